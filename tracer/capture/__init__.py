@@ -1,0 +1,1 @@
+"""What happened: the only rooms that touch a running torch."""

@@ -1,0 +1,167 @@
+"""Everything of torch that is private, in one place, so that a changed torch breaks here, loudly, and nowhere else.
+
+Two private things are needed. The event tree of a finished recording (`torch._C._profiler`) says what happened; the
+schema registry (`torch._C._jit_get_schemas_for_operator`) says which arguments an operator may write to. The caching
+allocator's history (`torch.cuda.memory._record_memory_history`, `_snapshot`) is the third, and CUDA only.
+
+Source: rules as in `torch/profiler/_memory_profiler.py`, unchanged from torch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from tracer.errors import RecordingError
+
+_TESTED = "torch 2.11 to 2.15"
+
+
+def _missing(what: str) -> RecordingError:
+    return RecordingError(
+        f"torch {torch.__version__} does not offer {what}, which reading a recording needs.",
+        hint=f"Use one of the versions that this program was tested with: {_TESTED}.",
+    )
+
+
+try:
+    from torch._C import _profiler
+except ImportError as error:  # pragma: no cover - only on a torch whose private API has moved
+    raise _missing(f"the profiler's event types ({error})") from error
+
+
+def _profiler_type(name: str) -> Any:
+    if not hasattr(_profiler, name):
+        raise _missing(f"torch._C._profiler.{name}")
+    return getattr(_profiler, name)
+
+
+OpFields = _profiler_type("_ExtraFields_TorchOp")
+AllocationFields = _profiler_type("_ExtraFields_Allocation")
+PyCallFields = _profiler_type("_ExtraFields_PyCall")
+PyCCallFields = _profiler_type("_ExtraFields_PyCCall")
+TensorFields = _profiler_type("_TensorMetadata")
+BACKWARD_SCOPE: Any = _profiler_type("RecordScope").BACKWARD_FUNCTION
+USER_SCOPE: Any = _profiler_type("RecordScope").USER_SCOPE
+STRIDED: Any = torch.strided
+
+# Every attribute that recording.py reads, per type: checked once, so that a renamed field is one sentence.
+_FIELDS: dict[Any, tuple[str, ...]] = {
+    OpFields: ("name", "inputs", "scope", "sequence_number"),
+    AllocationFields: ("ptr", "alloc_size", "allocation_id", "id", "device", "total_allocated", "total_reserved"),
+    PyCallFields: ("callsite", "caller", "module", "optimizer"),
+    PyCCallFields: ("caller",),
+    TensorFields: ("id", "allocation_id", "storage_data_ptr", "device", "dtype", "layout", "sizes", "strides"),
+}
+
+
+@cache
+def check_event_types() -> None:
+    """Make sure that torch's event types have every field that is read.
+
+    Raises:
+        RecordingError: A field is gone; the message names it and torch's version.
+    """
+    for fields, names in _FIELDS.items():
+        for name in names:
+            if not hasattr(fields, name):
+                raise _missing(f"{fields.__name__}.{name}")
+
+
+def kineto_results(profiler: Any) -> Any:
+    """The finished recording of a `torch.profiler.profile`, inside or after `on_trace_ready`.
+
+    Args:
+        profiler: A `torch.profiler.profile`, or the recording itself (`prof.profiler.kineto_results`).
+
+    Raises:
+        RecordingError: Nothing was recorded yet, or the cycle is still running.
+    """
+    if hasattr(profiler, "experimental_event_tree"):
+        return profiler
+    inner = getattr(profiler, "profiler", None)
+    results = getattr(inner, "kineto_results", None)
+    if results is None or not hasattr(results, "experimental_event_tree"):
+        raise RecordingError(
+            "The profiler holds no finished recording.",
+            hint="Call this from on_trace_ready, or after a cycle of wait, warmup and active steps has ended.",
+        )
+    return results
+
+
+def element_size(dtype: torch.dtype) -> int:
+    """Bytes of one element."""
+    return dtype.itemsize
+
+
+# ------------------------------------------------------------------------------------------------ operator schemas
+# What a recorded argument was, as far as matching needs it. A scalar is its Python type.
+TENSOR, NONE, TENSOR_LIST, MIXED_LIST = "tensor", "none", "tensor list", "mixed list"
+_NOT_SCALARS = (TENSOR, NONE, TENSOR_LIST, MIXED_LIST)
+
+
+@cache
+def _schemas(name: str) -> tuple[Any, ...]:
+    if "::" not in name:
+        return ()
+    try:
+        return tuple(torch._C._jit_get_schemas_for_operator(name))
+    except RuntimeError:
+        return ()
+
+
+def _fits(kind: Any, schema_type: Any) -> bool:
+    """Whether a recorded argument can be what the schema asks for.
+
+    Source: `SchemaMatcher._types_match`.
+    """
+    c = torch._C
+    if isinstance(schema_type, c.OptionalType):
+        return kind == NONE or _fits(kind, schema_type.getElementType())
+    if isinstance(schema_type, c.AnyType):
+        return True
+    if schema_type.isSubtypeOf(c.ListType.ofTensors()):
+        return bool(kind == TENSOR_LIST)
+    if isinstance(schema_type, c.TensorType):
+        return bool(kind == TENSOR)
+    scalars: tuple[tuple[Any, tuple[Any, ...]], ...] = (
+        (c.NoneType, (NONE,)),
+        (c.BoolType, (bool,)),
+        (c.IntType, (int, bool)),
+        (c.FloatType, (float,)),
+        (c.ComplexType, (complex,)),
+        (c.NumberType, (bool, int, float, complex)),
+    )
+    for jit_type, kinds in scalars:
+        if isinstance(schema_type, jit_type):
+            return kind in kinds
+    # The profiler records no other types, so such an argument has to be None.
+    return bool(kind == NONE)
+
+
+def match_schema(name: str, kinds: tuple[Any, ...]) -> tuple[bool, tuple[bool | None, ...]]:
+    """Whether an operator of this name takes these arguments, and which of them it may write to.
+
+    Args:
+        name: The recorded name; overloads are not recorded.
+        kinds: One per argument: TENSOR, NONE, TENSOR_LIST, MIXED_LIST, or the type of a scalar.
+
+    Returns:
+        Whether any overload matches, and per argument True if a matching overload writes to it, False if none does,
+        None for all when nothing matches.
+
+    Source:
+        `SchemaMatcher.inputs_are_mutable`.
+    """
+    mutable: list[bool] | None = None
+    for schema in _schemas(name):
+        arguments = schema.arguments
+        if len(arguments) != len(kinds):
+            continue
+        if all(_fits(kind, argument.type) for kind, argument in zip(kinds, arguments, strict=True)):
+            mutable = mutable or [False] * len(kinds)
+            for index, argument in enumerate(arguments):
+                mutable[index] |= bool(getattr(argument.alias_info, "is_write", False))
+    return mutable is not None, tuple(mutable) if mutable is not None else (None,) * len(kinds)

@@ -1,0 +1,34 @@
+"""The errors that a person is meant to read: one sentence that says what is wrong, one hint that says what to do."""
+
+from __future__ import annotations
+
+
+class TracerError(Exception):
+    """A mistake or a circumstance that the person at the keyboard can act on.
+
+    The command line prints the message and the hint on stderr, without a traceback, and exits with status 1. Anything
+    that is not a `TracerError` is a fault of this program and keeps its traceback.
+
+    Attributes:
+        hint: What to do about it, one sentence, or the empty string.
+    """
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class RecordingError(TracerError):
+    """A profiler recording lacks what an analysis needs, or has a shape that this version does not know."""
+
+
+class SnapshotError(TracerError):
+    """A file is not a readable allocator snapshot."""
+
+
+class OutputError(TracerError):
+    """An output file cannot be written."""
+
+
+class WorkloadError(TracerError):
+    """The model, its input or its training step cannot be built or run as asked."""

@@ -1,0 +1,37 @@
+"""Bytes and nanoseconds inside, GiB / MiB / ms for people: the one place where they are converted."""
+
+from __future__ import annotations
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+NS_PER_US = 1_000
+NS_PER_MS = 1_000_000
+
+
+def gib(size_bytes: float) -> float:
+    """Bytes as GiB (2**30 bytes), which the file formats of this field call GB."""
+    return size_bytes / GIB
+
+
+def mib(size_bytes: float) -> float:
+    """Bytes as MiB (2**20 bytes)."""
+    return size_bytes / MIB
+
+
+def ms(duration_ns: float) -> float:
+    """Nanoseconds as milliseconds."""
+    return duration_ns / NS_PER_MS
+
+
+def format_bytes(size_bytes: float) -> str:
+    """A size for people: three significant places or so, in the largest binary unit that keeps it at one or above."""
+    sign, size = ("-", -size_bytes) if size_bytes < 0 else ("", size_bytes)
+    if size < KIB:
+        return f"{sign}{size:.0f} B"
+    for unit, name in ((KIB, "KiB"), (MIB, "MiB"), (GIB, "GiB")):
+        # 1023.995 of a unit would print as 1024.00: the next unit says it better.
+        if size < unit * 1023.995:
+            return f"{sign}{size / unit:.2f} {name}"
+    return f"{sign}{size / (GIB * 1024):.2f} TiB"
