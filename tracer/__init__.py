@@ -1,1 +1,44 @@
-"""x"""
+"""Explains every byte of a training run's memory peak.
+
+The folders are the data flow: what happened, what it means, who wants to know.
+
+    errors, units      the two things that everybody may use
+    capture/           what happened: the only rooms that touch a running torch
+    snapshot/          what happened, from a file: allocator snapshots of any age and machine
+    analysis/          what it means: pure functions from columns to frozen findings
+    exporters/         who wants to know: one file per output format
+    timeline_tracer    the on_trace_ready callback
+    session            a profiled run from start to finish
+    outputs            which files a run leaves behind
+    snapshot_commands  the commands that read recordings made elsewhere
+
+Imports point one way, from the top of this list to the bottom. The public names below are loaded when first used, so
+that reading a snapshot does not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tracer.analysis.memory_timeline import MemoryTimeline
+    from tracer.errors import TracerError
+    from tracer.session import ProfileSession, Schedule
+    from tracer.timeline_tracer import TimelineTracer
+
+__all__ = ["MemoryTimeline", "ProfileSession", "Schedule", "TimelineTracer", "TracerError"]
+
+_HOMES = {
+    "MemoryTimeline": "tracer.analysis.memory_timeline",
+    "ProfileSession": "tracer.session",
+    "Schedule": "tracer.session",
+    "TimelineTracer": "tracer.timeline_tracer",
+    "TracerError": "tracer.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tracer' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -10,6 +10,7 @@ F frames, M modules.
 from __future__ import annotations
 
 import gc
+import itertools
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracer.capture import torch_private
+from tracer.capture.source_files import is_user_code, whole_path
 from tracer.capture.torch_private import (
     BACKWARD_SCOPE,
     MIXED_LIST,
@@ -85,7 +87,10 @@ class Allocations:
     device: Ints
     """Index in `Recording.devices`."""
     total_allocated_bytes: Ints
-    """The allocator's own counter after this event; on the CPU it starts at 0 with the first recording."""
+    """The allocator's own counter after this event; on the CPU it starts at 0 with the first recording.
+
+    -1 for an assumed free, which no allocator reported.
+    """
     total_reserved_bytes: Ints
     """As above for reserved memory; 0 on the CPU."""
     op: Ints
@@ -145,6 +150,14 @@ class Ops:
     sequence_number: Ints
     """Of the autograd node that it makes or is; -1 where there is none."""
     thread: Ints
+    after_frame: Ints
+    """Row in `Frames`: the last place in the calling function that was seen before the operator, or -1.
+
+    An operator that Python called through a function has that call's frame; one behind `a + b` or `x[i]` has none of
+    its own, and this says which line of the same function made the call before it.
+    """
+    input_shapes: Ints
+    """Index in `Recording.shapes`."""
 
     def __post_init__(self) -> None:
         _same_length(self)
@@ -193,6 +206,8 @@ class Frames:
     file: Ints
     line: Ints
     function: Ints
+    user: Bools
+    """Neither torch's code nor Python's, an installed package's or this program's; the file is an absolute path."""
 
     def __post_init__(self) -> None:
         _same_length(self)
@@ -218,6 +233,8 @@ class Recording:
     strings: tuple[str, ...]
     devices: tuple[str, ...]
     """Names as `str(torch.device)` writes them."""
+    shapes: tuple[tuple[tuple[int, ...], ...], ...]
+    """Distinct sets of input shapes, one shape per tensor argument."""
     allocations: Allocations
     keys: Keys
     flow: DataFlow
@@ -296,7 +313,9 @@ class _Reader:
     """One walk over the event tree, which fills tables that are turned into columns at the end."""
 
     def __init__(self) -> None:
-        self.strings, self.frames, self.devices = _Interned(), _Interned(), _Interned()
+        self.strings, self.frames, self.devices, self.shapes = _Interned(), _Interned(), _Interned(), _Interned()
+        # Per call, the frame of the last call made from inside it.
+        self.last_frame: dict[int, int] = {}
         # Tables row by row, flat: 8 bytes a number instead of the 40 or more that lists of tuples take.
         self.allocations, self.ops, self.calls, self.spans = array("q"), array("q"), array("q"), array("q")
         self.num_ops = self.num_calls = 0
@@ -313,6 +332,9 @@ class _Reader:
         self.sized: set[int] = set()
         # Bytes of the latest allocation under each number.
         self.live: dict[int, int] = {}
+        # Numbers for what the profiler did not number, per live (device, address).
+        self.numbered: dict[tuple[Any, int], int] = {}
+        self.own_numbers = itertools.count()
         # An allocation id that was handed out again without a recorded free continues under a number of its own.
         self.renamed: dict[int, int] = {}
         self.original: dict[int, int] = {}
@@ -352,7 +374,8 @@ class _Reader:
                     name = fields.name
                     signature: list[Any] = [name]
                     touched: list[Any] = []
-                    for value in fields.inputs:
+                    inputs = fields.inputs
+                    for value in inputs:
                         if value is None:
                             signature.append(NONE)
                             continue
@@ -394,7 +417,7 @@ class _Reader:
                             self.num_ops += 1
                             self.ops.extend((
                                 strings(name), op_kind, op, call, event.start_time_ns, event.end_time_ns,
-                                fields.sequence_number, thread,
+                                fields.sequence_number, thread, self.last_frame.get(call, -1), self._shapes(inputs),
                             ))  # fmt: skip
                     children = event.children
                     inner_backward = backward or is_backward_node
@@ -422,6 +445,8 @@ class _Reader:
                 elif kind is AllocationFields:
                     size, allocation_id = fields.alloc_size, fields.allocation_id
                     time_ns, address = event.start_time_ns, fields.ptr
+                    if allocation_id is None:
+                        allocation_id = self._own_number(fields.device, address, size)
                     if allocation_id not in sized:
                         sized.add(allocation_id)
                         self._see_allocation(fields, allocation_id)
@@ -466,6 +491,10 @@ class _Reader:
         tensors = (TENSOR, TENSOR_LIST, MIXED_LIST)
         return matched, tuple(_ACCESS[m] for m, kind in zip(mutable, kinds, strict=True) if kind in tensors)
 
+    def _shapes(self, inputs: list[Any]) -> int:
+        flat = (one for value in inputs for one in (value if type(value) is list else (value,)))
+        return self.shapes(tuple(tuple(one.sizes) for one in flat if type(one) is TensorFields))
+
     # ------------------------------------------------------------------------------------------------- tensors
     def _tensor(self, tensor: Any) -> int:
         """The number under which a tensor's storage is kept, or -1 if the profiler could not tell."""
@@ -502,15 +531,30 @@ class _Reader:
     def _see_allocation(self, fields: Any, allocation_id: int) -> None:
         self.storages[allocation_id] = (fields.id, self.devices(fields.device), fields.ptr)
 
+    def _own_number(self, device: Any, address: int, size: int) -> int:
+        """A number for the allocations of a recording in which no operator took a tensor; the profiler gives none then.
+
+        So it is without `record_shapes`.
+        """
+        place = (device, address)
+        number = self.numbered.get(place)
+        if number is None:
+            number = self.numbered[place] = next(self.own_numbers)
+        if size <= 0:
+            del self.numbered[place]
+        return number
+
     def _free_unrecorded(self, allocation_id: int, time_ns: int, address: int, size: int) -> None:
         """The address was handed out again: whoever freed it was not recorded, and torch's own analysis gives up here.
 
-        The old storage is freed now, which is the latest it can have been, and the new one gets a number of its own.
+        The old storage is freed right before, which is the latest it can have been, and the new one gets a number of its
+        own.
         """
         old = self.renamed.get(allocation_id, allocation_id)
-        self.allocations.extend((time_ns, address, -size, old, -1, -1, -1, -1, True))
+        before_ns = time_ns - 1  # the timeline puts frees behind allocations of the same time
+        self.allocations.extend((before_ns, address, -size, old, -1, -1, -1, -1, True))
         edges: dict[int, int] = {old: _FREED}
-        self.node_time.append(time_ns)
+        self.node_time.append(before_ns)
         self.node_backward.append(False)
         self.node_edges.append(edges)
         # Negative and below -1: never one of torch's own numbers, and never "none".
@@ -532,6 +576,7 @@ class _Reader:
 
     def _call(self, event: Any, fields: Any, kind: Any, parent: int, op: int, thread: int) -> int:
         frame, function, module, call_kind = self._frame(fields.caller), -1, -1, CallKind.C_FUNCTION
+        self.last_frame[parent] = frame
         if kind is PyCallFields:
             call_kind = CallKind.PYTHON
             function = self._frame(fields.callsite)
@@ -547,7 +592,7 @@ class _Reader:
         return self.num_calls - 1
 
     def _frame(self, state: Any) -> int:
-        return self.frames((self.strings(state.file_name), state.line_number, self.strings(state.function_name)))
+        return self.frames((state.file_name, state.line_number, state.function_name))
 
     def _module(self, info: Any, event_name: str) -> int:
         """The module's row. The profiler describes a module once, at its first call, so later calls need no look."""
@@ -579,22 +624,33 @@ class _Reader:
     def recording(self) -> Recording:
         allocations = _columns(self.allocations, 9)
         keys, key_of = self._keys(*allocations[:4])
+        frames = self._frame_columns()
         return Recording(
             strings=self.strings.values(),
+            shapes=self.shapes.values(),
             devices=tuple(str(device) for device in self.devices.values()),
             allocations=self._allocation_columns(allocations, key_of),
             keys=keys,
             flow=self._flow(key_of),
-            ops=Ops(*_columns(self.ops, 8)),
+            ops=Ops(*_columns(self.ops, 10)),
             calls=Calls(*_columns(self.calls, 9)),
             spans=Spans(*_columns(self.spans, 4)),
-            frames=Frames(*_table(self.frames.values(), 3)),
+            frames=frames,
             modules=Modules(np.array(list(self.modules), np.int64), np.array(self.module_names, np.int64)),
             gradient_keys=_key_set(self.gradients, key_of),
             parameter_keys=_key_set(self.parameters, key_of),
             optimizer_state_keys=_key_set(self.optimizer_states, key_of),
             num_events=self.num_events,
         )
+
+    def _frame_columns(self) -> Frames:
+        user = [is_user_code(file) for file, *_ in self.frames.values()]
+        rows = [
+            (self.strings(whole_path(file) if mine else file), line, self.strings(function))
+            for (file, line, function), mine in zip(self.frames.values(), user, strict=True)
+        ]
+        file, line, function = _table(rows, 3)
+        return Frames(file, line, function, np.array(user, bool))
 
     def _keys(self, time_ns: Ints, address: Ints, size_bytes: Ints, number: Ints) -> tuple[Keys, dict[int, int]]:
         """Storages that were seen as tensors, in torch's order of keys, and the row of each allocation id."""

@@ -165,3 +165,31 @@ def match_schema(name: str, kinds: tuple[Any, ...]) -> tuple[bool, tuple[bool | 
             for index, argument in enumerate(arguments):
                 mutable[index] |= bool(getattr(argument.alias_info, "is_write", False))
     return mutable is not None, tuple(mutable) if mutable is not None else (None,) * len(kinds)
+
+
+# ------------------------------------------------------------------------------------------- the allocator's history
+def allocator_history_enabled() -> bool:
+    """Whether somebody records the CUDA allocator's history already."""
+    enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+    return bool(enabled()) if enabled is not None else False
+
+
+def start_allocator_history(device: torch.device, max_entries: int) -> None:
+    """Record allocations and frees of the caching allocator, with Python stacks.
+
+    C++ stacks are left out: reading them took minutes on real runs, and the profiler knows the operators.
+    """
+    torch.cuda.memory._record_memory_history(
+        enabled="all", context="all", stacks="python", max_entries=max_entries, device=device
+    )
+
+
+def stop_allocator_history(device: torch.device) -> None:
+    """Stop recording; what was recorded is dropped."""
+    torch.cuda.memory._record_memory_history(enabled=None, device=device)
+
+
+def allocator_snapshot(device: torch.device) -> dict[str, Any]:
+    """What `torch.cuda.memory._snapshot()` returns: segments as they are, and the recorded history."""
+    snapshot: dict[str, Any] = torch.cuda.memory._snapshot(device)
+    return snapshot

@@ -1,0 +1,203 @@
+"""Darcy flow: the discrete equation, its order, what the physics says about the solution, and the random fields."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from models.darcy import apply_darcy, darcy_samples, gaussian_field, permeability, solve_darcy
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # tensors this small only lose by sharing
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def uniform(size, num_samples=1):
+    return torch.ones(num_samples, size, size, dtype=torch.float64)
+
+
+def centres(size):
+    return (torch.arange(size, dtype=torch.float64) + 0.5) / size
+
+
+# ---- the discrete equation -------------------------------------------------------------------------------------------
+
+
+def test_operator_by_hand():
+    # Two by two cells of width 1/2, permeabilities 3 and 12 side by side in both rows, u = 1 in the lower left cell.
+    # That cell: left wall 2 * 3, right 2 * 3 * 12 / 15 = 4.8, lower wall 2 * 3, upper 3; sum 19.8, times 4.
+    # Its right neighbour gets -4.8 * 4, its upper one -3 * 4, the cell across nothing.
+    coefficient = torch.tensor([[[3.0, 12.0], [3.0, 12.0]]], dtype=torch.float64)
+    u = torch.tensor([[[1.0, 0.0], [0.0, 0.0]]], dtype=torch.float64)
+    expected = torch.tensor([[[79.2, -19.2], [-12.0, 0.0]]], dtype=torch.float64)
+    torch.testing.assert_close(apply_darcy(coefficient, u), expected)
+
+
+def operator_by_loops(a, u):
+    """Cell by cell and wall by wall."""
+    n = len(a)
+    result = np.zeros((n, n))
+    for i, j in np.ndindex(n, n):
+        for k, m in ((i - 1, j), (i + 1, j), (i, j - 1), (i, j + 1)):
+            if 0 <= k < n and 0 <= m < n:
+                result[i, j] += 2 / (1 / a[i, j] + 1 / a[k, m]) * (u[i, j] - u[k, m]) * n * n
+            else:
+                result[i, j] += a[i, j] * u[i, j] / 0.5 * n * n
+    return result
+
+
+def test_operator_by_loops():
+    coefficient = permeability(gaussian_field(2, size=7, seed=1))
+    u = gaussian_field(2, size=7, seed=2)
+    for a, v, result in zip(coefficient.numpy(), u.numpy(), apply_darcy(coefficient, u).numpy(), strict=True):
+        np.testing.assert_allclose(result, operator_by_loops(a, v), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [2, 17, 64])
+def test_solution_satisfies_the_equation(size):
+    coefficient = permeability(gaussian_field(4, size=size, seed=0))
+    residual = apply_darcy(coefficient, solve_darcy(coefficient)) - 1
+    assert residual.abs().max() < 1e-7
+
+
+def test_solution_by_a_dense_matrix():
+    coefficient = permeability(gaussian_field(1, size=6, seed=3))
+    units = torch.eye(36, dtype=torch.float64).reshape(36, 6, 6)
+    matrix = apply_darcy(coefficient.expand(36, 6, 6), units).reshape(36, 36)
+    torch.testing.assert_close(matrix, matrix.T)
+    expected = torch.linalg.solve(matrix, torch.ones(36, dtype=torch.float64)).reshape(1, 6, 6)
+    torch.testing.assert_close(solve_darcy(coefficient), expected, rtol=1e-8, atol=0)
+
+
+def test_error_falls_with_the_square_of_the_cell():
+    """-laplace(u) = 2 pi^2 sin sin has the solution sin(pi x) sin(pi y)."""
+    errors = []
+    for size in (16, 32, 64):
+        sine = torch.sin(torch.pi * centres(size))
+        exact = (sine[:, None] * sine)[None]
+        errors.append((solve_darcy(uniform(size), 2 * torch.pi**2 * exact) - exact).abs().max().item())
+    orders = [np.log2(coarse / fine) for coarse, fine in itertools.pairwise(errors)]
+    assert orders == pytest.approx([2, 2], abs=0.1)
+
+
+def test_error_falls_with_the_square_of_the_cell_where_the_permeability_varies():
+    """u = sin(pi x) sin(pi y) and a = 2 + x, whose right-hand side is worked out by hand."""
+    errors = []
+    for size in (16, 32, 64):
+        x, y = torch.meshgrid(centres(size), centres(size), indexing="ij")
+        exact = torch.sin(torch.pi * x) * torch.sin(torch.pi * y)
+        # -(a u_x)_x - a u_yy = -u_x + a 2 pi^2 u
+        source = -torch.pi * torch.cos(torch.pi * x) * torch.sin(torch.pi * y) + (2 + x) * 2 * torch.pi**2 * exact
+        errors.append((solve_darcy((2 + x)[None], source[None]) - exact).abs().max().item())
+    orders = [np.log2(coarse / fine) for coarse, fine in itertools.pairwise(errors)]
+    assert orders == pytest.approx([2, 2], abs=0.2)
+
+
+def test_maximum_for_permeability_one():
+    """The known maximum of -laplace(u) = 1 on the unit square, which the data are scaled with."""
+    assert solve_darcy(uniform(64)).max().item() == pytest.approx(0.07367, abs=5e-5)
+
+
+def test_an_equation_that_is_not_solved_is_an_error():
+    with pytest.raises(ArithmeticError, match="not solved to 1e-10 in 2 iterations"):
+        solve_darcy(permeability(gaussian_field(1, size=16, seed=0)), max_iterations=2)
+
+
+def test_a_source_of_zero_has_the_solution_zero():
+    assert not solve_darcy(uniform(8), torch.zeros(1, 8, 8, dtype=torch.float64)).any()
+
+
+# ---- physics ---------------------------------------------------------------------------------------------------------
+
+
+def test_pressure_is_positive_and_between_those_of_the_two_materials():
+    coefficient = permeability(gaussian_field(4, size=32, seed=0))
+    solution, reference = solve_darcy(coefficient), solve_darcy(uniform(32))
+    # More permeable everywhere drains better: the mean pressure lies between those of all 12 and all 3.
+    means = solution.mean(dim=(1, 2))
+    assert (solution > 0).all()
+    assert (reference.mean() / 12 < means).all()
+    assert (means < reference.mean() / 3).all()
+    # No cell inside is lower than all of its neighbours.
+    lowest_neighbour = -torch.nn.functional.max_pool2d(-solution, 3, stride=1)
+    assert (solution[:, 1:-1, 1:-1] > lowest_neighbour).all()
+
+
+def test_uniform_square_is_symmetric():
+    solution = solve_darcy(3 * uniform(33))
+    for other in (solution.mT, solution.flip(1), solution.flip(2)):
+        torch.testing.assert_close(solution, other, rtol=1e-9, atol=0)
+
+
+def test_permeability_scales_the_pressure_inversely():
+    coefficient = permeability(gaussian_field(2, size=16, seed=0))
+    torch.testing.assert_close(solve_darcy(2 * coefficient), solve_darcy(coefficient) / 2, rtol=1e-8, atol=0)
+
+
+# ---- random fields and samples ---------------------------------------------------------------------------------------
+
+
+def test_fields_have_the_spectrum_that_they_are_made_with():
+    """Variance of each cosine mode over many fields: tau^2 (pi^2 |k|^2 + tau^2)^-2 with tau = 3."""
+    size = 8
+    fields = gaussian_field(4000, size=size, seed=0).numpy()
+    for k, m in ((1, 0), (0, 1), (2, 1), (3, 3), (0, 0)):
+        scale = np.sqrt(2.0) ** ((k > 0) + (m > 0))
+        mode = scale * np.outer(*(np.cos(np.pi * f * centres(size).numpy()) for f in (k, m)))
+        variance = ((fields * mode).mean(axis=(1, 2)) ** 2).mean()
+        expected = 9 / (np.pi**2 * (k**2 + m**2) + 9) ** 2 if (k, m) != (0, 0) else 0.0
+        assert variance == pytest.approx(expected, rel=0.1, abs=1e-20)
+
+
+def test_shapes_and_units():
+    inputs, solutions = darcy_samples(6, size=24, seed=0)
+    assert (inputs.shape, inputs.dtype) == ((6, 3, 24, 24), torch.float32)
+    assert (solutions.shape, solutions.dtype) == ((6, 1, 24, 24), torch.float32)
+    assert set(inputs[:, 0].unique().tolist()) == {-1.0, 1.0}
+    torch.testing.assert_close(inputs[3, 1, :, 5], centres(24).float())
+    torch.testing.assert_close(inputs[3, 2, 5, :], centres(24).float())
+    assert solutions.min() > 0
+    assert 0.5 < solutions.max() < 2
+    # The pressure really belongs to the permeability beside it: geometric mean 6, maximum 0.07367 of permeability 1.
+    pressure = solutions[:, 0].double() * 0.07367 / 6
+    assert (apply_darcy(4.5 * inputs[:, 0].double() + 7.5, pressure) - 1).abs().max() < 0.01
+
+
+def test_a_sample_depends_on_seed_and_index_alone():
+    inputs, solutions = darcy_samples(5, size=16, seed=3)
+    fewer_inputs, fewer_solutions = darcy_samples(2, size=16, seed=3)
+    assert torch.equal(inputs[:2], fewer_inputs)
+    torch.testing.assert_close(solutions[:2], fewer_solutions, rtol=1e-6, atol=0)
+    assert not torch.equal(inputs[0], inputs[1])
+    assert not torch.equal(inputs, darcy_samples(5, size=16, seed=4)[0])
+    again = darcy_samples(5, size=16, seed=3)
+    assert torch.equal(inputs, again[0])
+    assert torch.equal(solutions, again[1])
+
+
+def test_a_hard_sample_does_not_change_its_neighbours():
+    """Samples that are solved stand still while others go on."""
+    easy = permeability(gaussian_field(1, size=16, seed=0))
+    hard = torch.where(gaussian_field(1, size=16, seed=1) > 0, 1000.0, 1.0)
+    together, alone = solve_darcy(torch.cat([easy, hard])), solve_darcy(easy)
+    torch.testing.assert_close(together[:1], alone, rtol=1e-12, atol=0)
+
+
+def test_global_random_state_is_neither_read_nor_changed():
+    before = torch.get_rng_state()
+    first = darcy_samples(2, size=8, seed=0)[0]
+    assert torch.equal(torch.get_rng_state(), before)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(99)
+        assert torch.equal(darcy_samples(2, size=8, seed=0)[0], first)
+
+
+@pytest.mark.parametrize(("num_samples", "size"), [(0, 8), (1, 1)])
+def test_nothing_to_draw(num_samples, size):
+    with pytest.raises(ValueError, match="needs a sample and 2 grid cells"):
+        darcy_samples(num_samples, size=size, seed=0)

@@ -1,0 +1,272 @@
+"""Who made it: module, source line, phase and step of every operator, and of every allocation through its operator.
+
+Outside backward these are read off the enclosing calls. Inside backward there is no Python frame, so an autograd node
+is followed back to the forward operator that made it, by autograd sequence number.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from tracer.capture.recording import CallKind, OpKind, Recording
+
+Ints = npt.NDArray[np.int64]
+
+STEP_PREFIX = "ProfilerStep#"
+OPTIMIZER_PREFIXES = ("Optimizer.step#", "Optimizer.zero_grad#")
+
+
+class Phase(IntEnum):
+    """What a training step was doing."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    OPTIMIZER = 2
+    OTHER = 3
+    """Data, metrics and whatever else lies between."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attribution:
+    """Owners of operators, columns [O], and of allocations, columns [A]. -1 stands for none.
+
+    Attributes:
+        modules: Distinct module paths: dotted names where the model was given, else class names from the outermost in.
+        op_module: [O] Index in `modules`.
+        op_frame: [O] Row in `Recording.frames`: the innermost line of user code.
+        op_phase: [O] `Phase`.
+        op_step: [O] Index of the step in the recording, from 0.
+        op_forward: [O] For backward operators the forward operator they belong to.
+        op_node: [O] Row of the innermost enclosing autograd node.
+        allocation_module: [A] As above, for each row of `Recording.allocations`.
+        allocation_frame: [A]
+        allocation_phase: [A]
+        allocation_step: [A]
+        step_names: Names of the steps, `ProfilerStep#2` and so on.
+    """
+
+    modules: tuple[str, ...]
+    op_module: Ints
+    op_frame: Ints
+    op_phase: Ints
+    op_step: Ints
+    op_forward: Ints
+    op_node: Ints
+    allocation_module: Ints
+    allocation_frame: Ints
+    allocation_phase: Ints
+    allocation_step: Ints
+    step_names: tuple[str, ...] = field(default=())
+
+
+def attribute(recording: Recording, *, module_names: Mapping[int, str] | None = None) -> Attribution:
+    """Find the owner of every operator and allocation.
+
+    Args:
+        recording: One cycle.
+        module_names: Dotted names of live modules by `id()`, as the recording numbers modules.
+
+    Returns:
+        Owners; what cannot be told is -1 or OTHER.
+    """
+    return _Attributor(recording, module_names or {}).run()
+
+
+class _Attributor:
+    def __init__(self, recording: Recording, module_names: Mapping[int, str]) -> None:
+        self.recording = recording
+        self.module_names = module_names
+        self.module_paths: dict[str, int] = {}
+
+    def run(self) -> Attribution:
+        recording = self.recording
+        ops, allocations = recording.ops, recording.allocations
+        call_module, call_frame = self._calls()
+        node, forward = self._forward_ops()
+        op_module, op_frame = self._own(call_module, call_frame)
+        in_backward = node >= 0
+        # A recomputation inside backward runs in modules of its own; everything else there belongs to its forward.
+        borrow = in_backward & (forward >= 0) & (op_module < 0)
+        op_module[borrow] = op_module[forward[borrow]]
+        borrow_frame = in_backward & (forward >= 0) & ~self._recomputed(call_module)
+        op_frame[borrow_frame] = op_frame[forward[borrow_frame]]
+        op_step, step_names = self._steps(ops.start_ns)
+        op_phase = self._phases(node, ops.start_ns, op_module, ops.sequence_number >= 0)
+
+        has_op, has_call = allocations.op >= 0, allocations.call >= 0
+        allocation_module, allocation_frame = np.full((2, len(allocations.op)), -1, np.int64)
+        allocation_module[has_call] = call_module[allocations.call[has_call]]
+        allocation_frame[has_call] = call_frame[allocations.call[has_call]]
+        allocation_node = np.full(len(allocations.op), -1, np.int64)
+        for column, source in (
+            (allocation_module, op_module),
+            (allocation_frame, op_frame),
+            (allocation_node, node),
+        ):
+            column[has_op] = source[allocations.op[has_op]]
+        in_graph = np.zeros(len(allocations.op), bool)
+        in_graph[has_op] = ops.sequence_number[allocations.op[has_op]] >= 0
+        return Attribution(
+            modules=tuple(self.module_paths),
+            op_module=op_module,
+            op_frame=op_frame,
+            op_phase=op_phase,
+            op_step=op_step,
+            op_forward=forward,
+            op_node=node,
+            allocation_module=allocation_module,
+            allocation_frame=allocation_frame,
+            allocation_phase=self._phases(allocation_node, allocations.time_ns, allocation_module, in_graph),
+            allocation_step=self._steps(allocations.time_ns)[0],
+            step_names=step_names,
+        )
+
+    # ----------------------------------------------------------------------------------------------- Python's calls
+    def _calls(self) -> tuple[Ints, Ints]:
+        """[C] module and innermost user frame of every call, parents first."""
+        recording, calls = self.recording, self.recording.calls
+        user = recording.frames.user.tolist()
+        names = [recording.strings[name] for name in recording.modules.name.tolist()]
+        pointers = recording.modules.self_ptr.tolist()
+        module, frame = [-1] * len(calls.kind), [-1] * len(calls.kind)
+        rows = zip(calls.kind.tolist(), calls.parent.tolist(), calls.frame.tolist(), calls.module.tolist(), strict=True)
+        paths: list[str] = []
+        for row, (kind, parent, place, which) in enumerate(rows):
+            module[row] = module[parent] if parent >= 0 else -1
+            frame[row] = place if user[place] else frame[parent] if parent >= 0 else -1
+            if kind == CallKind.MODULE:
+                path = self._module_path(paths, module[row], pointers[which], names[which])
+                module[row] = self.module_paths.setdefault(path, len(self.module_paths))
+                if module[row] == len(paths):
+                    paths.append(path)
+        return np.array(module, np.int64), np.array(frame, np.int64)
+
+    def _module_path(self, paths: list[str], parent: int, pointer: int, name: str) -> str:
+        known = self.module_names.get(pointer)
+        if known is not None:
+            return known or name
+        return f"{paths[parent]}.{name}" if parent >= 0 else name
+
+    def _own(self, call_module: Ints, call_frame: Ints) -> tuple[Ints, Ints]:
+        """[O] module and user frame of every operator, from the call that it was made in."""
+        recording, ops, calls = self.recording, self.recording.ops, self.recording.calls
+        module, frame = np.full((2, len(ops.name)), -1, np.int64)
+        called = ops.call >= 0
+        module[called] = call_module[ops.call[called]]
+        frame[called] = call_frame[ops.call[called]]
+        # `a + b` makes no call: the operator runs in the called function itself, behind the line that was seen last,
+        # or, where none was, in the function that begins with its `def` line.
+        function = np.full(len(ops.name), -1, np.int64)
+        function[called] = calls.function[ops.call[called]]
+        direct = (function >= 0) & recording.frames.user[function]
+        seen = ops.after_frame >= 0
+        frame[direct & seen] = ops.after_frame[direct & seen]
+        frame[direct & ~seen] = function[direct & ~seen]
+        return module, frame
+
+    # ------------------------------------------------------------------------------------------- backward to forward
+    def _forward_ops(self) -> tuple[Ints, Ints]:
+        """[O] innermost enclosing autograd node, and the forward operator that made that node.
+
+        An operator's sequence number is read on entry: it is the number that the next node on its thread will get. So
+        of the operators outside backward, the last one on the thread that entered with this number or a smaller one
+        made the node. Numbers count per thread; a node made while another runs (reentrant checkpointing) is looked for
+        on its own thread first.
+        """
+        ops = self.recording.ops
+        kind, parent, number = ops.kind.tolist(), ops.parent.tolist(), ops.sequence_number.tolist()
+        thread, call = ops.thread.tolist(), ops.call.tolist()
+        node, forward = [-1] * len(kind), [-1] * len(kind)
+        makers = _Makers()
+        last_maker = -1
+        for row in range(len(kind)):
+            above = parent[row]
+            outer_node = node[above] if above >= 0 else -1
+            if kind[row] == OpKind.OPERATOR:
+                node[row] = outer_node
+                forward[row] = forward[above] if above >= 0 and outer_node >= 0 else -1
+                if number[row] >= 0:
+                    makers.add(thread[row], number[row], row)
+                continue
+            node[row] = row
+            if number[row] >= 0:
+                # The CPU runs backward on the thread that asked for it, below its call; a GPU on a thread of its own,
+                # whose own nodes come from recomputation only.
+                nested = outer_node >= 0 and kind[row] == OpKind.ENGINE
+                forward[row] = makers.find(thread[row], number[row], own_first=nested or call[row] >= 0)
+                last_maker = forward[row] if forward[row] >= 0 else last_maker
+            else:
+                # AccumulateGrad has no number. The engine runs it at once, before any numbered node, so its gradient
+                # comes from the node before it.
+                forward[row] = forward[above] if above >= 0 and forward[above] >= 0 else last_maker
+        return np.array(node, np.int64), np.array(forward, np.int64)
+
+    def _recomputed(self, call_module: Ints) -> npt.NDArray[np.bool_]:
+        """[O] operators that a module called, in backward too: they have lines of their own."""
+        ops = self.recording.ops
+        called = np.zeros(len(ops.name), bool)
+        has_call = ops.call >= 0
+        called[has_call] = call_module[ops.call[has_call]] >= 0
+        return called
+
+    # ------------------------------------------------------------------------------------------------ steps and phases
+    def _steps(self, times_ns: Ints) -> tuple[Ints, tuple[str, ...]]:
+        """Index of the step that encloses each time, -1 outside."""
+        start, end, names = self._spans((STEP_PREFIX,))
+        return _enclosing(start, end, times_ns), names
+
+    def _spans(self, prefixes: tuple[str, ...]) -> tuple[Ints, Ints, tuple[str, ...]]:
+        recording, spans = self.recording, self.recording.spans
+        which = [
+            row for row, name in enumerate(spans.name.tolist()) if recording.strings[name].startswith(prefixes)
+        ]  # fmt: skip
+        rows = np.array(which, np.int64)
+        rows = rows[np.argsort(spans.start_ns[rows], kind="stable")]
+        names = tuple(recording.strings[name] for name in spans.name[rows].tolist())
+        return spans.start_ns[rows], spans.end_ns[rows], names
+
+    def _phases(self, node: Ints, times_ns: Ints, module: Ints, in_graph: npt.NDArray[np.bool_]) -> Ints:
+        start, end, _ = self._spans(OPTIMIZER_PREFIXES)
+        optimizing = _enclosing(start, end, times_ns) >= 0
+        phase = np.full(len(times_ns), int(Phase.OTHER), np.int64)
+        phase[(module >= 0) | in_graph] = Phase.FORWARD
+        # An optimizer that evaluates the model itself (LBFGS) encloses forward and backward, which stay what they are.
+        phase[optimizing & (phase == Phase.OTHER)] = Phase.OPTIMIZER
+        phase[node >= 0] = Phase.BACKWARD
+        return phase
+
+
+class _Makers:
+    """Forward operators per thread, in order, by the sequence number that they entered with."""
+
+    def __init__(self) -> None:
+        self.threads: dict[int, tuple[list[int], list[int]]] = {}
+
+    def add(self, thread: int, number: int, row: int) -> None:
+        numbers, rows = self.threads.setdefault(thread, ([], []))
+        numbers.append(number)
+        rows.append(row)
+
+    def find(self, thread: int, number: int, *, own_first: bool) -> int:
+        """The operator that made the node of this number, or -1."""
+        for candidate in sorted(self.threads, key=lambda other: (other == thread) != own_first):
+            numbers, rows = self.threads[candidate]
+            # Ascending: recomputation goes on above all former numbers of its thread.
+            at = bisect_right(numbers, number) - 1
+            if at >= 0:
+                return rows[at]
+        return -1
+
+
+def _enclosing(start: Ints, end: Ints, times_ns: Ints) -> Ints:
+    """Index of the span that encloses each time, -1 where none does; spans are in order and do not overlap."""
+    if not len(start):
+        return np.full(len(times_ns), -1, np.int64)
+    at = np.searchsorted(start, times_ns, side="right") - 1
+    return np.where((at >= 0) & (times_ns < end[at]), at, -1).astype(np.int64)

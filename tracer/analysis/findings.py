@@ -1,0 +1,109 @@
+"""All questions asked of one cycle, and of several: the one place that says in which order the analyses run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tracer.analysis.attribution import Attribution, attribute
+from tracer.analysis.breakdown import Breakdown, CycleBreakdown, breakdown, cycle_breakdown
+from tracer.analysis.categories import Categories, categorize
+from tracer.analysis.memory_timeline import MemoryTimeline, default_device, device_index, memory_timeline
+from tracer.analysis.peak import PeakReport, peak_report
+from tracer.analysis.storages import Storages, follow_storages
+from tracer.capture.known_storages import KnownStorages
+from tracer.capture.recording import Recording
+from tracer.errors import RecordingError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CycleFindings:
+    """What one cycle's recording says about one device."""
+
+    recording: Recording
+    categories: Categories
+    attribution: Attribution
+    storages: Storages
+    timeline: MemoryTimeline
+    breakdown: CycleBreakdown
+    peak: PeakReport
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Findings:
+    """What a run's cycles say about one device.
+
+    Attributes:
+        device: Name as `str(torch.device)` writes it.
+        cycles: One or more, in order.
+        breakdown: Means over the cycles.
+    """
+
+    device: str
+    cycles: tuple[CycleFindings, ...]
+    breakdown: Breakdown
+
+    @property
+    def worst(self) -> CycleFindings:
+        """The first of the cycles with the largest peak."""
+        return max(self.cycles, key=lambda cycle: cycle.peak.peak_bytes)
+
+    @property
+    def peaks(self) -> tuple[PeakReport, ...]:
+        """The peak of each cycle."""
+        return tuple(cycle.peak for cycle in self.cycles)
+
+
+def find_in_cycle(
+    recording: Recording,
+    *,
+    known: KnownStorages | None = None,
+    module_names: Mapping[int, str] | None = None,
+    device: str | None = None,
+) -> CycleFindings:
+    """Ask all questions of one cycle.
+
+    Args:
+        recording: One cycle.
+        known: Objects that somebody held during the run.
+        module_names: Dotted names of live modules by `id()`.
+        device: Name; by default `default_device`.
+
+    Raises:
+        RecordingError: Nothing was allocated on the device.
+    """
+    name = device or default_device(recording)
+    index = device_index(recording, name)
+    if index < 0 or not (recording.allocations.device == index).any():
+        raise RecordingError(
+            f"Nothing was allocated on {name} while the profiler recorded.",
+            hint="Profile with profile_memory=True, and name the device that the model is on.",
+        )
+    categories = categorize(recording)
+    attribution = attribute(recording, module_names=module_names)
+    storages = follow_storages(recording, known, index)
+    timeline = memory_timeline(recording, categories, device=name)
+    return CycleFindings(
+        recording=recording,
+        categories=categories,
+        attribution=attribution,
+        storages=storages,
+        timeline=timeline,
+        breakdown=cycle_breakdown(recording, categories, timeline, storages),
+        peak=peak_report(recording, categories, attribution, storages, known=known),
+    )
+
+
+def put_together(cycles: Sequence[CycleFindings]) -> Findings:
+    """Findings of a run from those of its cycles, all of one device.
+
+    Raises:
+        RecordingError: There are none.
+    """
+    if not cycles:
+        raise RecordingError(
+            "The run ended before a single step was profiled.",
+            hint="Run at least wait + warmup + active steps, and one more.",
+        )
+    device = cycles[0].peak.device
+    return Findings(device, tuple(cycles), breakdown(device, [cycle.breakdown for cycle in cycles]))

@@ -1,0 +1,47 @@
+"""The CUDA caching allocator's history: on for the profiled steps, dumped, and off again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tracer.capture import torch_private
+
+MAX_ENTRIES = 1_000_000
+
+
+class AllocatorHistory:
+    """Records the allocator's history of one device and keeps the latest snapshot; does nothing without CUDA.
+
+    If somebody else was recording already, their recording is left on and as it is; it is only read.
+
+    Attributes:
+        snapshot: The latest dump, in the form of `torch.cuda.memory._snapshot()`, or None.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.snapshot: dict[str, Any] | None = None
+        self._recording = False
+        self._ours = False
+
+    def start(self) -> None:
+        """Begin to record, if this is a CUDA device."""
+        if self.device.type != "cuda" or self._recording:
+            return
+        self._ours = not torch_private.allocator_history_enabled()
+        if self._ours:
+            torch_private.start_allocator_history(self.device, MAX_ENTRIES)
+        self._recording = True
+
+    def dump(self) -> None:
+        """Keep a snapshot of the history so far, in place of an earlier one."""
+        if self._recording:
+            self.snapshot = torch_private.allocator_snapshot(self.device)
+
+    def stop(self) -> None:
+        """End the recording, unless it was somebody else's."""
+        if self._recording and self._ours:
+            torch_private.stop_allocator_history(self.device)
+        self._recording = False

@@ -1,0 +1,69 @@
+"""max_mem.txt: the guide's block line for line, then the breakdown at the true peak in lines that its parsers skip."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tracer.analysis.breakdown import Breakdown
+from tracer.analysis.peak import PeakReport
+from tracer.exporters.files import write_atomically
+from tracer.units import format_bytes, gib
+
+_LABELS = {
+    "PARAMETER": "PARAMETER",
+    "OPTIMIZER_STATE": "OPT",
+    "INPUT": "INPUT",
+    "TEMPORARY": "TEMP",
+    "ACTIVATION": "ACTIVATION",
+    "GRADIENT": "GRADS",
+    "AUTOGRAD_DETAIL": "AUTOGRAD_DETAIL",
+    "INTERMEDIATE": "INTERMEDIATE",
+}
+
+
+def max_mem_text(breakdown: Breakdown, peaks: Sequence[PeakReport]) -> str:
+    """The file's text.
+
+    Args:
+        breakdown: Means over cycles.
+        peaks: One report per cycle, for the second part; may be empty.
+
+    Source:
+        `parse_memory_breakdowns.py` of tensorgrad: of lines that start with `Max ` or `Peak total memory` the second
+        word is the key and the last the value, and every line that starts with `Max ` becomes a column.
+    """
+    lines = [f"Memory Breakdown at Peak for {breakdown.device}", "---------"]
+    rows = breakdown.rows_bytes
+    lines += [f"Max {label} (GB): {gib(rows[name]):.6f}" for name, label in _LABELS.items()]
+    lines.append(f"Peak total memory (GB): {gib(breakdown.peak_bytes):.6f}")
+    num = len(breakdown.cycles)
+    cycles = "1 cycle" if num == 1 else f"{num} cycles"
+    lines += [
+        "",
+        f"GB means 2**30 bytes. Means over {cycles}. The rows above are taken at the instant",
+        "when torch's categories held most; INTERMEDIATE is the true peak less their sum.",
+    ]
+    if peaks:
+        lines += ["", *_true_peak_lines(peaks)]
+    return "\n".join(lines) + "\n"
+
+
+def _true_peak_lines(peaks: Sequence[PeakReport]) -> list[str]:
+    """Mean bytes by category at the true peak, largest first; they sum to the peak of each cycle."""
+    total = sum(peak.peak_bytes for peak in peaks)
+    sums: dict[str, int] = {}
+    for peak in peaks:
+        for name, size_bytes in peak.by_category().items():
+            sums[name] = sums.get(name, 0) + size_bytes
+    lines = [f"At the true peak of {format_bytes(total / len(peaks))}:"]
+    for name, size_bytes in sorted(sums.items(), key=lambda item: -item[1]):
+        mean = size_bytes / len(peaks)
+        lines.append(f"  {name:<17} {mean:>16.0f} bytes  {format_bytes(mean):>11}  {100 * size_bytes / total:5.1f} %")
+    lines.append(f"  {'sum':<17} {total / len(peaks):>16.0f} bytes")
+    return lines
+
+
+def write_max_mem(breakdown: Breakdown, peaks: Sequence[PeakReport], path: Path) -> None:
+    """Write max_mem.txt."""
+    write_atomically(path, max_mem_text(breakdown, peaks))

@@ -1,0 +1,205 @@
+"""memory_snapshot.pkl: what `torch.cuda.memory._snapshot()` returns, for any device, for pytorch.org/memory_viz."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tracer.analysis.storages import Storages
+from tracer.capture.recording import CallKind, Recording
+from tracer.exporters.files import write_atomically
+from tracer.units import NS_PER_US
+
+# The page at pytorch.org/memory_viz reads protocols 2 to 4 (pytorch issue 183842).
+PICKLE_PROTOCOL = 4
+
+Frame = dict[str, Any]
+
+
+def write_memory_snapshot(snapshot: dict[str, Any], path: Path) -> None:
+    """Write memory_snapshot.pkl."""
+    write_atomically(path, pickle.dumps(snapshot, protocol=PICKLE_PROTOCOL))
+
+
+def snapshot_of_recording(
+    recording: Recording, storages: Storages, *, categories: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """The structure of an allocator snapshot, from the profiler's allocation events of one device.
+
+    The CPU has no segments. Address ranges that blocks ever lay in, merged where they touch, stand in for them: each
+    encloses its blocks, and together they are the memory that the run has used.
+
+    Args:
+        recording: One cycle.
+        storages: The device's blocks.
+        categories: [L] A word for each block, by which the viewer can colour.
+
+    Returns:
+        Segments as they are at the end of the recording, and one trace entry per allocation and two per free.
+    """
+    stacks = _Stacks(recording)
+    return {
+        "segments": _segments(storages, stacks, recording),
+        "device_traces": [_trace(recording, storages, stacks, categories)],
+        "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False},
+        "external_annotations": _annotations(recording),
+    }
+
+
+class _Stacks:
+    """Python frames of allocations, innermost first; equal ones are one object, which keeps files small."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        strings, frames = recording.strings, recording.frames
+        self.frames: list[Frame] = [
+            {"name": strings[function], "filename": strings[file], "line": line}
+            for function, file, line in zip(
+                frames.function.tolist(), frames.file.tolist(), frames.line.tolist(), strict=True
+            )
+        ]
+        calls = recording.calls
+        self.call_frame, self.call_parent = calls.frame.tolist(), calls.parent.tolist()
+        self.call_function, self.call_kind = calls.function.tolist(), calls.kind.tolist()
+        self.after_frame = recording.ops.after_frame.tolist()
+        self.of_call: dict[tuple[int, int], list[Frame]] = {}
+
+    def of_allocation(self, allocation: int) -> list[Frame]:
+        """Frames of an allocation; none where no Python code was running, as on autograd's own threads."""
+        if allocation < 0:
+            return []
+        allocations = self.recording.allocations
+        call, op = int(allocations.call[allocation]), int(allocations.op[allocation])
+        if call < 0:
+            return []
+        inner = -1
+        if self.call_kind[call] != CallKind.C_FUNCTION:
+            # No call of its own, as behind `a + b`: it runs in the called function, at the line seen last.
+            seen = self.after_frame[op] if op >= 0 else -1
+            inner = seen if seen >= 0 else self.call_function[call]
+        return self._stack(call, inner)
+
+    def _stack(self, call: int, inner: int) -> list[Frame]:
+        key = (call, inner)
+        if key not in self.of_call:
+            rows = [inner] if inner >= 0 else []
+            while call >= 0:
+                rows.append(self.call_frame[call])
+                call = self.call_parent[call]
+            self.of_call[key] = [self.frames[row] for row in rows]
+        return self.of_call[key]
+
+
+def _trace(
+    recording: Recording, storages: Storages, stacks: _Stacks, categories: Sequence[str] | None
+) -> list[dict[str, Any]]:
+    allocations = recording.allocations
+    made = {int(row): block for block, row in enumerate(storages.allocation.tolist()) if row >= 0}
+    freed: dict[int, list[int]] = {}
+    for block, position in enumerate(storages.freed_at.tolist()):
+        if position < len(storages.events):
+            freed.setdefault(position, []).append(block)
+    entries: list[dict[str, Any]] = []
+    for position, row in enumerate(storages.events.tolist()):
+        time_us = int(allocations.time_ns[row]) // NS_PER_US
+        frames = stacks.of_allocation(row)
+        for block in freed.get(position, ()):
+            for action in ("free_requested", "free_completed"):
+                entries.append(_entry(action, storages, block, time_us, frames, categories))
+        if row in made:
+            entries.append(_entry("alloc", storages, made[row], time_us, frames, categories))
+    return entries
+
+
+def _entry(
+    action: str, storages: Storages, block: int, time_us: int, frames: list[Frame], categories: Sequence[str] | None
+) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "action": action,
+        "addr": int(storages.address[block]),
+        "size": int(storages.size_bytes[block]),
+        "stream": 0,
+        "time_us": time_us,
+        "frames": frames,
+    }
+    if categories is not None:
+        entry["category"] = categories[block]
+    return entry
+
+
+def _segments(storages: Storages, stacks: _Stacks, recording: Recording) -> list[dict[str, Any]]:
+    end = len(storages.events)
+    alive = storages.alive_at(end - 1)
+    alive = alive[np.argsort(storages.address[alive], kind="stable")]
+    live = [
+        (int(storages.address[block]), int(storages.size_bytes[block]), int(storages.allocation[block]))
+        for block in alive.tolist()
+    ]
+    segments, next_live = [], 0
+    for start, stop in _ranges(storages):
+        blocks: list[dict[str, Any]] = []
+        at = start
+        while next_live < len(live) and live[next_live][0] < stop:
+            address, size, allocation = live[next_live]
+            next_live += 1
+            if address < at:  # two views of one storage from before the recording: the first stands for both
+                continue
+            if address > at:
+                blocks.append(_block(at, address - at, "inactive", []))
+            blocks.append(_block(address, size, "active_allocated", stacks.of_allocation(allocation)))
+            at = address + size
+        if at < stop:
+            blocks.append(_block(at, stop - at, "inactive", []))
+        segments.append(_segment(start, stop - start, blocks))
+    return segments
+
+
+def _ranges(storages: Storages) -> list[tuple[int, int]]:
+    """Address ranges that blocks ever lay in, merged where they overlap or touch."""
+    order = np.argsort(storages.address, kind="stable")
+    ranges: list[tuple[int, int]] = []
+    for start, size in zip(storages.address[order].tolist(), storages.size_bytes[order].tolist(), strict=True):
+        if ranges and start <= ranges[-1][1]:
+            ranges[-1] = (ranges[-1][0], max(ranges[-1][1], start + size))
+        else:
+            ranges.append((start, start + size))
+    return ranges
+
+
+def _block(address: int, size: int, state: str, frames: list[Frame]) -> dict[str, Any]:
+    requested = size if state == "active_allocated" else 0
+    return {"address": address, "size": size, "requested_size": requested, "state": state, "frames": frames}
+
+
+def _segment(address: int, size: int, blocks: list[dict[str, Any]]) -> dict[str, Any]:
+    allocated = sum(block["size"] for block in blocks if block["state"] == "active_allocated")
+    return {
+        "device": 0,
+        "address": address,
+        "total_size": size,
+        "stream": 0,
+        "segment_type": "large" if size > 1 << 20 else "small",
+        "segment_pool_id": (0, 0),
+        "is_expandable": False,
+        "allocated_size": allocated,
+        "active_size": allocated,
+        "requested_size": allocated,
+        "frames": [],
+        "blocks": blocks,
+    }
+
+
+def _annotations(recording: Recording) -> list[dict[str, Any]]:
+    """`record_function` regions and steps, in order of time."""
+    spans = recording.spans
+    marks = []
+    for name, start, end in zip(spans.name.tolist(), spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True):
+        marks += [(start, "START", recording.strings[name]), (end, "END", recording.strings[name])]
+    return [
+        {"name": name, "stage": stage, "device": 0, "time_us": time_ns // NS_PER_US}
+        for time_ns, stage, name in sorted(marks)
+    ]

@@ -1,0 +1,140 @@
+"""The screen: first what filled the device, then where it came from, then how long the phases took."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tracer.analysis.findings import Findings
+from tracer.analysis.peak import PeakReport, PeakRow
+from tracer.capture.phase_timing import PHASES, PhaseTimings
+from tracer.units import format_bytes
+
+NUM_ROWS = 8
+
+
+def peak_screen(findings: Findings) -> RenderableType:
+    """Headline, and the peak by category, module and line. Readable in 80 columns."""
+    peak = findings.worst.peak
+    return Group(
+        Text(),
+        Text(headline(findings), style="bold"),
+        Text(_counts(findings)),
+        Text(),
+        _table("What filled it", "category", peak, lambda row: row.category, width=24),
+        Text(),
+        _table("By module", "module", peak, _module, width=48),
+        Text(),
+        _table("By line", "line", peak, _line, width=48),
+    )
+
+
+def headline(findings: Findings) -> str:
+    """The answer in one sentence."""
+    peak = findings.worst.peak
+    largest, size_bytes = next(iter(peak.by_category().items()))
+    when = " ".join(part for part in (f"in {peak.phase}" if peak.phase else "", _of_step(peak)) if part)
+    return (
+        f"Peak: {format_bytes(peak.peak_bytes)} on {peak.device} {when}; "
+        f"{100 * size_bytes / peak.peak_bytes:.0f} % of it {_words(largest)}."
+    )
+
+
+def _of_step(peak: PeakReport) -> str:
+    return f"of {peak.step.replace('ProfilerStep#', 'step ')}" if peak.step else ""
+
+
+def _counts(findings: Findings) -> str:
+    peak = findings.worst.peak
+    lines = [f"{peak.peak_bytes:,} bytes in the rows below, {peak.allocator_peak_bytes:,} by the allocator's count."]
+    if peak.reserved_bytes:
+        unused = peak.reserved_bytes - peak.allocator_peak_bytes
+        lines.append(
+            f"Reserved from the driver at that moment: {format_bytes(peak.reserved_bytes)}, "
+            f"of which {format_bytes(unused)} held no tensor."
+        )
+    spread = {cycle.peak.peak_bytes for cycle in findings.cycles}
+    if len(spread) > 1:
+        lines.append(f"Cycles differ: from {format_bytes(min(spread))} to {format_bytes(max(spread))}.")
+    return "\n".join(lines)
+
+
+def _words(category: str) -> str:
+    return category.replace("_", " ").lower()
+
+
+def _module(row: PeakRow) -> str:
+    if row.module is not None:
+        return row.module
+    return f"({_words(row.category)}, outside any module)"
+
+
+def _line(row: PeakRow) -> str:
+    if row.file is None:
+        return f"({_words(row.category)}, {row.phase})"
+    return f"{short_path(row.file)}:{row.line}"
+
+
+def short_path(path: str) -> str:
+    """Relative to the working directory where the file lies below it."""
+    try:
+        relative = os.path.relpath(path)
+    except ValueError:  # another drive
+        return path
+    return path if relative.startswith("..") else Path(relative).as_posix()
+
+
+def _table(title: str, label: str, peak: PeakReport, key: Callable[[PeakRow], str], *, width: int) -> Table:
+    totals: dict[str, tuple[int, int]] = {}
+    for row in peak.rows:
+        size_bytes, count = totals.get(key(row), (0, 0))
+        totals[key(row)] = (size_bytes + row.bytes, count + row.count)
+    ordered = sorted(totals.items(), key=lambda item: -item[1][0])
+    shown, rest = ordered[:NUM_ROWS], ordered[NUM_ROWS:]
+    # Eleven categories fit; of anything else the tail is one row.
+    if len(rest) == 1:
+        shown, rest = ordered, []
+    lines = [(name, *total) for name, total in shown]
+    if rest:
+        lines.append((f"{len(rest)} more", sum(t[0] for _, t in rest), sum(t[1] for _, t in rest)))
+    return _bytes_table(title, label, lines, peak.peak_bytes, width)
+
+
+def _bytes_table(title: str, label: str, lines: Iterable[tuple[str, int, int]], total_bytes: int, width: int) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_footer=True)
+    table.add_column(label, footer="sum", max_width=width, overflow="fold")
+    table.add_column("bytes", footer=f"{total_bytes:,}", justify="right")
+    table.add_column("", footer=format_bytes(total_bytes), justify="right")
+    table.add_column("share", footer="100.0 %", justify="right")
+    for name, size_bytes, _ in lines:
+        share = f"{100 * size_bytes / total_bytes:.1f} %"
+        table.add_row(Text(name), f"{size_bytes:,}", format_bytes(size_bytes), share)
+    return table
+
+
+def timing_screen(timings: PhaseTimings) -> RenderableType:
+    """Mean and spread of each phase."""
+    num_steps = len(timings.durations_ms[PHASES[0]])
+    title = f"Time of a step on {timings.device}, {num_steps} steps, no profiler"
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.add_column("phase")
+    table.add_column("ms", justify="right")
+    table.add_column("+/-", justify="right")
+    words = {"model_fwd": "forward and loss", "loss_bk": "backward", "opt_step": "optimizer step", "total_time": "all"}
+    for phase in ("model_fwd", "loss_bk", "opt_step", "total_time"):
+        table.add_row(words[phase], f"{timings.mean_ms(phase):.1f}", f"{timings.std_ms(phase):.1f}")
+    return Group(Text(), table)
+
+
+def parameters_sentence(unused: tuple[str, ...]) -> str:
+    """Whether every parameter received a gradient, and which did not."""
+    if not unused:
+        return "Every parameter received a gradient."
+    names = ", ".join(unused[:NUM_ROWS]) + (f" and {len(unused) - NUM_ROWS} more" if len(unused) > NUM_ROWS else "")
+    noun = "parameter" if len(unused) == 1 else "parameters"
+    return f"{len(unused)} {noun} received no gradient: {names}."

@@ -1,0 +1,103 @@
+"""Which files a run leaves behind: the one table of output names, files and writers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tracer.analysis.findings import Findings
+from tracer.errors import TracerError
+from tracer.exporters.cuda_timing import write_cuda_timing
+from tracer.exporters.max_mem import write_max_mem
+from tracer.exporters.memory_snapshot import snapshot_of_recording, write_memory_snapshot
+from tracer.exporters.peak_json import write_peak_json
+from tracer.session import RunResults
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One file.
+
+    Attributes:
+        name: As the option `--no-<name>` spells it.
+        file_name: In the folder of results.
+        read_with: What to open it with.
+        write: Writes it; called with findings only if there are some.
+    """
+
+    name: str
+    file_name: str
+    read_with: str
+    write: Callable[[RunResults, Path], None]
+    needs_findings: bool = True
+
+
+def _findings(results: RunResults) -> Findings:
+    if results.findings is None:
+        raise ValueError("this output needs findings")
+    return results.findings
+
+
+def _write_max_mem(results: RunResults, path: Path) -> None:
+    findings = _findings(results)
+    write_max_mem(findings.breakdown, findings.peaks, path)
+
+
+def _write_snapshot(results: RunResults, path: Path) -> None:
+    snapshot = results.snapshot
+    if snapshot is None:
+        worst = _findings(results).worst
+        snapshot = snapshot_of_recording(worst.recording, worst.storages)
+    write_memory_snapshot(snapshot, path)
+
+
+def _write_timing(results: RunResults, path: Path) -> None:
+    if results.timings is not None:
+        write_cuda_timing(results.timings, path)
+
+
+def _write_peak_json(results: RunResults, path: Path) -> None:
+    write_peak_json(_findings(results).peaks, path)
+
+
+OUTPUTS = (
+    Output("max-mem", "max_mem.txt", "any text viewer", _write_max_mem),
+    Output("peak-json", "peak.json", "jq, or any program", _write_peak_json),
+    Output("memory-snapshot", "memory_snapshot.pkl", "https://pytorch.org/memory_viz", _write_snapshot),
+    Output("cuda-timing", "cuda_timing.txt", "any text viewer", _write_timing, needs_findings=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of one output: its path, or the error that kept it from being written."""
+
+    output: Output
+    path: Path
+    error: TracerError | None = None
+
+
+def write_outputs(results: RunResults, save_dir: Path, *, leave_out: Collection[str] = ()) -> Iterator[Written]:
+    """Write every output that the results allow; one that fails does not keep the others from being written.
+
+    Args:
+        results: Of a run.
+        save_dir: Folder; made if it is missing.
+        leave_out: Names of outputs that are not wanted.
+
+    Yields:
+        One entry per file, as soon as it is written or has failed.
+    """
+    for output in OUTPUTS:
+        if output.name in leave_out or (output.needs_findings and results.findings is None):
+            continue
+        if output.name == "cuda-timing" and results.timings is None:
+            continue
+        path = save_dir / output.file_name
+        try:
+            output.write(results, path)
+        except TracerError as error:
+            yield Written(output, path, error)
+        else:
+            yield Written(output, path)

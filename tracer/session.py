@@ -1,0 +1,393 @@
+"""A profiled run from start to finish: schedule, profiler, allocator history, timers, and what happens on failure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerAction, ProfilerActivity
+
+from tracer.analysis.findings import Findings
+from tracer.capture.allocator_history import AllocatorHistory
+from tracer.capture.known_storages import (
+    KnownStorages,
+    Role,
+    StorageObserver,
+    input_tensors,
+    model_tensors,
+    optimizer_tensors,
+)
+from tracer.capture.phase_timing import PhaseTimings, time_phases
+from tracer.errors import TracerError
+from tracer.timeline_tracer import TimelineTracer
+
+Progress = Callable[[int, int], None]
+_RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Which steps are profiled: `repeats` cycles of wait, warmup and active steps."""
+
+    num_wait_steps: int = 1
+    num_warmup_steps: int = 1
+    num_active_steps: int = 3
+    num_repeats: int = 2
+
+    def __post_init__(self) -> None:
+        if self.num_wait_steps < 0 or self.num_warmup_steps < 0:
+            raise TracerError("The numbers of wait and warmup steps cannot be negative.", hint="Use 0 or more.")
+        if self.num_active_steps < 1 or self.num_repeats < 1:
+            raise TracerError("A run needs at least 1 active step and 1 repeat.", hint="Use 1 or more.")
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of a whole run: all cycles, and one more, so that the last one is complete whatever torch's version."""
+        return self.num_repeats * (self.num_wait_steps + self.num_warmup_steps + self.num_active_steps) + 1
+
+    def for_torch(self) -> Any:
+        """As `torch.profiler.profile` takes it."""
+        return torch.profiler.schedule(
+            wait=self.num_wait_steps,
+            warmup=self.num_warmup_steps,
+            active=self.num_active_steps,
+            repeat=self.num_repeats,
+        )
+
+
+class Workload(Protocol):
+    """What a training step is made of. One step: `next_batch`, `forward`, `backward`, `optimizer_step`."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The module whose parameters and buffers are named."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """What updates them, if anything does."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+
+    def next_batch(self) -> Any:
+        """A new batch on the device."""
+
+    def forward(self, batch: Any) -> Tensor:
+        """The loss."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Fill the gradients."""
+
+    def optimizer_step(self) -> None:
+        """Update the parameters and let go of the gradients."""
+
+    def copy(self) -> Workload:
+        """The same on copies of model and optimizer."""
+
+
+class ProfileSession:
+    """Profiles any training loop: `with ProfileSession(model, optimizer) as session: ... session.step()`.
+
+    Beside the profiler's recording it notes where parameters, buffers, gradients, optimizer state and batches lie, by
+    address only, and on CUDA records the allocator's history during the profiled steps. All of it is switched off when
+    the block ends, also by an exception.
+
+    Attributes:
+        num_steps_done: Steps that have ended.
+        unused_parameters: Parameters that want a gradient and had none when the optimizer stepped, by name.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        device: torch.device | str | None = None,
+        schedule: Schedule = Schedule(),
+    ) -> None:
+        self.model, self.optimizer = model, optimizer
+        self.device = torch.device(device) if device is not None else device_of(model)
+        self.schedule = schedule
+        self.num_steps_done = 0
+        self.unused_parameters: tuple[str, ...] | None = None
+        self.history = AllocatorHistory(self.device)
+        self._observer = StorageObserver()
+        self._parameters = [
+            (name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
+        ]
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._tracer = TimelineTracer(
+            device=self.device,
+            module_names={id(module): name for name, module in model.named_modules()},
+            known=self._observer.observations,
+        )
+        self._profiler: Any = None
+        self._hooks: list[Any] = []
+
+    # ------------------------------------------------------------------------------------------------- the life cycle
+    def __enter__(self) -> Self:
+        """Switch on."""
+        activities = [ProfilerActivity.CPU]
+        if self.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._profiler = torch.profiler.profile(
+            activities=activities,
+            schedule=self.schedule.for_torch(),
+            record_shapes=True,
+            profile_memory=True,
+            with_stack=True,
+            on_trace_ready=self._cycle_ended,
+        )
+        if self.optimizer is not None:
+            self._hooks.append(self.optimizer.register_step_pre_hook(self._before_optimizer_step))
+        if self._profiler.schedule(0) in _RECORDING:
+            self._cycle_begins()
+        self._profiler.__enter__()
+        return self
+
+    def step(self) -> None:
+        """End a step. Call it once per step of training, after the optimizer's step."""
+        self.num_steps_done += 1
+        now, after = (self._profiler.schedule(self._profiler.step_num + more) for more in (0, 1))
+        if after in _RECORDING and now not in _RECORDING:
+            self._cycle_begins()
+        self._profiler.step()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Switch everything off; what was recorded until now is kept."""
+        try:
+            if error is not None:
+                self.history.dump()
+            self._profiler.__exit__(kind, error, trace)
+        finally:
+            self.history.stop()
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks.clear()
+
+    def _cycle_begins(self) -> None:
+        """The next step will be recorded, and nothing is recording yet."""
+        self.history.start()
+        self._observe_everything()
+
+    def _cycle_ended(self, profiler: Any) -> None:
+        """The profiler has stopped recording, for now or for good."""
+        self._tracer(profiler)
+        self._observe_everything()
+        if self._tracer.num_cycles == self.schedule.num_repeats:
+            self.history.dump()
+        if profiler.schedule(profiler.step_num) not in _RECORDING:
+            self.history.stop()
+
+    # ---------------------------------------------------------------------------------------------------- observations
+    def _observe_everything(self) -> None:
+        state = optimizer_tensors(self.optimizer, self._names) if self.optimizer is not None else ()
+        self._observer.observe(itertools.chain(model_tensors(self.model), state))
+
+    def observe_batch(self, batch: object) -> None:
+        """Say that these tensors are the step's inputs."""
+        if self._profiler.current_action in _RECORDING:
+            self._observer.observe(input_tensors(batch))
+
+    def observe_gradients(self) -> None:
+        """Look at the gradients: before the optimizer's step this happens by itself."""
+        gradients = [(name, parameter.grad) for name, parameter in self._parameters]
+        self.unused_parameters = tuple(name for name, gradient in gradients if gradient is None)
+        if self._profiler.current_action in _RECORDING:
+            self._observer.observe((Role.GRADIENT, name, grad) for name, grad in gradients if grad is not None)
+
+    def _before_optimizer_step(self, *_: Any) -> None:
+        self.observe_gradients()
+
+    # --------------------------------------------------------------------------------------------------------- results
+    @property
+    def known(self) -> KnownStorages:
+        """What was observed so far."""
+        return self._observer.observations()
+
+    @property
+    def has_recording(self) -> bool:
+        """Whether at least one step was recorded."""
+        return self._tracer.num_cycles > 0
+
+    @property
+    def findings(self) -> Findings:
+        """The analysis of the recorded cycles; it runs when first asked for.
+
+        Raises:
+            RecordingError: Nothing was recorded.
+        """
+        return self._tracer.findings
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of a model's first parameter or buffer, the CPU for one without either."""
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What ended a run early.
+
+    Attributes:
+        error: The exception.
+        step: Number of the step in which it happened, from 0.
+        allocator: The allocator's state right after, by name, in bytes.
+    """
+
+    error: BaseException
+    step: int
+    allocator: Mapping[str, int]
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the device had no memory left."""
+        if isinstance(self.error, torch.OutOfMemoryError | MemoryError):
+            return True
+        return isinstance(self.error, RuntimeError) and "DefaultCPUAllocator" in str(self.error)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunResults:
+    """Everything that a run brought to light.
+
+    Attributes:
+        findings: Of the recorded cycles; None if not one step was recorded.
+        timings: Of the timing pass; None if there was none.
+        snapshot: The allocator's own, on CUDA; elsewhere None.
+        known: Objects that were observed.
+        unused_parameters: Names of parameters without gradient; None where nobody looked.
+        losses: One per step.
+        num_steps: Steps that ended.
+        failure: What ended the run early, or None.
+        settings: What the run was made with, by name.
+        notes: Sentences on what could not be measured.
+    """
+
+    findings: Findings | None
+    timings: PhaseTimings | None
+    snapshot: dict[str, Any] | None
+    known: KnownStorages
+    unused_parameters: tuple[str, ...] | None
+    losses: tuple[float, ...]
+    num_steps: int
+    failure: Failure | None
+    settings: Mapping[str, object] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def run_profile(
+    workload: Workload,
+    *,
+    schedule: Schedule,
+    timing: bool = True,
+    progress: Progress = lambda done, total: None,
+    settings: Mapping[str, object] | None = None,
+) -> RunResults:
+    """Train a workload under the profiler, then time its phases on copies, without profiler.
+
+    An exception in a step, out of memory and Ctrl-C among them, ends the run; what was recorded until then is returned,
+    with the failure named.
+
+    Args:
+        workload: What a step does.
+        schedule: Which steps are profiled.
+        timing: Whether to run the timing pass.
+        progress: Called with steps done and steps in all.
+        settings: What to remember of the run.
+    """
+    session = ProfileSession(workload.model, workload.optimizer, device=workload.device, schedule=schedule)
+    losses: list[float] = []
+    failure: Failure | None = None
+    timings: PhaseTimings | None = None
+    notes: list[str] = []
+    num_timing_steps = _NUM_TIMING_STEPS if timing else 0
+    total = schedule.num_steps + num_timing_steps
+    try:
+        with session:
+            for _ in range(schedule.num_steps):
+                losses.append(_step(workload, session))
+                session.step()
+                progress(session.num_steps_done, total)
+    except (Exception, KeyboardInterrupt) as error:
+        failure = Failure(error.with_traceback(None), session.num_steps_done, allocator_state(workload.device))
+    findings = session.findings if session.has_recording else None
+    if timing and failure is None:
+        try:
+            timings = _time(workload, lambda done: progress(schedule.num_steps + done, total))
+        except torch.OutOfMemoryError:
+            notes.append("The timing pass needs a second copy of the model, for which the device had no memory left.")
+    return RunResults(
+        findings=findings,
+        timings=timings,
+        snapshot=session.history.snapshot,
+        known=session.known,
+        unused_parameters=session.unused_parameters,
+        losses=tuple(losses),
+        num_steps=session.num_steps_done,
+        failure=failure,
+        settings=dict(settings or {}),
+        notes=tuple(notes),
+    )
+
+
+_NUM_TIMING_WARMUP, _NUM_TIMING_MEASURED = 2, 6
+_NUM_TIMING_STEPS = _NUM_TIMING_WARMUP + _NUM_TIMING_MEASURED
+
+
+def _step(workload: Workload, session: ProfileSession) -> float:
+    batch = workload.next_batch()
+    session.observe_batch(batch)
+    loss = workload.forward(batch)
+    workload.backward(loss)
+    if workload.optimizer is None:
+        session.observe_gradients()
+    value = float(loss.detach())
+    workload.optimizer_step()
+    return value
+
+
+def _time(workload: Workload, progress: Callable[[int], None]) -> PhaseTimings:
+    """The timing pass, on copies, with the random state put back afterwards."""
+    devices = [workload.device] if workload.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        copy = workload.copy()
+        batch = [copy.next_batch()]
+        done = itertools.count(1)
+
+        def after_step() -> None:
+            batch[0] = copy.next_batch()
+            progress(next(done))
+
+        return time_phases(
+            forward=lambda: copy.forward(batch[0]),
+            backward=copy.backward,
+            optimizer_step=copy.optimizer_step,
+            device=copy.device,
+            num_warmup_steps=_NUM_TIMING_WARMUP,
+            num_steps=_NUM_TIMING_MEASURED,
+            after_step=after_step,
+        )
+
+
+def allocator_state(device: torch.device) -> dict[str, int]:
+    """What the allocator says of itself now, in bytes, which changes nothing; empty on the CPU."""
+    if device.type != "cuda":
+        return {}
+    free, total = torch.cuda.mem_get_info(device)
+    return {
+        "allocated": torch.cuda.memory_allocated(device),
+        "reserved": torch.cuda.memory_reserved(device),
+        "largest allocated so far": torch.cuda.max_memory_allocated(device),
+        "free on the device": free,
+        "device": total,
+    }
