@@ -97,7 +97,8 @@ class _Attributor:
         borrow_frame = in_backward & (forward >= 0) & ~self._recomputed(call_module)
         op_frame[borrow_frame] = op_frame[forward[borrow_frame]]
         op_step, step_names = self._steps(ops.start_ns)
-        op_phase = self._phases(node, ops.start_ns, op_module, ops.sequence_number >= 0)
+        windows = self._windows(node, forward, op_module)
+        op_phase = self._phases(windows, node, ops.start_ns, op_module)
 
         has_op, has_call = allocations.op >= 0, allocations.call >= 0
         allocation_module, allocation_frame = np.full((2, len(allocations.op)), -1, np.int64)
@@ -110,8 +111,6 @@ class _Attributor:
             (allocation_node, node),
         ):
             column[has_op] = source[allocations.op[has_op]]
-        in_graph = np.zeros(len(allocations.op), bool)
-        in_graph[has_op] = ops.sequence_number[allocations.op[has_op]] >= 0
         return Attribution(
             modules=tuple(self.module_paths),
             op_module=op_module,
@@ -122,7 +121,7 @@ class _Attributor:
             op_node=node,
             allocation_module=allocation_module,
             allocation_frame=allocation_frame,
-            allocation_phase=self._phases(allocation_node, allocations.time_ns, allocation_module, in_graph),
+            allocation_phase=self._phases(windows, allocation_node, allocations.time_ns, allocation_module),
             allocation_step=self._steps(allocations.time_ns)[0],
             step_names=step_names,
         )
@@ -231,13 +230,57 @@ class _Attributor:
         names = tuple(recording.strings[name] for name in spans.name[rows].tolist())
         return spans.start_ns[rows], spans.end_ns[rows], names
 
-    def _phases(self, node: Ints, times_ns: Ints, module: Ints, in_graph: npt.NDArray[np.bool_]) -> Ints:
+    def _windows(self, node: Ints, forward: Ints, op_module: Ints) -> dict[Phase, tuple[Ints, Ints]]:
+        """Start and end of each stretch of forward and backward work, in order.
+
+        Forward work is what a module calls or what some autograd node goes back to; a stretch lasts until backward or
+        the optimizer begins, and takes in what lies between, such as a loss's handling of its target.
+        """
+        recording, ops = self.recording, self.recording.ops
+        kind = np.full(len(ops.name), -1, np.int64)
         start, end, _ = self._spans(OPTIMIZER_PREFIXES)
-        optimizing = _enclosing(start, end, times_ns) >= 0
+        kind[_enclosing(start, end, ops.start_ns) >= 0] = Phase.OPTIMIZER
+        kind[op_module >= 0] = Phase.FORWARD
+        kind[forward[forward >= 0]] = Phase.FORWARD
+        kind[node >= 0] = Phase.BACKWARD
+        rows = np.flatnonzero(kind >= 0)
+        rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
+        step = self._steps(ops.start_ns[rows])[0]
+        begins = np.ones(len(rows), bool)
+        begins[1:] = (kind[rows][1:] != kind[rows][:-1]) | (step[1:] != step[:-1])
+        first = np.flatnonzero(begins)
+        stretch_start = ops.start_ns[rows][first]
+        stretch_end = np.maximum.reduceat(ops.end_ns[rows], first) if len(first) else stretch_start
+        forward_work, backward_work = (kind[rows][first] == phase for phase in (Phase.FORWARD, Phase.BACKWARD))
+        called_start, called_end = self._backward_calls()
+        return {
+            Phase.FORWARD: (stretch_start[forward_work], stretch_end[forward_work]),
+            Phase.BACKWARD: _merged(
+                np.concatenate([stretch_start[backward_work], called_start]),
+                np.concatenate([stretch_end[backward_work], called_end]),
+            ),
+        }
+
+    def _backward_calls(self) -> tuple[Ints, Ints]:
+        """Start and end of calls of `torch.autograd.backward` and `grad`, which make the first gradient themselves."""
+        recording, frames = self.recording, self.recording.frames
+        strings = recording.strings
+        entries = [
+            row
+            for row, (file, function) in enumerate(zip(frames.file.tolist(), frames.function.tolist(), strict=True))
+            if strings[function] in ("backward", "grad") and strings[file].endswith("torch/autograd/__init__.py")
+        ]
+        called = np.isin(recording.calls.function, np.array(entries, np.int64))
+        return recording.calls.start_ns[called], recording.calls.end_ns[called]
+
+    def _phases(self, windows: dict[Phase, tuple[Ints, Ints]], node: Ints, times_ns: Ints, module: Ints) -> Ints:
+        """Phase of each row. Inside an optimizer that evaluates the model (LBFGS), forward and backward stay such."""
+        start, end, _ = self._spans(OPTIMIZER_PREFIXES)
         phase = np.full(len(times_ns), int(Phase.OTHER), np.int64)
-        phase[(module >= 0) | in_graph] = Phase.FORWARD
-        # An optimizer that evaluates the model itself (LBFGS) encloses forward and backward, which stay what they are.
-        phase[optimizing & (phase == Phase.OTHER)] = Phase.OPTIMIZER
+        phase[_enclosing(start, end, times_ns) >= 0] = Phase.OPTIMIZER
+        for which in (Phase.FORWARD, Phase.BACKWARD):
+            phase[_enclosing(*windows[which], times_ns) >= 0] = which
+        phase[module >= 0] = Phase.FORWARD
         phase[node >= 0] = Phase.BACKWARD
         return phase
 
@@ -262,6 +305,17 @@ class _Makers:
             if at >= 0:
                 return rows[at]
         return -1
+
+
+def _merged(start: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Stretches in order, those that overlap made one."""
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], np.maximum.accumulate(end[order]) if len(end) else end
+    apart = np.ones(len(start), bool)
+    apart[1:] = start[1:] > end[:-1]
+    first = np.flatnonzero(apart)
+    last = np.append(first[1:], len(start)) - 1
+    return start[first], end[last] if len(first) else end
 
 
 def _enclosing(start: Ints, end: Ints, times_ns: Ints) -> Ints:

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from tracer.analysis.attribution import Attribution, attribute
 from tracer.analysis.breakdown import Breakdown, CycleBreakdown, breakdown, cycle_breakdown
 from tracer.analysis.categories import Categories, categorize
+from tracer.analysis.growth import Growth, find_growth
+from tracer.analysis.lost_track import LostTrack, find_lost_track
 from tracer.analysis.memory_timeline import MemoryTimeline, default_device, device_index, memory_timeline
 from tracer.analysis.peak import PeakReport, peak_report
+from tracer.analysis.step_phases import StepPhase, step_phases
 from tracer.analysis.storages import Storages, follow_storages
 from tracer.capture.known_storages import KnownStorages
 from tracer.capture.recording import Recording
@@ -27,6 +30,9 @@ class CycleFindings:
     timeline: MemoryTimeline
     breakdown: CycleBreakdown
     peak: PeakReport
+    lost_track: tuple[LostTrack, ...]
+    growth: tuple[Growth, ...]
+    step_phases: tuple[StepPhase, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +89,7 @@ def find_in_cycle(
     attribution = attribute(recording, module_names=module_names)
     storages = follow_storages(recording, known, index)
     timeline = memory_timeline(recording, categories, device=name)
+    peak = peak_report(recording, categories, attribution, storages, known=known)
     return CycleFindings(
         recording=recording,
         categories=categories,
@@ -90,7 +97,10 @@ def find_in_cycle(
         storages=storages,
         timeline=timeline,
         breakdown=cycle_breakdown(recording, categories, timeline, storages),
-        peak=peak_report(recording, categories, attribution, storages, known=known),
+        peak=peak,
+        lost_track=find_lost_track(recording, categories, attribution, peak.blocks),
+        growth=find_growth(recording, attribution, storages),
+        step_phases=step_phases(recording, attribution, storages),
     )
 
 

@@ -375,7 +375,7 @@ def group_rows(
             Phase(phase).name.lower() if phase >= 0 else "before recording",
             owner,
             op_label(recording, op),
-            *_place(recording, frame),
+            *place(recording, frame),
             label,
             attribution.step_names[step] if step >= 0 else None,
         )
@@ -397,7 +397,8 @@ def _owner(label: str | None, kind: int) -> str | None:
     return ".".join(parts[:-depth]) or None
 
 
-def _place(recording: Recording, frame: int) -> tuple[str | None, int | None]:
+def place(recording: Recording, frame: int) -> tuple[str | None, int | None]:
+    """File and line of a frame."""
     if frame < 0:
         return None, None
     return recording.strings[int(recording.frames.file[frame])], int(recording.frames.line[frame])
