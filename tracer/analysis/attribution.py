@@ -236,7 +236,7 @@ class _Attributor:
         Forward work is what a module calls or what some autograd node goes back to; a stretch lasts until backward or
         the optimizer begins, and takes in what lies between, such as a loss's handling of its target.
         """
-        recording, ops = self.recording, self.recording.ops
+        ops = self.recording.ops
         kind = np.full(len(ops.name), -1, np.int64)
         start, end, _ = self._spans(OPTIMIZER_PREFIXES)
         kind[_enclosing(start, end, ops.start_ns) >= 0] = Phase.OPTIMIZER
