@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tracer.capture.recording import CallKind, OpKind, Recording
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 STEP_PREFIX = "ProfilerStep#"
 OPTIMIZER_PREFIXES = ("Optimizer.step#", "Optimizer.zero_grad#")
@@ -44,6 +45,7 @@ class Attribution:
         op_step: [O] Index of the step in the recording, from 0.
         op_forward: [O] For backward operators the forward operator they belong to.
         op_node: [O] Row of the innermost enclosing autograd node.
+        op_recomputed: [O] Whether it runs a module's forward again inside backward, as checkpointing does.
         allocation_module: [A] As above, for each row of `Recording.allocations`.
         allocation_frame: [A]
         allocation_phase: [A]
@@ -58,6 +60,7 @@ class Attribution:
     op_step: Ints
     op_forward: Ints
     op_node: Ints
+    op_recomputed: Bools
     allocation_module: Ints
     allocation_frame: Ints
     allocation_phase: Ints
@@ -94,7 +97,8 @@ class _Attributor:
         # A recomputation inside backward runs in modules of its own; everything else there belongs to its forward.
         borrow = in_backward & (forward >= 0) & (op_module < 0)
         op_module[borrow] = op_module[forward[borrow]]
-        borrow_frame = in_backward & (forward >= 0) & ~self._recomputed(call_module)
+        recomputed = in_backward & self._called_by_module(call_module)
+        borrow_frame = in_backward & (forward >= 0) & ~recomputed
         op_frame[borrow_frame] = op_frame[forward[borrow_frame]]
         op_step, step_names = self._steps(ops.start_ns)
         windows = self._windows(node, forward, op_module)
@@ -119,6 +123,7 @@ class _Attributor:
             op_step=op_step,
             op_forward=forward,
             op_node=node,
+            op_recomputed=recomputed,
             allocation_module=allocation_module,
             allocation_frame=allocation_frame,
             allocation_phase=self._phases(windows, allocation_node, allocations.time_ns, allocation_module),
@@ -206,8 +211,8 @@ class _Attributor:
                 forward[row] = forward[above] if above >= 0 and forward[above] >= 0 else last_maker
         return np.array(node, np.int64), np.array(forward, np.int64)
 
-    def _recomputed(self, call_module: Ints) -> npt.NDArray[np.bool_]:
-        """[O] operators that a module called, in backward too: they have lines of their own."""
+    def _called_by_module(self, call_module: Ints) -> Bools:
+        """[O] operators that a module's own code called; in backward too they have modules and lines of their own."""
         ops = self.recording.ops
         called = np.zeros(len(ops.name), bool)
         has_call = ops.call >= 0
@@ -238,7 +243,7 @@ class _Attributor:
         """
         ops = self.recording.ops
         kind = np.full(len(ops.name), -1, np.int64)
-        start, end, _ = self._spans(OPTIMIZER_PREFIXES)
+        start, end = _merged(*self._spans(OPTIMIZER_PREFIXES)[:2])
         kind[_enclosing(start, end, ops.start_ns) >= 0] = Phase.OPTIMIZER
         kind[op_module >= 0] = Phase.FORWARD
         kind[forward[forward >= 0]] = Phase.FORWARD
@@ -275,7 +280,7 @@ class _Attributor:
 
     def _phases(self, windows: dict[Phase, tuple[Ints, Ints]], node: Ints, times_ns: Ints, module: Ints) -> Ints:
         """Phase of each row. Inside an optimizer that evaluates the model (LBFGS), forward and backward stay such."""
-        start, end, _ = self._spans(OPTIMIZER_PREFIXES)
+        start, end = _merged(*self._spans(OPTIMIZER_PREFIXES)[:2])
         phase = np.full(len(times_ns), int(Phase.OTHER), np.int64)
         phase[_enclosing(start, end, times_ns) >= 0] = Phase.OPTIMIZER
         for which in (Phase.FORWARD, Phase.BACKWARD):

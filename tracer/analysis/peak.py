@@ -54,11 +54,12 @@ class Evidence(IntEnum):
     HELD_AFTER_BACKWARD = 4
     WITHIN_FORWARD = 5
     MADE_IN_BACKWARD = 6
-    OPTIMIZER_KEPT = 7
-    WITHIN_OPTIMIZER = 8
-    NO_TENSOR = 9
-    SEEN_BEFORE = 10
-    OUTSIDE = 11
+    RECOMPUTED = 7
+    OPTIMIZER_KEPT = 8
+    WITHIN_OPTIMIZER = 9
+    NO_TENSOR = 10
+    SEEN_BEFORE = 11
+    OUTSIDE = 12
 
 
 EVIDENCE_TEXT = {
@@ -69,6 +70,7 @@ EVIDENCE_TEXT = {
     Evidence.HELD_AFTER_BACKWARD: "made in forward, alive after backward",
     Evidence.WITHIN_FORWARD: "made and freed in forward",
     Evidence.MADE_IN_BACKWARD: "made in backward",
+    Evidence.RECOMPUTED: "made again in backward by its module",
     Evidence.OPTIMIZER_KEPT: "made by the optimizer and kept",
     Evidence.WITHIN_OPTIMIZER: "made and freed by the optimizer",
     Evidence.NO_TENSOR: "never seen as a tensor, freed by its own operator",
@@ -279,10 +281,11 @@ class _Explainer:
             return Kind.WORKSPACE, Evidence.NO_TENSOR
         if made == Phase.BACKWARD and (key in self.gradients or self._in_accumulate_grad(allocation)):
             return Kind.GRADIENT, Evidence.ACCUMULATED
-        # A parameter is not made in a forward pass and freed in a backward: there the rule by data flow erred, mostly
-        # on tensors that share an id with a parameter.
-        contradicted = tag == Category.PARAMETER and (freed_by >= 0 or made in (Phase.FORWARD, Phase.BACKWARD))
-        if tag != Category.UNTAGGED and not contradicted:
+        if made == Phase.BACKWARD and tag in (Category.ACTIVATION, Category.UNTAGGED, Category.AUTOGRAD_DETAIL):
+            op = int(self.recording.allocations.op[allocation])
+            if op >= 0 and self.attribution.op_recomputed[op]:
+                return Kind.ACTIVATION, Evidence.RECOMPUTED
+        if tag != Category.UNTAGGED and not _contradicted(tag, made, freed_by >= 0):
             return _KIND_OF_CATEGORY[Category(tag)], Evidence.DATA_FLOW
         freed = Phase(int(self.attribution.allocation_phase[freed_by])) if freed_by >= 0 else None
         return _by_life(made, freed)
@@ -300,6 +303,17 @@ class _Explainer:
         op = int(self.recording.allocations.op[allocation])
         node = int(self.attribution.op_node[op]) if op >= 0 else -1
         return node >= 0 and "AccumulateGrad" in self.recording.strings[int(self.recording.ops.name[node])]
+
+
+def _contradicted(tag: int, made: Phase, freed: bool) -> bool:
+    """Whether a block's life speaks against torch's category for it.
+
+    A parameter is not made in a training step, and not freed there: such blocks share an id with one, or are what an
+    operator made of parameters alone. An activation is made in forward; the optimizer's arithmetic is none.
+    """
+    if tag == Category.PARAMETER:
+        return freed or made != Phase.OTHER
+    return tag == Category.ACTIVATION and made in (Phase.BACKWARD, Phase.OPTIMIZER)
 
 
 def _by_life(made: Phase, freed: Phase | None) -> tuple[int, int]:
@@ -348,6 +362,10 @@ def _with_unseen(blocks: Blocks, remainder_bytes: int) -> Blocks:
     return Blocks(**{name: np.append(getattr(blocks, name), value) for name, value in fill.items()})
 
 
+# In place of a module's path. No path begins like this.
+OPTIMIZER_OWNER = "(optimizer)"
+LOOP_OWNER = "(training loop)"
+
 _ENGINE_PREFIX = "autograd::engine::evaluate_function: "
 
 
@@ -367,7 +385,7 @@ def group_rows(
             int(getattr(blocks, column)[index]) for column in columns
         )
         label = known.names[name] if known is not None and name >= 0 else None
-        owner = attribution.modules[module] if module >= 0 else _owner(label, kind)
+        owner = attribution.modules[module] if module >= 0 else _owner(label, kind) or _outside(phase, frame)
         key = (
             Kind(kind).name,
             Category(tag).name if tag != Category.UNTAGGED else None,
@@ -395,6 +413,13 @@ def _owner(label: str | None, kind: int) -> str | None:
     # An optimizer's state is named after its parameter: `fc1.weight.exp_avg`.
     depth = 2 if kind == Kind.OPTIMIZER_STATE else 1
     return ".".join(parts[:-depth]) or None
+
+
+def _outside(phase: int, frame: int) -> str | None:
+    """Whose work it is where no module called it."""
+    if phase == Phase.OPTIMIZER:
+        return OPTIMIZER_OWNER
+    return LOOP_OWNER if frame >= 0 else None
 
 
 def place(recording: Recording, frame: int) -> tuple[str | None, int | None]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tracer.capture.known_storages import KnownStorages
+from tracer.capture.known_storages import KnownStorages, Role
 from tracer.capture.recording import Recording
 
 Ints = npt.NDArray[np.int64]
@@ -31,7 +31,8 @@ class Storages:
         made_at: [L] Position in `events`; -1 for what was there before.
         freed_at: [L] Position of the event that freed it, or with which it must have been freed; one past the last
             where it lives on.
-        died_unseen: [L] There before, and its address was handed out again without a recorded free.
+        died_unseen: [L] There before, and freed without a record of it, as the CPU does: its address was handed out
+            again, or it was a gradient that `zero_grad` let go of.
         observed_as: [L] The strongest observation of it, a row of `KnownStorages`, or -1.
         events: [D] The device's rows of `Recording.allocations`, in allocator order.
         level_bytes: [D] Bytes alive after each event.
@@ -84,6 +85,7 @@ def follow_storages(recording: Recording, known: KnownStorages | None, device: i
     before_freed = np.array([freed_of.get(n, end) for n in before.number.tolist()], np.int64)
     made_address, made_size = allocations.address[events][made], size[made]
     died = _reused_at(before.address, before.size_bytes, made_address, made_size, made, end)
+    died = np.minimum(died, _cleared_at(recording, known, device, events, before.address))
     unseen = died < before_freed
     before_freed = np.minimum(before_freed, died)
     none = np.full(len(before.address), -1, np.int64)
@@ -180,6 +182,44 @@ def _reused_at(address: Ints, size_bytes: Ints, made_address: Ints, made_size: I
         np.minimum.at(died, order[at], made[row])
         at = at - 1
     return died
+
+
+def _cleared_at(recording: Recording, known: KnownStorages | None, device: int, events: Ints, address: Ints) -> Ints:
+    """[P] position by which `zero_grad` had let go of a gradient from before; past the last for everything else.
+
+    A parameter whose gradient was at one address before the recording and is at another one later has lost the first:
+    a gradient is only made anew where there is none. The first `zero_grad` after the beginning is where it went.
+    """
+    end = len(events)
+    cleared = np.full(len(address), end, np.int64)
+    rows = _observations(recording, known, device)
+    calls = _zero_grad_ends(recording)
+    if known is None or not len(rows) or not len(calls) or not end:
+        return cleared
+    times = recording.allocations.time_ns[events]
+    gradients = rows[known.role[rows] == Role.GRADIENT]
+    later = gradients[known.time_ns[gradients] > calls[0]]
+    moved_to: dict[int, set[int]] = {}
+    for name, place in zip(known.name[later].tolist(), known.address[later].tolist(), strict=True):
+        moved_to.setdefault(name, set()).add(place)
+    before = gradients[known.time_ns[gradients] <= times[0]]
+    gone = {
+        place
+        for name, place in zip(known.name[before].tolist(), known.address[before].tolist(), strict=True)
+        if name in moved_to and place not in moved_to[name]
+    }
+    mine = np.array([place in gone for place in address.tolist()], bool)
+    cleared[mine] = np.searchsorted(times, calls[0], side="right")
+    return cleared
+
+
+def _zero_grad_ends(recording: Recording) -> Ints:
+    """Ends of the calls of `zero_grad` of optimizers and modules, in order."""
+    frames, calls = recording.frames, recording.calls
+    called = [
+        row for row, function in enumerate(frames.function.tolist()) if recording.strings[function] == "zero_grad"
+    ]
+    return np.sort(calls.end_ns[np.isin(calls.function, np.array(called, np.int64))])
 
 
 def _levels(size: Ints, made_at: Ints, freed_at: Ints, end: int) -> Ints:
