@@ -10,28 +10,95 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tracer.analysis.findings import Findings
+from tracer.analysis.findings import CycleFindings, Findings
+from tracer.analysis.module_tree import module_tree
 from tracer.analysis.peak import PeakReport, PeakRow
 from tracer.capture.phase_timing import PHASES, PhaseTimings
 from tracer.units import format_bytes
 
 NUM_ROWS = 8
+NUM_MODULES = 14
+MODULE_DEPTH = 3
+NUM_SENTENCES = 3
 
 
 def peak_screen(findings: Findings) -> RenderableType:
-    """Headline, and the peak by category, module and line. Readable in 80 columns."""
+    """Headline, and the peak by category, module and line, then what else there is to say. Readable in 80 columns."""
     peak = findings.worst.peak
-    return Group(
+    parts: list[RenderableType] = [
         Text(),
         Text(headline(findings), style="bold"),
         Text(_counts(findings)),
         Text(),
         _table("What filled it", "category", peak, lambda row: row.category, width=24),
         Text(),
-        _table("By module", "module", peak, _module, width=48),
+        _module_table(peak),
         Text(),
         _table("By line", "line", peak, _line, width=48),
-    )
+        Text(),
+        _phase_table(findings.worst),
+    ]
+    for sentence in (*_growth(findings.worst), *_lost_track(findings.worst), *_unseen(findings.worst)):
+        parts += [Text(), Text(sentence)]
+    return Group(*parts)
+
+
+def _module_table(peak: PeakReport) -> Table:
+    """The largest modules as a tree; each line holds what is below it, so the lines do not add up."""
+    root = module_tree(peak.rows)
+    smallest = peak.peak_bytes // 50
+    lines = [
+        ("  " * (depth - 1) + (node.path if depth == 1 else f".{node.path.rpartition('.')[2]}"), node.total_bytes, 0)
+        for depth, node in root.walk()
+        if 0 < depth <= MODULE_DEPTH and node.total_bytes >= smallest
+    ]
+    shown = lines[:NUM_MODULES]
+    if len(lines) > len(shown):
+        shown.append((f"and {len(lines) - len(shown)} more of 2 % or above", 0, 0))
+    return _bytes_table("By module, with all that is inside it", "module", shown, peak.peak_bytes, 48)
+
+
+def _phase_table(cycle: CycleFindings) -> Table:
+    table = Table(title="The step, phase by phase", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for label in ("step", "phase", "most bytes", ""):
+        table.add_column(label, justify="right" if label == "most bytes" else "left")
+    for phase in cycle.step_phases:
+        if phase.step != (cycle.peak.step or phase.step):
+            continue
+        most = format_bytes(phase.peak_bytes) if phase.peak_bytes is not None else "-"
+        mark = "<- peak" if phase.phase == cycle.peak.phase else ""
+        table.add_row(phase.step.replace("ProfilerStep#", ""), phase.phase, most, mark)
+    return table
+
+
+def _growth(cycle: CycleFindings) -> Iterable[str]:
+    for place in cycle.growth[:NUM_SENTENCES]:
+        where = f"{short_path(place.file)}:{place.line}" if place.file else "no line of yours"
+        yield (
+            f"Memory grows by {format_bytes(place.bytes_per_step)} a step: {place.op} at {where} "
+            "makes blocks that outlive the step after their own."
+        )
+
+
+def _lost_track(cycle: CycleFindings) -> Iterable[str]:
+    """Only where it matters: from 1 % of the peak on."""
+    for place in cycle.lost_track[:NUM_SENTENCES]:
+        if place.bytes * 100 < cycle.peak.peak_bytes:
+            continue
+        where = f" at {short_path(place.file)}:{place.line}" if place.file else ""
+        what = place.op or "a tensor from before the recording"
+        yield (
+            f"torch's own categories stop at {what}{where}, in {place.module or 'no module'}: "
+            f"{format_bytes(place.bytes)} of the peak have none because of it. The rows above know them by their life."
+        )
+
+
+def _unseen(cycle: CycleFindings) -> Iterable[str]:
+    if cycle.recording.num_assumed_frees:
+        yield (
+            f"{cycle.recording.num_assumed_frees} blocks were freed by a thread that the profiler does not record; "
+            "they are taken to be free from when their address was handed out again."
+        )
 
 
 def headline(findings: Findings) -> str:
@@ -66,12 +133,6 @@ def _counts(findings: Findings) -> str:
 
 def _words(category: str) -> str:
     return category.replace("_", " ").lower()
-
-
-def _module(row: PeakRow) -> str:
-    if row.module is not None:
-        return row.module
-    return f"({_words(row.category)}, outside any module)"
 
 
 def _line(row: PeakRow) -> str:
@@ -112,6 +173,9 @@ def _bytes_table(title: str, label: str, lines: Iterable[tuple[str, int, int]], 
     table.add_column("", footer=format_bytes(total_bytes), justify="right")
     table.add_column("share", footer="100.0 %", justify="right")
     for name, size_bytes, _ in lines:
+        if not size_bytes:
+            table.add_row(Text(name))
+            continue
         share = f"{100 * size_bytes / total_bytes:.1f} %"
         table.add_row(Text(name), f"{size_bytes:,}", format_bytes(size_bytes), share)
     return table
@@ -121,14 +185,15 @@ def timing_screen(timings: PhaseTimings) -> RenderableType:
     """Mean and spread of each phase."""
     num_steps = len(timings.durations_ms[PHASES[0]])
     title = f"Time of a step on {timings.device}, {num_steps} steps, no profiler"
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     table.add_column("phase")
     table.add_column("ms", justify="right")
     table.add_column("+/-", justify="right")
     words = {"model_fwd": "forward and loss", "loss_bk": "backward", "opt_step": "optimizer step", "total_time": "all"}
     for phase in ("model_fwd", "loss_bk", "opt_step", "total_time"):
         table.add_row(words[phase], f"{timings.mean_ms(phase):.1f}", f"{timings.std_ms(phase):.1f}")
-    return Group(Text(), table)
+    # Not as the table's title, which would be broken to the width of its columns.
+    return Group(Text(), Text(title, style="bold"), table)
 
 
 def parameters_sentence(unused: tuple[str, ...]) -> str:
