@@ -86,6 +86,7 @@ class _Attributor:
         self.recording = recording
         self.module_names = module_names
         self.module_paths: dict[str, int] = {}
+        self.first_path: dict[int, str] = {}
 
     def run(self) -> Attribution:
         recording = self.recording
@@ -93,13 +94,13 @@ class _Attributor:
         call_module, call_frame = self._calls()
         node, forward = self._forward_ops()
         op_module, op_frame = self._own(call_module, call_frame)
-        in_backward = node >= 0
-        # A recomputation inside backward runs in modules of its own; everything else there belongs to its forward.
-        borrow = in_backward & (forward >= 0) & (op_module < 0)
-        op_module[borrow] = op_module[forward[borrow]]
-        recomputed = in_backward & self._called_by_module(call_module)
-        borrow_frame = in_backward & (forward >= 0) & ~recomputed
-        op_frame[borrow_frame] = op_frame[forward[borrow_frame]]
+        recomputed = self._recomputed(node)
+        # Work of the engine belongs to the forward operator whose node it runs. A recomputation has lines of its own,
+        # and modules where it calls some; what it does outside of them is known from when it was done first.
+        of_engine = (node >= 0) & (forward >= 0) & ~recomputed
+        op_module[of_engine] = op_module[forward[of_engine]]
+        op_frame[of_engine] = op_frame[forward[of_engine]]
+        self._modules_of_first_run(recomputed, node, op_module, op_frame)
         op_step, step_names = self._steps(ops.start_ns)
         windows = self._windows(node, forward, op_module)
         op_phase = self._phases(windows, node, ops.start_ns, op_module)
@@ -155,7 +156,10 @@ class _Attributor:
         known = self.module_names.get(pointer)
         if known is not None:
             return known or name
-        return f"{paths[parent]}.{name}" if parent >= 0 else name
+        # Recomputation calls a module without those around it, which its first call has shown.
+        if parent < 0 and pointer in self.first_path:
+            return self.first_path[pointer]
+        return self.first_path.setdefault(pointer, f"{paths[parent]}.{name}" if parent >= 0 else name)
 
     def _own(self, call_module: Ints, call_frame: Ints) -> tuple[Ints, Ints]:
         """[O] module and user frame of every operator, from the call that it was made in."""
@@ -211,13 +215,28 @@ class _Attributor:
                 forward[row] = forward[above] if above >= 0 and forward[above] >= 0 else last_maker
         return np.array(node, np.int64), np.array(forward, np.int64)
 
-    def _called_by_module(self, call_module: Ints) -> Bools:
-        """[O] operators that a module's own code called; in backward too they have modules and lines of their own."""
+    def _recomputed(self, node: Ints) -> Bools:
+        """[O] operators that Python runs inside an autograd node with gradients on, as checkpointing does.
+
+        The backward of a custom autograd.Function is Python as well, but runs with gradients off.
+        """
         ops = self.recording.ops
-        called = np.zeros(len(ops.name), bool)
-        has_call = ops.call >= 0
-        called[has_call] = call_module[ops.call[has_call]] >= 0
-        return called
+        inside = (node >= 0) & (ops.kind == OpKind.OPERATOR) & (ops.sequence_number >= 0)
+        return np.asarray(inside & (ops.call != np.where(node >= 0, ops.call[node], -1)), np.bool_)
+
+    def _modules_of_first_run(self, recomputed: Bools, node: Ints, op_module: Ints, op_frame: Ints) -> None:
+        """Give recomputed operators outside any module call the module of the same operator at the same line."""
+        lost = recomputed & (op_module < 0)
+        if not lost.any():
+            return
+        name = self.recording.ops.name
+        module_at: dict[tuple[int, int], int] = {}
+        for op in np.flatnonzero((node < 0) | lost).tolist():
+            place = (int(name[op]), int(op_frame[op]))
+            if lost[op]:
+                op_module[op] = module_at.get(place, -1)
+            else:
+                module_at[place] = int(op_module[op])
 
     # ------------------------------------------------------------------------------------------------ steps and phases
     def _steps(self, times_ns: Ints) -> tuple[Ints, tuple[str, ...]]:

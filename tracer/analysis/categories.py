@@ -184,23 +184,26 @@ class _Passes:
         """
         flow, ids = self.flow, self.id_of_slot.tolist()
         current = self._current()
-        leads_to: dict[int, set[int]] = {}
-        for inputs, outputs in zip(flow.inputs, flow.outputs, strict=True):
-            if outputs:
-                targets = {ids[slot] for slot in outputs}
-                for slot in inputs:
-                    leads_to.setdefault(ids[slot], set()).update(targets)
+        readers: list[list[int]] = [[] for _ in self.by_id]
+        for node, inputs in enumerate(flow.inputs):
+            for slot in inputs:
+                readers[ids[slot]].append(node)
         found = np.zeros(self.num_slots, bool)
         for inputs in flow.inputs:
             found[inputs] = True
         start = found & ((current == _GRADIENT) | (current == _PARAMETER))
         depends = np.zeros(len(self.by_id), bool)
+        # Every node is followed once: an operator on lists has thousands of inputs and outputs.
+        followed = bytearray(len(flow.inputs))
         work = np.unique(self.id_of_slot[start]).tolist()
         while work:
             which = work.pop()
             if not depends[which]:
                 depends[which] = True
-                work.extend(leads_to.get(which, ()))
+                for node in readers[which]:
+                    if not followed[node]:
+                        followed[node] = True
+                        work.extend(ids[slot] for slot in flow.outputs[node])
         return depends
 
     def _set_inputs(self, depends: Bools) -> None:

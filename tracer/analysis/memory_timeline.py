@@ -24,7 +24,7 @@ class MemoryTimeline:
     Attributes:
         device: Name as `str(torch.device)` writes it.
         times_ns: [E] Time of the event. Rows of memory that was there before the recording come first and carry the
-            time of the earliest event.
+            time of the earliest event; where there is none, -1000, which is torch's -1 us.
         sizes_bytes: [E, 8] Bytes held after the event, by category.
         num_preexisting: How many of the first rows are memory from before the recording.
         categories: The columns of `sizes_bytes`.
@@ -136,8 +136,7 @@ def memory_timeline(recording: Recording, categories: Categories, *, device: str
     np.add.at(deltas, (increments, moved_to), rows["size"][increments])
     times = rows["time"].copy()
     num_preexisting = int((times == _BEFORE).sum())
-    if num_preexisting < len(times):
-        times[:num_preexisting] = times[num_preexisting]
+    times[:num_preexisting] = times[num_preexisting] if num_preexisting < len(times) else 1000 * _BEFORE
     return MemoryTimeline(
         device=recording.devices[index] if index >= 0 else name,
         times_ns=times,

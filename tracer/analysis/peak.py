@@ -281,10 +281,9 @@ class _Explainer:
             return Kind.WORKSPACE, Evidence.NO_TENSOR
         if made == Phase.BACKWARD and (key in self.gradients or self._in_accumulate_grad(allocation)):
             return Kind.GRADIENT, Evidence.ACCUMULATED
-        if made == Phase.BACKWARD and tag in (Category.ACTIVATION, Category.UNTAGGED, Category.AUTOGRAD_DETAIL):
-            op = int(self.recording.allocations.op[allocation])
-            if op >= 0 and self.attribution.op_recomputed[op]:
-                return Kind.ACTIVATION, Evidence.RECOMPUTED
+        op = int(self.recording.allocations.op[allocation])
+        if made == Phase.BACKWARD and op >= 0 and self.attribution.op_recomputed[op]:
+            return Kind.ACTIVATION, Evidence.RECOMPUTED
         if tag != Category.UNTAGGED and not _contradicted(tag, made, freed_by >= 0):
             return _KIND_OF_CATEGORY[Category(tag)], Evidence.DATA_FLOW
         freed = Phase(int(self.attribution.allocation_phase[freed_by])) if freed_by >= 0 else None
