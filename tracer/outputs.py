@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tracer.analysis.findings import Findings
+from tracer.analysis.peak import explain_all
 from tracer.errors import TracerError
 from tracer.exporters.cuda_timing import write_cuda_timing
 from tracer.exporters.max_mem import write_max_mem
-from tracer.exporters.memory_snapshot import snapshot_of_recording, write_memory_snapshot
+from tracer.exporters.memory_snapshot import (
+    label_snapshot,
+    labels_of,
+    snapshot_of_recording,
+    write_memory_snapshot,
+)
 from tracer.exporters.peak_json import write_peak_json
 from tracer.session import RunResults
 
@@ -45,10 +51,17 @@ def _write_max_mem(results: RunResults, path: Path) -> None:
 
 
 def _write_snapshot(results: RunResults, path: Path) -> None:
-    snapshot = results.snapshot
-    if snapshot is None:
-        worst = _findings(results).worst
-        snapshot = snapshot_of_recording(worst.recording, worst.storages)
+    """The last cycle's, which the allocator's own history covers on CUDA; elsewhere the one with the largest peak."""
+    findings = _findings(results)
+    cycle = findings.worst if results.snapshot is None else findings.cycles[-1]
+    recording, storages = cycle.recording, cycle.storages
+    blocks = explain_all(recording, cycle.categories, cycle.attribution, storages, known=results.known)
+    labels = labels_of(recording, cycle.attribution, blocks)
+    if results.snapshot is None:
+        snapshot = snapshot_of_recording(recording, storages, labels=labels)
+    else:
+        index = int(findings.device.rpartition(":")[2])
+        snapshot, _ = label_snapshot(results.snapshot, recording, storages, labels, device_index=index)
     write_memory_snapshot(snapshot, path)
 
 

@@ -183,7 +183,8 @@ def peak_report(
     """
     position = int(np.argmax(storages.allocator_bytes))
     allocator_peak_bytes = int(storages.allocator_bytes[position])
-    blocks = _Explainer(recording, categories, attribution, known, storages, position).blocks()
+    alive, now_ns = storages.alive_at(position), int(recording.allocations.time_ns[storages.events[position]])
+    blocks = _Explainer(recording, categories, attribution, known, storages, alive, now_ns).blocks()
     remainder = allocator_peak_bytes - int(blocks.size_bytes.sum())
     if remainder > 0 and recording.devices[storages.device] != "cpu":
         blocks = _with_unseen(blocks, remainder)
@@ -204,8 +205,25 @@ def peak_report(
     )
 
 
+def explain_all(
+    recording: Recording,
+    categories: Categories,
+    attribution: Attribution,
+    storages: Storages,
+    *,
+    known: KnownStorages | None = None,
+) -> Blocks:
+    """Say of every block of a recording what it is and who made it, with torch's category as it was in the end.
+
+    Returns:
+        One row per row of `storages`, in its order.
+    """
+    rows, end = np.arange(len(storages.size_bytes)), np.iinfo(np.int64).max
+    return _Explainer(recording, categories, attribution, known, storages, rows, int(end)).blocks()
+
+
 class _Explainer:
-    """Says of each block alive at one position what it is and who made it."""
+    """Says of some blocks what they are, in the version that they had at one time, and who made them."""
 
     def __init__(
         self,
@@ -214,11 +232,11 @@ class _Explainer:
         attribution: Attribution,
         known: KnownStorages | None,
         storages: Storages,
-        position: int,
+        rows: Ints,
+        time_ns: int,
     ) -> None:
         self.recording, self.attribution, self.known, self.storages = recording, attribution, known, storages
-        self.alive = storages.alive_at(position)
-        self.time_ns = int(recording.allocations.time_ns[storages.events[position]])
+        self.alive, self.time_ns = rows, time_ns
         self.tag = self._torch_categories(categories)
         self.gradients = set(recording.gradient_keys.tolist())
 

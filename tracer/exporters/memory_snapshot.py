@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tracer.analysis.attribution import Attribution, Phase
+from tracer.analysis.peak import Blocks, Kind, op_label
 from tracer.analysis.storages import Storages
 from tracer.capture.recording import CallKind, Recording
 from tracer.exporters.files import write_atomically
@@ -25,9 +28,105 @@ def write_memory_snapshot(snapshot: dict[str, Any], path: Path) -> None:
     write_atomically(path, pickle.dumps(snapshot, protocol=PICKLE_PROTOCOL))
 
 
-def snapshot_of_recording(
-    recording: Recording, storages: Storages, *, categories: Sequence[str] | None = None
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What the viewer is to show of each block, columns [L] as in `Storages`.
+
+    Attributes:
+        category: A word by which the viewer colours.
+        text: One line, which it shows above the stack.
+    """
+
+    category: Sequence[str]
+    text: Sequence[str]
+
+
+def labels_of(recording: Recording, attribution: Attribution, blocks: Blocks) -> Labels:
+    """Labels from what is known of every block.
+
+    Args:
+        recording: One cycle.
+        attribution: Of the same recording.
+        blocks: One row per block, as `explain_all` gives them.
+    """
+    category, text = [], []
+    rows = zip(
+        blocks.kind.tolist(), blocks.phase.tolist(), blocks.module.tolist(), blocks.op.tolist(), strict=True
+    )  # fmt: skip
+    for kind, phase, module, op in rows:
+        word = Kind(kind).name
+        category.append(_UNKNOWN if kind in (Kind.UNKNOWN, Kind.BEFORE_RECORDING) else word.lower())
+        when = f" in {Phase(phase).name.lower()}" if phase >= 0 else ""
+        where = attribution.modules[module] if module >= 0 else "no module"
+        text.append(f"{word}{when}, {where}, {op_label(recording, op) or 'no operator'}")
+    return Labels(category, text)
+
+
+# The viewer needs this word on at least one entry as soon as one has a category: without it, its own way to add the
+# word throws (torch/utils/viz/MemoryViz.js, annotate_snapshot).
+_UNKNOWN = "unknown"
+
+
+def _label_frame(text: str) -> Frame:
+    """The only text of an entry that the viewer shows is its stack, so a label is a frame that is no file's."""
+    return {"name": text, "filename": "<explained>", "line": 0}
+
+
+def label_snapshot(
+    snapshot: dict[str, Any], recording: Recording, storages: Storages, labels: Labels, *, device_index: int
+) -> tuple[dict[str, Any], int]:
+    """Write labels onto the entries of an allocator's own snapshot.
+
+    The profiler and the allocator saw the same allocations in the same order, so the join goes by address and order,
+    not by time. The history begins before the profiler does and both end together, so that the last allocation of an
+    address is the same in both, and the one before it, and so on; the history's surplus is at its head.
+
+    Args:
+        snapshot: What `torch.cuda.memory._snapshot()` returned; it is not changed.
+        recording: The cycle that was recorded at the same time.
+        storages: The device's blocks.
+        labels: Of those blocks.
+        device_index: Which of the snapshot's traces is the device's.
+
+    Returns:
+        A copy that shares what did not change, and the number of allocations that were found in both.
+    """
+    traces = list(snapshot["device_traces"])
+    if device_index >= len(traces):
+        return snapshot, 0
+    trace = [dict(entry) for entry in traces[device_index]]
+    block_of = _join(trace, storages)
+    for position, block in block_of.items():
+        entry = trace[position]
+        entry["category"] = labels.category[block]
+        entry["frames"] = [_label_frame(labels.text[block]), *entry.get("frames", ())]
+    if block_of:
+        for entry in trace:
+            entry.setdefault("category", _UNKNOWN)
+    traces[device_index] = trace
+    return {**snapshot, "device_traces": traces}, len(block_of)
+
+
+def _join(trace: Sequence[Mapping[str, Any]], storages: Storages) -> dict[int, int]:
+    """Position in the trace and row of `storages` of every allocation that is in both."""
+    positions: dict[int, list[int]] = {}
+    for position, entry in enumerate(trace):
+        if entry["action"] == "alloc":
+            positions.setdefault(entry["addr"], []).append(position)
+    made = np.flatnonzero(storages.made_at >= 0)
+    made = made[np.argsort(storages.made_at[made], kind="stable")]
+    by_address: dict[int, list[int]] = {}
+    for block in made.tolist():
+        by_address.setdefault(int(storages.address[block]), []).append(block)
+    joined = {}
+    for address, blocks in by_address.items():
+        entries = positions.get(address, [])
+        for block, position in zip(reversed(blocks), reversed(entries), strict=False):
+            joined[position] = block
+    return joined
+
+
+def snapshot_of_recording(recording: Recording, storages: Storages, *, labels: Labels | None = None) -> dict[str, Any]:
     """The structure of an allocator snapshot, from the profiler's allocation events of one device.
 
     The CPU has no segments. Address ranges that blocks ever lay in, merged where they touch, stand in for them: each
@@ -36,15 +135,15 @@ def snapshot_of_recording(
     Args:
         recording: One cycle.
         storages: The device's blocks.
-        categories: [L] A word for each block, by which the viewer can colour.
+        labels: What the viewer is to show of each.
 
     Returns:
         Segments as they are at the end of the recording, and one trace entry per allocation and two per free.
     """
     stacks = _Stacks(recording)
     return {
-        "segments": _segments(storages, stacks, recording),
-        "device_traces": [_trace(recording, storages, stacks, categories)],
+        "segments": _segments(storages, stacks),
+        "device_traces": [_trace(recording, storages, stacks, labels)],
         "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False},
         "external_annotations": _annotations(recording),
     }
@@ -94,9 +193,7 @@ class _Stacks:
         return self.of_call[key]
 
 
-def _trace(
-    recording: Recording, storages: Storages, stacks: _Stacks, categories: Sequence[str] | None
-) -> list[dict[str, Any]]:
+def _trace(recording: Recording, storages: Storages, stacks: _Stacks, labels: Labels | None) -> list[dict[str, Any]]:
     allocations = recording.allocations
     made = {int(row): block for block, row in enumerate(storages.allocation.tolist()) if row >= 0}
     freed: dict[int, list[int]] = {}
@@ -109,16 +206,21 @@ def _trace(
         frames = stacks.of_allocation(row)
         for block in freed.get(position, ()):
             for action in ("free_requested", "free_completed"):
-                entries.append(_entry(action, storages, block, time_us, frames, categories))
+                entries.append(_entry(action, storages, block, time_us, frames))
         if row in made:
-            entries.append(_entry("alloc", storages, made[row], time_us, frames, categories))
+            entry = _entry("alloc", storages, made[row], time_us, frames)
+            if labels is not None:
+                entry["category"] = labels.category[made[row]]
+                entry["frames"] = [_label_frame(labels.text[made[row]]), *frames]
+            entries.append(entry)
+    if labels is not None:
+        for entry in entries:
+            entry.setdefault("category", _UNKNOWN)
     return entries
 
 
-def _entry(
-    action: str, storages: Storages, block: int, time_us: int, frames: list[Frame], categories: Sequence[str] | None
-) -> dict[str, Any]:
-    entry: dict[str, Any] = {
+def _entry(action: str, storages: Storages, block: int, time_us: int, frames: list[Frame]) -> dict[str, Any]:
+    return {
         "action": action,
         "addr": int(storages.address[block]),
         "size": int(storages.size_bytes[block]),
@@ -126,12 +228,9 @@ def _entry(
         "time_us": time_us,
         "frames": frames,
     }
-    if categories is not None:
-        entry["category"] = categories[block]
-    return entry
 
 
-def _segments(storages: Storages, stacks: _Stacks, recording: Recording) -> list[dict[str, Any]]:
+def _segments(storages: Storages, stacks: _Stacks) -> list[dict[str, Any]]:
     end = len(storages.events)
     alive = storages.alive_at(end - 1)
     alive = alive[np.argsort(storages.address[alive], kind="stable")]
