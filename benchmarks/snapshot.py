@@ -1,0 +1,178 @@
+"""How long it takes to explain a large allocator snapshot, and how much memory, beside torch's own text report.
+
+    python -m benchmarks.snapshot                    a synthetic snapshot of a million entries
+    python -m benchmarks.snapshot --file FILE        another snapshot
+    python -m benchmarks.snapshot --pt-snap PATH     also the command `pt-snap`, from an environment of its own
+
+Each program runs in a process of its own, in turns, and the median counts. Memory is that of the largest process, as
+the operating system counted it, and beside it the sampled sum over all processes of the program. Exits with 1 if a
+target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MAX_TIME_RATIO = 0.5
+MAX_MIB = 650
+OURS = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from tracer.snapshot_commands import show_snapshot
+show_snapshot(Path(sys.argv[1]), Console())
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one run took.
+
+    Attributes:
+        seconds: Wall time.
+        process_mib: Peak memory of its largest process.
+        tree_mib: Peak of the sum over its processes, sampled.
+    """
+
+    seconds: float
+    process_mib: float
+    tree_mib: float
+
+
+def measure(command: Sequence[str]) -> Cost:
+    """Run a command once."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:  # a process between, so that RUSAGE_CHILDREN counts this one command
+        _run_and_report(command, writer)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        report = pipe.read().split()
+    _, status = os.waitpid(child, 0)
+    if status != 0:
+        raise SystemExit(f"{' '.join(command[:4])} ... failed")
+    seconds, process_mib, tree_mib = map(float, report)
+    return Cost(seconds, process_mib, tree_mib)
+
+
+def _run_and_report(command: Sequence[str], writer: int) -> None:
+    start = time.perf_counter()
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        sampler = _TreeSampler(process.pid)
+        assert process.stderr is not None
+        complaint = process.stderr.read()
+        status = process.wait()
+    seconds = time.perf_counter() - start
+    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    os.write(writer, f"{seconds} {largest} {sampler.stop()}".encode())
+    if status:
+        os.write(2, complaint[-2000:])
+    os._exit(bool(status))
+
+
+class _TreeSampler:
+    """Samples the memory of a process and its children, five hundred times a second."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._peak_kib, self._done = pid, 0, threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> float:
+        self._done.set()
+        self._thread.join()
+        return self._peak_kib / 1024
+
+    def _sample(self) -> None:
+        while not self._done.wait(0.002):
+            self._peak_kib = max(self._peak_kib, _tree_kib(self._pid))
+
+
+def _tree_kib(pid: int) -> int:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        children = [child for task in tasks for child in (task / "children").read_text().split()]
+    except OSError:
+        return 0
+    return pages * resource.getpagesize() // 1024 + sum(_tree_kib(int(child)) for child in children)
+
+
+def median(costs: Sequence[Cost]) -> Cost:
+    return Cost(
+        statistics.median(cost.seconds for cost in costs),
+        max(cost.process_mib for cost in costs),
+        max(cost.tree_mib for cost in costs),
+    )
+
+
+def commands(file: Path, pt_snap: Path | None, folder: Path) -> dict[str, list[str]]:
+    """The programs to compare, each as a command."""
+    found = {
+        "ours: load, explain, print": [sys.executable, "-c", OURS, str(file)],
+        "torch.cuda._memory_viz stats": [sys.executable, "-m", "torch.cuda._memory_viz", "stats", str(file)],
+    }
+    if pt_snap is not None:
+        # It keeps a current focus in the home directory; --force, because the second run would find the first one's.
+        database = folder / f"{file.name}.db"
+        imports = f'"{pt_snap}" import "{file}" -o "{folder}" --no-focus --force --format single-db'
+        steps = f'export HOME="{folder}"; {imports} && "{pt_snap}" report peak-memory "{database}"'
+        found["pt-snap: import, peak report"] = ["sh", "-c", steps]
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--entries", type=int, default=1_000_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--file", type=Path)
+    parser.add_argument("--pt-snap", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        file = arguments.file or Path(folder) / "synthetic.pickle"
+        if arguments.file is None:
+            make = [
+                sys.executable,
+                "-m",
+                "benchmarks.synthetic_snapshot",
+                str(file),
+                "--entries",
+                str(arguments.entries),
+            ]
+            subprocess.run(make, cwd=ROOT, check=True)
+        print(f"{file.stat().st_size / 1e6:.0f} MB, {arguments.repeats} runs each in turns")
+        programs = commands(file.resolve(), arguments.pt_snap, Path(folder))
+        costs: dict[str, list[Cost]] = {name: [] for name in programs}
+        for _ in range(arguments.repeats):
+            for name, command in programs.items():
+                costs[name].append(measure(command))
+    return report({name: median(found) for name, found in costs.items()})
+
+
+def report(costs: dict[str, Cost]) -> int:
+    """Print the table and the verdict; the exit status."""
+    print(f"{'':<32}{'s':>8}{'MiB':>8}{'MiB, tree':>11}")
+    for name, cost in costs.items():
+        print(f"{name:<32}{cost.seconds:>8.2f}{cost.process_mib:>8.0f}{cost.tree_mib:>11.0f}")
+    ours, torchs, *_ = costs.values()
+    ratio = ours.seconds / torchs.seconds
+    print(
+        f"time / torch's: {ratio:.2f} (target {MAX_TIME_RATIO}); memory {ours.process_mib:.0f} MiB (target {MAX_MIB})"
+    )
+    return int(ratio > MAX_TIME_RATIO or ours.process_mib > MAX_MIB)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

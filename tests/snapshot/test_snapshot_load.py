@@ -1,0 +1,363 @@
+from __future__ import annotations
+
+import contextlib
+import gc
+import gzip
+import json
+import pickle
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.snapshot.dumps import REAL_DATA, block, entry, frame, freed, segment, snapshot, write
+from tracer.errors import SnapshotError
+from tracer.snapshot.actions import Action, BlockState
+from tracer.snapshot.columns import Snapshot
+from tracer.snapshot.load import load_snapshot
+
+BASE = 1 << 32
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load(path: Path) -> Snapshot:
+    return load_snapshot(path, isolated=False)
+
+
+def small() -> dict[str, Any]:
+    stack = [frame("forward"), frame("main", line=3)]
+    trace = [entry("alloc", BASE, 700, time_us=5, frames=stack), *freed(BASE, 700, time_us=6, frames=stack[1:])]
+    return snapshot(trace, [segment(BASE, 2048, [block(BASE + 1024, 600, frames=stack)])])
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("isolated", [True, False])
+def test_every_protocol_gives_the_same_columns(tmp_path: Path, protocol: int, isolated: bool) -> None:
+    loaded = load_snapshot(write(tmp_path / "s.pickle", small(), protocol=protocol), isolated=isolated)
+    (device,) = loaded.devices
+    assert device.trace.action.tolist() == [Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED]
+    assert device.trace.size.tolist() == [700] * 3
+    assert device.trace.time_us.tolist() == [5, 6, 6]
+    assert [f.name for f in loaded.stacks[int(device.trace.stack[0])]] == ["forward", "main"]
+    assert device.blocks.stack[0] == device.trace.stack[0]
+    assert device.blocks.size.tolist() == [1024]
+    assert device.segments.total_size.tolist() == [2048]
+
+
+@pytest.mark.parametrize("name", ["s.json", "s.pickle", "nothing"])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_the_content_decides_and_not_the_name(tmp_path: Path, name: str, zipped: bool) -> None:
+    content = json.dumps(small()).encode()
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content) if zipped else content)
+    from_json, from_pickle = load(path).devices[0], load(write(tmp_path / "p", small())).devices[0]
+    for key in ("action", "addr", "size", "stack"):
+        assert np.array_equal(getattr(from_json.trace, key), getattr(from_pickle.trace, key))
+
+
+def test_missing_times_and_frames(tmp_path: Path) -> None:
+    trace = [{"action": "alloc", "addr": BASE, "size": 1, "stream": 0}]
+    (device,) = load(write(tmp_path / "s", snapshot(trace))).devices
+    assert device.trace.time_us.tolist() == [-1]
+    assert device.trace.stack.tolist() == [0]
+
+
+def test_blocks_with_history_get_their_addresses_from_the_sizes(tmp_path: Path) -> None:
+    blocks = [
+        {"size": 512, "requested_size": 300, "state": "inactive"},
+        {
+            "size": 1024,
+            "requested_size": 900,
+            "state": "active_allocated",
+            "history": [{"addr": BASE + 512, "real_size": 900, "frames": [frame("forward")]}],
+        },
+    ]
+    loaded = load(write(tmp_path / "s", snapshot([], [segment(BASE, 4096, blocks)])))
+    (device,) = loaded.devices
+    assert device.blocks.address.tolist() == [BASE, BASE + 512]
+    assert device.blocks.requested_size.tolist() == [300, 900]
+    assert [len(loaded.stacks[s]) for s in device.blocks.stack.tolist()] == [0, 1]
+
+
+def test_a_block_without_a_requested_size_counts_with_what_is_known(tmp_path: Path) -> None:
+    history = [{"addr": BASE, "real_size": 900, "frames": []}]
+    blocks = [
+        {"size": 1024, "state": "active_allocated", "history": history},
+        {"size": 512, "state": "active_allocated"},
+    ]
+    (device,) = load(write(tmp_path / "s", snapshot([], [segment(BASE, 4096, blocks)]))).devices
+    assert device.blocks.requested_size.tolist() == [900, 512]
+
+
+def test_list_form_and_devices_without_anything(tmp_path: Path) -> None:
+    listed = [segment(BASE, 2048, [block(BASE, 5)], device=3)]
+    assert [d.device for d in load(write(tmp_path / "list", listed)).devices] == [3]
+    traces = {"segments": [], "device_traces": [[], [entry("alloc", BASE, 1)], []]}
+    assert [d.device for d in load(write(tmp_path / "traces", traces)).devices] == [1]
+
+
+@pytest.mark.parametrize(
+    "empty", [[], {"segments": []}, {"segments": [], "device_traces": []}, {"device_traces": [[]]}]
+)
+def test_empty_snapshots_have_no_devices(tmp_path: Path, empty: object) -> None:
+    assert load(write(tmp_path / "s", empty)).devices == ()
+
+
+def test_both_words_for_a_pending_free(tmp_path: Path) -> None:
+    blocks = [block(BASE, 1, state="active_pending_free"), block(BASE + 512, 1, state="active_awaiting_free")]
+    (device,) = load(write(tmp_path / "s", snapshot([], [segment(BASE, 1024, blocks)]))).devices
+    assert set(device.blocks.state.tolist()) == {BlockState.ACTIVE_PENDING_FREE}
+    assert device.blocks.is_live.all()
+
+
+def test_unknown_keys_and_actions_of_a_future_version(tmp_path: Path) -> None:
+    trace = [{**entry("alloc", BASE, 1), "colour": [1]}, {"action": "teleport", "frames": []}]
+    trace[1]["size"] = 0
+    loaded = load(write(tmp_path / "s", snapshot(trace, host_segments=[{}], quantum=object.__name__)))
+    assert loaded.has_host_memory
+    assert loaded.devices[0].trace.action.tolist() == [Action.ALLOC, Action.UNKNOWN]
+
+
+def test_an_oom_entry_has_free_bytes_instead_of_an_address(tmp_path: Path) -> None:
+    trace = [{"action": "oom", "device_free": 77, "size": 99, "stream": 0, "time_us": 1, "frames": []}]
+    (device,) = load(write(tmp_path / "s", snapshot(trace))).devices
+    assert (device.trace.addr[0], device.trace.size[0]) == (77, 99)
+
+
+def test_labels_appear_where_entries_have_them(tmp_path: Path) -> None:
+    trace: list[dict[str, Any]] = [entry("alloc", BASE + 512 * i, 1) for i in range(3000)]
+    trace[2500] |= {"category": "PARAMETER", "user_metadata": {"layer": "one"}, "pool_id": (0, 7)}
+    loaded = load(write(tmp_path / "s", snapshot(trace)))
+    (device,) = loaded.devices
+    for column, text in ((device.trace.category, "PARAMETER"), (device.trace.metadata, "layer: one")):
+        assert np.flatnonzero(column != -1).tolist() == [2500]
+        assert loaded.text(int(column[2500])) == text
+    assert loaded.text(int(device.trace.pool[2500])) == "0,7"
+
+
+def test_equal_stacks_of_different_objects_are_one_stack(tmp_path: Path) -> None:
+    trace = [entry("alloc", BASE + 512 * i, 1, frames=[frame("f"), frame("g")]) for i in range(5)]
+    loaded = load(write(tmp_path / "s", snapshot(trace)))
+    assert len(set(loaded.devices[0].trace.stack.tolist())) == 1
+    assert len(loaded.stacks) == 2  # and the empty one
+    assert len(loaded.stacks.frames) == 2
+
+
+def test_stacks_that_differ_outside_of_the_probed_frames_are_told_apart(tmp_path: Path) -> None:
+    frames = [frame("f", line=i) for i in range(20)]
+    stacks = [[*frames[:7], frames[8 + i % 12]] for i in range(40)]
+    trace = [entry("alloc", BASE + 512 * i, 1, frames=stack) for i, stack in enumerate(stacks)]
+    loaded = load(write(tmp_path / "s", snapshot(trace)))
+    lines = [[f.line for f in loaded.stacks[s]] for s in loaded.devices[0].trace.stack.tolist()]
+    assert lines == [[f["line"] for f in stack] for stack in stacks]
+
+
+def test_the_collector_is_left_as_it_was(tmp_path: Path) -> None:
+    good, bad = write(tmp_path / "good", small()), write(tmp_path / "bad", 3)
+    for path in (good, bad):
+        with contextlib.suppress(SnapshotError):
+            load(path)
+        assert gc.isenabled()
+    gc.disable()
+    try:
+        load(good)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+BAD_ENTRIES = {
+    "negative size": {"size": -5},
+    "float size": {"size": 1.5},
+    "text size": {"size": "12"},
+    "huge size": {"size": 1 << 60},
+    "endless size": {"size": 1 << 20_000},
+    "negative address": {"addr": -1},
+    "overflowing address": {"addr": 1 << 63},
+    "no address": {"addr": None},
+    "action is a number": {"action": 3},
+    "frames is a dict": {"frames": {"a": 1}},
+    "frame is a number": {"frames": [3]},
+    "frame has no text": {"frames": [{"name": 3, "filename": 4, "line": 5}]},
+    "time is text": {"time_us": "now"},
+}
+
+
+@pytest.mark.parametrize("wrong", BAD_ENTRIES.values(), ids=BAD_ENTRIES)
+def test_a_wrong_value_is_one_sentence_with_its_position(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    trace = [entry("alloc", BASE + 512 * i, 1) for i in range(2000)]
+    trace[1234] |= wrong
+    with pytest.raises(SnapshotError) as caught:
+        load(write(tmp_path / "s", snapshot(trace)))
+    message = str(caught.value)
+    assert "1234" in message or "frame" in message
+    assert message.endswith(".") and message.count("\n") == 0 and len(message) < 300
+    assert caught.value.hint
+
+
+def test_sizes_that_overflow_only_together(tmp_path: Path) -> None:
+    trace = [entry("alloc", BASE + 512 * i, 1 << 50) for i in range(5000)]
+    with pytest.raises(SnapshotError, match="sum to more"):
+        load(write(tmp_path / "s", snapshot(trace)))
+
+
+WRONG_FILES = {
+    "empty": (b"", "empty"),
+    "text": (b"hello, world\n", "neither"),
+    "zip": (b"PK\x03\x04" + bytes(100), "zip"),
+    "truncated pickle": (pickle.dumps(small())[:-20], "truncated"),
+    "truncated json": (json.dumps(small()).encode()[:-20], "neither"),
+    "truncated gzip": (gzip.compress(pickle.dumps(small()))[:-20], "truncated"),
+    "another pickle": (pickle.dumps({"weights": [1, 2]}), "other data"),
+    "a number": (pickle.dumps(7), "other data"),
+    "a profiler trace": (b'{"traceEvents": []}', "profiler trace"),
+    "segments are a number": (pickle.dumps({"segments": 5, "device_traces": []}), "not a list"),
+    "traces are a number": (pickle.dumps({"segments": [], "device_traces": 5}), "device_traces"),
+    "trace is a dict": (pickle.dumps({"segments": [], "device_traces": [{}]}), "not a list"),
+    "entry is a number": (pickle.dumps({"segments": [], "device_traces": [[4]]}), "position 0"),
+    "deep json": (b"[" * 100_000, "neither"),
+}
+
+
+@pytest.mark.parametrize(("content", "words"), WRONG_FILES.values(), ids=WRONG_FILES)
+def test_other_files_are_named_for_what_they_are(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(SnapshotError, match=words) as caught:
+        load(path)
+    assert caught.value.hint
+
+
+def test_missing_file_and_directory(tmp_path: Path) -> None:
+    with pytest.raises(SnapshotError, match="does not exist"):
+        load_snapshot(tmp_path / "no")
+    with pytest.raises(SnapshotError, match="is a directory"):
+        load_snapshot(tmp_path)
+
+
+class Runs:
+    """Pickles into a call that would leave a trace."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+def test_nothing_of_a_file_is_executed(tmp_path: Path, isolated: bool) -> None:
+    path = write(tmp_path / "s", snapshot([Runs(tmp_path / "ran")]))  # type: ignore[list-item]
+    with pytest.raises(SnapshotError, match="asks for the Python object"):
+        load_snapshot(path, isolated=isolated)
+    assert not (tmp_path / "ran").exists()
+
+
+def nested_tuple_key(depth: int) -> bytes:
+    """A dict whose key is a tuple of two equal tuples of two equal tuples ...: hashing it takes 2**depth steps."""
+    return b"\x80\x04})" + b"2\x86" * depth + b"K\x01s."
+
+
+def tall_tuple_key(height: int) -> bytes:
+    """A dict whose key is a tuple in a tuple in a tuple ...: hashing it recurses in C."""
+    return b"\x80\x04})" + b"\x85" * height + b"K\x01s."
+
+
+HOSTILE = {
+    "memo index": b"\x80\x04]r\xff\xff\xff\x7f.",
+    "memo index, eight times": b"\x80\x04" + b"]r\xff\xff\xff\xf0" * 8 + b".",
+    "bytes of 2**40": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40) + b"x",
+    "bytearray of 2**40": b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b"x",
+    "text of 2**40": b"\x80\x04\x8d" + struct.pack("<Q", 1 << 40) + b"x",
+    "frame of 2**40": b"\x80\x04\x95" + struct.pack("<Q", 1 << 40) + b"x",
+    "integer of 2**31 - 1 bytes": b"\x80\x04\x8b" + struct.pack("<i", 2**31 - 1) + b"x",
+    "a million sets": b"\x80\x04(" + b"\x8f" * 5_000_000 + b"l.",
+    "deep lists": b"\x80\x04" + b"]" * 1_000_000 + b"a" * 999_999 + b".",
+    "extension code": b"\x80\x04\x82\x01.",
+    "persistent id": b"\x80\x04K\x01Q.",
+    "deep tuple as key": tall_tuple_key(2_000_000),
+    "a million billion laughs": b"\x80\x04" + b"](hh2222e" * 3 + b".",
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_pickles_are_refused_within_bounds(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "hostile"
+    path.write_bytes(content)
+    peak = MaxMemory()
+    with peak, pytest.raises(SnapshotError) as caught:
+        load_snapshot(path)
+    assert len(str(caught.value)) < 400
+    assert peak.bytes < 1 << 30
+
+
+def test_a_file_that_would_be_read_for_centuries_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "hostile"
+    path.write_bytes(nested_tuple_key(60))
+    import tracer.snapshot.sandbox as sandbox
+
+    quick = sandbox._CHILD.replace("import runpy, sys", "import resource, runpy, sys")
+    quick = quick.replace(
+        "runpy.run_module",
+        "resource.setrlimit(resource.RLIMIT_CPU, (1, 1))\nrunpy.run_module",
+    )
+    monkeypatch.setattr(sandbox, "_CHILD", quick)
+    with pytest.raises(SnapshotError, match=r"far longer|signal"):
+        load_snapshot(path)
+
+
+def test_a_stack_shared_by_itself_does_not_recurse(tmp_path: Path) -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(SnapshotError):
+        load(write(tmp_path / "s", snapshot([entry("alloc", BASE, 1, frames=loop)])))
+
+
+def test_the_child_needs_the_standard_library_alone() -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import tracer.snapshot.reader; "
+        "print([m for m in ('numpy', 'torch', 'rich') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.skipif(not REAL_DATA.is_dir(), reason="the real recordings are not here")
+def test_every_real_recording_loads_alike_in_both_ways() -> None:
+    for path in sorted(p for p in REAL_DATA.iterdir() if p.suffix in (".pickle", ".pkl")):
+        ours, theirs = load_snapshot(path), load_snapshot(path, isolated=False)
+        assert ours.devices
+        for one, other in zip(ours.devices, theirs.devices, strict=True):
+            assert np.array_equal(one.trace.stack, other.trace.stack)
+            assert np.array_equal(one.blocks.address, other.blocks.address)
+
+
+class MaxMemory:
+    """The most memory that any child of this process had while the context was open."""
+
+    bytes = 0
+
+    def __enter__(self) -> MaxMemory:
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        children = Path(f"/proc/self/task/{threading.main_thread().native_id}/children")
+        while not self._done.wait(0.01):
+            try:
+                for child in children.read_text().split():
+                    pages = int(Path(f"/proc/{child}/statm").read_text().split()[1])
+                    self.bytes = max(self.bytes, pages * 4096)
+            except OSError:
+                continue

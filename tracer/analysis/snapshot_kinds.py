@@ -1,0 +1,185 @@
+"""What a block of a snapshot is, as far as its stacks, the annotations and its life prove it.
+
+A snapshot has no categories. Each rule below says what it takes as proof; a block that no rule proves is "not known".
+The first rule that holds decides, so the rules stand in the order of their strength.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracer.analysis.snapshot_sites import Fact, Sites
+from tracer.snapshot.columns import Bools, DeviceState, Int64s, Snapshot
+from tracer.snapshot.replay import BEFORE, Lives
+
+NOT_KNOWN: Final = "not known"
+KINDS: Final = ("parameter", "optimizer state", "gradient", "activation", "temporary", "workspace", "input", NOT_KNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A kind, and the evidence that a block is of it."""
+
+    kind: str
+    evidence: str
+
+
+# Index 0 is what holds when nothing does.
+RULES: Final = (
+    Rule(NOT_KNOWN, "nothing in the recording proves what it is"),
+    Rule("workspace", "its stack is in a library's workspace"),
+    Rule("optimizer state", "its stack is where torch's optimizers create their state"),
+    Rule("gradient", "its stack is in the node that writes .grad"),
+    Rule("gradient", "zero_grad freed it"),
+    Rule("gradient", "backward made it, and the optimizer's step found it alive"),
+    Rule("optimizer state", "an optimizer's step made it, and it outlived the step"),
+    Rule("temporary", "an optimizer's step made and freed it"),
+    Rule("activation", "it was made outside of backward, and autograd let go of it"),
+    Rule("temporary", "backward made and freed it"),
+    Rule("parameter", "its stack is where modules create or move parameters and buffers, and it was never freed"),
+    Rule("temporary", "it was freed before any backward ran"),
+)
+# Words that a tracer writes into an entry's `category`, in torch's spelling.
+_RECORDED = {
+    "parameter": "parameter",
+    "optimizer_state": "optimizer state",
+    "gradient": "gradient",
+    "activation": "activation",
+    "temporary": "temporary",
+    "autograd_detail": "temporary",
+    "input": "input",
+}
+RECORDED_EVIDENCE: Final = "the recording says so"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """The optimizer steps and zero_grad calls of one device, as ranges of entries.
+
+    Attributes:
+        start: First entry of each step [N], ascending.
+        end: The entry from which on the step is over [N]; beyond the trace if the recording ends in it.
+    """
+
+    start: Int64s
+    end: Int64s
+
+    def containing(self, entry: Int64s) -> Int64s:
+        """The step that each entry lies in, or -1."""
+        step = np.searchsorted(self.start, entry, side="right") - 1
+        if not len(self.start):
+            return step
+        return np.where((step >= 0) & (entry < self.end[np.maximum(step, 0)]), step, -1)
+
+    def next_start(self, entry: Int64s) -> Int64s:
+        """First entry of the next step after each entry; a very large number where there is none."""
+        padded = np.append(self.start, np.iinfo(np.int64).max)
+        return padded[np.searchsorted(self.start, entry, side="right")]
+
+
+class KindFinder:
+    """Decides the kinds of one device's blocks. Built once, asked for any rows of `Lives`."""
+
+    def __init__(self, snapshot: Snapshot, state: DeviceState, sites: Sites) -> None:
+        self._snapshot, self._state, self._facts = snapshot, state, sites.facts
+        facts = self._facts[state.trace.stack]
+        self._steps = self._annotated("Optimizer.step#") or _runs(facts, Fact.OPTIMIZER_STEP)
+        self._zero_grads = self._annotated("Optimizer.zero_grad#") or _runs(facts, Fact.ZERO_GRAD)
+        # An entry without a stack may be the engine's own: its threads have no Python frames.
+        maybe_backward = _has(facts, Fact.ENGINE) | ~_has(facts, Fact.STACK)
+        self._backward_count = np.concatenate([[0], np.cumsum(maybe_backward)])
+        self._has_cpp = bool((self._facts & Fact.CPP).any())
+
+    def rules(self, lives: Lives, rows: Int64s) -> Int64s:
+        """The index into `RULES` of each of these rows."""
+        born = self._facts[lives.stack[rows]]
+        freed = self._free_facts(lives, rows)
+        begin, end = lives.begin[rows], lives.end[rows]
+        length = len(self._state.trace)
+        in_backward, in_step = _has(born, Fact.ENGINE), self._in_step(born, begin)
+        outside = _has(born, Fact.STACK) & ~in_backward & ~in_step & self._has_cpp
+        by_autograd = _has(freed, Fact.ENGINE) | _has(freed, Fact.RELEASE_SAVED)
+        zeroed = _has(freed, Fact.ZERO_GRAD) | (self._zero_grads.containing(lives.free_entry[rows]) >= 0)
+        step_over = self._end_of_step(begin)
+        proofs = (
+            _has(born, Fact.WORKSPACE),
+            _has(born, Fact.OPTIMIZER_STATE),
+            _has(born, Fact.ACCUMULATE_GRAD),
+            zeroed & ~in_step & (in_backward | (begin == BEFORE)),
+            in_backward & (end > self._steps.next_start(begin)),
+            in_step & (end >= step_over),
+            in_step & (end < step_over) & (end < length),
+            outside & (begin > BEFORE) & by_autograd,
+            in_backward & by_autograd,
+            _has(born, Fact.MODULE_SETUP) & (end == length),
+            outside & (begin > BEFORE) & (end < length) & self._no_backward_between(begin, end),
+        )
+        return np.select(proofs, range(1, len(RULES)), default=0).astype(np.int64)
+
+    def recorded_kinds(self, lives: Lives, rows: Int64s) -> list[str]:
+        """The kind that the recording itself gives each row, or the empty text."""
+        entry, category = lives.alloc_entry[rows], self._state.trace.category
+        numbers = np.where(entry >= 0, category[np.maximum(entry, 0)], -1) if len(category) else np.full(len(rows), -1)
+        return [_RECORDED.get(self._snapshot.text(number).lower(), "") for number in numbers.tolist()]
+
+    def _free_facts(self, lives: Lives, rows: Int64s) -> NDArray[np.int64]:
+        """The facts of the stacks that freed the rows.
+
+        A recording with `context="alloc"` repeats at the free the stack of the allocation, which proves nothing.
+        """
+        entry = lives.free_entry[rows]
+        if not len(self._state.trace):
+            return np.zeros(len(rows), dtype=np.int64)
+        stack = np.where(entry >= 0, self._state.trace.stack[np.maximum(entry, 0)], 0)
+        return np.where(stack == lives.stack[rows], 0, self._facts[stack])
+
+    def _in_step(self, born: NDArray[np.int64], begin: Int64s) -> Bools:
+        return _has(born, Fact.OPTIMIZER_STEP) | (_has(born, Fact.STACK) & (self._steps.containing(begin) >= 0))
+
+    def _end_of_step(self, begin: Int64s) -> Int64s:
+        """The entry at which the step that an entry lies in is over; a very large number where it lies in none."""
+        step = self._steps.containing(begin)
+        far = np.iinfo(np.int64).max
+        return np.where(step >= 0, np.append(self._steps.end, far)[step], far)
+
+    def _no_backward_between(self, begin: Int64s, end: Int64s) -> Bools:
+        last = len(self._backward_count) - 1
+        count = self._backward_count
+        same: Bools = count[np.minimum(end, last)] == count[np.clip(begin, 0, last)]
+        return same
+
+    def _annotated(self, prefix: str) -> Steps | None:
+        """Steps by annotations; None where there are none or the recording has no times to place them."""
+        notes, trace = self._state.annotations, self._state.trace
+        if not len(trace) or trace.time_us[0] < 0:
+            return None
+        named = np.array([text.startswith(prefix) for text in self._snapshot.texts], dtype=np.bool_)
+        chosen = named[notes.name] & (notes.name >= 0) if len(named) else np.zeros(len(notes), dtype=np.bool_)
+        starts = notes.time_us[chosen & notes.is_start]
+        ends = notes.time_us[chosen & ~notes.is_start]
+        if not len(starts):
+            return None
+        # A tied entry may lie on either side; it counts as inside.
+        start = np.searchsorted(trace.time_us, np.sort(starts), side="left")
+        end = np.searchsorted(trace.time_us, np.sort(ends), side="right")
+        after = np.searchsorted(np.sort(ends), np.sort(starts), side="left")
+        return Steps(start=start, end=np.append(end, len(trace) + 1)[np.minimum(after, len(end))])
+
+
+def _has(facts: NDArray[np.int64], fact: Fact) -> Bools:
+    found: Bools = (facts & int(fact)) != 0
+    return found
+
+
+def _runs(facts: NDArray[np.int64], fact: Fact) -> Steps:
+    """Maximal runs of entries with a fact; entries without a stack do not interrupt one."""
+    stacked = np.flatnonzero(_has(facts, Fact.STACK))
+    inside = _has(facts[stacked], fact).astype(np.int8)
+    edge = np.diff(np.concatenate([[0], inside, [0]]))
+    first, past = np.flatnonzero(edge == 1), np.flatnonzero(edge == -1)
+    beyond = len(facts) + 1
+    return Steps(start=stacked[first], end=np.append(stacked, beyond)[past])

@@ -1,0 +1,117 @@
+"""Why an allocation failed: what was asked for, what was there, and whether it lay in pieces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tracer.analysis.snapshot_fragmentation import fragmentation_after
+from tracer.analysis.snapshot_groups import Group, group_rows
+from tracer.analysis.snapshot_kinds import KindFinder
+from tracer.analysis.snapshot_sites import Site, Sites
+from tracer.snapshot.actions import Action
+from tracer.snapshot.columns import DeviceState, Snapshot
+from tracer.snapshot.replay import Replay
+from tracer.units import format_bytes
+
+# A program that catches the error may try again forever; its first failures say it all.
+MAX_EXPLAINED = 50
+_NUM_LINES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """One failed allocation.
+
+    Attributes:
+        entry: Its position in the trace.
+        time_us: Its time, or -1 where the recording has none.
+        asked_bytes: What the allocator wanted to reserve or serve.
+        device_free_bytes: What the driver said was free on the device, for all processes.
+        requested_bytes: In use at that moment, as asked for.
+        allocated_bytes: In use, rounded.
+        reserved_bytes: Reserved from the driver.
+        unallocated_bytes: Reserved and not in use.
+        largest_free_bytes: The largest piece of that within one segment.
+        fits_without_fragmentation: What was reserved but unallocated and what the device had free would have sufficed.
+        site: The line that asked.
+        stack: Its stack for people.
+        groups: What was in use, by line and kind; sums to `requested_bytes`.
+        advice: What to do, one sentence or two.
+    """
+
+    entry: int
+    time_us: int
+    asked_bytes: int
+    device_free_bytes: int
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    unallocated_bytes: int
+    largest_free_bytes: int
+    fits_without_fragmentation: bool
+    site: Site
+    stack: tuple[str, ...]
+    groups: tuple[Group, ...]
+    advice: str
+
+
+def explain_ooms(
+    snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: KindFinder, sites: Sites
+) -> tuple[OutOfMemory, ...]:
+    """Explain the out-of-memory events of one device, in order, the first `MAX_EXPLAINED` of them."""
+    entries = state.trace.where(Action.OOM)[:MAX_EXPLAINED].tolist()
+    return tuple(_explain(entry, snapshot, state, replay, kinds, sites) for entry in entries)
+
+
+def _explain(
+    entry: int, snapshot: Snapshot, state: DeviceState, replay: Replay, kinds: KindFinder, sites: Sites
+) -> OutOfMemory:
+    trace, lives = state.trace, replay.lives
+    memory = fragmentation_after(state, replay, entry)
+    asked, device_free = int(trace.size[entry]), int(trace.addr[entry])
+    groups = group_rows(lives, lives.alive_after(entry), kinds=kinds, sites=sites)
+    fits = memory.free_bytes + device_free >= asked
+    stack = int(trace.stack[entry])
+    is_expandable = bool(snapshot.settings.get("expandable_segments")) or bool(state.segments.is_expandable.any())
+    return OutOfMemory(
+        entry=entry,
+        time_us=int(trace.time_us[entry]),
+        asked_bytes=asked,
+        device_free_bytes=device_free,
+        requested_bytes=int(replay.requested_bytes[entry + 1]),
+        allocated_bytes=memory.allocated_bytes,
+        reserved_bytes=memory.reserved_bytes,
+        unallocated_bytes=memory.free_bytes,
+        largest_free_bytes=memory.largest_free_bytes,
+        fits_without_fragmentation=fits,
+        site=sites.site(stack),
+        stack=sites.readable(stack),
+        groups=groups,
+        advice=_advice(asked, device_free, fits=fits, is_expandable=is_expandable, groups=groups),
+    )
+
+
+def _advice(asked: int, device_free: int, *, fits: bool, is_expandable: bool, groups: tuple[Group, ...]) -> str:
+    if device_free >= asked:
+        return (
+            "The device had enough free memory, so a limit of this process stopped it: look for "
+            "torch.cuda.set_per_process_memory_fraction, or memory that another process took and gave back."
+        )
+    if fits and not is_expandable:
+        return (
+            "It would have fit if the free memory were in one piece: "
+            "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+        )
+    if fits:
+        return (
+            "It would have fit if the free memory were in one piece, although segments are expandable: look for memory "
+            "of other streams or private pools (CUDA graphs), which this request may not use."
+        )
+    lines = "; ".join(f"{_place(group)} with {format_bytes(group.bytes)}" for group in groups[:_NUM_LINES])
+    return f"Fragmentation is not the cause. Look first at {lines}." if lines else "Nothing else was in use."
+
+
+def _place(group: Group) -> str:
+    if group.site.file is None:
+        return group.site.frame
+    return f"{group.site.frame} ({group.site.file}:{group.site.line})"

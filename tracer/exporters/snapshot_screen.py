@@ -1,0 +1,191 @@
+"""The explanation of a snapshot, and the difference of two, as text on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tracer.analysis.snapshot_diff import Change, DeviceDiff
+from tracer.analysis.snapshot_explain import DeviceFinding, SnapshotFinding
+from tracer.analysis.snapshot_groups import Group
+from tracer.analysis.snapshot_oom import OutOfMemory
+from tracer.analysis.snapshot_peak import Peak, Share
+from tracer.analysis.snapshot_sites import BEFORE_RECORDING, NO_FRAMES, NO_PYTHON_FRAME, Site
+from tracer.units import format_bytes
+
+_STACK_LINES = 3
+
+
+def print_snapshot(finding: SnapshotFinding, console: Console, *, file: str, top: int = 10) -> None:
+    """Print what filled each device at its peak.
+
+    Args:
+        finding: What `explain_snapshot` returned.
+        console: Where to print; file names are never read as markup.
+        file: The snapshot's name, as the person gave it.
+        top: Rows of each table; what the others hold together is said.
+    """
+    _say(console, file, style="bold")
+    for note in finding.notes:
+        _say(console, f"Note: {note}", style="yellow")
+    for device in finding.devices:
+        _print_device(device, console, top)
+
+
+def print_diff(diffs: Sequence[DeviceDiff], console: Console, *, before: str, after: str, top: int = 10) -> None:
+    """Print what changed between the peaks of two snapshots.
+
+    Args:
+        diffs: What `diff_snapshots` returned.
+        console: Where to print.
+        before: Name of the first snapshot.
+        after: Name of the second one.
+        top: Rows of the table by stack.
+    """
+    _say(console, f"{before} -> {after}", style="bold")
+    if not diffs:
+        _say(console, "Neither snapshot has a device with memory.")
+    for diff in diffs:
+        sizes = f"{format_bytes(diff.before_bytes)} -> {format_bytes(diff.after_bytes)}"
+        _say(console, f"\nDevice {diff.device}: peak {sizes}, {_signed(diff.bytes)} ({diff.bytes:+,} B)", style="bold")
+        _print_changes("By kind", diff.by_kind, console, top=len(diff.by_kind))
+        _print_changes("By kind and stack", diff.by_stack, console, top=top)
+
+
+def _print_device(found: DeviceFinding, console: Console, top: int) -> None:
+    peak = found.peak
+    _say(console, f"\nDevice {found.device}: {found.entries:,} entries, peak {_when(peak, found)}", style="bold")
+    _say(console, f"  requested  {_exact(peak.requested_bytes)}")
+    _say(console, f"  allocated  {_exact(peak.allocated_bytes)}, rounded by the allocator as far as known")
+    _say(console, f"  reserved   {_exact(peak.reserved_bytes)}")
+    if peak.before_recording_bytes:
+        _say(console, f"  of the requested bytes, {_exact(peak.before_recording_bytes)} were there before recording")
+    for note in found.notes:
+        _say(console, f"  Note: {note}", style="yellow")
+    _print_groups("What filled it, by line and kind", peak.groups, console, top)
+    _print_shares("By kind", peak.by_kind, console, top)
+    if len(peak.by_annotation) > 1:
+        _print_shares("By annotation", peak.by_annotation, console, top)
+    _print_fragmentation(found, console)
+    _print_growth(found, console, top)
+    for event in found.oom:
+        _print_oom(event, console, top)
+
+
+def _when(peak: Peak, found: DeviceFinding) -> str:
+    if peak.entry < 0:
+        return "at the start of the recording" if found.entries else "as the snapshot was taken"
+    time = f", at {peak.time_us:,} us" if peak.time_us >= 0 else ""
+    return f"after entry {peak.entry:,}{time}"
+
+
+def _print_groups(title: str, groups: Sequence[Group], console: Console, top: int) -> None:
+    table = _table(title, "bytes", "blocks")
+    for name in ("kind", "where"):
+        table.add_column(name, overflow="fold")
+    for group in islice(groups, top):
+        table.add_row(format_bytes(group.bytes), str(group.count), _kind(group), Text(place(group.site)))
+    _add_rest(table, [(group.bytes, group.count) for group in groups[top:]])
+    console.print(table)
+
+
+def _kind(group: Group) -> str:
+    return f"{group.kind}, before" if group.is_before_recording and group.site.frame != BEFORE_RECORDING else group.kind
+
+
+def _print_shares(title: str, shares: Sequence[Share], console: Console, top: int) -> None:
+    table = _table(title, "bytes", "blocks")
+    table.add_column("", overflow="fold")
+    for share in islice(shares, top):
+        table.add_row(format_bytes(share.bytes), str(share.count), Text(share.name))
+    _add_rest(table, [(share.bytes, share.count) for share in shares[top:]])
+    console.print(table)
+
+
+def _print_changes(title: str, changes: Sequence[Change], console: Console, *, top: int) -> None:
+    table = _table(title, "change", "before", "after")
+    table.add_column("kind")
+    if any(change.stack for change in changes):
+        table.add_column("stack, innermost first", overflow="fold")
+    for change in islice(changes, top):
+        sizes = (_signed(change.bytes), format_bytes(change.before_bytes), format_bytes(change.after_bytes))
+        table.add_row(*sizes, change.kind, Text(_short_stack(change.stack)))
+    if rest := changes[top:]:
+        sums = [sum(c.bytes for c in rest), sum(c.before_bytes for c in rest), sum(c.after_bytes for c in rest)]
+        table.add_row(_signed(sums[0]), *map(format_bytes, sums[1:]), f"{len(rest)} more", "")
+    console.print(table)
+
+
+def _print_fragmentation(found: DeviceFinding, console: Console) -> None:
+    table = _table("Reserved memory", "", "reserved", "allocated", "free", "largest free")
+    for name, state in (("at the peak", found.peak.fragmentation), ("at the end", found.end_fragmentation)):
+        sizes = (state.reserved_bytes, state.allocated_bytes, state.free_bytes, state.largest_free_bytes)
+        table.add_row(name, *map(format_bytes, sizes))
+    console.print(table)
+
+
+def _print_growth(found: DeviceFinding, console: Console, top: int) -> None:
+    if not found.entries:
+        return
+    start, end = format_bytes(found.start_requested_bytes), format_bytes(found.end_requested_bytes)
+    _say(console, f"\n  Growth over the recording: {_signed(found.growth_bytes)} ({start} -> {end})")
+    if found.never_freed:
+        _print_groups("Allocated and never freed", found.never_freed, console, top)
+
+
+def _print_oom(event: OutOfMemory, console: Console, top: int) -> None:
+    time = f" at {event.time_us:,} us" if event.time_us >= 0 else ""
+    _say(console, f"\n  Out of memory, entry {event.entry:,}{time}: {place(event.site)}", style="bold red")
+    for name, size in (
+        ("asked for", event.asked_bytes),
+        ("free on the device", event.device_free_bytes),
+        ("in use", event.allocated_bytes),
+        ("reserved", event.reserved_bytes),
+        ("reserved but unallocated", event.unallocated_bytes),
+        ("largest free block", event.largest_free_bytes),
+    ):
+        _say(console, f"    {name:<26}{_exact(size)}")
+    _say(console, f"    {event.advice}", style="bold")
+    _print_groups("What was in use then", event.groups, console, top)
+
+
+def place(site: Site) -> str:
+    """A site for people: `function  file:line`, and a word where there is no Python frame."""
+    if site.file is not None:
+        return f"{site.frame}  {site.file}:{site.line}"
+    return site.frame if site.frame in (BEFORE_RECORDING, NO_FRAMES) else f"{site.frame}  ({NO_PYTHON_FRAME})"
+
+
+def _short_stack(stack: tuple[str, ...]) -> str:
+    shown = " < ".join(stack[:_STACK_LINES])
+    return f"{shown} < ..." if len(stack) > _STACK_LINES else shown
+
+
+def _table(title: str, *numbers: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1), pad_edge=False, show_header=True)
+    for number in numbers:
+        table.add_column(number, justify="right", no_wrap=True)
+    return table
+
+
+def _add_rest(table: Table, rest: list[tuple[int, int]]) -> None:
+    if rest:
+        size, count = sum(size for size, _ in rest), sum(count for _, count in rest)
+        padding = [""] * (len(table.columns) - 3)
+        table.add_row(format_bytes(size), str(count), *padding, f"{len(rest)} more")
+
+
+def _exact(size: int) -> str:
+    return f"{format_bytes(size)} ({size:,} B)"
+
+
+def _signed(size: int) -> str:
+    return f"+{format_bytes(size)}" if size > 0 else format_bytes(size)
+
+
+def _say(console: Console, line: str, *, style: str = "") -> None:
+    console.print(Text(line, style=style), soft_wrap=True)

@@ -1,0 +1,157 @@
+"""Sorts the reader's raw columns by device and makes numpy tables of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracer.errors import SnapshotError
+from tracer.snapshot.columns import (
+    Annotations,
+    Blocks,
+    DeviceState,
+    Frame,
+    Int32s,
+    Segments,
+    Snapshot,
+    Stacks,
+    Trace,
+)
+from tracer.snapshot.reader import MAX_DEVICES, RawSnapshot
+
+Table = Mapping[str, NDArray[Any]]
+_EMPTY_TRACE = {"action": np.uint8, "addr": np.int64, "size": np.int64, "stream": np.int64, "time_us": np.int64}
+# No device has a petabyte; the limits keep every address and sum of a file exact in 64 bits.
+_MAX_BYTES = 1 << 50
+_MAX_ADDRESS = 1 << 62
+_MAX_TOTAL_BYTES = float(1 << 62)
+_RANGES = {
+    "addr": (0, _MAX_ADDRESS),
+    "address": (0, _MAX_ADDRESS),
+    "size": (0, _MAX_BYTES),
+    "requested_size": (0, _MAX_BYTES),
+    "total_size": (0, _MAX_BYTES),
+    "stream": (0, np.iinfo(np.int64).max),
+    "time_us": (-1, np.iinfo(np.int64).max),
+    "device": (-1, MAX_DEVICES - 1),
+}
+
+
+def assemble(raw: RawSnapshot, path: Path) -> Snapshot:
+    """Make a `Snapshot` of raw columns.
+
+    Raises:
+        SnapshotError: A number is negative or larger than any allocator writes.
+    """
+    columns = {name: np.frombuffer(column, dtype=column.typecode) for name, column in raw.columns.items()}
+    for name, column in columns.items():
+        _check_range(name, column, path)
+    stack_of_id: Int32s = columns["stack_of_id"]
+    segments, blocks = _under(columns, "segment."), _under(columns, "block.")
+    segment_of_block = np.repeat(np.arange(len(segments["device"])), np.diff(segments["first_block"]))
+    devices = []
+    for device in sorted({*raw.devices, *np.unique(segments["device"]).tolist()}):
+        in_device = segments["device"] == device
+        trace = _trace(_under(columns, f"trace.{device}."), stack_of_id)
+        if not len(trace) and not in_device.any():
+            continue
+        state = DeviceState(
+            device=device,
+            trace=trace,
+            segments=_segments(segments, in_device),
+            blocks=_blocks(blocks, segments, segment_of_block, in_device, stack_of_id),
+            annotations=_annotations(_under(columns, "annotation."), device),
+        )
+        _check_total(state, path)
+        devices.append(state)
+    return Snapshot(
+        devices=tuple(devices),
+        stacks=_stacks(columns, raw.strings),
+        texts=tuple(raw.texts),
+        settings=raw.settings,
+        has_host_memory=raw.has_host_memory,
+    )
+
+
+def _under(columns: Table, prefix: str) -> dict[str, NDArray[Any]]:
+    return {name.removeprefix(prefix): column for name, column in columns.items() if name.startswith(prefix)}
+
+
+def _trace(table: Table, stack_of_id: Int32s) -> Trace:
+    length = len(table.get("action", ()))
+    none = np.broadcast_to(np.int32(-1), length)
+    ints = {key: table.get(key, np.zeros(0, dtype=kind)) for key, kind in _EMPTY_TRACE.items()}
+    return Trace(
+        **ints,
+        stack=stack_of_id[table["stack"]] if length else np.zeros(0, dtype=np.int32),
+        category=table.get("category", none),
+        metadata=table.get("metadata", none),
+        pool=table.get("pool", none),
+    )
+
+
+def _segments(table: Table, chosen: NDArray[np.bool_]) -> Segments:
+    return Segments(
+        address=table["address"][chosen],
+        total_size=table["total_size"][chosen],
+        stream=table["stream"][chosen],
+        is_small=table["small"][chosen].astype(np.bool_),
+        is_expandable=table["expandable"][chosen].astype(np.bool_),
+        pool=table["pool"][chosen],
+    )
+
+
+def _blocks(
+    table: Table, segments: Table, segment: NDArray[np.int64], in_device: NDArray[np.bool_], stack_of_id: Int32s
+) -> Blocks:
+    chosen = in_device[segment]
+    return Blocks(
+        address=table["address"][chosen],
+        size=table["size"][chosen],
+        requested_size=table["requested_size"][chosen],
+        state=table["state"][chosen],
+        stack=stack_of_id[table["stack"][chosen]],
+        stream=segments["stream"][segment[chosen]],
+    )
+
+
+def _annotations(table: Table, device: int) -> Annotations:
+    """The regions of one device; -1 stands for those that name no device."""
+    chosen = np.isin(table["device"], (device, -1))
+    return Annotations(
+        name=table["name"][chosen],
+        is_start=table["is_start"][chosen].astype(np.bool_),
+        time_us=table["time_us"][chosen],
+    )
+
+
+def _stacks(columns: Table, strings: list[str]) -> Stacks:
+    names, files, lines = (columns[key].tolist() for key in ("frame_name", "frame_file", "frame_line"))
+    frames = tuple(Frame(strings[n], strings[f], line) for n, f, line in zip(names, files, lines, strict=True))
+    return Stacks(frames=frames, offset=columns["stack_offset"], frame_of=columns["stack_frame"])
+
+
+def _check_range(name: str, column: NDArray[Any], path: Path) -> None:
+    table, _, key = name.rpartition(".")
+    low, high = _RANGES.get(key, (None, None))
+    if low is None or not len(column) or (column.min() >= low and column.max() <= high):
+        return
+    index = int(np.flatnonzero((column < low) | (column > high))[0])
+    kind, _, device = table.partition(".")
+    where = f"Entry {index} of device {device}" if kind == "trace" else f"{kind.capitalize()} {index}"
+    raise SnapshotError(
+        f"{where} has a {key} of {int(column[index])}, which no allocator writes.", hint=f"{path.name} is damaged."
+    )
+
+
+def _check_total(state: DeviceState, path: Path) -> None:
+    sizes = (state.trace.size, state.segments.total_size, state.blocks.size, state.blocks.requested_size)
+    if sum(float(size.sum(dtype=np.float64)) for size in sizes) > _MAX_TOTAL_BYTES:
+        raise SnapshotError(
+            f"{path}: the sizes of device {state.device} sum to more than any device ever held.",
+            hint="The file is damaged.",
+        )

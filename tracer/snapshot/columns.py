@@ -1,0 +1,205 @@
+"""What a snapshot says, as numpy columns; everything behind the loader knows these and no dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracer.snapshot.actions import Action, BlockState
+
+Int64s = NDArray[np.int64]
+Int32s = NDArray[np.int32]
+Bytes8 = NDArray[np.uint8]
+Bools = NDArray[np.bool_]
+
+
+def _check_lengths(*columns: NDArray[Any]) -> None:
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError("The columns of a table have different lengths.")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """What one device's allocator did, entry by entry, in its own order [E].
+
+    Attributes:
+        action: Codes of `Action`.
+        addr: Address of the block or segment; of an `oom` entry, the bytes that the device had free.
+        size: Bytes, as asked for; of segments, as reserved.
+        stream: Stream the memory belongs to.
+        time_us: Microseconds, never decreasing and often tied; -1 where the recording has no times.
+        stack: Numbers of stacks; 0 is the empty one.
+        category: Numbers of texts, -1 for none: categories that a tracer wrote beside the entries.
+        metadata: Numbers of texts, -1 for none: what the program attached to its allocations.
+        pool: Numbers of texts, -1 for the default pool.
+    """
+
+    action: Bytes8
+    addr: Int64s
+    size: Int64s
+    stream: Int64s
+    time_us: Int64s
+    stack: Int32s
+    category: Int32s
+    metadata: Int32s
+    pool: Int32s
+
+    def __post_init__(self) -> None:
+        _check_lengths(self.action, self.addr, self.size, self.stream, self.time_us, self.stack)
+        _check_lengths(self.action, self.category, self.metadata, self.pool)
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+    def where(self, *actions: Action) -> Int64s:
+        """Indices of the entries with one of these actions, in order."""
+        wanted = np.zeros(256, dtype=np.bool_)
+        wanted[list(actions)] = True
+        return np.flatnonzero(wanted[self.action])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks:
+    """The pieces of the segments when the snapshot was taken [B].
+
+    Attributes:
+        address: Where the block begins.
+        size: Its bytes, rounded as the allocator does.
+        requested_size: What was asked for; without meaning for inactive blocks.
+        state: Codes of `BlockState`.
+        stack: Numbers of the stacks that allocated them.
+        stream: Stream of the block's segment.
+    """
+
+    address: Int64s
+    size: Int64s
+    requested_size: Int64s
+    state: Bytes8
+    stack: Int32s
+    stream: Int64s
+
+    def __post_init__(self) -> None:
+        _check_lengths(self.address, self.size, self.requested_size, self.state, self.stack, self.stream)
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+    @property
+    def is_live(self) -> Bools:
+        """Whether a block's memory is in use: a freed one is, until `free_completed`."""
+        return np.not_equal(self.state, BlockState.INACTIVE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segments:
+    """What was reserved from the driver when the snapshot was taken [G].
+
+    Attributes:
+        address: Where the segment begins; of an expandable one, where this mapped range begins.
+        total_size: Its bytes.
+        stream: The stream its blocks belong to.
+        is_small: Whether it serves requests of up to 1 MiB.
+        is_expandable: Whether it can grow in place.
+        pool: Numbers of texts, -1 for the default pool.
+    """
+
+    address: Int64s
+    total_size: Int64s
+    stream: Int64s
+    is_small: Bools
+    is_expandable: Bools
+    pool: Int32s
+
+    def __post_init__(self) -> None:
+        _check_lengths(self.address, self.total_size, self.stream, self.is_small, self.is_expandable, self.pool)
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Annotations:
+    """Starts and ends of named regions of the program on one device, in recorded order [A]."""
+
+    name: Int32s
+    is_start: Bools
+    time_us: Int64s
+
+    def __post_init__(self) -> None:
+        _check_lengths(self.name, self.is_start, self.time_us)
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of a stack; C++ frames have the file `??`, a source file of torch, or none."""
+
+    name: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stacks:
+    """All distinct stacks, innermost frame first, each frame stored once.
+
+    Attributes:
+        frames: The distinct frames.
+        offset: Where each stack begins in `frame_of` [S + 1].
+        frame_of: Indices of frames.
+    """
+
+    frames: tuple[Frame, ...]
+    offset: Int64s
+    frame_of: Int32s
+
+    def __len__(self) -> int:
+        return len(self.offset) - 1
+
+    def frame_ids(self, stack: int) -> list[int]:
+        """Indices of one stack's frames, innermost first."""
+        ids: list[int] = self.frame_of[self.offset[stack] : self.offset[stack + 1]].tolist()
+        return ids
+
+    def __getitem__(self, stack: int) -> list[Frame]:
+        return [self.frames[i] for i in self.frame_ids(stack)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceState:
+    """Everything that a snapshot says of one device."""
+
+    device: int
+    trace: Trace
+    segments: Segments
+    blocks: Blocks
+    annotations: Annotations
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """A loaded snapshot.
+
+    Attributes:
+        devices: The devices with a trace entry or a segment, by index.
+        stacks: The stacks that all devices share.
+        texts: Names of annotations, categories, metadata and pools.
+        settings: What is known of `expandable_segments` and `roundup_power2_divisions`.
+        has_host_memory: Pinned host memory was recorded too, which these columns leave out.
+    """
+
+    devices: tuple[DeviceState, ...]
+    stacks: Stacks
+    texts: tuple[str, ...]
+    settings: Mapping[str, Any]
+    has_host_memory: bool = False
+
+    def text(self, number: int) -> str:
+        """A text by its number; the empty one for -1."""
+        return self.texts[number] if number >= 0 else ""

@@ -1,0 +1,40 @@
+"""The door to allocator snapshots: a path in, columns out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tracer.errors import SnapshotError
+from tracer.snapshot.reader import RawSnapshot, read_raw
+from tracer.snapshot.sandbox import read_isolated
+
+if TYPE_CHECKING:
+    from tracer.snapshot.columns import Snapshot
+
+
+def load_snapshot(path: Path, *, isolated: bool = True) -> Snapshot:
+    """Load an allocator snapshot of any age: pickle or JSON, gzipped or not.
+
+    The file is read in a child process, because plain unpickling cannot be kept from taking all memory or all time by
+    anything else (see `reader.limit_resources`). Nothing in the file is ever executed, in either process.
+
+    Args:
+        path: What `torch.cuda.memory._dump_snapshot` wrote, or a dump of `_snapshot()` or `memory_snapshot()`.
+        isolated: False reads in this process, for a file that this process wrote itself.
+
+    Raises:
+        SnapshotError: The file is missing, truncated, of another kind, damaged or hostile.
+    """
+    if not path.is_file():
+        what = "is a directory" if path.is_dir() else "does not exist"
+        raise SnapshotError(f"{path} {what}.", hint="Name the file that torch.cuda.memory._dump_snapshot() wrote.")
+    raw = read_isolated(path) if isolated else read_raw(path)
+    return to_snapshot(raw, path)
+
+
+def to_snapshot(raw: RawSnapshot, path: Path) -> Snapshot:
+    """Put the raw columns in order; here alone numpy comes in, so that the child never pays for it."""
+    from tracer.snapshot.assemble import assemble
+
+    return assemble(raw, path)

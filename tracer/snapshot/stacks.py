@@ -1,0 +1,119 @@
+"""Turns the stacks of a snapshot into small numbers: a million entries have a few thousand distinct stacks."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+from tracer.errors import SnapshotError
+
+Frames = list[Any]
+
+NO_STACK = 0
+_MAX_LINE = 2**31 - 1
+
+
+class StrangeStackError(Exception):
+    """Something that should be a stack is not; the caller knows where and says so."""
+
+
+class StackTable:
+    """Gives every distinct stack a number, in the order of first appearance; 0 is the stack without frames.
+
+    A dump shares one dict object among all equal frames that were symbolised together, so stacks are told apart by the
+    identities of their frames. Two frames in the middle name a candidate, and comparing it costs a fifth of listing all
+    identities, which is left to the stacks that share those two. Equal frames may still be different objects, therefore
+    `by_value` settles the matter in the end, once for each distinct stack.
+    """
+
+    def __init__(self) -> None:
+        self._stacks: list[Frames] = [[]]  # also keeps the frame objects alive, so that their ids stay theirs
+        self._candidates: dict[int, tuple[Frames, int]] = {}
+        self._by_identity: dict[tuple[int, ...], int] = {}
+
+    def ids(self, stacks: Iterable[Frames | None]) -> array[int]:
+        """The numbers of many stacks; None counts as empty.
+
+        Raises:
+            StrangeStackError: One of them is not a list.
+        """
+        candidates = self._candidates
+        out: list[int] = []
+        last: Frames | None = None
+        last_id = NO_STACK
+        # The hottest loop of a load. A free_completed mostly repeats the stack of its free_requested.
+        for frames in stacks:
+            if frames != last:
+                last = frames
+                if not frames:
+                    last_id = NO_STACK
+                elif type(frames) is not list:
+                    raise StrangeStackError
+                else:
+                    depth = len(frames)
+                    candidate = candidates.get(id(frames[depth >> 2]) * 3 + id(frames[depth >> 1]) + depth)
+                    last_id = candidate[1] if candidate and candidate[0] == frames else self._id_of(frames)
+            out.append(last_id)
+        return array("i", out)
+
+    def _id_of(self, frames: Frames) -> int:
+        identity = tuple(map(id, frames))
+        found = self._by_identity.get(identity)
+        if found is None:
+            found = self._by_identity[identity] = len(self._stacks)
+            self._stacks.append(frames)
+            depth = len(frames)
+            key = id(frames[depth >> 2]) * 3 + id(frames[depth >> 1]) + depth
+            self._candidates.setdefault(key, (frames, found))
+        return found
+
+    def by_value(self) -> dict[str, array[int] | list[str]]:
+        """Distinct frames and stacks by value.
+
+        Returns:
+            `strings`; per frame `frame_name`, `frame_file` (indices into strings) and `frame_line`; per stack
+            `stack_offset` [S + 1] into `stack_frame`; and `stack_of_id`, the stack of every number that `ids` gave out.
+
+        Raises:
+            SnapshotError: A frame is not a frame.
+        """
+        frames = _FrameTable()
+        stacks: dict[tuple[int, ...], int] = {}
+        stack_of_id = array("i", [stacks.setdefault(tuple(map(frames.id_of, s)), len(stacks)) for s in self._stacks])
+        offsets, flat = array("q", [0]), array("i")
+        for stack in stacks:
+            flat.extend(stack)
+            offsets.append(len(flat))
+        return {**frames.columns(), "stack_offset": offsets, "stack_frame": flat, "stack_of_id": stack_of_id}
+
+
+class _FrameTable:
+    def __init__(self) -> None:
+        self._by_identity: dict[int, int] = {}
+        self._by_value: dict[tuple[str, str, int], int] = {}
+
+    def id_of(self, frame: Any) -> int:
+        found = self._by_identity.get(id(frame))
+        if found is None:
+            value = _frame_value(frame)
+            found = self._by_identity[id(frame)] = self._by_value.setdefault(value, len(self._by_value))
+        return found
+
+    def columns(self) -> dict[str, array[int] | list[str]]:
+        strings: dict[str, int] = {}
+        names, files, lines = array("i"), array("i"), array("i")
+        for name, file, line in self._by_value:
+            names.append(strings.setdefault(name, len(strings)))
+            files.append(strings.setdefault(file, len(strings)))
+            lines.append(line)
+        return {"strings": list(strings), "frame_name": names, "frame_file": files, "frame_line": lines}
+
+
+def _frame_value(frame: Any) -> tuple[str, str, int]:
+    if type(frame) is not dict:
+        raise SnapshotError(f"A stack frame is a {type(frame).__name__}, not a dict.", hint="The file is damaged.")
+    name, file, line = frame.get("name", ""), frame.get("filename", ""), frame.get("line") or 0
+    if type(name) is not str or type(file) is not str or type(line) is not int or not -1 <= line <= _MAX_LINE:
+        raise SnapshotError("A stack frame has a name, file or line of the wrong type.", hint="The file is damaged.")
+    return name, file, line
