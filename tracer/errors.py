@@ -30,5 +30,9 @@ class OutputError(TracerError):
     """An output file cannot be written."""
 
 
+class MissingPackageError(OutputError):
+    """An output needs a package that is not installed; it is left out, and the run is none the worse for it."""
+
+
 class WorkloadError(TracerError):
     """The model, its input or its training step cannot be built or run as asked."""

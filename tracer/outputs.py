@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
-from tracer.analysis.findings import Findings
-from tracer.analysis.peak import explain_all
+import torch
+
+from tracer.analysis.findings import CycleFindings, Findings
+from tracer.analysis.peak import Blocks, explain_all
 from tracer.errors import TracerError
 from tracer.exporters.cuda_timing import write_cuda_timing
 from tracer.exporters.max_mem import write_max_mem
@@ -18,6 +22,7 @@ from tracer.exporters.memory_snapshot import (
     write_memory_snapshot,
 )
 from tracer.exporters.peak_json import write_peak_json
+from tracer.exporters.timeline_page import write_memory_timeline
 from tracer.session import RunResults
 
 
@@ -39,6 +44,36 @@ class Output:
     needs_findings: bool = True
 
 
+def run_description(results: RunResults) -> dict[str, str | int | float]:
+    """What a reader wants to know of the run: when, where, with what."""
+    findings = _findings(results)
+    described: dict[str, str | int | float] = {
+        "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        "device": findings.device,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cycles": len(findings.cycles),
+    }
+    if findings.device.startswith("cuda") and torch.cuda.is_available():
+        described["device name"] = torch.cuda.get_device_name(findings.device)
+    for name, value in results.settings.items():
+        if value not in (None, "", (), False):
+            text = "x".join(map(str, value)) if isinstance(value, tuple) else value
+            described[name.replace("_", " ")] = text if isinstance(text, str | int | float) else str(text)
+    return described
+
+
+def _explained(results: RunResults, cycle: CycleFindings) -> Blocks:
+    recording, storages = cycle.recording, cycle.storages
+    return explain_all(recording, cycle.categories, cycle.attribution, storages, known=results.known)
+
+
+def _write_page(results: RunResults, path: Path) -> None:
+    findings = _findings(results)
+    blocks = _explained(results, findings.worst)
+    write_memory_timeline(findings, blocks, path, run=run_description(results), notes=results.notes)
+
+
 def _findings(results: RunResults) -> Findings:
     if results.findings is None:
         raise ValueError("this output needs findings")
@@ -55,8 +90,7 @@ def _write_snapshot(results: RunResults, path: Path) -> None:
     findings = _findings(results)
     cycle = findings.worst if results.snapshot is None else findings.cycles[-1]
     recording, storages = cycle.recording, cycle.storages
-    blocks = explain_all(recording, cycle.categories, cycle.attribution, storages, known=results.known)
-    labels = labels_of(recording, cycle.attribution, blocks)
+    labels = labels_of(recording, cycle.attribution, _explained(results, cycle))
     if results.snapshot is None:
         snapshot = snapshot_of_recording(recording, storages, labels=labels)
     else:
@@ -76,6 +110,7 @@ def _write_peak_json(results: RunResults, path: Path) -> None:
 
 OUTPUTS = (
     Output("max-mem", "max_mem.txt", "any text viewer", _write_max_mem),
+    Output("memory-timeline", "memory_timeline.html", "a browser", _write_page),
     Output("peak-json", "peak.json", "jq, or any program", _write_peak_json),
     Output("memory-snapshot", "memory_snapshot.pkl", "https://pytorch.org/memory_viz", _write_snapshot),
     Output("cuda-timing", "cuda_timing.txt", "any text viewer", _write_timing, needs_findings=False),

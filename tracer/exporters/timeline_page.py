@@ -1,0 +1,193 @@
+"""memory_timeline.html of a profiled run: findings put in the shape that the page shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tracer.analysis.attribution import STEP_PREFIX
+from tracer.analysis.findings import CycleFindings, Findings
+from tracer.analysis.peak import Blocks, Kind
+from tracer.analysis.storages import Storages
+from tracer.exporters.page import write_page
+from tracer.exporters.page_model import (
+    Band,
+    BandKind,
+    Line,
+    LostTrack,
+    Mark,
+    Page,
+    Peak,
+    Series,
+    Share,
+    SlowModule,
+    StepTiming,
+)
+from tracer.units import format_bytes
+
+Ints = npt.NDArray[np.int64]
+
+# Torch's columns first, in torch's order, then what we know beyond them.
+_ORDER = (
+    Kind.PARAMETER,
+    Kind.BUFFER,
+    Kind.OPTIMIZER_STATE,
+    Kind.INPUT,
+    Kind.TEMPORARY,
+    Kind.ACTIVATION,
+    Kind.GRADIENT,
+    Kind.AUTOGRAD_DETAIL,
+    Kind.WORKSPACE,
+    Kind.BEFORE_RECORDING,
+    Kind.UNKNOWN,
+)
+_BANDS: dict[str, BandKind] = {"forward": "forward", "backward": "backward", "optimizer": "optimizer"}
+
+
+def write_memory_timeline(
+    findings: Findings,
+    blocks: Blocks,
+    path: Path,
+    *,
+    run: Mapping[str, str | int | float],
+    notes: tuple[str, ...] = (),
+    slow_modules: tuple[SlowModule, ...] = (),
+) -> None:
+    """Write memory_timeline.html for the cycle with the largest peak.
+
+    Args:
+        findings: Of the run.
+        blocks: Every block of that cycle explained, as `explain_all` gives them.
+        path: Where to.
+        run: What to say of the run, by name.
+        notes: Sentences on what could not be measured.
+        slow_modules: Time by module, slowest first.
+
+    Raises:
+        OutputError: The file cannot be written, or plotly is not installed.
+    """
+    write_page(timeline_page(findings, blocks, run=run, notes=notes, slow_modules=slow_modules), path)
+
+
+def timeline_page(
+    findings: Findings,
+    blocks: Blocks,
+    *,
+    run: Mapping[str, str | int | float],
+    notes: tuple[str, ...] = (),
+    slow_modules: tuple[SlowModule, ...] = (),
+) -> Page:
+    """The page's content."""
+    cycle = findings.worst
+    recording, storages, peak = cycle.recording, cycle.storages, cycle.peak
+    times = recording.allocations.time_ns[storages.events]
+    num_events = f"{recording.num_events:,} events"
+    return Page(
+        title="Memory of a training run",
+        device=peak.device,
+        subtitle=f"{num_events} in {len(cycle.attribution.step_names)} recorded steps",
+        times=times,
+        series=series_by_kind(storages, blocks),
+        lines=_reserved(cycle),
+        marks=_marks(cycle),
+        bands=_bands(cycle),
+        peak=Peak(
+            bytes=peak.peak_bytes,
+            time=peak.time_ns,
+            step=peak.step,
+            phase=peak.phase,
+            breakdown=tuple(Share(name, size_bytes) for name, size_bytes in peak.by_category().items()),
+            rows=peak.rows,
+        ),
+        lost_track=tuple(
+            LostTrack(
+                place.op or "a tensor from before the recording", place.bytes, place.module, place.file, place.line
+            )
+            for place in cycle.lost_track
+        ),
+        timings=_timings(cycle),
+        clock="the host's clock, in the profiled steps",
+        slow_modules=slow_modules,
+        run=run,
+        notes=(*notes, *_notes(cycle)),
+    )
+
+
+def series_by_kind(storages: Storages, blocks: Blocks) -> tuple[Series, ...]:
+    """Bytes of each kind alive after each event; together they are the level that the blocks add up to."""
+    found = []
+    end = len(storages.events)
+    for kind in _ORDER:
+        mine = blocks.kind == kind
+        if not mine.any():
+            continue
+        change = np.zeros(end + 2, np.int64)
+        np.add.at(change, storages.made_at[mine] + 1, storages.size_bytes[mine])
+        np.add.at(change, storages.freed_at[mine] + 1, -storages.size_bytes[mine])
+        found.append(Series(kind.name, np.asarray(np.cumsum(change)[1 : end + 1], np.int64)))
+    return tuple(found)
+
+
+def _reserved(cycle: CycleFindings) -> tuple[Line, ...]:
+    events = cycle.storages.events
+    reserved = cycle.recording.allocations.total_reserved_bytes[events]
+    if cycle.peak.device == "cpu" or not reserved.any():
+        return ()
+    times = cycle.recording.allocations.time_ns[events]
+    return (Line("allocated", times, cycle.storages.allocator_bytes), Line("reserved", times, reserved))
+
+
+def _marks(cycle: CycleFindings) -> tuple[Mark, ...]:
+    peak, found = cycle.peak, cycle.breakdown
+    return (
+        Mark("peak", "peak", peak.time_ns, peak.peak_bytes),
+        Mark("tagged", "torch's categories hold most", found.tagged_peak_ns, found.tagged_peak_bytes),
+    )
+
+
+def _bands(cycle: CycleFindings) -> tuple[Band, ...]:
+    recording = cycle.recording
+    steps = [
+        Band("step", recording.strings[name].removeprefix(STEP_PREFIX), start, end)
+        for name, start, end in zip(
+            recording.spans.name.tolist(),
+            recording.spans.start_ns.tolist(),
+            recording.spans.end_ns.tolist(),
+            strict=True,
+        )
+        if recording.strings[name].startswith(STEP_PREFIX)
+    ]
+    phases = [Band(_BANDS[phase.phase], phase.phase, phase.start_ns, phase.end_ns) for phase in cycle.step_phases]
+    return (*steps, *phases)
+
+
+def _timings(cycle: CycleFindings) -> tuple[StepTiming, ...]:
+    rows = []
+    for name in cycle.attribution.step_names:
+        mine = {phase.phase: phase for phase in cycle.step_phases if phase.step == name}
+        rows.append(
+            StepTiming(
+                name,
+                **{f"{phase}_ns": float(mine[phase].duration_ns) if phase in mine else None for phase in _BANDS},
+                total_ns=float(sum(phase.duration_ns for phase in mine.values())) if mine else None,
+            )
+        )
+    return tuple(rows)
+
+
+def _notes(cycle: CycleFindings) -> tuple[str, ...]:
+    notes = []
+    if cycle.peak.num_died_unseen:
+        notes.append(
+            f"{cycle.peak.num_died_unseen} storages from before the recording were freed without a record of it; they "
+            "are counted until their address was handed out again or zero_grad let go of them."
+        )
+    if cycle.recording.num_assumed_frees:
+        notes.append(f"{cycle.recording.num_assumed_frees} frees were not recorded and are assumed.")
+    for place in cycle.growth:
+        where = f"{place.file}:{place.line}" if place.file else "an unknown line"
+        notes.append(f"Memory grows by {format_bytes(place.bytes_per_step)} a step: {place.op} at {where}.")
+    return tuple(notes)
