@@ -10,6 +10,9 @@ The folders are the data flow: what happened, what it means, who wants to know.
     timeline_tracer    the on_trace_ready callback
     session            a profiled run from start to finish
     outputs            which files a run leaves behind
+    ranks              several processes: a folder for each, and what differs
+    training           a session around somebody's own loop
+    integrations/      the same as callbacks of other people's trainers
     snapshot_commands  the commands that read recordings made elsewhere
 
 Imports point one way, from the top of this list to the bottom. The public names below are loaded when first used, so
@@ -26,8 +29,9 @@ if TYPE_CHECKING:
     from tracer.errors import TracerError
     from tracer.session import ProfileSession, Schedule
     from tracer.timeline_tracer import TimelineTracer
+    from tracer.training import profile_training
 
-__all__ = ["MemoryTimeline", "ProfileSession", "Schedule", "TimelineTracer", "TracerError"]
+__all__ = ["MemoryTimeline", "ProfileSession", "Schedule", "TimelineTracer", "TracerError", "profile_training"]
 
 _HOMES = {
     "MemoryTimeline": "tracer.analysis.memory_timeline",
@@ -35,6 +39,7 @@ _HOMES = {
     "Schedule": "tracer.session",
     "TimelineTracer": "tracer.timeline_tracer",
     "TracerError": "tracer.errors",
+    "profile_training": "tracer.training",
 }
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.profiler import ProfilerAction, ProfilerActivity
 
 from tracer.analysis.findings import Findings
 from tracer.capture.allocator_history import AllocatorHistory
+from tracer.capture.error_place import error_place
 from tracer.capture.known_storages import (
     KnownStorages,
     Role,
@@ -23,7 +27,7 @@ from tracer.capture.known_storages import (
     optimizer_tensors,
 )
 from tracer.capture.phase_timing import PhaseTimings, time_phases
-from tracer.errors import TracerError
+from tracer.errors import RecordingError, TracerError
 from tracer.timeline_tracer import TimelineTracer
 
 Progress = Callable[[int, int], None]
@@ -78,17 +82,17 @@ class Workload(Protocol):
     def next_batch(self) -> Any:
         """A new batch on the device."""
 
-    def forward(self, batch: Any) -> Tensor:
-        """The loss."""
+    def forward(self, batch: Any) -> Any:
+        """The loss, a tensor; None if there is none, as in inference."""
 
-    def backward(self, loss: Tensor) -> None:
-        """Fill the gradients."""
+    def backward(self, loss: Any) -> None:
+        """Fill the gradients; nothing without a loss."""
 
     def optimizer_step(self) -> None:
         """Update the parameters and let go of the gradients."""
 
-    def copy(self) -> Workload:
-        """The same on copies of model and optimizer."""
+    def copy(self) -> Workload | None:
+        """The same on copies of model and optimizer; None if that cannot be, and its phases are not timed."""
 
 
 class ProfileSession:
@@ -133,6 +137,14 @@ class ProfileSession:
     # ------------------------------------------------------------------------------------------------- the life cycle
     def __enter__(self) -> Self:
         """Switch on."""
+        try:
+            self._switch_on()
+        except BaseException:
+            self._switch_off()
+            raise
+        return self
+
+    def _switch_on(self) -> None:
         activities = [ProfilerActivity.CPU]
         if self.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -149,7 +161,12 @@ class ProfileSession:
         if self._profiler.schedule(0) in _RECORDING:
             self._cycle_begins()
         self._profiler.__enter__()
-        return self
+
+    def _switch_off(self) -> None:
+        self.history.stop()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     def step(self) -> None:
         """End a step. Call it once per step of training, after the optimizer's step."""
@@ -168,10 +185,7 @@ class ProfileSession:
                 self.history.dump()
             self._profiler.__exit__(kind, error, trace)
         finally:
-            self.history.stop()
-            for hook in self._hooks:
-                hook.remove()
-            self._hooks.clear()
+            self._switch_off()
 
     def _cycle_begins(self) -> None:
         """The next step will be recorded, and nothing is recording yet."""
@@ -242,18 +256,30 @@ class Failure:
         error: The exception.
         step: Number of the step in which it happened, from 0.
         allocator: The allocator's state right after, by name, in bytes.
+        place: File and line of the user's own code where it arose, if there is one.
     """
 
     error: BaseException
     step: int
     allocator: Mapping[str, int]
+    place: tuple[str, int] | None = None
+
+    @classmethod
+    def of(cls, error: BaseException, session: ProfileSession) -> Failure:
+        """What an exception says, without the traceback, which keeps the tensors of the step alive."""
+        place = error_place(error)
+        return cls(error.with_traceback(None), session.num_steps_done, allocator_state(session.device), place)
 
     @property
     def out_of_memory(self) -> bool:
         """Whether the device had no memory left."""
-        if isinstance(self.error, torch.OutOfMemoryError | MemoryError):
-            return True
-        return isinstance(self.error, RuntimeError) and "DefaultCPUAllocator" in str(self.error)
+        return _is_out_of_memory(self.error)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -315,17 +341,22 @@ def run_profile(
     try:
         with session:
             for _ in range(schedule.num_steps):
-                losses.append(_step(workload, session))
+                losses += _step(workload, session)
                 session.step()
                 progress(session.num_steps_done, total)
     except (Exception, KeyboardInterrupt) as error:
-        failure = Failure(error.with_traceback(None), session.num_steps_done, allocator_state(workload.device))
-    findings = session.findings if session.has_recording else None
+        failure = Failure.of(error, session)
+    findings = _findings(session, failure, notes)
     if timing and failure is None:
         try:
-            timings = _time(workload, lambda done: progress(schedule.num_steps + done, total))
-        except torch.OutOfMemoryError:
-            notes.append("The timing pass needs a second copy of the model, for which the device had no memory left.")
+            timings = _time(workload, lambda done: progress(schedule.num_steps + done, total), notes)
+        except (Exception, KeyboardInterrupt) as error:
+            if _is_out_of_memory(error):
+                notes.append(
+                    "The timing pass needs a second copy of the model, for which the device had no memory left."
+                )
+            else:
+                failure = Failure.of(error, session)
     return RunResults(
         findings=findings,
         timings=timings,
@@ -344,23 +375,73 @@ _NUM_TIMING_WARMUP, _NUM_TIMING_MEASURED = 2, 6
 _NUM_TIMING_STEPS = _NUM_TIMING_WARMUP + _NUM_TIMING_MEASURED
 
 
-def _step(workload: Workload, session: ProfileSession) -> float:
-    batch = workload.next_batch()
-    session.observe_batch(batch)
-    loss = workload.forward(batch)
-    workload.backward(loss)
-    if workload.optimizer is None:
+def _findings(session: ProfileSession, failure: Failure | None, notes: list[str]) -> Findings | None:
+    """What was recorded, explained; a run that failed before anything was allocated is told by its failure."""
+    if not session.has_recording:
+        return None
+    try:
+        return session.findings
+    except RecordingError as error:
+        if failure is None:
+            raise
+        notes.append(str(error))
+        return None
+
+
+def _step(workload: Workload, session: ProfileSession) -> list[float]:
+    """One step; its loss, or nothing where there is none."""
+    value = 0.0
+    for _ in range(num_micro_batches(workload)):
+        batch = workload.next_batch()
+        session.observe_batch(batch)
+        loss = workload.forward(batch)
+        workload.backward(loss)
+        value += float("nan") if loss is None else float(loss.detach())
+    if workload.optimizer is None and loss is not None:
         session.observe_gradients()
-    value = float(loss.detach())
     workload.optimizer_step()
-    return value
+    return [] if loss is None else [value]
 
 
-def _time(workload: Workload, progress: Callable[[int], None]) -> PhaseTimings:
-    """The timing pass, on copies, with the random state put back afterwards."""
-    devices = [workload.device] if workload.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+def num_micro_batches(workload: Workload) -> int:
+    """Forward and backward passes before each step of the optimizer; 1 for a workload that does not say."""
+    return int(getattr(workload, "num_micro_batches", 1))
+
+
+@contextmanager
+def _random_states_kept(device: torch.device) -> Iterator[None]:
+    """Put torch's, numpy's and Python's random states back when the block ends."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def _copy(workload: Workload, notes: list[str]) -> Workload | None:
+    """A workload's copy; that a model cannot be copied is a note, not a failure of the run."""
+    try:
         copy = workload.copy()
+    except Exception as error:
+        if _is_out_of_memory(error):
+            raise
+        notes.append(f"The phases were not timed: copying the model raised {type(error).__name__}: {error}")
+        return None
+    if copy is None:
+        notes.append("The phases were not timed: they cannot be started one by one.")
+    elif num_micro_batches(copy) > 1:
+        notes.append(f"The phases were timed with one of a step's {num_micro_batches(copy)} micro-batches.")
+    return copy
+
+
+def _time(workload: Workload, progress: Callable[[int], None], notes: list[str]) -> PhaseTimings | None:
+    """The timing pass, on copies, with the random state put back afterwards; None if there can be no copy."""
+    with _random_states_kept(workload.device):
+        copy = _copy(workload, notes)
+        if copy is None:
+            return None
         batch = [copy.next_batch()]
         done = itertools.count(1)
 

@@ -7,8 +7,10 @@ about 0.2 KB an event. The analysis runs when the profiler stops.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from tracer.analysis.findings import CycleFindings, Findings, find_in_cycle, put
 from tracer.capture import torch_private
 from tracer.capture.known_storages import KnownStorages
 from tracer.capture.recording import Recording, read_recording
+from tracer.errors import RecordingError, TracerError
 from tracer.exporters.max_mem import write_max_mem
 
 MAX_KEPT = 2
@@ -77,16 +80,31 @@ class TimelineTracer:
         """Write the file behind the profiler's `stop`, the one moment that every schedule and loop reaches."""
         if self._watched is prof or not hasattr(prof, "stop"):
             return
+        if _is_stopping(prof):  # the first cycle was cut by the end of the block: there is no later moment
+            self._finish_beside_an_error()
+            return
         self._watched = prof
         stop = prof.stop
 
         def stop_and_finish() -> None:
             prof.__dict__.pop("stop", None)
-            self._watched = None
-            stop()
-            self.finish()
+            try:
+                stop()
+            finally:
+                self._watched = None
+            self._finish_beside_an_error()
 
         prof.stop = stop_and_finish
+
+    def _finish_beside_an_error(self) -> None:
+        """Write the file; what keeps it from being written never hides an exception that ends the block."""
+        in_flight = sys.exception()
+        try:
+            self.finish()
+        except TracerError as problem:
+            if in_flight is None:
+                raise
+            in_flight.add_note(f"{self.out_file} was not written: {problem}")
 
     @property
     def findings(self) -> Findings:
@@ -104,12 +122,21 @@ class TimelineTracer:
     def _cycles(self) -> list[CycleFindings]:
         known = self._known() if self._known is not None else None
         first = None
-        cycles = []
+        cycles, empty = [], None
         for recording in self._recordings:
-            cycle = find_in_cycle(recording, known=known, module_names=self._module_names, device=self.device or first)
+            try:
+                cycle = find_in_cycle(
+                    recording, known=known, module_names=self._module_names, device=self.device or first
+                )
+            except RecordingError as error:
+                # A cycle that was cut at its very beginning says nothing, and takes nothing from the others.
+                empty = empty or error
+                continue
             # All cycles are about the device that the first one chose.
             first = first or cycle.peak.device
             cycles.append(cycle)
+        if empty is not None and not cycles:
+            raise empty
         return cycles
 
     def finish(self) -> Findings:
@@ -123,3 +150,14 @@ class TimelineTracer:
         if self.out_file is not None:
             write_max_mem(findings.breakdown, findings.peaks, self.out_file)
         return findings
+
+
+def _is_stopping(prof: Any) -> bool:
+    """Whether the profiler's `stop` is what called; the profiler itself looks the same in `step`."""
+    code = getattr(type(prof).stop, "__code__", None)
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is code and frame.f_locals.get("self") is prof:
+            return True
+        frame = frame.f_back
+    return False

@@ -314,11 +314,14 @@ class _Reader:
 
     def __init__(self) -> None:
         self.strings, self.frames, self.devices, self.shapes = _Interned(), _Interned(), _Interned(), _Interned()
+        self.threads = _Interned()
         # Per call, the frame of the last call made from inside it.
         self.last_frame: dict[int, int] = {}
         # Tables row by row, flat: 8 bytes a number instead of the 40 or more that lists of tuples take.
         self.allocations, self.ops, self.calls, self.spans = array("q"), array("q"), array("q"), array("q")
         self.num_ops = self.num_calls = 0
+        # Per name of a Python function, its frame. The name is made of file, line and function, and quicker to read.
+        self.functions: dict[str, int] = {}
         self.modules: dict[int, int] = {}
         self.module_names: list[int] = []
         self.optimizers: set[int] = set()
@@ -347,7 +350,8 @@ class _Reader:
     # -------------------------------------------------------------------------------------------------- the walk
     def read(self, roots: Any) -> None:
         for root in roots:
-            self._read_thread(root, root.start_tid)
+            # Numbered anew: a thread that the profiler cannot tell has 2**64 - 1 for a number.
+            self._read_thread(root, self.threads(root.start_tid))
 
     def _read_thread(self, root: Any, thread: int) -> None:
         """Depth first, in order, with an explicit stack of child iterators: a tree may be deeper than Python's limit.
@@ -547,8 +551,7 @@ class _Reader:
     def _free_unrecorded(self, allocation_id: int, time_ns: int, address: int, size: int) -> None:
         """The address was handed out again: whoever freed it was not recorded, and torch's own analysis gives up here.
 
-        The old storage is freed right before, which is the latest it can have been, and the new one gets a number of its
-        own.
+        The old storage is freed right before, the latest it can have been, and the new one gets a number of its own.
         """
         old = self.renamed.get(allocation_id, allocation_id)
         before_ns = time_ns - 1  # the timeline puts frees behind allocations of the same time
@@ -579,12 +582,17 @@ class _Reader:
         self.last_frame[parent] = frame
         if kind is PyCallFields:
             call_kind = CallKind.PYTHON
-            function = self._frame(fields.callsite)
-            if fields.module is not None:
-                call_kind, module = CallKind.MODULE, self._module(fields.module, event.name)
-            if fields.optimizer is not None:
-                call_kind = CallKind.OPTIMIZER
-                self._optimizer(fields.optimizer)
+            name = event.name
+            function = self.functions.get(name, -1)
+            if function == -1:
+                function = self._frame(fields.callsite)
+                if fields.module is not None:
+                    call_kind, module = CallKind.MODULE, self._module(fields.module, name)
+                elif fields.optimizer is not None:
+                    call_kind = CallKind.OPTIMIZER
+                    self._optimizer(fields.optimizer)
+                else:
+                    self.functions[name] = function
         self.calls.extend(
             (call_kind, parent, op, frame, function, module, event.start_time_ns, event.end_time_ns, thread)
         )

@@ -41,8 +41,9 @@ def max_mem_text(breakdown: Breakdown, peaks: Sequence[PeakReport]) -> str:
     cycles = "1 cycle" if num == 1 else f"{num} cycles"
     lines += [
         "",
-        f"GB means 2**30 bytes. Means over {cycles}. The rows above are taken at the instant",
-        "when torch's categories held most; INTERMEDIATE is the true peak less their sum.",
+        f"GB means 2**30 bytes. Means over {cycles}. The rows above are taken at the",
+        "instant when torch's categories held most; INTERMEDIATE is the true peak less",
+        "their sum.",
     ]
     if peaks:
         lines += ["", *_true_peak_lines(peaks)]

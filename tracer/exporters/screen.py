@@ -12,6 +12,7 @@ from rich.text import Text
 
 from tracer.analysis.findings import CycleFindings, Findings
 from tracer.analysis.module_tree import module_tree
+from tracer.analysis.notes import unseen
 from tracer.analysis.peak import PeakReport, PeakRow
 from tracer.capture.phase_timing import PHASES, PhaseTimings
 from tracer.units import format_bytes
@@ -38,7 +39,11 @@ def peak_screen(findings: Findings) -> RenderableType:
         Text(),
         _phase_table(findings.worst),
     ]
-    for sentence in (*_growth(findings.worst), *_lost_track(findings.worst), *_unseen(findings.worst)):
+    for sentence in (
+        *_growth(findings.worst),
+        *_lost_track(findings.worst),
+        *unseen(findings.worst.recording, findings.worst.storages),
+    ):
         parts += [Text(), Text(sentence)]
     return Group(*parts)
 
@@ -90,14 +95,6 @@ def _lost_track(cycle: CycleFindings) -> Iterable[str]:
         yield (
             f"torch's own categories stop at {what}{where}, in {place.module or 'no module'}: "
             f"{format_bytes(place.bytes)} of the peak have none because of it. The rows above know them by their life."
-        )
-
-
-def _unseen(cycle: CycleFindings) -> Iterable[str]:
-    if cycle.recording.num_assumed_frees:
-        yield (
-            f"{cycle.recording.num_assumed_frees} blocks were freed by a thread that the profiler does not record; "
-            "they are taken to be free from when their address was handed out again."
         )
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from tracer.analysis.attribution import STEP_PREFIX
 from tracer.analysis.findings import CycleFindings, Findings
+from tracer.analysis.notes import unseen
 from tracer.analysis.peak import Blocks, Kind
 from tracer.analysis.storages import Storages
 from tracer.exporters.page import write_page
@@ -179,14 +180,7 @@ def _timings(cycle: CycleFindings) -> tuple[StepTiming, ...]:
 
 
 def _notes(cycle: CycleFindings) -> tuple[str, ...]:
-    notes = []
-    if cycle.peak.num_died_unseen:
-        notes.append(
-            f"{cycle.peak.num_died_unseen} storages from before the recording were freed without a record of it; they "
-            "are counted until their address was handed out again or zero_grad let go of them."
-        )
-    if cycle.recording.num_assumed_frees:
-        notes.append(f"{cycle.recording.num_assumed_frees} frees were not recorded and are assumed.")
+    notes = list(unseen(cycle.recording, cycle.storages))
     for place in cycle.growth:
         where = f"{place.file}:{place.line}" if place.file else "an unknown line"
         notes.append(f"Memory grows by {format_bytes(place.bytes_per_step)} a step: {place.op} at {where}.")

@@ -1,0 +1,43 @@
+"""What could not be seen in a recording, and why, in sentences: the same ones on the screen and on the page."""
+
+from __future__ import annotations
+
+from tracer.analysis.storages import Storages
+from tracer.capture.recording import Recording
+
+# Names under which torch.compile's regions appear: AOTAutograd's function and inductor's graph.
+_COMPILED = ("CompiledFunction", "## Call CompiledFxGraph", "Torch-Compiled Region")
+
+
+def unseen(recording: Recording, storages: Storages) -> tuple[str, ...]:
+    """Sentences on what had to be assumed or stays hidden; none for a recording that shows everything.
+
+    Args:
+        recording: One cycle.
+        storages: One device's blocks.
+    """
+    sentences = []
+    if num_regions := _num_compiled(recording):
+        sentences.append(
+            f"{num_regions} calls of compiled code hide their modules, lines and operators, and fuse what those would "
+            "allocate: what they made is credited to the compiled region and known by its life. Run without "
+            "torch.compile to see inside."
+        )
+    if recording.num_assumed_frees:
+        sentences.append(
+            f"{recording.num_assumed_frees} blocks were freed by a thread that the profiler does not record; they are "
+            "taken to be free from when their address was handed out again."
+        )
+    if num_dead := int(storages.died_unseen.sum()):
+        sentences.append(
+            f"{num_dead} storages from before the recording were freed without a record of it; each counts until its "
+            "address was handed out again or zero_grad let go of it."
+        )
+    return tuple(sentences)
+
+
+def _num_compiled(recording: Recording) -> int:
+    hidden = {index for index, name in enumerate(recording.strings) if name.startswith(_COMPILED)}
+    names = [name for name in recording.ops.name.tolist() if name in hidden]
+    # Forward alone: the autograd engine's row of the same function has another name.
+    return sum(recording.strings[name] == "CompiledFunction" for name in names) or len(names)

@@ -1,0 +1,73 @@
+"""Which files are of the user's project, and what they are called from its root."""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from pathlib import Path
+
+from torch import nn
+
+from tracer.capture.source_files import is_user_code
+
+_PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
+
+
+class ProjectFiles:
+    """The files under a root, without installed packages and virtual environments, which may lie there too."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self._names: dict[str, str | None] = {}
+
+    def __call__(self, file: str) -> str | None:
+        """The file's path from the root, with forward slashes, or None for a file that is not of the project."""
+        if file not in self._names:
+            self._names[file] = self._name(file)
+        return self._names[file]
+
+    def _name(self, file: str) -> str | None:
+        path = Path(file)
+        if not path.is_absolute():
+            return None
+        # As it was imported, or, where that is a link, as it lies.
+        for candidate in (path, path.resolve()):
+            if candidate.is_relative_to(self.root) and not self._installed(candidate):
+                # Names of files are bytes; what is no text would be refused by readers of text.
+                return candidate.relative_to(self.root).as_posix().encode(errors="replace").decode()
+        return None
+
+    def _installed(self, path: Path) -> bool:
+        inner = path.relative_to(self.root)
+        if _PACKAGE_FOLDERS.intersection(inner.parts):
+            return True
+        folders = (self.root.joinpath(*inner.parts[:depth]) for depth in range(1, len(inner.parts)))
+        return any(_is_virtual_environment(folder) for folder in folders)
+
+
+@cache
+def _is_virtual_environment(folder: Path) -> bool:
+    return (folder / "pyvenv.cfg").is_file()
+
+
+def project_root(model: nn.Module) -> Path:
+    """The folder of the model's code, above its package if it is in one; the current folder for a model of others.
+
+    The outermost module whose class is the user's decides.
+    """
+    for module in model.modules():
+        file = class_file(type(module))
+        if file is not None and is_user_code(str(file)):
+            folder = file.parent
+            while (folder / "__init__.py").is_file():
+                folder = folder.parent
+            return folder
+    return Path.cwd()
+
+
+def class_file(cls: type) -> Path | None:
+    """The file that defines a class, or None for one of C or of an interactive session."""
+    try:
+        return Path(inspect.getfile(cls)).resolve()
+    except (TypeError, OSError):
+        return None

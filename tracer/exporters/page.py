@@ -1,0 +1,119 @@
+"""memory_timeline.html: one file that opens from disk, without a network, and shows the peak and what was in it.
+
+The page is `page_static/page.html` with four things put in: a style sheet, the data, plotly's script and ours. Every
+word of a recording is in the data, which is JSON; our script shows it as text and never as HTML. A content security
+policy lets these two scripts run, by their hashes, and nothing else, and lets nothing be loaded.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+from pathlib import Path
+
+from tracer.errors import MissingPackageError
+from tracer.exporters.files import write_atomically
+from tracer.exporters.page_data import page_json
+from tracer.exporters.page_model import (
+    Band,
+    Line,
+    LostTrack,
+    Mark,
+    Page,
+    Peak,
+    Series,
+    Share,
+    SlowModule,
+    StepTiming,
+)
+
+__all__ = [
+    "Band",
+    "Line",
+    "LostTrack",
+    "Mark",
+    "Page",
+    "Peak",
+    "Series",
+    "Share",
+    "SlowModule",
+    "StepTiming",
+    "page_html",
+    "write_page",
+]
+
+_STATIC = Path(__file__).parent / "page_static"
+_SCRIPTS = (
+    "data.js",
+    "words.js",
+    "stack.js",
+    "timeline.js",
+    "controls.js",
+    "treemap.js",
+    "table.js",
+    "sections.js",
+    "main.js",
+)
+
+
+def write_page(page: Page, path: Path) -> None:
+    """Write the page, whole or not at all.
+
+    Args:
+        page: What to show.
+        path: Of the HTML file; one that is there is replaced.
+
+    Raises:
+        MissingPackageError: Plotly is not installed.
+        OutputError: The file cannot be written.
+    """
+    write_atomically(path, page_html(page).encode())
+
+
+def page_html(page: Page) -> str:
+    """The page as text.
+
+    Raises:
+        MissingPackageError: Plotly is not installed.
+    """
+    plotly, script = _plain_newlines(_plotly_script()), _own_script()
+    policy = f"default-src 'none'; script-src {_hash(plotly)} {_hash(script)}; style-src 'unsafe-inline'"
+    parts = {
+        "policy": f"{policy}; img-src data: blob:; base-uri 'none'; form-action 'none'",
+        "title": html.escape(f"{page.title} - memory on {page.device}"),
+        "style": (_STATIC / "page.css").read_text("utf-8"),
+        "data": page_json(page),
+        "plotly": plotly,
+        "script": script,
+    }
+    text = (_STATIC / "page.html").read_text("utf-8")
+    pieces = text.split("%%")
+    # `text %% name %% text %% ...`: one pass, so that nothing inside a part is taken for a placeholder.
+    return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
+
+
+def _plotly_script() -> str:
+    try:
+        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise MissingPackageError(
+            "memory_timeline.html needs the package plotly, which is not installed.",
+            hint="Install it with `pip install plotly`, or leave the page out.",
+        ) from error
+    script: str = get_plotlyjs()
+    return script
+
+
+def _own_script() -> str:
+    parts = [(_STATIC / name).read_text("utf-8") for name in _SCRIPTS]
+    return _plain_newlines("".join(['"use strict";\n(() => {\n', *parts, "})();\n"]))
+
+
+def _plain_newlines(script: str) -> str:
+    """As an HTML parser hands it to the browser, which takes the hash of that."""
+    return script.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

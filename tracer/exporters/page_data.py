@@ -1,0 +1,144 @@
+"""The page's findings as one JSON value, small enough to carry in the page: long columns reduced and packed.
+
+A packed table is its columns' differences, as little-endian int64, sorted by the significance of their bytes,
+deflated, in base64. Most differences are 0, so an event costs a few bytes. `data.js` unpacks it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tracer.analysis.reduce import reduce_rows
+from tracer.exporters.page_model import Ints, Line, Page, Peak
+from tracer.exporters.page_words import CATEGORY_COLORS, CATEGORY_WORDS, headline
+
+if TYPE_CHECKING:
+    from tracer.analysis.peak import PeakRow
+
+Packed = dict[str, Any]
+
+MAX_TIMELINE_CHARS = 600_000
+"""Plotly takes 4.8 MB of the 6 that the page may have."""
+MAX_PEAK_ROWS = 1000
+MAX_OTHER_ROWS = 500
+MAX_BANDS = 3000
+_MOST_BUCKETS, _FEWEST_BUCKETS = 8192, 256
+
+
+def page_json(page: Page) -> str:
+    """All of the page's data, safe inside a script element: no character that HTML gives a meaning to."""
+    text = json.dumps(page_data(page), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def page_data(page: Page) -> dict[str, Any]:
+    """Everything that the page shows, as JSON values; times count from the origin."""
+    origin = _origin(page)
+    return {
+        "title": page.title,
+        "device": page.device,
+        "subtitle": page.subtitle,
+        "headline": headline(page),
+        "axis": page.axis,
+        "timeline": _timeline(page, origin),
+        "marks": [asdict(mark) | {"time": mark.time - origin} for mark in page.marks],
+        "bands": [
+            asdict(band) | {"start": band.start - origin, "end": band.end - origin} for band in page.bands[:MAX_BANDS]
+        ],
+        "peak": page.peak and _peak(page.peak, origin),
+        "lostTrack": [asdict(lost) for lost in page.lost_track[:MAX_OTHER_ROWS]],
+        "timings": [asdict(timing) for timing in page.timings[:MAX_OTHER_ROWS]],
+        "clock": page.clock,
+        "slowModules": [asdict(module) for module in page.slow_modules[:MAX_OTHER_ROWS]],
+        "run": [[str(name), str(value)] for name, value in page.run.items()],
+        "notes": list(page.notes),
+        "categories": {
+            name: {"light": light, "dark": dark, "words": CATEGORY_WORDS[name]}
+            for name, (light, dark) in CATEGORY_COLORS.items()
+        },
+    }
+
+
+def _origin(page: Page) -> int:
+    if page.origin is not None:
+        return page.origin
+    firsts = [int(times[0]) for times in (page.times, *(line.times for line in page.lines)) if len(times)]
+    return min(firsts, default=0)
+
+
+def _peak(peak: Peak, origin: int) -> dict[str, Any]:
+    return {
+        "bytes": peak.bytes,
+        "time": None if peak.time is None else peak.time - origin,
+        "step": peak.step,
+        "phase": peak.phase,
+        "breakdown": [asdict(share) for share in peak.breakdown],
+        "rows": [asdict(row) for row in peak.rows[:MAX_PEAK_ROWS]],
+        "rest": _rest(peak.rows[MAX_PEAK_ROWS:]),
+    }
+
+
+def _rest(rows: Sequence[PeakRow]) -> dict[str, int]:
+    """The rows that the page has no room for: they count, so that the sum is right."""
+    return {"groups": len(rows), "count": sum(row.count for row in rows), "bytes": sum(row.bytes for row in rows)}
+
+
+# ---------------------------------------------------------------------------------------------------- long columns
+def _timeline(page: Page, origin: int) -> dict[str, Any]:
+    """Stack and lines, at the finest reduction that fits."""
+    num_buckets = _MOST_BUCKETS
+    while True:
+        packed = _timeline_in(page, origin, num_buckets)
+        size = sum(len(table["packed"]) for table in (packed["stack"], *packed["lines"]))
+        if size <= MAX_TIMELINE_CHARS or num_buckets <= _FEWEST_BUCKETS:
+            return packed
+        num_buckets //= 2
+
+
+def _timeline_in(page: Page, origin: int, num_buckets: int) -> dict[str, Any]:
+    values = np.empty((len(page.times), len(page.series)), np.int64)
+    for column, series in enumerate(page.series):
+        values[:, column] = series.values_bytes
+    return {
+        "series": [{"name": series.name, "color": series.color} for series in page.series],
+        "stack": _pack_rows(page.times, values, origin, num_buckets),
+        "lines": [_line(line, origin, num_buckets) for line in page.lines],
+    }
+
+
+def _line(line: Line, origin: int, num_buckets: int) -> dict[str, Any]:
+    return {"name": line.name} | _pack_rows(line.times, line.values_bytes.reshape(-1, 1), origin, num_buckets)
+
+
+def _pack_rows(times: Ints, values: Ints, origin: int, num_buckets: int) -> Packed:
+    """Rows reduced along both of the page's axes, with the number that each had among all rows as first column."""
+    # Drawn left to right: a clock that steps back stands still instead.
+    drawn = np.maximum.accumulate(times) - origin if len(times) else times
+    number = np.arange(len(times), dtype=np.int64)
+    rows = number
+    if len(times) > 2 * num_buckets:
+        by_time = reduce_rows(drawn, values, num_buckets=num_buckets)
+        rows = np.union1d(by_time, reduce_rows(number, values, num_buckets=num_buckets))
+    columns = (rows, drawn[rows], *values[rows].T)
+    return {"total": len(times), "rows": len(rows), "columns": len(columns), "packed": pack(columns)}
+
+
+def pack(columns: Iterable[Ints]) -> str:
+    """Columns of one length as text. All values below 2**53, which JavaScript counts exactly."""
+    deltas = np.array([np.diff(column, prepend=0) for column in columns], "<i8")
+    planes = deltas.reshape(-1, 1).view(np.uint8).T
+    return base64.b64encode(zlib.compress(planes.tobytes(), 6)).decode()
+
+
+def unpack(packed: Packed) -> Ints:
+    """What `pack` was given, [columns, rows]; the page does the same in `data.js`."""
+    planes = np.frombuffer(zlib.decompress(base64.b64decode(packed["packed"])), np.uint8).reshape(8, -1)
+    deltas = np.ascontiguousarray(planes.T).view("<i8").reshape(packed["columns"], packed["rows"])
+    return np.asarray(np.cumsum(deltas, axis=1), np.int64)

@@ -1,0 +1,195 @@
+"""What the page shows, as plain findings: the same shape for profiler recordings and allocator snapshots.
+
+Bytes and nanoseconds throughout. Everything but title and device may be left empty: the page then says that it is not
+known, or leaves the section out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from tracer.analysis.peak import PeakRow
+
+Ints = npt.NDArray[np.int64]
+
+Axis = Literal["time", "entry"]
+MarkKind = Literal["peak", "tagged"]
+BandKind = Literal["step", "forward", "backward", "optimizer"]
+
+_COLOR = re.compile(r"#[0-9a-fA-F]{6}|[a-z]+")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Series:
+    """One layer of the stack.
+
+    Attributes:
+        name: Of the category. Those of torch and of `Kind` have colours and words of their own.
+        values_bytes: [E] Bytes held after each row of `Page.times`.
+        color: `#rrggbb` or a CSS name; by default the category's.
+    """
+
+    name: str
+    values_bytes: Ints
+    color: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.color is not None and not _COLOR.fullmatch(self.color):
+            raise ValueError(f"not a colour: {self.color!r}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Line:
+    """A curve above the stack, such as allocated or reserved memory, with rows of its own.
+
+    Attributes:
+        name: For people: "allocated", "reserved".
+        times: [L] On the same axis as `Page.times`.
+        values_bytes: [L]
+    """
+
+    name: str
+    times: Ints
+    values_bytes: Ints
+
+    def __post_init__(self) -> None:
+        if len(self.times) != len(self.values_bytes):
+            raise ValueError(f"{self.name}: {len(self.times)} times, but {len(self.values_bytes)} values")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A point of the timeline with a label: the true peak ("peak") and the peak of what has a category ("tagged")."""
+
+    kind: MarkKind
+    label: str
+    time: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A stretch of the axis: a step, or a phase in it."""
+
+    kind: BandKind
+    name: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One row of the breakdown."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The worst moment.
+
+    Attributes:
+        bytes: All that was held. Breakdown and rows should each sum to it; the page shows whether they do.
+        time: On the axis of the page, or None.
+        step: Name of the step, `ProfilerStep#3`.
+        phase: `forward`, `backward`, `optimizer`, ...
+        breakdown: Bytes by category, in the order in which to show them.
+        rows: Groups of equal blocks, largest first.
+    """
+
+    bytes: int
+    time: int | None = None
+    step: str | None = None
+    phase: str | None = None
+    breakdown: tuple[Share, ...] = ()
+    rows: tuple[PeakRow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LostTrack:
+    """An operator at which torch's data flow lost a tensor's category, and the bytes that followed from it."""
+
+    op: str
+    bytes: int
+    module: str | None = None
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """How long one step took; None is not measured."""
+
+    name: str
+    forward_ns: float | None = None
+    backward_ns: float | None = None
+    optimizer_ns: float | None = None
+    total_ns: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlowModule:
+    """Time of a module beside its memory; None is not measured."""
+
+    module: str
+    forward_ns: float | None = None
+    backward_ns: float | None = None
+    peak_bytes: int | None = None
+    """What the module held at the peak."""
+    calls: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Page:
+    """Everything on one page, for one device and one recording.
+
+    Attributes:
+        title: Name of the run.
+        device: As `str(torch.device)` writes it.
+        subtitle: One line below the title: model, number of events, date.
+        axis: "time" for times in ns, "entry" for recordings whose entries have a number and no time.
+        origin: What is 0 on the axis, same unit as `times`; by default the first row.
+        times: [E] int64, in allocator order. One that is smaller than an earlier one is drawn where that is.
+        series: Layers of the stack, lowest first.
+        lines: Curves above it.
+        marks: Points to name.
+        bands: Steps and phases.
+        peak: The worst moment, or None where there is none.
+        lost_track: Where torch lost track, largest first.
+        timings: One row per step.
+        clock: What `timings` were taken with: "CUDA events", "host clock".
+        slow_modules: Slowest first.
+        run: Command, device, versions, settings, model size, date.
+        notes: Sentences on what could not be measured.
+    """
+
+    title: str
+    device: str
+    subtitle: str = ""
+    axis: Axis = "time"
+    origin: int | None = None
+    times: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    series: tuple[Series, ...] = ()
+    lines: tuple[Line, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    bands: tuple[Band, ...] = ()
+    peak: Peak | None = None
+    lost_track: tuple[LostTrack, ...] = ()
+    timings: tuple[StepTiming, ...] = ()
+    clock: str = ""
+    slow_modules: tuple[SlowModule, ...] = ()
+    run: Mapping[str, str | int | float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for series in self.series:
+            if len(series.values_bytes) != len(self.times):
+                raise ValueError(f"{series.name}: {len(self.times)} times, but {len(series.values_bytes)} values")

@@ -1,0 +1,84 @@
+// The words first, then, when plotly has arrived, the drawings.
+
+const setTheme = (theme) => {
+  document.documentElement.dataset.theme = theme;
+  const button = document.getElementById("theme");
+  button.setAttribute("aria-pressed", theme === "dark");
+  button.textContent = theme === "dark" ? "Light" : "Dark";
+  button.setAttribute("aria-label", theme === "dark" ? "Switch to light colours" : "Switch to dark colours");
+};
+
+const showNavigation = () => {
+  const names = { timeline: "Timeline", peak: "Peak", lost: "Lost track", time: "Time", run: "Run" };
+  const there = Object.keys(names).filter((id) => !document.getElementById(id).hidden);
+  document.getElementById("nav").append(...there.map((id) => el("a", { href: `#${id}` }, names[id])));
+};
+
+const showWords = (data) => {
+  document.getElementById("title").textContent = data.title;
+  document.getElementById("subtitle").textContent = data.subtitle;
+  showAnswer(data);
+  const map = data.peak && data.peak.bytes ? showPeak(data.peak) : null;
+  showLostTrack(data.lostTrack);
+  showTime(data);
+  showRun(data);
+  return map;
+};
+
+const showProblem = (text) => document.getElementById("answer").append(el("p", { class: "check bad" }, text));
+
+const start = async () => {
+  const data = readData();
+  const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+  setTheme(prefersDark.matches ? "dark" : "light");
+  const colorOf = makeColors(data.categories, data.timeline.series);
+  const map = showWords(data);
+  const color = () => colorSwatches(document.body, colorOf);
+  color();
+  for (const table of document.querySelectorAll("table")) table.addEventListener("shown", () => colorSwatches(table, colorOf));
+  const columns = await unpackTimeline(data.timeline);
+  const empty = !columns.total && !columns.lines.length;
+  const timeline = empty ? null : timelineSection(data, columns, colorOf);
+  color();
+  showNavigation();
+  if (document.readyState === "loading") await new Promise((done) => document.addEventListener("DOMContentLoaded", done));
+  const drawMap = () => (map ? drawTreemap(map, data.peak, colorOf) : null);
+  const draw = () => {
+    color();
+    return Promise.all([timeline?.draw(), drawMap()]);
+  };
+  await timeline?.draw();
+  if (timeline) followDrags(timeline);
+  await drawMap();
+  watch(draw, timeline, prefersDark);
+  document.documentElement.dataset.drawn = "true";
+};
+
+const watch = (draw, timeline, prefersDark) => {
+  const change = (theme) => {
+    setTheme(theme);
+    return draw();
+  };
+  document.getElementById("theme").addEventListener("click", () => change(isDark() ? "light" : "dark"));
+  prefersDark.addEventListener("change", () => change(prefersDark.matches ? "dark" : "light"));
+  // Paper is white.
+  let before = null;
+  window.addEventListener("beforeprint", () => {
+    before = document.documentElement.dataset.theme;
+    change("light");
+  });
+  window.addEventListener("afterprint", () => change(before));
+  let width = window.innerWidth, waiting = 0;
+  window.addEventListener("resize", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(() => {
+      if (width !== window.innerWidth) timeline?.draw();
+      width = window.innerWidth;
+    }, 150);
+  });
+};
+
+start().catch((error) => {
+  showProblem(`This page could not be drawn: ${error.message}. It needs a browser of 2023 or later.`);
+  throw error;
+});

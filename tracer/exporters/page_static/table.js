@@ -1,0 +1,51 @@
+// Tables that sort by their headers, which are buttons.
+
+// columns: {label, value(row), cell(row), numeric}. Ties keep the order in which the rows came.
+const sortableTable = ({ caption, columns, rows, sortedBy = 0, limit = 25 }) => {
+  const state = { column: sortedBy, descending: columns[sortedBy].numeric ?? false, rows, all: false };
+  const body = el("tbody"), more = el("p", { class: "more" });
+  const headers = columns.map((column, index) => {
+    const button = el("button", { type: "button" }, column.label, el("span", { class: "arrow", "aria-hidden": "true" }));
+    button.addEventListener("click", () => {
+      state.descending = state.column === index ? !state.descending : (column.numeric ?? false);
+      state.column = index;
+      show();
+    });
+    return el("th", { scope: "col", class: column.numeric ? "number" : null }, button);
+  });
+  const compare = (a, b) => {
+    const { value } = columns[state.column], [left, right] = [value(a), value(b)];
+    // What is not known comes last either way.
+    if (left === null || right === null) return (left === null) - (right === null);
+    const order = typeof left === "number" ? left - right : left < right ? -1 : left > right ? 1 : 0;
+    return state.descending ? -order : order;
+  };
+  const show = () => {
+    headers.forEach((header, index) => {
+      const order = index !== state.column ? "none" : state.descending ? "descending" : "ascending";
+      header.setAttribute("aria-sort", order);
+    });
+    const sorted = [...state.rows].sort(compare);
+    const shown = state.all ? sorted : sorted.slice(0, limit);
+    body.replaceChildren(...shown.map((row) =>
+      el("tr", {}, columns.map((column) => el("td", { class: column.numeric ? "number" : null }, column.cell(row))))));
+    const left = sorted.length - shown.length;
+    more.replaceChildren(...(left ? [el("button", { type: "button", class: "button", onclick: () => showAll(true) }, `Show ${grouped(left)} more`)] : []));
+    table.dispatchEvent(new CustomEvent("shown"));
+  };
+  const showAll = (all) => {
+    state.all = all;
+    show();
+  };
+  const table = el("table", {}, el("caption", { class: "unseen" }, caption), el("thead", {}, el("tr", {}, headers)), body);
+  const update = (newRows) => {
+    state.rows = newRows;
+    show();
+  };
+  show();
+  return { element: el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, table, more), table, update, showAll };
+};
+
+const barCell = (bytes, whole) =>
+  el("span", { class: "bar-cell" }, el("span", { class: "bar-track", "aria-hidden": "true" }, el("span", { class: "bar-fill", style: { width: `${whole ? (100 * bytes) / whole : 0}%` } })), el("span", { class: "bar-text" }, formatBytes(bytes)));
+

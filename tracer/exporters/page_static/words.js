@@ -1,0 +1,97 @@
+// Numbers, names and places for people. Text goes into the page as text nodes, and to plotly through `plotlyText`.
+
+const UNITS = [["B", 1], ["KiB", 1024], ["MiB", 1024 ** 2], ["GiB", 1024 ** 3], ["TiB", 1024 ** 4]];
+
+// The same rule as `format_bytes` in units.py.
+const formatBytes = (bytes) => {
+  const size = Math.abs(bytes), sign = bytes < 0 ? "-" : "";
+  if (size < 1024) return `${sign}${size} B`;
+  const unit = UNITS.slice(1).find(([, one]) => size < one * 1023.995) ?? UNITS[4];
+  return `${sign}${(size / unit[1]).toFixed(2)} ${unit[0]}`;
+};
+const grouped = (number) => String(number).replace(/\B(?=(\d{3})+$)/g, ",");
+const exactBytes = (bytes) => `${grouped(bytes)} B`;
+const percent = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(1)} %` : "-");
+
+const timeUnit = (spanNs) => {
+  for (const unit of [["s", 1e9], ["ms", 1e6], ["µs", 1e3]]) if (spanNs >= 2 * unit[1]) return unit;
+  return ["ns", 1];
+};
+const formatMs = (ns) => (ns === null ? "-" : `${(ns / 1e6).toFixed(ns < 1e8 ? 2 : 1)} ms`);
+const stepName = (name) => name.replace(/^ProfilerStep#/, "step ");
+
+// Plotly takes a few tags and entities in its labels for markup, and dollars for mathematics. Without these signs
+const plotlyText = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/\$/g, "&#36;");
+
+// An element: attributes by name, `on...` functions as listeners, children as elements or text.
+const el = (tag, attributes = {}, ...children) => {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "style") Object.assign(element.style, value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
+  return element;
+};
+
+const FALLBACK_COLORS = ["#7a9e9f", "#b07aa1", "#9c755f", "#59a14f", "#edc948", "#76b7b2"];
+const makeColors = (categories, series) => {
+  const own = new Map(series.filter((one) => one.color).map((one) => [one.name, one.color]));
+  const others = new Map();
+  return (name) => {
+    if (own.has(name)) return own.get(name);
+    if (Object.hasOwn(categories, name)) return isDark() ? categories[name].dark : categories[name].light;
+    if (!others.has(name)) others.set(name, FALLBACK_COLORS[others.size % FALLBACK_COLORS.length]);
+    return others.get(name);
+  };
+};
+const isDark = () => document.documentElement.dataset.theme === "dark";
+const cssColor = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+// Swatches follow the theme: they know their category and are coloured again when it changes.
+const swatch = (name, extra = "") => el("span", { class: `swatch ${extra}`, "data-category": name, "aria-hidden": "true" });
+const colorSwatches = (root, colorOf) => {
+  for (const one of root.querySelectorAll("[data-category]")) one.style.backgroundColor = colorOf(one.dataset.category);
+};
+
+// A link that an editor opens, only for absolute paths of this machine; anything else stays text.
+const editorLink = (file, line) => {
+  if (!/^(\/(?!\/)|[A-Za-z]:[\\/])/.test(file) || /[\u0000-\u001f\u007f]/.test(file)) return null;
+  const path = file.replace(/\\/g, "/").split("/").map(encodeURIComponent).join("/").replace(/^([A-Za-z])%3A/, "$1:");
+  return `vscode://file${path.startsWith("/") ? "" : "/"}${path}${line ? `:${line}` : ""}`;
+};
+// Long names break behind their dots, slashes and underscores.
+const breakable = (text) => String(text).split(/(?<=[./:_])(?=[^./:_])/).flatMap((part, i) => (i ? [document.createElement("wbr"), part] : [part]));
+const shortPath = (file) => file.replace(/\\/g, "/").split("/").slice(-2).join("/");
+
+const copyText = async (text, button) => {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const area = el("textarea", { style: { position: "fixed", opacity: "0" } });
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+    button.focus();
+  }
+  button.textContent = "copied";
+  setTimeout(() => (button.textContent = "copy"), 1200);
+};
+
+const sourceCell = (file, line) => {
+  if (!file) return el("span", { class: "quiet" }, "no Python frame");
+  const whole = line ? `${file}:${line}` : file, shown = line ? `${shortPath(file)}:${line}` : shortPath(file);
+  const href = editorLink(file, line);
+  const place = href
+    ? el("a", { href, title: `Open ${whole} in VS Code`, class: "place" }, breakable(shown))
+    : el("span", { title: whole, class: "place" }, breakable(shown));
+  const copy = el("button", { type: "button", class: "copy", "aria-label": `Copy ${whole}` }, "copy");
+  copy.addEventListener("click", () => copyText(whole, copy));
+  return el("span", { class: "source" }, place, copy);
+};
+
+const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "DejaVu Sans", sans-serif';

@@ -1,0 +1,108 @@
+"""What the page says in words before anybody has looked at a picture, and the colours and words of categories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from tracer.exporters.page_model import Page, Peak
+from tracer.units import format_bytes
+
+if TYPE_CHECKING:
+    from tracer.analysis.peak import PeakRow
+
+CATEGORY_COLORS = {
+    # name: (on white, on black). The first are torch's, `_CATEGORY_TO_COLORS` in torch/profiler/_memory_profiler.py;
+    # the second are the same hues, light enough to be seen on black.
+    "PARAMETER": ("#006400", "#2e9e4f"),
+    "OPTIMIZER_STATE": ("#daa520", "#daa520"),
+    "INPUT": ("#000000", "#e6e6e6"),
+    "TEMPORARY": ("#9370db", "#a58be3"),
+    "ACTIVATION": ("#ff0000", "#f4473f"),
+    "GRADIENT": ("#0000cd", "#4c5cf0"),
+    "AUTOGRAD_DETAIL": ("#4169e1", "#7d9bf5"),
+    "UNTAGGED": ("#808080", "#8b8b8b"),
+    # Kinds that torch does not tell apart.
+    "WORKSPACE": ("#b0713a", "#c98a52"),
+    "BUFFER": ("#2f8f8b", "#46b3ae"),
+    "BEFORE_RECORDING": ("#a9a9a9", "#6f6f6f"),
+    "UNKNOWN": ("#808080", "#8b8b8b"),
+}
+
+CATEGORY_WORDS = {
+    "PARAMETER": "parameters",
+    "OPTIMIZER_STATE": "optimizer state",
+    "INPUT": "inputs",
+    "TEMPORARY": "temporaries",
+    "ACTIVATION": "activations",
+    "GRADIENT": "gradients",
+    "AUTOGRAD_DETAIL": "autograd's intermediate results",
+    "UNTAGGED": "memory that torch gave no category",
+    "WORKSPACE": "operators' workspaces",
+    "BUFFER": "buffers",
+    "BEFORE_RECORDING": "memory from before the recording",
+    "UNKNOWN": "memory that nothing explains",
+}
+
+STEP_PREFIX = "ProfilerStep#"
+
+
+def headline(page: Page) -> tuple[str, ...]:
+    """When the peak was, what was in it and where its largest piece was made: up to three sentences."""
+    if page.peak is None or page.peak.bytes == 0:
+        return (f"Nothing was allocated on {page.device} while it was recorded.",)
+    sentences = (_when(page.peak, page.device), _what(page.peak), _where(page.peak))
+    return tuple(sentence for sentence in sentences if sentence)
+
+
+def _when(peak: Peak, device: str) -> str:
+    places = [peak.step.replace(STEP_PREFIX, "step ") if peak.step else "", peak.phase.lower() if peak.phase else ""]
+    place = ", ".join(place for place in places if place)
+    return f"Peak: {format_bytes(peak.bytes)} on {device}" + (f" at {place}." if place else ".")
+
+
+def _what(peak: Peak) -> str:
+    shares = sorted((share for share in peak.breakdown if share.bytes > 0), key=lambda share: -share.bytes)
+    if not shares:
+        return ""
+    first, *others = [f"{_percent(share.bytes, peak.bytes)} {_words(share.name)}" for share in shares[:3]]
+    return f"It is {first}" + (f", {' and '.join(others)}." if others else ".")
+
+
+def _where(peak: Peak) -> str:
+    """The source line that holds most; where no line is known, the largest piece."""
+    lines: dict[tuple[str, int | None], list[PeakRow]] = {}
+    for row in peak.rows:
+        if row.file:
+            lines.setdefault((row.file, row.line), []).append(row)
+    if not lines:
+        return f"The largest piece: {_piece(max(peak.rows, key=lambda row: row.bytes))}." if peak.rows else ""
+    (file, line), rows = max(lines.items(), key=lambda item: sum(row.bytes for row in item[1]))
+    size = sum(row.bytes for row in rows)
+    place = file.replace("\\", "/").rsplit("/", 1)[-1] + (f":{line}" if line else "")
+    ops, modules = _some(row.op for row in rows), _some(row.module for row in rows)
+    made_by = " in ".join(part for part in (ops, modules) if part)
+    held = f"{format_bytes(size)}, {_percent(size, peak.bytes)}"
+    return f"The line that holds most is {place}: {held}" + (f", made by {made_by}." if made_by else ".")
+
+
+def _piece(row: PeakRow) -> str:
+    blocks = f" in {row.count} blocks" if row.count > 1 else ""
+    parts = [f"{format_bytes(row.bytes)}{blocks}", row.name or _words(row.category)]
+    return ", ".join([*parts, f"of {row.module}"] if row.module else parts)
+
+
+def _some(names: Iterable[str | None]) -> str:
+    """The first two of some names, each once, and how many more there are."""
+    distinct = list(dict.fromkeys(name for name in names if name))
+    more = f" and {len(distinct) - 2} more" if len(distinct) > 2 else ""
+    return (" and " if len(distinct) == 2 else ", ").join(distinct[:2]) + more
+
+
+def _percent(part: int, whole: int) -> str:
+    percent = 100 * part / whole
+    return "less than 1 %" if percent < 1 else f"{percent:.0f} %"
+
+
+def _words(category: str) -> str:
+    return CATEGORY_WORDS.get(category, category)

@@ -1,0 +1,61 @@
+"""SQLite files that appear whole or not at all: built beside their place in one transaction, then moved into it.
+
+A reader that has the former file open keeps it; the next one to open the path sees the new file.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from tracer.errors import OutputError
+from tracer.exporters.files import replacing
+
+Row = Sequence[Any]
+
+
+def write_database(path: Path, fill: Callable[[sqlite3.Connection], None], *, user_version: int) -> None:
+    """Write a database file whole or not at all.
+
+    Args:
+        path: The file to make or replace.
+        fill: Makes the tables and puts in the rows; everything that it does is one transaction.
+        user_version: SQLite's number for the layout of the file.
+
+    Raises:
+        OutputError: It cannot be written.
+    """
+    with replacing(path) as temporary:
+        try:
+            with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
+                # In memory, because a journal beside the temporary file would outlive a killed process.
+                connection.execute("PRAGMA journal_mode = MEMORY")
+                connection.execute("BEGIN")
+                connection.execute(f"PRAGMA user_version = {user_version:d}")
+                fill(connection)
+                connection.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            raise OutputError(f"{path} cannot be written: {error}.", hint="Name another folder.") from error
+
+
+def create(connection: sqlite3.Connection, statements: Iterable[str]) -> None:
+    """Run statements one by one, which unlike `executescript` leaves the transaction open."""
+    for statement in statements:
+        connection.execute(statement)
+
+
+def insert(connection: sqlite3.Connection, table: str, rows: Iterable[Row]) -> None:
+    """Insert rows with a value for every column; the names of tables are this program's own."""
+    num_columns = len(connection.execute(f"PRAGMA table_info({table})").fetchall())
+    connection.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * num_columns)})", rows)
+
+
+SETTINGS_TABLE = "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL)"
+
+
+def insert_settings(connection: sqlite3.Connection, settings: Mapping[str, object]) -> None:
+    """What the run was made with, as text."""
+    insert(connection, "settings", ((name, str(value)) for name, value in settings.items()))

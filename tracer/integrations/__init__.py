@@ -1,0 +1,1 @@
+"""Other people's trainers: thin callbacks over one session, each imported only when asked for."""

@@ -1,0 +1,192 @@
+"""Profiles an existing training loop: a session around it, and the files written when it ends."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from tracer.capture.error_place import error_place
+from tracer.errors import RecordingError, TracerError
+from tracer.exporters.files import check_folder
+from tracer.outputs import Written, write_outputs
+from tracer.ranks import Rank, Termination, begin, finish, this_rank
+from tracer.session import Failure, ProfileSession, RunResults, Schedule, allocator_state
+
+_DEFAULT_SCHEDULE = Schedule()
+
+
+class TrainingProfile(ProfileSession):
+    """Profiles any training loop, and leaves its files when the loop ends.
+
+        with profile_training(model, optimizer, save_dir="profile") as session:
+            for batch in loader:
+                ...
+                session.step()
+
+    Nothing else of the loop changes, and it may go on for as long as it likes: after the schedule's last step nothing
+    is recorded any more. What the model is called with is observed by a hook; further inputs, such as targets, can be
+    named with `session.observe_batch`. The files are written when the block ends, also by an exception, which then
+    goes on its way. Under torchrun each rank writes to `rank<N>` below the folder, and rank 0 adds a summary.
+
+    Attributes:
+        results: Everything that was found; after the block.
+        written: What became of each file; after the block.
+        folder: Where the files are: `save_dir`, or the rank's own folder below it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        save_dir: str | Path = "profiler_outputs",
+        schedule: Schedule = _DEFAULT_SCHEDULE,
+        device: torch.device | str | None = None,
+        screen: bool = False,
+        leave_out: Collection[str] = (),
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
+        """Prepare; nothing is switched on.
+
+        Args:
+            model: The model, as the loop calls it.
+            optimizer: The optimizer, as the loop steps it.
+            save_dir: Folder for the files.
+            schedule: Which steps are profiled.
+            device: Where the model trains; by default where its parameters are.
+            screen: Whether to print the answer at the end, on rank 0 only.
+            leave_out: Names of files that are not wanted, as in `--no-<name>`.
+            settings: What to remember of the run.
+
+        Raises:
+            OutputError: The folder cannot be written to.
+        """
+        super().__init__(model, optimizer, device=device, schedule=schedule)
+        self.save_dir = Path(save_dir)
+        self.rank: Rank | None = this_rank()
+        self.folder = self.rank.folder(self.save_dir) if self.rank is not None else self.save_dir
+        self.results: RunResults | None = None
+        self.written: tuple[Written, ...] = ()
+        self._termination = Termination()
+        self._screen, self._leave_out, self._settings = screen, leave_out, dict(settings or {})
+        check_folder(self.save_dir)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that the schedule asks for is recorded; more steps would not be looked at."""
+        return self.num_steps_done >= self.schedule.num_steps
+
+    def __enter__(self) -> Self:
+        """Switch on."""
+        if self.rank is not None:
+            begin(self.rank, self.save_dir)
+            self._termination.watch()
+        super().__enter__()
+        self._hooks.append(self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True))
+        return self
+
+    def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the tensors that the model is called with; one that was computed by another model is not an input."""
+        self.observe_batch([value for value in _leaves([*args, *kwargs.values()]) if not value.requires_grad])
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Switch off, explain, write. An exception from the loop goes on its way, whatever becomes of the files."""
+        self._termination.hold()
+        try:
+            super().__exit__(kind, error, trace)
+            self._finish(error)
+        except TracerError as problem:
+            if error is None:
+                raise
+            error.add_note(f"The profile was not written: {problem}")
+        finally:
+            self._termination.close()
+
+    def _finish(self, error: BaseException | None) -> None:
+        notes: list[str] = []
+        findings = None
+        try:
+            findings = self.findings
+        except RecordingError as problem:
+            notes.append(str(problem))
+        failure = None
+        if error is not None:
+            state = allocator_state(self.device)
+            failure = Failure(_without_traceback(error), self.num_steps_done, state, error_place(error))
+        self.results = RunResults(
+            findings=findings,
+            timings=None,
+            snapshot=self.history.snapshot,
+            known=self.known,
+            unused_parameters=self.unused_parameters,
+            losses=(),
+            num_steps=self.num_steps_done,
+            failure=failure,
+            settings=self._settings,
+            notes=tuple(notes),
+        )
+        self.written = tuple(write_outputs(self.results, self.folder, leave_out=self._leave_out))
+        self._tell(error)
+        if self.rank is not None:
+            finish(self.rank, self.results, self.save_dir)
+
+    def _tell(self, error: BaseException | None) -> None:
+        """The screen, where wanted; a warning for a loop that was too short to see anything."""
+        assert self.results is not None
+        if self.results.findings is None and error is None:
+            first = self.schedule.num_wait_steps + self.schedule.num_warmup_steps + 1
+            warnings.warn(
+                f"The loop ended after {_steps(self.num_steps_done)}, and the first one that is recorded is step "
+                f"{first}: call session.step() after each step, or pass a shorter schedule=Schedule(...).",
+                stacklevel=4,
+            )
+        if self._screen and self.results.findings is not None and (self.rank is None or self.rank.index == 0):
+            print_screen(self.results, self.written)
+
+
+def _without_traceback(error: BaseException) -> BaseException:
+    """A copy: the exception itself is still on its way, and its traceback keeps the tensors of the step alive."""
+    try:
+        return copy.copy(error).with_traceback(None)
+    except Exception:  # one with a constructor of its own
+        return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def _steps(count: int) -> str:
+    return f"{count} step" if count == 1 else f"{count} steps"
+
+
+def _leaves(value: Any) -> list[torch.Tensor]:
+    """The tensors in nested lists, tuples and mappings."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return [leaf for each in inner for leaf in _leaves(each)]
+
+
+def print_screen(results: RunResults, written: Collection[Written] = ()) -> None:
+    """The answer on stdout, and the files on stderr."""
+    from rich.console import Console
+
+    from tracer.exporters.screen import parameters_sentence, peak_screen
+
+    console = Console(highlight=False)
+    if results.findings is not None:
+        console.print(peak_screen(results.findings))
+    if results.unused_parameters is not None:
+        console.print(parameters_sentence(results.unused_parameters))
+    for each in written:
+        print(f"Wrote {each.path}" if each.error is None else f"Error: {each.error}", file=sys.stderr)
+
+
+profile_training = TrainingProfile
