@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 # Kineto, the library below torch's profiler, logs every start and stop of a recording to stderr; 99 is silence.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -16,12 +16,12 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 import typer
 from rich.console import Console
 
-from tracer.errors import TracerError
+from tracer.errors import MissingPackageError, TracerError, WorkloadError
 
 if TYPE_CHECKING:
     import torch
 
-    from tracer.session import Failure, RunResults
+    from tracer.session import Failure, RunResults, Schedule, Workload
 
 DEFAULT_DEVICE = "cuda:0"
 
@@ -78,13 +78,34 @@ def profile(
         str, typer.Option(help="Where to train. Without a GPU the default becomes cpu.")
     ] = DEFAULT_DEVICE,
     save_dir: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("profiler_outputs"),
+    project_root: Annotated[
+        Path | None, typer.Option(help="Folder of your project, for the reports. By default that of the model's code.")
+    ] = None,
     n_wait_steps: Annotated[int, typer.Option(help="Steps of a cycle that are not looked at.")] = 1,
     n_warmup_steps: Annotated[int, typer.Option(help="Steps of a cycle in which the profiler warms up.")] = 1,
     n_active_steps: Annotated[int, typer.Option(help="Steps of a cycle that are recorded.")] = 3,
     n_repeats: Annotated[int, typer.Option(help="Cycles.")] = 2,
     seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = 0,
+    model: Annotated[
+        str, typer.Option(help="Your own model: package.module:factory, or path/to/file.py:factory.")
+    ] = "",
+    model_arg: Annotated[list[str], typer.Option(help="Argument of the factory: width=256.")] = [],  # noqa: B006
+    model_input: Annotated[
+        list[str], typer.Option("--input", help="Input of a module: 3x224x224, or ids=128:int64:0-50257.")
+    ] = [],  # noqa: B006
+    optimizer: Annotated[str, typer.Option(help="Of torch.optim: adamw, sgd:lr=0.1,momentum=0.9, none.")] = "adamw",
+    loss: Annotated[
+        Literal["auto", "mean-square", "cross-entropy"], typer.Option(help="auto: the model's own, or mean-square.")
+    ] = "auto",
+    amp: Annotated[Literal["off", "bfloat16", "float16"], typer.Option(help="Mixed precision.")] = "off",
+    accumulate: Annotated[int, typer.Option(help="Micro-batches of --batch-size in a step.")] = 1,
+    checkpoint: Annotated[bool, typer.Option("--checkpoint", help="Recompute repeated blocks in backward.")] = False,
+    inference: Annotated[bool, typer.Option("--inference", help="Forward only, without gradients.")] = False,
     max_mem: Annotated[bool, typer.Option(help="Write max_mem.txt, the breakdown at the peak.")] = True,
+    memory_timeline: Annotated[bool, typer.Option(help="Write memory_timeline.html, the page.")] = True,
     peak_json: Annotated[bool, typer.Option(help="Write peak.json, every row of the peak.")] = True,
+    memory_report: Annotated[bool, typer.Option(help="Write memory_report.sqlite.")] = True,
+    run_time_report: Annotated[bool, typer.Option(help="Write run_time_report.sqlite.")] = True,
     memory_snapshot: Annotated[bool, typer.Option(help="Write memory_snapshot.pkl.")] = True,
     cuda_timing: Annotated[bool, typer.Option(help="Time the phases, and write cuda_timing.txt.")] = True,
 ) -> None:
@@ -101,7 +122,10 @@ def profile(
         name
         for name, wanted in {
             "max-mem": max_mem,
+            "memory-timeline": memory_timeline,
             "peak-json": peak_json,
+            "memory-report": memory_report,
+            "run-time-report": run_time_report,
             "memory-snapshot": memory_snapshot,
             "cuda-timing": cuda_timing,
         }.items()
@@ -110,12 +134,14 @@ def profile(
     with _errors_for_people():
         import torch
 
-        from models.workload import build_fno_workload, check_fno_settings
+        from tracer.capture.parameter_origins import ParameterOrigins
         from tracer.exporters.files import check_folder
+        from tracer.ranks import begin, finish, this_rank
         from tracer.session import Schedule
 
+        rank = this_rank()
         sizes, modes = _numbers("data-size", data_size), _numbers("n-modes", n_modes)
-        settings = {
+        settings: dict[str, object] = {
             "batch_size": batch_size,
             "in_channels": in_channels,
             "out_channels": out_channels,
@@ -128,16 +154,45 @@ def profile(
             "seed": seed,
         }
         schedule = Schedule(n_wait_steps, n_warmup_steps, n_active_steps, n_repeats)
-        try:
-            check_fno_settings(**settings)  # type: ignore[arg-type]
-        except ValueError as error:
-            raise TracerError(str(error), hint="python main.py --help lists the options.") from error
-        place = _device(device, named=_was_given(context, "device"))
+        options: dict[str, object] = {
+            "inputs": tuple(model_input),
+            "batch_size": batch_size,
+            "optimizer": optimizer,
+            "loss": loss,
+            "amp": amp,
+            "accumulate": accumulate,
+            "checkpoint": checkpoint,
+            "inference": inference,
+            "seed": seed,
+        }
+        named = _was_given(context, "device")
+        if model:
+            _refuse(context, _FNO_ONLY, "without --model")
+            settings = {"model": model, **options}
+        else:
+            _refuse(context, _MODEL_ONLY, "with --model")
+            _check_fno(settings)
+        if rank is not None and not named:
+            device = f"cuda:{rank.local_index}"
+        place = _device(device, named=named)
         check_folder(save_dir)
         torch.manual_seed(seed)
-        workload = build_fno_workload(device=place, **settings)  # type: ignore[arg-type]
-        results = _run(workload, schedule, timing=cuda_timing, settings=settings)
-        failed = _report(results, save_dir, leave_out)
+        with ParameterOrigins() as origins:
+            workload = (
+                _users_workload(model, model_arg, options, place, named=named)
+                if model
+                else _fno_workload(settings, place)
+            )
+        lines = origins.take(workload.model)
+        if rank is not None:
+            begin(rank, save_dir)
+        results = _run(
+            workload, schedule, timing=cuda_timing, settings=settings, parameter_lines=lines, root=project_root
+        )
+        folder = rank.folder(save_dir) if rank is not None else save_dir
+        failed = _report(results, folder, leave_out, screen=rank is None or rank.index == 0)
+        if rank is not None:
+            finish(rank, results, save_dir)
     if failed or results.failure is not None:
         raise typer.Exit(1)
 
@@ -146,6 +201,58 @@ def _was_given(context: typer.Context, parameter: str) -> bool:
     """Whether the user wrote the option, rather than leaving it at its default."""
     source = context.get_parameter_source(parameter)
     return source is not None and source.name != "DEFAULT"
+
+
+_FNO_ONLY = ("in_channels", "out_channels", "hidden_channels", "data_size", "n_modes", "n_layers", "data", "spectrum")
+_MODEL_ONLY = ("model_arg", "model_input", "optimizer", "loss", "amp", "accumulate", "checkpoint", "inference")
+
+
+def _refuse(context: typer.Context, parameters: tuple[str, ...], where: str) -> None:
+    """An option that would have no effect is a mistake."""
+    for parameter in parameters:
+        if _was_given(context, parameter):
+            name = parameter.removeprefix("model_") if parameter == "model_input" else parameter.replace("_", "-")
+            raise TracerError(f"--{name} has a meaning only {where}.", hint="Leave it out.")
+
+
+def _check_fno(settings: Mapping[str, object]) -> None:
+    from models.workload import check_fno_settings
+
+    try:
+        check_fno_settings(**settings)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise TracerError(str(error), hint="python main.py --help lists the options.") from error
+
+
+def _fno_workload(settings: Mapping[str, object], device: torch.device) -> Workload:
+    from models.workload import build_fno_workload
+
+    return build_fno_workload(device=device, **settings)  # type: ignore[arg-type]
+
+
+def _users_workload(
+    model: str, model_args: list[str], options: Mapping[str, object], device: torch.device, *, named: bool
+) -> Workload:
+    from models.user_errors import UserModelError
+    from models.user_model import StepOptions, build_user_workload
+    from tracer.capture.error_place import error_place
+
+    try:
+        step = StepOptions(**options)  # type: ignore[arg-type]
+        workload: Workload = build_user_workload(
+            model, device=device, model_args=model_args, options=step, device_named=named
+        )
+        return workload
+    except UserModelError as error:
+        at = error_place(error.__cause__) if error.__cause__ is not None else None
+        raise WorkloadError(f"{error}{_at(at)}", hint=error.hint) from error
+
+
+def _at(place: tuple[str, int] | None) -> str:
+    """Where it was, to be put behind a sentence."""
+    from tracer.exporters.screen import short_path
+
+    return f" ({short_path(place[0])}:{place[1]})" if place is not None else ""
 
 
 def _numbers(option: str, text: str) -> int | tuple[int, ...]:
@@ -182,7 +289,7 @@ def _device(text: str, *, named: bool) -> torch.device:
     return torch.device("cpu")
 
 
-def _run(workload: object, schedule: object, *, timing: bool, settings: Mapping[str, object]) -> RunResults:
+def _run(workload: Workload, schedule: Schedule, **options: Any) -> RunResults:
     """The profiled run behind a bar on stderr, which a terminal shows and a log does not."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -195,22 +302,21 @@ def _run(workload: object, schedule: object, *, timing: bool, settings: Mapping[
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("Training steps", total=None)
         return run_profile(
-            workload,  # type: ignore[arg-type]
-            schedule=schedule,  # type: ignore[arg-type]
-            timing=timing,
-            settings=settings,
+            workload,
+            schedule=schedule,
+            **options,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
 
 
-def _report(results: RunResults, save_dir: Path, leave_out: list[str]) -> bool:
-    """Print the answer and write the files; True if one could not be written."""
+def _report(results: RunResults, save_dir: Path, leave_out: list[str], *, screen: bool = True) -> bool:
+    """Print the answer, where wanted, and write the files; True if one could not be written."""
     from tracer.exporters.screen import parameters_sentence, peak_screen, timing_screen
     from tracer.outputs import write_outputs
 
-    out = _stdout()
+    out = _stdout() if screen else Console(quiet=True)
     if results.failure is not None:
-        _tell_failure(results.failure)
+        _tell_failure(results.failure, recorded=results.findings is not None)
     if results.findings is not None:
         out.print(peak_screen(results.findings))
     if results.timings is not None:
@@ -226,6 +332,8 @@ def _report(results: RunResults, save_dir: Path, leave_out: list[str]) -> bool:
     for written in write_outputs(results, save_dir, leave_out=leave_out):
         if written.error is None:
             _say(f"Wrote {written.path}  (open with {written.output.read_with})")
+        elif isinstance(written.error, MissingPackageError):
+            _say(f"Left out: {written.error} {written.error.hint}")
         else:
             failed = True
             _say(f"Error: {written.error}")
@@ -233,7 +341,7 @@ def _report(results: RunResults, save_dir: Path, leave_out: list[str]) -> bool:
     return failed
 
 
-def _tell_failure(failure: Failure) -> None:
+def _tell_failure(failure: Failure, *, recorded: bool) -> None:
     from tracer.units import format_bytes
 
     name = type(failure.error).__name__
@@ -241,11 +349,45 @@ def _tell_failure(failure: Failure) -> None:
         _say(f"Error: Interrupted in step {failure.step}.")
     else:
         what = "ran out of memory" if failure.out_of_memory else f"raised {name}"
-        _say(f"Error: Step {failure.step} {what}: {str(failure.error).splitlines()[0] if str(failure.error) else name}")
+        why = str(failure.error).strip().splitlines()[0] if str(failure.error).strip() else name
+        _say(f"Error: Step {failure.step} {what}: {why}{_at(failure.place)}")
     if failure.allocator:
         state = ", ".join(f"{key} {format_bytes(value)}" for key, value in failure.allocator.items())
         _say(f"Allocator: {state}.")
-    _say("Hint: What was recorded until then is explained and written below.")
+    below = "What was recorded until then is explained and written below." if recorded else "Nothing was recorded yet."
+    _say(f"Hint: {getattr(failure.error, 'hint', '') or below}")
+
+
+@app.command()
+def snapshot(
+    file: Annotated[Path, typer.Argument(help="A pickle or JSON of torch.cuda.memory._snapshot(), or a --save-dir.")],
+    device: Annotated[int | None, typer.Option(help="Index of the only device to look at.")] = None,
+    top: Annotated[int, typer.Option(help="Rows of each table.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Say what filled each device at its peak, from an allocator snapshot made anywhere, and why it ran out."""
+    from tracer.snapshot_commands import show_snapshot
+
+    with _errors_for_people():
+        show_snapshot(file, _stdout(), device=device, top=top, as_json=as_json)
+
+
+@app.command()
+def diff(
+    before: Annotated[Path, typer.Argument(help="A snapshot, or a --save-dir.")],
+    after: Annotated[Path, typer.Argument(help="The one to compare with it.")],
+    top: Annotated[int, typer.Option(help="Rows of the table by stack.")] = 10,
+    fail_above: Annotated[
+        str | None, typer.Option(help="Exit with 3 if a peak grew by more than this: 5%, 100MiB.")
+    ] = None,
+) -> None:
+    """Say what changed between the peaks of two snapshots, by kind and by stack; the changes sum to the peak's."""
+    from tracer.snapshot_commands import show_diff
+
+    with _errors_for_people():
+        grown = show_diff(before, after, _stdout(), top=top, fail_above=fail_above)
+    if grown:
+        raise typer.Exit(3)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,14 @@ from pathlib import Path
 import torch
 
 from tracer.analysis.findings import CycleFindings, Findings
+from tracer.analysis.memory_entries import memory_report
 from tracer.analysis.peak import Blocks, explain_all
+from tracer.analysis.run_times import RunTimes, run_times
+from tracer.capture.project_files import ProjectFiles
 from tracer.errors import TracerError
 from tracer.exporters.cuda_timing import write_cuda_timing
 from tracer.exporters.max_mem import write_max_mem
+from tracer.exporters.memory_report import write_memory_report
 from tracer.exporters.memory_snapshot import (
     label_snapshot,
     labels_of,
@@ -22,7 +26,8 @@ from tracer.exporters.memory_snapshot import (
     write_memory_snapshot,
 )
 from tracer.exporters.peak_json import write_peak_json
-from tracer.exporters.timeline_page import write_memory_timeline
+from tracer.exporters.run_time_report import write_run_time_report
+from tracer.exporters.timeline_page import slow_modules, write_memory_timeline
 from tracer.session import RunResults
 
 
@@ -71,7 +76,28 @@ def _explained(results: RunResults, cycle: CycleFindings) -> Blocks:
 def _write_page(results: RunResults, path: Path) -> None:
     findings = _findings(results)
     blocks = _explained(results, findings.worst)
-    write_memory_timeline(findings, blocks, path, run=run_description(results), notes=results.notes)
+    slow = slow_modules(_run_times(findings), findings.worst.peak)
+    write_memory_timeline(findings, blocks, path, run=run_description(results), notes=results.notes, slow_modules=slow)
+
+
+def _run_times(findings: Findings) -> RunTimes:
+    return run_times([(cycle.recording, cycle.attribution) for cycle in findings.cycles])
+
+
+def _project(results: RunResults) -> ProjectFiles:
+    return ProjectFiles(results.project_root or Path.cwd())
+
+
+def _write_memory_report(results: RunResults, path: Path) -> None:
+    report = memory_report(
+        _findings(results), parameters=results.parameters, known=results.known, settings=run_description(results)
+    )
+    write_memory_report(report, path, relative=_project(results))
+
+
+def _write_run_time_report(results: RunResults, path: Path) -> None:
+    times = _run_times(_findings(results))
+    write_run_time_report(times, path, relative=_project(results), settings=run_description(results))
 
 
 def _findings(results: RunResults) -> Findings:
@@ -112,6 +138,8 @@ OUTPUTS = (
     Output("max-mem", "max_mem.txt", "any text viewer", _write_max_mem),
     Output("memory-timeline", "memory_timeline.html", "a browser", _write_page),
     Output("peak-json", "peak.json", "jq, or any program", _write_peak_json),
+    Output("memory-report", "memory_report.sqlite", "sqlite3, or Skyline's readers", _write_memory_report),
+    Output("run-time-report", "run_time_report.sqlite", "sqlite3, or Skyline's readers", _write_run_time_report),
     Output("memory-snapshot", "memory_snapshot.pkl", "https://pytorch.org/memory_viz", _write_snapshot),
     Output("cuda-timing", "cuda_timing.txt", "any text viewer", _write_timing, needs_findings=False),
 )

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -26,7 +27,9 @@ from tracer.capture.known_storages import (
     model_tensors,
     optimizer_tensors,
 )
+from tracer.capture.parameter_origins import Line, Parameter, describe_parameters
 from tracer.capture.phase_timing import PhaseTimings, time_phases
+from tracer.capture.project_files import project_root
 from tracer.errors import RecordingError, TracerError
 from tracer.timeline_tracer import TimelineTracer
 
@@ -297,6 +300,8 @@ class RunResults:
         failure: What ended the run early, or None.
         settings: What the run was made with, by name.
         notes: Sentences on what could not be measured.
+        parameters: The model's, with the lines that constructed them.
+        project_root: The folder from which reports name files.
     """
 
     findings: Findings | None
@@ -309,6 +314,8 @@ class RunResults:
     failure: Failure | None
     settings: Mapping[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    parameters: tuple[Parameter, ...] = ()
+    project_root: Path | None = None
 
 
 def run_profile(
@@ -318,6 +325,8 @@ def run_profile(
     timing: bool = True,
     progress: Progress = lambda done, total: None,
     settings: Mapping[str, object] | None = None,
+    parameter_lines: Mapping[str, tuple[Line, ...]] | None = None,
+    root: Path | None = None,
 ) -> RunResults:
     """Train a workload under the profiler, then time its phases on copies, without profiler.
 
@@ -330,6 +339,8 @@ def run_profile(
         timing: Whether to run the timing pass.
         progress: Called with steps done and steps in all.
         settings: What to remember of the run.
+        parameter_lines: Where each parameter was constructed, by dotted name; else its class's source is searched.
+        root: The folder from which reports name files; by default that of the model's code.
     """
     session = ProfileSession(workload.model, workload.optimizer, device=workload.device, schedule=schedule)
     losses: list[float] = []
@@ -368,6 +379,8 @@ def run_profile(
         failure=failure,
         settings=dict(settings or {}),
         notes=tuple(notes),
+        parameters=describe_parameters(workload.model, dict(parameter_lines or {})),
+        project_root=root or project_root(workload.model),
     )
 
 

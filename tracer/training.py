@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from tracer.capture.error_place import error_place
+from tracer.capture.parameter_origins import describe_parameters
+from tracer.capture.project_files import project_root
 from tracer.errors import RecordingError, TracerError
 from tracer.exporters.files import check_folder
 from tracer.outputs import Written, write_outputs
@@ -89,6 +91,8 @@ class TrainingProfile(ProfileSession):
         if self.rank is not None:
             begin(self.rank, self.save_dir)
             self._termination.watch()
+        # torch says at the end of each cycle that it forgets the events, which are kept here.
+        warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
         super().__enter__()
         self._hooks.append(self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True))
         return self
@@ -134,6 +138,8 @@ class TrainingProfile(ProfileSession):
             failure=failure,
             settings=self._settings,
             notes=tuple(notes),
+            parameters=describe_parameters(self.model),
+            project_root=project_root(self.model),
         )
         self.written = tuple(write_outputs(self.results, self.folder, leave_out=self._leave_out))
         self._tell(error)

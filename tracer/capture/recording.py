@@ -351,6 +351,7 @@ class _Reader:
     def read(self, roots: Any) -> None:
         for root in roots:
             # Numbered anew: a thread that the profiler cannot tell has 2**64 - 1 for a number.
+            self.last_frame.pop(-1, None)  # outside any call, another thread's last frame says nothing
             self._read_thread(root, self.threads(root.start_tid))
 
     def _read_thread(self, root: Any, thread: int) -> None:

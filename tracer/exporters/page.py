@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import zlib
 from pathlib import Path
 
 from tracer.errors import MissingPackageError
@@ -43,6 +44,7 @@ __all__ = [
     "write_page",
 ]
 
+_POLICY = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
 _STATIC = Path(__file__).parent / "page_static"
 _SCRIPTS = (
     "data.js",
@@ -77,14 +79,13 @@ def page_html(page: Page) -> str:
     Raises:
         MissingPackageError: Plotly is not installed.
     """
-    plotly, script = _plain_newlines(_plotly_script()), _own_script()
-    policy = f"default-src 'none'; script-src {_hash(plotly)} {_hash(script)}; style-src 'unsafe-inline'"
+    script = _own_script()
     parts = {
-        "policy": f"{policy}; img-src data: blob:; base-uri 'none'; form-action 'none'",
+        "policy": f"default-src 'none'; script-src {_hash(script)} blob:; {_POLICY}",
         "title": html.escape(f"{page.title} - memory on {page.device}"),
         "style": (_STATIC / "page.css").read_text("utf-8"),
         "data": page_json(page),
-        "plotly": plotly,
+        "plotly": base64.b64encode(zlib.compress(_plotly_script().encode(), 9)).decode(),
         "script": script,
     }
     text = (_STATIC / "page.html").read_text("utf-8")

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from tracer.analysis.attribution import STEP_PREFIX
 from tracer.analysis.findings import CycleFindings, Findings
 from tracer.analysis.notes import unseen
-from tracer.analysis.peak import Blocks, Kind
+from tracer.analysis.peak import LOOP_OWNER, Blocks, Kind, PeakReport
+from tracer.analysis.run_times import RunTimes
 from tracer.analysis.storages import Storages
 from tracer.exporters.page import write_page
 from tracer.exporters.page_model import (
@@ -185,3 +186,27 @@ def _notes(cycle: CycleFindings) -> tuple[str, ...]:
         where = f"{place.file}:{place.line}" if place.file else "an unknown line"
         notes.append(f"Memory grows by {format_bytes(place.bytes_per_step)} a step: {place.op} at {where}.")
     return tuple(notes)
+
+
+def slow_modules(times: RunTimes, peak: PeakReport) -> tuple[SlowModule, ...]:
+    """Time of each module's own operators in a step beside what it held at the peak, slowest first.
+
+    An operator that some steps lack counts by its share of them.
+    """
+    num_steps = max((row.num_steps for row in times.rows), default=0)
+    held: dict[str, int] = {}
+    for row in peak.rows:
+        if row.module is not None:
+            held[row.module] = held.get(row.module, 0) + row.bytes
+    totals: dict[str, list[float]] = {}
+    for invocation in times.rows:
+        total = totals.setdefault(invocation.module or LOOP_OWNER, [0.0, 0.0, 0.0])
+        share = invocation.num_steps / num_steps
+        total[0] += invocation.forward_ns * share
+        total[1] += (invocation.backward_ns or 0.0) * share
+        total[2] += 1
+    found = [
+        SlowModule(module, forward_ns, backward_ns, held.get(module), int(num_ops))
+        for module, (forward_ns, backward_ns, num_ops) in totals.items()
+    ]
+    return tuple(sorted(found, key=lambda one: -((one.forward_ns or 0) + (one.backward_ns or 0))))

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from tracer.training import TrainingProfile
 
 
-class TimelineCallback(Callback):  # type: ignore[misc, unused-ignore] - untyped where it is not installed
+class TimelineCallback(Callback):  # type: ignore[misc, unused-ignore]  # untyped where missing
     """Profiles the first steps of a training, and writes the files when it ends or raises.
 
     A step is one of the optimizer's, with all its micro-batches. Of several optimizers the state of the first is known

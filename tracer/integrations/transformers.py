@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 from tracer.training import TrainingProfile
 
 
-class TimelineCallback(TrainerCallback):  # type: ignore[misc, unused-ignore] - untyped where it is not installed
+class TimelineCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  # untyped where missing
     """Profiles the first steps of a training, and writes the files when it ends.
 
     A step is one of the optimizer's, with all its micro-batches. The Trainer tells its callbacks nothing when training

@@ -28,7 +28,7 @@ const showWords = (data) => {
 const showProblem = (text) => document.getElementById("answer").append(el("p", { class: "check bad" }, text));
 
 const start = async () => {
-  const data = readData();
+  const data = readData(), plotly = loadPlotly();
   const prefersDark = matchMedia("(prefers-color-scheme: dark)");
   setTheme(prefersDark.matches ? "dark" : "light");
   const colorOf = makeColors(data.categories, data.timeline.series);
@@ -41,7 +41,7 @@ const start = async () => {
   const timeline = empty ? null : timelineSection(data, columns, colorOf);
   color();
   showNavigation();
-  if (document.readyState === "loading") await new Promise((done) => document.addEventListener("DOMContentLoaded", done));
+  await plotly;
   const drawMap = () => (map ? drawTreemap(map, data.peak, colorOf) : null);
   const draw = () => {
     color();
