@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import sys
 import warnings
 from collections.abc import Collection, Mapping
@@ -23,6 +24,8 @@ from tracer.ranks import Rank, Termination, begin, finish, this_rank
 from tracer.session import Failure, ProfileSession, RunResults, Schedule, allocator_state
 
 _DEFAULT_SCHEDULE = Schedule()
+# Kineto, the library below torch's profiler, logs every start and stop of a recording to stderr; 99 is silence.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 class TrainingProfile(ProfileSession):

@@ -1,0 +1,434 @@
+"""What the engine costs, beside what torch's own analysis costs, on the same recordings in one run.
+
+    uv run python benchmarks/engine.py [--models fno16 transformer] [--quick] [--markdown]
+
+Four things are measured: the analysis of a recording (time, memory, and that both give the same numbers), how its cost
+grows with the length of a recording, how long training stands still in `on_trace_ready`, and what a profiled step costs
+in a session of ours beside bare torch.profiler with the same flags.
+
+Times are wall time, the best of several for ours and at least one for torch, in turn. Processor time is printed beside
+them, since other programs do not disturb it. Memory is what the resident set of a forked child grows by while it
+analyses, at its highest (`VmHWM` less `VmRSS` at its start, Linux): a fork starts with all pages counted, so what it
+grows by is its own, and neither analysis finds memory that the other one has left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler._memory_profiler import MemoryProfile, MemoryProfileTimeline
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python looks beside it only
+
+from models.workload import Workload, build_fno_workload
+from tracer.analysis.memory_timeline import MemoryTimeline
+from tracer.capture.recording import read_recording
+from tracer.session import ProfileSession, Schedule
+from tracer.timeline_tracer import TimelineTracer
+
+NUM_THREADS = 2
+TARGET_RATIO = 10.0
+TARGET_STEP_RATIO = 1.02
+Step = Callable[[], None]
+Table = list[list[str]]
+
+
+# ---- what is profiled ------------------------------------------------------------------------------------------------
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3, 1x1 convolutions with batch norm, and a skip."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        out = 4 * channels
+        self.body = nn.Sequential(
+            *conv_norm(channels_in, channels, 1, 1),
+            nn.ReLU(inplace=True),
+            *conv_norm(channels, channels, 3, stride),
+            nn.ReLU(inplace=True),
+            *conv_norm(channels, out, 1, 1),
+        )
+        self.skip = nn.Sequential(*conv_norm(channels_in, out, 1, stride)) if channels_in != out else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the block."""
+        return F.relu_(self.body(x) + self.skip(x))
+
+
+def conv_norm(channels_in: int, channels: int, size: int, stride: int) -> tuple[nn.Module, nn.Module]:
+    conv = nn.Conv2d(channels_in, channels, size, stride, padding=size // 2, bias=False)
+    return conv, nn.BatchNorm2d(channels)
+
+
+def resnet50() -> nn.Module:
+    """Layer by layer ResNet-50: 25.6 million parameters."""
+    layers: list[nn.Module] = [*conv_norm(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    channels_in = 64
+    for stage, num_blocks in enumerate((3, 4, 6, 3)):
+        for block in range(num_blocks):
+            channels = 64 * 2**stage
+            layers.append(Bottleneck(channels_in, channels, stride=2 if stage and not block else 1))
+            channels_in = 4 * channels
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000))
+
+
+def transformer12() -> nn.Module:
+    """Twelve encoder layers between an embedding and a head."""
+    layer = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+    return nn.Sequential(nn.Embedding(1000, 256), encoder, nn.Linear(256, 1000))
+
+
+def workload_of(model: nn.Module, next_batch: Callable[[], tuple[Tensor, ...]], loss: Any) -> Workload:
+    return Workload(
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters()),
+        next_batch=next_batch,
+        loss=loss,
+        device=torch.device("cpu"),
+        description={},
+    )
+
+
+def fno(n_modes: int) -> Workload:
+    return build_fno_workload(batch_size=8, hidden_channels=64, data_size=64, n_modes=n_modes, device="cpu")
+
+
+def transformer() -> Workload:
+    return workload_of(
+        transformer12(),
+        lambda: (torch.randint(1000, (4, 64)), torch.randint(1000, (4, 64))),
+        lambda output, target: F.cross_entropy(output.flatten(0, 1), target.flatten()),
+    )
+
+
+def convnet() -> Workload:
+    return workload_of(resnet50(), lambda: (torch.randn(4, 3, 64, 64), torch.randint(1000, (4,))), F.cross_entropy)
+
+
+MODELS: dict[str, tuple[str, Callable[[], Workload]]] = {
+    "fno16": ("FNO, 16 modes", lambda: fno(16)),
+    "fno32": ("FNO, 32 modes", lambda: fno(32)),
+    "transformer": ("transformer, 12 layers", transformer),
+    "resnet50": ("ResNet-50", convnet),
+}
+
+
+def step_of(workload: Workload) -> Step:
+    def step() -> None:
+        workload.backward(workload.forward(workload.next_batch()))
+        workload.optimizer_step()
+
+    return step
+
+
+# ---- recording -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def profiler(num_active: int, ready: Callable[[Any], None], *, num_cycles: int = 1) -> Iterator[Any]:
+    """torch.profiler with the flags that memory questions need: the same as in a session of ours."""
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=1, warmup=1, active=num_active, repeat=num_cycles),
+        on_trace_ready=ready,
+        record_shapes=True,
+        profile_memory=True,
+        with_stack=True,
+    ) as running:
+        yield running
+
+
+def record(step: Step, num_active: int) -> Any:
+    """The `kineto_results` of one cycle."""
+    kept: list[Any] = []
+    with profiler(num_active, lambda prof: kept.append(prof.profiler.kineto_results)) as running:
+        for _ in range(2 + num_active):
+            step()
+            running.step()
+    return kept[0]
+
+
+def ours(results: Any) -> tuple[list[int], list[list[int]]]:
+    """Read, categorize, lay out, merge by microsecond."""
+    times, sizes = MemoryTimeline.from_profiler(results, "cpu").coalesce()
+    return times.tolist(), sizes.tolist()
+
+
+def torchs(results: Any) -> tuple[list[int], list[list[int]]]:
+    """The same in torch's own words."""
+    times, sizes = MemoryProfileTimeline(MemoryProfile(results))._coalesce_timeline("cpu")
+    return times, sizes
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds of one call: on the wall clock, and of the processor."""
+
+    wall_s: float
+    processor_s: float
+
+
+def cost_of(call: Callable[[], Any]) -> Cost:
+    wall, processor = time.perf_counter(), time.process_time()
+    call()
+    return Cost(time.perf_counter() - wall, time.process_time() - processor)
+
+
+def best(costs: Sequence[Cost]) -> Cost:
+    """The least disturbed one, of either kind of time."""
+    return Cost(min(cost.wall_s for cost in costs), min(cost.processor_s for cost in costs))
+
+
+def grown_bytes(call: Callable[[], Any]) -> int:
+    """How much the resident set of a forked child grows while it calls, at its highest."""
+
+    def child(pipe: Any) -> None:
+        before = status_bytes("VmRSS")
+        call()
+        pipe.send(status_bytes("VmHWM") - before)
+
+    receive, send = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=child, args=(send,))
+    process.start()
+    send.close()
+    grown: int = receive.recv()
+    process.join()
+    return grown
+
+
+def status_bytes(name: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
+
+
+def in_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call in a fresh interpreter, so that one model's leftovers do not weigh on the next."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_seeded, function, *arguments).result()
+
+
+def _seeded(function: Callable[..., Any], *arguments: Any) -> Any:
+    torch.set_num_threads(NUM_THREADS)
+    torch.manual_seed(0)
+    return function(*arguments)
+
+
+# ---- 1. the analysis -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """One model's recording, analysed both ways."""
+
+    num_events: int
+    ours: Cost
+    torch: Cost
+    ours_bytes: int
+    torch_bytes: int
+    equal: bool
+
+    @property
+    def wall_ratio(self) -> float:
+        """How many times as long torch takes."""
+        return self.torch.wall_s / self.ours.wall_s
+
+
+def measure_analysis(name: str, quick: bool) -> Analysis:
+    results = record(step_of(MODELS[name][1]()), 1 if quick else 3)
+    ours_bytes, torch_bytes = grown_bytes(lambda: ours(results)), grown_bytes(lambda: torchs(results))
+    our_costs, torch_costs = [], []
+    for _ in range(1 if quick else 2):
+        torch_costs.append(cost_of(lambda: torchs(results)))
+        our_costs += [cost_of(lambda: ours(results)) for _ in range(4)]
+    num_events = read_recording(results).num_events
+    equal = ours(results) == torchs(results)
+    return Analysis(num_events, best(our_costs), best(torch_costs), ours_bytes, torch_bytes, equal)
+
+
+def analysis_table(names: Sequence[str], *, quick: bool) -> Table:
+    table = [["model", "events", "torch", "ours", "ratio", "ratio, processor", "torch's memory", "ours", "result"]]
+    for name in names:
+        found = in_own_process(measure_analysis, name, quick)
+        table.append([
+            MODELS[name][0],
+            f"{found.num_events:,}",
+            f"{found.torch.wall_s:.2f} s",
+            f"{found.ours.wall_s:.3f} s",
+            f"{found.wall_ratio:.1f}",
+            f"{found.torch.processor_s / found.ours.processor_s:.1f}",
+            f"{found.torch_bytes / 2**20:.0f} MiB",
+            f"{found.ours_bytes / 2**20:.0f} MiB",
+            "equal" if found.equal else "DIFFERENT",
+        ])  # fmt: skip
+    return table
+
+
+# ---- 2. growth -------------------------------------------------------------------------------------------------------
+
+
+def measure_growth(numbers_of_steps: Sequence[int]) -> list[tuple[int, int, Cost]]:
+    """Steps, events and cost of ours."""
+    step = step_of(fno(16))
+    rows = []
+    for num_steps in numbers_of_steps:
+        results = record(step, num_steps)
+        costs = [cost_of(lambda results=results: ours(results)) for _ in range(5)]
+        rows.append((num_steps, read_recording(results).num_events, best(costs)))
+    return rows
+
+
+def growth_table(*, quick: bool) -> tuple[Table, str]:
+    rows = in_own_process(measure_growth, (1, 2, 4) if quick else (1, 2, 4, 8))
+    table = [["active steps", "events", "ours", "per event"]]
+    for num_steps, num_events, cost in rows:
+        per_event_us = cost.processor_s / num_events * 1e6
+        table.append([str(num_steps), f"{num_events:,}", f"{cost.processor_s:.3f} s", f"{per_event_us:.2f} us"])
+    events = np.array([row[1] for row in rows], float)
+    seconds = np.array([row[2].processor_s for row in rows])
+    exponent = np.polyfit(np.log(events), np.log(seconds), 1)[0]
+    statement = f"Processor time grows with the number of events to the power of {exponent:.2f}."
+    return table, statement
+
+
+# ---- 3. the stall ----------------------------------------------------------------------------------------------------
+
+
+def measure_stalls(name: str, num_active: int) -> tuple[float, float, float]:
+    """Seconds in `on_trace_ready`: torch's analysis, our callback, and reading at once."""
+    step = step_of(MODELS[name][1]())
+    tracer = TimelineTracer(device="cpu")
+    callbacks: list[Callable[[Any], object]] = [
+        lambda prof: torchs(prof.profiler.kineto_results),
+        tracer,
+        read_recording,
+    ]
+    stalls = []
+    for callback in callbacks:
+
+        def ready(prof: Any, callback: Callable[[Any], object] = callback) -> None:
+            stalls.append(cost_of(lambda: callback(prof)).wall_s)
+
+        with profiler(num_active, ready) as running:
+            for _ in range(2 + num_active):
+                step()
+                running.step()
+    torch_s, kept_s, read_s = stalls
+    return torch_s, kept_s, read_s
+
+
+def stall_table(names: Sequence[str], *, quick: bool) -> Table:
+    table = [["model", "torch's analysis", "ours, kept for later", "ours, read at once"]]
+    for name in names:
+        torch_s, kept_s, read_s = in_own_process(measure_stalls, name, 1 if quick else 3)
+        table.append([MODELS[name][0], f"{torch_s:.2f} s", f"{kept_s * 1e6:.0f} us", f"{read_s:.3f} s"])
+    return table
+
+
+# ---- 4. the profiled step --------------------------------------------------------------------------------------------
+
+
+def measure_steps(name: str, num_rounds: int) -> tuple[list[float], list[float]]:
+    """Seconds of each profiled step: bare torch.profiler, and a session of ours, in turn."""
+    workload = MODELS[name][1]()
+    num_active = 4
+    bare_s: list[float] = []
+    session_s: list[float] = []
+    step = step_of(workload)
+
+    def bare() -> None:
+        with profiler(num_active, lambda prof: None) as running:
+            bare_s.extend(active_steps(step, running.step, num_active))
+
+    def session() -> None:
+        plan = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=num_active, num_repeats=1)
+        with ProfileSession(workload.model, workload.optimizer, device="cpu", schedule=plan) as running:
+            session_s.extend(active_steps(step, running.step, num_active))
+
+    for number in range(num_rounds):
+        for run in (bare, session) if number % 2 else (session, bare):
+            run()
+    return bare_s, session_s
+
+
+def active_steps(step: Step, end_step: Step, num_active: int) -> list[float]:
+    """Seconds of the active steps, but the last one, which ends the cycle."""
+    seconds = []
+    for number in range(2 + num_active):
+        start = time.perf_counter()
+        step()
+        end_step()
+        if 2 <= number < 1 + num_active:
+            seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def step_table(names: Sequence[str], *, quick: bool) -> Table:
+    table = [["model", "steps each", "torch.profiler", "our session", "ratio of medians", "ratio of the fastest"]]
+    for name in names:
+        bare_s, session_s = in_own_process(measure_steps, name, 2 if quick else 12)
+        bare, session = statistics.median(bare_s), statistics.median(session_s)
+        table.append([
+            MODELS[name][0],
+            str(len(bare_s)),
+            f"{bare * 1e3:.1f} ms",
+            f"{session * 1e3:.1f} ms",
+            f"{session / bare:.3f}",
+            f"{min(session_s) / min(bare_s):.3f}",
+        ])  # fmt: skip
+    return table
+
+
+# ---- on the screen ---------------------------------------------------------------------------------------------------
+
+
+def as_text(table: Table) -> str:
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table)
+
+
+def as_markdown(table: Table) -> str:
+    header, *rows = table
+    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--quick", action="store_true", help="one active step, fewer repetitions")
+    parser.add_argument("--markdown", action="store_true", help="tables as in benchmarks/results.md")
+    options = parser.parse_args()
+    show = as_markdown if options.markdown else as_text
+    print(f"torch {torch.__version__}, {NUM_THREADS} threads, {1 if options.quick else 3} active steps, on the CPU")
+    print(f"\nAnalysis of one recording (aim: ratio {TARGET_RATIO:.0f} or more)\n", flush=True)
+    print(show(analysis_table(options.models, quick=options.quick)))
+    table, statement = growth_table(quick=options.quick)
+    print(f"\nGrowth with the length of a recording, FNO of 16 modes, processor time\n\n{show(table)}\n\n{statement}")
+    print("\nTime that training stands still in on_trace_ready\n", flush=True)
+    print(show(stall_table(options.models, quick=options.quick)))
+    print(f"\nA profiled step (aim: ratio {TARGET_STEP_RATIO} or less)\n", flush=True)
+    print(show(step_table(options.models, quick=options.quick)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Which file a recorded name means, and whose it is."""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import models.fno
+import tests.workloads
+import tracer.session
+from tests.workloads import build_workload, record
+from tracer.capture import source_files
+from tracer.capture.recording import read_recording
+from tracer.capture.source_files import is_user_code, whole_path
+
+
+@pytest.fixture
+def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that the profiler would cut off, with a file in it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "model.py").touch()
+    _forget()
+    yield tmp_path
+    _forget()
+
+
+def _forget() -> None:
+    for cached in (source_files._prefixes, whole_path, is_user_code):
+        cached.cache_clear()
+
+
+def test_a_shortened_name_is_made_whole(on_path: Path) -> None:
+    whole = str(on_path / "mine" / "model.py")
+    assert whole_path("mine/model.py") == whole
+    assert whole_path(whole) == whole
+    assert is_user_code("mine/model.py")
+
+
+@pytest.mark.parametrize("name", ["<string>", "<frozen importlib._bootstrap>", "no/such/file.py", ""])
+def test_what_cannot_be_found_stays_as_it_is_and_is_nobodys(name: str) -> None:
+    assert whole_path(name) == name
+    assert not is_user_code(name)
+
+
+def test_a_folder_is_not_a_file(on_path: Path) -> None:
+    assert whole_path("mine") == "mine"
+
+
+@pytest.mark.parametrize("module", [models.fno, tests.workloads], ids=lambda module: module.__name__)
+def test_models_and_scripts_are_the_users(module: object) -> None:
+    assert is_user_code(str(module.__file__))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        torch.__file__,
+        torch.nn.functional.__file__,
+        np.__file__,
+        pytest.__file__,
+        json.__file__,
+        tracer.session.__file__,
+    ],
+    ids=["torch", "torch.nn", "numpy", "pytest", "stdlib", "this program"],
+)
+def test_packages_python_and_this_program_are_not(file: str) -> None:
+    assert not is_user_code(file)
+
+
+def test_the_name_that_torch_shortens_is_not_the_users_either() -> None:
+    """The profiler writes `torch/nn/modules/module.py` and `contextlib.py`."""
+    assert whole_path("torch/nn/modules/module.py") == torch.nn.modules.module.__file__
+    assert not is_user_code("torch/nn/modules/module.py")
+    assert whole_path("contextlib.py") == str(Path(sysconfig.get_path("stdlib")) / "contextlib.py")
+    assert not is_user_code("contextlib.py")
+
+
+def test_a_virtual_environment_inside_the_project_is_not_the_users() -> None:
+    here = Path(tests.workloads.__file__).parent
+    assert not is_user_code(str(here / ".venv" / "lib" / "python3" / "site-packages" / "somebody" / "model.py"))
+    assert is_user_code(str(here / "somebody" / "model.py"))
+
+
+def test_frames_of_a_recording_name_files_that_can_be_opened() -> None:
+    built = build_workload("zero_grad_at_end")
+    recording = read_recording(record(built.step)[0])
+    files = {recording.strings[file] for file in recording.frames.file[recording.frames.user].tolist()}
+    assert tests.workloads.__file__ in files
+    assert all(Path(file).is_file() for file in files)
+    others = {recording.strings[file] for file in recording.frames.file[~recording.frames.user].tolist()}
+    assert any(file.startswith("torch/") for file in others)

@@ -1,0 +1,233 @@
+"""memory_timeline.html in a real browser without a network: what a person sees, clicks and reads."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.synthetic_page import synthetic_page
+from tests.exporters import page_samples as samples
+from tests.workloads import Recorded
+from tracer.analysis.findings import find_in_cycle
+from tracer.exporters.page import Page, write_page
+from tracer.units import format_bytes
+
+pytestmark = pytest.mark.browser
+
+CHROMIUM = shutil.which("chromium")
+TIMEOUT_MS = 90_000
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright (group `browser`)")
+    if CHROMIUM is None:
+        pytest.skip("needs Debian's package chromium")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--headless=new"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def opened(browser: Any, tmp_path: Path) -> Callable[..., Any]:
+    """`with opened(page) as tab`: the page, drawn. Fails at its end on any console message, dialog or request."""
+
+    @contextmanager
+    def open_page(page: Page, **context: Any) -> Iterator[Any]:
+        path = tmp_path / "memory_timeline.html"
+        write_page(page, path)
+        with browser.new_context(viewport={"width": 1280, "height": 900}, offline=True, **context) as session:
+            tab = session.new_page()
+            tab.set_default_timeout(TIMEOUT_MS)
+            seen: list[str] = []
+            tab.on("console", lambda message: seen.append(f"{message.type}: {message.text}"))
+            tab.on("pageerror", lambda error: seen.append(f"error: {error}"))
+            tab.on("dialog", lambda dialog: (seen.append("dialog"), dialog.dismiss()))
+            tab.on("request", lambda request: seen.append(request.url))
+            tab.goto(path.as_uri())
+            tab.wait_for_selector("html[data-drawn]")
+            yield tab
+            assert [one for one in seen if one != path.as_uri() and not one.startswith("data:,")] == []
+
+    return open_page
+
+
+def layers(tab: Any) -> list[tuple[list[float], list[float]]]:
+    """What plotly was given: x and y of each drawn trace."""
+    drawn = tab.evaluate("document.querySelector('.plot').data.map((trace) => [trace.x, trace.y])")
+    return [(x, y) for x, y in drawn]
+
+
+def hover(tab: Any, share: float) -> str:
+    """The tip at a point of the plot, given as a share of its width."""
+    tab.locator(".frame").scroll_into_view_if_needed()
+    box = tab.locator(".plot .nsewdrag").bounding_box()
+    tab.mouse.move(box["x"] + box["width"] * share, box["y"] + box["height"] / 2)
+    return str(tab.locator(".tip").inner_text())
+
+
+def column(tab: Any, number: int) -> list[str]:
+    cells = tab.locator(f".blocks tbody td:nth-child({number})")
+    return [text.split("\n")[0].strip() for text in cells.all_inner_texts()]
+
+
+def test_hover_reads_the_peak(opened: Callable[..., Any]) -> None:
+    with opened(samples.small_page()) as tab:
+        # The axis goes from 0 to 50 us with 0.4 % at each side; the peak holds from 30 to 40 us.
+        tip = hover(tab, 0.7)
+        assert "30.000 µs, event 4 of 6" in tip
+        assert re.search(r"ACTIVATION\s+3.91 KiB\s+4,000 B", tip)
+        assert re.search(r"total\s+8.79 KiB\s+9,000 B", tip)
+        assert "9,000 B" in tab.locator(".readout").inner_text()
+        assert "20.000 µs" in hover(tab, 0.5)
+        labels = tab.evaluate("[...document.querySelectorAll('.annotation-text')].map((one) => one.textContent)")
+        assert {"True peak 8.79 KiB", "Tagged peak 6.84 KiB", "step 4", "forward", "backward"} <= set(labels)
+
+
+def test_categories_go_and_come_back_by_mouse_and_keyboard(opened: Callable[..., Any]) -> None:
+    with opened(samples.small_page()) as tab:
+        before = layers(tab)
+        chip = tab.get_by_role("button", name="ACTIVATION")
+        assert chip.get_attribute("aria-pressed") == "true"
+        chip.click()
+        tab.wait_for_selector(".chip[aria-pressed=false]")
+        tip = hover(tab, 0.7)
+        assert "ACTIVATION" not in tip
+        assert re.search(r"shown\s+4.88 KiB\s+5,000 B", tip)
+        assert max(max(y) for _, y in layers(tab)[:2]) == 5000
+        chip.focus()
+        tab.keyboard.press("Enter")
+        tab.wait_for_selector(".chip[aria-pressed=false]", state="detached")
+        assert layers(tab) == before
+
+
+def test_the_cursor_moves_by_keyboard(opened: Callable[..., Any]) -> None:
+    with opened(samples.small_page()) as tab:
+        tab.locator(".frame").focus()
+        tab.keyboard.press("ArrowRight")
+        assert "event 5 of 6: 2.93 KiB (3,000 B)" in tab.locator(".readout").inner_text()
+        tab.keyboard.press("ArrowLeft")
+        tab.keyboard.press("ArrowLeft")
+        assert "event 3 of 6: 6.84 KiB (7,000 B)" in tab.locator(".readout").inner_text()
+        tab.keyboard.press("p")
+        tab.wait_for_function("document.querySelector('.readout').textContent.includes('event 4 of 6')")
+        low, high = tab.evaluate("document.querySelector('.plot').layout.xaxis.range")
+        assert low < 30 < high
+        assert high - low < 2
+        tab.keyboard.press("0")
+        tab.wait_for_function("document.querySelector('.plot').layout.xaxis.range[0] < 0")
+
+
+def test_a_drag_zooms_and_the_view_by_event_has_all_events(opened: Callable[..., Any]) -> None:
+    with opened(samples.small_page()) as tab:
+        box = tab.locator(".plot .nsewdrag").bounding_box()
+        middle = box["y"] + box["height"] / 2
+        tab.mouse.move(box["x"] + box["width"] * 0.5, middle)
+        tab.mouse.down()
+        tab.mouse.move(box["x"] + box["width"] * 0.9, middle, steps=5)
+        tab.mouse.up()
+        tab.wait_for_function("document.querySelector('.plot').layout.xaxis.range[0] > 20")
+        tab.get_by_role("button", name="Whole run").click()
+        tab.get_by_role("button", name="By event").click()
+        tab.wait_for_function("document.querySelector('.plot').layout.xaxis.title.text.startsWith('event')")
+        assert layers(tab)[1][0][:6] == [0, 1, 2, 3, 4, 5]
+        assert "event 4 of 6" in hover(tab, 0.65)
+
+
+def test_the_table_sorts_filters_and_sums(opened: Callable[..., Any]) -> None:
+    with opened(samples.small_page()) as tab:
+        assert column(tab, 1) == ["3.42 KiB", "2.93 KiB", "1.95 KiB", "500 B"]
+        header = tab.locator(".blocks th").first
+        assert header.get_attribute("aria-sort") == "descending"
+        tab.get_by_role("button", name="Size", exact=True).click()
+        assert header.get_attribute("aria-sort") == "ascending"
+        assert column(tab, 1) == ["500 B", "1.95 KiB", "2.93 KiB", "3.42 KiB"]
+        tab.get_by_role("button", name="Operator").focus()
+        tab.keyboard.press("Enter")
+        # What is not known comes last.
+        assert column(tab, 6) == ["aten::add", "aten::gelu", "aten::mm", "-"]
+        tab.get_by_label("Filter rows by category").select_option("ACTIVATION")
+        assert column(tab, 1) == ["3.42 KiB", "500 B"]
+        tab.get_by_label("Filter rows by text").fill("net.2 aten")
+        assert column(tab, 5) == ["net.2"]
+        assert "1 of 4 rows, 1 blocks, 500 B (500 B), 5.6 % of the peak." in tab.locator(".filters p").inner_text()
+        checks = tab.locator(".check").all_inner_texts()
+        assert checks == ["✓ The categories sum to the peak, 9,000 B.", "✓ The rows sum to the peak, 9,000 B."]
+        link = tab.locator(".blocks a.place").first
+        assert link.get_attribute("href") == "vscode://file/work/models/net.py:123"
+
+
+def test_markup_is_text_everywhere(opened: Callable[..., Any]) -> None:
+    with opened(samples.hostile_page()) as tab:
+        hover(tab, 0.8)
+        map_box = tab.locator(".peak-map").bounding_box()
+        tab.mouse.move(map_box["x"] + 60, map_box["y"] + 120)
+        tab.wait_for_selector(".hoverlayer text")
+        shown = tab.evaluate("document.querySelector('main').textContent + document.querySelector('.bar').textContent")
+        drawn = tab.evaluate("[...document.querySelectorAll('svg text')].map((one) => one.textContent).join('\\n')")
+        for text in (samples.SCRIPT, samples.IMAGE, samples.MARKUP):
+            assert shown.count(text) > 3
+            assert text in drawn
+        assert tab.evaluate("document.scripts.length") == 3
+        assert tab.evaluate("document.querySelectorAll('img, iframe, object, svg a, main b, main i').length") == 0
+        links = tab.evaluate("[...document.querySelectorAll('main a')].map((one) => one.getAttribute('href'))")
+        assert links
+        assert all(re.fullmatch(r"vscode://file/[\w/%.():'!*~-]+", link) for link in links), links
+        assert tab.title() == f"{samples.SCRIPT} - memory on {samples.IMAGE}"
+
+
+@pytest.mark.parametrize("page", [samples.empty_page, samples.one_event_page, samples.entries_page])
+def test_little_is_shown_as_little(opened: Callable[..., Any], page: Callable[[], Page]) -> None:
+    with opened(page()) as tab:
+        assert tab.locator("h1").inner_text()
+        assert (tab.locator(".plot").count() == 0) == (page is samples.empty_page)
+        assert "undefined" not in tab.locator("body").inner_text()
+        assert "NaN" not in tab.locator("body").inner_text()
+
+
+@pytest.mark.parametrize("width", [800, 1280])
+def test_themes_and_widths(opened: Callable[..., Any], width: int) -> None:
+    with opened(synthetic_page(3000), color_scheme="dark") as tab:
+        tab.set_viewport_size({"width": width, "height": 900})
+        assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
+        dark = tab.evaluate("getComputedStyle(document.body).color")
+        tab.get_by_role("button", name="Switch to light colours").click()
+        assert tab.evaluate("document.documentElement.dataset.theme") == "light"
+        assert tab.evaluate("getComputedStyle(document.body).color") != dark
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_paper_has_all_rows_and_no_controls(opened: Callable[..., Any]) -> None:
+    with opened(synthetic_page(600, num_rows=80), color_scheme="dark") as tab:
+        assert tab.locator(".blocks tbody tr").count() == 25
+        tab.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+        tab.emulate_media(media="print")
+        assert tab.locator(".blocks tbody tr").count() > 40
+        assert tab.evaluate("document.documentElement.dataset.theme") == "light"
+        assert not tab.locator(".tools").is_visible()
+        assert not tab.locator("nav").is_visible()
+
+
+def test_a_real_run(opened: Callable[..., Any], recorded: Callable[[str], Recorded]) -> None:
+    cycle = find_in_cycle(recorded("fno_2d_new_zeros").recordings[0])
+    with opened(samples.page_of(cycle)) as tab:
+        assert format_bytes(cycle.peak.peak_bytes) in tab.locator("h1").inner_text()
+        checks = tab.locator(".check").all_inner_texts()
+        assert len(checks) == 2
+        assert all(check.startswith("✓") for check in checks)
+        tab.get_by_role("button", name="Zoom to peak").click()
+        tab.wait_for_function("document.querySelector('.readout').textContent.includes(' B)')")
+        most = int(cycle.timeline.totals_bytes.max())
+        assert f"({most:,} B)" in tab.locator(".readout").inner_text()
+        largest = max(cycle.peak.rows, key=lambda row: row.bytes)
+        assert column(tab, 1)[0] == format_bytes(largest.bytes)
+        categories = {row.category for row in cycle.peak.rows}
+        options = tab.get_by_label("Filter rows by category").locator("option").all_inner_texts()
+        assert set(options) == categories | {"All categories"}

@@ -1,0 +1,210 @@
+"""Training steps that broke one of the originals of the SQLite reports, beside those of `tests.workloads`."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.workloads import WORKLOADS, Builder, Recorded, Workload, mlp, mlp_batch, record, training
+
+REPORT_WORKLOADS: dict[str, Builder] = {}
+
+
+def case(build: Builder) -> Builder:
+    """Enter a builder under its own name."""
+    REPORT_WORKLOADS[build.__name__] = build
+    return build
+
+
+def build(name: str) -> Workload:
+    """Build a workload of this file or of `tests.workloads` from its seed."""
+    torch.set_num_threads(2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return {**WORKLOADS, **REPORT_WORKLOADS}[name]()
+
+
+@cache
+def record_named(name: str) -> Recorded:
+    """Two cycles of two steps of a workload, as `tests.workloads.record_workload`; recorded once per process."""
+    built = build(name)
+    return Recorded(name, built, tuple(record(built.step, n_cycles=2, n_active=2)), 2)
+
+
+def _pair() -> tuple[Tensor, Tensor]:
+    return torch.randn(16, 32), torch.randn(16, 32)
+
+
+class _Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+@case
+def residual() -> Workload:
+    return training(_Residual(), _pair)
+
+
+class _Loop(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(5):
+            x = torch.tanh(self.linear(x))
+        return x
+
+
+@case
+def loop() -> Workload:
+    return training(_Loop(), _pair)
+
+
+@case
+def backward_function() -> Workload:
+    """`torch.autograd.backward(loss)` instead of `loss.backward()`."""
+    model = mlp()
+
+    def step() -> None:
+        inputs, target = mlp_batch()
+        torch.autograd.backward(F.mse_loss(model(inputs), target))
+        model.zero_grad()
+
+    return Workload(step, model)
+
+
+@case
+def retain_graph() -> Workload:
+    """One graph, two backwards."""
+    model = mlp()
+
+    def step() -> None:
+        inputs, target = mlp_batch()
+        loss = F.mse_loss(model(inputs), target)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        model.zero_grad()
+
+    return Workload(step, model)
+
+
+@case
+def held_output() -> Workload:
+    """The output, which the loss saves, outlives backward."""
+    model = mlp()
+
+    def step() -> None:
+        inputs, target = mlp_batch()
+        output = model(inputs)
+        F.mse_loss(output, target).backward()
+        output.detach().abs().mean().item()
+        model.zero_grad()
+
+    return Workload(step, model)
+
+
+class _Unread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradients[0] * (float(x.shape[0]) / 8)
+
+
+@case
+def saved_unread() -> Workload:
+    """A function that saves a tensor and then only asks for its shape."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.after = nn.Linear(32, 64), nn.Linear(64, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.after(_Unread.apply(self.before(x)))  # type: ignore[no-any-return]
+
+    return training(Model(), mlp_batch)
+
+
+@case
+def attention_and_gru() -> Workload:
+    """Recurrence, attention, and operators that save little or nothing."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru = nn.GRU(16, 32, batch_first=True)
+            self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h, _ = self.gru(x)
+            mixed, _ = self.attention(h, h, h)
+            return mixed * torch.sigmoid(h) + h[:, :1].expand_as(h).pow(2) + torch.where(h > 0, h, mixed.exp())
+
+    return training(Model(), lambda: (torch.randn(4, 10, 16), torch.randn(4, 10, 32)))
+
+
+@case
+def double_backward() -> Workload:
+    """A gradient in the loss: what the first backward made is saved for the second."""
+    model = mlp()
+
+    def step() -> None:
+        inputs, _ = mlp_batch()
+        inputs.requires_grad_()
+        (gradient,) = torch.autograd.grad(torch.tanh(model(inputs)).pow(2).sum(), inputs, create_graph=True)
+        gradient.pow(2).sum().backward()  # type: ignore[no-untyped-call]
+        model.zero_grad()
+
+    return Workload(step, model)
+
+
+@case
+def every_other_step() -> Workload:
+    """A step that takes one more layer every second time."""
+    model = nn.ModuleDict({"first": nn.Linear(32, 32), "extra": nn.Linear(32, 32), "last": nn.Linear(32, 8)})
+    number = 0
+
+    def step() -> None:
+        nonlocal number
+        inputs, target = mlp_batch()
+        x = model["first"](inputs)
+        if number % 2:
+            x = model["extra"](x).relu()
+        number += 1
+        F.mse_loss(model["last"](x), target).backward()
+        model.zero_grad()
+
+    return Workload(step, model)
+
+
+@case
+def auxiliary_head() -> Workload:
+    """A part of the graph through which no backward runs."""
+    model = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 8), nn.Linear(64, 3))
+
+    def step() -> None:
+        inputs, target = mlp_batch()
+        hidden = model[0](inputs)
+        model[2](hidden).sin()
+        F.mse_loss(model[1](hidden), target).backward()
+        model.zero_grad()
+
+    return Workload(step, model)

@@ -1,0 +1,67 @@
+"""Every example runs as it stands, in a process of its own, from anywhere, and leaves its files."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+NEEDS = {"trainer": ("transformers", "accelerate"), "lightning_module": ("lightning",)}
+
+
+def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        environment.pop(name, None)
+    finished = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished
+
+
+def rows_sum(file: Path) -> bool:
+    peak = json.loads(file.read_text())
+    return sum(row["bytes"] for row in peak["rows"]) == peak["peak_bytes"] == peak["allocator_peak_bytes"] > 0
+
+
+def test_each_example_is_tested() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"plain_loop", "torchrun", *NEEDS}
+
+
+@pytest.mark.parametrize("name", ["plain_loop", *NEEDS])
+def test_an_example_explains_its_peak(tmp_path: Path, name: str) -> None:
+    missing = [package for package in NEEDS.get(name, ()) if importlib.util.find_spec(package) is None]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}")
+    finished = run(str(EXAMPLES / f"{name}.py"), "results", folder=tmp_path)
+    assert "Peak: " in finished.stdout
+    assert rows_sum(tmp_path / "results" / "peak.json")
+    assert {path.name for path in tmp_path.iterdir()} == {"results"}
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_ranks_write_their_own_files_and_a_summary(tmp_path: Path, parallel: str) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    finished = run(*launcher, str(EXAMPLES / "torchrun.py"), "results", parallel, folder=tmp_path)
+    results = tmp_path / "results"
+    assert rows_sum(results / "rank0" / "peak.json")
+    assert rows_sum(results / "rank1" / "peak.json")
+    summary = json.loads((results / "ranks.json").read_text())
+    assert summary["worst_rank"] == 1  # its batches are twice as large
+    assert summary["spread_bytes"] > 0
+    assert summary["missing"] == []
+    assert {"INPUT"} <= set(summary["differences"])
+    assert (results / "ranks.txt").read_text() in finished.stdout

@@ -1,0 +1,186 @@
+"""The callbacks, with the real trainers of other people, on tiny models built from configs: nothing is downloaded."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tracer.session import Schedule
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+SHORT = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=2, num_repeats=1)
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def needs(*packages: str) -> pytest.MarkDecorator:
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
+
+
+def check(callback: Any, folder: Path, num_steps: int) -> None:
+    peak = json.loads((folder / "peak.json").read_text())
+    assert sum(row["bytes"] for row in peak["rows"]) == peak["peak_bytes"] == peak["allocator_peak_bytes"]
+    assert callback.session.num_steps_done == num_steps
+    assert callback.session.results.unused_parameters == ()
+    assert {"PARAMETER", "OPTIMIZER_STATE"} <= {row["category"] for row in peak["rows"]}
+
+
+# ---- transformers ----------------------------------------------------------------------------------------------------
+
+
+def hf_trainer(tmp_path: Path, *callbacks: Any, **arguments: Any) -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    torch.manual_seed(0)
+    config = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=32, n_positions=8, bos_token_id=0, eos_token_id=0)
+    settings = TrainingArguments(
+        str(tmp_path / "checkpoints"),
+        max_steps=5,
+        per_device_train_batch_size=2,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        use_cpu=True,
+        **arguments,
+    )
+    data = [{"input_ids": ids, "labels": ids} for ids in torch.randint(32, (32, 8))]
+    return Trainer(GPT2LMHeadModel(config), settings, train_dataset=data, callbacks=list(callbacks))
+
+
+@needs("transformers", "accelerate")
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_trainer_is_profiled_step_by_step(tmp_path: Path, accumulate: int) -> None:
+    from tracer.integrations.transformers import TimelineCallback
+
+    callback = TimelineCallback(tmp_path / "out", schedule=SHORT)
+    hf_trainer(tmp_path, callback, gradient_accumulation_steps=accumulate).train()
+    check(callback, tmp_path / "out", 5)
+    assert "batch[0]" in callback.session.known.names
+    assert "transformer.wte.weight" in callback.session.known.names
+    assert any(name.endswith(".exp_avg") for name in callback.session.known.names)
+
+
+@needs("transformers", "accelerate")
+def test_a_trainer_learns_the_same_with_it(tmp_path: Path) -> None:
+    from tracer.integrations.transformers import TimelineCallback
+
+    with_it = hf_trainer(tmp_path, TimelineCallback(tmp_path / "out", schedule=SHORT))
+    loss = with_it.train().training_loss
+    without = hf_trainer(tmp_path)  # from the same seed, so only now
+    assert without.train().training_loss == loss
+    for ours, its in zip(with_it.model.parameters(), without.model.parameters(), strict=True):
+        assert torch.equal(ours, its)
+
+
+@needs("transformers", "accelerate")
+def test_a_trainer_that_raised_is_closed_by_hand_or_at_the_next_beginning(tmp_path: Path) -> None:
+    from transformers import TrainerCallback
+
+    from tracer.integrations.transformers import TimelineCallback
+
+    class Raises(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 3:
+                raise ValueError("enough")
+
+    callback = TimelineCallback(tmp_path / "out", schedule=SHORT)
+    with pytest.raises(ValueError, match="enough"):
+        hf_trainer(tmp_path, callback, Raises()).train()
+    assert not (tmp_path / "out").exists()
+    callback.close()
+    check(callback, tmp_path / "out", 3)
+    callback.close()
+
+
+# ---- lightning -------------------------------------------------------------------------------------------------------
+
+
+def lightning_module(at: int = -1) -> Any:
+    import lightning
+
+    class Classifier(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            if index == at:
+                raise ValueError("enough")
+            samples, labels = batch
+            return nn.functional.cross_entropy(self.layers(samples), labels)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters())
+
+    torch.manual_seed(0)
+    return Classifier()
+
+
+def lightning_fit(module: Any, *callbacks: Any, **options: Any) -> None:
+    import lightning
+
+    torch.manual_seed(1)
+    data = [(torch.randn(8), int(torch.randint(4, ()))) for _ in range(64)]
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_steps=5,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=list(callbacks),
+        **options,
+    )
+    trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=4))
+
+
+@needs("lightning")
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_lightning_training_is_profiled_step_by_step(tmp_path: Path, accumulate: int) -> None:
+    from tracer.integrations.lightning import TimelineCallback
+
+    callback = TimelineCallback(tmp_path / "out", schedule=SHORT)
+    lightning_fit(lightning_module(), callback, accumulate_grad_batches=accumulate)
+    check(callback, tmp_path / "out", 5)
+    assert {"batch[0]", "layers.0.weight", "layers.0.weight.exp_avg"} <= set(callback.session.known.names)
+
+
+@needs("lightning")
+def test_a_lightning_module_learns_the_same_with_it(tmp_path: Path) -> None:
+    from tracer.integrations.lightning import TimelineCallback
+
+    with_it, without = lightning_module(), lightning_module()
+    lightning_fit(with_it, TimelineCallback(tmp_path / "out", schedule=SHORT))
+    lightning_fit(without)
+    for ours, its in zip(with_it.parameters(), without.parameters(), strict=True):
+        assert torch.equal(ours, its)
+
+
+@needs("lightning")
+def test_a_lightning_training_that_raises_leaves_its_files(tmp_path: Path) -> None:
+    from tracer.integrations.lightning import TimelineCallback
+
+    callback = TimelineCallback(tmp_path / "out", schedule=SHORT)
+    with pytest.raises(ValueError, match="enough"):
+        lightning_fit(lightning_module(at=3), callback)
+    check(callback, tmp_path / "out", 3)
+    assert str(callback.session.results.failure.error) == "enough"
+
+
+def test_neither_is_imported_unless_asked_for() -> None:
+    program = (
+        "import sys, tracer\ntracer.profile_training\nimport tracer.integrations\n"
+        "print([name for name in ('transformers', 'lightning') if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

@@ -1,0 +1,187 @@
+"""`profile_training` around a loop of one's own: same findings, files at the end, and nothing of the loop changes."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import tracer
+from tracer.capture.known_storages import Role
+from tracer.errors import OutputError
+from tracer.session import Schedule
+from tracer.training import TrainingProfile, profile_training
+
+SHORT = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=1)
+
+
+def net() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    optimizer.zero_grad()
+    loss = model(torch.randn(4, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def test_the_public_name_is_this_one() -> None:
+    assert tracer.profile_training is profile_training is TrainingProfile
+
+
+def test_the_files_are_there_when_the_block_ends(tmp_path: Path) -> None:
+    model, optimizer = net()
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as session:
+        while not session.is_complete:
+            train_step(model, optimizer)
+            session.step()
+        assert not list(tmp_path.iterdir())
+    peak = json.loads((tmp_path / "peak.json").read_text())
+    assert sum(row["bytes"] for row in peak["rows"]) == peak["peak_bytes"] == peak["allocator_peak_bytes"]
+    assert {"max_mem.txt", "memory_snapshot.pkl"} <= {path.name for path in tmp_path.iterdir()}
+    assert session.results.findings.worst.peak.peak_bytes == peak["peak_bytes"]
+    assert session.results.unused_parameters == ()
+    assert {each.path.name for each in session.written} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_the_models_input_is_found_by_itself(tmp_path: Path) -> None:
+    model, optimizer = net()
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as session:
+        for _ in range(3):
+            train_step(model, optimizer)
+            session.step()
+    known = session.known
+    inputs = known.size_bytes[known.role == Role.INPUT]
+    assert inputs.tolist() == [4 * 8 * 4]
+    assert not model._forward_pre_hooks
+
+
+def test_what_another_model_computed_is_not_an_input(tmp_path: Path) -> None:
+    first, (model, optimizer) = nn.Linear(8, 8), net()
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as session:
+        for _ in range(3):
+            model(first(torch.randn(4, 8))).sum().backward()
+            optimizer.step()
+            session.step()
+    assert "batch[0]" not in session.known.names
+
+
+def test_a_profiled_loop_trains_as_an_unprofiled_one(tmp_path: Path) -> None:
+    model, optimizer = net()
+    plain = [train_step(model, optimizer) for _ in range(6)]
+    state = torch.get_rng_state()
+    again, its_optimizer = net()
+    profiled = []
+    with profile_training(again, its_optimizer, save_dir=tmp_path) as session:
+        for _ in range(6):
+            profiled.append(train_step(again, its_optimizer))
+            session.step()
+    assert profiled == plain
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_an_exception_goes_on_its_way_and_the_files_are_written(tmp_path: Path) -> None:
+    model, optimizer = net()
+    boom = ValueError("the data ran out")
+
+    def loop() -> None:
+        with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as loop.session:
+            train_step(model, optimizer)
+            loop.session.step()
+            train_step(model, optimizer)
+            raise boom
+
+    with pytest.raises(ValueError, match="the data ran out") as caught:
+        loop()
+    assert caught.value is boom
+    failure = loop.session.results.failure
+    assert (failure.step, str(failure.error)) == (1, "the data ran out")
+    assert failure.error is not boom
+    assert failure.error.__traceback__ is None
+    assert failure.place[0] == __file__
+    assert (tmp_path / "peak.json").exists()
+
+
+def test_files_that_cannot_be_written_do_not_hide_an_exception(tmp_path: Path) -> None:
+    model, optimizer = net()
+    with (
+        pytest.raises(KeyError, match="mine"),
+        profile_training(model, optimizer, save_dir=tmp_path / "new", schedule=SHORT) as session,
+    ):
+        train_step(model, optimizer)
+        session.step()
+        train_step(model, optimizer)
+        (tmp_path / "new").write_text("in the way")
+        raise KeyError("mine")
+    assert {type(each.error) for each in session.written} == {OutputError}
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_the_loop(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="is a file, not a folder"):
+        profile_training(*net(), save_dir=tmp_path / "file")
+
+
+def test_a_loop_that_is_too_short_says_so_at_the_users_own_line(tmp_path: Path) -> None:
+    model, optimizer = net()
+    with (
+        pytest.warns(UserWarning, match="ended after 1 step, and the first one that is recorded is step 3") as caught,
+        profile_training(model, optimizer, save_dir=tmp_path) as session,
+    ):
+        train_step(model, optimizer)
+        session.step()
+    assert caught[0].filename == __file__
+    assert not (tmp_path / "peak.json").exists()
+
+
+def test_a_loop_may_go_on_after_the_last_recorded_step(tmp_path: Path) -> None:
+    model, optimizer = net()
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as session:
+        for _ in range(9):
+            train_step(model, optimizer)
+            session.step()
+    assert len(session.results.findings.cycles) == 1
+
+
+def test_torchs_note_on_forgotten_events_is_not_shown(tmp_path: Path) -> None:
+    model, optimizer = net()
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        profile_training(model, optimizer, save_dir=tmp_path) as session,
+    ):
+        for _ in range(11):
+            train_step(model, optimizer)
+            session.step()
+    assert not [each for each in caught if "clears events" in str(each.message)]
+
+
+@pytest.mark.parametrize("screen", [False, True])
+def test_the_screen_is_shown_where_asked_for(tmp_path: Path, capfd: pytest.CaptureFixture[str], screen: bool) -> None:
+    model, optimizer = net()
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT, screen=screen) as session:
+        for _ in range(3):
+            train_step(model, optimizer)
+            session.step()
+    shown = capfd.readouterr()
+    assert ("Peak: " in shown.out) == ("peak.json" in shown.err) == screen
+
+
+def test_files_that_are_not_wanted_are_left_out(tmp_path: Path) -> None:
+    model, optimizer = net()
+    unwanted = ["memory-snapshot", "memory-timeline"]
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT, leave_out=unwanted) as session:
+        for _ in range(3):
+            train_step(model, optimizer)
+            session.step()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert "peak.json" in names
+    assert not names & {"memory_snapshot.pkl", "memory_timeline.html"}
