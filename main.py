@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tracer.session import Failure, RunResults, Schedule, Workload
 
 DEFAULT_DEVICE = "cuda:0"
+__tracebackhide__ = True  # a line of this file explains nothing about the model
 
 app = typer.Typer(
     add_completion=False,

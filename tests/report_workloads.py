@@ -208,3 +208,22 @@ def auxiliary_head() -> Workload:
         model.zero_grad()
 
     return Workload(step, model)
+
+
+class _RebindingDescent(torch.optim.Optimizer):
+    """Gives every parameter a new storage at each step."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data = parameter.data - 0.01 * parameter.grad
+
+
+@case
+def rebinding_optimizer() -> Workload:
+    """Parameters that the optimizer made inside the recording."""
+    model = mlp()
+    return training(model, mlp_batch, optimizer=_RebindingDescent(model.parameters()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,14 @@ def test_a_new_version_moves_bytes_between_categories() -> None:
     sizes = timeline_of(program.recording()).sizes_bytes
     assert sizes[:, UNTAGGED].tolist() == [10, 0, 0]
     assert sizes[:, Category.AUTOGRAD_DETAIL].tolist() == [0, 10, 0]
+
+
+def test_what_is_made_and_freed_at_one_time_is_made_first() -> None:
+    """Torch's order: there before, made, written, freed."""
+    recording = Program([Storage(0, 10)], [Node(allocates={0}, blocks=[(0, 5, -300)])]).recording()
+    at_once = np.full(2, START_NS)
+    recording = replace(recording, allocations=replace(recording.allocations, time_ns=at_once))
+    assert timeline_of(recording).totals_bytes.tolist() == [300, 310, 10]
 
 
 def test_only_the_named_device_counts() -> None:

@@ -181,11 +181,13 @@ def test_plain_loop_over_what_nodes_read(name: str) -> None:
 
 def naive_read(recording: Recording, attribution: Attribution) -> set[int]:
     made: dict[int, tuple[int, bool]] = {}
+    listed = {int(recording.keys.id[key]) for key in (*recording.parameter_keys, *recording.optimizer_state_keys)}
     rows = recording.allocations
     for row in range(len(rows.size_bytes)):
         if rows.size_bytes[row] > 0 and rows.key[row] >= 0 and rows.op[row] >= 0:
             # Phase 2 is the optimizer.
-            made[int(rows.key[row])] = (int(rows.time_ns[row]), int(attribution.allocation_phase[row]) != 2)
+            other = int(recording.keys.id[rows.key[row]]) not in listed
+            made[int(rows.key[row])] = (int(rows.time_ns[row]), other and int(attribution.allocation_phase[row]) != 2)
     op_at = {int(start): op for op, start in enumerate(recording.ops.start_ns.tolist())}
     flow, found = recording.flow, set()
     for edge in range(len(flow.edge_node)):

@@ -442,6 +442,18 @@ def test_the_last_frame_before_an_operator_is_of_its_own_thread() -> None:
 
 
 @pytest.mark.usefixtures("fake_types")
+def test_a_region_inside_an_operator_is_a_span() -> None:
+    """As `record_function` in a custom autograd.Function leaves it where no stacks are recorded."""
+    region = FakeEvent(
+        FakeOp("my region", scope=torch_private.USER_SCOPE), 1001, [FakeEvent(FakeOp("aten::mul"), 1002)]
+    )
+    recording = read_recording(FakeResults(FakeEvent(FakeOp("MyFunction"), 1000, [region])))
+    assert_consistent(recording)
+    assert [recording.strings[name] for name in recording.spans.name.tolist()] == ["my region"]
+    assert [recording.strings[name] for name in recording.ops.name.tolist()] == ["MyFunction", "aten::mul"]
+
+
+@pytest.mark.usefixtures("fake_types")
 def test_a_tree_deeper_than_pythons_recursion_limit() -> None:
     event = FakeEvent(FakeAllocation(64, 100, 1), 50_000)
     for depth in range(10_000):

@@ -124,6 +124,13 @@ def test_memory_that_died_unseen_is_freed_before_its_address_is_used_again() -> 
     assert_sound(snapshot)
 
 
+def test_of_two_storages_from_before_in_one_place_the_first_stands_for_both() -> None:
+    """One of them was gone before anybody could see it, and no viewer takes blocks that overlap."""
+    snapshot = snapshot_of(recording_of([Event(500, 8, 3)], [Key(0, 100, 1), Key(50, 20, 2)]))
+    assert_sound(snapshot)
+    assert [block["size"] for block in snapshot["segments"][0]["blocks"]] == [100]
+
+
 def test_nothing_recorded_gives_an_empty_snapshot() -> None:
     snapshot = snapshot_of(recording_of([]))
     assert (snapshot["segments"], snapshot["device_traces"]) == ([], [[]])

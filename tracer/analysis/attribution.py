@@ -10,11 +10,13 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from tracer.capture.recording import CallKind, OpKind, Recording
+from tracer.capture.source_files import is_own_code
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -87,6 +89,18 @@ class _Attributor:
         self.module_names = module_names
         self.module_paths: dict[str, int] = {}
         self.first_path: dict[int, str] = {}
+        self.frame_rank = self._frame_ranks()
+
+    def _frame_ranks(self) -> Ints:
+        """[F] the user's code 2, an installed package's 1, torch's and Python's 0, this program's -1.
+
+        A package is named where no user code called. What called this program explains nothing, so that its frames end
+        a search.
+        """
+        strings, frames = self.recording.strings, self.recording.frames
+        files = {file: strings[file] for file in np.unique(frames.file).tolist()}
+        rank = {file: -1 if is_own_code(name) else int(Path(name).is_absolute()) for file, name in files.items()}
+        return np.where(frames.user, 2, np.array([rank[file] for file in frames.file.tolist()], np.int64))
 
     def run(self) -> Attribution:
         recording = self.recording
@@ -136,7 +150,7 @@ class _Attributor:
     def _calls(self) -> tuple[Ints, Ints]:
         """[C] module and innermost user frame of every call, parents first."""
         recording, calls = self.recording, self.recording.calls
-        user = recording.frames.user.tolist()
+        rank = self.frame_rank.tolist()
         names = [recording.strings[name] for name in recording.modules.name.tolist()]
         pointers = recording.modules.self_ptr.tolist()
         module, frame = [-1] * len(calls.kind), [-1] * len(calls.kind)
@@ -144,7 +158,11 @@ class _Attributor:
         paths: list[str] = []
         for row, (kind, parent, place, which) in enumerate(rows):
             module[row] = module[parent] if parent >= 0 else -1
-            frame[row] = place if user[place] else frame[parent] if parent >= 0 else -1
+            outer = frame[parent] if parent >= 0 else -1
+            if rank[place] < 0:
+                frame[row] = outer if outer >= 0 and rank[outer] == 2 else -1
+            else:
+                frame[row] = place if rank[place] and (outer < 0 or rank[place] >= rank[outer]) else outer
             if kind == CallKind.MODULE:
                 path = self._module_path(paths, module[row], pointers[which], names[which])
                 module[row] = self.module_paths.setdefault(path, len(self.module_paths))
@@ -163,7 +181,7 @@ class _Attributor:
 
     def _own(self, call_module: Ints, call_frame: Ints) -> tuple[Ints, Ints]:
         """[O] module and user frame of every operator, from the call that it was made in."""
-        recording, ops, calls = self.recording, self.recording.ops, self.recording.calls
+        ops, calls = self.recording.ops, self.recording.calls
         module, frame = np.full((2, len(ops.name)), -1, np.int64)
         called = ops.call >= 0
         module[called] = call_module[ops.call[called]]
@@ -172,7 +190,8 @@ class _Attributor:
         # or, where none was, in the function that begins with its `def` line.
         function = np.full(len(ops.name), -1, np.int64)
         function[called] = calls.function[ops.call[called]]
-        direct = (function >= 0) & recording.frames.user[function]
+        rank = np.append(self.frame_rank, 0)  # so that row -1, no frame, is below all
+        direct = (function >= 0) & (rank[function] > 0) & (rank[function] >= rank[frame])
         seen = ops.after_frame >= 0
         frame[direct & seen] = ops.after_frame[direct & seen]
         frame[direct & ~seen] = function[direct & ~seen]

@@ -132,8 +132,19 @@ def _eligible(recording: Recording, attribution: Attribution, storages: Storages
     phase[made_here] = attribution.allocation_phase[storages.allocation[made_here]]
     by_operator = np.zeros(len(made_here), bool)
     by_operator[made_here] = recording.allocations.op[storages.allocation[made_here]] >= 0
-    found: Bools = (made_here & by_operator & (phase != Phase.OPTIMIZER) & (role < 0)) | (role == Role.INPUT)
+    nobodys = (role < 0) & ~_parameters_and_state(recording, storages)
+    found: Bools = (made_here & by_operator & (phase != Phase.OPTIMIZER) & nobodys) | (role == Role.INPUT)
     return found
+
+
+def _parameters_and_state(recording: Recording, storages: Storages) -> Bools:
+    """[L] blocks that a module or an optimizer listed, and others that the same tensor showed before or later."""
+    keys = recording.keys
+    listed = np.isin(keys.id, keys.id[np.concatenate([recording.parameter_keys, recording.optimizer_state_keys])])
+    out = np.zeros(len(storages.key), bool)
+    tensors = storages.key >= 0
+    out[tensors] = listed[storages.key[tensors]]
+    return out
 
 
 def _holders(

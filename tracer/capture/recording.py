@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracer.capture import torch_private
-from tracer.capture.source_files import is_user_code, whole_path
+from tracer.capture.source_files import is_package_code, is_user_code, whole_path
 from tracer.capture.torch_private import (
     BACKWARD_SCOPE,
     MIXED_LIST,
@@ -207,7 +207,10 @@ class Frames:
     line: Ints
     function: Ints
     user: Bools
-    """Neither torch's code nor Python's, an installed package's or this program's; the file is an absolute path."""
+    """Neither torch's code nor Python's, an installed package's or this program's.
+
+    The file is an absolute path here and for installed packages; torch's and Python's keep the name they go by.
+    """
 
     def __post_init__(self) -> None:
         _same_length(self)
@@ -655,7 +658,7 @@ class _Reader:
     def _frame_columns(self) -> Frames:
         user = [is_user_code(file) for file, *_ in self.frames.values()]
         rows = [
-            (self.strings(whole_path(file) if mine else file), line, self.strings(function))
+            (self.strings(whole_path(file) if mine or is_package_code(file) else file), line, self.strings(function))
             for (file, line, function), mine in zip(self.frames.values(), user, strict=True)
         ]
         file, line, function = _table(rows, 3)

@@ -51,13 +51,42 @@ def whole_path(file_name: str) -> str:
 
 @cache
 def is_user_code(file_name: str) -> bool:
-    """Whether a recorded file name is neither torch's nor Python's nor an installed package's nor this program's."""
-    if file_name.startswith("<") or not file_name:
-        return False
-    path = Path(whole_path(file_name))
-    if not path.is_absolute():
-        return False
-    if _PACKAGE_FOLDERS.intersection(path.parts):
+    """Whether a recorded file name is neither torch's nor Python's nor an installed package's nor this program's.
+
+    Modules that set `__tracebackhide__` only pass calls on to the user's model and count as this program's.
+    """
+    path = _found(file_name)
+    if path is None or _PACKAGE_FOLDERS.intersection(path.parts) or str(path) in _hidden_files():
         return False
     resolved = path.resolve()
     return not any(resolved.is_relative_to(folder) for folder in (_TORCH, _OURS, *_library_folders()))
+
+
+@cache
+def is_package_code(file_name: str) -> bool:
+    """Whether a recorded file name is an installed package's other than torch's: named where no user code ran."""
+    path = _found(file_name)
+    if path is None or not _PACKAGE_FOLDERS.intersection(path.parts):
+        return False
+    return not path.resolve().is_relative_to(_TORCH)
+
+
+@cache
+def is_own_code(file_name: str) -> bool:
+    """Whether a recorded file name is this program's, or a module's that sets `__tracebackhide__`."""
+    path = _found(file_name)
+    return path is not None and (path.resolve().is_relative_to(_OURS) or str(path) in _hidden_files())
+
+
+def _found(file_name: str) -> Path | None:
+    if file_name.startswith("<") or not file_name:
+        return None
+    path = Path(whole_path(file_name))
+    return path if path.is_absolute() else None
+
+
+@cache
+def _hidden_files() -> frozenset[str]:
+    modules = list(sys.modules.values())
+    hidden = (vars(module).get("__file__") for module in modules if vars(module).get("__tracebackhide__") is True)
+    return frozenset(os.path.abspath(file) for file in hidden if file)  # noqa: PTH100 - as the profiler has them

@@ -139,7 +139,10 @@ def _line(row: PeakRow) -> str:
 
 
 def short_path(path: str) -> str:
-    """Relative to the working directory where the file lies below it."""
+    """Relative to the working directory where the file lies below it, and without the folder of installed packages."""
+    for folder in ("/site-packages/", "/dist-packages/"):
+        if folder in path:
+            return path.rpartition(folder)[2]
     try:
         relative = os.path.relpath(path)
     except ValueError:  # another drive

@@ -50,29 +50,33 @@ const start = async () => {
   await timeline?.draw();
   if (timeline) followDrags(timeline);
   await drawMap();
-  watch(draw, timeline, prefersDark);
+  watch(draw, prefersDark);
   document.documentElement.dataset.drawn = "true";
 };
 
-const watch = (draw, timeline, prefersDark) => {
+const watch = (draw, prefersDark) => {
   const change = (theme) => {
     setTheme(theme);
     return draw();
   };
   document.getElementById("theme").addEventListener("click", () => change(isDark() ? "light" : "dark"));
   prefersDark.addEventListener("change", () => change(prefersDark.matches ? "dark" : "light"));
-  // Paper is white.
+  // Paper is white, and as wide as paper.
   let before = null;
   window.addEventListener("beforeprint", () => {
     before = document.documentElement.dataset.theme;
+    document.body.classList.add("on-paper");
     change("light");
   });
-  window.addEventListener("afterprint", () => change(before));
+  window.addEventListener("afterprint", () => {
+    document.body.classList.remove("on-paper");
+    change(before);
+  });
   let width = window.innerWidth, waiting = 0;
   window.addEventListener("resize", () => {
     clearTimeout(waiting);
     waiting = setTimeout(() => {
-      if (width !== window.innerWidth) timeline?.draw();
+      if (width !== window.innerWidth) draw();
       width = window.innerWidth;
     }, 150);
   });

@@ -5,7 +5,8 @@ const sortableTable = ({ caption, columns, rows, sortedBy = 0, limit = 25 }) => 
   const state = { column: sortedBy, descending: columns[sortedBy].numeric ?? false, rows, all: false };
   const body = el("tbody"), more = el("p", { class: "more" });
   const headers = columns.map((column, index) => {
-    const button = el("button", { type: "button" }, column.label, el("span", { class: "arrow", "aria-hidden": "true" }));
+    const arrow = el("span", { class: "arrow", "aria-hidden": "true" });
+    const button = el("button", { type: "button" }, column.numeric ? [arrow, column.label] : [column.label, arrow]);
     button.addEventListener("click", () => {
       state.descending = state.column === index ? !state.descending : (column.numeric ?? false);
       state.column = index;

@@ -28,17 +28,18 @@ class Timeline {
 
   place() {
     const { time, number } = this.columns;
-    this.x = this.byTime ? time.map((t) => t / this.unit[1]) : number;
+    // Events count from 1, as people do.
+    this.x = this.byTime ? time.map((t) => t / this.unit[1]) : number.map((n) => n + 1);
   }
 
   // Times ascend and may tie, so a time's event is the last that carries it.
   toX(time) {
     if (this.byTime) return time / this.unit[1];
-    return this.columns.number[Math.max(0, upperBound(this.columns.time, time) - 1)] ?? 0;
+    return (this.columns.number[Math.max(0, upperBound(this.columns.time, time) - 1)] ?? 0) + 1;
   }
 
   get fullView() {
-    const from = this.byTime ? this.toX(this.firstTime) : 0, to = this.byTime ? this.toX(this.lastTime) : this.columns.total - 1;
+    const from = this.byTime ? this.toX(this.firstTime) : 1, to = this.byTime ? this.toX(this.lastTime) : this.columns.total;
     const width = to - from || 1;
     return [from - width * 0.004, (to > from ? to : from + 1) + width * 0.004];
   }
@@ -64,7 +65,7 @@ class Timeline {
     const marks = this.marks.map((mark) => this.symbol(mark)).reverse();
     const top = this.top(rows, lines);
     await Plotly.react(this.holder, [...layers, ...lines, ...marks], this.layout([from, to], top), {
-      displayModeBar: false, responsive: true, scrollZoom: false, doubleClick: "reset",
+      displayModeBar: false, scrollZoom: false, doubleClick: "reset",
     });
     this.showCursor();
   }
@@ -96,7 +97,7 @@ class Timeline {
     if (this.byTime) return this.toX(mark.time);
     const { time, number, values } = this.columns, end = upperBound(time, mark.time);
     for (let i = end - 1; i >= 0 && time[i] === mark.time; i--) {
-      if (values.reduce((sum, column) => sum + column[i], 0) === mark.bytes) return number[i];
+      if (values.reduce((sum, column) => sum + column[i], 0) === mark.bytes) return number[i] + 1;
     }
     return this.toX(mark.time);
   }
@@ -122,7 +123,7 @@ class Timeline {
     const { shapes, annotations } = this.ribbon(view);
     const marks = this.markLabels(view);
     return {
-      margin: MARGIN, dragmode: this.drag, hovermode: false,
+      width: this.holder.clientWidth, height: this.holder.clientHeight, margin: MARGIN, dragmode: this.drag, hovermode: false,
       font: { family: FONT, size: 12, color: quiet }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       xaxis: {
         range: view, anchor: "free", position: 0, showgrid: false, zeroline: false, ticks: "outside", ticklen: 4, tickcolor: grid, nticks: 10,
@@ -216,7 +217,7 @@ class Timeline {
 
   whenText(row) {
     const event = `event ${grouped(this.columns.number[row] + 1)} of ${grouped(this.columns.total)}`;
-    return this.data.axis === "time" ? `${(this.columns.time[row] / this.unit[1]).toFixed(this.unit[0] === "ns" ? 0 : 3)} ${this.unit[0]}, ${event}` : event;
+    return this.data.axis === "time" ? `${(this.columns.time[row] / this.unit[1]).toFixed({ s: 6, ms: 3, ns: 0 }[this.unit[0]] ?? 3)} ${this.unit[0]}, ${event}` : event;
   }
 
   tipRows(row) {

@@ -67,12 +67,13 @@ const drawTreemap = (holder, peak, colorOf) => {
     maxdepth: 4,
   };
   const layout = {
+    width: holder.clientWidth, height: holder.clientHeight,
     margin: { l: 0, r: 0, t: 0, b: 0 },
     paper_bgcolor: "rgba(0,0,0,0)",
     font: { family: FONT, size: 12, color: ink },
     hoverlabel: { bgcolor: cssColor("--raised"), bordercolor: cssColor("--edge"), font: { color: ink, family: FONT, size: 12 }, align: "left", namelength: -1 },
     uniformtext: { minsize: 10, mode: "hide" },
   };
-  return Plotly.react(holder, [trace], layout, { displayModeBar: false, responsive: true });
+  return Plotly.react(holder, [trace], layout, { displayModeBar: false });
 };
 
