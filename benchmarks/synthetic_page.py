@@ -93,8 +93,8 @@ def _page(times: np.ndarray, sizes: np.ndarray, bands: list[Band], num_rows: int
         peak=Peak(
             bytes=int(totals[top]),
             time=int(times[top]),
-            step="ProfilerStep#3",
-            phase="backward",
+            step=_band_at(bands, int(times[top]), steps=True),
+            phase=_band_at(bands, int(times[top]), steps=False),
             breakdown=tuple(Share(c.name, size) for c, size in zip(Category, at_peak, strict=True)),
             rows=_rows(at_peak, num_rows, random),
         ),
@@ -118,6 +118,11 @@ def _page(times: np.ndarray, sizes: np.ndarray, bands: list[Band], num_rows: int
         },
         notes=("Blocks that were alive before the recording began have no source line.",),
     )
+
+
+def _band_at(bands: list[Band], time: int, *, steps: bool) -> str | None:
+    """The last one that has begun."""
+    return next((b.name for b in reversed(bands) if (b.kind == "step") == steps and b.start <= time), None)
 
 
 def _rows(at_peak: list[int], num_rows: int, random: np.random.Generator) -> tuple[PeakRow, ...]:

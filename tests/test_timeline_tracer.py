@@ -165,6 +165,24 @@ def test_the_profiler_is_left_as_it_was(file: Path) -> None:
     assert "stop" not in vars(prof), "also when the last cycle ended with the profiler"
 
 
+def test_a_profiler_that_runs_twice_writes_twice(file: Path) -> None:
+    built = build_workload("sgd_momentum")
+    prof = profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=0, warmup=1, active=1),
+        profile_memory=True,
+        record_shapes=True,
+        with_stack=True,
+        on_trace_ready=TimelineTracer(file),
+    )
+    for cycles in (2, 4):
+        with prof:
+            for _ in range(4):
+                built.step()
+                prof.step()
+        assert num_cycles(file) == cycles
+
+
 # ---- what cannot be --------------------------------------------------------------------------------------------------
 
 

@@ -64,14 +64,15 @@ def hooked(built: Workload) -> list[tuple[int, int, int]]:
             alive.append(tensor)
         return tensor
 
+    def own() -> set[int]:
+        tensors = [*built.model.parameters(), *built.model.buffers()] if built.model is not None else []
+        return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
     built.step()
+    excluded = own()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), calls:
         built.step()
-    own: set[int] = set()
-    if built.model is not None:
-        tensors = [*built.model.parameters(), *built.model.buffers()]
-        own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-    return [row for row in found if row[0] not in own]
+    return [row for row in found if row[0] not in excluded | own()]
 
 
 def hooked_bytes(built: Workload) -> int:
@@ -181,13 +182,17 @@ def test_plain_loop_over_what_nodes_read(name: str) -> None:
 
 def naive_read(recording: Recording, attribution: Attribution) -> set[int]:
     made: dict[int, tuple[int, bool]] = {}
-    listed = {int(recording.keys.id[key]) for key in (*recording.parameter_keys, *recording.optimizer_state_keys)}
+    spans = recording.spans
+    stepping = [
+        (int(spans.start_ns[row]), int(spans.end_ns[row]))
+        for row, name in enumerate(spans.name)
+        if recording.strings[name].startswith("Optimizer.step") and "LBFGS" not in recording.strings[name]
+    ]
     rows = recording.allocations
     for row in range(len(rows.size_bytes)):
         if rows.size_bytes[row] > 0 and rows.key[row] >= 0 and rows.op[row] >= 0:
-            # Phase 2 is the optimizer.
-            other = int(recording.keys.id[rows.key[row]]) not in listed
-            made[int(rows.key[row])] = (int(rows.time_ns[row]), other and int(attribution.allocation_phase[row]) != 2)
+            when = int(rows.time_ns[row])
+            made[int(rows.key[row])] = (when, not any(start <= when < end for start, end in stepping))
     op_at = {int(start): op for op, start in enumerate(recording.ops.start_ns.tolist())}
     flow, found = recording.flow, set()
     for edge in range(len(flow.edge_node)):

@@ -16,7 +16,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from tracer.analysis.attribution import Attribution, Phase
+from tracer.analysis.attribution import OPTIMIZER_PREFIXES, Attribution, Phase
 from tracer.analysis.op_instances import OpInstances, rows_starting_at
 from tracer.analysis.storages import Storages
 from tracer.capture.known_storages import KnownStorages, Role
@@ -83,7 +83,7 @@ def saved_activations(
         storages: Blocks of one device.
         known: Objects that somebody held, the same as `storages` were followed with.
     """
-    eligible = _eligible(recording, attribution, storages, known)
+    eligible = _eligible(recording, attribution, instances, storages, known)
     block, row, evidence = _holders(recording, attribution, instances, storages)
     good = eligible[block] & _made_before(recording, instances, storages, block, row)
     block, row, evidence = block[good], row[good], evidence[good]
@@ -121,30 +121,39 @@ def _roles(storages: Storages, known: KnownStorages | None) -> Ints:
     return role
 
 
-def _eligible(recording: Recording, attribution: Attribution, storages: Storages, known: KnownStorages | None) -> Bools:
+def _eligible(
+    recording: Recording,
+    attribution: Attribution,
+    instances: OpInstances,
+    storages: Storages,
+    known: KnownStorages | None,
+) -> Bools:
     """[L] blocks that can be activations: the batch, and what operators outside the optimizer made.
 
     What no operator made is no saved tensor: the random states that checkpointing keeps, Python numbers as tensors.
     """
     role = _roles(storages, known)
     made_here = storages.allocation >= 0
-    phase = np.full(len(made_here), -1, np.int64)
-    phase[made_here] = attribution.allocation_phase[storages.allocation[made_here]]
     by_operator = np.zeros(len(made_here), bool)
     by_operator[made_here] = recording.allocations.op[storages.allocation[made_here]] >= 0
-    nobodys = (role < 0) & ~_parameters_and_state(recording, storages)
-    found: Bools = (made_here & by_operator & (phase != Phase.OPTIMIZER) & nobodys) | (role == Role.INPUT)
+    by_optimizer = np.zeros(len(made_here), bool)
+    by_optimizer[made_here] = _in_optimizer(recording, attribution, instances, storages.allocation[made_here])
+    found: Bools = (made_here & by_operator & ~by_optimizer & (role < 0)) | (role == Role.INPUT)
     return found
 
 
-def _parameters_and_state(recording: Recording, storages: Storages) -> Bools:
-    """[L] blocks that a module or an optimizer listed, and others that the same tensor showed before or later."""
-    keys = recording.keys
-    listed = np.isin(keys.id, keys.id[np.concatenate([recording.parameter_keys, recording.optimizer_state_keys])])
-    out = np.zeros(len(storages.key), bool)
-    tensors = storages.key >= 0
-    out[tensors] = listed[storages.key[tensors]]
-    return out
+def _in_optimizer(recording: Recording, attribution: Attribution, instances: OpInstances, allocation: Ints) -> Bools:
+    """Whether each allocation was made while an optimizer ran, and not by a forward that the optimizer called.
+
+    An optimizer that gives parameters new storages may leave autograd on, so that its operators look like forward.
+    """
+    spans, time_ns = recording.spans, recording.allocations.time_ns[allocation]
+    inside = np.zeros(len(allocation), bool)
+    for row, name in enumerate(spans.name.tolist()):
+        if recording.strings[name].startswith(OPTIMIZER_PREFIXES):
+            inside |= (time_ns >= spans.start_ns[row]) & (time_ns < spans.end_ns[row])
+    found: Bools = inside & ~_in_forward(recording, attribution, instances, allocation)
+    return found
 
 
 def _holders(
