@@ -454,6 +454,18 @@ def test_a_region_inside_an_operator_is_a_span() -> None:
 
 
 @pytest.mark.usefixtures("fake_types")
+def test_a_list_with_an_undefined_tensor_fits_no_schema() -> None:
+    """So torch's rules have it, and an operator without a schema is no node of the data flow."""
+    tensors = [FakeTensor(1, 5), FakeTensor(2, 6)]
+    complete, mixed = [*tensors], [*tensors, FakeTensor(None, None, None)]
+    flow = read_recording(FakeResults(FakeEvent(FakeOp("aten::cat", [complete, 0]), 1000))).flow
+    assert flow.edge_key.tolist() == [0, 1]
+    assert not flow.edge_mutated.any()
+    flow = read_recording(FakeResults(FakeEvent(FakeOp("aten::cat", [mixed, 0]), 1000))).flow
+    assert len(flow.node_time_ns) == 0
+
+
+@pytest.mark.usefixtures("fake_types")
 def test_a_tree_deeper_than_pythons_recursion_limit() -> None:
     event = FakeEvent(FakeAllocation(64, 100, 1), 50_000)
     for depth in range(10_000):
