@@ -60,7 +60,11 @@ def test_ranks_write_their_own_files_and_a_summary(tmp_path: Path, parallel: str
     assert rows_sum(results / "rank0" / "peak.json")
     assert rows_sum(results / "rank1" / "peak.json")
     summary = json.loads((results / "ranks.json").read_text())
-    assert summary["worst_rank"] == 1  # its batches are twice as large
+    peaks = [json.loads((results / f"rank{rank}" / "peak.json").read_text())["peak_bytes"] for rank in (0, 1)]
+    # Rank 1 has batches twice as large; but gloo's threads hold buffers for as long as they happen to take, which for
+    # the small shards of FSDP can outweigh that.
+    assert summary["worst_rank"] == peaks.index(max(peaks))
+    assert parallel == "fsdp" or summary["worst_rank"] == 1
     assert summary["spread_bytes"] > 0
     assert summary["missing"] == []
     assert {"INPUT"} <= set(summary["differences"])

@@ -354,3 +354,19 @@ def test_without_marked_steps_all_is_one_step() -> None:
 def test_nothing_recorded_is_nothing_reported() -> None:
     assert run_times([]) == RunTimes((), (), (), "host")
     assert times("sparse_and_resize").rows == ()
+
+
+def test_rows_that_only_later_steps_have_stand_where_they_run() -> None:
+    """Steps a-b-c, then a-c-d: what comes behind a skipped row is put behind what came before it there."""
+    steps = iter(("a", "abc", "acd"))  # the first is warmup
+    layers = nn.ModuleDict({name: nn.Linear(8, 8) for name in "abcd"})
+
+    def step() -> None:
+        x = torch.randn(2, 8)
+        for name in next(steps):
+            x = layers[name](x)
+
+    recording = read_recording(record(step, n_active=2)[0])
+    names = {id(module): path for path, module in layers.named_modules()}
+    report = run_times([(recording, attribute(recording, module_names=names))])
+    assert [(row.module, row.num_steps) for row in report.rows] == [("a", 2), ("b", 1), ("c", 2), ("d", 1)]
