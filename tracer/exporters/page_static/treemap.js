@@ -1,6 +1,6 @@
 // The peak as a treemap: module, operator, line, in bytes, coloured by category.
 
-const MAX_TILES = 120;
+const MAX_TILES = 80;
 
 const treemapNodes = (peak) => {
   const nodes = [{ label: `Peak, ${formatBytes(peak.bytes)}`, parent: -1, bytes: 0, category: null }];
