@@ -35,7 +35,7 @@ def peak_row(size: int, **given: object) -> PeakRow:
         "phase": "forward",
         "module": "net.0",
         "op": "aten::mm",
-        "file": "/work/models/net.py",
+        "file": "/srv/project/models/net.py",
         "line": 7,
     }
     return PeakRow(bytes=size, **(usual | given))  # type: ignore[arg-type]

@@ -161,7 +161,7 @@ def test_the_table_sorts_filters_and_sums(opened: Callable[..., Any]) -> None:
         checks = tab.locator(".check").all_inner_texts()
         assert checks == ["✓ The categories sum to the peak, 9,000 B.", "✓ The rows sum to the peak, 9,000 B."]
         link = tab.locator(".blocks a.place").first
-        assert link.get_attribute("href") == "vscode://file/work/models/net.py:123"
+        assert link.get_attribute("href") == "vscode://file/srv/project/models/net.py:123"
 
 
 def test_markup_is_text_everywhere(opened: Callable[..., Any]) -> None:
