@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tracer.analysis.allocator_join import join_history
 from tracer.analysis.attribution import Attribution, attribute
 from tracer.analysis.breakdown import Breakdown, CycleBreakdown, breakdown, cycle_breakdown
 from tracer.analysis.categories import Categories, categorize
@@ -17,6 +18,7 @@ from tracer.analysis.storages import Storages, follow_storages
 from tracer.capture.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.errors import RecordingError
+from tracer.snapshot.columns import Snapshot
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,8 +53,8 @@ class Findings:
 
     @property
     def worst(self) -> CycleFindings:
-        """The first of the cycles with the largest peak."""
-        return max(self.cycles, key=lambda cycle: cycle.peak.peak_bytes)
+        """Of the cycles with the largest peak, the one that the allocator's history covers, or else the first."""
+        return max(self.cycles, key=lambda cycle: (cycle.peak.peak_bytes, cycle.peak.allocator is not None))
 
     @property
     def peaks(self) -> tuple[PeakReport, ...]:
@@ -117,3 +119,24 @@ def put_together(cycles: Sequence[CycleFindings]) -> Findings:
         )
     device = cycles[0].peak.device
     return Findings(device, tuple(cycles), breakdown(device, [cycle.breakdown for cycle in cycles]))
+
+
+def with_allocator_history(findings: Findings, snapshot: Snapshot, *, known: KnownStorages | None = None) -> Findings:
+    """The same findings, with the peak of the last cycle by the allocator's own books.
+
+    Args:
+        findings: Of a run.
+        snapshot: Dumped when its last cycle ended.
+        known: Objects that somebody held during the run.
+
+    Raises:
+        SnapshotError: The snapshot contradicts itself.
+    """
+    last = findings.cycles[-1]
+    history = join_history(snapshot, findings.device, last.storages)
+    if history is None:
+        return findings
+    recording, categories, attribution = last.recording, last.categories, last.attribution
+    peak = peak_report(recording, categories, attribution, last.storages, known=known, history=history)
+    lost_track = find_lost_track(recording, categories, attribution, peak.blocks)
+    return replace(findings, cycles=(*findings.cycles[:-1], replace(last, peak=peak, lost_track=lost_track)))

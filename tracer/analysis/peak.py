@@ -6,12 +6,13 @@ block's life does not contradict it; the block's life; that it was never seen as
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
+from tracer.analysis.allocator_join import InUse, JoinedHistory, in_use_at
 from tracer.analysis.attribution import Attribution, Phase
 from tracer.analysis.categories import Categories, Category
 from tracer.analysis.storages import Storages
@@ -60,6 +61,7 @@ class Evidence(IntEnum):
     NO_TENSOR = 10
     SEEN_BEFORE = 11
     OUTSIDE = 12
+    HISTORY = 13
 
 
 EVIDENCE_TEXT = {
@@ -76,6 +78,7 @@ EVIDENCE_TEXT = {
     Evidence.NO_TENSOR: "never seen as a tensor, freed by its own operator",
     Evidence.SEEN_BEFORE: "there before the recording, nobody said what it is",
     Evidence.OUTSIDE: "made outside forward, backward and optimizer",
+    Evidence.HISTORY: "there before the recording, in the allocator's history",
 }
 
 
@@ -103,6 +106,10 @@ class Blocks:
     """Row in `Recording.frames`, or -1."""
     name: Ints
     """Index in `KnownStorages.names`, or -1."""
+    requested_bytes: Ints
+    """What was asked for before rounding; -1 where nobody knows."""
+    stack: Ints
+    """Number of the allocator's stack of what was there before and in no tensor; else -1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +129,31 @@ class PeakRow:
     name: str | None = None
     """The parameter, buffer or input that it is, where the object was held."""
     step: str | None = None
+    requested_bytes: int | None = None
+    """What was asked for before rounding; None without the allocator's history."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorPeak:
+    """What only the allocator's own history tells of the peak.
+
+    Attributes:
+        requested_bytes: Sum of what was asked for; the peak is the same, rounded up block by block.
+        pending_bytes: Freed by the program and still used by another stream: neither allocated nor free.
+        reserved_bytes: Reserved from the driver.
+        free_bytes: Of it, what was in no block in use.
+        largest_free_bytes: The largest piece of that in one segment.
+        num_joined: Blocks of the recording that the history has too, whether alive at the peak or not.
+        num_blocks: Blocks that the recording saw being made.
+    """
+
+    requested_bytes: int
+    pending_bytes: int
+    reserved_bytes: int
+    free_bytes: int
+    largest_free_bytes: int
+    num_joined: int
+    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,6 +172,7 @@ class PeakReport:
         rows: Grouped blocks, largest first.
         blocks: The blocks themselves.
         num_died_unseen: Storages from before the recording whose address was handed out again without a recorded free.
+        allocator: From the allocator's own history; None where there is none.
     """
 
     device: str
@@ -152,6 +185,7 @@ class PeakReport:
     rows: tuple[PeakRow, ...]
     blocks: Blocks
     num_died_unseen: int
+    allocator: AllocatorPeak | None = None
 
     def by_category(self) -> dict[str, int]:
         """Bytes by category, largest first."""
@@ -168,6 +202,7 @@ def peak_report(
     storages: Storages,
     *,
     known: KnownStorages | None = None,
+    history: JoinedHistory | None = None,
 ) -> PeakReport:
     """Explain the peak of one device.
 
@@ -177,18 +212,24 @@ def peak_report(
         attribution: Of the same recording.
         storages: The device's blocks; there is at least one event.
         known: Objects that somebody held during the run, the strongest evidence.
+        history: The allocator's own, joined with these storages.
 
     Returns:
         The report. The first maximum wins.
     """
     position = int(np.argmax(storages.allocator_bytes))
     allocator_peak_bytes = int(storages.allocator_bytes[position])
-    alive, now_ns = storages.alive_at(position), int(recording.allocations.time_ns[storages.events[position]])
+    event = int(storages.events[position])
+    alive, now_ns = storages.alive_at(position), int(recording.allocations.time_ns[event])
+    in_use = in_use_at(history, storages, position) if history is not None else None
+    if in_use is not None:
+        alive = in_use.block[in_use.block >= 0]
     blocks = _Explainer(recording, categories, attribution, known, storages, alive, now_ns).blocks()
+    if in_use is not None:
+        blocks = _by_the_allocators_books(blocks, in_use)
     remainder = allocator_peak_bytes - int(blocks.size_bytes.sum())
     if remainder > 0 and recording.devices[storages.device] != "cpu":
-        blocks = _with_unseen(blocks, remainder)
-    event = int(storages.events[position])
+        blocks = _with_unseen(blocks, size_bytes=np.array([remainder]))
     allocations = recording.allocations
     step = int(attribution.allocation_step[event])
     return PeakReport(
@@ -199,9 +240,43 @@ def peak_report(
         time_ns=int(allocations.time_ns[event]),
         step=attribution.step_names[step] if step >= 0 else None,
         phase=Phase(int(attribution.allocation_phase[event])).name.lower(),
-        rows=group_rows(recording, attribution, known, blocks),
+        rows=group_rows(recording, attribution, known, blocks, history=history),
         blocks=blocks,
         num_died_unseen=int(storages.died_unseen.sum()),
+        allocator=_allocator_peak(blocks, history, in_use, storages),
+    )
+
+
+def _by_the_allocators_books(blocks: Blocks, in_use: InUse) -> Blocks:
+    """Sizes as the allocator has them, and behind the known blocks those that the recording never saw."""
+    seen = in_use.block >= 0
+    unseen = ~seen
+    # What was there before is known from tensors, which may span less than their block.
+    known = replace(blocks, size_bytes=in_use.size_bytes[seen], requested_bytes=in_use.requested_bytes[seen])
+    return _with_unseen(
+        known,
+        size_bytes=in_use.size_bytes[unseen],
+        requested_bytes=in_use.requested_bytes[unseen],
+        address=in_use.address[unseen],
+        stack=in_use.stack[unseen],
+        evidence=np.full(int(unseen.sum()), int(Evidence.HISTORY)),
+    )
+
+
+def _allocator_peak(
+    blocks: Blocks, history: JoinedHistory | None, in_use: InUse | None, storages: Storages
+) -> AllocatorPeak | None:
+    if history is None or in_use is None:
+        return None
+    memory = in_use.memory
+    return AllocatorPeak(
+        requested_bytes=int(in_use.requested_bytes.sum()),
+        pending_bytes=in_use.pending_bytes,
+        reserved_bytes=memory.reserved_bytes,
+        free_bytes=memory.free_bytes,
+        largest_free_bytes=memory.largest_free_bytes,
+        num_joined=int((history.entry >= 0).sum()),
+        num_blocks=int((storages.made_at >= 0).sum()),
     )
 
 
@@ -278,6 +353,8 @@ class _Explainer:
             op=of_allocation(self.recording.allocations.op),
             frame=of_allocation(attribution.allocation_frame),
             name=name,
+            requested_bytes=np.full(len(alive), -1, np.int64),
+            stack=np.full(len(alive), -1, np.int64),
         )
 
     # ---------------------------------------------------------------------------------------------- the evidence
@@ -367,16 +444,16 @@ _KIND_OF_CATEGORY = {
 }
 
 
-def _with_unseen(blocks: Blocks, remainder_bytes: int) -> Blocks:
-    """Add what the allocator counts and nothing in the recording shows, as one block from before the recording."""
-    fill = dict.fromkeys(Blocks.__dataclass_fields__, -1)
-    fill |= {
-        "size_bytes": remainder_bytes,
-        "kind": Kind.BEFORE_RECORDING,
-        "torch_category": Category.UNTAGGED,
-        "evidence": Evidence.SEEN_BEFORE,
-    }
-    return Blocks(**{name: np.append(getattr(blocks, name), value) for name, value in fill.items()})
+def _with_unseen(blocks: Blocks, **columns: Ints) -> Blocks:
+    """Add blocks that the allocator counts and nothing in the recording shows: they were there before it."""
+    usual = {"kind": Kind.BEFORE_RECORDING, "torch_category": Category.UNTAGGED, "evidence": Evidence.SEEN_BEFORE}
+    num = len(columns["size_bytes"])
+    return Blocks(
+        **{
+            name: np.append(getattr(blocks, name), columns.get(name, np.full(num, int(usual.get(name, -1)), np.int64)))
+            for name in Blocks.__dataclass_fields__
+        }
+    )
 
 
 # In place of a module's path. No path begins like this.
@@ -392,15 +469,21 @@ def op_label(recording: Recording, op: int) -> str | None:
 
 
 def group_rows(
-    recording: Recording, attribution: Attribution, known: KnownStorages | None, blocks: Blocks
+    recording: Recording,
+    attribution: Attribution,
+    known: KnownStorages | None,
+    blocks: Blocks,
+    *,
+    history: JoinedHistory | None = None,
 ) -> tuple[PeakRow, ...]:
     """Put equal blocks together: same kind, evidence, phase, owner and name. Largest first."""
-    columns = ("kind", "torch_category", "evidence", "phase", "step", "module", "op", "frame", "name")
+    columns = ("kind", "torch_category", "evidence", "phase", "step", "module", "op", "frame", "name", "stack")
     totals: dict[tuple[object, ...], list[int]] = {}
-    for index, size_bytes in enumerate(blocks.size_bytes.tolist()):
-        kind, tag, evidence, phase, step, module, op, frame, name = (
-            int(getattr(blocks, column)[index]) for column in columns
-        )
+    of_block = zip(*(getattr(blocks, column).tolist() for column in columns), strict=True)
+    sizes = zip(blocks.size_bytes.tolist(), blocks.requested_bytes.tolist(), strict=True)
+    for (kind, tag, evidence, phase, step, module, op, frame, name, stack), (size_bytes, requested_bytes) in zip(
+        of_block, sizes, strict=True
+    ):
         label = known.names[name] if known is not None and name >= 0 else None
         owner = attribution.modules[module] if module >= 0 else _owner(label, kind) or _outside(phase, frame)
         key = (
@@ -410,15 +493,28 @@ def group_rows(
             Phase(phase).name.lower() if phase >= 0 else "before recording",
             owner,
             op_label(recording, op),
-            *place(recording, frame),
+            *(_place_in_history(history, stack) if frame < 0 else place(recording, frame)),
             label,
             attribution.step_names[step] if step >= 0 else None,
         )
-        total = totals.setdefault(key, [0, 0])
+        total = totals.setdefault(key, [0, 0, 0])
         total[0] += size_bytes
         total[1] += 1
-    rows = [PeakRow(total, count, *key) for key, (total, count) in totals.items()]  # type: ignore[arg-type]
+        # One block of unknown request makes that of its row unknown.
+        total[2] = total[2] + requested_bytes if min(total[2], requested_bytes) >= 0 else -1
+    rows = [
+        replace(PeakRow(total, count, *key), requested_bytes=requested if requested >= 0 else None)  # type: ignore[arg-type]
+        for key, (total, count, requested) in totals.items()
+    ]
     return tuple(sorted(rows, key=lambda row: -row.bytes))
+
+
+def _place_in_history(history: JoinedHistory | None, stack: int) -> tuple[str | None, int | None]:
+    """File and line of what was made before the recording, where the allocator's history reaches back to it."""
+    if history is None or stack < 0:
+        return None, None
+    site = history.sites.site(stack)
+    return site.file, site.line
 
 
 def _owner(label: str | None, kind: int) -> str | None:

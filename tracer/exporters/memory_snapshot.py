@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tracer.analysis.allocator_join import join_entries
 from tracer.analysis.attribution import Attribution, Phase
 from tracer.analysis.peak import Blocks, Kind, op_label
 from tracer.analysis.storages import Storages
@@ -77,9 +78,7 @@ def label_snapshot(
 ) -> tuple[dict[str, Any], int]:
     """Write labels onto the entries of an allocator's own snapshot.
 
-    The profiler and the allocator saw the same allocations in the same order, so the join goes by address and order,
-    not by time. The history begins before the profiler does and both end together, so that the last allocation of an
-    address is the same in both, and the one before it, and so on; the history's surplus is at its head.
+    They are joined by address and order, as in `allocator_join`.
 
     Args:
         snapshot: What `torch.cuda.memory._snapshot()` returned; it is not changed.
@@ -109,21 +108,11 @@ def label_snapshot(
 
 def _join(trace: Sequence[Mapping[str, Any]], storages: Storages) -> dict[int, int]:
     """Position in the trace and row of `storages` of every allocation that is in both."""
-    positions: dict[int, list[int]] = {}
-    for position, entry in enumerate(trace):
-        if entry["action"] == "alloc":
-            positions.setdefault(entry["addr"], []).append(position)
-    made = np.flatnonzero(storages.made_at >= 0)
-    made = made[np.argsort(storages.made_at[made], kind="stable")]
-    by_address: dict[int, list[int]] = {}
-    for block in made.tolist():
-        by_address.setdefault(int(storages.address[block]), []).append(block)
-    joined = {}
-    for address, blocks in by_address.items():
-        entries = positions.get(address, [])
-        for block, position in zip(reversed(blocks), reversed(entries), strict=False):
-            joined[position] = block
-    return joined
+    made = [position for position, entry in enumerate(trace) if entry["action"] == "alloc"]
+    address, size_bytes = (np.array([trace[position][key] for position in made], np.int64) for key in ("addr", "size"))
+    entry = join_entries(np.array(made, np.int64), address, size_bytes, storages)
+    rows = np.flatnonzero(entry >= 0)
+    return dict(zip(entry[rows].tolist(), rows.tolist(), strict=True))
 
 
 def snapshot_of_recording(recording: Recording, storages: Storages, *, labels: Labels | None = None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def peak_document(peaks: Sequence[PeakReport]) -> dict[str, Any]:
     Args:
         peaks: One report per cycle, at least one.
     """
-    cycle = max(range(len(peaks)), key=lambda index: peaks[index].peak_bytes)
+    cycle = max(range(len(peaks)), key=lambda index: (peaks[index].peak_bytes, peaks[index].allocator is not None))
     peak = peaks[cycle]
     return {
         "device": peak.device,
@@ -30,6 +30,7 @@ def peak_document(peaks: Sequence[PeakReport]) -> dict[str, Any]:
         "time_us": peak.time_ns / NS_PER_US,
         "step": peak.step,
         "phase": peak.phase,
+        "allocator": asdict(peak.allocator) if peak.allocator is not None else None,
         "rows": [asdict(row) for row in peak.rows],
     }
 

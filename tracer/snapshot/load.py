@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tracer.errors import SnapshotError
-from tracer.snapshot.reader import RawSnapshot, read_raw
+from tracer.snapshot.files import paused_gc
+from tracer.snapshot.reader import RawSnapshot, columns_of, read_raw
 from tracer.snapshot.sandbox import read_isolated
 
 if TYPE_CHECKING:
@@ -31,6 +32,17 @@ def load_snapshot(path: Path, *, isolated: bool = True) -> Snapshot:
         raise SnapshotError(f"{path} {what}.", hint="Name the file that torch.cuda.memory._dump_snapshot() wrote.")
     raw = read_isolated(path) if isolated else read_raw(path)
     return to_snapshot(raw, path)
+
+
+def snapshot_in_memory(objects: dict[str, Any]) -> Snapshot:
+    """The columns of what `torch.cuda.memory._snapshot()` returned in this process.
+
+    Raises:
+        SnapshotError: torch writes something that this version cannot read.
+    """
+    path = Path("the allocator's history")
+    with paused_gc():
+        return to_snapshot(columns_of(objects, path), path)
 
 
 def to_snapshot(raw: RawSnapshot, path: Path) -> Snapshot:

@@ -61,10 +61,19 @@ def read_raw(path: Path) -> RawSnapshot:
         SnapshotError: The file is no snapshot that can be read.
     """
     with paused_gc():
-        return _columns_of(read_objects(path), path)
+        return columns_of(read_objects(path), path)
 
 
-def _columns_of(objects: Any, path: Path) -> RawSnapshot:
+def columns_of(objects: Any, path: Path) -> RawSnapshot:
+    """The columns of a snapshot that is in memory.
+
+    Args:
+        objects: What `torch.cuda.memory._snapshot()` returned, or what was read from a file.
+        path: The file, for messages.
+
+    Raises:
+        SnapshotError: These are other data, or damaged ones.
+    """
     parts = _parts(objects, path)
     stacks, texts = StackTable(), Texts()
     columns = segment_columns(parts["segments"], stacks=stacks, texts=texts)
