@@ -21,7 +21,7 @@ from tracer.errors import MissingPackageError, TracerError, WorkloadError
 if TYPE_CHECKING:
     import torch
 
-    from tracer.session import Failure, RunResults, Schedule, Workload
+    from tracer.session import RunResults, Schedule, Workload
 
 DEFAULT_DEVICE = "cuda:0"
 __tracebackhide__ = True  # a line of this file explains nothing about the model
@@ -313,11 +313,14 @@ def _run(workload: Workload, schedule: Schedule, **options: Any) -> RunResults:
 def _report(results: RunResults, save_dir: Path, leave_out: list[str], *, screen: bool = True) -> bool:
     """Print the answer, where wanted, and write the files; True if one could not be written."""
     from tracer.exporters.screen import parameters_sentence, peak_screen, timing_screen
+    from tracer.exporters.snapshot_screen import print_failed_allocation
     from tracer.outputs import write_outputs
 
     out = _stdout() if screen else Console(quiet=True)
     if results.failure is not None:
-        _tell_failure(results.failure, recorded=results.findings is not None)
+        _tell_failure(results)
+    if results.failed_allocation is not None:
+        print_failed_allocation(results.failed_allocation, out)
     if results.findings is not None:
         out.print(peak_screen(results.findings))
     if results.timings is not None:
@@ -342,9 +345,11 @@ def _report(results: RunResults, save_dir: Path, leave_out: list[str], *, screen
     return failed
 
 
-def _tell_failure(failure: Failure, *, recorded: bool) -> None:
+def _tell_failure(results: RunResults) -> None:
     from tracer.units import format_bytes
 
+    failure = results.failure
+    assert failure is not None
     name = type(failure.error).__name__
     if isinstance(failure.error, KeyboardInterrupt):
         _say(f"Error: Interrupted in step {failure.step}.")
@@ -355,7 +360,13 @@ def _tell_failure(failure: Failure, *, recorded: bool) -> None:
     if failure.allocator:
         state = ", ".join(f"{key} {format_bytes(value)}" for key, value in failure.allocator.items())
         _say(f"Allocator: {state}.")
-    below = "What was recorded until then is explained and written below." if recorded else "Nothing was recorded yet."
+    below = "What was recorded until then is explained and written below."
+    if results.findings is None and results.failed_allocation is not None:
+        below = "What was in use then is explained below, by line."
+    elif results.findings is None:
+        below = "Nothing was recorded yet."
+        if failure.out_of_memory:
+            below += " With --n-wait-steps 0 --n-warmup-steps 0 the first step is recorded too, and explained."
     _say(f"Hint: {getattr(failure.error, 'hint', '') or below}")
 
 

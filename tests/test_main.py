@@ -22,6 +22,8 @@ import models.workload
 import tracer.session
 from tests.exporters.test_text_files import MAX_KEYS, parse_max_mem, parse_total_time
 from tests.runs import Pieces, raising
+from tests.snapshot.dumps import block, entry, frame, segment, snapshot
+from tracer.capture.allocator_history import AllocatorHistory
 from tracer.outputs import OUTPUTS
 from tracer.session import RunResults, Schedule, run_profile
 
@@ -337,6 +339,34 @@ def test_a_first_step_that_fails_writes_nothing(tmp_path: Path, monkeypatch: pyt
     assert ended.stderr.splitlines()[0].startswith("Error: Step 0 raised KeyError: 'bug'")
     assert "written below" not in ended.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_first_step_without_memory_says_how_to_have_it_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, torch.OutOfMemoryError("CUDA out of memory."), step=0)
+    ended = run(*TINY, *SHORT, "--n-wait-steps", "1", "--save-dir", tmp_path)
+    assert ended.code == 1
+    assert ended.stderr.splitlines()[1].endswith(
+        "With --n-wait-steps 0 --n-warmup-steps 0 the first step is recorded too, and explained."
+    )
+
+
+def test_where_the_allocators_history_saw_it_the_answer_is_on_the_screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, torch.OutOfMemoryError("CUDA out of memory."), step=0)
+    oom = {"action": "oom", "device_free": 100, "size": 50_000, "stream": 0, "frames": [frame("forward", "net.py", 13)]}
+    made = entry("alloc", 1 << 20, 9000, frames=[frame("forward", "net.py", 12)])
+    history = snapshot([made, oom], [segment(1 << 20, 1 << 16, [block(1 << 20, 9000)])])
+    monkeypatch.setattr(AllocatorHistory, "dump", lambda self: setattr(self, "snapshot", history))
+    ended = run(*TINY, *SHORT, "--n-wait-steps", "1", "--save-dir", tmp_path)
+    assert ended.code == 1
+    assert ended.stderr.splitlines()[1] == "Hint: What was in use then is explained below, by line."
+    assert "Out of memory at forward  net.py:13" in ended.stdout
+    assert re.search(r"asked for +48\.83 KiB \(50,000 B\)", ended.stdout)
+    assert "forward  net.py:12" in ended.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["memory_snapshot.pkl"]
 
 
 @pytest.mark.usefixtures("already_run")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.runs import Pieces, mlp_with_state, noise, raising, random_states, seeded, tiny_fno
+from tests.snapshot.dumps import block, entry, frame, segment, snapshot
 from tracer import session as session_module
 from tracer.capture import torch_private
 from tracer.capture.allocator_history import MAX_ENTRIES, AllocatorHistory
@@ -487,13 +488,20 @@ def cuda_session(schedule: Schedule, log: list[str], *, num_steps: int, error: B
     return session
 
 
-def test_the_history_covers_the_profiled_steps_only(history_log: list[str]) -> None:
+def test_the_history_covers_the_first_steps_and_the_profiled_ones(history_log: list[str]) -> None:
     session = cuda_session(Schedule(1, 1, 2, 2), history_log, num_steps=9)
     assert history_log == [
-        "step 0", "step 1", START, "step 2", "step 3", STOP,
+        START, "step 0", "step 1", "step 2", "step 3", STOP,
         "step 4", "step 5", START, "step 6", "step 7", DUMP, STOP, "step 8",
     ]  # fmt: skip
     assert session.history.snapshot == {"dump": 1}
+
+
+def test_a_long_wait_is_not_in_the_history(history_log: list[str]) -> None:
+    cuda_session(Schedule(4, 0, 1, 1), history_log, num_steps=6)
+    assert history_log == [
+        START, "step 0", "step 1", STOP, "step 2", "step 3", START, "step 4", DUMP, STOP, "step 5"
+    ]  # fmt: skip
 
 
 def test_the_history_begins_before_a_first_step_that_is_recorded(history_log: list[str]) -> None:
@@ -505,8 +513,40 @@ def test_the_history_begins_before_a_first_step_that_is_recorded(history_log: li
 def test_a_failure_dumps_the_history_at_once(history_log: list[str], error: BaseException) -> None:
     """What follows, the end of the profiler included, would push the moment of the failure out of it."""
     session = cuda_session(Schedule(0, 1, 2, 2), history_log, num_steps=2, error=error)
-    assert history_log == ["step 0", START, "step 1", DUMP, STOP]
+    assert history_log == [START, "step 0", "step 1", DUMP, STOP]
     assert session.history.snapshot == {"dump": 1}
+
+
+def test_a_first_step_without_memory_is_explained_from_the_history(
+    history_log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is recorded yet. The model's weights are there before the history, which has no stack for them."""
+    workload = Pieces()
+    weight = next(workload.model.parameters()).untyped_storage()
+    made = entry("alloc", 1 << 40, 9000, frames=[frame("forward", "/home/me/net.py", 12)])
+    oom = {"action": "oom", "device_free": 100, "size": 50_000, "stream": 0, "frames": [frame("forward", "net.py", 13)]}
+    blocks = [block(weight.data_ptr(), weight.nbytes()), block(1 << 40, 9000)]
+    segments = [segment(piece["address"], piece["size"], [piece]) for piece in blocks]
+    monkeypatch.setattr(torch_private, "allocator_snapshot", lambda device: snapshot([made, oom], segments))
+    session = ProfileSession(workload.model, workload.optimizer, device="cuda:0", schedule=Schedule(1, 1, 1, 1))
+    # As if the weights were on the device.
+    monkeypatch.setattr(session, "device", torch.device("cpu"))
+    with pytest.raises(torch.OutOfMemoryError), session:
+        raise torch.OutOfMemoryError
+    found = session.failed_allocation
+    assert found is not None
+    assert (found.asked_bytes, found.device_free_bytes, found.site.line) == (50_000, 100, 13)
+    assert [(group.kind, group.bytes, group.site.line) for group in found.groups] == [
+        ("not known", 9000, 12),
+        ("parameter", weight.nbytes(), None),
+    ]
+
+
+def test_a_history_that_nobody_can_read_is_a_note(history_log: list[str]) -> None:
+    session = cuda_session(Schedule(0, 0, 1, 1), history_log, num_steps=2)
+    assert session.failed_allocation is None
+    (note,) = session.notes
+    assert note.startswith("Requested sizes and segments are left out: the allocator's history holds other data")
 
 
 def test_leaving_early_switches_the_history_off(history_log: list[str]) -> None:

@@ -31,6 +31,19 @@ from tracer.exporters.timeline_page import slow_modules, write_memory_timeline
 from tracer.session import RunResults
 
 
+def _has_findings(results: RunResults) -> bool:
+    return results.findings is not None
+
+
+def _has_snapshot(results: RunResults) -> bool:
+    """The allocator's own history is there without findings if the first step ran out of memory."""
+    return results.findings is not None or results.snapshot is not None
+
+
+def _has_timings(results: RunResults) -> bool:
+    return results.timings is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """One file.
@@ -39,14 +52,15 @@ class Output:
         name: As the option `--no-<name>` spells it.
         file_name: In the folder of results.
         read_with: What to open it with.
-        write: Writes it; called with findings only if there are some.
+        write: Writes it.
+        needs: Whether results have what it is made of.
     """
 
     name: str
     file_name: str
     read_with: str
     write: Callable[[RunResults, Path], None]
-    needs_findings: bool = True
+    needs: Callable[[RunResults], bool] = _has_findings
 
 
 def run_description(results: RunResults) -> dict[str, str | int | float]:
@@ -113,7 +127,11 @@ def _write_max_mem(results: RunResults, path: Path) -> None:
 
 def _write_snapshot(results: RunResults, path: Path) -> None:
     """The last cycle's, which the allocator's own history covers on CUDA; elsewhere the one with the largest peak."""
-    findings = _findings(results)
+    findings = results.findings
+    if findings is None:
+        assert results.snapshot is not None
+        write_memory_snapshot(results.snapshot, path)
+        return
     cycle = findings.worst if results.snapshot is None else findings.cycles[-1]
     recording, storages = cycle.recording, cycle.storages
     labels = labels_of(recording, cycle.attribution, _explained(results, cycle))
@@ -140,8 +158,8 @@ OUTPUTS = (
     Output("peak-json", "peak.json", "jq, or any program", _write_peak_json),
     Output("memory-report", "memory_report.sqlite", "sqlite3, or Skyline's readers", _write_memory_report),
     Output("run-time-report", "run_time_report.sqlite", "sqlite3, or Skyline's readers", _write_run_time_report),
-    Output("memory-snapshot", "memory_snapshot.pkl", "https://pytorch.org/memory_viz", _write_snapshot),
-    Output("cuda-timing", "cuda_timing.txt", "any text viewer", _write_timing, needs_findings=False),
+    Output("memory-snapshot", "memory_snapshot.pkl", "https://pytorch.org/memory_viz", _write_snapshot, _has_snapshot),
+    Output("cuda-timing", "cuda_timing.txt", "any text viewer", _write_timing, _has_timings),
 )
 
 
@@ -166,9 +184,7 @@ def write_outputs(results: RunResults, save_dir: Path, *, leave_out: Collection[
         One entry per file, as soon as it is written or has failed.
     """
     for output in OUTPUTS:
-        if output.name in leave_out or (output.needs_findings and results.findings is None):
-            continue
-        if output.name == "cuda-timing" and results.timings is None:
+        if output.name in leave_out or not output.needs(results):
             continue
         path = save_dir / output.file_name
         try:

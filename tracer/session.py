@@ -16,7 +16,8 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerAction, ProfilerActivity
 
-from tracer.analysis.findings import Findings
+from tracer.analysis.findings import Findings, with_allocator_history
+from tracer.analysis.snapshot_oom import OutOfMemory, last_failed_allocation
 from tracer.capture.allocator_history import AllocatorHistory
 from tracer.capture.error_place import error_place
 from tracer.capture.known_storages import (
@@ -30,10 +31,15 @@ from tracer.capture.known_storages import (
 from tracer.capture.parameter_origins import Line, Parameter, describe_parameters
 from tracer.capture.phase_timing import PhaseTimings, time_phases
 from tracer.capture.project_files import project_root
-from tracer.errors import RecordingError, TracerError
+from tracer.errors import RecordingError, SnapshotError, TracerError
+from tracer.snapshot.columns import Snapshot
+from tracer.snapshot.load import snapshot_in_memory
 from tracer.timeline_tracer import TimelineTracer
 
 Progress = Callable[[int, int], None]
+# Memory runs out in the first step, or in the second, when there is optimizer state: the allocator's history, which
+# costs some microseconds an allocation, is on in these even if they are not recorded.
+_NUM_FIRST_STEPS = 2
 _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 
@@ -136,6 +142,9 @@ class ProfileSession:
         )
         self._profiler: Any = None
         self._hooks: list[Any] = []
+        self._history_columns: Snapshot | None = None
+        self._findings: Findings | None = None
+        self.notes: list[str] = []
 
     # ------------------------------------------------------------------------------------------------- the life cycle
     def __enter__(self) -> Self:
@@ -161,8 +170,7 @@ class ProfileSession:
         )
         if self.optimizer is not None:
             self._hooks.append(self.optimizer.register_step_pre_hook(self._before_optimizer_step))
-        if self._profiler.schedule(0) in _RECORDING:
-            self._cycle_begins()
+        self._cycle_begins()
         self._profiler.__enter__()
 
     def _switch_off(self) -> None:
@@ -177,6 +185,8 @@ class ProfileSession:
         now, after = (self._profiler.schedule(self._profiler.step_num + more) for more in (0, 1))
         if after in _RECORDING and now not in _RECORDING:
             self._cycle_begins()
+        elif self.num_steps_done >= _NUM_FIRST_STEPS and now not in _RECORDING:
+            self.history.stop()
         self._profiler.step()
 
     def __exit__(
@@ -191,7 +201,7 @@ class ProfileSession:
             self._switch_off()
 
     def _cycle_begins(self) -> None:
-        """The next step will be recorded, and nothing is recording yet."""
+        """The next step is the first of all or will be recorded, and nothing is recording yet."""
         self.history.start()
         self._observe_everything()
 
@@ -242,7 +252,35 @@ class ProfileSession:
         Raises:
             RecordingError: Nothing was recorded.
         """
-        return self._tracer.findings
+        alone = self._tracer.findings
+        if self._findings is None or len(self._findings.cycles) != len(alone.cycles):
+            columns = self._allocator_columns()
+            joined = with_allocator_history(alone, columns, known=self.known) if columns is not None else alone
+            self._findings = joined
+        return self._findings
+
+    @property
+    def failed_allocation(self) -> OutOfMemory | None:
+        """The last allocation that the device had no memory for, explained from the allocator's history; CUDA only."""
+        columns = self._allocator_columns()
+        index = self.device.index or 0
+        return last_failed_allocation(columns, index, held=self._held()) if columns is not None else None
+
+    def _held(self) -> dict[int, str]:
+        """What is known to be at an address of the device, by the latest look at it."""
+        known = self.known
+        here = [name == str(self.device) for name in known.devices]
+        columns = zip(known.address.tolist(), known.role.tolist(), known.device.tolist(), strict=True)
+        return {address: Role(role).name.lower().replace("_", " ") for address, role, at in columns if here[at]}
+
+    def _allocator_columns(self) -> Snapshot | None:
+        """The allocator's history as columns; that a new torch writes another one is a note, not a failure."""
+        if self._history_columns is None and self.history.snapshot is not None:
+            try:
+                self._history_columns = snapshot_in_memory(self.history.snapshot)
+            except SnapshotError as error:
+                self.notes.append(f"Requested sizes and segments are left out: {error}")
+        return self._history_columns
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -302,6 +340,7 @@ class RunResults:
         notes: Sentences on what could not be measured.
         parameters: The model's, with the lines that constructed them.
         project_root: The folder from which reports name files.
+        failed_allocation: What the device had no memory for, explained; None where the allocator's history has none.
     """
 
     findings: Findings | None
@@ -316,6 +355,7 @@ class RunResults:
     notes: tuple[str, ...] = ()
     parameters: tuple[Parameter, ...] = ()
     project_root: Path | None = None
+    failed_allocation: OutOfMemory | None = None
 
 
 def run_profile(
@@ -358,6 +398,7 @@ def run_profile(
     except (Exception, KeyboardInterrupt) as error:
         failure = Failure.of(error, session)
     findings = _findings(session, failure, notes)
+    failed = session.failed_allocation if failure is not None and failure.out_of_memory else None
     if timing and failure is None:
         try:
             timings = _time(workload, lambda done: progress(schedule.num_steps + done, total), notes)
@@ -378,9 +419,10 @@ def run_profile(
         num_steps=session.num_steps_done,
         failure=failure,
         settings=dict(settings or {}),
-        notes=tuple(notes),
+        notes=(*notes, *session.notes),
         parameters=describe_parameters(workload.model, dict(parameter_lines or {})),
         project_root=root or project_root(workload.model),
+        failed_allocation=failed,
     )
 
 

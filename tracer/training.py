@@ -140,9 +140,10 @@ class TrainingProfile(ProfileSession):
             num_steps=self.num_steps_done,
             failure=failure,
             settings=self._settings,
-            notes=tuple(notes),
+            notes=(*notes, *self.notes),
             parameters=describe_parameters(self.model),
             project_root=project_root(self.model),
+            failed_allocation=self.failed_allocation if failure is not None and failure.out_of_memory else None,
         )
         self.written = tuple(write_outputs(self.results, self.folder, leave_out=self._leave_out))
         self._tell(error)
@@ -159,7 +160,7 @@ class TrainingProfile(ProfileSession):
                 f"{first}: call session.step() after each step, or pass a shorter schedule=Schedule(...).",
                 stacklevel=4,
             )
-        if self._screen and self.results.findings is not None and (self.rank is None or self.rank.index == 0):
+        if self._screen and (self.rank is None or self.rank.index == 0):
             print_screen(self.results, self.written)
 
 
@@ -188,8 +189,11 @@ def print_screen(results: RunResults, written: Collection[Written] = ()) -> None
     from rich.console import Console
 
     from tracer.exporters.screen import parameters_sentence, peak_screen
+    from tracer.exporters.snapshot_screen import print_failed_allocation
 
     console = Console(highlight=False)
+    if results.failed_allocation is not None:
+        print_failed_allocation(results.failed_allocation, console)
     if results.findings is not None:
         console.print(peak_screen(results.findings))
     if results.unused_parameters is not None:

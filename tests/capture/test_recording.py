@@ -384,6 +384,10 @@ class FakeResults:
     def experimental_event_tree(self) -> list[FakeEvent]:
         return self.roots
 
+    def events(self) -> list[Any]:
+        """Nothing ran on a device."""
+        return []
+
 
 @pytest.fixture
 def fake_types(monkeypatch: pytest.MonkeyPatch) -> None:

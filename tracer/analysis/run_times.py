@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from tracer.analysis.attribution import OPTIMIZER_PREFIXES, Attribution
 from tracer.analysis.instance_times import InstanceTimes, instance_times
+from tracer.analysis.kernel_times import kernel_times
 from tracer.analysis.op_instances import op_name
 from tracer.analysis.places import Place, frames_of_op, place_of
 from tracer.capture.recording import Recording
@@ -129,9 +130,9 @@ def run_times(
     Args:
         cycles: Recordings with their owners.
         device_ns: Per cycle, [O] the time that the kernels launched in each operator took on the device, those of
-            operators in it included; None where it was not measured.
+            operators in it included; None where it was not measured. By default from the recordings' kernels.
     """
-    device = device_ns or [None] * len(cycles)
+    device = device_ns or [kernel_times(recording) for recording, _ in cycles]
     timed = [instance_times(*cycle, device_ns=one) for cycle, one in zip(cycles, device, strict=True)]
     by_device = bool(timed) and all(times.device_forward_ns is not None for times in timed)
     merged = _Merged(by_device=by_device)

@@ -6,6 +6,7 @@ The first rule that holds decides, so the rules stand in the order of their stre
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -82,10 +83,20 @@ class Steps:
 
 
 class KindFinder:
-    """Decides the kinds of one device's blocks. Built once, asked for any rows of `Lives`."""
+    """Decides the kinds of one device's blocks. Built once, asked for any rows of `Lives`.
 
-    def __init__(self, snapshot: Snapshot, state: DeviceState, sites: Sites) -> None:
+    Args:
+        snapshot: All of it.
+        state: The device's part.
+        sites: Of the same snapshot.
+        held: Kinds by address of what the program held when the history began.
+    """
+
+    def __init__(
+        self, snapshot: Snapshot, state: DeviceState, sites: Sites, *, held: Mapping[int, str] | None = None
+    ) -> None:
         self._snapshot, self._state, self._facts = snapshot, state, sites.facts
+        self._held = dict(held or {})
         facts = self._facts[state.trace.stack]
         self._steps = self._annotated("Optimizer.step#") or _runs(facts, Fact.OPTIMIZER_STEP)
         self._zero_grads = self._annotated("Optimizer.zero_grad#") or _runs(facts, Fact.ZERO_GRAD)
@@ -121,10 +132,14 @@ class KindFinder:
         return np.select(proofs, range(1, len(RULES)), default=0).astype(np.int64)
 
     def recorded_kinds(self, lives: Lives, rows: Int64s) -> list[str]:
-        """The kind that the recording itself gives each row, or the empty text."""
+        """The kind that the recording itself, or the program that was recorded, gives each row; or the empty text."""
         entry, category = lives.alloc_entry[rows], self._state.trace.category
         numbers = np.where(entry >= 0, category[np.maximum(entry, 0)], -1) if len(category) else np.full(len(rows), -1)
-        return [_RECORDED.get(self._snapshot.text(number).lower(), "") for number in numbers.tolist()]
+        recorded = [_RECORDED.get(self._snapshot.text(number).lower(), "") for number in numbers.tolist()]
+        if not self._held:
+            return recorded
+        before = np.where(lives.begin[rows] == BEFORE, lives.addr[rows], -1).tolist()
+        return [kind or self._held.get(address, "") for kind, address in zip(recorded, before, strict=True)]
 
     def _free_facts(self, lives: Lives, rows: Int64s) -> NDArray[np.int64]:
         """The facts of the stacks that freed the rows.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tracer.analysis.snapshot_fragmentation import fragmentation_after
@@ -10,7 +11,7 @@ from tracer.analysis.snapshot_kinds import KindFinder
 from tracer.analysis.snapshot_sites import Site, Sites
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState, Snapshot
-from tracer.snapshot.replay import Replay
+from tracer.snapshot.replay import Replay, replay
 from tracer.units import format_bytes
 
 # A program that catches the error may try again forever; its first failures say it all.
@@ -61,6 +62,30 @@ def explain_ooms(
     """Explain the out-of-memory events of one device, in order, the first `MAX_EXPLAINED` of them."""
     entries = state.trace.where(Action.OOM)[:MAX_EXPLAINED].tolist()
     return tuple(_explain(entry, snapshot, state, replay, kinds, sites) for entry in entries)
+
+
+def last_failed_allocation(
+    snapshot: Snapshot, device: int, *, held: Mapping[int, str] | None = None
+) -> OutOfMemory | None:
+    """Explain the last out-of-memory event of one device.
+
+    Args:
+        snapshot: With the device's history.
+        device: Its index.
+        held: Kinds by address of what the program held when the history began.
+
+    Returns:
+        None if there was no such event.
+
+    Raises:
+        SnapshotError: The snapshot contradicts itself.
+    """
+    state = next((state for state in snapshot.devices if state.device == device), None)
+    if state is None or not len(entries := state.trace.where(Action.OOM)):
+        return None
+    sites = Sites(snapshot.stacks)
+    kinds = KindFinder(snapshot, state, sites, held=held)
+    return _explain(int(entries[-1]), snapshot, state, replay(state, snapshot.settings), kinds, sites)
 
 
 def _explain(

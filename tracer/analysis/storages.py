@@ -202,7 +202,8 @@ def _cleared_at(recording: Recording, known: KnownStorages | None, device: int, 
     moved_to: dict[int, set[int]] = {}
     for name, place in zip(known.name[later].tolist(), known.address[later].tolist(), strict=True):
         moved_to.setdefault(name, set()).add(place)
-    before = gradients[known.time_ns[gradients] <= times[0]]
+    earlier = known.time_ns[rows[known.time_ns[rows] <= times[0]]]
+    before = gradients[known.time_ns[gradients] == earlier.max(initial=-1)]
     gone = {
         place
         for name, place in zip(known.name[before].tolist(), known.address[before].tolist(), strict=True)

@@ -14,7 +14,7 @@ import itertools
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracer.capture import torch_private
+from tracer.capture.device_kernels import Kernels, read_kernels
 from tracer.capture.source_files import is_package_code, is_user_code, whole_path
 from tracer.capture.torch_private import (
     BACKWARD_SCOPE,
@@ -252,6 +253,8 @@ class Recording:
     """Storages that a called module or an optimizer listed as a parameter."""
     optimizer_state_keys: Ints
     num_events: int
+    kernels: Kernels | None = None
+    """What ran on a device; None where nothing did."""
 
     @property
     def num_assumed_frees(self) -> int:
@@ -290,7 +293,10 @@ def read_recording(profiler: Any) -> Recording:
     with _collector_paused():
         reader = _Reader()
         reader.read(results.experimental_event_tree())
-        return reader.recording()
+        recording = reader.recording()
+        if all(name == "cpu" for name in recording.devices):
+            return recording
+        return replace(recording, kernels=read_kernels(results, reader.threads.number))
 
 
 # A data-flow edge collects what happened to a storage below one node, as bits.

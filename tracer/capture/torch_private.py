@@ -46,6 +46,7 @@ TensorFields = _profiler_type("_TensorMetadata")
 BACKWARD_SCOPE: Any = _profiler_type("RecordScope").BACKWARD_FUNCTION
 USER_SCOPE: Any = _profiler_type("RecordScope").USER_SCOPE
 STRIDED: Any = torch.strided
+HOST_DEVICE_TYPE: Any = torch._C._autograd.DeviceType.CPU
 
 # Every attribute that recording.py reads, per type: checked once, so that a renamed field is one sentence.
 _FIELDS: dict[Any, tuple[str, ...]] = {
@@ -68,6 +69,25 @@ def check_event_types() -> None:
         for name in names:
             if not hasattr(fields, name):
                 raise _missing(f"{fields.__name__}.{name}")
+
+
+def check_kernel_events() -> None:
+    """Make sure that the profiler's list of events has what is read of kernels.
+
+    Raises:
+        RecordingError: Something is gone; the message names it and torch's version.
+    """
+    event = getattr(torch._C._autograd, "_KinetoEvent", None)
+    for name in (
+        "linked_correlation_id",
+        "correlation_id",
+        "device_type",
+        "start_thread_id",
+        "start_ns",
+        "duration_ns",
+    ):
+        if not hasattr(event, name):
+            raise _missing(f"_KinetoEvent.{name}")
 
 
 def kineto_results(profiler: Any) -> Any:

@@ -13,7 +13,7 @@ from rich.text import Text
 from tracer.analysis.findings import CycleFindings, Findings
 from tracer.analysis.module_tree import module_tree
 from tracer.analysis.notes import unseen
-from tracer.analysis.peak import PeakReport, PeakRow
+from tracer.analysis.peak import AllocatorPeak, PeakReport, PeakRow
 from tracer.capture.phase_timing import PHASES, PhaseTimings
 from tracer.units import format_bytes
 
@@ -116,7 +116,9 @@ def _of_step(peak: PeakReport) -> str:
 def _counts(findings: Findings) -> str:
     peak = findings.worst.peak
     lines = [f"{peak.peak_bytes:,} bytes in the rows below, {peak.allocator_peak_bytes:,} by the allocator's count."]
-    if peak.reserved_bytes:
+    if peak.allocator is not None:
+        lines.append(_three_sizes(peak, peak.allocator))
+    elif peak.reserved_bytes:
         unused = peak.reserved_bytes - peak.allocator_peak_bytes
         lines.append(
             f"Reserved from the driver at that moment: {format_bytes(peak.reserved_bytes)}, "
@@ -126,6 +128,18 @@ def _counts(findings: Findings) -> str:
     if len(spread) > 1:
         lines.append(f"Cycles differ: from {format_bytes(min(spread))} to {format_bytes(max(spread))}.")
     return "\n".join(lines)
+
+
+def _three_sizes(peak: PeakReport, allocator: AllocatorPeak) -> str:
+    """What was asked for, what that was rounded to, and what was held from the driver for it."""
+    largest, pending = format_bytes(allocator.largest_free_bytes), allocator.pending_bytes
+    return (
+        f"Asked for: {format_bytes(allocator.requested_bytes)}. "
+        f"Allocated, which is that rounded up block by block: {format_bytes(peak.peak_bytes)}.\n"
+        f"Reserved from the driver: {format_bytes(allocator.reserved_bytes)}, "
+        f"of which {format_bytes(allocator.free_bytes)} free, in pieces of {largest} at most"
+        + (f", and {format_bytes(pending)} freed but still used by another stream." if pending else ".")
+    )
 
 
 def _words(category: str) -> str:

@@ -137,9 +137,21 @@ def _print_growth(found: DeviceFinding, console: Console, top: int) -> None:
         _print_groups("Allocated and never freed", found.never_freed, console, top)
 
 
+def print_failed_allocation(event: OutOfMemory, console: Console, *, top: int = 10) -> None:
+    """Print why the run that has just ended had no memory left, and what to look at first."""
+    _say(console, f"\nOut of memory at {place(event.site)}", style="bold")
+    _print_oom_sizes(event, console, top)
+    if any(group.site.frame == NO_FRAMES for group in event.groups):
+        _say(console, "    Blocks without a stack were made by autograd's own thread, in backward.")
+
+
 def _print_oom(event: OutOfMemory, console: Console, top: int) -> None:
     time = f" at {event.time_us:,} us" if event.time_us >= 0 else ""
     _say(console, f"\n  Out of memory, entry {event.entry:,}{time}: {place(event.site)}", style="bold red")
+    _print_oom_sizes(event, console, top)
+
+
+def _print_oom_sizes(event: OutOfMemory, console: Console, top: int) -> None:
     for name, size in (
         ("asked for", event.asked_bytes),
         ("free on the device", event.device_free_bytes),

@@ -1,0 +1,72 @@
+"""What ran on the device: kernels, copies and fills, each with the operator that launched it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracer.capture.torch_private import HOST_DEVICE_TYPE, check_kernel_events
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernels:
+    """Work of the device that an operator launched. Columns [K], in the order in which it was reported."""
+
+    launched_ns: Ints
+    """Start of the innermost operator that launched it, on the host."""
+    thread: Ints
+    """The operator's thread, numbered as in `Ops`; -1 for one without operators."""
+    duration_ns: Ints
+    """On the device."""
+
+    def __post_init__(self) -> None:
+        if len({len(self.launched_ns), len(self.thread), len(self.duration_ns)}) > 1:
+            raise ValueError("columns of Kernels differ in length")
+
+
+def read_kernels(results: Any, threads: Mapping[int, int]) -> Kernels | None:
+    """Read what ran on the device.
+
+    A kernel carries the number of the innermost operator that was running when it was launched. Kernels without one,
+    launched outside any operator, are left out: they are nobody's.
+
+    Args:
+        results: A profiler's `kineto_results`.
+        threads: Number of each thread by the profiler's id.
+
+    Returns:
+        None if nothing ran on a device, which is so on the CPU.
+
+    Raises:
+        RecordingError: torch's private types have changed.
+
+    Source:
+        `_parse_kineto_results` in `torch/autograd/profiler.py`.
+    """
+    events = results.events()
+    launched = [
+        (event.linked_correlation_id(), event.duration_ns())
+        for event in events
+        if event.device_type() != HOST_DEVICE_TYPE and event.linked_correlation_id() > 0
+    ]
+    if not launched:
+        return None
+    check_kernel_events()
+    wanted = {number for number, _ in launched}
+    # Calls of the driver are events of the host too; they are linked to the operator and are none themselves.
+    operator = {
+        event.correlation_id(): (event.start_ns(), threads.get(event.start_thread_id(), -1))
+        for event in events
+        if event.correlation_id() in wanted
+        and event.linked_correlation_id() == 0
+        and event.device_type() == HOST_DEVICE_TYPE
+    }
+    rows = [(*operator[number], duration_ns) for number, duration_ns in launched if number in operator]
+    launched_ns, thread, duration = np.array(rows, np.int64).reshape(-1, 3).T
+    return Kernels(*(np.ascontiguousarray(column) for column in (launched_ns, thread, duration)))
