@@ -56,7 +56,7 @@ WORKLOADS = {
         "batch_first=True",
         inputs=("16x64",),
         amp="bfloat16",
-    ),  # fmt: skip
+    ),
 }
 
 
