@@ -62,7 +62,7 @@ def assert_consistent(recording: Recording) -> None:
         (ops.name, 0, len(recording.strings)),
         (ops.kind, 0, len(OpKind)),
         (ops.call, -1, num_calls),
-        (ops.after_frame, -1, len(frames.file)),
+        (ops.inline_frame, -1, len(frames.file)),
         (ops.input_shapes, 0, len(recording.shapes)),
         (calls.kind, 0, len(CallKind)),
         (calls.op, -1, num_ops),
@@ -440,7 +440,7 @@ def test_the_last_frame_before_an_operator_is_of_its_own_thread() -> None:
     roots = [FakeEvent(FakeCCall(FakeFrame("train.py", 3, "main")), 990, forward)]
     recording = read_recording(FakeResults(*roots, FakeEvent(FakeOp("aten::mul"), 1020, start_tid=2)))
     assert_consistent(recording)
-    after = recording.ops.after_frame.tolist()
+    after = recording.ops.inline_frame.tolist()
     assert recording.frames.line[after[0]] == 7
     assert after[1] == -1
 

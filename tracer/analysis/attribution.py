@@ -192,8 +192,8 @@ class _Attributor:
         function[called] = calls.function[ops.call[called]]
         rank = np.append(self.frame_rank, 0)  # so that row -1, no frame, is below all
         direct = (function >= 0) & (rank[function] > 0) & (rank[function] >= rank[frame])
-        seen = ops.after_frame >= 0
-        frame[direct & seen] = ops.after_frame[direct & seen]
+        seen = ops.inline_frame >= 0
+        frame[direct & seen] = ops.inline_frame[direct & seen]
         frame[direct & ~seen] = function[direct & ~seen]
         return module, frame
 

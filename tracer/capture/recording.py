@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from tracer.capture import torch_private
 from tracer.capture.device_kernels import Kernels, read_kernels
+from tracer.capture.inline_operators import inline_frames
 from tracer.capture.source_files import is_package_code, is_user_code, whole_path
 from tracer.capture.torch_private import (
     BACKWARD_SCOPE,
@@ -151,11 +152,11 @@ class Ops:
     sequence_number: Ints
     """Of the autograd node that it makes or is; -1 where there is none."""
     thread: Ints
-    after_frame: Ints
-    """Row in `Frames`: the last place in the calling function that was seen before the operator, or -1.
+    inline_frame: Ints
+    """Row in `Frames`: where an operator that makes no call, such as `a + b` or `x[i]`, stands in the calling function.
 
-    An operator that Python called through a function has that call's frame; one behind `a + b` or `x[i]` has none of
-    its own, and this says which line of the same function made the call before it.
+    Its line where the source tells it, else the line of the call before it; -1 where there was none. Of no meaning for
+    an operator that Python called through a function, which has that call's frame.
     """
     input_shapes: Ints
     """Index in `Recording.shapes`."""
@@ -303,6 +304,9 @@ def read_recording(profiler: Any) -> Recording:
 _WRITTEN, _UNKNOWN, _READ, _FREED, _ALLOCATED = 1, 2, 4, 8, 16
 _ACCESS = {True: _WRITTEN, None: _UNKNOWN, False: _READ}
 _ENGINE_PREFIX = "autograd::engine::evaluate_function: "
+
+
+_INLINE_FRAME = list(Ops.__dataclass_fields__).index("inline_frame")
 
 
 class _Interned:
@@ -639,7 +643,25 @@ class _Reader:
             self.gradients.append(self._tensor(gradient))
 
     # ------------------------------------------------------------------------------------------------- to columns
+    def _place_inline_operators(self) -> None:
+        """Put the operators that ran in a Python function itself on lines of their own."""
+        width = len(Ops.__dataclass_fields__)
+        name, kind, _, call, start_ns, _, _, _, last_frame, _ = _columns(self.ops, width)
+        call_kind, parent, _, frame, function, _, call_start_ns, *_ = _columns(self.calls, 9)
+        if not len(call_kind):
+            return
+        inline = np.flatnonzero((kind == OpKind.OPERATOR) & (call >= 0) & (call_kind[call] != CallKind.C_FUNCTION))
+        strings = self.strings.values()
+        ops = [
+            (row, strings[name[row]], int(call[row]), int(start_ns[row]), int(last_frame[row]))
+            for row in inline.tolist()
+        ]
+        frames = self.frames.values()
+        for row, place in list(inline_frames(ops, parent, call_start_ns, frame, function, frames)):
+            self.ops[row * width + _INLINE_FRAME] = self.frames(place)
+
     def recording(self) -> Recording:
+        self._place_inline_operators()
         allocations = _columns(self.allocations, 9)
         keys, key_of = self._keys(*allocations[:4])
         frames = self._frame_columns()

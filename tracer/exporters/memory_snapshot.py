@@ -153,7 +153,7 @@ class _Stacks:
         calls = recording.calls
         self.call_frame, self.call_parent = calls.frame.tolist(), calls.parent.tolist()
         self.call_function, self.call_kind = calls.function.tolist(), calls.kind.tolist()
-        self.after_frame = recording.ops.after_frame.tolist()
+        self.inline_frame = recording.ops.inline_frame.tolist()
         self.of_call: dict[tuple[int, int], list[Frame]] = {}
 
     def of_allocation(self, allocation: int) -> list[Frame]:
@@ -167,7 +167,7 @@ class _Stacks:
         inner = -1
         if self.call_kind[call] != CallKind.C_FUNCTION:
             # No call of its own, as behind `a + b`: it runs in the called function, at the line seen last.
-            seen = self.after_frame[op] if op >= 0 else -1
+            seen = self.inline_frame[op] if op >= 0 else -1
             inner = seen if seen >= 0 else self.call_function[call]
         return self._stack(call, inner)
 
