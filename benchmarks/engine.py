@@ -1,6 +1,6 @@
 """What the engine costs, beside what torch's own analysis costs, on the same recordings in one run.
 
-    uv run python benchmarks/engine.py [--models fno16 transformer] [--quick] [--markdown]
+    uv run python benchmarks/engine.py [--models fno16 transformer] [--parts step] [--quick] [--markdown]
 
 Four things are measured: the analysis of a recording (time, memory, and that both give the same numbers), how its cost
 grows with the length of a recording, how long training stands still in `on_trace_ready`, and what a profiled step costs
@@ -35,6 +35,7 @@ from torch.profiler._memory_profiler import MemoryProfile, MemoryProfileTimeline
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python looks beside it only
 
+from models.resnet import build_resnet50
 from models.workload import Workload, build_fno_workload
 from tracer.analysis.memory_timeline import MemoryTimeline
 from tracer.capture.recording import read_recording
@@ -44,48 +45,12 @@ from tracer.timeline_tracer import TimelineTracer
 NUM_THREADS = 2
 TARGET_RATIO = 10.0
 TARGET_STEP_RATIO = 1.02
+PARTS = ("analysis", "growth", "stall", "step")
 Step = Callable[[], None]
 Table = list[list[str]]
 
 
 # ---- what is profiled ------------------------------------------------------------------------------------------------
-
-
-class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 convolutions with batch norm, and a skip."""
-
-    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
-        super().__init__()
-        out = 4 * channels
-        self.body = nn.Sequential(
-            *conv_norm(channels_in, channels, 1, 1),
-            nn.ReLU(inplace=True),
-            *conv_norm(channels, channels, 3, stride),
-            nn.ReLU(inplace=True),
-            *conv_norm(channels, out, 1, 1),
-        )
-        self.skip = nn.Sequential(*conv_norm(channels_in, out, 1, stride)) if channels_in != out else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the block."""
-        return F.relu_(self.body(x) + self.skip(x))
-
-
-def conv_norm(channels_in: int, channels: int, size: int, stride: int) -> tuple[nn.Module, nn.Module]:
-    conv = nn.Conv2d(channels_in, channels, size, stride, padding=size // 2, bias=False)
-    return conv, nn.BatchNorm2d(channels)
-
-
-def resnet50() -> nn.Module:
-    """Layer by layer ResNet-50: 25.6 million parameters."""
-    layers: list[nn.Module] = [*conv_norm(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
-    channels_in = 64
-    for stage, num_blocks in enumerate((3, 4, 6, 3)):
-        for block in range(num_blocks):
-            channels = 64 * 2**stage
-            layers.append(Bottleneck(channels_in, channels, stride=2 if stage and not block else 1))
-            channels_in = 4 * channels
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000))
 
 
 def transformer12() -> nn.Module:
@@ -119,7 +84,7 @@ def transformer() -> Workload:
 
 
 def convnet() -> Workload:
-    return workload_of(resnet50(), lambda: (torch.randn(4, 3, 64, 64), torch.randint(1000, (4,))), F.cross_entropy)
+    return build_resnet50(batch_size=4, image_size=64)
 
 
 MODELS: dict[str, tuple[str, Callable[[], Workload]]] = {
@@ -347,54 +312,57 @@ def stall_table(names: Sequence[str], *, quick: bool) -> Table:
 # ---- 4. the profiled step --------------------------------------------------------------------------------------------
 
 
-def measure_steps(name: str, num_rounds: int) -> tuple[list[float], list[float]]:
-    """Seconds of each profiled step: bare torch.profiler, and a session of ours, in turn."""
+def measure_steps(name: str, num_rounds: int) -> tuple[list[Cost], list[Cost]]:
+    """Cost of each profiled step: bare torch.profiler, and a session of ours, in turn."""
     workload = MODELS[name][1]()
     num_active = 4
-    bare_s: list[float] = []
-    session_s: list[float] = []
+    bare_costs: list[Cost] = []
+    session_costs: list[Cost] = []
     step = step_of(workload)
 
     def bare() -> None:
         with profiler(num_active, lambda prof: None) as running:
-            bare_s.extend(active_steps(step, running.step, num_active))
+            bare_costs.extend(active_steps(step, running.step, num_active))
 
     def session() -> None:
         plan = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=num_active, num_repeats=1)
         with ProfileSession(workload.model, workload.optimizer, device="cpu", schedule=plan) as running:
-            session_s.extend(active_steps(step, running.step, num_active))
+            session_costs.extend(active_steps(step, running.step, num_active))
 
     for number in range(num_rounds):
         for run in (bare, session) if number % 2 else (session, bare):
             run()
-    return bare_s, session_s
+    return bare_costs, session_costs
 
 
-def active_steps(step: Step, end_step: Step, num_active: int) -> list[float]:
-    """Seconds of the active steps, but the last one, which ends the cycle."""
-    seconds = []
-    for number in range(2 + num_active):
-        start = time.perf_counter()
+def active_steps(step: Step, end_step: Step, num_active: int) -> list[Cost]:
+    """Cost of the active steps, but the last one, which ends the cycle."""
+
+    def whole_step() -> None:
         step()
         end_step()
-        if 2 <= number < 1 + num_active:
-            seconds.append(time.perf_counter() - start)
-    return seconds
+
+    return [cost_of(whole_step) for _ in range(2 + num_active)][2:-1]
 
 
 def step_table(names: Sequence[str], *, quick: bool) -> Table:
-    table = [["model", "steps each", "torch.profiler", "our session", "ratio of medians", "ratio of the fastest"]]
+    """Medians and the least disturbed steps; the processor's time is the steadier of the two kinds."""
+    table = [
+        ["model", "steps each", "time", "torch.profiler", "our session", "ratio of medians", "ratio of the fastest"]
+    ]
     for name in names:
-        bare_s, session_s = in_own_process(measure_steps, name, 2 if quick else 12)
-        bare, session = statistics.median(bare_s), statistics.median(session_s)
-        table.append([
-            MODELS[name][0],
-            str(len(bare_s)),
-            f"{bare * 1e3:.1f} ms",
-            f"{session * 1e3:.1f} ms",
-            f"{session / bare:.3f}",
-            f"{min(session_s) / min(bare_s):.3f}",
-        ])  # fmt: skip
+        costs = in_own_process(measure_steps, name, 2 if quick else 8)
+        for kind in ("wall", "processor"):
+            bare, session = ([getattr(cost, f"{kind}_s") for cost in side] for side in costs)
+            middle = [statistics.median(side) for side in (bare, session)]
+            table.append([
+                MODELS[name][0],
+                str(len(bare)),
+                kind,
+                *(f"{seconds * 1e3:.1f} ms" for seconds in middle),
+                f"{middle[1] / middle[0]:.3f}",
+                f"{min(session) / min(bare):.3f}",
+            ])  # fmt: skip
     return table
 
 
@@ -415,19 +383,25 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--quick", action="store_true", help="one active step, fewer repetitions")
     parser.add_argument("--markdown", action="store_true", help="tables as in benchmarks/results.md")
     options = parser.parse_args()
     show = as_markdown if options.markdown else as_text
     print(f"torch {torch.__version__}, {NUM_THREADS} threads, {1 if options.quick else 3} active steps, on the CPU")
-    print(f"\nAnalysis of one recording (aim: ratio {TARGET_RATIO:.0f} or more)\n", flush=True)
-    print(show(analysis_table(options.models, quick=options.quick)))
-    table, statement = growth_table(quick=options.quick)
-    print(f"\nGrowth with the length of a recording, FNO of 16 modes, processor time\n\n{show(table)}\n\n{statement}")
-    print("\nTime that training stands still in on_trace_ready\n", flush=True)
-    print(show(stall_table(options.models, quick=options.quick)))
-    print(f"\nA profiled step (aim: ratio {TARGET_STEP_RATIO} or less)\n", flush=True)
-    print(show(step_table(options.models, quick=options.quick)))
+    if "analysis" in options.parts:
+        print(f"\nAnalysis of one recording (aim: ratio {TARGET_RATIO:.0f} or more)\n", flush=True)
+        print(show(analysis_table(options.models, quick=options.quick)))
+    if "growth" in options.parts:
+        print("\nGrowth with the length of a recording, FNO of 16 modes, processor time\n", flush=True)
+        table, statement = growth_table(quick=options.quick)
+        print(f"{show(table)}\n\n{statement}")
+    if "stall" in options.parts:
+        print("\nTime that training stands still in on_trace_ready\n", flush=True)
+        print(show(stall_table(options.models, quick=options.quick)))
+    if "step" in options.parts:
+        print(f"\nA profiled step (aim: ratio {TARGET_STEP_RATIO} or less)\n", flush=True)
+        print(show(step_table(options.models, quick=options.quick)))
 
 
 if __name__ == "__main__":
