@@ -15,6 +15,7 @@ grows by is its own, and neither analysis finds memory that the other one has le
 from __future__ import annotations
 
 import argparse
+import gc
 import multiprocessing
 import statistics
 import sys
@@ -331,6 +332,7 @@ def measure_steps(name: str, num_rounds: int) -> tuple[list[Cost], list[Cost]]:
 
     for number in range(num_rounds):
         for run in (bare, session) if number % 2 else (session, bare):
+            gc.collect()  # the other one's recording is taken apart here, and not in the steps to be measured
             run()
     return bare_costs, session_costs
 
