@@ -376,12 +376,20 @@ def snapshot(
     device: Annotated[int | None, typer.Option(help="Index of the only device to look at.")] = None,
     top: Annotated[int, typer.Option(help="Rows of each table.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write the page, of --device or else of the device with the largest peak.")
+    ] = None,
+    sqlite: Annotated[
+        Path | None, typer.Option(help="Also write the memory report, of the same device as the page.")
+    ] = None,
 ) -> None:
     """Say what filled each device at its peak, from an allocator snapshot made anywhere, and why it ran out."""
     from tracer.snapshot_commands import show_snapshot
 
     with _errors_for_people():
-        show_snapshot(file, _stdout(), device=device, top=top, as_json=as_json)
+        written = show_snapshot(file, _stdout(), device=device, top=top, as_json=as_json, html=html, sqlite=sqlite)
+    for path in written:
+        _say(f"Wrote {path}  (open with {'a browser' if path == html else 'sqlite3, or Skyline readers'})")
 
 
 @app.command()

@@ -6,50 +6,115 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tracer.errors import OutputError, SnapshotError
 from tracer.snapshot.load import load_snapshot
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from tracer.analysis.snapshot_diff import DeviceDiff
-    from tracer.analysis.snapshot_explain import SnapshotFinding
+    from tracer.analysis.snapshot_explain import ReplayedSnapshot, SnapshotFinding
 
 SNAPSHOT_NAME = "memory_snapshot.pkl"
 
 
-def explain_file(path: Path, *, device: int | None = None) -> SnapshotFinding:
-    """Load and explain a snapshot.
+def show_snapshot(
+    path: Path,
+    console: Console,
+    *,
+    device: int | None = None,
+    top: int = 10,
+    as_json: bool = False,
+    html: Path | None = None,
+    sqlite: Path | None = None,
+) -> Sequence[Path]:
+    """Explain a snapshot on a console, as text or as JSON, and in files.
+
+    A page and a database are about one device: the one named, or else that with the largest peak.
 
     Args:
         path: A snapshot, or a directory that holds a `memory_snapshot.pkl`.
+        console: Where to print.
         device: The only device to look at; None means all.
+        top: Rows of each table on the console.
+        as_json: Print JSON instead of text.
+        html: Where to write the page.
+        sqlite: Where to write the memory report.
+
+    Returns:
+        The files written.
 
     Raises:
         SnapshotError: The file cannot be read, or has nothing of that device.
+        OutputError: A file cannot be written.
     """
+    outputs = [out for out in (html, sqlite) if out is not None]
+    _check_outputs(snapshot_path(path), outputs)
     snapshot = load_snapshot(snapshot_path(path))
-    from tracer.analysis.snapshot_explain import explain_snapshot
+    from tracer.analysis.snapshot_explain import explain_replayed, replay_snapshot
 
-    return explain_snapshot(snapshot, device=device)
-
-
-def show_snapshot(
-    path: Path, console: Console, *, device: int | None = None, top: int = 10, as_json: bool = False
-) -> None:
-    """Explain a snapshot on a console, as text or as JSON.
-
-    Raises:
-        SnapshotError: The file cannot be read, or has nothing of that device.
-    """
-    finding = explain_file(path, device=device)
+    replayed = replay_snapshot(snapshot, device=device)
+    finding = explain_replayed(replayed)
+    if outputs:  # before printing, which ends early where the reader of a pipe has seen enough
+        _write(replayed, finding, html=html, sqlite=sqlite, file=path)
     if as_json:
         from tracer.exporters.snapshot_json import snapshot_json
 
         console.file.write(snapshot_json(finding, file=str(path)) + "\n")
-        return
-    from tracer.exporters.snapshot_screen import print_snapshot
+    else:
+        from tracer.exporters.snapshot_screen import print_snapshot
 
-    print_snapshot(finding, console, file=str(path), top=top)
+        print_snapshot(finding, console, file=str(path), top=top)
+    return outputs
+
+
+def _check_outputs(path: Path, outputs: Sequence[Path]) -> None:
+    """Before anything is read: that the files can be written, and are neither the snapshot nor each other.
+
+    Raises:
+        OutputError: One of them cannot be written.
+    """
+    from tracer.exporters.files import check_folder
+
+    taken = [path.resolve()]
+    for out in outputs:
+        if out.is_dir():
+            raise OutputError(f"{out} is a folder.", hint="Name a file.")
+        if out.resolve() in taken:
+            raise OutputError(f"{out} is named twice.", hint="Name another file to write to.")
+        taken.append(out.resolve())
+        check_folder(out.parent)
+
+
+def _write(
+    replayed: ReplayedSnapshot, finding: SnapshotFinding, *, html: Path | None, sqlite: Path | None, file: Path
+) -> None:
+    shown = finding.worst
+    if shown is None:
+        raise SnapshotError(
+            f"{file} has no device with memory, so there is nothing to draw.",
+            hint="Take the snapshot while the program runs.",
+        )
+    from tracer.analysis.snapshot_timeline import device_timeline
+
+    one = replayed.devices[shown]
+    timeline = device_timeline(replayed.snapshot, one.state, one.replay, kinds=one.kinds)
+    if html is not None:
+        from tracer.exporters.snapshot_page import write_snapshot_page
+
+        write_snapshot_page(finding, shown, timeline, html, run=_described(file, finding))
+    if sqlite is not None:
+        from tracer.analysis.snapshot_report import snapshot_report
+        from tracer.exporters.snapshot_report import write_snapshot_report
+
+        report = snapshot_report(replayed, finding, shown, timeline, settings=_described(file, finding))
+        write_snapshot_report(report, sqlite)
+
+
+def _described(file: Path, finding: SnapshotFinding) -> dict[str, str | int | float]:
+    """What a reader wants to know of the recording."""
+    devices = ", ".join(str(one.device) for one in finding.devices)
+    return {"file": str(file), "devices": devices, "entries": f"{sum(one.entries for one in finding.devices):,}"}
 
 
 def compare_files(before: Path, after: Path) -> tuple[DeviceDiff, ...]:

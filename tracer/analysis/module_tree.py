@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from tracer.analysis.peak import PeakRow
+from tracer.analysis.peak_row import PeakRow
 
 NO_MODULE = "(no module)"
 

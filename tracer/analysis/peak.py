@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tracer.analysis.allocator_join import InUse, JoinedHistory, in_use_at
 from tracer.analysis.attribution import Attribution, Phase
 from tracer.analysis.categories import Categories, Category
+from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.storages import Storages
 from tracer.capture.known_storages import KnownStorages, Role
 from tracer.capture.recording import Recording
@@ -110,27 +111,6 @@ class Blocks:
     """What was asked for before rounding; -1 where nobody knows."""
     stack: Ints
     """Number of the allocator's stack of what was there before and in no tensor; else -1."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeakRow:
-    """Equal blocks at the peak. The rows of a report sum to its peak."""
-
-    bytes: int
-    count: int
-    category: str
-    torch_category: str | None
-    evidence: str
-    phase: str
-    module: str | None
-    op: str | None
-    file: str | None
-    line: int | None
-    name: str | None = None
-    """The parameter, buffer or input that it is, where the object was held."""
-    step: str | None = None
-    requested_bytes: int | None = None
-    """What was asked for before rounding; None without the allocator's history."""
 
 
 @dataclass(frozen=True, slots=True)

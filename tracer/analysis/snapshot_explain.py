@@ -63,6 +63,36 @@ class SnapshotFinding:
     devices: tuple[DeviceFinding, ...]
     notes: tuple[str, ...]
 
+    @property
+    def worst(self) -> int | None:
+        """Position of the device with the largest peak, the first of equals; None if there is no device."""
+        peaks = [device.peak.requested_bytes for device in self.devices]
+        return peaks.index(max(peaks)) if peaks else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplayedDevice:
+    """One device of a snapshot with what its findings are made of.
+
+    Attributes:
+        state: What the snapshot says.
+        replay: What was in use when.
+        kinds: Decides the kinds of its blocks.
+    """
+
+    state: DeviceState
+    replay: Replay
+    kinds: KindFinder
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplayedSnapshot:
+    """A snapshot with its devices replayed, for those who need more than the findings."""
+
+    snapshot: Snapshot
+    sites: Sites
+    devices: tuple[ReplayedDevice, ...]
+
 
 def explain_snapshot(snapshot: Snapshot, *, device: int | None = None) -> SnapshotFinding:
     """Explain a loaded snapshot.
@@ -74,6 +104,11 @@ def explain_snapshot(snapshot: Snapshot, *, device: int | None = None) -> Snapsh
     Raises:
         SnapshotError: The snapshot has no such device, or its end state contradicts itself.
     """
+    return explain_replayed(replay_snapshot(snapshot, device=device))
+
+
+def replay_snapshot(snapshot: Snapshot, *, device: int | None = None) -> ReplayedSnapshot:
+    """Replay the devices of a loaded snapshot; arguments and errors as of `explain_snapshot`."""
     chosen = [state for state in snapshot.devices if device is None or state.device == device]
     if device is not None and not chosen:
         known = ", ".join(str(state.device) for state in snapshot.devices) or "none"
@@ -81,14 +116,23 @@ def explain_snapshot(snapshot: Snapshot, *, device: int | None = None) -> Snapsh
             f"The snapshot has nothing of device {device}.", hint=f"Devices with memory or entries: {known}."
         )
     sites = Sites(snapshot.stacks)
+    devices = (
+        ReplayedDevice(state, replay(state, snapshot.settings), KindFinder(snapshot, state, sites)) for state in chosen
+    )
+    return ReplayedSnapshot(snapshot, sites, tuple(devices))
+
+
+def explain_replayed(replayed: ReplayedSnapshot) -> SnapshotFinding:
+    """Explain the devices of a replayed snapshot, in their order."""
+    snapshot, sites = replayed.snapshot, replayed.sites
     return SnapshotFinding(
-        devices=tuple(_explain_device(snapshot, state, sites) for state in chosen), notes=_snapshot_notes(snapshot)
+        devices=tuple(_explain_device(snapshot, device, sites) for device in replayed.devices),
+        notes=_snapshot_notes(snapshot),
     )
 
 
-def _explain_device(snapshot: Snapshot, state: DeviceState, sites: Sites) -> DeviceFinding:
-    replayed = replay(state, snapshot.settings)
-    kinds = KindFinder(snapshot, state, sites)
+def _explain_device(snapshot: Snapshot, device: ReplayedDevice, sites: Sites) -> DeviceFinding:
+    state, replayed, kinds = device.state, device.replay, device.kinds
     last = len(state.trace) - 1
     return DeviceFinding(
         device=state.device,

@@ -105,6 +105,29 @@ class KindFinder:
         self._backward_count = np.concatenate([[0], np.cumsum(maybe_backward)])
         self._has_cpp = bool((self._facts & Fact.CPP).any())
 
+    @property
+    def backward_runs(self) -> tuple[Int64s, Int64s]:
+        """First entry of each run of entries in backward, and the entry at which it is over; stacks show them."""
+        runs = _runs(self._facts[self._state.trace.stack], Fact.ENGINE)
+        return runs.start, runs.end
+
+    @property
+    def optimizer_runs(self) -> tuple[Int64s, Int64s]:
+        """The same of the optimizer's steps, which annotations or stacks show."""
+        return self._steps.start, self._steps.end
+
+    def kind_numbers(self, lives: Lives, rows: Int64s) -> Int64s:
+        """The index into `KINDS` of each of these rows, as `recorded_kinds` or else `rules` decide."""
+        of_rule = np.array([KINDS.index(rule.kind) for rule in RULES], dtype=np.int64)
+        number = of_rule[self.rules(lives, rows)]
+        entry, category = lives.alloc_entry[rows], self._state.trace.category
+        if len(category) and (category >= 0).any():
+            words = [_RECORDED.get(text.lower(), "") for text in self._snapshot.texts]
+            of_text = np.array([KINDS.index(word) if word else -1 for word in (*words, "")], dtype=np.int64)
+            recorded = of_text[np.where(entry >= 0, category[np.maximum(entry, 0)], -1)]
+            number = np.where(recorded >= 0, recorded, number)
+        return number
+
     def rules(self, lives: Lives, rows: Int64s) -> Int64s:
         """The index into `RULES` of each of these rows."""
         born = self._facts[lives.stack[rows]]

@@ -54,6 +54,11 @@ class Peak:
     by_annotation: tuple[Share, ...]
     fragmentation: Fragmentation
 
+    @property
+    def has_annotations(self) -> bool:
+        """Whether some of it was made in a named region."""
+        return any(share.name not in (BEFORE_RECORDING, NO_ANNOTATION) for share in self.by_annotation)
+
 
 def find_peak(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: KindFinder, sites: Sites) -> Peak:
     """Explain the peak of one device to the byte."""

@@ -115,6 +115,15 @@ class Sites:
         """A stack for people, innermost first, without the plumbing."""
         return tuple(_spelled(frame) for frame in self._stacks[stack] if not _is_plumbing(frame))
 
+    def operation(self, stack: int) -> str:
+        """The autograd node or the operation that the C++ frames of a stack name, or the empty text."""
+        return _node_or_operation(self._stacks[stack])
+
+    def users_lines(self, stack: int) -> tuple[tuple[str, int], ...]:
+        """File and line of each frame outside of torch, Python's own library and passing libraries, innermost first."""
+        frames = self._stacks[stack]
+        return tuple((frame.file, frame.line) for frame in frames if is_python(frame) and _is_users(frame))
+
     def without_lines(self, stack: int) -> tuple[str, ...]:
         """What stays the same when lines move: the node or operation, and the functions and files that led to it."""
         frames = self._stacks[stack]

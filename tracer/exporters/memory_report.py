@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tracer.analysis.memory_entries import MemoryReport
-from tracer.analysis.places import Place
 from tracer.exporters.sqlite_file import SETTINGS_TABLE, create, insert, insert_settings, write_database
+
+if TYPE_CHECKING:
+    from tracer.analysis.memory_entries import MemoryReport
+    from tracer.analysis.places import Place
 
 RelativeName = Callable[[str], str | None]
 
@@ -132,32 +135,48 @@ def write_memory_report(report: MemoryReport, path: Path, *, relative: RelativeN
 
 def _fill(connection: sqlite3.Connection, report: MemoryReport, relative: RelativeName) -> None:
     create(connection, (*TABLES, *EXTRA_TABLES, *VIEWS))
-    insert(connection, "entry_types", ((WEIGHT, "Weight"), (ACTIVATION, "Activation")))
-    insert(connection, "misc_sizes", ((_PEAK_KEY, report.peak_bytes),))
-    insert(
+    insert_entries(
         connection,
-        "weight_entries",
-        ((row, one.name, one.size_bytes, one.grad_size_bytes) for row, one in enumerate(report.weights, start=1)),
+        peak_bytes=report.peak_bytes,
+        weights=[(one.name, one.size_bytes, one.grad_size_bytes) for one in report.weights],
+        activations=[(one.name, one.size_bytes) for one in report.activations],
+        frames=[
+            *(project_frames(one.frames, relative) for one in report.weights),
+            *(project_frames(one.frames, relative) for one in report.activations),
+        ],
     )
-    insert(
-        connection,
-        "activation_entries",
-        ((row, one.name, one.size_bytes) for row, one in enumerate(report.activations, start=1)),
-    )
-    _insert_frames(connection, report, relative)
     _insert_details(connection, report)
 
 
-def _insert_frames(connection: sqlite3.Connection, report: MemoryReport, relative: RelativeName) -> None:
-    """One running number for all entries, weights first, whether they have frames or not."""
-    entries = [(WEIGHT, row, one.frames) for row, one in enumerate(report.weights, start=1)]
-    entries += [(ACTIVATION, row, one.frames) for row, one in enumerate(report.activations, start=1)]
-    numbered = list(enumerate(entries, start=1))
-    insert(connection, "stack_correlation", ((number, row, kind) for number, (kind, row, _) in numbered))
+def insert_entries(
+    connection: sqlite3.Connection,
+    *,
+    peak_bytes: int,
+    weights: Sequence[tuple[str, int, int]],
+    activations: Sequence[tuple[str, int]],
+    frames: Sequence[Iterable[tuple[int, str, int]]],
+) -> None:
+    """Fill the tables that the originals' readers know.
+
+    Args:
+        connection: With `TABLES` made.
+        peak_bytes: The peak.
+        weights: Name, bytes, bytes of the gradient.
+        activations: Name of the operation, bytes.
+        frames: Of the weights, then of the activations: ordering, path and line of each frame.
+    """
+    insert(connection, "entry_types", ((WEIGHT, "Weight"), (ACTIVATION, "Activation")))
+    insert(connection, "misc_sizes", ((_PEAK_KEY, peak_bytes),))
+    insert(connection, "weight_entries", ((row, *one) for row, one in enumerate(weights, start=1)))
+    insert(connection, "activation_entries", ((row, *one) for row, one in enumerate(activations, start=1)))
+    # One running number for all entries, weights first, whether they have frames or not.
+    entries = [(row, WEIGHT) for row, _ in enumerate(weights, start=1)]
+    entries += [(row, ACTIVATION) for row, _ in enumerate(activations, start=1)]
+    insert(connection, "stack_correlation", ((number, *entry) for number, entry in enumerate(entries, start=1)))
     insert(
         connection,
         "stack_frames",
-        ((number, *frame) for number, (*_, frames) in numbered for frame in project_frames(frames, relative)),
+        ((number, *frame) for number, rows in enumerate(frames, start=1) for frame in rows),
     )
 
 

@@ -24,10 +24,13 @@ from tracer.exporters.page_model import (
     Mark,
     Page,
     Peak,
+    Place,
+    Section,
     Series,
     Share,
     SlowModule,
     StepTiming,
+    Table,
 )
 
 __all__ = [
@@ -37,10 +40,13 @@ __all__ = [
     "Mark",
     "Page",
     "Peak",
+    "Place",
+    "Section",
     "Series",
     "Share",
     "SlowModule",
     "StepTiming",
+    "Table",
     "page_html",
     "write_page",
 ]
@@ -57,6 +63,7 @@ _SCRIPTS = (
     "treemap.js",
     "table.js",
     "sections.js",
+    "findings.js",
     "main.js",
 )
 
@@ -101,7 +108,7 @@ def _plotly_script() -> str:
         from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
     except ImportError as error:
         raise MissingPackageError(
-            "memory_timeline.html needs the package plotly, which is not installed.",
+            "The page needs the package plotly, which is not installed.",
             hint="Install it with `pip install plotly`, or leave the page out.",
         ) from error
     return _unwrapped(get_plotlyjs())

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tracer.analysis.reduce import reduce_rows
-from tracer.exporters.page_model import Ints, Line, Page, Peak
+from tracer.exporters.page_model import Ints, Line, Page, Peak, Place, Section, Table
 from tracer.exporters.page_words import CATEGORY_COLORS, CATEGORY_WORDS, headline
 
 if TYPE_CHECKING:
-    from tracer.analysis.peak import PeakRow
+    from tracer.analysis.peak_row import PeakRow
 
 Packed = dict[str, Any]
 
@@ -29,6 +29,7 @@ MAX_TIMELINE_CHARS = 1_200_000
 MAX_PEAK_ROWS = 1000
 MAX_OTHER_ROWS = 500
 MAX_BANDS = 3000
+MAX_STACK_FRAMES = 40
 _MOST_BUCKETS, _FEWEST_BUCKETS = 8192, 256
 
 
@@ -45,6 +46,7 @@ def page_data(page: Page) -> dict[str, Any]:
         "title": page.title,
         "device": page.device,
         "subtitle": page.subtitle,
+        "source": page.source,
         "headline": headline(page),
         "axis": page.axis,
         "timeline": _timeline(page, origin),
@@ -59,6 +61,7 @@ def page_data(page: Page) -> dict[str, Any]:
         "slowModules": [asdict(module) for module in page.slow_modules[:MAX_OTHER_ROWS]],
         "run": [[str(name), str(value)] for name, value in page.run.items()],
         "notes": list(page.notes),
+        "sections": [_section(section) for section in page.sections],
         "categories": {
             name: {"light": light, "dark": dark, "words": CATEGORY_WORDS[name]}
             for name, (light, dark) in CATEGORY_COLORS.items()
@@ -82,7 +85,26 @@ def _peak(peak: Peak, origin: int) -> dict[str, Any]:
         "breakdown": [asdict(share) for share in peak.breakdown],
         "rows": [asdict(row) for row in peak.rows[:MAX_PEAK_ROWS]],
         "rest": _rest(peak.rows[MAX_PEAK_ROWS:]),
+        "stacks": _stacks(peak),
     }
+
+
+def _stacks(peak: Peak) -> dict[str, Any]:
+    """Each frame once, and for each row the numbers of its frames."""
+    number: dict[str, int] = {}
+    shown = peak.stacks[:MAX_PEAK_ROWS]
+    rows = [[number.setdefault(frame, len(number)) for frame in stack[:MAX_STACK_FRAMES]] for stack in shown]
+    return {"frames": list(number), "rows": rows, "cut": [max(len(stack) - MAX_STACK_FRAMES, 0) for stack in shown]}
+
+
+def _section(section: Section) -> dict[str, Any]:
+    return asdict(section) | {"tables": [_table(table) for table in section.tables]}
+
+
+def _table(table: Table) -> dict[str, Any]:
+    """The rows that there is room for, and how many more there are."""
+    rows = [[asdict(cell) if isinstance(cell, Place) else cell for cell in row] for row in table.rows[:MAX_OTHER_ROWS]]
+    return {"title": table.title, "columns": table.columns, "rows": rows, "left": len(table.rows) - len(rows)}
 
 
 def _rest(rows: Sequence[PeakRow]) -> dict[str, int]:

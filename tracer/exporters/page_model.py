@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from tracer.analysis.peak import PeakRow
+    from tracer.analysis.peak_row import PeakRow
 
 Ints = npt.NDArray[np.int64]
 
 Axis = Literal["time", "entry"]
-MarkKind = Literal["peak", "tagged"]
+MarkKind = Literal["peak", "tagged", "oom"]
+Source = Literal["profile", "snapshot"]
 BandKind = Literal["step", "forward", "backward", "optimizer"]
 
 _COLOR = re.compile(r"#[0-9a-fA-F]{6}|[a-z]+")
@@ -66,7 +67,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A point of the timeline with a label: the true peak ("peak") and the peak of what has a category ("tagged")."""
+    """A point of the timeline with a label.
+
+    The kinds: the true peak ("peak"), the peak of what has a category ("tagged"), an allocation that failed ("oom").
+    """
 
     kind: MarkKind
     label: str
@@ -103,6 +107,7 @@ class Peak:
         phase: `forward`, `backward`, `optimizer`, ...
         breakdown: Bytes by category, in the order in which to show them.
         rows: Groups of equal blocks, largest first.
+        stacks: What led to each row, innermost frame first; as many as rows, or none.
     """
 
     bytes: int
@@ -111,6 +116,54 @@ class Peak:
     phase: str | None = None
     breakdown: tuple[Share, ...] = ()
     rows: tuple[PeakRow, ...] = ()
+    stacks: tuple[tuple[str, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.stacks and len(self.stacks) != len(self.rows):
+            raise ValueError(f"{len(self.rows)} rows, but {len(self.stacks)} stacks")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of a file as a table's cell; without a file, only the words."""
+
+    words: str
+    file: str | None = None
+    line: int | None = None
+
+
+Cell = int | str | Place
+"""Of a table: bytes, words, or a line of a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under a title, in the order in which to show them.
+
+    Attributes:
+        title: Above it.
+        columns: Their headings.
+        rows: As many cells each as there are columns; an int is a number of bytes.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    def __post_init__(self) -> None:
+        if any(len(row) != len(self.columns) for row in self.rows):
+            raise ValueError(f"{self.title}: a row has another number of cells than the {len(self.columns)} columns")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page with a title of its own: sentences, then tables."""
+
+    title: str
+    sentences: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    is_alarming: bool = False
+    """Whether it belongs at the top of the page, because it says why a program died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +207,7 @@ class Page:
     Attributes:
         title: Name of the run.
         device: As `str(torch.device)` writes it.
+        source: "profile", whose rows have phase, module and operator, or "snapshot", whose rows have a function.
         subtitle: One line below the title: model, number of events, date.
         axis: "time" for times in ns, "entry" for recordings whose entries have a number and no time.
         origin: What is 0 on the axis, same unit as `times`; by default the first row.
@@ -169,10 +223,12 @@ class Page:
         slow_modules: Slowest first.
         run: Command, device, versions, settings, model size, date.
         notes: Sentences on what could not be measured.
+        sections: Further findings, in their order.
     """
 
     title: str
     device: str
+    source: Source = "profile"
     subtitle: str = ""
     axis: Axis = "time"
     origin: int | None = None
@@ -188,6 +244,7 @@ class Page:
     slow_modules: tuple[SlowModule, ...] = ()
     run: Mapping[str, str | int | float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    sections: tuple[Section, ...] = ()
 
     def __post_init__(self) -> None:
         for series in self.series:

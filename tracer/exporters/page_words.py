@@ -9,7 +9,7 @@ from tracer.exporters.page_model import Page, Peak
 from tracer.units import format_bytes
 
 if TYPE_CHECKING:
-    from tracer.analysis.peak import PeakRow
+    from tracer.analysis.peak_row import PeakRow
 
 CATEGORY_COLORS = {
     # name: (on white, on black). The first are torch's, `_CATEGORY_TO_COLORS` in torch/profiler/_memory_profiler.py;

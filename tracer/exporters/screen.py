@@ -13,7 +13,8 @@ from rich.text import Text
 from tracer.analysis.findings import CycleFindings, Findings
 from tracer.analysis.module_tree import module_tree
 from tracer.analysis.notes import unseen
-from tracer.analysis.peak import AllocatorPeak, PeakReport, PeakRow
+from tracer.analysis.peak import AllocatorPeak, PeakReport
+from tracer.analysis.peak_row import PeakRow
 from tracer.capture.phase_timing import PHASES, PhaseTimings
 from tracer.units import format_bytes
 

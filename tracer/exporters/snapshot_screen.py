@@ -68,7 +68,7 @@ def _print_device(found: DeviceFinding, console: Console, top: int) -> None:
         _say(console, f"  Note: {note}", style="yellow")
     _print_groups("What filled it, by line and kind", peak.groups, console, top)
     _print_shares("By kind", peak.by_kind, console, top)
-    if len(peak.by_annotation) > 1:
+    if peak.has_annotations:
         _print_shares("By annotation", peak.by_annotation, console, top)
     _print_fragmentation(found, console)
     _print_growth(found, console, top)

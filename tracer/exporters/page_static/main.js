@@ -11,17 +11,20 @@ const setTheme = (theme) => {
 const showNavigation = () => {
   const names = { timeline: "Timeline", peak: "Peak", lost: "Lost track", time: "Time", run: "Run" };
   const there = Object.keys(names).filter((id) => !document.getElementById(id).hidden);
-  document.getElementById("nav").append(...there.map((id) => el("a", { href: `#${id}` }, names[id])));
+  const alarm = document.querySelector(".alarming");
+  const links = [...(alarm ? [[alarm.id, alarm.querySelector("h2").textContent]] : []), ...there.map((id) => [id, names[id]])];
+  document.getElementById("nav").append(...links.map(([id, name]) => el("a", { href: `#${id}` }, name)));
 };
 
 const showWords = (data) => {
   document.getElementById("title").textContent = data.title;
   document.getElementById("subtitle").textContent = data.subtitle;
   showAnswer(data);
-  const map = data.peak && data.peak.bytes ? showPeak(data.peak) : null;
+  const map = data.peak && data.peak.bytes ? showPeak(data.peak, data.source) : null;
   showLostTrack(data.lostTrack);
   showTime(data);
   showRun(data);
+  showSections(data.sections);
   return map;
 };
 
@@ -42,7 +45,7 @@ const start = async () => {
   color();
   showNavigation();
   await plotly;
-  const drawMap = () => (map ? drawTreemap(map, data.peak, colorOf) : null);
+  const drawMap = () => (map ? drawTreemap(map, data.peak, colorOf, data.source) : null);
   const draw = () => {
     color();
     return Promise.all([timeline?.draw(), drawMap()]);

@@ -31,13 +31,15 @@ const compositionBar = (peak, breakdown) => {
 };
 
 // ------------------------------------------------------------------------------------------------------ the peak
-const showPeak = (peak) => {
-  const map = el("div", { class: "peak-map", role: "img", "aria-label": "The peak by module, operator and line. The table below has the same numbers." });
+// A snapshot knows neither modules nor operators: a stack's deciding frame stands for them.
+const LEVELS = { profile: "module, operator and line", snapshot: "file, function and line" };
+const showPeak = (peak, source) => {
+  const map = el("div", { class: "peak-map", role: "img", "aria-label": `The peak by ${LEVELS[source]}. The table below has the same numbers.` });
   const hasMap = peak.rows.length > 0 && peak.bytes > 0;
   section("peak", "What was in it",
     el("div", { class: hasMap ? "split" : "" }, breakdownTable(peak),
-      hasMap ? el("div", { class: "map-side" }, map, el("p", { class: "quiet small" }, "Module, operator, line; the area is bytes. Click a title to go in, the path above to come out.")) : null),
-    hasMap ? peakTable(peak) : el("p", { class: "quiet" }, "Which blocks were alive is not known for this recording."));
+      hasMap ? el("div", { class: "map-side" }, map, el("p", { class: "quiet small" }, `By ${LEVELS[source]}; the area is bytes. Click a title to go in, the path above to come out.`)) : null),
+    hasMap ? peakTable(peak, source) : el("p", { class: "quiet" }, "Which blocks were alive is not known for this recording."));
   return hasMap ? map : null;
 };
 
@@ -59,19 +61,17 @@ const sumCheck = (sum, peakBytes, what) => sum === peakBytes
   ? el("p", { class: "check good" }, `\u2713 The ${what} sum to the peak, ${exactBytes(peakBytes)}.`)
   : el("p", { class: "check bad" }, `\u2717 The ${what} sum to ${exactBytes(sum)}, the peak is ${exactBytes(peakBytes)}: ${exactBytes(Math.abs(peakBytes - sum))} ${sum < peakBytes ? "are missing" : "too many"}.`);
 
-const peakTable = (peak) => {
+const peakTable = (peak, source) => {
   const columns = [
     { label: "Size", numeric: true, value: (row) => row.bytes, cell: (row) => barCell(row.bytes, peak.rows[0].bytes) },
     { label: "Blocks", numeric: true, value: (row) => row.count, cell: (row) => grouped(row.count) },
     { label: "Category", value: (row) => row.category, cell: categoryCell },
-    { label: "Phase", value: (row) => row.phase, cell: (row) => twoLines(row.phase.toLowerCase(), row.step && stepName(row.step)) },
-    { label: "Module", value: (row) => row.module, cell: (row) => twoLines(row.module, row.name) },
-    { label: "Operator", value: (row) => row.op, cell: (row) => twoLines(row.op) },
+    ...(source === "snapshot" ? snapshotColumns(peak) : profileColumns),
     { label: "Source", value: (row) => row.file && `${row.file}:${String(row.line ?? 0).padStart(7, "0")}`, cell: (row) => sourceCell(row.file, row.line) },
   ];
   const table = sortableTable({ caption: "Blocks at the peak", columns, rows: peak.rows });
   const count = el("p", { class: "quiet small", role: "status" });
-  const text = el("input", { type: "search", placeholder: "Filter: module, operator, file, name", "aria-label": "Filter rows by text" });
+  const text = el("input", { type: "search", placeholder: source === "snapshot" ? "Filter: function, file, category" : "Filter: module, operator, file, name", "aria-label": "Filter rows by text" });
   const names = [...new Set(peak.rows.map((row) => row.category))];
   const category = el("select", { "aria-label": "Filter rows by category" }, el("option", { value: "" }, "All categories"), names.map((name) => el("option", { value: name }, name)));
   const filter = () => {
@@ -90,6 +90,20 @@ const peakTable = (peak) => {
     el("div", { class: "filters" }, text, category, count), table.element,
     peak.rest.groups ? el("p", { class: "quiet" }, `${grouped(peak.rest.groups)} smaller groups, ${formatBytes(peak.rest.bytes)} together, have no room here.`) : null,
     sumCheck(sum, peak.bytes, "rows"));
+};
+
+const profileColumns = [
+  { label: "Phase", value: (row) => row.phase, cell: (row) => twoLines(row.phase.toLowerCase(), row.step && stepName(row.step)) },
+  { label: "Module", value: (row) => row.module, cell: (row) => twoLines(row.module, row.name) },
+  { label: "Operator", value: (row) => row.op, cell: (row) => twoLines(row.op) },
+];
+const snapshotColumns = (peak) => {
+  const number = new Map(peak.rows.map((row, index) => [row, index]));
+  const functionCell = (row) => el("span", { class: "two" }, el("span", {}, breakable(row.op)), stackCell(peak.stacks, number.get(row)));
+  return [
+    { label: "Made", value: (row) => row.phase, cell: (row) => row.phase },
+    { label: "Function", value: (row) => row.op, cell: functionCell },
+  ];
 };
 
 const haystack = (row) => [row.category, row.torch_category, row.phase, row.step, row.module, row.op, row.file, row.line, row.name, row.evidence].join(" ").toLowerCase();

@@ -85,7 +85,7 @@ class Timeline {
     const rows = steps(line.values, rowsInView(position, [line.values], ...wide, pixels));
     return {
       type: "scatter", mode: "lines", x: pick(position, rows), y: pick(line.values, rows), hoverinfo: "skip", showlegend: false,
-      line: { shape: "hv", width: 1.6, color: cssColor("--ink"), dash: line.name === "reserved" ? "dot" : "solid" },
+      line: { shape: "hv", width: line.name === "reserved" ? 1.6 : 1, color: cssColor("--ink"), dash: line.name === "reserved" ? "dot" : "solid" },
     };
   }
 
@@ -104,7 +104,7 @@ class Timeline {
   symbol(mark) {
     return {
       type: "scatter", mode: "markers", x: [mark.x], y: [mark.bytes], hoverinfo: "skip", showlegend: false, cliponaxis: false,
-      marker: { symbol: mark.kind === "peak" ? "triangle-down" : "diamond", size: mark.kind === "peak" ? 11 : 14, color: cssColor(mark.kind === "peak" ? "--ink" : "--paper"), line: { color: cssColor(mark.kind === "peak" ? "--paper" : "--ink"), width: 1.5 } },
+      marker: { symbol: { peak: "triangle-down", oom: "x" }[mark.kind] ?? "diamond", size: mark.kind === "peak" ? 11 : 14, color: cssColor(mark.kind === "peak" ? "--ink" : "--paper"), line: { color: cssColor(mark.kind === "peak" ? "--paper" : "--ink"), width: 1.5 } },
     };
   }
 
@@ -216,8 +216,16 @@ class Timeline {
   }
 
   whenText(row) {
+    // A snapshot's rows are the states after its entries; the first is the start.
+    if (this.data.source === "snapshot") return this.entryText(row);
     const event = `event ${grouped(this.columns.number[row] + 1)} of ${grouped(this.columns.total)}`;
     return this.data.axis === "time" ? `${(this.columns.time[row] / this.unit[1]).toFixed({ s: 6, ms: 3, ns: 0 }[this.unit[0]] ?? 3)} ${this.unit[0]}, ${event}` : event;
+  }
+
+  entryText(row) {
+    const entry = this.columns.number[row] - 1, last = grouped(this.columns.total - 2);
+    const where = entry < 0 ? "at the start" : `after entry ${grouped(entry)} of ${last}`;
+    return this.data.axis === "time" ? `${(this.columns.time[row] / this.unit[1]).toFixed(3)} ${this.unit[0]}, ${where}` : where;
   }
 
   tipRows(row) {

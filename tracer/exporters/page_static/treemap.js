@@ -2,7 +2,7 @@
 
 const MAX_TILES = 80;
 
-const treemapNodes = (peak) => {
+const treemapNodes = (peak, source) => {
   const nodes = [{ label: `Peak, ${formatBytes(peak.bytes)}`, parent: -1, bytes: 0, category: null }];
   const known = new Map();
   const child = (parent, label, category, more) => {
@@ -21,7 +21,8 @@ const treemapNodes = (peak) => {
       return;
     }
     const place = row.file && `${shortPath(row.file).split("/").pop()}${row.line ? `:${row.line}` : ""}`;
-    const module = child(0, row.module ?? "outside modules", null);
+    const owner = source === "snapshot" ? (row.file ? shortPath(row.file) : "no Python frame") : row.module ?? "outside modules";
+    const module = child(0, owner, null);
     const op = child(module, row.op ?? "no operator", null);
     add(child(op, [row.name, place].filter((part) => part).join(", ") || row.category, row.category), row.bytes);
   });
@@ -38,8 +39,8 @@ const readableOn = (color) => {
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000000" : "#ffffff";
 };
 
-const drawTreemap = (holder, peak, colorOf) => {
-  const nodes = treemapNodes(peak);
+const drawTreemap = (holder, peak, colorOf, source) => {
+  const nodes = treemapNodes(peak, source);
   const surface = cssColor("--tile"), ink = cssColor("--ink");
   const trace = {
     type: "treemap",

@@ -1,0 +1,49 @@
+
+// Sections that come with the data: sentences and tables, as `Section` in page_model.py describes them.
+
+const showSections = (sections) => {
+  sections.forEach((one, index) => {
+    const id = `finding-${index}`;
+    const element = el("section", { id, "aria-labelledby": `${id}-title`, hidden: true, class: one.is_alarming ? "alarming" : null });
+    document.getElementById(one.is_alarming ? "timeline" : "run").before(element);
+    section(id, one.title, ...one.sentences.map((sentence) => el("p", {}, sentence)), ...one.tables.map(findingTable));
+  });
+};
+
+const findingTable = (table) => {
+  const isBytes = table.columns.map((_, index) => table.rows.some((row) => typeof row[index] === "number"));
+  const cell = (value) => {
+    if (typeof value === "number") return el("span", { title: exactBytes(value) }, formatBytes(value));
+    if (typeof value === "string") return breakable(value);
+    return el("span", { class: "two" }, el("span", {}, breakable(value.words)), value.file ? sourceCell(value.file, value.line) : null);
+  };
+  const limit = 15, body = el("tbody");
+  const row = (cells) => el("tr", {}, cells.map((value, index) => el("td", { class: isBytes[index] ? "number" : null }, cell(value))));
+  const show = (count) => body.replaceChildren(...table.rows.slice(0, count).map(row));
+  const more = el("p", { class: "more" });
+  const showAll = () => {
+    show(table.rows.length);
+    more.replaceChildren();
+  };
+  show(limit);
+  if (table.rows.length > limit) more.append(el("button", { type: "button", class: "button", onclick: showAll }, `Show ${grouped(table.rows.length - limit)} more`));
+  window.addEventListener("beforeprint", showAll);
+  return el("div", { class: "finding" }, el("h3", {}, table.title),
+    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": table.title },
+      el("table", {}, el("thead", {}, el("tr", {}, table.columns.map((name, index) => el("th", { scope: "col", class: isBytes[index] ? "number" : null }, name)))), body)),
+    more, table.left ? el("p", { class: "quiet" }, `${grouped(table.left)} more rows have no room here.`) : null);
+};
+
+// What led to a row of the peak, to be unfolded.
+const stackCell = (stacks, index) => {
+  const frames = stacks.rows[index];
+  if (!frames || frames.length < 2) return null;
+  const details = el("details", { class: "stack" }, el("summary", {}, `stack, ${frames.length + stacks.cut[index]} frames`));
+  details.addEventListener("toggle", () => {
+    if (details.open && details.children.length === 1) {
+      const cut = stacks.cut[index] ? [el("li", { class: "quiet" }, `${stacks.cut[index]} more`)] : [];
+      details.append(el("ol", {}, frames.map((frame) => el("li", {}, breakable(stacks.frames[frame]))), cut));
+    }
+  });
+  return details;
+};

@@ -1,0 +1,229 @@
+"""The page of an allocator snapshot: the same as a profiled run's, on what a snapshot can prove."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from tracer.analysis.peak_row import PeakRow
+from tracer.analysis.snapshot_categories import CATEGORY_OF_KIND, category_of, peak_by_category
+from tracer.analysis.snapshot_explain import DeviceFinding, SnapshotFinding
+from tracer.analysis.snapshot_groups import Group
+from tracer.analysis.snapshot_oom import OutOfMemory
+from tracer.analysis.snapshot_sites import BEFORE_RECORDING, NO_FRAMES, NO_PYTHON_FRAME, Site
+from tracer.analysis.snapshot_timeline import START, DeviceTimeline
+from tracer.exporters.page import write_page
+from tracer.exporters.page_model import (
+    Band,
+    BandKind,
+    Line,
+    Mark,
+    Page,
+    Peak,
+    Place,
+    Section,
+    Series,
+    Share,
+    Table,
+)
+from tracer.units import format_bytes
+
+_BANDS: Final[Mapping[str, BandKind]] = {"region": "step", "backward": "backward", "optimizer": "optimizer"}
+_MAX_OOM_MARKS = 4
+_MAX_OOM_TABLES = 5
+
+
+def write_snapshot_page(
+    finding: SnapshotFinding, shown: int, timeline: DeviceTimeline, path: Path, *, run: Mapping[str, str | int | float]
+) -> None:
+    """Write the page of one device of a snapshot.
+
+    Args:
+        finding: What `explain_snapshot` returned.
+        shown: Position of the page's device in it; the others are named.
+        timeline: Of that device.
+        path: Where to; a file that is there is replaced.
+        run: What to say of the recording, by name.
+
+    Raises:
+        OutputError: The file cannot be written, or plotly is not installed.
+    """
+    write_page(snapshot_page(finding, shown, timeline, run=run), path)
+
+
+def snapshot_page(
+    finding: SnapshotFinding, shown: int, timeline: DeviceTimeline, *, run: Mapping[str, str | int | float]
+) -> Page:
+    """The page's content."""
+    device = finding.devices[shown]
+    has_history = device.entries > 0
+    return Page(
+        title="Memory of an allocator snapshot",
+        device=f"device {device.device}",
+        source="snapshot",
+        subtitle=f"{device.entries:,} entries" if has_history else "no history, only the state",
+        axis=timeline.axis,
+        origin=0,
+        times=timeline.times if has_history else timeline.times[:0],
+        series=_series(timeline) if has_history else (),
+        lines=_lines(timeline) if has_history else (),
+        marks=_marks(device, timeline) if has_history else (),
+        bands=tuple(Band(_BANDS[one.phase], one.name, one.start, one.end) for one in timeline.stretches),
+        peak=_peak(device, timeline),
+        run=run,
+        notes=(*finding.notes, *device.notes),
+        sections=(*_oom_sections(device), *_sections(finding, shown)),
+    )
+
+
+def _series(timeline: DeviceTimeline) -> tuple[Series, ...]:
+    order = list(CATEGORY_OF_KIND)
+    curves = sorted(timeline.curves, key=lambda curve: order.index(curve.kind))
+    return tuple(Series(CATEGORY_OF_KIND[curve.kind], curve.bytes) for curve in curves)
+
+
+def _lines(timeline: DeviceTimeline) -> tuple[Line, ...]:
+    return (
+        Line("allocated", timeline.times, timeline.allocated_bytes),
+        Line("reserved", timeline.times, timeline.reserved_bytes),
+    )
+
+
+def _marks(device: DeviceFinding, timeline: DeviceTimeline) -> tuple[Mark, ...]:
+    def mark(entry: int) -> int:
+        return int(timeline.times[entry + 1])
+
+    peak = Mark("peak", "peak", mark(device.peak.entry), device.peak.requested_bytes)
+    ooms = (
+        Mark("oom", f"out of memory, asked for {format_bytes(event.asked_bytes)} at", mark(event.entry),
+             event.requested_bytes)
+        for event in device.oom[:_MAX_OOM_MARKS]
+    )  # fmt: skip
+    return (peak, *ooms)
+
+
+def _peak(device: DeviceFinding, timeline: DeviceTimeline) -> Peak:
+    found = device.peak
+    phase: str | None = timeline.phase_after(found.entry)
+    if found.entry == START:
+        phase = "the start of the recording" if device.entries else "the moment of the snapshot"
+    return Peak(
+        bytes=found.requested_bytes,
+        time=int(timeline.times[found.entry + 1]) if device.entries else None,
+        phase=phase,
+        breakdown=tuple(Share(name, size) for name, size in peak_by_category(device)),
+        rows=tuple(_row(group, device) for group in found.groups),
+        stacks=tuple(group.stack for group in found.groups),
+    )
+
+
+def _row(group: Group, device: DeviceFinding) -> PeakRow:
+    made = BEFORE_RECORDING if group.is_before_recording else "in the recording"
+    return PeakRow(
+        bytes=group.bytes,
+        count=group.count,
+        category=category_of(group, device),
+        torch_category=None,
+        evidence=group.evidence,
+        phase=made if device.entries else "not known",
+        module=None,
+        op=_function(group.site),
+        file=group.site.file,
+        line=group.site.line,
+    )
+
+
+def _function(site: Site) -> str:
+    """The deciding frame; where it is no line of Python, that is said by the page."""
+    return NO_FRAMES if site.frame == BEFORE_RECORDING else site.frame
+
+
+# ----------------------------------------------------------------------------------------------------- other findings
+def _oom_sections(device: DeviceFinding) -> tuple[Section, ...]:
+    """What failed and why, above everything else."""
+    if not device.oom:
+        return ()
+    first, *_ = device.oom
+    times = "once" if len(device.oom) == 1 else f"{len(device.oom)} times"
+    events = Table(
+        "Each failure" if len(device.oom) > 1 else "The failure",
+        ("entry", "asked for", "free on the device", "in use", "reserved", "reserved but unallocated",
+         "largest free block", "who asked"),
+        tuple(_oom_row(event) for event in device.oom),
+    )  # fmt: skip
+    in_use = tuple(_groups_table(f"In use at entry {event.entry:,}", event.groups) for event in _distinct(device.oom))
+    sentences = (f"It ran out of memory {times}. {first.advice}",)
+    return (Section("Out of memory", sentences, (events, *in_use), is_alarming=True),)
+
+
+def _distinct(events: tuple[OutOfMemory, ...]) -> list[OutOfMemory]:
+    """The first failure of each line: a program that tries again has little to add."""
+    firsts: dict[Site, OutOfMemory] = {}
+    for event in events:
+        firsts.setdefault(event.site, event)
+    return list(firsts.values())[:_MAX_OOM_TABLES]
+
+
+def _oom_row(event: OutOfMemory) -> tuple[int | str | Place, ...]:
+    sizes = (event.asked_bytes, event.device_free_bytes, event.allocated_bytes, event.reserved_bytes)
+    return (f"{event.entry:,}", *sizes, event.unallocated_bytes, event.largest_free_bytes, _place(event.site))
+
+
+def _sections(finding: SnapshotFinding, shown: int) -> tuple[Section, ...]:
+    device = finding.devices[shown]
+    sections = [_reserved_section(device)]
+    if device.entries:
+        sections.insert(0, _growth_section(device))
+    if device.peak.has_annotations:
+        rows = tuple((share.name, share.bytes, f"{share.count:,}") for share in device.peak.by_annotation)
+        sections.append(
+            Section("Annotations", tables=(Table("The peak by region", ("region", "size", "blocks"), rows),))
+        )
+    others = [one for index, one in enumerate(finding.devices) if index != shown]
+    if others:
+        rows = tuple((f"device {one.device}", one.peak.requested_bytes, f"{len(one.oom):,}") for one in others)
+        sentence = f"This page is about device {device.device}. For another one, name it with --device."
+        table = Table("Their peaks", ("device", "peak", "times out of memory"), rows)
+        sections.append(Section("Other devices", (sentence,), (table,)))
+    return tuple(sections)
+
+
+def _growth_section(device: DeviceFinding) -> Section:
+    start, end, grown = device.start_requested_bytes, device.end_requested_bytes, device.growth_bytes
+    verb = "grew" if grown >= 0 else "shrank"
+    sentence = (
+        f"Memory in use {verb} by {format_bytes(abs(grown))} over the recording, from {format_bytes(start)} to "
+        f"{format_bytes(end)}."
+    )
+    tables = (_groups_table("Allocated in the recording and never freed in it", device.never_freed),)
+    return Section("Growth", (sentence,), tables if device.never_freed else ())
+
+
+def _reserved_section(device: DeviceFinding) -> Section:
+    moments = [("at the peak", device.peak.fragmentation), ("at the end", device.end_fragmentation)]
+    if not device.entries:
+        moments = [("when it was taken", device.end_fragmentation)]
+    rows = tuple(
+        (name, one.reserved_bytes, one.allocated_bytes, one.free_bytes, one.largest_free_bytes) for name, one in moments
+    )
+    columns = ("", "reserved", "allocated", "reserved but unallocated", "largest free block")
+    return Section(
+        "Reserved memory", tables=(Table("How much of it was free, and in how large a piece", columns, rows),)
+    )
+
+
+def _groups_table(title: str, groups: tuple[Group, ...]) -> Table:
+    rows = tuple((one.bytes, f"{one.count:,}", _kind(one), _place(one.site)) for one in groups)
+    return Table(title, ("size", "blocks", "kind", "made by"), rows)
+
+
+def _kind(group: Group) -> str:
+    return f"{group.kind}, before recording" if group.is_before_recording else group.kind
+
+
+def _place(site: Site) -> Place:
+    if site.file is not None:
+        return Place(site.frame, site.file, site.line)
+    is_named = site.frame not in (BEFORE_RECORDING, NO_FRAMES)
+    return Place(f"{site.frame} ({NO_PYTHON_FRAME})" if is_named else site.frame)
