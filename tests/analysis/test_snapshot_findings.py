@@ -291,17 +291,56 @@ class TestOutOfMemory:
         assert "expandable_segments:True" not in found.advice
 
     def test_there_is_too_little_in_any_case(self, tmp_path: Path) -> None:
+        # One byte more than the two holes of 1 MiB.
         (found,) = self.explain(tmp_path, asked=2 * MIB + 1, free=0).oom
         assert not found.fits_without_fragmentation
+        assert "1 B would still be missing" in found.advice
         assert "/home/me/model.py:7" in found.advice
+
+    def test_what_holds_most_has_a_remedy_of_its_own(self, tmp_path: Path) -> None:
+        seen = [entry("alloc", BASE, 6 * MIB, frames=FORWARD), entry("alloc", BASE + 8 * MIB, MIB, frames=BACKWARD)]
+        end = [*freed(BASE, 6 * MIB, frames=FREE_BACKWARD), *freed(BASE + 8 * MIB, MIB, frames=FREE_BACKWARD)]
+        (found,) = explain(tmp_path / "s", [*seen, self.event(99 * MIB, 0), *end]).oom
+        assert "86 % of what was in use is activation" in found.advice
+        assert "torch.utils.checkpoint" in found.advice
+
+    def test_memory_without_a_stack_is_no_line_to_look_at(self, tmp_path: Path) -> None:
+        (found,) = explain(
+            tmp_path / "s", [self.event(99 * MIB, 0)], [segment(BASE, 4 * MIB, [block(BASE, 3 * MIB)])]
+        ).oom
+        assert "Look first" not in found.advice
+        assert "100 % of what was in use is from before the recording" in found.advice
+
+    def test_alone_and_too_large(self, tmp_path: Path) -> None:
+        (found,) = explain(tmp_path / "s", [self.event(99 * MIB, 0)]).oom
+        assert "the request alone is too large" in found.advice
 
     def test_free_on_the_device_counts(self, tmp_path: Path) -> None:
         (found,) = self.explain(tmp_path, asked=3 * MIB, free=MIB).oom
         assert found.fits_without_fragmentation
 
-    def test_a_limit_of_the_process(self, tmp_path: Path) -> None:
-        (found,) = self.explain(tmp_path, asked=2 * MIB, free=2 * MIB).oom
-        assert "set_per_process_memory_fraction" in found.advice
+    def test_a_block_that_is_large_enough_belongs_to_somebody_else(self, tmp_path: Path) -> None:
+        (found,) = self.explain(tmp_path, asked=MIB, free=0).oom
+        assert found.largest_free_bytes == found.asked_bytes
+        assert "another stream" in found.advice and "expandable" not in found.advice
+
+    @pytest.mark.parametrize(
+        ("asked", "reserved"),
+        [(1, 2 * MIB), (MIB, 2 * MIB), (MIB + 512, 20 * MIB), (10 * MIB, 10 * MIB), (10 * MIB + 512, 12 * MIB)],
+    )
+    def test_a_limit_of_the_process(self, tmp_path: Path, asked: int, reserved: int) -> None:
+        """Only where the device had room for the whole segment that the request needs."""
+        (limited,) = explain(tmp_path / "s", [self.event(asked, reserved)]).oom
+        assert "set_per_process_memory_fraction" in limited.advice
+        (short,) = explain(tmp_path / "s", [self.event(asked, reserved - 1)]).oom
+        assert "set_per_process_memory_fraction" not in short.advice
+
+    def test_each_line_is_shown_once_and_before_the_peak(self, tmp_path: Path) -> None:
+        finding = explain_snapshot(load(tmp_path / "s", snapshot([self.event(99 * MIB, 1)] * 3)))
+        text = printed(finding)
+        assert text.count("Out of memory, entry") == 1
+        assert "2 more failures" in text
+        assert text.index("Out of memory") < text.index("What filled it")
 
     def test_the_moment_counts_and_not_the_end(self, tmp_path: Path) -> None:
         trace = [entry("alloc", BASE, 700, frames=FORWARD), self.event(99, 1), *freed(BASE, 700, frames=FREE_FORWARD)]

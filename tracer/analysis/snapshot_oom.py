@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tracer.analysis.snapshot_fragmentation import fragmentation_after
+from tracer.analysis.snapshot_fragmentation import Fragmentation, fragmentation_after
 from tracer.analysis.snapshot_groups import Group, group_rows
-from tracer.analysis.snapshot_kinds import KindFinder
-from tracer.analysis.snapshot_sites import Site, Sites
+from tracer.analysis.snapshot_kinds import NOT_KNOWN, KindFinder
+from tracer.analysis.snapshot_sites import BEFORE_RECORDING, NO_FRAMES, Site, Sites
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import Replay, replay
-from tracer.units import format_bytes
+from tracer.units import MIB, format_bytes
 
 # A program that catches the error may try again forever; its first failures say it all.
 MAX_EXPLAINED = 50
 _NUM_LINES = 3
+_LASTING = "which no smaller batch shrinks: shard it (FSDP), or keep it in fewer bits."
+_REMEDIES = {
+    "activation": "activation: a smaller batch, torch.utils.checkpoint or bfloat16 shrinks it.",
+    "parameter": f"parameters, {_LASTING}",
+    "optimizer state": f"optimizer state, {_LASTING}",
+    "gradient": "gradients: free them with zero_grad(set_to_none=True) before the next forward, or shard them (FSDP).",
+    BEFORE_RECORDING: "from before the recording: record from the start of the program to see what it is.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +45,7 @@ class OutOfMemory:
         site: The line that asked.
         stack: Its stack for people.
         groups: What was in use, by line and kind; sums to `requested_bytes`.
-        advice: What to do, one sentence or two.
+        advice: The cause, and what to do first.
     """
 
     entry: int
@@ -95,7 +103,6 @@ def _explain(
     memory = fragmentation_after(state, replay, entry)
     asked, device_free = int(trace.size[entry]), int(trace.addr[entry])
     groups = group_rows(lives, lives.alive_after(entry), kinds=kinds, sites=sites)
-    fits = memory.free_bytes + device_free >= asked
     stack = int(trace.stack[entry])
     is_expandable = bool(snapshot.settings.get("expandable_segments")) or bool(state.segments.is_expandable.any())
     return OutOfMemory(
@@ -108,32 +115,77 @@ def _explain(
         reserved_bytes=memory.reserved_bytes,
         unallocated_bytes=memory.free_bytes,
         largest_free_bytes=memory.largest_free_bytes,
-        fits_without_fragmentation=fits,
+        fits_without_fragmentation=memory.free_bytes + device_free >= asked,
         site=sites.site(stack),
         stack=sites.readable(stack),
         groups=groups,
-        advice=_advice(asked, device_free, fits=fits, is_expandable=is_expandable, groups=groups),
+        advice=_advice(asked, device_free, memory, is_expandable=is_expandable, groups=groups),
     )
 
 
-def _advice(asked: int, device_free: int, *, fits: bool, is_expandable: bool, groups: tuple[Group, ...]) -> str:
-    if device_free >= asked:
+def segment_bytes(asked: int) -> int:
+    """What the allocator reserves from the driver for a request that no free block can serve.
+
+    Source:
+        `get_allocation_size` in `c10/cuda/CUDACachingAllocator.cpp`.
+    """
+    if asked <= MIB:
+        return 2 * MIB
+    if asked < 10 * MIB:
+        return 20 * MIB
+    return -(-asked // (2 * MIB)) * 2 * MIB
+
+
+def _advice(
+    asked: int, device_free: int, memory: Fragmentation, *, is_expandable: bool, groups: tuple[Group, ...]
+) -> str:
+    """What to do first; the causes in the order in which they rule each other out."""
+    if device_free >= segment_bytes(asked):
         return (
             "The device had enough free memory, so a limit of this process stopped it: look for "
             "torch.cuda.set_per_process_memory_fraction, or memory that another process took and gave back."
         )
-    if fits and not is_expandable:
+    missing = asked - memory.free_bytes - device_free
+    if missing > 0:
+        return (
+            f"Fragmentation is not the cause: with all free memory in one piece, {format_bytes(missing)} would still "
+            f"be missing. {_where_to_look(groups)}"
+        )
+    if memory.largest_free_bytes >= asked:
+        return (
+            f"A free block of {format_bytes(memory.largest_free_bytes)} is large enough, but belongs to another stream "
+            "or pool (CUDA graphs have their own), which this request may not use: allocate and free on one stream, or "
+            "call torch.cuda.empty_cache() between the two."
+        )
+    if not is_expandable:
         return (
             "It would have fit if the free memory were in one piece: "
             "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
         )
-    if fits:
-        return (
-            "It would have fit if the free memory were in one piece, although segments are expandable: look for memory "
-            "of other streams or private pools (CUDA graphs), which this request may not use."
-        )
-    lines = "; ".join(f"{_place(group)} with {format_bytes(group.bytes)}" for group in groups[:_NUM_LINES])
-    return f"Fragmentation is not the cause. Look first at {lines}." if lines else "Nothing else was in use."
+    return (
+        "It would have fit if the free memory were in one piece, although segments are expandable: look for memory "
+        "of other streams or private pools (CUDA graphs), which this request may not use."
+    )
+
+
+def _where_to_look(groups: tuple[Group, ...]) -> str:
+    """The lines that hold most, and what shrinks the kind that holds most."""
+    if not groups:
+        return "Nothing else was in use: the request alone is too large."
+    named = [group for group in groups if group.site.frame not in (BEFORE_RECORDING, NO_FRAMES)]
+    lines = "; ".join(f"{_place(group)} with {format_bytes(group.bytes)}" for group in named[:_NUM_LINES])
+    sums: dict[str, int] = {}
+    for group in groups:
+        is_unseen = group.is_before_recording and group.kind == NOT_KNOWN
+        kind = BEFORE_RECORDING if is_unseen else group.kind
+        sums[kind] = sums.get(kind, 0) + group.bytes
+    kind, most = max(sums.items(), key=lambda item: item[1])
+    remedy = _REMEDIES.get(kind)
+    parts = [
+        f"Look first at {lines}." if lines else "",
+        f"{100 * most / sum(sums.values()):.0f} % of what was in use is {remedy}" if remedy and most else "",
+    ]
+    return " ".join(part for part in parts if part)
 
 
 def _place(group: Group) -> str:

@@ -66,14 +66,13 @@ def _print_device(found: DeviceFinding, console: Console, top: int) -> None:
         _say(console, f"  of the requested bytes, {_exact(peak.before_recording_bytes)} were there before recording")
     for note in found.notes:
         _say(console, f"  Note: {note}", style="yellow")
+    _print_ooms(found, console, top)
     _print_groups("What filled it, by line and kind", peak.groups, console, top)
     _print_shares("By kind", peak.by_kind, console, top)
     if peak.has_annotations:
         _print_shares("By annotation", peak.by_annotation, console, top)
     _print_fragmentation(found, console)
     _print_growth(found, console, top)
-    for event in found.oom:
-        _print_oom(event, console, top)
 
 
 def _when(peak: Peak, found: DeviceFinding) -> str:
@@ -145,6 +144,20 @@ def print_failed_allocation(event: OutOfMemory, console: Console, *, top: int = 
         _say(console, "    Blocks without a stack were made by autograd's own thread, in backward.")
 
 
+def _print_ooms(found: DeviceFinding, console: Console, top: int) -> None:
+    """The first failure of each line in full, before everything else; for the others a line each."""
+    seen: set[Site] = set()
+    again = 0
+    for event in found.oom:
+        if event.site in seen:
+            again += 1
+            continue
+        seen.add(event.site)
+        _print_oom(event, console, top)
+    if again:
+        _say(console, f"  {again} more failures at lines that had failed before (all of them: --json)", style="red")
+
+
 def _print_oom(event: OutOfMemory, console: Console, top: int) -> None:
     time = f" at {event.time_us:,} us" if event.time_us >= 0 else ""
     _say(console, f"\n  Out of memory, entry {event.entry:,}{time}: {place(event.site)}", style="bold red")
@@ -152,6 +165,7 @@ def _print_oom(event: OutOfMemory, console: Console, top: int) -> None:
 
 
 def _print_oom_sizes(event: OutOfMemory, console: Console, top: int) -> None:
+    _say(console, f"    {event.advice}", style="bold")
     for name, size in (
         ("asked for", event.asked_bytes),
         ("free on the device", event.device_free_bytes),
@@ -161,7 +175,6 @@ def _print_oom_sizes(event: OutOfMemory, console: Console, top: int) -> None:
         ("largest free block", event.largest_free_bytes),
     ):
         _say(console, f"    {name:<26}{_exact(size)}")
-    _say(console, f"    {event.advice}", style="bold")
     _print_groups("What was in use then", event.groups, console, top)
 
 
