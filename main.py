@@ -396,12 +396,15 @@ def snapshot(
 def diff(
     before: Annotated[Path, typer.Argument(help="A snapshot, or a --save-dir.")],
     after: Annotated[Path, typer.Argument(help="The one to compare with it.")],
-    top: Annotated[int, typer.Option(help="Rows of the table by stack.")] = 10,
+    top: Annotated[int, typer.Option(help="Rows of each table but the first.")] = 10,
     fail_above: Annotated[
         str | None, typer.Option(help="Exit with 3 if a peak grew by more than this: 5%, 100MiB.")
     ] = None,
 ) -> None:
-    """Say what changed between the peaks of two snapshots, by kind and by stack; the changes sum to the peak's."""
+    """Say what changed between two peaks; the changes sum to the peak's.
+
+    Two folders of results are compared by category, module, operator and line, two snapshots by kind and by stack.
+    """
     from tracer.snapshot_commands import show_diff
 
     with _errors_for_people():

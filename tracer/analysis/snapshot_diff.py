@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -55,6 +56,8 @@ class DeviceDiff:
         after_bytes: Requested bytes at the second one's.
         by_kind: Changes by kind, largest first; they sum to the change of the peak.
         by_stack: Changes by kind and stack, likewise.
+        before_phase: In which the first peak was: `backward`, `optimizer`, or empty if not known.
+        after_phase: The same of the second one.
     """
 
     device: int
@@ -62,11 +65,25 @@ class DeviceDiff:
     after_bytes: int
     by_kind: tuple[Change, ...]
     by_stack: tuple[Change, ...]
+    before_phase: str = ""
+    after_phase: str = ""
 
     @property
     def bytes(self) -> int:
         """The change of the peak."""
         return self.after_bytes - self.before_bytes
+
+
+class Grown(Protocol):
+    """A peak on two sides."""
+
+    @property
+    def before_bytes(self) -> int:
+        """On the first one."""
+
+    @property
+    def bytes(self) -> int:
+        """The change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +93,7 @@ class Threshold:
     bytes: int | None = None
     percent: float | None = None
 
-    def is_exceeded_by(self, diff: DeviceDiff) -> bool:
+    def is_exceeded_by(self, diff: Grown) -> bool:
         """Whether the peak grew by more; exactly as much is not more."""
         if self.percent is not None:
             return diff.bytes * 100 > self.percent * diff.before_bytes
@@ -106,19 +123,27 @@ def diff_snapshots(before: Snapshot, after: Snapshot) -> tuple[DeviceDiff, ...]:
     Raises:
         SnapshotError: The end state of one of them contradicts itself.
     """
-    sides = [{state.device: _peak_by_key(s, state) for state in s.devices} for s in (before, after)]
+    sides = [{state.device: _side(s, state) for state in s.devices} for s in (before, after)]
     return tuple(
-        _diff(device, sides[0].get(device, {}), sides[1].get(device, {})) for device in sorted({*sides[0], *sides[1]})
+        _diff(device, sides[0].get(device, _Side()), sides[1].get(device, _Side()))
+        for device in sorted({*sides[0], *sides[1]})
     )
 
 
-def _peak_by_key(snapshot: Snapshot, state: DeviceState) -> dict[Key, tuple[int, int]]:
-    """Bytes and number of the blocks at the peak, by kind and stack without lines."""
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One device's peak: bytes and number of its blocks by kind and stack without lines, and its phase."""
+
+    by_key: Mapping[Key, tuple[int, int]] = field(default_factory=dict)
+    phase: str = ""
+
+
+def _side(snapshot: Snapshot, state: DeviceState) -> _Side:
     replayed = replay(state, snapshot.settings)
-    sites = Sites(snapshot.stacks)
-    lives = replayed.lives
+    sites, lives = Sites(snapshot.stacks), replayed.lives
+    finder = KindFinder(snapshot, state, sites)
     rows = lives.alive_after(replayed.peak_entry)
-    kinds = kinds_of_rows(lives, rows, KindFinder(snapshot, state, sites))
+    kinds = kinds_of_rows(lives, rows, finder)
     before = (lives.begin[rows] == BEFORE).tolist()
     stacks: dict[tuple[int, bool], tuple[str, ...]] = {}
     found: dict[Key, tuple[int, int]] = {}
@@ -129,7 +154,7 @@ def _peak_by_key(snapshot: Snapshot, state: DeviceState) -> dict[Key, tuple[int,
         names = stacks[stack, is_before]
         total, count = found.get((kind, names), (0, 0))
         found[kind, names] = (total + size, count + 1)
-    return found
+    return _Side(found, finder.phase_at(replayed.peak_entry))
 
 
 def _names(sites: Sites, stack: int, is_before: bool) -> tuple[str, ...]:
@@ -139,7 +164,8 @@ def _names(sites: Sites, stack: int, is_before: bool) -> tuple[str, ...]:
     return (*names, BEFORE_RECORDING) if is_before else names or (NO_FRAMES,)
 
 
-def _diff(device: int, before: dict[Key, tuple[int, int]], after: dict[Key, tuple[int, int]]) -> DeviceDiff:
+def _diff(device: int, before_side: _Side, after_side: _Side) -> DeviceDiff:
+    before, after = before_side.by_key, after_side.by_key
     by_stack = [_change(key, before, after) for key in {**before, **after}]
     return DeviceDiff(
         device=device,
@@ -147,10 +173,12 @@ def _diff(device: int, before: dict[Key, tuple[int, int]], after: dict[Key, tupl
         after_bytes=sum(size for size, _ in after.values()),
         by_kind=_sorted(_by_kind(by_stack)),
         by_stack=_sorted(by_stack),
+        before_phase=before_side.phase,
+        after_phase=after_side.phase,
     )
 
 
-def _change(key: Key, before: dict[Key, tuple[int, int]], after: dict[Key, tuple[int, int]]) -> Change:
+def _change(key: Key, before: Mapping[Key, tuple[int, int]], after: Mapping[Key, tuple[int, int]]) -> Change:
     (before_bytes, before_count), (after_bytes, after_count) = before.get(key, (0, 0)), after.get(key, (0, 0))
     return Change(*key, before_bytes, after_bytes, before_count, after_count)
 

@@ -116,6 +116,14 @@ class KindFinder:
         """The same of the optimizer's steps, which annotations or stacks show."""
         return self._steps.start, self._steps.end
 
+    def phase_at(self, entry: int) -> str:
+        """`backward` or `optimizer`, where stacks or annotations show that an entry is in one, else the empty text."""
+        for phase, (start, end) in (("optimizer", self.optimizer_runs), ("backward", self.backward_runs)):
+            run = int(np.searchsorted(start, entry, side="right")) - 1
+            if entry >= 0 and run >= 0 and entry < end[run]:
+                return phase
+        return ""
+
     def kind_numbers(self, lives: Lives, rows: Int64s) -> Int64s:
         """The index into `KINDS` of each of these rows, as `recorded_kinds` or else `rules` decide."""
         of_rule = np.array([KINDS.index(rule.kind) for rule in RULES], dtype=np.int64)

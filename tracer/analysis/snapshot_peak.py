@@ -33,6 +33,7 @@ class Peak:
     Attributes:
         entry: The entry after which it was reached; -1 if at the start of the recording.
         time_us: Its time, or -1 where the recording has none.
+        phase: `backward` or `optimizer` where the recording shows it, else empty.
         requested_bytes: In use, as asked for.
         allocated_bytes: In use, rounded as the allocator does, as far as known.
         reserved_bytes: Reserved from the driver.
@@ -45,6 +46,7 @@ class Peak:
 
     entry: int
     time_us: int
+    phase: str
     requested_bytes: int
     allocated_bytes: int
     reserved_bytes: int
@@ -71,6 +73,7 @@ def find_peak(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: 
     return Peak(
         entry=entry,
         time_us=int(state.trace.time_us[entry]) if entry >= 0 else -1,
+        phase=kinds.phase_at(entry),
         requested_bytes=int(replay.requested_bytes[entry + 1]),
         allocated_bytes=fragmentation.allocated_bytes,
         reserved_bytes=fragmentation.reserved_bytes,

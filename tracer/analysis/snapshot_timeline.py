@@ -59,12 +59,6 @@ class DeviceTimeline:
     reserved_bytes: Int64s
     stretches: tuple[Stretch, ...]
 
-    def phase_after(self, entry: int) -> Phase | None:
-        """The phase that an entry lies in, as far as known."""
-        at = int(self.times[entry + 1])
-        inside = [one.phase for one in self.stretches if one.phase != "region" and one.start <= at < one.end]
-        return inside[-1] if inside and entry > START else None
-
 
 def device_timeline(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: KindFinder) -> DeviceTimeline:
     """The curves of one device, in a few passes over its blocks."""

@@ -1,16 +1,28 @@
-"""peak.json: the rows of the peak, for other programs."""
+"""peak.json: the rows of the peak, for other programs; written, and read back to compare two runs."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tracer.analysis.peak import PeakReport
+from tracer.analysis.peak_diff import SavedPeak
+from tracer.analysis.peak_row import PeakRow
+from tracer.errors import SnapshotError
 from tracer.exporters.files import write_atomically
-from tracer.units import NS_PER_US
+from tracer.snapshot.printable import printable
+from tracer.units import MIB, NS_PER_US
+
+if TYPE_CHECKING:
+    from tracer.analysis.peak import PeakReport
+
+MAX_BYTES = 256 * MIB
+"""Of a file to be read: a row has some 400 bytes, so this is half a million rows."""
+_MAX_INT = 2**53
+_NUMBERS, _TEXTS = ("bytes", "count"), ("category", "evidence", "phase")
+_DAMAGED = "The file is damaged or of another program; profile the run again."
 
 
 def peak_document(peaks: Sequence[PeakReport]) -> dict[str, Any]:
@@ -38,3 +50,77 @@ def peak_document(peaks: Sequence[PeakReport]) -> dict[str, Any]:
 def write_peak_json(peaks: Sequence[PeakReport], path: Path) -> None:
     """Write peak.json."""
     write_atomically(path, json.dumps(peak_document(peaks), indent=1) + "\n")
+
+
+def read_peak_json(path: Path) -> SavedPeak:
+    """Read a peak.json of this or another version: rows may lack what came later, and have more than is known here.
+
+    Raises:
+        SnapshotError: The file cannot be read, is no peak.json, or its rows do not sum to its peak.
+    """
+    document = _document(path)
+    rows = document.get("rows")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise SnapshotError(f"{path} has no list of rows.", hint=_DAMAGED)
+    peak_bytes = _number(path, "peak_bytes", document.get("peak_bytes"))
+    saved = SavedPeak(
+        device=_text(path, "device", document.get("device")),
+        bytes=peak_bytes,
+        phase=_text_or_none(path, "phase", document.get("phase")),
+        rows=tuple(_row(path, row) for row in rows),
+    )
+    if (total := sum(row.bytes for row in saved.rows)) != peak_bytes:
+        raise SnapshotError(f"{path}: its rows sum to {total:,} B, its peak is {peak_bytes:,} B.", hint=_DAMAGED)
+    return saved
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise SnapshotError(f"Cannot read {path}: {reason}.", hint="Check the path and its permissions.") from error
+    if len(data) > MAX_BYTES:
+        raise SnapshotError(f"{path} is larger than any peak.json.", hint=_DAMAGED)
+    try:
+        document = json.loads(data)
+    # Bad numbers and bad encodings are ValueErrors too; brackets without end are a RecursionError.
+    except (ValueError, RecursionError) as error:
+        raise SnapshotError(f"{path} is not JSON that can be read ({type(error).__name__}).", hint=_DAMAGED) from error
+    if not isinstance(document, dict):
+        raise SnapshotError(f"{path} holds a {type(document).__name__}, not a peak.", hint=_DAMAGED)
+    return document
+
+
+def _row(path: Path, row: dict[str, Any]) -> PeakRow:
+    """A row with every field checked."""
+    found: dict[str, Any] = {}
+    for field in fields(PeakRow):
+        value = row.get(field.name)
+        if field.name in _NUMBERS:
+            found[field.name] = _number(path, field.name, value)
+        elif field.name == "line":
+            found[field.name] = None if value is None else _number(path, field.name, value)
+        elif field.name in _TEXTS:
+            found[field.name] = _text(path, field.name, value)
+        else:
+            found[field.name] = _text_or_none(path, field.name, value)
+    return PeakRow(**found)
+
+
+def _number(path: Path, name: str, value: object) -> int:
+    # A bool is an int in Python, and not in JSON.
+    if type(value) is not int or not 0 <= value <= _MAX_INT:
+        raise SnapshotError(f"{path}: {name} is not a whole number from 0 to 2**53.", hint=_DAMAGED)
+    return value
+
+
+def _text(path: Path, name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise SnapshotError(f"{path}: {name} is not a text.", hint=_DAMAGED)
+    return printable(value)
+
+
+def _text_or_none(path: Path, name: str, value: object) -> str | None:
+    return None if value is None else _text(path, name, value)

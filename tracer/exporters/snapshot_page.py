@@ -105,7 +105,7 @@ def _marks(device: DeviceFinding, timeline: DeviceTimeline) -> tuple[Mark, ...]:
 
 def _peak(device: DeviceFinding, timeline: DeviceTimeline) -> Peak:
     found = device.peak
-    phase: str | None = timeline.phase_after(found.entry)
+    phase: str | None = found.phase or None
     if found.entry == START:
         phase = "the start of the recording" if device.entries else "the moment of the snapshot"
     return Peak(

@@ -52,6 +52,9 @@ def print_diff(diffs: Sequence[DeviceDiff], console: Console, *, before: str, af
     for diff in diffs:
         sizes = f"{format_bytes(diff.before_bytes)} -> {format_bytes(diff.after_bytes)}"
         _say(console, f"\nDevice {diff.device}: peak {sizes}, {_signed(diff.bytes)} ({diff.bytes:+,} B)", style="bold")
+        if diff.before_phase != diff.after_phase:
+            was, is_now = diff.before_phase or "an unknown phase", diff.after_phase or "an unknown phase"
+            _say(console, f"The peak was in {was} and is in {is_now} now: other memory is alive then.")
         _print_changes("By kind", diff.by_kind, console, top=len(diff.by_kind))
         _print_changes("By kind and stack", diff.by_stack, console, top=top)
 
@@ -79,7 +82,8 @@ def _when(peak: Peak, found: DeviceFinding) -> str:
     if peak.entry < 0:
         return "at the start of the recording" if found.entries else "as the snapshot was taken"
     time = f", at {peak.time_us:,} us" if peak.time_us >= 0 else ""
-    return f"after entry {peak.entry:,}{time}"
+    phase = f", in {peak.phase}" if peak.phase else ""
+    return f"after entry {peak.entry:,}{time}{phase}"
 
 
 def _print_groups(title: str, groups: Sequence[Group], console: Console, top: int) -> None:

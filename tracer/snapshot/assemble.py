@@ -21,6 +21,7 @@ from tracer.snapshot.columns import (
     Stacks,
     Trace,
 )
+from tracer.snapshot.printable import printable
 from tracer.snapshot.reader import MAX_DEVICES, RawSnapshot
 
 Table = Mapping[str, NDArray[Any]]
@@ -70,8 +71,8 @@ def assemble(raw: RawSnapshot, path: Path) -> Snapshot:
         devices.append(state)
     return Snapshot(
         devices=tuple(devices),
-        stacks=_stacks(columns, list(map(_printable, raw.strings))),
-        texts=tuple(map(_printable, raw.texts)),
+        stacks=_stacks(columns, list(map(printable, raw.strings))),
+        texts=tuple(map(printable, raw.texts)),
         settings=raw.settings,
         has_host_memory=raw.has_host_memory,
     )
@@ -127,13 +128,6 @@ def _annotations(table: Table, device: int) -> Annotations:
         is_start=table["is_start"][chosen].astype(np.bool_),
         time_us=table["time_us"][chosen],
     )
-
-
-def _printable(text: str) -> str:
-    """Text in which everything is escaped that a terminal obeys or no file takes: controls, halves of surrogates."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _stacks(columns: Table, strings: list[str]) -> Stacks:
