@@ -12,7 +12,11 @@ from typing import Any
 import pytest
 
 from benchmarks.synthetic_page import synthetic_page
+from tests.analysis.test_snapshot_findings import BASE, load
 from tests.exporters import page_samples as samples
+from tests.exporters.snapshot_samples import out_of_memory
+from tests.exporters.test_snapshot_page import page_of
+from tests.snapshot.dumps import block, entry, segment, snapshot
 from tests.workloads import Recorded
 from tracer.analysis.findings import find_in_cycle
 from tracer.exporters.page import Page, write_page
@@ -215,6 +219,50 @@ def test_paper_has_all_rows_and_no_controls(opened: Callable[..., Any]) -> None:
         assert {*tab.evaluate("[...document.querySelectorAll('.main-svg')].map((one) => one.clientWidth)")} == {680}
         assert not tab.locator(".tools").is_visible()
         assert not tab.locator("nav").is_visible()
+
+
+def test_a_snapshot_says_why_it_ran_out_and_unfolds_its_stacks(opened: Callable[..., Any], tmp_path: Path) -> None:
+    with opened(page_of(load(tmp_path / "s", out_of_memory()))) as tab:
+        alarm = tab.locator("section.alarming")
+        assert "Fragmentation is not the cause" in alarm.inner_text()
+        assert alarm.bounding_box()["y"] < tab.locator("#timeline").bounding_box()["y"]
+        assert tab.locator("nav a").all_inner_texts() == ["Out of memory", "Timeline", "Peak", "Run"]
+        assert tab.locator(".blocks thead").inner_text().split() == [
+            "Size",
+            "Blocks",
+            "Category",
+            "Made",
+            "Function",
+            "Source",
+        ]
+        tab.locator(".blocks summary").first.click()
+        assert tab.locator(".blocks .stack li").all_inner_texts()[-1] == "main (/home/me/train.py:70)"
+        # Entry 2 makes 5 MiB at 20 of 60 us, and entry 3, the first failure, comes at 30 of 60.
+        assert "5.00 MiB" in hover(tab, 0.4)
+        assert "after entry 2 of 8" in tab.locator(".readout").inner_text()
+        assert tab.locator(".check.bad").count() == 0
+        tab.set_viewport_size({"width": 800, "height": 900})
+        tab.reload()
+        tab.wait_for_selector("html[data-drawn]")
+        assert tab.evaluate("document.documentElement.scrollWidth") == 800
+
+
+def test_a_snapshot_without_times_or_history_is_drawn(opened: Callable[..., Any], tmp_path: Path) -> None:
+    trace = [entry("alloc", BASE + 512 * i, 100 * i, time_us=None) for i in range(5)]
+    with opened(
+        page_of(load(tmp_path / "s", snapshot(trace, [segment(BASE, 4096, [block(BASE + 2048, 400)])])))
+    ) as tab:
+        assert "after entry 4 of 4" in hover_end(tab)
+    with opened(page_of(load(tmp_path / "s", [segment(BASE, 4096, [block(BASE, 400)])]))) as tab:
+        assert tab.locator(".plot").count() == 0
+        assert "400 B" in tab.locator("h1").inner_text()
+
+
+def hover_end(tab: Any) -> str:
+    tab.locator(".frame").focus()
+    for _ in range(9):
+        tab.keyboard.press("ArrowRight")
+    return str(tab.locator(".readout").inner_text())
 
 
 def test_a_real_run(opened: Callable[..., Any], recorded: Callable[[str], Recorded]) -> None:

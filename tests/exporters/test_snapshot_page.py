@@ -13,7 +13,7 @@ from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import Row, block, entry, frame, freed, segment, snapshot
 from tracer.analysis.snapshot_explain import explain_replayed, replay_snapshot
 from tracer.analysis.snapshot_timeline import device_timeline
-from tracer.exporters.page import Page, page_html
+from tracer.exporters.page import Page, Place, page_html
 from tracer.exporters.page_data import page_data
 from tracer.exporters.page_words import headline
 from tracer.exporters.snapshot_page import snapshot_page
@@ -102,6 +102,17 @@ def test_out_of_memory_comes_first(tmp_path: Path) -> None:
     failures, in_use = first.tables
     # Both failures are of one line, so that what was in use is shown once.
     assert len(failures.rows) == 2
+    cells = dict(zip(failures.columns, failures.rows[1], strict=True))
+    assert cells == {
+        "entry": "4",
+        "who asked": Place("forward", "/home/me/model.py", 7),
+        "asked for": 48 * MIB,
+        "free on the device": MIB,
+        "in use": 5 * MIB,
+        "reserved": 8 * MIB,
+        "reserved but unallocated": 3 * MIB,
+        "largest free block": 2 * MIB,
+    }
     assert sum(int(row[0]) for row in in_use.rows if isinstance(row[0], int)) == 5 * MIB
     assert not any(section.is_alarming for section in others)
     assert [mark.label for mark in shown.marks if mark.kind == "oom"] == [

@@ -148,8 +148,8 @@ def _oom_sections(device: DeviceFinding) -> tuple[Section, ...]:
     times = "once" if len(device.oom) == 1 else f"{len(device.oom)} times"
     events = Table(
         "Each failure" if len(device.oom) > 1 else "The failure",
-        ("entry", "asked for", "free on the device", "in use", "reserved", "reserved but unallocated",
-         "largest free block", "who asked"),
+        ("entry", "who asked", "asked for", "free on the device", "in use", "reserved", "reserved but unallocated",
+         "largest free block"),
         tuple(_oom_row(event) for event in device.oom),
     )  # fmt: skip
     in_use = tuple(_groups_table(f"In use at entry {event.entry:,}", event.groups) for event in _distinct(device.oom))
@@ -167,7 +167,7 @@ def _distinct(events: tuple[OutOfMemory, ...]) -> list[OutOfMemory]:
 
 def _oom_row(event: OutOfMemory) -> tuple[int | str | Place, ...]:
     sizes = (event.asked_bytes, event.device_free_bytes, event.allocated_bytes, event.reserved_bytes)
-    return (f"{event.entry:,}", *sizes, event.unallocated_bytes, event.largest_free_bytes, _place(event.site))
+    return (f"{event.entry:,}", _place(event.site), *sizes, event.unallocated_bytes, event.largest_free_bytes)
 
 
 def _sections(finding: SnapshotFinding, shown: int) -> tuple[Section, ...]:

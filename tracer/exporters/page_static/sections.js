@@ -166,7 +166,7 @@ const moduleTable = (modules) => {
 const showRun = (data) => {
   if (!data.run.length && !data.notes.length) return;
   section("run", "The run",
-    data.run.length ? el("dl", {}, data.run.map(([name, value]) => el("div", { class: value.length > 60 ? "long" : null }, el("dt", {}, name), el("dd", {}, value)))) : null,
+    data.run.length ? el("dl", {}, data.run.map(([name, value]) => el("div", { class: value.length > 60 || /\S{19}/.test(value) ? "long" : null }, el("dt", {}, name), el("dd", {}, value)))) : null,
     data.notes.length ? el("div", { class: "notes" }, el("h3", {}, "What could not be measured"), el("ul", {}, data.notes.map((note) => el("li", {}, note)))) : null);
 };
 
