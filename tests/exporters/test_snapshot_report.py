@@ -19,6 +19,7 @@ from tracer.exporters.snapshot_report import write_snapshot_report
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import load_snapshot
 
+EXTRA = ("entry_counts", "peak_by_category", "devices", "peak_groups", "out_of_memory", "timeline", "settings")
 skyline = pytest.importorskip("skyline.tracking.memory.report", reason="needs the package skyline-cli")
 
 
@@ -77,6 +78,17 @@ def test_skylines_reader_opens_it(tmp_path: Path) -> None:
     assert query(path, R1) == [tuple(weight)]
     assert query(path, R2) == [tuple(activation)]
     assert query(path, R3, "peak_usage_bytes") == [(5 * MIB,)]
+
+
+def test_the_document_names_every_table_and_column(tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "reports.md").read_text("utf-8")
+    _, part = text.split("## From an allocator snapshot\n")
+    part, *_ = part.split("\n## ")
+    for table, rows in shape(written(load(tmp_path / "s", out_of_memory()), tmp_path)).items():
+        if table in EXTRA:
+            (line,) = [line for line in part.splitlines() if line.startswith(f"| `{table}` |")]
+            columns = [f"`{column[1]}`" for column in rows[0]]
+            assert line.split(" | ")[1] == ", ".join(columns)
 
 
 def test_text_of_a_recording_is_a_value(tmp_path: Path) -> None:
