@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tracer.analysis.snapshot_timeline
 from tests.analysis.test_snapshot_findings import (
     BACKWARD,
     BASE,
@@ -91,6 +92,19 @@ def test_phases_are_runs_of_entries(tmp_path: Path) -> None:
     ]
     (one,) = replay_snapshot(load(path, snapshot(trace))).devices
     assert [one.kinds.phase_at(entry) for entry in range(-1, 4)] == ["", "", "backward", "optimizer", ""]
+
+
+def test_more_stretches_than_can_be_drawn_are_left_out_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracer.analysis.snapshot_timeline, "MAX_STRETCHES", 2)
+    trace = [
+        entry("alloc", BASE + 512 * i, 1, time_us=i, frames=frames)
+        for i, frames in enumerate([BACKWARD, IN_STEP, BACKWARD, FORWARD, BACKWARD])
+    ]
+    found = timeline(tmp_path / "s", trace)
+    assert [one.phase for one in found.stretches] == ["optimizer"]
+    assert found.left_out == ("backward",)
 
 
 def test_regions_are_the_outermost_ones_and_end_with_the_recording(tmp_path: Path) -> None:

@@ -107,11 +107,11 @@ def test_out_of_memory_comes_first(tmp_path: Path) -> None:
         "entry": "4",
         "who asked": Place("forward", "/home/me/model.py", 7),
         "asked for": 48 * MIB,
-        "free on the device": MIB,
+        "device free": MIB,
         "in use": 5 * MIB,
         "reserved": 8 * MIB,
-        "reserved but unallocated": 3 * MIB,
-        "largest free block": 2 * MIB,
+        "unallocated": 3 * MIB,
+        "largest free": 2 * MIB,
     }
     assert sum(int(row[0]) for row in in_use.rows if isinstance(row[0], int)) == 5 * MIB
     assert not any(section.is_alarming for section in others)

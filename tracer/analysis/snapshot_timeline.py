@@ -17,6 +17,8 @@ START: Final = -1
 # A drawing counts in 53 bits; a longer span than this (104 days) is no time of a recording.
 _MAX_SPAN_US: Final = 2**53 // NS_PER_US
 _OPTIMIZER_PREFIXES: Final = ("Optimizer.step#", "Optimizer.zero_grad#")
+MAX_STRETCHES: Final = 2000
+"""Of one phase or of regions: more than pixels say nothing, and some of them would say something wrong."""
 Phase = Literal["region", "backward", "optimizer"]
 
 
@@ -50,6 +52,7 @@ class DeviceTimeline:
         allocated_bytes: In use, rounded as far as known [E + 1].
         reserved_bytes: Reserved from the driver [E + 1].
         stretches: Annotated regions, and what stacks or annotations show of backward and optimizer.
+        left_out: Phases of which there are more stretches than `MAX_STRETCHES`.
     """
 
     axis: Literal["time", "entry"]
@@ -58,19 +61,26 @@ class DeviceTimeline:
     allocated_bytes: Int64s
     reserved_bytes: Int64s
     stretches: tuple[Stretch, ...]
+    left_out: tuple[Phase, ...]
 
 
 def device_timeline(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: KindFinder) -> DeviceTimeline:
     """The curves of one device, in a few passes over its blocks."""
     axis, times = _axis(state)
     lives, num_entries = replay.lives, len(state.trace)
+    found: tuple[tuple[Phase, list[Stretch]], ...] = (
+        ("region", _regions(snapshot, state, axis)),
+        *_phases(kinds, times),
+    )
+    drawn = [one for _, stretches in found if len(stretches) <= MAX_STRETCHES for one in stretches]
     return DeviceTimeline(
         axis=axis,
         times=times,
         curves=_curves(replay, kinds, num_entries),
         allocated_bytes=_level(lives.allocated_bytes, lives.begin, lives.end, num_entries),
         reserved_bytes=replay.reserved_bytes,
-        stretches=(*_regions(snapshot, state, axis), *_phases(kinds, times)),
+        stretches=tuple(sorted(drawn, key=lambda one: one.start)),
+        left_out=tuple(phase for phase, stretches in found if len(stretches) > MAX_STRETCHES),
     )
 
 
@@ -107,18 +117,18 @@ def _level(size: Int64s, begin: Int64s, end: Int64s, num_entries: int) -> Int64s
     return np.cumsum(level, out=level)
 
 
-def _phases(kinds: KindFinder, times: Int64s) -> list[Stretch]:
+def _phases(kinds: KindFinder, times: Int64s) -> tuple[tuple[Phase, list[Stretch]], ...]:
     """Backward and optimizer steps, from their entries; one that the recording does not end goes to its last entry."""
-    found: list[Stretch] = []
-    last = len(times) - 1
-    runs: tuple[tuple[Phase, Int64s, Int64s], ...] = (
-        ("backward", *kinds.backward_runs),
-        ("optimizer", *kinds.optimizer_runs),
+
+    def stretches(phase: Phase, runs: tuple[Int64s, Int64s]) -> list[Stretch]:
+        last = len(times) - 1
+        starts, ends = (times[np.minimum(entries + 1, last)].tolist() for entries in runs)
+        return [Stretch(phase, phase, start, end) for start, end in zip(starts, ends, strict=True)]
+
+    return (
+        ("backward", stretches("backward", kinds.backward_runs)),
+        ("optimizer", stretches("optimizer", kinds.optimizer_runs)),
     )
-    for phase, start, end in runs:
-        at, until = times[np.minimum(start + 1, last)].tolist(), times[np.minimum(end + 1, last)].tolist()
-        found += [Stretch(phase, phase, *ends) for ends in zip(at, until, strict=True)]
-    return sorted(found, key=lambda one: one.start)
 
 
 def _regions(snapshot: Snapshot, state: DeviceState, axis: str) -> list[Stretch]:

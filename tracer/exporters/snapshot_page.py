@@ -72,8 +72,16 @@ def snapshot_page(
         bands=tuple(Band(_BANDS[one.phase], one.name, one.start, one.end) for one in timeline.stretches),
         peak=_peak(device, timeline),
         run=run,
-        notes=(*finding.notes, *device.notes),
+        notes=(*finding.notes, *device.notes, *_left_out(timeline)),
         sections=(*_oom_sections(device), *_sections(finding, shown)),
+    )
+
+
+def _left_out(timeline: DeviceTimeline) -> tuple[str, ...]:
+    words = {"region": "annotated regions"}
+    return tuple(
+        f"The stretches of {words.get(phase, phase)} are too many to be drawn below the timeline."
+        for phase in timeline.left_out
     )
 
 
@@ -148,10 +156,9 @@ def _oom_sections(device: DeviceFinding) -> tuple[Section, ...]:
     times = "once" if len(device.oom) == 1 else f"{len(device.oom)} times"
     events = Table(
         "Each failure" if len(device.oom) > 1 else "The failure",
-        ("entry", "who asked", "asked for", "free on the device", "in use", "reserved", "reserved but unallocated",
-         "largest free block"),
+        ("entry", "who asked", "asked for", "device free", "in use", "reserved", "unallocated", "largest free"),
         tuple(_oom_row(event) for event in device.oom),
-    )  # fmt: skip
+    )
     in_use = tuple(_groups_table(f"In use at entry {event.entry:,}", event.groups) for event in _distinct(device.oom))
     sentences = (f"It ran out of memory {times}. {first.advice}",)
     return (Section("Out of memory", sentences, (events, *in_use), is_alarming=True),)
