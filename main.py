@@ -109,6 +109,9 @@ def profile(
     run_time_report: Annotated[bool, typer.Option(help="Write run_time_report.sqlite.")] = True,
     memory_snapshot: Annotated[bool, typer.Option(help="Write memory_snapshot.pkl.")] = True,
     cuda_timing: Annotated[bool, typer.Option(help="Time the phases, and write cuda_timing.txt.")] = True,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Write trace.json.gz, the profiler's trace with memory above the operators.")
+    ] = False,
 ) -> None:
     """Explain every byte of a training run's memory peak.
 
@@ -188,7 +191,13 @@ def profile(
         if rank is not None:
             begin(rank, save_dir)
         results = _run(
-            workload, schedule, timing=cuda_timing, settings=settings, parameter_lines=lines, root=project_root
+            workload,
+            schedule,
+            timing=cuda_timing,
+            trace=trace,
+            settings=settings,
+            parameter_lines=lines,
+            root=project_root,
         )
         folder = rank.folder(save_dir) if rank is not None else save_dir
         failed = _report(results, folder, leave_out, screen=rank is None or rank.index == 0)

@@ -28,6 +28,7 @@ from tracer.exporters.memory_snapshot import (
 from tracer.exporters.peak_json import write_peak_json
 from tracer.exporters.run_time_report import write_run_time_report
 from tracer.exporters.timeline_page import slow_modules, write_memory_timeline
+from tracer.exporters.trace import write_trace
 from tracer.session import RunResults
 
 
@@ -38,6 +39,11 @@ def _has_findings(results: RunResults) -> bool:
 def _has_snapshot(results: RunResults) -> bool:
     """The allocator's own history is there without findings if the first step ran out of memory."""
     return results.findings is not None or results.snapshot is not None
+
+
+def _has_trace(results: RunResults) -> bool:
+    """Only where it was asked for."""
+    return results.findings is not None and results.trace is not None
 
 
 def _has_timings(results: RunResults) -> bool:
@@ -143,6 +149,12 @@ def _write_snapshot(results: RunResults, path: Path) -> None:
     write_memory_snapshot(snapshot, path)
 
 
+def _write_trace(results: RunResults, path: Path) -> None:
+    if results.trace is not None:
+        cycle = _findings(results).worst
+        write_trace(results.trace, cycle, _explained(results, cycle), path)
+
+
 def _write_timing(results: RunResults, path: Path) -> None:
     if results.timings is not None:
         write_cuda_timing(results.timings, path)
@@ -160,6 +172,7 @@ OUTPUTS = (
     Output("run-time-report", "run_time_report.sqlite", "sqlite3, or Skyline's readers", _write_run_time_report),
     Output("memory-snapshot", "memory_snapshot.pkl", "https://pytorch.org/memory_viz", _write_snapshot, _has_snapshot),
     Output("cuda-timing", "cuda_timing.txt", "any text viewer", _write_timing, _has_timings),
+    Output("trace", "trace.json.gz", "https://ui.perfetto.dev or chrome://tracing", _write_trace, _has_trace),
 )
 
 

@@ -30,6 +30,7 @@ from tracer.capture.known_storages import (
 )
 from tracer.capture.parameter_origins import Line, Parameter, describe_parameters
 from tracer.capture.phase_timing import PhaseTimings, time_phases
+from tracer.capture.profiler_trace import ProfilerTrace
 from tracer.capture.project_files import project_root
 from tracer.errors import RecordingError, SnapshotError, TracerError
 from tracer.snapshot.columns import Snapshot
@@ -123,6 +124,7 @@ class ProfileSession:
         *,
         device: torch.device | str | None = None,
         schedule: Schedule = Schedule(),
+        trace: bool = False,
     ) -> None:
         self.model, self.optimizer = model, optimizer
         self.device = torch.device(device) if device is not None else device_of(model)
@@ -139,6 +141,7 @@ class ProfileSession:
             device=self.device,
             module_names={id(module): name for name, module in model.named_modules()},
             known=self._observer.observations,
+            keep_traces=trace,
         )
         self._profiler: Any = None
         self._hooks: list[Any] = []
@@ -282,6 +285,15 @@ class ProfileSession:
                 self.notes.append(f"Requested sizes and segments are left out: {error}")
         return self._history_columns
 
+    @property
+    def trace(self) -> ProfilerTrace | None:
+        """The profiler's trace of the cycle with the largest peak; None if it was not asked for.
+
+        Raises:
+            RecordingError: Nothing was recorded.
+        """
+        return self._tracer.trace_of(self.findings.worst)
+
 
 def device_of(model: nn.Module) -> torch.device:
     """The device of a model's first parameter or buffer, the CPU for one without either."""
@@ -341,6 +353,7 @@ class RunResults:
         parameters: The model's, with the lines that constructed them.
         project_root: The folder from which reports name files.
         failed_allocation: What the device had no memory for, explained; None where the allocator's history has none.
+        trace: The profiler's own, of the cycle with the largest peak; None if it was not asked for.
     """
 
     findings: Findings | None
@@ -356,6 +369,7 @@ class RunResults:
     parameters: tuple[Parameter, ...] = ()
     project_root: Path | None = None
     failed_allocation: OutOfMemory | None = None
+    trace: ProfilerTrace | None = None
 
 
 def run_profile(
@@ -363,6 +377,7 @@ def run_profile(
     *,
     schedule: Schedule,
     timing: bool = True,
+    trace: bool = False,
     progress: Progress = lambda done, total: None,
     settings: Mapping[str, object] | None = None,
     parameter_lines: Mapping[str, tuple[Line, ...]] | None = None,
@@ -377,12 +392,13 @@ def run_profile(
         workload: What a step does.
         schedule: Which steps are profiled.
         timing: Whether to run the timing pass.
+        trace: Whether to keep the profiler's own trace.
         progress: Called with steps done and steps in all.
         settings: What to remember of the run.
         parameter_lines: Where each parameter was constructed, by dotted name; else its class's source is searched.
         root: The folder from which reports name files; by default that of the model's code.
     """
-    session = ProfileSession(workload.model, workload.optimizer, device=workload.device, schedule=schedule)
+    session = ProfileSession(workload.model, workload.optimizer, device=workload.device, schedule=schedule, trace=trace)
     losses: list[float] = []
     failure: Failure | None = None
     timings: PhaseTimings | None = None
@@ -423,6 +439,7 @@ def run_profile(
         parameters=describe_parameters(workload.model, dict(parameter_lines or {})),
         project_root=root or project_root(workload.model),
         failed_allocation=failed,
+        trace=session.trace if findings is not None else None,
     )
 
 

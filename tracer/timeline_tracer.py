@@ -16,11 +16,14 @@ from typing import Any
 import torch
 
 from tracer.analysis.findings import CycleFindings, Findings, find_in_cycle, put_together
+from tracer.analysis.peak import explain_all
 from tracer.capture import torch_private
 from tracer.capture.known_storages import KnownStorages
+from tracer.capture.profiler_trace import ProfilerTrace, TraceStore
 from tracer.capture.recording import Recording, read_recording
 from tracer.errors import RecordingError, TracerError
 from tracer.exporters.max_mem import write_max_mem
+from tracer.exporters.trace import write_trace
 
 MAX_KEPT = 2
 
@@ -45,6 +48,8 @@ class TimelineTracer:
         out_file: str | Path | None = None,
         device: str | torch.device | None = None,
         *,
+        trace_file: str | Path | None = None,
+        keep_traces: bool = False,
         module_names: Mapping[int, str] | None = None,
         known: Callable[[], KnownStorages] | None = None,
     ) -> None:
@@ -53,12 +58,18 @@ class TimelineTracer:
         Args:
             out_file: Where to write max_mem.txt; None writes nothing.
             device: The device to explain; by default the accelerator with the most traffic, else the CPU.
+            trace_file: Where to write the profiler's trace of the worst cycle with memory above the operators,
+                trace.json.gz for Perfetto; None writes nothing. Torch gives each cycle's trace only once, so nobody
+                else can export it then.
+            keep_traces: Whether to keep what `trace` gives also without a file.
             module_names: Dotted names of the model's modules by `id()`; without them paths are made of class names.
             known: Gives the objects that somebody held, once the run is over.
         """
         self.out_file = None if out_file is None else Path(out_file)
         self.device = None if device is None else str(device)
+        self.trace_file = None if trace_file is None else Path(trace_file)
         self.num_cycles = 0
+        self._traces = TraceStore() if keep_traces or trace_file is not None else None
         self._module_names = module_names
         self._known = known
         self._kept: list[Any] = []
@@ -72,9 +83,15 @@ class TimelineTracer:
         self._findings = None
         self.num_cycles += 1
         if len(self._kept) > MAX_KEPT:
-            self._recordings.append(read_recording(self._kept.pop(0)))
-        if self.out_file is not None:
+            self._read(self._kept.pop(0))
+        if self.out_file is not None or self.trace_file is not None:
             self._finish_when_stopped(prof)
+
+    def _read(self, results: Any) -> None:
+        """Read what the profiler holds of a cycle, so that it can be let go."""
+        self._recordings.append(read_recording(results))
+        if self._traces is not None:
+            self._traces.add(results)
 
     def _finish_when_stopped(self, prof: Any) -> None:
         """Write the file behind the profiler's `stop`, the one moment that every schedule and loop reaches."""
@@ -104,7 +121,7 @@ class TimelineTracer:
         except TracerError as problem:
             if in_flight is None:
                 raise
-            in_flight.add_note(f"{self.out_file} was not written: {problem}")
+            in_flight.add_note(f"{self.out_file or self.trace_file} was not written: {problem}")
 
     @property
     def findings(self) -> Findings:
@@ -114,10 +131,25 @@ class TimelineTracer:
             RecordingError: No cycle was recorded, or nothing was allocated on the device.
         """
         if self._findings is None:
-            self._recordings += [read_recording(results) for results in self._kept]
-            self._kept.clear()
+            while self._kept:
+                self._read(self._kept.pop(0))
             self._findings = put_together(self._cycles())
         return self._findings
+
+    @property
+    def trace(self) -> ProfilerTrace | None:
+        """The profiler's trace of the cycle with the largest peak; None if traces are not kept.
+
+        Raises:
+            RecordingError: As `findings`.
+        """
+        return self.trace_of(self.findings.worst) if self._traces is not None else None
+
+    def trace_of(self, cycle: CycleFindings) -> ProfilerTrace | None:
+        """The profiler's trace of a cycle; None if traces are not kept."""
+        if self._traces is None:
+            return None
+        return self._traces.trace(next(i for i, read in enumerate(self._recordings) if read is cycle.recording))
 
     def _cycles(self) -> list[CycleFindings]:
         known = self._known() if self._known is not None else None
@@ -140,15 +172,19 @@ class TimelineTracer:
         return cycles
 
     def finish(self) -> Findings:
-        """Analyse what was kept and write the file.
+        """Analyse what was kept and write the files.
 
         Raises:
             RecordingError: No cycle was recorded, or nothing was allocated on the device.
-            OutputError: The file cannot be written.
+            OutputError: A file cannot be written.
         """
         findings = self.findings
         if self.out_file is not None:
             write_max_mem(findings.breakdown, findings.peaks, self.out_file)
+        if self.trace_file is not None and (trace := self.trace) is not None:
+            cycle, known = findings.worst, self._known() if self._known is not None else None
+            blocks = explain_all(cycle.recording, cycle.categories, cycle.attribution, cycle.storages, known=known)
+            write_trace(trace, cycle, blocks, self.trace_file)
         return findings
 
 

@@ -57,6 +57,7 @@ class TrainingProfile(ProfileSession):
         device: torch.device | str | None = None,
         screen: bool = False,
         leave_out: Collection[str] = (),
+        trace: bool = False,
         settings: Mapping[str, object] | None = None,
     ) -> None:
         """Prepare; nothing is switched on.
@@ -69,12 +70,13 @@ class TrainingProfile(ProfileSession):
             device: Where the model trains; by default where its parameters are.
             screen: Whether to print the answer at the end, on rank 0 only.
             leave_out: Names of files that are not wanted, as in `--no-<name>`.
+            trace: Whether to write trace.json.gz, the profiler's trace with memory above the operators.
             settings: What to remember of the run.
 
         Raises:
             OutputError: The folder cannot be written to.
         """
-        super().__init__(model, optimizer, device=device, schedule=schedule)
+        super().__init__(model, optimizer, device=device, schedule=schedule, trace=trace)
         self.save_dir = Path(save_dir)
         self.rank: Rank | None = this_rank()
         self.folder = self.rank.folder(self.save_dir) if self.rank is not None else self.save_dir
@@ -144,6 +146,7 @@ class TrainingProfile(ProfileSession):
             parameters=describe_parameters(self.model),
             project_root=project_root(self.model),
             failed_allocation=self.failed_allocation if failure is not None and failure.out_of_memory else None,
+            trace=self.trace if findings is not None else None,
         )
         self.written = tuple(write_outputs(self.results, self.folder, leave_out=self._leave_out))
         self._tell(error)

@@ -10,6 +10,7 @@ Source: rules as in `torch/profiler/_memory_profiler.py`, unchanged from torch 2
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -109,6 +110,27 @@ def kineto_results(profiler: Any) -> Any:
             hint="Call this from on_trace_ready, or after a cycle of wait, warmup and active steps has ended.",
         )
     return results
+
+
+def save_trace(results: Any, path: Path) -> None:
+    """Write the profiler's trace of a recording, in the trace-event format; torch allows it once a recording.
+
+    Raises:
+        RecordingError: It was written before, or torch wrote nothing.
+    """
+    if not hasattr(results, "save"):
+        raise _missing("the profiler's trace")
+    try:
+        results.save(str(path))
+    except RuntimeError as error:
+        raise RecordingError(
+            f"The profiler does not give its trace: {str(error).splitlines()[0]}",
+            hint="torch writes it once a cycle: leave out export_chrome_trace and tensorboard_trace_handler.",
+        ) from error
+    if not path.is_file() or not path.stat().st_size:
+        raise RecordingError(
+            "The profiler wrote an empty trace.", hint=f"Is there room in the temporary folder {path.parent.parent}?"
+        )
 
 
 def element_size(dtype: torch.dtype) -> int:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from tracer.analysis.attribution import STEP_PREFIX
 from tracer.analysis.findings import CycleFindings, Findings
+from tracer.analysis.memory_by_kind import memory_by_kind
 from tracer.analysis.notes import unseen
-from tracer.analysis.peak import LOOP_OWNER, Blocks, Kind, PeakReport
+from tracer.analysis.peak import LOOP_OWNER, Blocks, PeakReport
 from tracer.analysis.run_times import RunTimes
 from tracer.analysis.storages import Storages
 from tracer.exporters.page import write_page
@@ -30,22 +28,6 @@ from tracer.exporters.page_model import (
 )
 from tracer.units import format_bytes
 
-Ints = npt.NDArray[np.int64]
-
-# Torch's columns first, in torch's order, then what we know beyond them.
-_ORDER = (
-    Kind.PARAMETER,
-    Kind.BUFFER,
-    Kind.OPTIMIZER_STATE,
-    Kind.INPUT,
-    Kind.TEMPORARY,
-    Kind.ACTIVATION,
-    Kind.GRADIENT,
-    Kind.AUTOGRAD_DETAIL,
-    Kind.WORKSPACE,
-    Kind.BEFORE_RECORDING,
-    Kind.UNKNOWN,
-)
 _BANDS: dict[str, BandKind] = {"forward": "forward", "backward": "backward", "optimizer": "optimizer"}
 
 
@@ -120,17 +102,7 @@ def timeline_page(
 
 def series_by_kind(storages: Storages, blocks: Blocks) -> tuple[Series, ...]:
     """Bytes of each kind alive after each event; together they are the level that the blocks add up to."""
-    found = []
-    end = len(storages.events)
-    for kind in _ORDER:
-        mine = blocks.kind == kind
-        if not mine.any():
-            continue
-        change = np.zeros(end + 2, np.int64)
-        np.add.at(change, storages.made_at[mine] + 1, storages.size_bytes[mine])
-        np.add.at(change, storages.freed_at[mine] + 1, -storages.size_bytes[mine])
-        found.append(Series(kind.name, np.asarray(np.cumsum(change)[1 : end + 1], np.int64)))
-    return tuple(found)
+    return tuple(Series(level.kind.name, level.values_bytes) for level in memory_by_kind(storages, blocks))
 
 
 def _reserved(cycle: CycleFindings) -> tuple[Line, ...]:
