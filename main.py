@@ -110,7 +110,7 @@ def profile(
     memory_snapshot: Annotated[bool, typer.Option(help="Write memory_snapshot.pkl.")] = True,
     cuda_timing: Annotated[bool, typer.Option(help="Time the phases, and write cuda_timing.txt.")] = True,
     trace: Annotated[
-        bool, typer.Option("--trace", help="Write trace.json.gz, the profiler's trace with memory above the operators.")
+        bool, typer.Option(help="Write trace.json.gz, the profiler's trace with memory above the operators.")
     ] = False,
 ) -> None:
     """Explain every byte of a training run's memory peak.
@@ -132,6 +132,7 @@ def profile(
             "run-time-report": run_time_report,
             "memory-snapshot": memory_snapshot,
             "cuda-timing": cuda_timing,
+            "trace": trace,
         }.items()
         if not wanted
     ]

@@ -28,6 +28,7 @@ from tracer.outputs import OUTPUTS
 from tracer.session import RunResults, Schedule, run_profile
 
 ROOT = Path(main.__file__).parent
+USUAL = tuple(output for output in OUTPUTS if not output.on_request)
 TINY = [
     *("--hidden-channels", "4", "--data-size", "8", "--n-modes", "4", "--n-layers", "1"),
     *("--batch-size", "2", "--device", "cpu"),
@@ -77,7 +78,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Path]:
     """One run from start to finish."""
     folder = tmp_path_factory.mktemp("run") / "results"
     with own_state():
-        return run(*TINY, *SHORT, "--n-repeats", 2, "--save-dir", folder), folder
+        return run(*TINY, *SHORT, "--n-repeats", 2, "--trace", "--save-dir", folder), folder
 
 
 @cache
@@ -157,11 +158,11 @@ def test_loss_of_first_and_last_step_is_shown(done: tuple[Ended, Path]) -> None:
 
 @pytest.mark.usefixtures("already_run")
 def test_a_rerun_replaces_the_files(tmp_path: Path) -> None:
-    for output in OUTPUTS:
+    for output in USUAL:
         (tmp_path / output.file_name).write_text("old")
     assert run(*TINY, *SHORT, "--save-dir", tmp_path).code == 0
-    assert all((tmp_path / output.file_name).read_bytes() != b"old" for output in OUTPUTS)
-    assert len(list(tmp_path.iterdir())) == len(OUTPUTS)
+    assert all((tmp_path / output.file_name).read_bytes() != b"old" for output in USUAL)
+    assert len(list(tmp_path.iterdir())) == len(USUAL)
 
 
 def test_on_darcy_data_the_loss_falls(tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ def test_the_program_as_a_process(tmp_path: Path) -> None:
     environment.pop("KINETO_LOG_LEVEL", None)
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0
-    assert [line.split()[0] for line in ended.stderr.splitlines()] == ["Wrote"] * (len(OUTPUTS) - 1)
+    assert [line.split()[0] for line in ended.stderr.splitlines()] == ["Wrote"] * (len(USUAL) - 1)
     assert max(map(len, ended.stdout.splitlines())) <= 80
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
 
@@ -190,11 +191,11 @@ def test_the_program_as_a_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("already_run")
-@pytest.mark.parametrize("output", OUTPUTS, ids=[output.name for output in OUTPUTS])
+@pytest.mark.parametrize("output", USUAL, ids=[output.name for output in USUAL])
 def test_each_switch_leaves_its_file_out(output: Any, tmp_path: Path) -> None:
     assert run(*TINY, *SHORT, "--save-dir", tmp_path, f"--no-{output.name}").code == 0
     written = {path.name for path in tmp_path.iterdir()}
-    assert written == {one.file_name for one in OUTPUTS} - {output.file_name}
+    assert written == {one.file_name for one in USUAL} - {output.file_name}
 
 
 def test_without_timing_the_phases_are_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,8 +329,8 @@ def test_a_step_that_fails_is_named_and_what_was_recorded_is_written(
     assert says in first
     assert hint == "Hint: What was recorded until then is explained and written below."
     assert "Peak: " in ended.stdout
-    assert {path.name for path in tmp_path.iterdir()} == {output.file_name for output in OUTPUTS} - {"cuda_timing.txt"}
-    assert len(wrote) == len(OUTPUTS) - 1
+    assert {path.name for path in tmp_path.iterdir()} == {output.file_name for output in USUAL} - {"cuda_timing.txt"}
+    assert len(wrote) == len(USUAL) - 1
 
 
 def test_a_first_step_that_fails_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +377,7 @@ def test_a_file_that_cannot_be_written_does_not_take_the_others_along(tmp_path: 
     assert ended.code == 1
     assert "Error: " in ended.stderr
     assert "peak.json cannot be written" in ended.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {output.file_name for output in OUTPUTS}
+    assert {path.name for path in tmp_path.iterdir()} == {output.file_name for output in USUAL}
     assert not list((tmp_path / "peak.json").iterdir())
 
 

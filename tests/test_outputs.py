@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 
 @cache
 def results() -> RunResults:
-    return run_profile(Pieces(), schedule=Schedule(0, 1, 1, 1))
+    return run_profile(Pieces(), schedule=Schedule(0, 1, 1, 1), trace=True)
 
 
 def write(folder: Path, run: RunResults | None = None, **options: Any) -> dict[str, Written]:
@@ -111,6 +111,12 @@ def test_without_timings_there_is_no_timing_file(tmp_path: Path) -> None:
     assert names_in(tmp_path) == sorted(set(FILES) - {"cuda_timing.txt"})
 
 
+def test_without_a_trace_there_is_no_trace_file(tmp_path: Path) -> None:
+    write(tmp_path, dataclasses.replace(results(), trace=None))
+    assert names_in(tmp_path) == sorted(set(FILES) - {"trace.json.gz"})
+    assert [output.name for output in OUTPUTS if output.on_request] == ["trace"]
+
+
 def test_without_findings_only_the_timings_are_written(tmp_path: Path) -> None:
     write(tmp_path, dataclasses.replace(results(), findings=None))
     assert names_in(tmp_path) == ["cuda_timing.txt"]
@@ -127,7 +133,7 @@ def test_writing_twice_writes_the_same(tmp_path: Path) -> None:
     for output in OUTPUTS:
         for folder in ("one", "two"):
             output.write(results(), tmp_path / folder / output.file_name)
-    for name in ("max_mem.txt", "peak.json", "cuda_timing.txt"):
+    for name in ("max_mem.txt", "peak.json", "cuda_timing.txt", "trace.json.gz"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     one, two = (pickle.loads((tmp_path / folder / "memory_snapshot.pkl").read_bytes()) for folder in ("one", "two"))
     assert one == two

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import warnings
 from pathlib import Path
@@ -185,3 +186,16 @@ def test_files_that_are_not_wanted_are_left_out(tmp_path: Path) -> None:
     names = {path.name for path in tmp_path.iterdir()}
     assert "peak.json" in names
     assert not names & {"memory_snapshot.pkl", "memory_timeline.html"}
+
+
+def test_the_trace_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
+    model, optimizer = net()
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT, trace=True) as session:
+        while not session.is_complete:
+            train_step(model, optimizer)
+            session.step()
+    events = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
+    top = max(event["args"]["bytes"] for event in events if event["name"] == "memory total")
+    assert session.results is not None
+    assert session.results.findings is not None
+    assert top == session.results.findings.worst.peak.peak_bytes

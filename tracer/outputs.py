@@ -60,6 +60,7 @@ class Output:
         read_with: What to open it with.
         write: Writes it.
         needs: Whether results have what it is made of.
+        on_request: Whether it is written only where it is asked for.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Output:
     read_with: str
     write: Callable[[RunResults, Path], None]
     needs: Callable[[RunResults], bool] = _has_findings
+    on_request: bool = False
 
 
 def run_description(results: RunResults) -> dict[str, str | int | float]:
@@ -172,7 +174,14 @@ OUTPUTS = (
     Output("run-time-report", "run_time_report.sqlite", "sqlite3, or Skyline's readers", _write_run_time_report),
     Output("memory-snapshot", "memory_snapshot.pkl", "https://pytorch.org/memory_viz", _write_snapshot, _has_snapshot),
     Output("cuda-timing", "cuda_timing.txt", "any text viewer", _write_timing, _has_timings),
-    Output("trace", "trace.json.gz", "https://ui.perfetto.dev or chrome://tracing", _write_trace, _has_trace),
+    Output(
+        "trace",
+        "trace.json.gz",
+        "https://ui.perfetto.dev or chrome://tracing",
+        _write_trace,
+        _has_trace,
+        on_request=True,
+    ),
 )
 
 

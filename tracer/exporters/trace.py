@@ -87,7 +87,8 @@ def _split_head(chunks: Iterator[bytes]) -> tuple[bytes, bytes, int]:
             break
         return text[:end], text[end:], base_ns
     raise RecordingError(
-        "The profiler's trace does not have the shape that is known here.", hint="Leave trace.json.gz out."
+        "The profiler's trace is not JSON, or not of the shape that is known here.",
+        hint="Torch does not escape metadata: leave quotes and line ends out of prof.add_metadata.",
     )
 
 
