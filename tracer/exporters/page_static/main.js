@@ -52,10 +52,21 @@ const start = async () => {
   };
   await timeline?.draw();
   if (timeline) followDrags(timeline);
+  // The first chart is seen before the second one is drawn, which most people have to scroll to.
+  await painted();
+  performance.mark("first-chart");
   await drawMap();
   watch(draw, prefersDark);
+  await painted();
+  performance.mark("all-charts");
   document.documentElement.dataset.drawn = "true";
 };
+
+// Of a frame's callbacks the second one's comes when the first frame is on the screen. A tab in the background has none.
+const painted = () => new Promise((done) => {
+  setTimeout(done, 250);
+  requestAnimationFrame(() => requestAnimationFrame(done));
+});
 
 const watch = (draw, prefersDark) => {
   const change = (theme) => {
