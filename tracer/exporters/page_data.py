@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 Packed = dict[str, Any]
 
-MAX_TIMELINE_CHARS = 1_200_000
-"""With plotly's 2 MB and the longest tables the page stays below 5 MB, which a file share carries at once."""
+MAX_TIMELINE_CHARS = 700_000
+"""With plotly's 2 MB and the longest tables the page stays below 4 MB, which a file share carries at once."""
 MAX_PEAK_ROWS = 1000
 MAX_OTHER_ROWS = 500
 MAX_BANDS = 3000

@@ -2,10 +2,17 @@
 
 const readData = () => JSON.parse(document.getElementById("data").textContent);
 
-const inflate = async (base64) => {
+const fromBase64 = (base64) => {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
+  // Browsers before 2025.
   const text = atob(base64);
   const bytes = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  return bytes;
+};
+
+const inflate = async (base64) => {
+  const bytes = fromBase64(base64);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 };
