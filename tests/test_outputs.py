@@ -13,6 +13,7 @@ import pytest
 from tests.runs import Pieces, raising
 from tracer import outputs
 from tracer.errors import OutputError
+from tracer.exporters.timeline_page import timeline_page
 from tracer.outputs import OUTPUTS, Written, write_outputs
 from tracer.session import RunResults, Schedule, run_profile
 
@@ -137,3 +138,23 @@ def test_writing_twice_writes_the_same(tmp_path: Path) -> None:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     one, two = (pickle.loads((tmp_path / folder / "memory_snapshot.pkl").read_bytes()) for folder in ("one", "two"))
     assert one == two
+
+
+def test_the_page_says_what_was_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/somewhere/train.py", "--name", "a b"])
+    described = outputs.run_description(results())
+    assert described["command"] == "train.py --name 'a b'"
+    # Linear 12 to 16, batch norm of 16, Linear 16 to 3.
+    assert described["parameters"] == f"6 tensors, {4 * (12 * 16 + 16 + 2 * 16 + 16 * 3 + 3) / 1024:.2f} KiB"
+
+
+def test_the_pages_bands_are_the_steps_and_their_phases() -> None:
+    findings = results().findings
+    assert findings is not None
+    page = timeline_page(findings, outputs._explained(results(), findings.worst), run={})
+    assert [(band.kind, band.name) for band in page.bands] == [
+        ("step", "ProfilerStep#1"),
+        ("forward", "forward"),
+        ("backward", "backward"),
+        ("optimizer", "optimizer"),
+    ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import shlex
+import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,6 +32,7 @@ from tracer.exporters.run_time_report import write_run_time_report
 from tracer.exporters.timeline_page import slow_modules, write_memory_timeline
 from tracer.exporters.trace import write_trace
 from tracer.session import RunResults
+from tracer.units import format_bytes
 
 
 def _has_findings(results: RunResults) -> bool:
@@ -75,6 +78,7 @@ def run_description(results: RunResults) -> dict[str, str | int | float]:
     """What a reader wants to know of the run: when, where, with what."""
     findings = _findings(results)
     described: dict[str, str | int | float] = {
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         "device": findings.device,
         "torch": torch.__version__,
@@ -83,6 +87,9 @@ def run_description(results: RunResults) -> dict[str, str | int | float]:
     }
     if findings.device.startswith("cuda") and torch.cuda.is_available():
         described["device name"] = torch.cuda.get_device_name(findings.device)
+    if results.parameters:
+        size_bytes = sum(parameter.size_bytes for parameter in results.parameters)
+        described["parameters"] = f"{len(results.parameters):,} tensors, {format_bytes(size_bytes)}"
     for name, value in results.settings.items():
         if value not in (None, "", (), False):
             text = "x".join(map(str, value)) if isinstance(value, tuple) else value

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,33 @@ def test_the_table_sorts_filters_and_sums(opened: Callable[..., Any]) -> None:
         assert link.get_attribute("href") == "vscode://file/srv/project/models/net.py:123"
 
 
+def test_everything_is_reached_and_seen_with_the_tab_key(opened: Callable[..., Any]) -> None:
+    """Every stop has a name and shows that it has the focus, and the order is that of the page from top to bottom."""
+    with opened(samples.small_page()) as tab:
+        stops = []
+        for _ in range(80):
+            tab.keyboard.press("Tab")
+            stop = tab.evaluate(
+                """(() => {
+                    const one = document.activeElement, style = getComputedStyle(one);
+                    const box = one.getBoundingClientRect();
+                    const name = one.getAttribute('aria-label') || one.textContent.trim() || one.placeholder || '';
+                    return [one.tagName, name, style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 1,
+                            !one.closest('.bar, .skip') && box.top + scrollY, style.opacity];
+                })()"""
+            )
+            if stop[0] == "BODY":
+                break
+            stops.append(stop)
+        names = [name for _, name, *_ in stops]
+        assert names[0] == "Skip to the answer"
+        for name in ("Switch to dark colours", "Zoom to peak", "ACTIVATION3.91 KiB", "Size", "Filter rows by text"):
+            assert name in names, names
+        assert all(name and outlined and opacity == "1" for _, name, outlined, _, opacity in stops), stops
+        tops = [top for *_, top, _ in stops if top is not False]
+        assert all(later > earlier - 60 for earlier, later in pairwise(tops))
+
+
 def test_markup_is_text_everywhere(opened: Callable[..., Any]) -> None:
     with opened(samples.hostile_page()) as tab:
         hover(tab, 0.8)
@@ -209,14 +237,22 @@ def test_themes_and_widths(opened: Callable[..., Any], width: int) -> None:
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_paper_has_all_rows_and_no_controls(opened: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("width", [800, 1280])
+def test_paper_has_all_rows_and_no_controls(opened: Callable[..., Any], width: int) -> None:
     with opened(synthetic_page(600, num_rows=80), color_scheme="dark") as tab:
+        tab.set_viewport_size({"width": width, "height": 900})
         assert tab.locator(".blocks tbody tr").count() == 25
         tab.evaluate("window.dispatchEvent(new Event('beforeprint'))")
         tab.emulate_media(media="print")
         assert tab.locator(".blocks tbody tr").count() > 40
         assert tab.evaluate("document.documentElement.dataset.theme") == "light"
         assert {*tab.evaluate("[...document.querySelectorAll('.main-svg')].map((one) => one.clientWidth)")} == {680}
+        # What is drawn before the printer's rules hold is as high as they say, however wide the screen or the paper.
+        holders, drawings = (
+            tab.evaluate(f"[...document.querySelectorAll('{those}')].map((one) => one.clientHeight)")
+            for those in (".plot, .peak-map", ".main-svg")
+        )
+        assert {*holders, *drawings} == {430}
         assert not tab.locator(".tools").is_visible()
         assert not tab.locator("nav").is_visible()
 

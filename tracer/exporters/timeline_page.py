@@ -125,7 +125,7 @@ def _marks(cycle: CycleFindings) -> tuple[Mark, ...]:
 def _bands(cycle: CycleFindings) -> tuple[Band, ...]:
     recording = cycle.recording
     steps = [
-        Band("step", recording.strings[name].removeprefix(STEP_PREFIX), start, end)
+        Band("step", recording.strings[name], start, end)
         for name, start, end in zip(
             recording.spans.name.tolist(),
             recording.spans.start_ns.tolist(),

@@ -38,7 +38,7 @@ const showPeak = (peak, source) => {
   const hasMap = peak.rows.length > 0 && peak.bytes > 0;
   section("peak", "What was in it",
     el("div", { class: hasMap ? "split" : "" }, breakdownTable(peak),
-      hasMap ? el("div", { class: "map-side" }, map, el("p", { class: "quiet small" }, `By ${LEVELS[source]}; the area is bytes. Click a title to go in, the path above to come out.`)) : null),
+      hasMap ? el("div", { class: "map-side" }, map, el("p", { class: "quiet small" }, `By ${LEVELS[source]}; the area is bytes.`, el("span", { class: "how" }, " Click a title to go in, the path above to come out."))) : null),
     hasMap ? peakTable(peak, source) : el("p", { class: "quiet" }, "Which blocks were alive is not known for this recording."));
   return hasMap ? map : null;
 };
