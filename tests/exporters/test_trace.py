@@ -197,7 +197,9 @@ def test_a_clock_that_steps_back_stands_still() -> None:
     row = int(one.cycle.storages.events[10])
     try:
         times[row] = times[one.cycle.storages.events[9]] - 5
-        events = json.loads(b"[" + b",".join(memory_events(one.cycle, one.blocks)) + b"]")
+        events = json.loads(
+            b"[" + b",".join(memory_events(one.cycle, one.blocks, base_ns=int(times.min()) - 1_000_000)) + b"]"
+        )
     finally:
         times[:] = kept
     by_name: dict[str, list[float]] = {}
