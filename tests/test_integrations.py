@@ -156,6 +156,36 @@ def test_a_lightning_training_is_profiled_step_by_step(tmp_path: Path, accumulat
 
 
 @needs("lightning")
+def test_a_lightning_step_has_phases_though_the_optimizer_calls_it(tmp_path: Path) -> None:
+    """With automatic optimization all of `training_step` and backward runs inside `optimizer.step(closure)`."""
+    import lightning
+
+    from tracer.integrations.lightning import TimelineCallback
+
+    class Wide(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(8, 4), nn.Unflatten(1, (4, 1)), nn.Upsample(scale_factor=4096))
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            samples, _ = batch
+            return self.layers(samples.clamp(-1, 1)).square().mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters())
+
+    callback = TimelineCallback(tmp_path / "out", schedule=SHORT)
+    lightning_fit(Wide(), callback)
+    assert callback.session.results.unused_parameters == ()
+    findings = callback.session.findings.worst
+    assert findings.peak.phase == "backward"
+    rows = {(row.op, row.phase) for row in findings.peak.rows if row.op is not None}
+    assert ("aten::clamp", "other") in rows
+    assert not [row for row in rows if row[1] == "optimizer"]
+    assert [one.phase for one in findings.step_phases] == ["forward", "backward", "optimizer"] * 2
+
+
+@needs("lightning")
 def test_a_lightning_module_learns_the_same_with_it(tmp_path: Path) -> None:
     from tracer.integrations.lightning import TimelineCallback
 

@@ -173,6 +173,7 @@ class ProfileSession:
         )
         if self.optimizer is not None:
             self._hooks.append(self.optimizer.register_step_pre_hook(self._before_optimizer_step))
+            self._hooks.append(self.optimizer.register_step_post_hook(self._after_optimizer_step))
         self._cycle_begins()
         self._profiler.__enter__()
 
@@ -228,14 +229,20 @@ class ProfileSession:
             self._observer.observe(input_tensors(batch))
 
     def observe_gradients(self) -> None:
-        """Look at the gradients: before the optimizer's step this happens by itself."""
+        """Look at the gradients. At the optimizer's step this happens by itself."""
         gradients = [(name, parameter.grad) for name, parameter in self._parameters]
         self.unused_parameters = tuple(name for name, gradient in gradients if gradient is None)
         if self._profiler.current_action in _RECORDING:
             self._observer.observe((Role.GRADIENT, name, grad) for name, grad in gradients if grad is not None)
 
-    def _before_optimizer_step(self, *_: Any) -> None:
-        self.observe_gradients()
+    def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not _has_closure(args, kwargs):
+            self.observe_gradients()
+
+    def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """A closure makes the gradients during the optimizer's step, as LBFGS's does, or Lightning's."""
+        if _has_closure(args, kwargs):
+            self.observe_gradients()
 
     # --------------------------------------------------------------------------------------------------------- results
     @property
@@ -293,6 +300,11 @@ class ProfileSession:
             RecordingError: Nothing was recorded.
         """
         return self._tracer.trace_of(self.findings.worst)
+
+
+def _has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an optimizer's `step(closure)` was given one; the optimizer itself is the first argument."""
+    return any(value is not None for value in (*args[1:2], kwargs.get("closure")))
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tracer.analysis.closures import backward_calls, closure_calls
 from tracer.capture.recording import CallKind, OpKind, Recording
 from tracer.capture.source_files import is_own_code
 
@@ -22,7 +23,8 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 STEP_PREFIX = "ProfilerStep#"
-OPTIMIZER_PREFIXES = ("Optimizer.step#", "Optimizer.zero_grad#")
+ZERO_GRAD_PREFIX = "Optimizer.zero_grad#"
+OPTIMIZER_PREFIXES = ("Optimizer.step#", ZERO_GRAD_PREFIX)
 
 
 class Phase(IntEnum):
@@ -281,8 +283,7 @@ class _Attributor:
         """
         ops = self.recording.ops
         kind = np.full(len(ops.name), -1, np.int64)
-        start, end = _merged(*self._spans(OPTIMIZER_PREFIXES)[:2])
-        kind[_enclosing(start, end, ops.start_ns) >= 0] = Phase.OPTIMIZER
+        kind[self._in_optimizer(ops.start_ns)] = Phase.OPTIMIZER
         kind[op_module >= 0] = Phase.FORWARD
         kind[forward[forward >= 0]] = Phase.FORWARD
         kind[node >= 0] = Phase.BACKWARD
@@ -305,22 +306,25 @@ class _Attributor:
         }
 
     def _backward_calls(self) -> tuple[Ints, Ints]:
-        """Start and end of calls of `torch.autograd.backward` and `grad`, which make the first gradient themselves."""
-        recording, frames = self.recording, self.recording.frames
-        strings = recording.strings
-        entries = [
-            row
-            for row, (file, function) in enumerate(zip(frames.file.tolist(), frames.function.tolist(), strict=True))
-            if strings[function] in ("backward", "grad") and strings[file].endswith("torch/autograd/__init__.py")
-        ]
-        called = np.isin(recording.calls.function, np.array(entries, np.int64))
-        return recording.calls.start_ns[called], recording.calls.end_ns[called]
+        """Start and end of the calls that ask for a backward pass, which make the first gradient themselves."""
+        calls, rows = self.recording.calls, backward_calls(self.recording)
+        return calls.start_ns[rows], calls.end_ns[rows]
+
+    def _in_optimizer(self, times_ns: Ints) -> Bools:
+        """Whether an optimizer works at each time; what it calls back to have the loss evaluated is not its work."""
+
+        def within(spans: tuple[Ints, Ints]) -> Bools:
+            return np.asarray(_enclosing(*_merged(*spans), times_ns) >= 0, np.bool_)
+
+        calls, rows = self.recording.calls, closure_calls(self.recording)
+        closures = (calls.start_ns[rows], calls.end_ns[rows])
+        zero_grads, all_spans = self._spans((ZERO_GRAD_PREFIX,))[:2], self._spans(OPTIMIZER_PREFIXES)[:2]
+        return within(zero_grads) | (within(all_spans) & ~within(closures))
 
     def _phases(self, windows: dict[Phase, tuple[Ints, Ints]], node: Ints, times_ns: Ints, module: Ints) -> Ints:
         """Phase of each row. Inside an optimizer that evaluates the model (LBFGS), forward and backward stay such."""
-        start, end = _merged(*self._spans(OPTIMIZER_PREFIXES)[:2])
         phase = np.full(len(times_ns), int(Phase.OTHER), np.int64)
-        phase[_enclosing(start, end, times_ns) >= 0] = Phase.OPTIMIZER
+        phase[self._in_optimizer(times_ns)] = Phase.OPTIMIZER
         for which in (Phase.FORWARD, Phase.BACKWARD):
             phase[_enclosing(*windows[which], times_ns) >= 0] = which
         phase[module >= 0] = Phase.FORWARD

@@ -20,48 +20,68 @@ class StepPhase:
     Attributes:
         step: Name of the step.
         phase: forward, backward or optimizer.
-        start_ns: Start of its first operator.
-        end_ns: End of its last operator.
+        stretches_ns: Start of the first and end of the last operator of each stretch without another phase in between:
+            one, or as many as there are micro-batches, or evaluations by the optimizer.
         peak_bytes: The most bytes in use during it; None if nothing was allocated or freed.
     """
 
     step: str
     phase: str
-    start_ns: int
-    end_ns: int
+    stretches_ns: tuple[tuple[int, int], ...]
     peak_bytes: int | None
 
     @property
+    def start_ns(self) -> int:
+        """Start of its first operator."""
+        return self.stretches_ns[0][0]
+
+    @property
+    def end_ns(self) -> int:
+        """End of its last operator."""
+        return self.stretches_ns[-1][1]
+
+    @property
     def duration_ns(self) -> int:
-        """From the first operator's start to the last one's end, on the host."""
-        return self.end_ns - self.start_ns
+        """Of all stretches, on the host."""
+        return sum(end - start for start, end in self.stretches_ns)
 
 
 def step_phases(recording: Recording, attribution: Attribution, storages: Storages) -> tuple[StepPhase, ...]:
-    """Lay out the phases of every step in order of time.
+    """Lay out the phases of every step: in each, that which ends first comes first.
 
     Args:
         recording: One cycle.
         attribution: Of the same recording.
         storages: One device's blocks.
     """
-    ops = recording.ops
     event_step = attribution.allocation_step[storages.events]
     event_phase = attribution.allocation_phase[storages.events]
+    stretches = _stretches(recording, attribution)
     found = []
     for step, name in enumerate(attribution.step_names):
         for phase in SHOWN:
-            here = (attribution.op_step == step) & (attribution.op_phase == phase)
-            if not here.any():
+            here = stretches.get((step, phase))
+            if here is None:
                 continue
             level = storages.allocator_bytes[(event_step == step) & (event_phase == phase)]
-            found.append(
-                StepPhase(
-                    step=name,
-                    phase=phase.name.lower(),
-                    start_ns=int(ops.start_ns[here].min()),
-                    end_ns=int(ops.end_ns[here].max()),
-                    peak_bytes=int(np.max(level)) if len(level) else None,
-                )
-            )
-    return tuple(sorted(found, key=lambda one: one.start_ns))
+            peak_bytes = int(np.max(level)) if len(level) else None
+            found.append((step, StepPhase(name, phase.name.lower(), tuple(here), peak_bytes)))
+    return tuple(one for _, one in sorted(found, key=lambda pair: (pair[0], pair[1].end_ns)))
+
+
+def _stretches(recording: Recording, attribution: Attribution) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """Start and end of each run of operators of one phase, by step and phase; what is in no phase ends none."""
+    ops = recording.ops
+    rows = np.flatnonzero((attribution.op_step >= 0) & (attribution.op_phase != Phase.OTHER))
+    rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
+    step, phase = attribution.op_step[rows], attribution.op_phase[rows]
+    begins = np.ones(len(rows), bool)
+    begins[1:] = (step[1:] != step[:-1]) | (phase[1:] != phase[:-1])
+    first = np.flatnonzero(begins)
+    if not len(first):
+        return {}
+    end_ns = np.maximum.reduceat(ops.end_ns[rows], first)
+    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for at, end in zip(first.tolist(), end_ns.tolist(), strict=True):
+        found.setdefault((int(step[at]), int(phase[at])), []).append((int(ops.start_ns[rows[at]]), end))
+    return found

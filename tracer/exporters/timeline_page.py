@@ -134,7 +134,11 @@ def _bands(cycle: CycleFindings) -> tuple[Band, ...]:
         )
         if recording.strings[name].startswith(STEP_PREFIX)
     ]
-    phases = [Band(_BANDS[phase.phase], phase.phase, phase.start_ns, phase.end_ns) for phase in cycle.step_phases]
+    phases = [
+        Band(_BANDS[phase.phase], phase.phase, start, end)
+        for phase in cycle.step_phases
+        for start, end in phase.stretches_ns
+    ]
     return (*steps, *phases)
 
 

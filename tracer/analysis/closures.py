@@ -1,0 +1,66 @@
+"""What an optimizer calls back, to have the loss evaluated: that is not the optimizer's work.
+
+With a closure, as LBFGS wants one and Lightning always gives one, the whole training step runs in `Optimizer.step`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from tracer.capture.recording import Recording
+
+Ints = npt.NDArray[np.int64]
+
+_OPTIMIZERS = "torch/optim/"
+_DECORATORS = "torch/utils/_contextlib.py"
+
+
+def backward_calls(recording: Recording) -> Ints:
+    """Rows of the calls of `torch.autograd.backward` and `grad`, through which every backward pass is asked for."""
+    frames, strings = recording.frames, recording.strings
+    entries = [
+        row
+        for row, (file, function) in enumerate(zip(frames.file.tolist(), frames.function.tolist(), strict=True))
+        if strings[function] in ("backward", "grad") and strings[file].endswith("torch/autograd/__init__.py")
+    ]
+    return np.flatnonzero(np.isin(recording.calls.function, np.array(entries, np.int64)))
+
+
+def closure_calls(recording: Recording) -> Ints:
+    """Rows of the calls that an optimizer made to have the loss evaluated: those that lead to a backward pass.
+
+    A closure is what torch's optimizer calls; of an optimizer of somebody else's it is what its `step` calls.
+    """
+    found = {_closure(recording, row) for row in backward_calls(recording).tolist()}
+    return np.array(sorted(found - {-1}), np.int64)
+
+
+def _closure(recording: Recording, row: int) -> int:
+    """The outermost call below the innermost code of optimizers above a call; -1 if there is none above it."""
+    calls = recording.calls
+    path: list[int] = []
+    while row >= 0 and _OPTIMIZERS not in _function(recording, row)[0]:
+        path.append(row)
+        row = int(calls.parent[row])
+    if row < 0:
+        return -1
+    is_hook = _function(recording, row)[1] == "wrapper"  # which torch puts around every optimizer's `step`
+    for call in reversed(path):
+        file, name = _function(recording, call)
+        if _DECORATORS in file:
+            continue
+        if is_hook and name == "step":
+            is_hook = False
+            continue
+        return call
+    return -1
+
+
+def _function(recording: Recording, call: int) -> tuple[str, str]:
+    """File and name of the function called."""
+    function = int(recording.calls.function[call])
+    if function < 0:
+        return "", ""
+    frames, strings = recording.frames, recording.strings
+    return strings[int(frames.file[function])], strings[int(frames.function[function])]
