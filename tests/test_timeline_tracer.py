@@ -18,6 +18,7 @@ from tests.workloads import build_workload
 from tracer import timeline_tracer
 from tracer.errors import OutputError, RecordingError
 from tracer.timeline_tracer import MAX_KEPT, TimelineTracer
+from tracer.units import format_bytes
 
 N_WAIT_STEPS, N_WARMUP_STEPS, N_ACTIVE_STEPS, N_REPEATS = 1, 1, 3, 2
 
@@ -55,17 +56,45 @@ def train(
 
 
 def num_cycles(path: Path) -> int:
-    """How many cycles the file is about, after checking that its readers can read it."""
+    """How many cycles the file is about, cut ones too, after checking that its readers can read it."""
     text = path.read_text()
     found = parse_max_mem(text)
     assert list(found) == [*MAX_KEYS, "Peak_Total"]
     assert found["Peak_Total"] > 0
-    return int(re.search(r"Means over (\d+) cycle", text).group(1))  # type: ignore[union-attr]
+    averaged = int(re.search(r"Means over (\d+) cycle", text).group(1))  # type: ignore[union-attr]
+    cut = re.search(r"left out: (\d+) cycle", text)
+    return averaged + (int(cut.group(1)) if cut else 0)
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "max_mem.txt"
+
+
+# ---- what is averaged ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_batches", "averaged", "left_out"), [(5, 1, 0), (8, 1, 1), (9, 1, 1), (10, 2, 0), (11, 2, 0), (3, 1, 0)]
+)
+def test_only_whole_cycles_are_averaged_unless_none_is_whole(
+    num_batches: int, averaged: int, left_out: int, file: Path
+) -> None:
+    """Cycles end with batches 5 and 10. Step sizes grow, so that a mean over others would be another number."""
+    sizes = [(index + 1) * 1000 for index in range(num_batches)]
+    tracer = TimelineTracer(file)
+    train(tracer, num_batches, step=lambda index: torch.zeros(sizes[index]).add(1))
+    assert [cycle.is_whole for cycle in tracer.findings.cycles] == [True] * (averaged - (num_batches == 3)) + [
+        False
+    ] * (left_out + (num_batches == 3))
+    text = file.read_text()
+    assert f"Means over {averaged} cycle" in text
+    assert ("left out: 1 cycle" in text) == (left_out == 1)
+    # Two tensors of 4 bytes an element; the last active step of a cycle has the largest.
+    last = {3: [3], 5: [5], 8: [5], 9: [5], 10: [5, 10], 11: [5, 10]}[num_batches]
+    peak_bytes = sum(2 * 4 * 1000 * step for step in last) // len(last)
+    assert tracer.findings.breakdown.peak_bytes == pytest.approx(peak_bytes, rel=0.01)
+    assert f"At the true peak of {format_bytes(tracer.findings.breakdown.peak_bytes)}" in text
 
 
 # ---- whatever the loop does ------------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ def _findings(results: RunResults) -> Findings:
 
 def _write_max_mem(results: RunResults, path: Path) -> None:
     findings = _findings(results)
-    write_max_mem(findings.breakdown, findings.peaks, path)
+    write_max_mem(findings.breakdown, [cycle.peak for cycle in findings.averaged], path)
 
 
 def _write_snapshot(results: RunResults, path: Path) -> None:

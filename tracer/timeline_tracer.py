@@ -73,6 +73,7 @@ class TimelineTracer:
         self._module_names = module_names
         self._known = known
         self._kept: list[Any] = []
+        self._was_cut: list[bool] = []
         self._recordings: list[Recording] = []
         self._findings: Findings | None = None
         self._watched: Any = None
@@ -80,6 +81,7 @@ class TimelineTracer:
     def __call__(self, prof: Any) -> None:
         """Keep what the profiler has just recorded."""
         self._kept.append(torch_private.kineto_results(prof))
+        self._was_cut.append(_is_stopping(prof))
         self._findings = None
         self.num_cycles += 1
         if len(self._kept) > MAX_KEPT:
@@ -155,10 +157,14 @@ class TimelineTracer:
         known = self._known() if self._known is not None else None
         first = None
         cycles, empty = [], None
-        for recording in self._recordings:
+        for recording, was_cut in zip(self._recordings, self._was_cut, strict=True):
             try:
                 cycle = find_in_cycle(
-                    recording, known=known, module_names=self._module_names, device=self.device or first
+                    recording,
+                    known=known,
+                    module_names=self._module_names,
+                    device=self.device or first,
+                    is_whole=not was_cut,
                 )
             except RecordingError as error:
                 # A cycle that was cut at its very beginning says nothing, and takes nothing from the others.
@@ -180,7 +186,7 @@ class TimelineTracer:
         """
         findings = self.findings
         if self.out_file is not None:
-            write_max_mem(findings.breakdown, findings.peaks, self.out_file)
+            write_max_mem(findings.breakdown, [cycle.peak for cycle in findings.averaged], self.out_file)
         if self.trace_file is not None and (trace := self.trace) is not None:
             cycle, known = findings.worst, self._known() if self._known is not None else None
             blocks = explain_all(cycle.recording, cycle.categories, cycle.attribution, cycle.storages, known=known)
@@ -190,7 +196,7 @@ class TimelineTracer:
 
 def _is_stopping(prof: Any) -> bool:
     """Whether the profiler's `stop` is what called; the profiler itself looks the same in `step`."""
-    code = getattr(type(prof).stop, "__code__", None)
+    code = getattr(getattr(type(prof), "stop", None), "__code__", None)
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code is code and frame.f_locals.get("self") is prof:

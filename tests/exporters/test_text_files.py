@@ -75,6 +75,9 @@ def test_what_a_gb_is_and_what_was_averaged_is_said() -> None:
     one, two = (max_mem_text(breakdown("cpu", [cycle(9, 9)] * n), []) for n in (1, 2))
     assert "GB means 2**30 bytes. Means over 1 cycle." in one
     assert "Means over 2 cycles." in two
+    assert "left out" not in one + two
+    cut = max_mem_text(breakdown("cpu", [cycle(9, 9)], num_left_out=2), [])
+    assert "Cut short by the end of the run, and left out: 2 cycles." in cut
 
 
 @given(

@@ -58,10 +58,12 @@ class Breakdown:
     Attributes:
         device: Name as `str(torch.device)` writes it.
         cycles: What was averaged, in order.
+        num_left_out: Cycles that were cut short, and are not among them.
     """
 
     device: str
     cycles: tuple[CycleBreakdown, ...]
+    num_left_out: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -127,12 +129,17 @@ def _without_the_dead(
     return sizes
 
 
-def breakdown(device: str, cycles: Sequence[CycleBreakdown]) -> Breakdown:
+def breakdown(device: str, cycles: Sequence[CycleBreakdown], *, num_left_out: int = 0) -> Breakdown:
     """Put cycles together.
+
+    Args:
+        device: Name.
+        cycles: Those to average.
+        num_left_out: How many others there are.
 
     Raises:
         ValueError: There are none.
     """
     if not cycles:
         raise ValueError("a breakdown needs at least one cycle")
-    return Breakdown(device=device, cycles=tuple(cycles))
+    return Breakdown(device=device, cycles=tuple(cycles), num_left_out=num_left_out)

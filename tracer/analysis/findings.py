@@ -23,7 +23,10 @@ from tracer.snapshot.columns import Snapshot
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CycleFindings:
-    """What one cycle's recording says about one device."""
+    """What one cycle's recording says about one device.
+
+    `is_whole` is False for a cycle that the end of the run, or a failure, cut short.
+    """
 
     recording: Recording
     categories: Categories
@@ -35,6 +38,7 @@ class CycleFindings:
     lost_track: tuple[LostTrack, ...]
     growth: tuple[Growth, ...]
     step_phases: tuple[StepPhase, ...]
+    is_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +48,7 @@ class Findings:
     Attributes:
         device: Name as `str(torch.device)` writes it.
         cycles: One or more, in order.
-        breakdown: Means over the cycles.
+        breakdown: Means over the cycles in `averaged`.
     """
 
     device: str
@@ -55,6 +59,11 @@ class Findings:
     def worst(self) -> CycleFindings:
         """Of the cycles with the largest peak, the one that the allocator's history covers, or else the first."""
         return max(self.cycles, key=lambda cycle: (cycle.peak.peak_bytes, cycle.peak.allocator is not None))
+
+    @property
+    def averaged(self) -> tuple[CycleFindings, ...]:
+        """Those of which means are taken: the whole cycles, or all of them where none is whole."""
+        return _averaged(self.cycles)
 
     @property
     def peaks(self) -> tuple[PeakReport, ...]:
@@ -68,6 +77,7 @@ def find_in_cycle(
     known: KnownStorages | None = None,
     module_names: Mapping[int, str] | None = None,
     device: str | None = None,
+    is_whole: bool = True,
 ) -> CycleFindings:
     """Ask all questions of one cycle.
 
@@ -76,6 +86,7 @@ def find_in_cycle(
         known: Objects that somebody held during the run.
         module_names: Dotted names of live modules by `id()`.
         device: Name; by default `default_device`.
+        is_whole: Whether all of its steps were recorded to their end.
 
     Raises:
         RecordingError: Nothing was allocated on the device.
@@ -103,7 +114,13 @@ def find_in_cycle(
         lost_track=find_lost_track(recording, categories, attribution, peak.blocks),
         growth=find_growth(recording, attribution, storages),
         step_phases=step_phases(recording, attribution, storages),
+        is_whole=is_whole,
     )
+
+
+def _averaged(cycles: Sequence[CycleFindings]) -> tuple[CycleFindings, ...]:
+    """A cycle that was cut short may have been so before its peak, or by it."""
+    return tuple(cycle for cycle in cycles if cycle.is_whole) or tuple(cycles)
 
 
 def put_together(cycles: Sequence[CycleFindings]) -> Findings:
@@ -118,7 +135,9 @@ def put_together(cycles: Sequence[CycleFindings]) -> Findings:
             hint="Run at least wait + warmup + active steps, and one more.",
         )
     device = cycles[0].peak.device
-    return Findings(device, tuple(cycles), breakdown(device, [cycle.breakdown for cycle in cycles]))
+    averaged = _averaged(cycles)
+    means = breakdown(device, [cycle.breakdown for cycle in averaged], num_left_out=len(cycles) - len(averaged))
+    return Findings(device, tuple(cycles), means)
 
 
 def with_allocator_history(findings: Findings, snapshot: Snapshot, *, known: KnownStorages | None = None) -> Findings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tracer.analysis.findings import Findings
 from tracer.analysis.storages import Storages
 from tracer.capture.recording import Recording
 
@@ -34,6 +35,16 @@ def unseen(recording: Recording, storages: Storages) -> tuple[str, ...]:
             "address was handed out again or zero_grad let go of it."
         )
     return tuple(sentences)
+
+
+def left_out(findings: Findings) -> tuple[str, ...]:
+    """A sentence on cycles that were cut short, if means leave some out."""
+    count = findings.breakdown.num_left_out
+    if not count:
+        return ()
+    cycles = "1 cycle was" if count == 1 else f"{count} cycles were"
+    here = "" if findings.worst.is_whole else ", and the peak shown is in one that was cut"
+    return (f"{cycles} cut short by the end of the run: means (max_mem.txt) leave that out{here}.",)
 
 
 def _num_compiled(recording: Recording) -> int:

@@ -27,7 +27,7 @@ def max_mem_text(breakdown: Breakdown, peaks: Sequence[PeakReport]) -> str:
 
     Args:
         breakdown: Means over cycles.
-        peaks: One report per cycle, for the second part; may be empty.
+        peaks: One report per cycle of those, for the second part; may be empty.
 
     Source:
         `parse_memory_breakdowns.py` of tensorgrad: of lines that start with `Max ` or `Peak total memory` the second
@@ -37,17 +37,22 @@ def max_mem_text(breakdown: Breakdown, peaks: Sequence[PeakReport]) -> str:
     rows = breakdown.rows_bytes
     lines += [f"Max {label} (GB): {gib(rows[name]):.6f}" for name, label in _LABELS.items()]
     lines.append(f"Peak total memory (GB): {gib(breakdown.peak_bytes):.6f}")
-    num = len(breakdown.cycles)
-    cycles = "1 cycle" if num == 1 else f"{num} cycles"
+    cycles = _cycles(len(breakdown.cycles))
     lines += [
         "",
         f"GB means 2**30 bytes. Means over {cycles}. The rows above are taken at the",
         "instant when torch's categories held most; INTERMEDIATE is the true peak less",
         "their sum.",
     ]
+    if breakdown.num_left_out:
+        lines.append(f"Cut short by the end of the run, and left out: {_cycles(breakdown.num_left_out)}.")
     if peaks:
         lines += ["", *_true_peak_lines(peaks)]
     return "\n".join(lines) + "\n"
+
+
+def _cycles(count: int) -> str:
+    return "1 cycle" if count == 1 else f"{count} cycles"
 
 
 def _true_peak_lines(peaks: Sequence[PeakReport]) -> list[str]:

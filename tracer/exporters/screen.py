@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tracer.analysis.findings import CycleFindings, Findings
 from tracer.analysis.module_tree import module_tree
-from tracer.analysis.notes import unseen
+from tracer.analysis.notes import left_out, unseen
 from tracer.analysis.peak import AllocatorPeak, PeakReport
 from tracer.analysis.peak_row import PeakRow
 from tracer.capture.phase_timing import PHASES, PhaseTimings
@@ -43,6 +43,7 @@ def peak_screen(findings: Findings) -> RenderableType:
     for sentence in (
         *_growth(findings.worst),
         *_lost_track(findings.worst),
+        *left_out(findings),
         *unseen(findings.worst.recording, findings.worst.storages),
     ):
         parts += [Text(), Text(sentence)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from tracer.analysis.attribution import STEP_PREFIX
 from tracer.analysis.findings import CycleFindings, Findings
 from tracer.analysis.memory_by_kind import memory_by_kind
-from tracer.analysis.notes import unseen
+from tracer.analysis.notes import left_out, unseen
 from tracer.analysis.peak import LOOP_OWNER, Blocks, PeakReport
 from tracer.analysis.run_times import RunTimes
 from tracer.analysis.storages import Storages
@@ -96,7 +96,7 @@ def timeline_page(
         clock="the host's clock, in the profiled steps",
         slow_modules=slow_modules,
         run=run,
-        notes=(*notes, *_notes(cycle)),
+        notes=(*notes, *left_out(findings), *_notes(cycle)),
     )
 
 
