@@ -143,6 +143,7 @@ def profile(
         from tracer.exporters.files import check_folder
         from tracer.ranks import begin, finish, this_rank
         from tracer.session import Schedule
+        from tracer.termination import Termination
 
         rank = this_rank()
         sizes, modes = _numbers("data-size", data_size), _numbers("n-modes", n_modes)
@@ -191,19 +192,25 @@ def profile(
         lines = origins.take(workload.model)
         if rank is not None:
             begin(rank, save_dir)
-        results = _run(
-            workload,
-            schedule,
-            timing=cuda_timing,
-            trace=trace,
-            settings=settings,
-            parameter_lines=lines,
-            root=project_root,
-        )
-        folder = rank.folder(save_dir) if rank is not None else save_dir
-        failed = _report(results, folder, leave_out, screen=rank is None or rank.index == 0)
-        if rank is not None:
-            finish(rank, results, save_dir)
+        termination = Termination()
+        termination.watch()
+        try:
+            results = _run(
+                workload,
+                schedule,
+                timing=cuda_timing,
+                trace=trace,
+                settings=settings,
+                parameter_lines=lines,
+                root=project_root,
+                termination=termination,
+            )
+            folder = rank.folder(save_dir) if rank is not None else save_dir
+            failed = _report(results, folder, leave_out, screen=rank is None or rank.index == 0)
+            if rank is not None:
+                finish(rank, results, save_dir)
+        finally:
+            termination.close()
     if failed or results.failure is not None:
         raise typer.Exit(1)
 
@@ -324,7 +331,7 @@ def _report(results: RunResults, save_dir: Path, leave_out: list[str], *, screen
     """Print the answer, where wanted, and write the files; True if one could not be written."""
     from tracer.exporters.screen import parameters_sentence, peak_screen, timing_screen
     from tracer.exporters.snapshot_screen import print_failed_allocation
-    from tracer.outputs import write_outputs
+    from tracer.outputs import left_from_earlier, left_sentence, write_outputs
 
     out = _stdout() if screen else Console(quiet=True)
     if results.failure is not None:
@@ -343,7 +350,9 @@ def _report(results: RunResults, save_dir: Path, leave_out: list[str], *, screen
     failed = False
     for note in results.notes:
         _say(f"Note: {note}")
+    all_written = []
     for written in write_outputs(results, save_dir, leave_out=leave_out):
+        all_written.append(written)
         if written.error is None:
             _say(f"Wrote {written.path}  (open with {written.output.read_with})")
         elif isinstance(written.error, MissingPackageError):
@@ -352,17 +361,25 @@ def _report(results: RunResults, save_dir: Path, leave_out: list[str], *, screen
             failed = True
             _say(f"Error: {written.error}")
             _say(f"Hint: {written.error.hint}")
+    if left := left_from_earlier(save_dir, all_written):
+        _say(f"Note: {left_sentence(left)}")
     return failed
 
 
 def _tell_failure(results: RunResults) -> None:
+    from tracer.termination import Terminated
     from tracer.units import format_bytes
 
     failure = results.failure
     assert failure is not None
     name = type(failure.error).__name__
-    if isinstance(failure.error, KeyboardInterrupt):
-        _say(f"Error: Interrupted in step {failure.step}.")
+    if isinstance(failure.error, KeyboardInterrupt | Terminated):
+        how = "Interrupted" if isinstance(failure.error, KeyboardInterrupt) else "Ended by SIGTERM"
+        _say(f"Error: {how} in step {failure.step}.")
+    elif isinstance(failure.error, StopIteration):
+        _say(f"Error: The data ended in step {failure.step}{_at(failure.place)}.")
+    elif isinstance(failure.error, SystemExit):
+        _say(f"Error: Step {failure.step} ended the program{_at(failure.place)}.")
     else:
         what = "ran out of memory" if failure.out_of_memory else f"raised {name}"
         why = str(failure.error).strip().splitlines()[0] if str(failure.error).strip() else name
@@ -377,6 +394,8 @@ def _tell_failure(results: RunResults) -> None:
         below = "Nothing was recorded yet."
         if failure.out_of_memory:
             below += " With --n-wait-steps 0 --n-warmup-steps 0 the first step is recorded too, and explained."
+    if isinstance(failure.error, StopIteration):
+        below = f"Let the data begin again, or ask for fewer steps: --n-active-steps, --n-repeats. {below}"
     _say(f"Hint: {getattr(failure.error, 'hint', '') or below}")
 
 

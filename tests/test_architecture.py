@@ -24,16 +24,17 @@ ROOMS: dict[str, set[str]] = {
     "tracer.analysis": _RECORDS,
     "tracer.exporters": {*_RECORDS, "tracer.analysis"},
     "tracer.timeline_tracer": _WRITES,
-    "tracer.session": {*_WRITES, "tracer.timeline_tracer"},
+    "tracer.termination": set(),
+    "tracer.session": {*_WRITES, "tracer.timeline_tracer", "tracer.termination"},
     "tracer.outputs": {*_WRITES, "tracer.timeline_tracer", "tracer.session"},
     "tracer.ranks": {*_WRITES, "tracer.session"},
-    "tracer.training": {*_WRITES, "tracer.session", "tracer.outputs", "tracer.ranks"},
+    "tracer.training": {*_WRITES, "tracer.session", "tracer.outputs", "tracer.ranks", "tracer.termination"},
     "tracer.integrations": {"tracer.errors", "tracer.session", "tracer.training"},
     "tracer.snapshot_commands": _WRITES,
     "tracer": set(),  # the map of the house; it loads its public names when they are first used
     "models": set(),
     "main": {"tracer", "tracer.outputs", "tracer.timeline_tracer", "tracer.session", "tracer.snapshot_commands"}
-    | {*_WRITES, "models", "tracer.ranks"},
+    | {*_WRITES, "models", "tracer.ranks", "tracer.termination"},
 }
 PRIVATE_TORCH = "tracer.capture.torch_private"
 

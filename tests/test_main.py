@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ import main
 import models.workload
 import tracer.session
 from tests.exporters.test_text_files import MAX_KEYS, parse_max_mem, parse_total_time
-from tests.runs import Pieces, raising
+from tests.runs import Pieces, noise, raising
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
 from tracer.capture.allocator_history import AllocatorHistory
 from tracer.outputs import OUTPUTS
@@ -368,6 +369,51 @@ def test_where_the_allocators_history_saw_it_the_answer_is_on_the_screen(
     assert re.search(r"asked for +48\.83 KiB \(50,000 B\)", ended.stdout)
     assert "forward  net.py:12" in ended.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["memory_snapshot.pkl"]
+
+
+def test_files_of_an_earlier_run_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracer.session, "run_profile", lambda *_, **__: results())
+    assert "earlier run" not in run(*TINY, *SHORT, "--save-dir", tmp_path).stderr
+    again = run(*TINY, *SHORT, "--no-peak-json", "--save-dir", tmp_path)
+    assert again.code == 0
+    assert f"Note: peak.json in {tmp_path} is from an earlier run, not of this one." in again.stderr.splitlines()
+
+
+def test_data_that_end_are_said_to_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = iter([noise(), noise()])
+    workload = Pieces(batch=lambda: next(batches))
+    monkeypatch.setattr(models.workload, "build_fno_workload", lambda **_: workload)
+    ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
+    assert ended.code == 1
+    first, hint, *_ = ended.stderr.splitlines()
+    line = next(
+        number for number, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "next(batches)" in text
+    )
+    assert first == f"Error: The data ended in step 2 (tests/test_main.py:{line})."
+    assert hint.startswith("Hint: Let the data begin again, or ask for fewer steps")
+    assert (tmp_path / "peak.json").exists()
+
+
+def test_sys_exit_in_a_step_is_a_failure_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, SystemExit(0), step=1)
+    ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
+    assert ended.code == 1
+    assert ended.stderr.startswith("Error: Step 1 ended the program (tests/runs.py:")
+
+
+def test_sigterm_ends_a_run_like_ctrl_c_and_the_default_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def before(piece: str, step: int) -> None:
+        if (piece, step) == ("backward", 1):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(models.workload, "build_fno_workload", lambda **_: Pieces(before=before))
+    ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
+    assert ended.code == 1
+    assert ended.stderr.splitlines()[0] == "Error: Ended by SIGTERM in step 1."
+    assert (tmp_path / "peak.json").exists()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.usefixtures("already_run")

@@ -129,6 +129,24 @@ def test_a_run_that_failed_at_once_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+def test_files_of_an_earlier_run_are_told_apart_and_stay(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "notes.txt").write_text("the user's own")
+    failed = run_profile(Pieces(before=raising(KeyError(), piece="forward", step=0)), schedule=Schedule(0, 1, 1, 1))
+    for run, unwanted, left in (
+        (results(), [], []),
+        (results(), ["peak-json", "max-mem"], ["max_mem.txt", "peak.json"]),
+        (dataclasses.replace(results(), timings=None), [], ["cuda_timing.txt"]),
+        (failed, [], FILES),
+    ):
+        written = write(tmp_path, run, leave_out=unwanted).values()
+        found = outputs.left_from_earlier(tmp_path, written)
+        assert [path.name for path in found] == left
+        assert names_in(tmp_path) == sorted([*FILES, "notes.txt"])
+        if found:
+            assert outputs.left_sentence(found).startswith(f"{', '.join(left)} in {tmp_path} ")
+
+
 def test_writing_twice_writes_the_same(tmp_path: Path) -> None:
     """What is stored is what was observed: writing changes neither the results nor a second file."""
     for output in OUTPUTS:

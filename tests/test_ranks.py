@@ -8,17 +8,18 @@ import signal
 import subprocess
 import sys
 import textwrap
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from tests.runs import Pieces
 from tracer.ranks import (
     RANK_FILE,
     Rank,
     RankPeak,
     RanksSummary,
-    Termination,
+    announce,
     begin,
     rank_folder,
     read_ranks,
@@ -26,6 +27,8 @@ from tracer.ranks import (
     this_rank,
     write_summary,
 )
+from tracer.session import Schedule, run_profile
+from tracer.termination import Terminated, Termination
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN = "run"
@@ -145,6 +148,35 @@ def test_what_an_earlier_run_left_is_not_taken_for_this_one(tmp_path: Path) -> N
     assert read_ranks(tmp_path, 2, run=RUN).missing == (0, 1)
 
 
+def test_rank_0_waits_for_the_end_of_ranks_that_have_spoken(tmp_path: Path) -> None:
+    leave(tmp_path, peak(0))
+    leave(tmp_path, replace(peak(1), has_ended=False))
+    clock = Clock(tmp_path, {3: replace(peak(1), failure="ValueError: enough", num_steps=7)})
+    assert summarize(tmp_path, clock, 2).is_final
+    assert clock.pauses == 3
+    assert "ended in step 7 by ValueError: enough" in (tmp_path / "ranks.txt").read_text()
+
+
+def test_a_rank_that_is_never_heard_of_again_is_told_apart(tmp_path: Path) -> None:
+    leave(tmp_path, peak(0))
+    leave(tmp_path, replace(peak(1, 120), has_ended=False))
+    summary = summarize(tmp_path, Clock(tmp_path, {}), 2)
+    assert (summary.missing, summary.worst.index) == ((), 1)
+    assert "rank 1: 120 bytes on cpu; has not ended so far, after step 9" in (tmp_path / "ranks.txt").read_text()
+
+
+def test_whoever_announces_last_puts_all_together(tmp_path: Path) -> None:
+    results = run_profile(Pieces(), schedule=Schedule(0, 1, 1, 1), timing=False)
+    announce(Rank(1, 3, 1, RUN), results, tmp_path)
+    assert not (tmp_path / "ranks.json").exists(), "only rank 0 speaks for those who have not spoken"
+    announce(Rank(0, 3, 0, RUN), results, tmp_path)
+    assert json.loads((tmp_path / "ranks.json").read_text())["missing"] == [2]
+    announce(Rank(2, 3, 2, RUN), results, tmp_path)
+    document = json.loads((tmp_path / "ranks.json").read_text())
+    assert document["missing"] == []
+    assert [rank["has_ended"] for rank in document["ranks"]] == [False] * 3
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"index": 1}', '{"index": 1, "run": "run", "new": 3}'])
 def test_a_file_that_is_none_is_a_rank_that_is_missing(tmp_path: Path, text: str) -> None:
     leave(tmp_path, peak(0))
@@ -159,9 +191,11 @@ def test_a_file_that_is_none_is_a_rank_that_is_missing(tmp_path: Path, text: str
 def test_sigterm_unwinds_like_an_exception_and_the_default_comes_back() -> None:
     termination = Termination()
     termination.watch()
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(Terminated, match="ended by SIGTERM") as caught:
         os.kill(os.getpid(), signal.SIGTERM)
+    assert isinstance(caught.value, SystemExit)
     assert caught.value.code == 143
+    os.kill(os.getpid(), signal.SIGTERM)  # while it unwinds, nothing more
     termination.hold()
     termination.close()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -174,6 +208,28 @@ def test_sigterm_waits_while_files_are_written() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(SystemExit):
         termination.close()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_sigterm_that_waited_comes_when_it_may() -> None:
+    termination = Termination()
+    termination.watch()
+    termination.hold()
+    termination.resume()
+    termination.hold()
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(Terminated):
+        termination.resume()
+    termination.hold()
+    termination.close()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_one_that_watches_nothing_does_nothing() -> None:
+    termination = Termination()
+    termination.hold()
+    termination.resume()
+    termination.close()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
@@ -207,7 +263,7 @@ DYING = """
     schedule = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=1)
     with profile_training(model, optimizer, save_dir=sys.argv[1], schedule=schedule) as session:
         for step in range(6):
-            if dist.get_rank() == 1 and step == 4:
+            if dist.get_rank() == 1 and step == int(sys.argv[3]):
                 if sys.argv[2] == "killed":
                     os.kill(os.getpid(), signal.SIGKILL)
                 raise ValueError("rank 1 has had enough")
@@ -226,19 +282,64 @@ def launch(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("how", ["raised", "killed"])
-def test_a_rank_that_dies_takes_nothing_from_the_other(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize(("how", "step"), [("raised", 4), ("killed", 4), ("killed", 1)])
+def test_a_rank_that_dies_takes_nothing_from_the_other(tmp_path: Path, how: str, step: int) -> None:
+    """Step 1 is the recorded one; from step 2 on each rank's files are there, and its own death takes nothing back."""
     (tmp_path / "dying.py").write_text(textwrap.dedent(DYING))
-    finished = launch("dying.py", "results", how, folder=tmp_path)
+    finished = launch("dying.py", "results", how, str(step), folder=tmp_path)
     assert finished.returncode != 0
     results = tmp_path / "results"
-    survivor = json.loads((results / "rank0" / "peak.json").read_text())
-    assert sum(row["bytes"] for row in survivor["rows"]) == survivor["peak_bytes"] > 0
+    for rank in (0, 1) if step > 1 else (0,):
+        left = json.loads((results / f"rank{rank}" / "peak.json").read_text())
+        assert sum(row["bytes"] for row in left["rows"]) == left["peak_bytes"] > 0
     summary = json.loads((results / "ranks.json").read_text())
-    assert summary["missing"] == ([1] if how == "killed" else [])
+    assert summary["missing"] == ([] if step > 1 else [1])
+    assert summary["ranks"][0]["has_ended"]
+    if step > 1:
+        assert summary["ranks"][1]["has_ended"] == (how == "raised")
     if how == "raised":
         assert summary["ranks"][1]["failure"] == "ValueError: rank 1 has had enough"
         assert "rank 1: " in (results / "ranks.txt").read_text()
+
+
+OWN_STEP = """
+    import os, time
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    def build():
+        dist.init_process_group("gloo")
+        model, done = nn.Linear(8, 8), []
+        def step():
+            done.append(1)
+            loss = model(torch.randn(4, 8)).sum()
+            loss.backward()
+            if len(done) == 3:
+                dist.barrier()
+                if dist.get_rank() == 1:
+                    os._exit(7)
+                time.sleep(60)  # as if it waited for its peer: until torchrun ends it
+            model.zero_grad()
+            return loss
+        return model, step
+"""
+
+
+def test_the_command_line_writes_what_it_has_when_its_peer_dies(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(textwrap.dedent(OWN_STEP))
+    options = ["--n-wait-steps", "0", "--n-repeats", "2", "--n-active-steps", "1", "--device", "cpu"]
+    finished = launch(
+        str(ROOT / "main.py"), "--model", "own.py:build", "--save-dir", "results", *options, folder=tmp_path
+    )
+    assert finished.returncode != 0
+    assert "Error: Ended by SIGTERM in step 2." in finished.stderr
+    assert f'File "{ROOT / "main.py"}"' not in finished.stderr
+    left = json.loads((tmp_path / "results" / "rank0" / "peak.json").read_text())
+    assert sum(row["bytes"] for row in left["rows"]) == left["peak_bytes"] > 0
+    summary = json.loads((tmp_path / "results" / "ranks.json").read_text())
+    assert summary["missing"] == [1]
+    assert summary["ranks"][0]["failure"] == "Terminated: ended by SIGTERM"
 
 
 def test_the_command_line_profiles_each_rank(tmp_path: Path) -> None:

@@ -344,6 +344,15 @@ def test_no_memory_for_a_second_copy_is_a_note(error: BaseException, where: str)
     assert "no memory left" in results.notes[0]
 
 
+@pytest.mark.parametrize(("num_more", "is_timed"), [(0, False), (1, True), (3, True)])
+def test_the_timing_pass_makes_do_with_the_batches_that_are_left(num_more: int, is_timed: bool) -> None:
+    batches = iter([noise() for _ in range(SHORT.num_steps + num_more)])
+    results = run_profile(Pieces(batch=lambda: next(batches)), schedule=SHORT)
+    assert results.failure is None
+    assert (results.timings is not None) == is_timed
+    assert results.notes == (() if is_timed else ("The phases were not timed: the workload had no batch left.",))
+
+
 # ---- switched off afterwards -----------------------------------------------------------------------------------------
 
 

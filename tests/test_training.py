@@ -176,6 +176,19 @@ def test_the_screen_is_shown_where_asked_for(tmp_path: Path, capfd: pytest.Captu
     assert ("Peak: " in shown.out) == ("peak.json" in shown.err) == screen
 
 
+def test_files_of_an_earlier_run_are_warned_of(tmp_path: Path) -> None:
+    model, optimizer = net()
+    (tmp_path / "cuda_timing.txt").write_text("of another run")
+    with (
+        pytest.warns(UserWarning, match=r"^cuda_timing.txt in .* is from an earlier run") as caught,
+        profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as session,
+    ):
+        for _ in range(3):
+            train_step(model, optimizer)
+            session.step()
+    assert caught[0].filename == __file__
+
+
 def test_files_that_are_not_wanted_are_left_out(tmp_path: Path) -> None:
     model, optimizer = net()
     unwanted = ["memory-snapshot", "memory-timeline"]

@@ -222,3 +222,21 @@ def write_outputs(results: RunResults, save_dir: Path, *, leave_out: Collection[
             yield Written(output, path, error)
         else:
             yield Written(output, path)
+
+
+def left_from_earlier(save_dir: Path, written: Collection[Written]) -> tuple[Path, ...]:
+    """Files of ours in the folder that this run has not written, and that could be taken for its own.
+
+    They are not removed: a run that fails, or leaves a file out, has no right to an earlier one's results.
+    """
+    ours = {each.path for each in written if each.error is None}
+    paths = [save_dir / output.file_name for output in OUTPUTS]
+    return tuple(path for path in paths if path.is_file() and path not in ours)
+
+
+def left_sentence(left: Collection[Path]) -> str:
+    """What there is to say of them."""
+    is_one = len(left) == 1
+    names = ", ".join(path.name for path in left)
+    folder = next(iter(left)).parent
+    return f"{names} in {folder} {'is' if is_one else 'are'} from an earlier run, not of this one."

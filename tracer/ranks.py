@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from tracer.exporters.files import write_atomically
@@ -24,7 +21,7 @@ from tracer.units import format_bytes
 
 RANK_FILE = "rank.json"
 SUMMARY_JSON, SUMMARY_TEXT = "ranks.json", "ranks.txt"
-WAIT_S = 20.0
+WAIT_S, WAIT_AFTER_FAILURE_S = 20.0, 5.0
 """How long rank 0 waits for the others. torchrun kills what is left of a failed run after 30 seconds."""
 
 
@@ -79,6 +76,7 @@ class RankPeak:
         categories: Bytes of the peak by category.
         num_steps: Steps that ended.
         failure: What ended its loop early, in words; empty if nothing did.
+        has_ended: Whether its loop has ended; what a rank that is killed leaves behind does not say so.
     """
 
     index: int
@@ -88,6 +86,7 @@ class RankPeak:
     categories: Mapping[str, int] = field(default_factory=dict)
     num_steps: int = 0
     failure: str = ""
+    has_ended: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +100,11 @@ class RanksSummary:
 
     ranks: tuple[RankPeak, ...]
     missing: tuple[int, ...]
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing more is to come."""
+        return not self.missing and all(rank.has_ended for rank in self.ranks)
 
     @property
     def with_peak(self) -> tuple[RankPeak, ...]:
@@ -137,15 +141,37 @@ def begin(rank: Rank, save_dir: Path) -> None:
             (save_dir / name).unlink(missing_ok=True)
 
 
-def finish(rank: Rank, results: RunResults, save_dir: Path, *, wait_s: float = WAIT_S) -> RanksSummary | None:
-    """Leave this rank's results for rank 0, which puts all together.
+def announce(rank: Rank, results: RunResults, save_dir: Path) -> None:
+    """Leave what there is to say so far, without waiting for anybody; whoever comes last puts all together.
+
+    A rank that dies later, and be it rank 0, then takes nothing along.
 
     Raises:
         OutputError: A file cannot be written.
     """
-    peak = _peak_of(rank, results)
+    _leave(replace(_peak_of(rank, results), has_ended=False), rank, save_dir)
+    summary = read_ranks(save_dir, rank.world_size, run=rank.run)
+    if rank.index == 0 or not summary.missing:
+        _write_summary(summary, save_dir)
+
+
+def _leave(peak: RankPeak, rank: Rank, save_dir: Path) -> None:
     write_atomically(rank.folder(save_dir) / RANK_FILE, json.dumps(asdict(peak), indent=1) + "\n")
-    return write_summary(save_dir, rank.world_size, run=rank.run, wait_s=wait_s) if rank.index == 0 else None
+
+
+def finish(rank: Rank, results: RunResults, save_dir: Path) -> RanksSummary | None:
+    """Leave this rank's results for rank 0, which puts all together.
+
+    A rank 0 whose own loop failed does not wait for long: most likely it failed because another one is gone.
+
+    Raises:
+        OutputError: A file cannot be written.
+    """
+    _leave(_peak_of(rank, results), rank, save_dir)
+    if rank.index != 0:
+        return None
+    wait_s = WAIT_S if results.failure is None else WAIT_AFTER_FAILURE_S
+    return write_summary(save_dir, rank.world_size, run=rank.run, wait_s=wait_s)
 
 
 def _peak_of(rank: Rank, results: RunResults) -> RankPeak:
@@ -174,29 +200,34 @@ def write_summary(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> RanksSummary:
-    """Write ranks.txt and ranks.json at once, and again whenever a further rank is there, until all are.
+    """Write ranks.txt and ranks.json at once, and again whenever there is more to say, until all ranks have ended.
 
     Args:
         save_dir: With a folder for each rank.
         world_size: How many ranks there are.
         run: Of which start; files of others are passed over.
-        wait_s: For how long, in seconds, to wait for ranks that are missing.
+        wait_s: For how long, in seconds, to wait for ranks that have not ended.
         clock: Seconds.
         pause: Waits for so many seconds.
 
     Raises:
         OutputError: A file cannot be written.
     """
-    deadline, seen = clock() + wait_s, -1
+    deadline = clock() + wait_s
+    written: RanksSummary | None = None
     while True:
         summary = read_ranks(save_dir, world_size, run=run)
-        if len(summary.ranks) != seen:
-            seen = len(summary.ranks)
-            write_atomically(save_dir / SUMMARY_TEXT, summary_text(summary))
-            write_atomically(save_dir / SUMMARY_JSON, json.dumps(_as_json(summary), indent=1) + "\n")
-        if not summary.missing or clock() >= deadline:
+        if summary != written:
+            written = summary
+            _write_summary(summary, save_dir)
+        if summary.is_final or clock() >= deadline:
             return summary
         pause(0.1)
+
+
+def _write_summary(summary: RanksSummary, save_dir: Path) -> None:
+    write_atomically(save_dir / SUMMARY_TEXT, summary_text(summary))
+    write_atomically(save_dir / SUMMARY_JSON, json.dumps(_as_json(summary), indent=1) + "\n")
 
 
 def read_ranks(save_dir: Path, world_size: int, *, run: str) -> RanksSummary:
@@ -227,8 +258,7 @@ def summary_text(summary: RanksSummary) -> str:
     lines = ["Peak memory of each rank:", "-------------------------"]
     for rank in summary.ranks:
         peak = "nothing recorded" if rank.peak_bytes is None else f"{rank.peak_bytes:,} bytes on {rank.device}"
-        ended = f"; ended in step {rank.num_steps} by {rank.failure}" if rank.failure else ""
-        lines.append(f"rank {rank.index}: {peak}{ended}")
+        lines.append(f"rank {rank.index}: {peak}{_end(rank)}")
     lines += [f"rank {index}: left no results" for index in summary.missing]
     if summary.worst is not None:
         share = 100 * summary.spread_bytes / (summary.worst.peak_bytes or 1)
@@ -238,47 +268,15 @@ def summary_text(summary: RanksSummary) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def _end(rank: RankPeak) -> str:
+    if rank.failure:
+        return f"; ended in step {rank.num_steps} by {rank.failure}"
+    return "" if rank.has_ended else f"; has not ended so far, after step {rank.num_steps}"
+
+
 def _difference_lines(summary: RanksSummary) -> list[str]:
     differences = summary.differences()
     if not differences:
         return ["No category differs."] if len(summary.with_peak) > 1 else []
     rows = [f"{name}: {low:,} to {high:,} bytes" for name, (low, high) in differences.items()]
     return ["What differs:", *rows]
-
-
-class Termination:
-    """Lets SIGTERM, by which torchrun ends the ranks beside a failed one, unwind the program like any exception.
-
-    Its default would end the process on the spot, and with it what was recorded. A handler of somebody else's is left
-    alone, and the default is put back by `close`.
-    """
-
-    def __init__(self) -> None:
-        self._is_ours = False
-        self._must_wait = False
-        self._number: int | None = None
-
-    def watch(self) -> None:
-        """From now on SIGTERM raises SystemExit in the main thread."""
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._unwind)
-            self._is_ours = True
-
-    def _unwind(self, number: int, frame: FrameType | None) -> None:
-        self._number = number
-        if not self._must_wait:
-            self._must_wait = True
-            raise SystemExit(128 + number)
-
-    def hold(self) -> None:
-        """From now on it waits until `close`: files are being written."""
-        self._must_wait, self._number = True, None
-
-    def close(self) -> None:
-        """Put the default back; raises SystemExit if SIGTERM came in the meantime."""
-        if self._is_ours:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            self._is_ours = False
-        if self._number is not None:
-            raise SystemExit(128 + self._number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +35,7 @@ from tracer.capture.project_files import project_root
 from tracer.errors import RecordingError, SnapshotError, TracerError
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import snapshot_in_memory
+from tracer.termination import Termination
 from tracer.timeline_tracer import TimelineTracer
 
 Progress = Callable[[int, int], None]
@@ -394,11 +395,12 @@ def run_profile(
     settings: Mapping[str, object] | None = None,
     parameter_lines: Mapping[str, tuple[Line, ...]] | None = None,
     root: Path | None = None,
+    termination: Termination | None = None,
 ) -> RunResults:
     """Train a workload under the profiler, then time its phases on copies, without profiler.
 
-    An exception in a step, out of memory and Ctrl-C among them, ends the run; what was recorded until then is returned,
-    with the failure named.
+    An exception in a step, out of memory, Ctrl-C and `sys.exit` among them, ends the run; what was recorded until then
+    is returned, with the failure named.
 
     Args:
         workload: What a step does.
@@ -409,7 +411,9 @@ def run_profile(
         settings: What to remember of the run.
         parameter_lines: Where each parameter was constructed, by dotted name; else its class's source is searched.
         root: The folder from which reports name files; by default that of the model's code.
+        termination: That is watching; it is on hold when this returns, so that the results can be written.
     """
+    termination = termination or Termination()
     session = ProfileSession(workload.model, workload.optimizer, device=workload.device, schedule=schedule, trace=trace)
     losses: list[float] = []
     failure: Failure | None = None
@@ -419,24 +423,30 @@ def run_profile(
     total = schedule.num_steps + num_timing_steps
     try:
         with session:
-            for _ in range(schedule.num_steps):
-                losses += _step(workload, session)
-                session.step()
-                progress(session.num_steps_done, total)
-    except (Exception, KeyboardInterrupt) as error:
+            try:
+                for _ in range(schedule.num_steps):
+                    losses += _step(workload, session)
+                    session.step()
+                    progress(session.num_steps_done, total)
+            finally:
+                termination.hold()
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
         failure = Failure.of(error, session)
     findings = _findings(session, failure, notes)
     failed = session.failed_allocation if failure is not None and failure.out_of_memory else None
     if timing and failure is None:
         try:
+            termination.resume()
             timings = _time(workload, lambda done: progress(schedule.num_steps + done, total), notes)
-        except (Exception, KeyboardInterrupt) as error:
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
             if _is_out_of_memory(error):
                 notes.append(
                     "The timing pass needs a second copy of the model, for which the device had no memory left."
                 )
             else:
                 failure = Failure.of(error, session)
+        finally:
+            termination.hold()
     return RunResults(
         findings=findings,
         timings=timings,
@@ -526,11 +536,16 @@ def _time(workload: Workload, progress: Callable[[int], None], notes: list[str])
         copy = _copy(workload, notes)
         if copy is None:
             return None
-        batch = [copy.next_batch()]
+        try:
+            batch = [copy.next_batch()]
+        except StopIteration:
+            notes.append("The phases were not timed: the workload had no batch left.")
+            return None
         done = itertools.count(1)
 
         def after_step() -> None:
-            batch[0] = copy.next_batch()
+            with suppress(StopIteration):  # the last batch of a source that has an end serves for the rest
+                batch[0] = copy.next_batch()
             progress(next(done))
 
         return time_phases(

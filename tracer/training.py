@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,11 +18,12 @@ from torch import nn
 from tracer.capture.error_place import error_place
 from tracer.capture.parameter_origins import describe_parameters
 from tracer.capture.project_files import project_root
-from tracer.errors import RecordingError, TracerError
+from tracer.errors import OutputError, RecordingError, TracerError
 from tracer.exporters.files import check_folder
-from tracer.outputs import Written, write_outputs
-from tracer.ranks import Rank, Termination, begin, finish, this_rank
+from tracer.outputs import Written, left_from_earlier, left_sentence, write_outputs
+from tracer.ranks import Rank, announce, begin, finish, this_rank
 from tracer.session import Failure, ProfileSession, RunResults, Schedule, allocator_state
+from tracer.termination import Termination
 
 _DEFAULT_SCHEDULE = Schedule()
 # Kineto, the library below torch's profiler, logs every start and stop of a recording to stderr; 99 is silence.
@@ -39,7 +41,8 @@ class TrainingProfile(ProfileSession):
     Nothing else of the loop changes, and it may go on for as long as it likes: after the schedule's last step nothing
     is recorded any more. What the model is called with is observed by a hook; further inputs, such as targets, can be
     named with `session.observe_batch`. The files are written when the block ends, also by an exception, which then
-    goes on its way. Under torchrun each rank writes to `rank<N>` below the folder, and rank 0 adds a summary.
+    goes on its way. Under torchrun each rank writes to `rank<N>` below the folder, right after the last recorded step,
+    so that nothing that happens later can take it back, and a summary of all is added.
 
     Attributes:
         results: Everything that was found; after the block.
@@ -83,6 +86,7 @@ class TrainingProfile(ProfileSession):
         self.results: RunResults | None = None
         self.written: tuple[Written, ...] = ()
         self._termination = Termination()
+        self._is_announced = False
         self._screen, self._leave_out, self._settings = screen, leave_out, dict(settings or {})
         check_folder(self.save_dir)
 
@@ -101,6 +105,23 @@ class TrainingProfile(ProfileSession):
         super().__enter__()
         self._hooks.append(self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True))
         return self
+
+    def step(self) -> None:
+        """End a step. Call it once per step of training, after the optimizer's step."""
+        super().step()
+        if self.rank is not None and not self._is_announced and self._tracer.num_cycles == self.schedule.num_repeats:
+            self._announce(self.rank)
+
+    def _announce(self, rank: Rank) -> None:
+        """All is recorded: write it now. A peer's death may end this process where Python never gets to say a word."""
+        self._is_announced = True
+        self._termination.hold()
+        self.results = self._results(None)
+        self.written = tuple(write_outputs(self.results, self.folder, leave_out=self._leave_out))
+        # A folder that has become unwritable is told when the block ends, as ever: no step of the training raises it.
+        with suppress(OutputError):
+            announce(rank, self.results, self.save_dir)
+        self._termination.resume()
 
     def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the tensors that the model is called with; one that was computed by another model is not an input."""
@@ -122,6 +143,14 @@ class TrainingProfile(ProfileSession):
             self._termination.close()
 
     def _finish(self, error: BaseException | None) -> None:
+        self.results = self._results(error)
+        if not self._is_announced:
+            self.written = tuple(write_outputs(self.results, self.folder, leave_out=self._leave_out))
+        self._tell(error)
+        if self.rank is not None:
+            finish(self.rank, self.results, self.save_dir)
+
+    def _results(self, error: BaseException | None) -> RunResults:
         notes: list[str] = []
         findings = None
         try:
@@ -132,7 +161,7 @@ class TrainingProfile(ProfileSession):
         if error is not None:
             state = allocator_state(self.device)
             failure = Failure(_without_traceback(error), self.num_steps_done, state, error_place(error))
-        self.results = RunResults(
+        return RunResults(
             findings=findings,
             timings=None,
             snapshot=self.history.snapshot,
@@ -148,13 +177,9 @@ class TrainingProfile(ProfileSession):
             failed_allocation=self.failed_allocation if failure is not None and failure.out_of_memory else None,
             trace=self.trace if findings is not None else None,
         )
-        self.written = tuple(write_outputs(self.results, self.folder, leave_out=self._leave_out))
-        self._tell(error)
-        if self.rank is not None:
-            finish(self.rank, self.results, self.save_dir)
 
     def _tell(self, error: BaseException | None) -> None:
-        """The screen, where wanted; a warning for a loop that was too short to see anything."""
+        """The screen, where wanted; a warning for a loop that was too short, and for files that it did not write."""
         assert self.results is not None
         if self.results.findings is None and error is None:
             first = self.schedule.num_wait_steps + self.schedule.num_warmup_steps + 1
@@ -163,6 +188,8 @@ class TrainingProfile(ProfileSession):
                 f"{first}: call session.step() after each step, or pass a shorter schedule=Schedule(...).",
                 stacklevel=4,
             )
+        if left := left_from_earlier(self.folder, self.written):
+            warnings.warn(left_sentence(left), stacklevel=4)
         if self._screen and (self.rank is None or self.rank.index == 0):
             print_screen(self.results, self.written)
 
