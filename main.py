@@ -206,7 +206,8 @@ def profile(
                 termination=termination,
             )
             folder = rank.folder(save_dir) if rank is not None else save_dir
-            failed = _report(results, folder, leave_out, screen=rank is None or rank.index == 0)
+            shown = rank is None or rank.index == 0
+            failed = _report(results, folder, leave_out, screen=shown)
             if rank is not None:
                 finish(rank, results, save_dir)
         finally:
@@ -254,6 +255,7 @@ def _users_workload(
     from models.user_errors import UserModelError
     from models.user_model import StepOptions, build_user_workload
     from tracer.capture.error_place import error_place
+    from tracer.failure_words import behind
 
     try:
         step = StepOptions(**options)  # type: ignore[arg-type]
@@ -263,14 +265,7 @@ def _users_workload(
         return workload
     except UserModelError as error:
         at = error_place(error.__cause__) if error.__cause__ is not None else None
-        raise WorkloadError(f"{error}{_at(at)}", hint=error.hint) from error
-
-
-def _at(place: tuple[str, int] | None) -> str:
-    """Where it was, to be put behind a sentence."""
-    from tracer.exporters.screen import short_path
-
-    return f" ({short_path(place[0])}:{place[1]})" if place is not None else ""
+        raise WorkloadError(f"{error}{behind(at)}", hint=error.hint) from error
 
 
 def _numbers(option: str, text: str) -> int | tuple[int, ...]:
@@ -331,11 +326,13 @@ def _report(results: RunResults, save_dir: Path, leave_out: list[str], *, screen
     """Print the answer, where wanted, and write the files; True if one could not be written."""
     from tracer.exporters.screen import parameters_sentence, peak_screen, timing_screen
     from tracer.exporters.snapshot_screen import print_failed_allocation
+    from tracer.failure_words import failure_lines
     from tracer.outputs import left_from_earlier, left_sentence, write_outputs
 
     out = _stdout() if screen else Console(quiet=True)
     if results.failure is not None:
-        _tell_failure(results)
+        for line in failure_lines(results):
+            _say(line)
     if results.failed_allocation is not None:
         print_failed_allocation(results.failed_allocation, out)
     if results.findings is not None:
@@ -364,39 +361,6 @@ def _report(results: RunResults, save_dir: Path, leave_out: list[str], *, screen
     if left := left_from_earlier(save_dir, all_written):
         _say(f"Note: {left_sentence(left)}")
     return failed
-
-
-def _tell_failure(results: RunResults) -> None:
-    from tracer.termination import Terminated
-    from tracer.units import format_bytes
-
-    failure = results.failure
-    assert failure is not None
-    name = type(failure.error).__name__
-    if isinstance(failure.error, KeyboardInterrupt | Terminated):
-        how = "Interrupted" if isinstance(failure.error, KeyboardInterrupt) else "Ended by SIGTERM"
-        _say(f"Error: {how} in step {failure.step}.")
-    elif isinstance(failure.error, StopIteration):
-        _say(f"Error: The data ended in step {failure.step}{_at(failure.place)}.")
-    elif isinstance(failure.error, SystemExit):
-        _say(f"Error: Step {failure.step} ended the program{_at(failure.place)}.")
-    else:
-        what = "ran out of memory" if failure.out_of_memory else f"raised {name}"
-        why = str(failure.error).strip().splitlines()[0] if str(failure.error).strip() else name
-        _say(f"Error: Step {failure.step} {what}: {why}{_at(failure.place)}")
-    if failure.allocator:
-        state = ", ".join(f"{key} {format_bytes(value)}" for key, value in failure.allocator.items())
-        _say(f"Allocator: {state}.")
-    below = "What was recorded until then is explained and written below."
-    if results.findings is None and results.failed_allocation is not None:
-        below = "What was in use then is explained below, by line."
-    elif results.findings is None:
-        below = "Nothing was recorded yet."
-        if failure.out_of_memory:
-            below += " With --n-wait-steps 0 --n-warmup-steps 0 the first step is recorded too, and explained."
-    if isinstance(failure.error, StopIteration):
-        below = f"Let the data begin again, or ask for fewer steps: --n-active-steps, --n-repeats. {below}"
-    _say(f"Hint: {getattr(failure.error, 'hint', '') or below}")
 
 
 @app.command()

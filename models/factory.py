@@ -34,6 +34,7 @@ def load_factory(place: str) -> Any:
     if not module_name or not name:
         raise UserModelError(f"{place} does not name a factory.", hint=_PLACE_HINT)
     is_file = module_name.endswith(".py") or "/" in module_name
+    _make_importable([Path(module_name).absolute().parent, Path.cwd()] if is_file else [Path.cwd()])
     module = _load_file(Path(module_name)) if is_file else _load_module(module_name)
     found: Any = module
     for part in name.split("."):
@@ -45,11 +46,35 @@ def load_factory(place: str) -> Any:
     return found
 
 
+def _make_importable(folders: Sequence[Path]) -> None:
+    """Let modules in these folders be imported, the first folder before the others, as Python does for what it runs.
+
+    Projects like to have a package `models`, and so has this program. What it needs of its own is loaded by now, so
+    theirs takes the name: ours is forgotten, and its folder no longer searched, since a folder without an `__init__.py`
+    would lose against a package that has one.
+    """
+    for folder in reversed([str(folder) for folder in folders]):
+        if folder in sys.path:
+            sys.path.remove(folder)
+        sys.path.insert(0, folder)
+    if not any(folder != _OURS.parent and _has_own_models(folder) for folder in folders):
+        return
+    sys.path[:] = [folder for folder in sys.path if Path(folder or ".").resolve() != _OURS.parent]
+    for name in [name for name in sys.modules if name.split(".")[0] == _OURS.name]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+_OURS = Path(__file__).resolve().parent
+
+
+def _has_own_models(folder: Path) -> bool:
+    inside = folder / _OURS.name
+    return inside.with_suffix(".py").is_file() or (inside.is_dir() and any(inside.glob("*.py")))
+
+
 def _load_module(name: str) -> ModuleType:
-    """Import a module, from the working directory too, which `python -m` would do as well."""
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
+    """Import a module."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -63,7 +88,7 @@ def _load_module(name: str) -> ModuleType:
 
 
 def _load_file(path: Path) -> ModuleType:
-    """Run a file as a module; what lies beside it can be imported, as when Python runs it."""
+    """Run a file as a module."""
     if not path.is_file():
         raise UserModelError(f"There is no file {path}.", hint=_PLACE_HINT)
     name = f"profiled_{path.stem}"
@@ -71,8 +96,6 @@ def _load_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise UserModelError(f"{path} is not a Python file.", hint=_PLACE_HINT)
     module = importlib.util.module_from_spec(spec)
-    if str(path.resolve().parent) not in sys.path:
-        sys.path.insert(0, str(path.resolve().parent))
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -84,10 +107,18 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _missing_package(name: str, error: ModuleNotFoundError) -> UserModelError:
+    if (error.name or "").startswith("tracer."):
+        return UserModelError(f"{name} imports {error.name}, {_HIDDEN}", hint=_RENAME)
     return UserModelError(f"{name} imports {error.name}, which is not installed.", hint="Install it and run again.")
 
 
+_HIDDEN = "and the name tracer is taken by this program."
+_RENAME = "Rename that package, or profile the loop that uses it: see profile_training in the README."
+
+
 def _import_failed(name: str, error: BaseException) -> UserModelError:
+    if isinstance(error, ImportError) and error.name == "tracer":
+        return UserModelError(f"{name} imports what this program's tracer has not, {_HIDDEN}", hint=_RENAME)
     if isinstance(error, SystemExit):
         return UserModelError(
             f"Importing {name} ended the program.", hint='Put what it runs below `if __name__ == "__main__":`.'

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from models.random_inputs import Batch
-from models.user_errors import UserModelError
+from models.user_errors import UserModelError, defined_at
 
 __tracebackhide__ = True  # what raises here is to be looked for in the model
 
@@ -57,8 +57,16 @@ class ModuleWorkload:
                 with torch.inference_mode():
                     self.model(*args, **kwargs)
                 return None
-            loss = self.loss(self.model(*args, **kwargs))
+            loss = self._loss(self.model(*args, **kwargs))
             return loss if self.num_micro_batches == 1 else loss / self.num_micro_batches
+
+    def _loss(self, output: Any) -> Tensor:
+        try:
+            return self.loss(output)
+        except UserModelError as error:
+            forward = type(self.model).forward
+            where = f"{type(self.model).__name__}.forward{defined_at(forward)}"
+            raise UserModelError(f"{where} cannot be trained: {error}", hint=error.hint) from None
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self.amp == "off":
@@ -174,7 +182,7 @@ def cross_entropy(output: Any) -> Tensor:
     logits = _with_gradient(output)[0]
     if logits.ndim < 2:
         raise UserModelError(
-            f"Cross entropy needs classes in axis 1, and the model's output is {_shape_of(logits)}.",
+            f"cross entropy needs classes in axis 1, and its output is {_shape_of(logits)}.",
             hint="Use --loss mean-square.",
         )
     if logits.ndim == 3:
@@ -189,7 +197,7 @@ def _with_gradient(output: Any) -> list[Tensor]:
     if not found:
         there = ", ".join(map(_shape_of, _tensors(output))) or type(output).__name__
         raise UserModelError(
-            f"No gradient can flow through the model's output ({there}).",
+            f"no gradient can flow through its output ({there}).",
             hint="Return a tensor that depends on the parameters, or use --inference.",
         )
     return found

@@ -128,9 +128,9 @@ def as_workload(
         match built[1:]:
             case (torch.optim.Optimizer() as its_optimizer,):
                 return _module_workload(built[0], its_optimizer, device, options)
-            case (torch.optim.Optimizer() as its_optimizer, step) if callable(step):
+            case (torch.optim.Optimizer() as its_optimizer, step) if _is_step(step):
                 return _step_workload(step, built[0], its_optimizer, device, options, device_named)
-            case (step,) if callable(step):
+            case (step,) if _is_step(step):
                 return _step_workload(step, built[0], getattr(step, "optimizer", None), device, options, device_named)
     if all(hasattr(built, part) for part in _PARTS_OF_A_WORKLOAD):
         _refuse(options, "a workload, which makes its own step")
@@ -139,8 +139,18 @@ def as_workload(
     if callable(built) and not isinstance(built, type):
         model, optimizer = getattr(built, "model", None), getattr(built, "optimizer", None)
         return _step_workload(built, model, optimizer, device, options, device_named)
+    if isinstance(built, type) and issubclass(built, nn.Module):
+        raise UserModelError(
+            f"The factory{defined_at(source)} returned the class {built.__name__}.",
+            hint="Name the class itself as the factory, or return a module.",
+        )
     what = f"({', '.join(type(part).__name__ for part in built)})" if isinstance(built, tuple) else type(built).__name__
     raise UserModelError(f"The factory{defined_at(source)} returned {what}.", hint=FACTORY_HINT)
+
+
+def _is_step(thing: Any) -> bool:
+    """A function without arguments; a second module, as of a GAN, is none."""
+    return callable(thing) and not isinstance(thing, nn.Module | type)
 
 
 def _step_workload(
@@ -253,6 +263,11 @@ def _optimizer(model: nn.Module, text: str) -> torch.optim.Optimizer | None:
     }
     if name.lower() not in kinds:
         raise UserModelError(f"torch.optim has no {name}.", hint=f"Use none, {', '.join(sorted(kinds))}.")
+    if inspect.signature(kinds[name.lower()].step).parameters["closure"].default is inspect.Parameter.empty:
+        raise UserModelError(
+            f"{kinds[name.lower()].__name__} wants a closure, which evaluates the loss.",
+            hint="Let the factory return a step function that calls optimizer.step(closure).",
+        )
     values = parse_arguments("--optimizer", [part for part in arguments.split(",") if part])
     try:
         return kinds[name.lower()](parameters, **values)

@@ -26,6 +26,7 @@ ROOMS: dict[str, set[str]] = {
     "tracer.timeline_tracer": _WRITES,
     "tracer.termination": set(),
     "tracer.session": {*_WRITES, "tracer.timeline_tracer", "tracer.termination"},
+    "tracer.failure_words": {*_BASE, "tracer.exporters", "tracer.session", "tracer.termination"},
     "tracer.outputs": {*_WRITES, "tracer.timeline_tracer", "tracer.session"},
     "tracer.ranks": {*_WRITES, "tracer.session"},
     "tracer.training": {*_WRITES, "tracer.session", "tracer.outputs", "tracer.ranks", "tracer.termination"},
@@ -34,7 +35,8 @@ ROOMS: dict[str, set[str]] = {
     "tracer": set(),  # the map of the house; it loads its public names when they are first used
     "models": set(),
     "main": {"tracer", "tracer.outputs", "tracer.timeline_tracer", "tracer.session", "tracer.snapshot_commands"}
-    | {*_WRITES, "models", "tracer.ranks", "tracer.termination"},
+    | {*_WRITES, "models", "tracer.ranks", "tracer.termination"}
+    | {"tracer.failure_words"},
 }
 PRIVATE_TORCH = "tracer.capture.torch_private"
 

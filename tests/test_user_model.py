@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -41,7 +44,32 @@ NETS = """
         def forward(self, x):
             return self.first(self.first(x))  # here: wrong
 
+    class Embeds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(8, 4)
+        def forward(self, ids):
+            return self.table(ids)  # here: embeds
+
+    class Keywords(Net):
+        def forward(self, *args, **kwargs):
+            return {"logits": super().forward(kwargs["x"]), "extra": None}  # here: keyword
+
+    class Elsewhere(Net):
+        def forward(self, x):
+            return self.first(x.to("meta"))  # here: elsewhere
+
+    class Chooses(Net):
+        def forward(self, x):  # here: chooses
+            return super().forward(x).argmax(-1)
+
     built = Net()
+
+    def gan():  # here: gan
+        return Net(), Net()
+
+    def its_class():  # here: its_class
+        return Net
 
     def told(device, batch_size, seed, width=4):
         net = Net(width)
@@ -375,6 +403,46 @@ def test_names_may_have_dots() -> None:
     assert load_factory("models.lstm:Forecaster.forward") is lstm.Forecaster.forward
 
 
+def test_keywords_and_outputs_in_a_mapping_are_trained_on(nets: str) -> None:
+    assert step(build(f"{nets}:Keywords", inputs=["x=8"])) > 0
+
+
+OWN_PACKAGE = {
+    # No __init__.py: it would lose against a package that has one. gpt is a name that this program has as well.
+    "models/gpt.py": "from torch import nn\nclass Theirs(nn.Linear):\n    pass\n",
+    "models/late.py": "WIDTH = 7\n",
+    "src/beside.py": "NAME = 'beside'\n",
+    "src/net.py": """
+        import beside
+        from models.gpt import Theirs
+        def build():
+            from models.late import WIDTH
+            return Theirs(WIDTH, 2)
+    """,
+}
+
+
+def test_a_project_may_have_a_package_of_the_same_name(tmp_path: Path) -> None:
+    """In a process of its own, which forgets ours for good."""
+    for name, text in OWN_PACKAGE.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(textwrap.dedent(text).lstrip())
+    program = """
+        from models.factory import load_factory
+        from models.user_model import StepOptions, build_user_workload
+        print(load_factory("models.gpt:Theirs").__name__)
+        workload = build_user_workload("src/net.py:build", device="cpu", options=StepOptions(inputs=["7"]))
+        print(workload.model.in_features, type(workload).__name__)
+        print(load_factory("tracer.units:format_bytes")(1024))
+    """
+    root = str(Path(main.__file__).parent)
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": root}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.stdout.splitlines() == ["Theirs", "7 ModuleWorkload", "1.00 KiB"], ended.stderr
+
+
 # ---- mistakes, at the command line -----------------------------------------------------------------------------------
 
 
@@ -400,6 +468,18 @@ MISTAKES = [
     (["nowhere/at_all.py:Net"], "There is no file nowhere/at_all.py", "path/to/file.py:factory"),
     (["no_such_package_here:Net"], "There is no module no_such_package_here", "Install it"),
     (["models.nothing:Net"], "There is no module models.nothing", "Give the file instead"),
+    (["{nets}:Net", "--input", "9"], "shapes cannot", "called with --input 9 and --batch-size 8: check shape"),
+    (["{nets}:Embeds", "--input", "8"], "raised RuntimeError: Expected tensor for argument #1 'indices'", "embeds"),
+    (["{nets}:Embeds", "--input", "8:int64:0-99"], "raised IndexError: index out of range", "embeds"),
+    (["{nets}:Keywords"], "raised KeyError: 'x'", "keyword"),
+    (["{nets}:Keywords"], "raised KeyError: 'x'", "describe them with --input"),
+    (["{nets}:Elsewhere", "--input", "8"], "meta", "elsewhere"),
+    (["{nets}:Chooses", "--input", "8"], "no gradient can flow through its output (8)", "chooses"),
+    (["{nets}:Net", "--input", "8", "--optimizer", "lbfgs"], "LBFGS wants a closure", "a step function that calls"),
+    (["{nets}:gan"], "returned (Net, Net)", "gan"),
+    (["{nets}:its_class"], "returned the class Net", "its_class"),
+    (["{tracers}:x"], "tracers.py imports tracer.mine, and the name tracer is taken", "tracers.py:1)"),
+    (["{hides}:x"], "hides.py imports what this program's tracer has not", "hides.py:1)"),
     (["my_nets"], "my_nets does not name a factory", "package.module:factory"),
     (["{needs}:Net"], "needs.py imports not_installed_here, which is not installed", "needs.py:2)"),
     (["{typo}:Net"], "SyntaxError", "typo.py:2)"),
@@ -423,6 +503,8 @@ def test_a_mistake_is_one_sentence_with_the_users_own_line(
         "needs": "\nimport not_installed_here\n",
         "typo": "\nx = (\n",
         "exits": "raise SystemExit(2)\n",
+        "tracers": "import tracer.mine\n",
+        "hides": "from tracer import Mine\n",
     }.items():
         files[name] = str(tmp_path / f"{name}.py")
         Path(files[name]).write_text(text)
