@@ -344,7 +344,7 @@ def test_a_loss_of_any_output() -> None:
     assert torch.allclose(classes(x), nn.functional.cross_entropy(x, torch.tensor([0, 1])))
     assert classes(torch.zeros(2, 5, 4, requires_grad=True)).item() == pytest.approx(torch.tensor(4.0).log().item())
     assert classes(torch.zeros(2, 3, 4, 4, requires_grad=True)).item() == pytest.approx(torch.tensor(3.0).log().item())
-    with pytest.raises(UserModelError, match=r"No gradient can flow through the model's output \(2\)"):
+    with pytest.raises(UserModelError, match=r"no gradient can flow through its output \(2\)"):
         auto(torch.ones(2))
     with pytest.raises(UserModelError, match="classes in axis 1"):
         classes(x[0])
@@ -433,14 +433,13 @@ def test_a_project_may_have_a_package_of_the_same_name(tmp_path: Path) -> None:
         print(load_factory("models.gpt:Theirs").__name__)
         workload = build_user_workload("src/net.py:build", device="cpu", options=StepOptions(inputs=["7"]))
         print(workload.model.in_features, type(workload).__name__)
-        print(load_factory("tracer.units:format_bytes")(1024))
     """
     root = str(Path(main.__file__).parent)
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": root}, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert ended.stdout.splitlines() == ["Theirs", "7 ModuleWorkload", "1.00 KiB"], ended.stderr
+    assert ended.stdout.splitlines() == ["Theirs", "7 ModuleWorkload"], ended.stderr
 
 
 # ---- mistakes, at the command line -----------------------------------------------------------------------------------
