@@ -63,6 +63,11 @@ def _make_importable(folders: Sequence[Path]) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == _OURS.name]:
         del sys.modules[name]
     importlib.invalidate_caches()
+    theirs = importlib.util.find_spec(_OURS.name)
+    if theirs is not None and theirs.origin is None:
+        # A package without an __init__.py has None for a file, on which `inspect`, which remembers our file under this
+        # name, and with it `torch.optim`, would stumble. Importing it runs nothing.
+        del importlib.import_module(_OURS.name).__file__
 
 
 _OURS = Path(__file__).resolve().parent
