@@ -132,6 +132,13 @@ def test_on_a_device_the_rows_are_by_its_clock(recorded: Callable[[str], Recorde
     report = run_times([(on_device, attribute(on_device))])
     assert report.clock == "device"
     assert sum(row.forward_ns for row in report.rows) > 0
+    device = report.device
+    assert device is not None
+    parts = (device.forward_rows_ns, device.backward_rows_ns, device.bookkeeping_ns, device.elsewhere_ns)
+    assert sum(parts) == device.total_ns == on_device.kernels.duration_ns.sum()  # type: ignore[union-attr]
+    assert min(parts[:2]) > 0
+    assert min(parts) >= 0
+    assert device.forward_rows_ns == pytest.approx(sum(row.forward_ns * row.num_steps for row in report.rows))
 
 
 @pytest.mark.gpu

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tracer.analysis.attribution import attribute
 from tracer.analysis.findings import find_in_cycle, put_together
 from tracer.analysis.memory_entries import memory_report
 from tracer.analysis.places import Place
-from tracer.analysis.run_times import BookkeepingRow, RunTimeRow, RunTimes, StepTime, run_times
+from tracer.analysis.run_times import BookkeepingRow, DeviceTime, RunTimeRow, RunTimes, StepTime, run_times
 from tracer.capture.parameter_origins import describe_parameters
 from tracer.capture.project_files import ProjectFiles
 from tracer.exporters.memory_report import write_memory_report
@@ -145,3 +146,15 @@ def test_the_document_names_every_table_and_column(tmp_path: Path) -> None:
             assert f"`{name}`" in text, f"{kind} {name}"
             for column in query(path, f"PRAGMA table_info({name})"):
                 assert f"`{column[1]}`" in text, f"{name}.{column[1]}"
+
+
+def test_where_the_devices_time_went(tmp_path: Path) -> None:
+    assert dump(written(by_hand(), tmp_path))["device_time"] == []
+    on_device = replace(by_hand(), clock="device", device=DeviceTime(10_000_000, 4_000_000, 3_000_000, 0, 3_000_000))
+    assert dict(dump(written(on_device, tmp_path))["device_time"]) == {
+        "total": 10.0,
+        "forward_rows": 4.0,
+        "backward_rows": 3.0,
+        "bookkeeping": 0.0,
+        "elsewhere": 3.0,
+    }

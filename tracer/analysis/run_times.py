@@ -104,6 +104,25 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceTime:
+    """Where the time of all kernels went, over all steps; the parts sum to it.
+
+    Attributes:
+        total_ns: Of every kernel, copy and fill.
+        forward_rows_ns: Launched in rows.
+        backward_rows_ns: Launched in the autograd nodes of rows.
+        bookkeeping_ns: Launched in bookkeeping operators and their nodes.
+        elsewhere_ns: Launched by the optimizer, by nodes that are nobody's, and outside of forward and backward.
+    """
+
+    total_ns: int
+    forward_rows_ns: int
+    backward_rows_ns: int
+    bookkeeping_ns: int
+    elsewhere_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunTimes:
     """The answer.
 
@@ -112,12 +131,14 @@ class RunTimes:
         bookkeeping: Operators that are no rows, by name, slowest first.
         steps: The profiled steps.
         clock: "device" if forward_ns and backward_ns of rows are times of kernels on the device, else "host".
+        device: Where the device's time went; None where the clock is the host's.
     """
 
     rows: tuple[RunTimeRow, ...]
     bookkeeping: tuple[BookkeepingRow, ...]
     steps: tuple[StepTime, ...]
     clock: str
+    device: DeviceTime | None = None
 
 
 def run_times(
@@ -148,7 +169,21 @@ def run_times(
             for step in _steps(index, recording, attribution, times)
         ),
         clock="device" if by_device else "host",
+        device=_device_time(cycles, timed) if by_device else None,
     )
+
+
+def _device_time(cycles: Sequence[tuple[Recording, Attribution]], timed: Sequence[InstanceTimes]) -> DeviceTime:
+    total = forward = backward = bookkeeping = 0
+    for (recording, _), times in zip(cycles, timed, strict=True):
+        if recording.kernels is not None:
+            total += int(recording.kernels.duration_ns.sum())
+        for side, column in enumerate((times.device_forward_ns, times.device_backward_ns)):
+            assert column is not None
+            of_rows = int(column[~times.bookkeeping].sum())
+            forward, backward = (forward + of_rows, backward) if side == 0 else (forward, backward + of_rows)
+            bookkeeping += int(column[times.bookkeeping].sum())
+    return DeviceTime(total, forward, backward, bookkeeping, total - forward - backward - bookkeeping)
 
 
 class _Merged:

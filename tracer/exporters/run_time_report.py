@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 from pathlib import Path
 
 from tracer.analysis.run_times import RunTimeRow, RunTimes, StepTime
@@ -66,6 +66,10 @@ EXTRA_TABLES = (
   optimizer_ms REAL NOT NULL,
   rest_ms REAL NOT NULL,
   PRIMARY KEY (cycle, step)
+)""",
+    """CREATE TABLE device_time (
+  part TEXT PRIMARY KEY,
+  ms REAL NOT NULL
 )""",
     SETTINGS_TABLE,
 )
@@ -128,6 +132,9 @@ def write_run_time_report(
             ((row.name, row.count, ms(row.forward_ns), ms(row.backward_ns)) for row in report.bookkeeping),
         )
         insert(connection, "step_times", (_step(step) for step in report.steps))
+        if report.device is not None:
+            parts = asdict(report.device).items()
+            insert(connection, "device_time", ((name.removesuffix("_ns"), ms(part_ns)) for name, part_ns in parts))
         insert_settings(connection, {"forward_ms and backward_ms": _CLOCKS[report.clock], **(settings or {})})
 
     write_database(path, fill, user_version=USER_VERSION)
