@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.snapshot.dumps import REAL_DATA, Row, block, entry, frame, freed, segment, snapshot, write
-from tracer.analysis.snapshot_diff import diff_snapshots, parse_threshold
+from tracer.analysis.snapshot_diff import DeviceDiff, diff_snapshots, parse_threshold
 from tracer.analysis.snapshot_explain import DeviceFinding, SnapshotFinding, explain_snapshot
 from tracer.analysis.snapshot_kinds import KINDS
 from tracer.analysis.snapshot_sites import Site, Sites
@@ -377,6 +377,16 @@ class TestDiff:
         assert shown == [("grows", 10, 100), ("goes", 7, 0), ("comes", 0, 3), ("stays", 50, 50)]
         assert sum(c.bytes for c in diff.by_stack) == sum(c.bytes for c in diff.by_kind) == diff.bytes == 86
 
+    def test_the_phases_of_both_peaks(self, tmp_path: Path) -> None:
+        sides = [
+            load(tmp_path / str(i), snapshot([entry("alloc", BASE, 10, frames=frames), *freed(BASE, 10)]))
+            for i, frames in enumerate([FORWARD, BACKWARD])
+        ]
+        (diff,) = diff_snapshots(*sides)
+        assert (diff.before_phase, diff.after_phase) == ("", "backward")
+        assert "was in an unknown phase and is in backward now" in printed_diff((diff,))
+        assert "The peak was" not in printed_diff(diff_snapshots(sides[0], sides[0]))
+
     def test_a_device_on_one_side_only(self, tmp_path: Path) -> None:
         a = load(tmp_path / "a", [segment(BASE, 512, [block(BASE, 5)], device=0)])
         b = load(tmp_path / "b", [segment(BASE, 512, [block(BASE, 7)], device=1)])
@@ -476,6 +486,12 @@ def test_real_recordings_sum_and_print(path: Path) -> None:
         assert sum(group["bytes"] for group in device["groups"]) == device["peak_requested_bytes"]
 
 
+def printed_diff(diffs: tuple[DeviceDiff, ...]) -> str:
+    out = io.StringIO()
+    print_diff(diffs, Console(file=out, width=120), before="before", after="after")
+    return out.getvalue()
+
+
 @pytest.mark.skipif(not REAL_FILES, reason="the real recordings are not here")
 def test_a_longer_context_is_explained_by_its_activations() -> None:
     short, long = (load_snapshot(REAL_DATA / f"train_423M_ctx{n}.pickle", isolated=False) for n in (128, 512))
@@ -483,8 +499,8 @@ def test_a_longer_context_is_explained_by_its_activations() -> None:
     (diff,) = diffs
     assert sum(change.bytes for change in diff.by_stack) == sum(change.bytes for change in diff.by_kind) == diff.bytes
     assert diff.by_kind[0].kind == "activation" and diff.by_kind[0].bytes > diff.bytes
-    console = Console(file=io.StringIO(), width=120)
-    print_diff(diffs, console, before="short", after="long")
+    assert (diff.before_phase, diff.after_phase) == ("optimizer", "backward")
+    assert "The peak was in optimizer and is in backward now" in printed_diff(diffs)
 
 
 @settings(max_examples=60, deadline=None)

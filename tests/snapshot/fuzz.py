@@ -28,14 +28,20 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from tests.snapshot.allocator_model import AllocatorModel
 from tests.snapshot.dumps import block, frame, segment
 from tracer.analysis.snapshot_diff import diff_snapshots
-from tracer.analysis.snapshot_explain import explain_snapshot
+from tracer.analysis.snapshot_explain import ReplayedSnapshot, SnapshotFinding, explain_replayed, replay_snapshot
+from tracer.analysis.snapshot_report import snapshot_report
+from tracer.analysis.snapshot_timeline import device_timeline
 from tracer.errors import SnapshotError
+from tracer.exporters.page_data import page_json
 from tracer.exporters.snapshot_json import snapshot_json
+from tracer.exporters.snapshot_page import snapshot_page
+from tracer.exporters.snapshot_report import write_snapshot_report
 from tracer.exporters.snapshot_screen import print_snapshot
 from tracer.snapshot.load import load_snapshot
 
@@ -150,11 +156,13 @@ def explain(path: Path, *, isolated: bool) -> str:
     """Everything that the product does with a snapshot; says how it ended."""
     try:
         snapshot = load_snapshot(path, isolated=isolated)
-        finding = explain_snapshot(snapshot)
+        replayed = replay_snapshot(snapshot)
+        finding = explain_replayed(replayed)
         console = Console(file=io.StringIO(), width=100)
         print_snapshot(finding, console, file="file")
         snapshot_json(finding, file="file")
         diff_snapshots(snapshot, snapshot)
+        draw_and_report(replayed, finding, path.with_suffix(".sqlite"))
     except SnapshotError as error:
         if len(str(error)) > 1000 or "\n" in str(error):
             raise AssertionError(f"not one sentence: {str(error)[:2000]}") from error
@@ -162,6 +170,16 @@ def explain(path: Path, *, isolated: bool) -> str:
     for device in finding.devices:
         assert sum(group.bytes for group in device.peak.groups) == device.peak.requested_bytes
     return "result"
+
+
+def draw_and_report(replayed: ReplayedSnapshot, finding: SnapshotFinding, path: Path) -> None:
+    """The page's data and the database of every device."""
+    for shown, one in enumerate(replayed.devices):
+        timeline = device_timeline(replayed.snapshot, one.state, one.replay, kinds=one.kinds)
+        page = snapshot_page(finding, shown, timeline, run={})
+        page_json(page)
+        assert not page.series or max(np.sum([one.values_bytes for one in page.series], axis=0)) == page.peak.bytes
+        write_snapshot_report(snapshot_report(replayed, finding, shown, timeline, settings={}), path)
 
 
 def run(count: int, seed: int) -> tuple[Counter[str], int]:
