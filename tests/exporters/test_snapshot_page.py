@@ -69,7 +69,7 @@ def test_by_hand(tmp_path: Path) -> None:
         (MIB, "TEMPORARY", "in the recording", "MmBackward0", None, None),
     ]
     assert headline(shown) == (
-        "Peak: 6.00 MiB on device 0 at backward.",
+        "Peak: 6.00 MiB on device 0 in backward.",
         "It is 50 % activations, 33 % memory from before the recording and 17 % temporaries.",
         "The line that holds most is model.py:7: 3.00 MiB, 50 %, made by forward.",
     )

@@ -58,7 +58,9 @@ def headline(page: Page) -> tuple[str, ...]:
 def _when(peak: Peak, device: str) -> str:
     places = [peak.step.replace(STEP_PREFIX, "step ") if peak.step else "", peak.phase.lower() if peak.phase else ""]
     place = ", ".join(place for place in places if place)
-    return f"Peak: {format_bytes(peak.bytes)} on {device}" + (f" at {place}." if place else ".")
+    # At a step or at the start, but in backward.
+    preposition = "at" if peak.step or place.startswith("the ") else "in"
+    return f"Peak: {format_bytes(peak.bytes)} on {device}" + (f" {preposition} {place}." if place else ".")
 
 
 def _what(peak: Peak) -> str:

@@ -62,7 +62,9 @@ def snapshot_page(
         title="Memory of an allocator snapshot",
         device=f"device {device.device}",
         source="snapshot",
-        subtitle=f"{device.entries:,} entries" if has_history else "no history, only the state",
+        subtitle=f"{device.entries:,} {'entry' if device.entries == 1 else 'entries'}"
+        if has_history
+        else "no history, only the state",
         axis=timeline.axis,
         origin=0,
         times=timeline.times if has_history else timeline.times[:0],
