@@ -366,15 +366,11 @@ def _report(results: RunResults, save_dir: Path, leave_out: list[str], *, screen
 @app.command()
 def snapshot(
     file: Annotated[Path, typer.Argument(help="A pickle or JSON of torch.cuda.memory._snapshot(), or a --save-dir.")],
-    device: Annotated[int | None, typer.Option(help="Index of the only device to look at.")] = None,
-    top: Annotated[int, typer.Option(help="Rows of each table.")] = 10,
+    device: Annotated[int | None, typer.Option(min=0, help="Index of the only device to look at.")] = None,
+    top: Annotated[int, typer.Option(min=0, help="Rows of each table.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
-    html: Annotated[
-        Path | None, typer.Option(help="Also write the page, of --device or else of the device with the largest peak.")
-    ] = None,
-    sqlite: Annotated[
-        Path | None, typer.Option(help="Also write the memory report, of the same device as the page.")
-    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write the page, of --device or of the worst one.")] = None,
+    sqlite: Annotated[Path | None, typer.Option(help="Also write the memory report of that device.")] = None,
 ) -> None:
     """Say what filled each device at its peak, from an allocator snapshot made anywhere, and why it ran out."""
     from tracer.snapshot_commands import show_snapshot
@@ -382,22 +378,19 @@ def snapshot(
     with _errors_for_people():
         written = show_snapshot(file, _stdout(), device=device, top=top, as_json=as_json, html=html, sqlite=sqlite)
     for path in written:
-        _say(f"Wrote {path}  (open with {'a browser' if path == html else 'sqlite3, or Skyline readers'})")
+        _say(f"Wrote {path}  (open with {'a browser' if path == html else 'sqlite3, or a reader of Skyline'})")
 
 
 @app.command()
 def diff(
     before: Annotated[Path, typer.Argument(help="A snapshot, or a --save-dir.")],
     after: Annotated[Path, typer.Argument(help="The one to compare with it.")],
-    top: Annotated[int, typer.Option(help="Rows of each table but the first.")] = 10,
+    top: Annotated[int, typer.Option(min=0, help="Rows of each table but the first.")] = 10,
     fail_above: Annotated[
         str | None, typer.Option(help="Exit with 3 if a peak grew by more than this: 5%, 100MiB.")
     ] = None,
 ) -> None:
-    """Say what changed between two peaks; the changes sum to the peak's.
-
-    Two folders of results are compared by category, module, operator and line, two snapshots by kind and by stack.
-    """
+    """Say what changed between two peaks, to the byte: by kind and stack, of two --save-dirs by module and line."""
     from tracer.snapshot_commands import show_diff
 
     with _errors_for_people():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import main
+import tracer.snapshot_commands
 from tests.exporters.page_samples import peak_row
 from tests.exporters.report_readers import query
 from tests.exporters.snapshot_samples import out_of_memory
@@ -87,7 +89,7 @@ def test_a_target_that_cannot_be_is_refused(
     before = file.read_bytes()
     code, out, err = run("snapshot", file, option, tmp_path / target)
     assert (code, out) == (1, "")
-    assert complaint in err and "Hint: " in err
+    assert complaint in err and "Hint: Name another file with --html or --sqlite." in err
     assert file.read_bytes() == before
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["folder", "s.pickle"]
 
@@ -95,6 +97,29 @@ def test_a_target_that_cannot_be_is_refused(
 def test_one_target_for_both_is_refused(file: Path, tmp_path: Path) -> None:
     code, _, err = run("snapshot", file, "--html", tmp_path / "x", "--sqlite", tmp_path / "x")
     assert code == 1 and "named twice" in err
+
+
+def test_without_plotly_the_page_is_refused_before_anything_is_read(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(tracer.snapshot_commands, "load_snapshot", lambda path: pytest.fail("it was read"))
+    code, out, err = run("snapshot", file, "--html", tmp_path / "page.html")
+    assert (code, out) == (1, "")
+    assert "plotly" in err and "pip install plotly" in err
+
+
+@pytest.mark.parametrize(
+    "arguments", [("snapshot", "--top", "-1"), ("snapshot", "--device", "-1"), ("diff", "--top", "-1")]
+)
+def test_numbers_below_zero_are_wrong_usage(file: Path, arguments: tuple[str, ...]) -> None:
+    files = [file] * (1 if arguments[0] == "snapshot" else 2)
+    assert run(*arguments, *files)[0] == 2
+
+
+def test_no_rows_are_all_rest(file: Path) -> None:
+    code, out, _ = run("snapshot", file, "--top", 0)
+    assert code == 0 and "2 more" in out
 
 
 def test_nothing_to_draw_is_said(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracer.errors import OutputError, SnapshotError
+from tracer.errors import MissingPackageError, OutputError, SnapshotError
 from tracer.snapshot.load import load_snapshot
 
 if TYPE_CHECKING:
@@ -48,17 +49,23 @@ def show_snapshot(
 
     Raises:
         SnapshotError: The file cannot be read, or has nothing of that device.
-        OutputError: A file cannot be written.
+        OutputError: A file cannot be written, or the page lacks plotly.
     """
     outputs = [out for out in (html, sqlite) if out is not None]
-    _check_outputs(snapshot_path(path), outputs)
+    with _hint_for_outputs():
+        _check_outputs(snapshot_path(path), outputs)
+    if html is not None:
+        from tracer.exporters.page import check_plotly
+
+        check_plotly()
     snapshot = load_snapshot(snapshot_path(path))
     from tracer.analysis.snapshot_explain import explain_replayed, replay_snapshot
 
     replayed = replay_snapshot(snapshot, device=device)
     finding = explain_replayed(replayed)
     if outputs:  # before printing, which ends early where the reader of a pipe has seen enough
-        _write(replayed, finding, html=html, sqlite=sqlite, file=path)
+        with _hint_for_outputs():
+            _write(replayed, finding, html=html, sqlite=sqlite, file=path)
     if as_json:
         from tracer.exporters.snapshot_json import snapshot_json
 
@@ -68,6 +75,17 @@ def show_snapshot(
 
         print_snapshot(finding, console, file=str(path), top=top)
     return outputs
+
+
+@contextmanager
+def _hint_for_outputs() -> Iterator[None]:
+    """The exporters' hint is about the folder of a run; here the files have options of their own."""
+    try:
+        yield
+    except MissingPackageError:
+        raise
+    except OutputError as error:
+        raise OutputError(str(error), hint="Name another file with --html or --sqlite.") from error
 
 
 def _check_outputs(path: Path, outputs: Sequence[Path]) -> None:
@@ -81,9 +99,9 @@ def _check_outputs(path: Path, outputs: Sequence[Path]) -> None:
     taken = [path.resolve()]
     for out in outputs:
         if out.is_dir():
-            raise OutputError(f"{out} is a folder.", hint="Name a file.")
+            raise OutputError(f"{out} is a folder.")
         if out.resolve() in taken:
-            raise OutputError(f"{out} is named twice.", hint="Name another file to write to.")
+            raise OutputError(f"{out} is named twice.")
         taken.append(out.resolve())
         check_folder(out.parent)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import importlib.util
 import json
 import re
 import zlib
@@ -49,6 +50,7 @@ __all__ = [
     "SlowModule",
     "StepTiming",
     "Table",
+    "check_plotly",
     "page_html",
     "write_page",
 ]
@@ -105,14 +107,28 @@ def page_html(page: Page) -> str:
     return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
 
 
+def check_plotly() -> None:
+    """Find out before long work whether a page can be made.
+
+    Raises:
+        MissingPackageError: Plotly is not installed.
+    """
+    if importlib.util.find_spec("plotly") is None:
+        raise _no_plotly()
+
+
+def _no_plotly() -> MissingPackageError:
+    return MissingPackageError(
+        "The page needs the package plotly, which is not installed.",
+        hint="Install it with `pip install plotly`, or leave the page out.",
+    )
+
+
 def _plotly_script() -> str:
     try:
         from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
     except ImportError as error:
-        raise MissingPackageError(
-            "The page needs the package plotly, which is not installed.",
-            hint="Install it with `pip install plotly`, or leave the page out.",
-        ) from error
+        raise _no_plotly() from error
     return _in_ascii(_unwrapped(get_plotlyjs()))
 
 
