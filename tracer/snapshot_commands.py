@@ -33,7 +33,7 @@ def show_snapshot(
 ) -> Sequence[Path]:
     """Explain a snapshot on a console, as text or as JSON, and in files.
 
-    A page and a database are about one device: the one named, or else that with the largest peak.
+    A page and a database are about one device: the one named, or else the worst, see `SnapshotFinding.worst`.
 
     Args:
         path: A snapshot, or a directory that holds a `memory_snapshot.pkl`.

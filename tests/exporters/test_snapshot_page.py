@@ -131,6 +131,15 @@ def test_the_worst_device_is_shown_and_the_others_are_named(tmp_path: Path) -> N
     assert page_of(loaded, device=1).device == "device 1"
 
 
+def test_a_device_that_ran_out_is_worse_than_a_larger_one(tmp_path: Path) -> None:
+    objects = out_of_memory()
+    objects["segments"].append(segment(BASE, 64 * MIB, [block(BASE, 60 * MIB)], device=1))
+    shown = page_of(load(tmp_path / "s", objects))
+    assert shown.device == "device 0"
+    (others,) = [section for section in shown.sections if section.title == "Other devices"]
+    assert others.tables[0].rows == (("device 1", 60 * MIB, "0"),)
+
+
 def test_without_history_there_is_no_timeline_and_nothing_was_before_it(tmp_path: Path) -> None:
     shown = page_of(load(tmp_path / "s", [segment(BASE, MIB, [block(BASE, 700)])]))
     assert (len(shown.times), shown.series, shown.lines, shown.marks) == (0, (), (), ())

@@ -65,9 +65,12 @@ class SnapshotFinding:
 
     @property
     def worst(self) -> int | None:
-        """Position of the device with the largest peak, the first of equals; None if there is no device."""
-        peaks = [device.peak.requested_bytes for device in self.devices]
-        return peaks.index(max(peaks)) if peaks else None
+        """Position of the device with the largest peak among those that ran out of memory, or else among all.
+
+        The first of equals; None if there is no device.
+        """
+        badness = [(len(device.oom) > 0, device.peak.requested_bytes) for device in self.devices]
+        return badness.index(max(badness)) if badness else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
