@@ -59,7 +59,13 @@ def test_structure_is_that_of_skylines_own_file(tmp_path: Path) -> None:
     OperationRunTimeReportBuilder(str(golden)).build()
     ours, theirs = shape(written(by_hand(), tmp_path)), shape(golden)
     assert {name: ours.get(name) for name in theirs} == theirs
-    assert set(ours) - set(theirs) == {"run_time_details", "bookkeeping_operations", "step_times", "settings"}
+    assert set(ours) - set(theirs) == {
+        "run_time_details",
+        "bookkeeping_operations",
+        "step_times",
+        "device_time",
+        "settings",
+    }
 
 
 def test_example_by_hand_comes_back(tmp_path: Path) -> None:
