@@ -16,7 +16,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 from tests.workloads import WORKLOADS, build_workload
 from tracer.analysis.findings import CycleFindings
-from tracer.analysis.peak import PeakRow
+from tracer.analysis.peak_row import PeakRow
 from tracer.session import ProfileSession, Schedule
 
 NAMED = ("INPUT", "OPTIMIZER_STATE", "GRADIENT")

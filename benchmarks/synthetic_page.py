@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from tracer.analysis.categories import Category
-from tracer.analysis.peak import PeakRow
+from tracer.analysis.peak_row import PeakRow
 from tracer.exporters.page import (
     Band,
     Line,

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
+from tracer.analysis.block_kinds import Blocks, explain_all
 from tracer.analysis.findings import CycleFindings, Findings
 from tracer.analysis.memory_entries import memory_report
-from tracer.analysis.peak import Blocks, explain_all
 from tracer.analysis.run_times import RunTimes, run_times
 from tracer.capture.project_files import ProjectFiles
 from tracer.errors import TracerError

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from tracer.analysis.block_kinds import explain_all
 from tracer.analysis.findings import CycleFindings, Findings, find_in_cycle, put_together
-from tracer.analysis.peak import explain_all
 from tracer.capture import torch_private
 from tracer.capture.known_storages import KnownStorages
 from tracer.capture.profiler_trace import ProfilerTrace, TraceStore

@@ -16,7 +16,7 @@ from models.workload import build_fno_workload
 from tests.workloads import WORKLOADS, build_workload
 from tracer.analysis.attribution import Phase, attribute
 from tracer.analysis.findings import CycleFindings
-from tracer.analysis.peak import PeakRow
+from tracer.analysis.peak_row import PeakRow
 from tracer.session import ProfileSession, Schedule
 
 ONE_CYCLE = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=3, num_repeats=1)

@@ -16,7 +16,8 @@ from tests.histories import Event, Key, known_of, recording_of
 from tests.runs import Pieces, tiny_fno
 from tests.workloads import WORKLOADS, Recorded
 from tracer.analysis.findings import find_in_cycle
-from tracer.analysis.peak import PeakReport, PeakRow
+from tracer.analysis.peak import PeakReport
+from tracer.analysis.peak_row import PeakRow
 from tracer.capture.known_storages import Role
 from tracer.capture.recording import Recording
 from tracer.errors import RecordingError

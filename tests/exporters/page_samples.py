@@ -6,7 +6,7 @@ import numpy as np
 
 from tracer.analysis.attribution import STEP_PREFIX
 from tracer.analysis.findings import CycleFindings
-from tracer.analysis.peak import PeakRow
+from tracer.analysis.peak_row import PeakRow
 from tracer.exporters.page import (
     Band,
     Line,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.workloads import build_workload
+from tracer.analysis.block_kinds import explain_all
 from tracer.analysis.findings import CycleFindings
-from tracer.analysis.peak import explain_all
 from tracer.exporters.memory_snapshot import Labels, label_snapshot, labels_of, snapshot_of_recording
 from tracer.session import ProfileSession, Schedule
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.analysis.attribution import Attribution
-from tracer.analysis.peak import op_label, place
+from tracer.analysis.peak_rows import op_label, place
 from tracer.analysis.storages import Storages
 from tracer.capture.recording import Recording
 

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tracer.analysis.attribution import Attribution
+from tracer.analysis.block_kinds import Blocks
 from tracer.analysis.categories import Categories, Category
-from tracer.analysis.peak import Blocks, op_label, place
+from tracer.analysis.peak_rows import op_label, place
 from tracer.capture.recording import Recording
 
 Ints = npt.NDArray[np.int64]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tracer.analysis.peak import Blocks, Kind
+from tracer.analysis.block_kinds import Blocks, Kind
 from tracer.analysis.storages import Storages
 
 Ints = npt.NDArray[np.int64]

@@ -12,7 +12,8 @@ import numpy as np
 
 from tracer.analysis.allocator_join import join_entries
 from tracer.analysis.attribution import Attribution, Phase
-from tracer.analysis.peak import Blocks, Kind, op_label
+from tracer.analysis.block_kinds import Blocks, Kind
+from tracer.analysis.peak_rows import op_label
 from tracer.analysis.storages import Storages
 from tracer.capture.recording import CallKind, Recording
 from tracer.exporters.files import write_atomically

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tracer.analysis.attribution import STEP_PREFIX
+from tracer.analysis.block_kinds import Blocks
 from tracer.analysis.findings import CycleFindings, Findings
 from tracer.analysis.memory_by_kind import memory_by_kind
 from tracer.analysis.notes import left_out, unseen
-from tracer.analysis.peak import LOOP_OWNER, Blocks, PeakReport
+from tracer.analysis.peak import PeakReport
+from tracer.analysis.peak_rows import LOOP_OWNER
 from tracer.analysis.run_times import RunTimes
 from tracer.analysis.storages import Storages
 from tracer.exporters.page import write_page
