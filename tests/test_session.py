@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tests.runs import Pieces, mlp_with_state, noise, raising, random_states, seeded, tiny_fno
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
+from tests.workloads import WORKLOADS, build_workload
 from tracer import session as session_module
 from tracer.capture import torch_private
 from tracer.capture.allocator_history import MAX_ENTRIES, AllocatorHistory
@@ -93,6 +94,83 @@ def test_a_profiled_run_ends_bit_for_bit_where_an_unprofiled_one_does(name: str)
     for part in left:
         assert now[part] == left[part], part
     assert results.timings is not None
+
+
+class WholeStep:
+    """A step of `tests.workloads`, which cannot be taken apart, as `run_profile` takes it."""
+
+    num_micro_batches = 1
+
+    def __init__(self, name: str) -> None:
+        built = build_workload(name)
+        torch.set_num_threads(1)  # threads that wait for each other take longer than these steps
+        self.step, self.optimizer, self.device = built.step, built.optimizer, torch.device("cpu")
+        self.model = built.model if built.model is not None else nn.Module()
+
+    def next_batch(self) -> tuple[()]:
+        return ()
+
+    def forward(self, batch: object) -> None:
+        self.step()
+
+    def backward(self, loss: None) -> None:
+        pass
+
+    def optimizer_step(self) -> None:
+        pass
+
+    def copy(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_workload_ends_bit_for_bit_where_it_would_alone(name: str) -> None:
+    """Recorded and analysed, with all that a session observes; also what belongs to nobody, such as hooks."""
+    seeded()
+    alone = WholeStep(name)
+    for _ in range(SHORT.num_steps):
+        alone.step()
+    left = everything(alone)
+    seeded()
+    watched = WholeStep(name)
+    hooks = [len(module._forward_pre_hooks) for module in watched.model.modules()]
+    results = run_profile(watched, schedule=SHORT)
+    assert results.failure is None
+    assert results.findings is not None
+    now = everything(watched)
+    for part in left:
+        assert now[part] == left[part], part
+    assert [len(module._forward_pre_hooks) for module in watched.model.modules()] == hooks
+
+
+def counted_on_cuda(run: Callable[[], object]) -> dict[str, int]:
+    """What the allocator counts during a run."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    torch.cuda.synchronize()
+    after = torch.cuda.memory_stats()
+    names = ("allocation.all.allocated", "allocated_bytes.all.allocated", "allocated_bytes.all.current")
+    counts = {name: after[name] - before[name] for name in (*names, "num_ooms", "num_alloc_retries")}
+    return counts | {"peak": after["allocated_bytes.all.peak"] - before["allocated_bytes.all.current"]}
+
+
+@pytest.mark.gpu
+def test_the_allocator_counts_the_same_with_and_without_us() -> None:
+    """The same loop both times, and once before, since libraries take workspaces when they are first used."""
+    workload = tiny_fno(device="cuda:0")
+    plain_run(workload, 2)
+
+    def watched() -> None:
+        with ProfileSession(workload.model, workload.optimizer, schedule=SHORT) as session:
+            for _ in range(SHORT.num_steps):
+                plain_run(workload, 1)
+                session.step()
+
+    alone = counted_on_cuda(lambda: plain_run(workload, SHORT.num_steps))
+    assert alone["allocation.all.allocated"] > 0
+    assert counted_on_cuda(watched) == alone
 
 
 def test_the_comparison_sees_a_difference() -> None:
