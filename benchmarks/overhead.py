@@ -30,6 +30,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from benchmarks.engine import Table, as_markdown, as_text, in_own_process, profiler, step_of
 from models.workload import build_fno_workload
@@ -178,6 +179,19 @@ def begin_bare(mode: str) -> Any:
     return running
 
 
+class OneGroup:
+    """torch.distributed for a program that runs several times in a process: its group is made once, and stays."""
+
+    get_rank = staticmethod(dist.get_rank)
+    destroy_process_group = staticmethod(dist.barrier)
+
+    @staticmethod
+    def init_process_group(backend: str) -> None:
+        """Make it the first time."""
+        if not dist.is_initialized():
+            dist.init_process_group(backend)
+
+
 # ---- the programs ----------------------------------------------------------------------------------------------------
 
 
@@ -209,6 +223,7 @@ def run_program(name: str, mode: str, costs: Costs, save_dir: str) -> None:
     else:
         module.profile_training = session_of(mode, costs)
     if name == "torchrun":
+        module.dist = OneGroup
         (Path(save_dir) / "ranks.txt").touch()  # which the program prints
     module.main(save_dir)
     return None
@@ -238,8 +253,14 @@ def timed_analysis(costs: Costs) -> Iterator[None]:
         TrainingProfile._results, training.write_outputs = results, write  # type: ignore[method-assign]
 
 
-def measure(name: str, num_rounds: int) -> dict[str, Costs]:
-    """All modes in turn, each round beginning with another one; the first round only warms up."""
+def measure(name: str, num_rounds: int, parent: Path | None = None) -> dict[str, Costs]:
+    """All modes in turn, each round beginning with another one; the first round only warms up.
+
+    Files go to new folders, in a parent that ranks have in common.
+    """
+    if parent is None:
+        with tempfile.TemporaryDirectory() as temporary:
+            return measure(name, num_rounds, Path(temporary))
     torch.set_num_threads(1)  # threads that wait for each other use as much processor time as those that work
     warnings.filterwarnings("ignore")
     for logger in ("lightning", "lightning.pytorch", "transformers"):
@@ -249,8 +270,10 @@ def measure(name: str, num_rounds: int) -> dict[str, Costs]:
         turn = number % len(MODES)
         for mode in (*MODES[turn:], *MODES[:turn]):
             costs = found[mode] if number else Costs()
-            with tempfile.TemporaryDirectory() as folder, quiet(), timed_analysis(costs):
-                run_program(name, mode, costs, folder)
+            folder = parent / f"{number} {mode}"
+            folder.mkdir(exist_ok=True)
+            with quiet(), timed_analysis(costs):
+                run_program(name, mode, costs, str(folder))
     return found
 
 
@@ -272,7 +295,7 @@ def measure_ranks(num_rounds: int) -> dict[str, Costs]:
 
 
 def as_rank(out: Path, num_rounds: int) -> None:
-    found = measure("torchrun", num_rounds)
+    found = measure("torchrun", num_rounds, out.parent)
     if os.environ["RANK"] == "0":
         out.write_text(json.dumps({mode: vars(costs) for mode, costs in found.items()}))
 
