@@ -368,7 +368,7 @@ def test_where_the_allocators_history_saw_it_the_answer_is_on_the_screen(
     assert "Out of memory at forward  net.py:13" in ended.stdout
     assert re.search(r"asked for +48\.83 KiB \(50,000 B\)", ended.stdout)
     assert "forward  net.py:12" in ended.stdout
-    assert [path.name for path in tmp_path.iterdir()] == ["memory_snapshot.pkl"]
+    assert {path.name for path in tmp_path.iterdir()} == {"memory_snapshot.pkl", "memory_timeline.html"}
 
 
 def test_files_of_an_earlier_run_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

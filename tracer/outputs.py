@@ -16,8 +16,10 @@ from tracer.analysis.block_kinds import Blocks, explain_all
 from tracer.analysis.findings import CycleFindings, Findings
 from tracer.analysis.memory_entries import memory_report
 from tracer.analysis.run_times import RunTimes, run_times
+from tracer.analysis.snapshot_explain import explain_replayed, replay_snapshot
+from tracer.analysis.snapshot_timeline import device_timeline
 from tracer.capture.project_files import ProjectFiles
-from tracer.errors import TracerError
+from tracer.errors import OutputError, TracerError
 from tracer.exporters.cuda_timing import write_cuda_timing
 from tracer.exporters.max_mem import write_max_mem
 from tracer.exporters.memory_report import write_memory_report
@@ -29,9 +31,11 @@ from tracer.exporters.memory_snapshot import (
 )
 from tracer.exporters.peak_json import write_peak_json
 from tracer.exporters.run_time_report import write_run_time_report
+from tracer.exporters.snapshot_page import write_snapshot_page
 from tracer.exporters.timeline_page import slow_modules, write_memory_timeline
 from tracer.exporters.trace import write_trace
 from tracer.session import RunResults
+from tracer.snapshot.load import snapshot_in_memory
 from tracer.units import format_bytes
 
 
@@ -76,17 +80,16 @@ class Output:
 
 def run_description(results: RunResults) -> dict[str, str | int | float]:
     """What a reader wants to know of the run: when, where, with what."""
-    findings = _findings(results)
     described: dict[str, str | int | float] = {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        "device": findings.device,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "cycles": len(findings.cycles),
     }
-    if findings.device.startswith("cuda") and torch.cuda.is_available():
-        described["device name"] = torch.cuda.get_device_name(findings.device)
+    if (findings := results.findings) is not None:
+        described |= {"device": findings.device, "cycles": len(findings.cycles)}
+        if findings.device.startswith("cuda") and torch.cuda.is_available():
+            described["device name"] = torch.cuda.get_device_name(findings.device)
     if results.parameters:
         size_bytes = sum(parameter.size_bytes for parameter in results.parameters)
         described["parameters"] = f"{len(results.parameters):,} tensors, {format_bytes(size_bytes)}"
@@ -103,10 +106,35 @@ def _explained(results: RunResults, cycle: CycleFindings) -> Blocks:
 
 
 def _write_page(results: RunResults, path: Path) -> None:
-    findings = _findings(results)
+    findings = results.findings
+    if findings is None:
+        _write_page_of_history(results, path)
+        return
     blocks = _explained(results, findings.worst)
     slow = slow_modules(_run_times(findings), findings.worst.peak)
-    write_memory_timeline(findings, blocks, path, run=run_description(results), notes=results.notes, slow_modules=slow)
+    write_memory_timeline(
+        findings,
+        blocks,
+        path,
+        run=run_description(results),
+        notes=results.notes,
+        slow_modules=slow,
+        failed=results.failed_allocation,
+    )
+
+
+def _write_page_of_history(results: RunResults, path: Path) -> None:
+    """A run that ended before anything was recorded is shown from the allocator's history, where there is one."""
+    assert results.snapshot is not None
+    replayed = replay_snapshot(snapshot_in_memory(results.snapshot), held=results.known.words_at())
+    finding = explain_replayed(replayed)
+    if finding.worst is None:
+        raise OutputError(
+            "The allocator's history has no device with memory, so there is no page.", hint="Record a later step."
+        )
+    one = replayed.devices[finding.worst]
+    timeline = device_timeline(replayed.snapshot, one.state, one.replay, kinds=one.kinds)
+    write_snapshot_page(finding, finding.worst, timeline, path, run=run_description(results))
 
 
 def _run_times(findings: Findings) -> RunTimes:
@@ -175,7 +203,7 @@ def _write_peak_json(results: RunResults, path: Path) -> None:
 
 OUTPUTS = (
     Output("max-mem", "max_mem.txt", "any text viewer", _write_max_mem),
-    Output("memory-timeline", "memory_timeline.html", "a browser", _write_page),
+    Output("memory-timeline", "memory_timeline.html", "a browser", _write_page, _has_snapshot),
     Output("peak-json", "peak.json", "jq, or any program", _write_peak_json),
     Output("memory-report", "memory_report.sqlite", "sqlite3, or Skyline's readers", _write_memory_report),
     Output("run-time-report", "run_time_report.sqlite", "sqlite3, or Skyline's readers", _write_run_time_report),

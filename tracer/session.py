@@ -275,14 +275,8 @@ class ProfileSession:
         """The last allocation that the device had no memory for, explained from the allocator's history; CUDA only."""
         columns = self._allocator_columns()
         index = self.device.index or 0
-        return last_failed_allocation(columns, index, held=self._held()) if columns is not None else None
-
-    def _held(self) -> dict[int, str]:
-        """What is known to be at an address of the device, by the latest look at it."""
-        known = self.known
-        here = [name == str(self.device) for name in known.devices]
-        columns = zip(known.address.tolist(), known.role.tolist(), known.device.tolist(), strict=True)
-        return {address: Role(role).name.lower().replace("_", " ") for address, role, at in columns if here[at]}
+        held = self.known.words_at(str(self.device))
+        return last_failed_allocation(columns, index, held=held) if columns is not None else None
 
     def _allocator_columns(self) -> Snapshot | None:
         """The allocator's history as columns; that a new torch writes another one is a note, not a failure."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +11,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from tests.histories import Event, Key, known_of, recording_of
 from tests.snapshot.allocator_model import AllocatorModel, rounded
 from tracer.analysis.allocator_join import join_entries
+from tracer.analysis.block_kinds import Kind, explain_all
 from tracer.analysis.findings import Findings, find_in_cycle, put_together, with_allocator_history
+from tracer.analysis.memory_by_kind import memory_by_kind
 from tracer.analysis.storages import follow_storages
 from tracer.capture.known_storages import Role
+from tracer.exporters.screen import peak_screen
+from tracer.exporters.timeline_page import timeline_page
 from tracer.snapshot.load import snapshot_in_memory
 
 
@@ -196,6 +202,41 @@ def test_a_pair_in_which_more_was_asked_for_than_the_block_holds_is_none() -> No
     storages = follow_storages(recording_of([Event(4096, 512, 1), Event(8192, 512, 2)], devices=("cuda:0",)), None, 0)
     entry = join_entries(np.array([3, 7]), np.array([4096, 8192]), np.array([513, 512]), storages)
     assert entry.tolist() == [-1, 7]
+
+
+def test_memory_that_no_block_shows_is_in_the_timeline() -> None:
+    """1024 bytes that nobody saw, and 512 that are freed while the profiler looks on."""
+    allocator = WatchedAllocator()
+    allocator.alloc(1000)
+    gone = allocator.alloc(512)
+    allocator.profiling = True
+    allocator.alloc(2048)
+    allocator.free(gone)
+    cycle = allocator.findings().worst
+    blocks = explain_all(cycle.recording, cycle.categories, cycle.attribution, cycle.storages)
+    levels = {level.kind: level for level in memory_by_kind(cycle.storages, blocks)}
+    assert levels[Kind.BEFORE_RECORDING].values_bytes.tolist() == [1536, 1024]
+    assert levels[Kind.BEFORE_RECORDING].before_bytes == 1536
+    total = np.sum([level.values_bytes for level in levels.values()], axis=0)
+    assert total.tolist() == cycle.storages.allocator_bytes.tolist()
+
+
+def test_the_page_and_the_screen_have_the_three_sizes() -> None:
+    allocator = WatchedAllocator()
+    allocator.start_recording()
+    allocator.profiling = True
+    allocator.alloc(1000)
+    findings = joined(allocator)
+    cycle = findings.worst
+    blocks = explain_all(cycle.recording, cycle.categories, cycle.attribution, cycle.storages)
+    (section,) = timeline_page(findings, blocks, run={}).sections
+    assert section.sentences == (
+        "At the peak 1000 B were asked for, which the allocator rounded up, block by block, to 1.00 KiB.",
+    )
+    assert section.tables[0].rows == (("at the peak", 65536, 1024, 64512, 64512),)
+    words = Console(width=200, record=True, file=io.StringIO())
+    words.print(peak_screen(findings))
+    assert "Asked for: 1000 B. Allocated, which is that rounded up block by block: 1.00 KiB." in words.export_text()
 
 
 # ---- drawn -----------------------------------------------------------------------------------------------------------

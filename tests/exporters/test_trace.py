@@ -213,7 +213,7 @@ def test_a_clock_that_steps_back_stands_still() -> None:
 def test_kinds_add_up_to_the_level(name: str) -> None:
     one = workload(name)
     levels = memory_by_kind(one.cycle.storages, one.blocks)
-    assert (np.sum([level.values_bytes for level in levels], axis=0) == one.cycle.storages.level_bytes).all()
+    assert (np.sum([level.values_bytes for level in levels], axis=0) == one.cycle.storages.allocator_bytes).all()
     assert len({level.kind for level in levels}) == len(levels) > 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tracer.analysis.snapshot_fragmentation import Fragmentation, fragmentation_after
@@ -110,8 +111,16 @@ def explain_snapshot(snapshot: Snapshot, *, device: int | None = None) -> Snapsh
     return explain_replayed(replay_snapshot(snapshot, device=device))
 
 
-def replay_snapshot(snapshot: Snapshot, *, device: int | None = None) -> ReplayedSnapshot:
-    """Replay the devices of a loaded snapshot; arguments and errors as of `explain_snapshot`."""
+def replay_snapshot(
+    snapshot: Snapshot, *, device: int | None = None, held: Mapping[int, str] | None = None
+) -> ReplayedSnapshot:
+    """Replay the devices of a loaded snapshot; arguments and errors as of `explain_snapshot`.
+
+    Args:
+        snapshot: See there.
+        device: See there.
+        held: Kinds by address of what the program held when the history began.
+    """
     chosen = [state for state in snapshot.devices if device is None or state.device == device]
     if device is not None and not chosen:
         known = ", ".join(str(state.device) for state in snapshot.devices) or "none"
@@ -120,7 +129,8 @@ def replay_snapshot(snapshot: Snapshot, *, device: int | None = None) -> Replaye
         )
     sites = Sites(snapshot.stacks)
     devices = (
-        ReplayedDevice(state, replay(state, snapshot.settings), KindFinder(snapshot, state, sites)) for state in chosen
+        ReplayedDevice(state, replay(state, snapshot.settings), KindFinder(snapshot, state, sites, held=held))
+        for state in chosen
     )
     return ReplayedSnapshot(snapshot, sites, tuple(devices))
 

@@ -49,6 +49,16 @@ class KnownStorages:
         if len({len(column) for column in columns}) > 1:
             raise ValueError("columns of KnownStorages differ in length")
 
+    def words_at(self, device: str | None = None) -> dict[int, str]:
+        """What was held at each address by the latest look at it: `parameter`, `optimizer state` and so on.
+
+        Args:
+            device: As `str(torch.device)` writes it; None is all, whose addresses differ under CUDA.
+        """
+        wanted = [device in (None, name) for name in self.devices]
+        columns = zip(self.address.tolist(), self.role.tolist(), self.device.tolist(), strict=True)
+        return {address: Role(role).name.lower().replace("_", " ") for address, role, at in columns if wanted[at]}
+
 
 class StorageObserver:
     """Collects observations during a run."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -150,20 +150,23 @@ def _function(site: Site) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------- other findings
+def oom_section(events: tuple[OutOfMemory, ...]) -> Section:
+    """What failed and why; there is at least one event."""
+    first, *_ = events
+    times = "once" if len(events) == 1 else f"{len(events)} times"
+    failures = Table(
+        "Each failure" if len(events) > 1 else "The failure",
+        ("entry", "who asked", "asked for", "device free", "in use", "reserved", "unallocated", "largest free"),
+        tuple(_oom_row(event) for event in events),
+    )
+    in_use = tuple(_groups_table(f"In use at entry {event.entry:,}", event.groups) for event in _distinct(events))
+    sentences = (f"It ran out of memory {times}. {first.advice}",)
+    return Section("Out of memory", sentences, (failures, *in_use), is_alarming=True)
+
+
 def _oom_sections(device: DeviceFinding) -> tuple[Section, ...]:
     """What failed and why, above everything else."""
-    if not device.oom:
-        return ()
-    first, *_ = device.oom
-    times = "once" if len(device.oom) == 1 else f"{len(device.oom)} times"
-    events = Table(
-        "Each failure" if len(device.oom) > 1 else "The failure",
-        ("entry", "who asked", "asked for", "device free", "in use", "reserved", "unallocated", "largest free"),
-        tuple(_oom_row(event) for event in device.oom),
-    )
-    in_use = tuple(_groups_table(f"In use at entry {event.entry:,}", event.groups) for event in _distinct(device.oom))
-    sentences = (f"It ran out of memory {times}. {first.advice}",)
-    return (Section("Out of memory", sentences, (events, *in_use), is_alarming=True),)
+    return (oom_section(device.oom),) if device.oom else ()
 
 
 def _distinct(events: tuple[OutOfMemory, ...]) -> list[OutOfMemory]:
@@ -198,6 +201,12 @@ def _sections(finding: SnapshotFinding, shown: int) -> tuple[Section, ...]:
     return tuple(sections)
 
 
+def reserved_table(moments: Sequence[tuple[str, int, int, int, int]]) -> Table:
+    """Reserved, allocated, free and largest free bytes at some moments."""
+    columns = ("", "reserved", "allocated", "reserved but unallocated", "largest free block")
+    return Table("How much of it was free, and in how large a piece", columns, tuple(moments))
+
+
 def _growth_section(device: DeviceFinding) -> Section:
     start, end, grown = device.start_requested_bytes, device.end_requested_bytes, device.growth_bytes
     verb = "grew" if grown >= 0 else "shrank"
@@ -213,13 +222,10 @@ def _reserved_section(device: DeviceFinding) -> Section:
     moments = [("at the peak", device.peak.fragmentation), ("at the end", device.end_fragmentation)]
     if not device.entries:
         moments = [("when it was taken", device.end_fragmentation)]
-    rows = tuple(
+    rows = [
         (name, one.reserved_bytes, one.allocated_bytes, one.free_bytes, one.largest_free_bytes) for name, one in moments
-    )
-    columns = ("", "reserved", "allocated", "reserved but unallocated", "largest free block")
-    return Section(
-        "Reserved memory", tables=(Table("How much of it was free, and in how large a piece", columns, rows),)
-    )
+    ]
+    return Section("Reserved memory", tables=(reserved_table(rows),))
 
 
 def _groups_table(title: str, groups: tuple[Group, ...]) -> Table:

@@ -13,6 +13,7 @@ from tracer.analysis.notes import left_out, unseen
 from tracer.analysis.peak import PeakReport
 from tracer.analysis.peak_rows import LOOP_OWNER
 from tracer.analysis.run_times import RunTimes
+from tracer.analysis.snapshot_oom import OutOfMemory
 from tracer.analysis.storages import Storages
 from tracer.exporters.page import write_page
 from tracer.exporters.page_model import (
@@ -23,11 +24,13 @@ from tracer.exporters.page_model import (
     Mark,
     Page,
     Peak,
+    Section,
     Series,
     Share,
     SlowModule,
     StepTiming,
 )
+from tracer.exporters.snapshot_page import oom_section, reserved_table
 from tracer.units import format_bytes
 
 _BANDS: dict[str, BandKind] = {"forward": "forward", "backward": "backward", "optimizer": "optimizer"}
@@ -41,6 +44,7 @@ def write_memory_timeline(
     run: Mapping[str, str | int | float],
     notes: tuple[str, ...] = (),
     slow_modules: tuple[SlowModule, ...] = (),
+    failed: OutOfMemory | None = None,
 ) -> None:
     """Write memory_timeline.html for the cycle with the largest peak.
 
@@ -51,11 +55,13 @@ def write_memory_timeline(
         run: What to say of the run, by name.
         notes: Sentences on what could not be measured.
         slow_modules: Time by module, slowest first.
+        failed: The allocation that ended the run.
 
     Raises:
         OutputError: The file cannot be written, or plotly is not installed.
     """
-    write_page(timeline_page(findings, blocks, run=run, notes=notes, slow_modules=slow_modules), path)
+    page = timeline_page(findings, blocks, run=run, notes=notes, slow_modules=slow_modules, failed=failed)
+    write_page(page, path)
 
 
 def timeline_page(
@@ -65,6 +71,7 @@ def timeline_page(
     run: Mapping[str, str | int | float],
     notes: tuple[str, ...] = (),
     slow_modules: tuple[SlowModule, ...] = (),
+    failed: OutOfMemory | None = None,
 ) -> Page:
     """The page's content."""
     cycle = findings.worst
@@ -99,7 +106,22 @@ def timeline_page(
         slow_modules=slow_modules,
         run=run,
         notes=(*notes, *left_out(findings), *_notes(cycle)),
+        sections=(*(() if failed is None else (oom_section((failed,)),)), *_reserved_section(peak)),
     )
+
+
+def _reserved_section(peak: PeakReport) -> tuple[Section, ...]:
+    """What was asked for, allocated and reserved; only the allocator's history tells the first."""
+    found = peak.allocator
+    if found is None:
+        return ()
+    pending = f" {format_bytes(found.pending_bytes)} were freed and still used by a stream." * bool(found.pending_bytes)
+    sentence = (
+        f"At the peak {format_bytes(found.requested_bytes)} were asked for, which the allocator rounded up, block by "
+        f"block, to {format_bytes(peak.peak_bytes)}.{pending}"
+    )
+    row = ("at the peak", found.reserved_bytes, peak.peak_bytes, found.free_bytes, found.largest_free_bytes)
+    return (Section("Reserved memory", (sentence,), (reserved_table([row]),)),)
 
 
 def series_by_kind(storages: Storages, blocks: Blocks) -> tuple[Series, ...]:
