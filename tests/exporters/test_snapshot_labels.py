@@ -48,6 +48,19 @@ def test_every_allocation_of_ours_has_a_category_and_a_line_of_text(cycle: Cycle
     assert "unknown" in {entry["category"] for entry in snapshot["device_traces"][0]}
 
 
+def test_blocks_that_live_on_have_a_line_of_text_too(cycle: CycleFindings, labels: Labels) -> None:
+    """It is all that the viewer has to show of a parameter, which no entry allocates."""
+    snapshot = snapshot_of_recording(cycle.recording, cycle.storages, labels=labels)
+    blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    living = [block for block in blocks if block["state"] == "active_allocated"]
+    address = {int(cycle.storages.address[row]): row for row in cycle.storages.alive_at(len(cycle.storages.events) - 1)}
+    assert len(living) > 10
+    for block in living:
+        assert block["frames"][0]["filename"] == "<explained>"
+        assert block["frames"][0]["name"] == labels.text[address[block["address"]]]
+    assert all(block["frames"] == [] for block in blocks if block["state"] != "active_allocated")
+
+
 def test_labels_reach_the_allocators_own_entries_by_address_and_order(cycle: CycleFindings, labels: Labels) -> None:
     """The allocator's history as CUDA would write it: it began earlier, at addresses that are used again later.
 

@@ -132,7 +132,7 @@ def snapshot_of_recording(recording: Recording, storages: Storages, *, labels: L
     """
     stacks = _Stacks(recording)
     return {
-        "segments": _segments(storages, stacks),
+        "segments": _segments(storages, stacks, labels),
         "device_traces": [_trace(recording, storages, stacks, labels)],
         "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False},
         "external_annotations": _annotations(recording),
@@ -220,26 +220,27 @@ def _entry(action: str, storages: Storages, block: int, time_us: int, frames: li
     }
 
 
-def _segments(storages: Storages, stacks: _Stacks) -> list[dict[str, Any]]:
+def _segments(storages: Storages, stacks: _Stacks, labels: Labels | None) -> list[dict[str, Any]]:
     end = len(storages.events)
     alive = storages.alive_at(end - 1)
     alive = alive[np.argsort(storages.address[alive], kind="stable")]
-    live = [
-        (int(storages.address[block]), int(storages.size_bytes[block]), int(storages.allocation[block]))
-        for block in alive.tolist()
-    ]
+    live = [(int(storages.address[block]), int(storages.size_bytes[block]), block) for block in alive.tolist()]
     segments, next_live = [], 0
     for start, stop in _ranges(storages):
         blocks: list[dict[str, Any]] = []
         at = start
         while next_live < len(live) and live[next_live][0] < stop:
-            address, size, allocation = live[next_live]
+            address, size, block = live[next_live]
             next_live += 1
             if address < at:  # two views of one storage from before the recording: the first stands for both
                 continue
             if address > at:
                 blocks.append(_block(at, address - at, "inactive", []))
-            blocks.append(_block(address, size, "active_allocated", stacks.of_allocation(allocation)))
+            frames = stacks.of_allocation(int(storages.allocation[block]))
+            if labels is not None:
+                # All that the viewer shows of a block from before the recording, such as a parameter's.
+                frames = [_label_frame(labels.text[block]), *frames]
+            blocks.append(_block(address, size, "active_allocated", frames))
             at = address + size
         if at < stop:
             blocks.append(_block(at, stop - at, "inactive", []))
