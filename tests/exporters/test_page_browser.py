@@ -253,6 +253,8 @@ def test_paper_has_all_rows_and_no_controls(opened: Callable[..., Any], width: i
             for those in (".plot, .peak-map", ".main-svg")
         )
         assert {*holders, *drawings} == {430}
+        # A footer group would be repeated where a page ends, above rows that it sums.
+        assert tab.evaluate("getComputedStyle(document.querySelector('tfoot')).display") == "table-row-group"
         assert not tab.locator(".tools").is_visible()
         assert not tab.locator("nav").is_visible()
 

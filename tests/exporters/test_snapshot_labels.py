@@ -58,6 +58,7 @@ def test_blocks_that_live_on_have_a_line_of_text_too(cycle: CycleFindings, label
     for block in living:
         assert block["frames"][0]["filename"] == "<explained>"
         assert block["frames"][0]["name"] == labels.text[address[block["address"]]]
+    assert "PARAMETER, made before recording" in {block["frames"][0]["name"] for block in living}
     assert all(block["frames"] == [] for block in blocks if block["state"] != "active_allocated")
 
 

@@ -60,7 +60,10 @@ def labels_of(recording: Recording, attribution: Attribution, blocks: Blocks) ->
         category.append(_UNKNOWN if kind in (Kind.UNKNOWN, Kind.BEFORE_RECORDING) else word.lower())
         when = f" in {Phase(phase).name.lower()}" if phase >= 0 else ""
         where = attribution.modules[module] if module >= 0 else "no module"
-        text.append(f"{word}{when}, {where}, {op_label(recording, op) or 'no operator'}")
+        made = (
+            f"{when}, {where}, {op_label(recording, op) or 'no operator'}" if phase >= 0 else ", made before recording"
+        )
+        text.append(word + made)
     return Labels(category, text)
 
 
