@@ -334,6 +334,15 @@ def test_a_step_that_fails_is_named_and_what_was_recorded_is_written(
     assert len(wrote) == len(USUAL) - 1
 
 
+def test_a_failure_in_the_timing_pass_is_in_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = Pieces(before_in_copy=raising(KeyError("bug"), piece="forward", step=0))
+    monkeypatch.setattr(models.workload, "build_fno_workload", lambda **_: workload)
+    ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
+    assert ended.code == 1
+    assert ended.stderr.startswith("Error: The timing pass raised KeyError: 'bug'")
+    assert (tmp_path / "peak.json").exists()
+
+
 def test_a_first_step_that_fails_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, KeyError("bug"), step=0)
     ended = run(*TINY, *SHORT, "--save-dir", tmp_path / "new")

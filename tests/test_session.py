@@ -14,6 +14,7 @@ from tests.runs import Pieces, mlp_with_state, noise, raising, random_states, se
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
 from tests.workloads import WORKLOADS, build_workload
 from tracer import session as session_module
+from tracer.analysis.allocator_join import join_history
 from tracer.capture import torch_private
 from tracer.capture.allocator_history import MAX_ENTRIES, AllocatorHistory
 from tracer.capture.known_storages import Role
@@ -405,6 +406,7 @@ def test_a_failure_in_the_timing_pass_keeps_the_findings(error: BaseException) -
     assert results.timings is None
     assert results.failure is not None
     assert results.failure.error is error
+    assert results.failure.in_timing_pass
 
 
 @pytest.mark.parametrize(
@@ -463,6 +465,26 @@ def test_a_session_that_cannot_begin_leaves_nothing_on(monkeypatch: pytest.Monke
     workload = Pieces()
     with pytest.raises(RuntimeError, match="today"), ProfileSession(workload.model, workload.optimizer):
         pass
+    assert_all_off(workload)
+
+
+def test_a_history_that_cannot_be_dumped_keeps_nothing_on(
+    history_log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that an assertion has stopped answers no more."""
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("device-side assert")
+
+    monkeypatch.setattr(torch_private, "allocator_snapshot", refuse)
+    monkeypatch.setattr(torch_private, "stop_allocator_history", refuse)
+    workload = Pieces()
+    with (
+        pytest.raises(RuntimeError, match="device-side assert"),
+        ProfileSession(workload.model, workload.optimizer, device="cuda:0", schedule=Schedule(0, 0, 2, 1)),
+    ):
+        plain_run(workload, 1)
+        raise KeyError("bug")
     assert_all_off(workload)
 
 
@@ -636,6 +658,27 @@ def test_a_history_that_nobody_can_read_is_a_note(history_log: list[str]) -> Non
     assert note.startswith("Requested sizes and segments are left out: the allocator's history holds other data")
 
 
+@pytest.mark.parametrize("error", [None, torch.OutOfMemoryError()])
+def test_a_history_that_contradicts_itself_is_a_note_too(
+    history_log: list[str], monkeypatch: pytest.MonkeyPatch, error: BaseException | None
+) -> None:
+    """What the profiler recorded is explained without it."""
+    twice = segment(1 << 40, 1024, [block(1 << 40, 512), block(1 << 40, 512)])
+    odd = snapshot([entry("alloc", 1 << 40, 512), entry("oom", 0, 512)], [twice])
+    monkeypatch.setattr(torch_private, "allocator_snapshot", lambda device: odd)
+    session = cuda_session(Schedule(0, 0, 1, 1), history_log, num_steps=1 if error else 2, error=error)
+    monkeypatch.setattr(session._tracer, "device", "cpu")
+    monkeypatch.setattr("tracer.analysis.findings.join_history", lambda snapshot, _, storages: join_history(
+        snapshot, "cuda:0", storages
+    ))  # fmt: skip
+    assert session.findings.worst.peak.allocator is None
+    assert session.findings is session.findings
+    assert session.failed_allocation is None
+    (note,) = set(session.notes)
+    assert note.startswith("Requested sizes and segments are left out: Device 0 has two live blocks")
+    assert len(session.notes) == 1
+
+
 def test_leaving_early_switches_the_history_off(history_log: list[str]) -> None:
     cuda_session(Schedule(0, 1, 3, 1), history_log, num_steps=2)
     assert history_log[-1] == STOP
@@ -653,3 +696,20 @@ def test_the_device_says_what_it_has_left(monkeypatch: pytest.MonkeyPatch) -> No
         "free on the device": 3,
         "device": 10,
     }
+
+
+def test_a_device_that_answers_no_more_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an assertion in a kernel every call raises; the failure itself has to be told all the same."""
+
+    def refuse(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", refuse)
+    assert session_module.allocator_state(CUDA) == {}
+
+
+def test_cuda_is_the_current_device_as_everywhere_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert ProfileSession(nn.Linear(1, 1), device="cuda").device == torch.device("cuda:3")
+    assert ProfileSession(nn.Linear(1, 1), device="cuda:1").device == torch.device("cuda:1")
+    assert ProfileSession(nn.Linear(1, 1), device="cpu").device == torch.device("cpu")

@@ -28,21 +28,23 @@ def failure_lines(results: RunResults) -> list[str]:
 
 
 def _what(failure: Failure) -> str:
-    error, step, where = failure.error, failure.step, behind(failure.place)
+    error, where = failure.error, behind(failure.place)
+    during = "the timing pass" if failure.in_timing_pass else f"step {failure.step}"
+    subject = during[0].upper() + during[1:]
     if isinstance(error, KeyboardInterrupt):
-        return f"Interrupted in step {step}."
+        return f"Interrupted in {during}."
     if isinstance(error, Terminated):
-        return f"Ended by SIGTERM in step {step}."
+        return f"Ended by SIGTERM in {during}."
     if isinstance(error, SystemExit):
-        return f"Step {step} ended the program{where}."
+        return f"{subject} ended the program{where}."
     if isinstance(error, StopIteration):
-        return f"The data ended in step {step}{where}."
+        return f"The data ended in {during}{where}."
     if getattr(error, "hint", ""):  # it is meant for people already
         return str(error)
     name = type(error).__name__
     what = "ran out of memory" if failure.out_of_memory else f"raised {name}"
     why = str(error).strip().splitlines()
-    return f"Step {step} {what}: {why[0] if why else name}{where}"
+    return f"{subject} {what}: {why[0] if why else name}{where}"
 
 
 def _hint(failure: Failure, results: RunResults) -> str:

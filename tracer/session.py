@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -128,7 +128,7 @@ class ProfileSession:
         trace: bool = False,
     ) -> None:
         self.model, self.optimizer = model, optimizer
-        self.device = torch.device(device) if device is not None else device_of(model)
+        self.device = _with_index(torch.device(device)) if device is not None else device_of(model)
         self.schedule = schedule
         self.num_steps_done = 0
         self.unused_parameters: tuple[str, ...] | None = None
@@ -179,10 +179,10 @@ class ProfileSession:
         self._profiler.__enter__()
 
     def _switch_off(self) -> None:
-        self.history.stop()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self.history.stop()
 
     def step(self) -> None:
         """End a step. Call it once per step of training, after the optimizer's step."""
@@ -198,12 +198,11 @@ class ProfileSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Switch everything off; what was recorded until now is kept."""
-        try:
+        with ExitStack() as last:  # each of them, whatever those before it raise
+            last.callback(self._switch_off)
+            last.callback(self._profiler.__exit__, kind, error, trace)
             if error is not None:
                 self.history.dump()
-            self._profiler.__exit__(kind, error, trace)
-        finally:
-            self._switch_off()
 
     def _cycle_begins(self) -> None:
         """The next step is the first of all or will be recorded, and nothing is recording yet."""
@@ -265,27 +264,36 @@ class ProfileSession:
         """
         alone = self._tracer.findings
         if self._findings is None or len(self._findings.cycles) != len(alone.cycles):
-            columns = self._allocator_columns()
-            joined = with_allocator_history(alone, columns, known=self.known) if columns is not None else alone
-            self._findings = joined
+            self._findings = alone
+            with self._noting_odd_history():
+                if (columns := self._allocator_columns()) is not None:
+                    self._findings = with_allocator_history(alone, columns, known=self.known)
         return self._findings
 
     @property
     def failed_allocation(self) -> OutOfMemory | None:
         """The last allocation that the device had no memory for, explained from the allocator's history; CUDA only."""
-        columns = self._allocator_columns()
-        index = self.device.index or 0
         held = self.known.words_at(str(self.device))
-        return last_failed_allocation(columns, index, held=held) if columns is not None else None
+        with self._noting_odd_history():
+            if (columns := self._allocator_columns()) is not None:
+                return last_failed_allocation(columns, self.device.index or 0, held=held)
+        return None
 
     def _allocator_columns(self) -> Snapshot | None:
-        """The allocator's history as columns; that a new torch writes another one is a note, not a failure."""
+        """The allocator's history as columns."""
         if self._history_columns is None and self.history.snapshot is not None:
-            try:
-                self._history_columns = snapshot_in_memory(self.history.snapshot)
-            except SnapshotError as error:
-                self.notes.append(f"Requested sizes and segments are left out: {error}")
+            self._history_columns = snapshot_in_memory(self.history.snapshot)
         return self._history_columns
+
+    @contextmanager
+    def _noting_odd_history(self) -> Iterator[None]:
+        """That a new torch writes another history, or one that contradicts itself, is a note and not a failure."""
+        try:
+            yield
+        except SnapshotError as error:
+            note = f"Requested sizes and segments are left out: {error}"
+            if note not in self.notes:
+                self.notes.append(note)
 
     @property
     def trace(self) -> ProfilerTrace | None:
@@ -308,6 +316,13 @@ def device_of(model: nn.Module) -> torch.device:
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
+def _with_index(device: torch.device) -> torch.device:
+    """`cuda` is the current device, as everywhere in torch; recordings name it with its number."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """What ended a run early.
@@ -317,18 +332,20 @@ class Failure:
         step: Number of the step in which it happened, from 0.
         allocator: The allocator's state right after, by name, in bytes.
         place: File and line of the user's own code where it arose, if there is one.
+        in_timing_pass: Whether all steps had ended, and their phases were being timed.
     """
 
     error: BaseException
     step: int
     allocator: Mapping[str, int]
     place: tuple[str, int] | None = None
+    in_timing_pass: bool = False
 
     @classmethod
-    def of(cls, error: BaseException, session: ProfileSession) -> Failure:
+    def of(cls, error: BaseException, session: ProfileSession, *, in_timing_pass: bool = False) -> Failure:
         """What an exception says, without the traceback, which keeps the tensors of the step alive."""
-        place = error_place(error)
-        return cls(error.with_traceback(None), session.num_steps_done, allocator_state(session.device), place)
+        place, state = error_place(error), allocator_state(session.device)
+        return cls(error.with_traceback(None), session.num_steps_done, state, place, in_timing_pass)
 
     @property
     def out_of_memory(self) -> bool:
@@ -438,7 +455,7 @@ def run_profile(
                     "The timing pass needs a second copy of the model, for which the device had no memory left."
                 )
             else:
-                failure = Failure.of(error, session)
+                failure = Failure.of(error, session, in_timing_pass=True)
         finally:
             termination.hold()
     return RunResults(
@@ -554,10 +571,13 @@ def _time(workload: Workload, progress: Callable[[int], None], notes: list[str])
 
 
 def allocator_state(device: torch.device) -> dict[str, int]:
-    """What the allocator says of itself now, in bytes, which changes nothing; empty on the CPU."""
+    """What the allocator says of itself now, in bytes, which changes nothing; empty on the CPU and on a dead device."""
     if device.type != "cuda":
         return {}
-    free, total = torch.cuda.mem_get_info(device)
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+    except RuntimeError:  # an assertion in a kernel has stopped the device: every call repeats that error
+        return {}
     return {
         "allocated": torch.cuda.memory_allocated(device),
         "reserved": torch.cuda.memory_reserved(device),
