@@ -35,8 +35,18 @@ app = typer.Typer(
 )
 
 
+class _PatientConsole(Console):
+    """A reader who has seen enough, as `| head` has, ends the printing and nothing else: there are files to write."""
+
+    def on_broken_pipe(self) -> None:
+        """Print nothing from now on; what is still in the file's buffer goes nowhere."""
+        self.quiet = True
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), self.file.fileno())
+
+
 def _stdout() -> Console:
-    return Console(highlight=False, soft_wrap=False)
+    return _PatientConsole(highlight=False, soft_wrap=False)
 
 
 def _stderr() -> Console:

@@ -188,6 +188,18 @@ def test_the_program_as_a_process(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
 
 
+@pytest.mark.usefixtures("already_run")
+def test_a_reader_who_has_seen_enough_does_not_cost_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`main.py | head` closes the pipe while the answer is printed."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        monkeypatch.setattr(main, "_stdout", lambda: main._PatientConsole(file=pipe, width=80))
+        failed = main._report(results(), tmp_path, ["trace"])
+    assert not failed
+    assert {path.name for path in tmp_path.iterdir()} == {output.file_name for output in USUAL}
+
+
 # ---- the switches ----------------------------------------------------------------------------------------------------
 
 

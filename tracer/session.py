@@ -273,11 +273,12 @@ class ProfileSession:
     @property
     def failed_allocation(self) -> OutOfMemory | None:
         """The last allocation that the device had no memory for, explained from the allocator's history; CUDA only."""
+        found = None
         held = self.known.words_at(str(self.device))
         with self._noting_odd_history():
             if (columns := self._allocator_columns()) is not None:
-                return last_failed_allocation(columns, self.device.index or 0, held=held)
-        return None
+                found = last_failed_allocation(columns, self.device.index or 0, held=held)
+        return found
 
     def _allocator_columns(self) -> Snapshot | None:
         """The allocator's history as columns."""
@@ -318,7 +319,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 def _with_index(device: torch.device) -> torch.device:
     """`cuda` is the current device, as everywhere in torch; recordings name it with its number."""
-    if device.type != "cuda" or device.index is not None:
+    if str(device) != "cuda":
         return device
     return torch.device("cuda", torch.cuda.current_device())
 

@@ -102,6 +102,20 @@ def test_the_next_call_decides_between_two_lines(tmp_path: Any) -> None:
     assert line_of(source, "aten::add", tmp_path, after=99, before=4) is None
 
 
+def test_a_formula_of_a_thousand_terms_has_no_lines(tmp_path: Any) -> None:
+    """Written by a program; a recording is not to be lost because its source is too deep to be walked."""
+    path = tmp_path / "long.py"
+    path.write_text("def f(x):\n    return " + " + ".join(["x"] * 1000) + "\n")
+    assert function_source(str(path), 1, "f") is None
+
+
+def test_handlers_of_exception_groups_are_alternatives(tmp_path: Any) -> None:
+    source = (
+        "def f(x):\n    try:\n        a(x)\n    except* ValueError:\n        b(x)\n        x = x + 1\n    x = x + 2\n"
+    )
+    assert line_of(source, "aten::add", tmp_path, after=3, before=None) == 7
+
+
 def test_without_source_there_is_none(tmp_path: Any) -> None:
     assert function_source(str(tmp_path / "gone.py"), 1, "f") is None
     broken = tmp_path / "broken.py"

@@ -7,6 +7,7 @@ import gc
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from tracer.analysis.categories import categorize
 from tracer.analysis.memory_timeline import memory_timeline
 from tracer.capture import recording as recording_module
 from tracer.capture import torch_private
+from tracer.capture.device_kernels import read_kernels
 from tracer.capture.recording import CallKind, OpKind, Recording, read_recording
 from tracer.errors import RecordingError
 
@@ -295,6 +297,13 @@ def test_a_field_that_torch_no_longer_has(number: int, monkeypatch: pytest.Monke
     monkeypatch.undo()
     torch_private.check_event_types.cache_clear()
     read_recording(FakeResults())
+
+
+def test_an_event_that_torch_no_longer_describes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said before anything of it is read."""
+    monkeypatch.delattr(torch._C._autograd._KinetoEvent, "linked_correlation_id")
+    with pytest.raises(RecordingError, match="linked_correlation_id"):
+        read_kernels(SimpleNamespace(events=lambda: [object()]), {})
 
 
 def test_a_type_that_torch_no_longer_has() -> None:

@@ -33,6 +33,7 @@ from tracer.capture.project_files import ProjectFiles, project_root
 from tracer.capture.recording import read_recording
 from tracer.errors import OutputError
 from tracer.exporters.memory_report import write_memory_report
+from tracer.exporters.sqlite_file import SETTINGS_TABLE, create, insert_settings, write_database
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NAMES = [*WORKLOADS, *REPORT_WORKLOADS]
@@ -70,6 +71,18 @@ def by_hand() -> MemoryReport:
 
 
 # --------------------------------------------------------------------------------------------- what others read from it
+def test_a_setting_that_is_no_text_is_written_all_the_same(tmp_path: Path) -> None:
+    """An argument of the command line is bytes; those that are no UTF-8 come as halves of surrogates."""
+    path = tmp_path / "report.sqlite"
+
+    def fill(connection: sqlite3.Connection) -> None:
+        create(connection, [SETTINGS_TABLE])
+        insert_settings(connection, {"command": "main.py \udcff"})
+
+    write_database(path, fill, user_version=1)
+    assert query(path, "SELECT value FROM settings") == [("main.py ?",)]
+
+
 def test_structure_is_that_of_skylines_own_file(tmp_path: Path) -> None:
     golden = tmp_path / "golden.sqlite"
     MemoryReportBuilder(str(golden)).add_misc_entry(MiscSizeType.PeakUsageBytes, 0).build()

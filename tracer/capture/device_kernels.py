@@ -49,6 +49,7 @@ def read_kernels(results: Any, threads: Mapping[int, int]) -> Kernels | None:
     Source:
         `_parse_kineto_results` in `torch/autograd/profiler.py`.
     """
+    check_kernel_events()
     events = results.events()
     launched = [
         (event.linked_correlation_id(), event.duration_ns())
@@ -57,7 +58,6 @@ def read_kernels(results: Any, threads: Mapping[int, int]) -> Kernels | None:
     ]
     if not launched:
         return None
-    check_kernel_events()
     wanted = {number for number, _ in launched}
     # Calls of the driver are events of the host too; they are linked to the operator and are none themselves.
     operator = {

@@ -47,6 +47,7 @@ _UNSEEN_CALLS = {
     *("reversed", "set", "slice", "str", "super", "tuple", "type", "zip"),
 }
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_TRY = ast.Try | ast.TryStar
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 Branches = tuple[tuple[int, int, int], ...]
@@ -196,12 +197,15 @@ def function_source(file: str, first_line: int, name: str) -> FunctionSource | N
         name: Without the class.
 
     Returns:
-        None if there is no such function, as for comprehensions, or no source any more.
+        None if there is no such function, as for comprehensions, no source any more, or one too deep to be walked.
     """
     for node in _functions(file):
         first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
         if node.name == name and first_line in (first, node.lineno):
-            return FunctionSource(tuple(_Walk().statements(node.body, (), ())))
+            try:
+                return FunctionSource(tuple(_Walk().statements(node.body, (), ())))
+            except RecursionError:  # a formula of hundreds of terms, written by a program
+                return None
     return None
 
 
@@ -209,7 +213,7 @@ def function_source(file: str, first_line: int, name: str) -> FunctionSource | N
 def _functions(file: str) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef, ...]:
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError):
         return ()
     return tuple(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
@@ -240,7 +244,7 @@ class _Walk:
         if isinstance(node, _COMPREHENSIONS):
             # A function of its own up to Python 3.11; only what it loops over is evaluated here.
             yield from self._node(node.generators[0].iter, branches, loops)
-        elif isinstance(node, ast.If | ast.IfExp | ast.Try | ast.Match):
+        elif isinstance(node, ast.If | ast.IfExp | _TRY | ast.Match):
             yield from self._alternatives(node, branches, loops)
         elif isinstance(node, ast.For | ast.AsyncFor | ast.While):
             yield from self._loop(node, branches, loops)
@@ -249,7 +253,7 @@ class _Walk:
             yield from _own_sites(node, branches, loops)
 
     def _alternatives(
-        self, node: ast.If | ast.IfExp | ast.Try | ast.Match, branches: Branches, loops: tuple[int, ...]
+        self, node: ast.If | ast.IfExp | ast.Try | ast.TryStar | ast.Match, branches: Branches, loops: tuple[int, ...]
     ) -> Iterator[_Site]:
         self._number += 1
         number = self._number
@@ -257,7 +261,7 @@ class _Walk:
         yield from self.statements(always, branches, loops)
         for side, nodes in enumerate(sides):
             yield from self.statements(nodes, (*branches, (number, side, len(sides))), loops)
-        if isinstance(node, ast.Try):
+        if isinstance(node, _TRY):
             yield from self.statements(node.finalbody, branches, loops)
 
     def _loop(
@@ -273,13 +277,13 @@ class _Walk:
         yield from self.statements(node.orelse, branches, loops)
 
 
-def _sides(node: ast.If | ast.IfExp | ast.Try | ast.Match) -> tuple[list[ast.AST], list[list[ast.AST]]]:
+def _sides(node: ast.If | ast.IfExp | ast.Try | ast.TryStar | ast.Match) -> tuple[list[ast.AST], list[list[ast.AST]]]:
     """What is evaluated in any case, and the sides of which one is."""
     if isinstance(node, ast.If):
         return [node.test], [[*node.body], [*node.orelse]]
     if isinstance(node, ast.IfExp):
         return [node.test], [[node.body], [node.orelse]]
-    if isinstance(node, ast.Try):
+    if isinstance(node, _TRY):
         handled: list[list[ast.AST]] = [[*handler.body] for handler in node.handlers]
         return [*node.body], [[*node.orelse], *handled]
     cases: list[list[ast.AST]] = [[*case.body] for case in node.cases]

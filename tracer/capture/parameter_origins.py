@@ -148,7 +148,7 @@ def _attributes(cls: Any) -> tuple[str, dict[str, int], int]:
         file = inspect.getfile(cls)
         source, first = inspect.getsourcelines(cls)
         tree = ast.parse(textwrap.dedent("".join(source)))
-    except (OSError, TypeError, SyntaxError):
+    except (OSError, TypeError, SyntaxError, RecursionError):
         return "", {}, 0
     if not is_user_code(file):
         return "", {}, 0

@@ -58,4 +58,6 @@ SETTINGS_TABLE = "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT N
 
 def insert_settings(connection: sqlite3.Connection, settings: Mapping[str, object]) -> None:
     """What the run was made with, as text."""
-    insert(connection, "settings", ((name, str(value)) for name, value in settings.items()))
+    # Arguments of the command line are bytes; what is no text there would be refused.
+    texts = ((name, str(value).encode(errors="replace").decode()) for name, value in settings.items())
+    insert(connection, "settings", texts)
