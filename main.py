@@ -21,7 +21,9 @@ from tracer.errors import MissingPackageError, TracerError, WorkloadError
 if TYPE_CHECKING:
     import torch
 
-    from tracer.session import RunResults, Schedule, Workload
+    from tracer.run import Workload
+    from tracer.run_results import RunResults
+    from tracer.session import Schedule
 
 DEFAULT_DEVICE = "cuda:0"
 __tracebackhide__ = True  # a line of this file explains nothing about the model
@@ -316,7 +318,7 @@ def _run(workload: Workload, schedule: Schedule, **options: Any) -> RunResults:
     """The profiled run behind a bar on stderr, which a terminal shows and a log does not."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from tracer.session import run_profile
+    from tracer.run import run_profile
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = _stderr()

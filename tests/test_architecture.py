@@ -25,17 +25,20 @@ ROOMS: dict[str, set[str]] = {
     "tracer.exporters": {*_RECORDS, "tracer.analysis"},
     "tracer.timeline_tracer": _WRITES,
     "tracer.termination": set(),
-    "tracer.session": {*_WRITES, "tracer.timeline_tracer", "tracer.termination"},
-    "tracer.failure_words": {*_BASE, "tracer.exporters", "tracer.session", "tracer.termination"},
-    "tracer.outputs": {*_WRITES, "tracer.timeline_tracer", "tracer.session"},
-    "tracer.ranks": {*_WRITES, "tracer.session"},
-    "tracer.training": {*_WRITES, "tracer.session", "tracer.outputs", "tracer.ranks", "tracer.termination"},
+    "tracer.session": {*_WRITES, "tracer.timeline_tracer"},
+    "tracer.run_results": {*_RECORDS, "tracer.analysis", "tracer.session"},
+    "tracer.run": {*_RECORDS, "tracer.analysis", "tracer.session", "tracer.run_results", "tracer.termination"},
+    "tracer.failure_words": {*_BASE, "tracer.exporters", "tracer.run_results", "tracer.termination"},
+    "tracer.outputs": {*_WRITES, "tracer.run_results"},
+    "tracer.ranks": {*_WRITES, "tracer.run_results"},
+    "tracer.training": {*_WRITES, "tracer.session", "tracer.run_results", "tracer.outputs", "tracer.ranks"}
+    | {"tracer.termination"},
     "tracer.integrations": {"tracer.errors", "tracer.session", "tracer.training"},
     "tracer.snapshot_commands": _WRITES,
     "tracer": set(),  # the map of the house; it loads its public names when they are first used
     "models": set(),
     "main": {"tracer", "tracer.outputs", "tracer.timeline_tracer", "tracer.session", "tracer.snapshot_commands"}
-    | {*_WRITES, "models", "tracer.ranks", "tracer.termination"}
+    | {*_WRITES, "models", "tracer.ranks", "tracer.termination", "tracer.run", "tracer.run_results"}
     | {"tracer.failure_words"},
 }
 PRIVATE_TORCH = "tracer.capture.torch_private"

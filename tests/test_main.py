@@ -20,13 +20,15 @@ from typer.testing import CliRunner
 
 import main
 import models.workload
-import tracer.session
+import tracer.run
 from tests.exporters.test_text_files import MAX_KEYS, parse_max_mem, parse_total_time
 from tests.runs import Pieces, noise, raising
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
 from tracer.capture.allocator_history import AllocatorHistory
 from tracer.outputs import OUTPUTS
-from tracer.session import RunResults, Schedule, run_profile
+from tracer.run import run_profile
+from tracer.run_results import RunResults
+from tracer.session import Schedule
 
 ROOT = Path(main.__file__).parent
 USUAL = tuple(output for output in OUTPUTS if not output.on_request)
@@ -90,7 +92,7 @@ def results() -> RunResults:
 @pytest.fixture
 def already_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where only what comes before and after the run matters, it is one that was made before."""
-    monkeypatch.setattr(tracer.session, "run_profile", lambda *_, **__: results())
+    monkeypatch.setattr(tracer.run, "run_profile", lambda *_, **__: results())
 
 
 # ---- help ------------------------------------------------------------------------------------------------------------
@@ -393,7 +395,7 @@ def test_where_the_allocators_history_saw_it_the_answer_is_on_the_screen(
 
 
 def test_files_of_an_earlier_run_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracer.session, "run_profile", lambda *_, **__: results())
+    monkeypatch.setattr(tracer.run, "run_profile", lambda *_, **__: results())
     assert "earlier run" not in run(*TINY, *SHORT, "--save-dir", tmp_path).stderr
     again = run(*TINY, *SHORT, "--no-peak-json", "--save-dir", tmp_path)
     assert again.code == 0

@@ -12,7 +12,9 @@ import torch
 from models.user_model import StepOptions, build_user_workload
 from models.workload import build_fno_workload
 from tracer.outputs import OUTPUTS, write_outputs
-from tracer.session import RunResults, Schedule, run_profile
+from tracer.run import run_profile
+from tracer.run_results import RunResults
+from tracer.session import Schedule
 from tracer.snapshot.load import load_snapshot
 from tracer.snapshot.replay import replay
 

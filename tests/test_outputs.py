@@ -15,7 +15,9 @@ from tracer import outputs
 from tracer.errors import OutputError
 from tracer.exporters.timeline_page import timeline_page
 from tracer.outputs import OUTPUTS, Written, write_outputs
-from tracer.session import RunResults, Schedule, run_profile
+from tracer.run import run_profile
+from tracer.run_results import RunResults
+from tracer.session import Schedule
 
 NAMES = [output.name for output in OUTPUTS]
 FILES = [output.file_name for output in OUTPUTS]

@@ -27,7 +27,8 @@ from tracer.ranks import (
     this_rank,
     write_summary,
 )
-from tracer.session import Schedule, run_profile
+from tracer.run import run_profile
+from tracer.session import Schedule
 from tracer.termination import Terminated, Termination
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,13 +13,16 @@ from torch import Tensor, nn
 from tests.runs import Pieces, mlp_with_state, noise, raising, random_states, seeded, tiny_fno
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
 from tests.workloads import WORKLOADS, build_workload
-from tracer import session as session_module
+from tracer import run as run_module
+from tracer import run_results
 from tracer.analysis.allocator_join import join_history
 from tracer.capture import torch_private
 from tracer.capture.allocator_history import MAX_ENTRIES, AllocatorHistory
 from tracer.capture.known_storages import Role
 from tracer.errors import RecordingError, TracerError
-from tracer.session import Failure, ProfileSession, RunResults, Schedule, device_of, run_profile
+from tracer.run import run_profile
+from tracer.run_results import Failure, RunResults
+from tracer.session import ProfileSession, Schedule, device_of
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*Profiler clears events", "ignore:.*CUDA is not available", "ignore:Profiler won't be using warmup"
@@ -194,7 +197,7 @@ def test_the_timing_pass_leaves_the_workload_alone() -> None:
     workload = Pieces()
     plain_run(workload, 1)
     before = everything(workload)
-    timings = session_module._time(workload, lambda done: None, [])
+    timings = run_module._time(workload, lambda done: None, [])
     assert timings is not None
     assert everything(workload) == before
     assert {len(durations) for durations in timings.durations_ms.values()} == {6}
@@ -689,7 +692,7 @@ def test_the_device_says_what_it_has_left(monkeypatch: pytest.MonkeyPatch) -> No
     numbers = {"mem_get_info": (3, 10), "memory_allocated": 5, "memory_reserved": 6, "max_memory_allocated": 7}
     for name, value in numbers.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    assert session_module.allocator_state(CUDA) == {
+    assert run_results.allocator_state(CUDA) == {
         "allocated": 5,
         "reserved": 6,
         "largest allocated so far": 7,
@@ -705,7 +708,7 @@ def test_a_device_that_answers_no_more_says_nothing(monkeypatch: pytest.MonkeyPa
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", refuse)
-    assert session_module.allocator_state(CUDA) == {}
+    assert run_results.allocator_state(CUDA) == {}
 
 
 def test_cuda_is_the_current_device_as_everywhere_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:

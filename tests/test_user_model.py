@@ -22,7 +22,8 @@ from models.module_steps import StepWorkload, checkpoint_blocks, gradient_scaler
 from models.random_inputs import parse_input, random_batches
 from models.user_errors import UserModelError
 from models.user_model import StepOptions, as_workload, build_user_workload
-from tracer.session import Schedule, run_profile
+from tracer.run import run_profile
+from tracer.session import Schedule
 
 CPU = torch.device("cpu")
 ONE_STEP = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=1)

@@ -8,7 +8,9 @@ The folders are the data flow: what happened, what it means, who wants to know.
     analysis/          what it means: pure functions from columns to frozen findings
     exporters/         who wants to know: one file per output format
     timeline_tracer    the on_trace_ready callback
-    session            a profiled run from start to finish
+    session            what is switched on around a training loop, and off again
+    run_results        what a run brought to light, and what ended it
+    run                a profiled run of a workload from start to finish
     outputs            which files a run leaves behind
     ranks              several processes: a folder for each, and what differs
     training           a session around somebody's own loop

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tracer.exporters.screen import short_path
-from tracer.session import Failure, RunResults
+from tracer.run_results import Failure, RunResults
 from tracer.termination import Terminated
 from tracer.units import format_bytes
 

@@ -34,7 +34,7 @@ from tracer.exporters.run_time_report import write_run_time_report
 from tracer.exporters.snapshot_page import write_snapshot_page
 from tracer.exporters.timeline_page import slow_modules, write_memory_timeline
 from tracer.exporters.trace import write_trace
-from tracer.session import RunResults
+from tracer.run_results import RunResults
 from tracer.snapshot.load import snapshot_in_memory
 from tracer.units import format_bytes
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tracer.exporters.files import write_atomically
-from tracer.session import RunResults
+from tracer.run_results import RunResults
 from tracer.units import format_bytes
 
 RANK_FILE = "rank.json"

@@ -1,17 +1,14 @@
-"""A profiled run from start to finish: schedule, profiler, allocator history, timers, and what happens on failure."""
+"""Profiles any training loop: schedule, profiler, allocator history, observations, and all of it off at the end."""
 
 from __future__ import annotations
 
 import itertools
-import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import nn
 from torch.profiler import ProfilerAction, ProfilerActivity
@@ -19,7 +16,6 @@ from torch.profiler import ProfilerAction, ProfilerActivity
 from tracer.analysis.findings import Findings, with_allocator_history
 from tracer.analysis.snapshot_oom import OutOfMemory, last_failed_allocation
 from tracer.capture.allocator_history import AllocatorHistory
-from tracer.capture.error_place import error_place
 from tracer.capture.known_storages import (
     KnownStorages,
     Role,
@@ -28,17 +24,12 @@ from tracer.capture.known_storages import (
     model_tensors,
     optimizer_tensors,
 )
-from tracer.capture.parameter_origins import Line, Parameter, describe_parameters
-from tracer.capture.phase_timing import PhaseTimings, time_phases
 from tracer.capture.profiler_trace import ProfilerTrace
-from tracer.capture.project_files import project_root
-from tracer.errors import RecordingError, SnapshotError, TracerError
+from tracer.errors import SnapshotError, TracerError
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import snapshot_in_memory
-from tracer.termination import Termination
 from tracer.timeline_tracer import TimelineTracer
 
-Progress = Callable[[int, int], None]
 # Memory runs out in the first step, or in the second, when there is optimizer state: the allocator's history, which
 # costs some microseconds an allocation, is on in these even if they are not recorded.
 _NUM_FIRST_STEPS = 2
@@ -73,37 +64,6 @@ class Schedule:
             active=self.num_active_steps,
             repeat=self.num_repeats,
         )
-
-
-class Workload(Protocol):
-    """What a training step is made of. One step: `next_batch`, `forward`, `backward`, `optimizer_step`."""
-
-    @property
-    def model(self) -> nn.Module:
-        """The module whose parameters and buffers are named."""
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer | None:
-        """What updates them, if anything does."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-
-    def next_batch(self) -> Any:
-        """A new batch on the device."""
-
-    def forward(self, batch: Any) -> Any:
-        """The loss, a tensor; None if there is none, as in inference."""
-
-    def backward(self, loss: Any) -> None:
-        """Fill the gradients; nothing without a loss."""
-
-    def optimizer_step(self) -> None:
-        """Update the parameters and let go of the gradients."""
-
-    def copy(self) -> Workload | None:
-        """The same on copies of model and optimizer; None if that cannot be, and its phases are not timed."""
 
 
 class ProfileSession:
@@ -322,267 +282,3 @@ def _with_index(device: torch.device) -> torch.device:
     if str(device) != "cuda":
         return device
     return torch.device("cuda", torch.cuda.current_device())
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """What ended a run early.
-
-    Attributes:
-        error: The exception.
-        step: Number of the step in which it happened, from 0.
-        allocator: The allocator's state right after, by name, in bytes.
-        place: File and line of the user's own code where it arose, if there is one.
-        in_timing_pass: Whether all steps had ended, and their phases were being timed.
-    """
-
-    error: BaseException
-    step: int
-    allocator: Mapping[str, int]
-    place: tuple[str, int] | None = None
-    in_timing_pass: bool = False
-
-    @classmethod
-    def of(cls, error: BaseException, session: ProfileSession, *, in_timing_pass: bool = False) -> Failure:
-        """What an exception says, without the traceback, which keeps the tensors of the step alive."""
-        place, state = error_place(error), allocator_state(session.device)
-        return cls(error.with_traceback(None), session.num_steps_done, state, place, in_timing_pass)
-
-    @property
-    def out_of_memory(self) -> bool:
-        """Whether the device had no memory left."""
-        return _is_out_of_memory(self.error)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RunResults:
-    """Everything that a run brought to light.
-
-    Attributes:
-        findings: Of the recorded cycles; None if not one step was recorded.
-        timings: Of the timing pass; None if there was none.
-        snapshot: The allocator's own, on CUDA; elsewhere None.
-        known: Objects that were observed.
-        unused_parameters: Names of parameters without gradient; None where nobody looked.
-        losses: One per step.
-        num_steps: Steps that ended.
-        failure: What ended the run early, or None.
-        settings: What the run was made with, by name.
-        notes: Sentences on what could not be measured.
-        parameters: The model's, with the lines that constructed them.
-        project_root: The folder from which reports name files.
-        failed_allocation: What the device had no memory for, explained; None where the allocator's history has none.
-        trace: The profiler's own, of the cycle with the largest peak; None if it was not asked for.
-    """
-
-    findings: Findings | None
-    timings: PhaseTimings | None
-    snapshot: dict[str, Any] | None
-    known: KnownStorages
-    unused_parameters: tuple[str, ...] | None
-    losses: tuple[float, ...]
-    num_steps: int
-    failure: Failure | None
-    settings: Mapping[str, object] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    parameters: tuple[Parameter, ...] = ()
-    project_root: Path | None = None
-    failed_allocation: OutOfMemory | None = None
-    trace: ProfilerTrace | None = None
-
-
-def run_profile(
-    workload: Workload,
-    *,
-    schedule: Schedule,
-    timing: bool = True,
-    trace: bool = False,
-    progress: Progress = lambda done, total: None,
-    settings: Mapping[str, object] | None = None,
-    parameter_lines: Mapping[str, tuple[Line, ...]] | None = None,
-    root: Path | None = None,
-    termination: Termination | None = None,
-) -> RunResults:
-    """Train a workload under the profiler, then time its phases on copies, without profiler.
-
-    An exception in a step, out of memory, Ctrl-C and `sys.exit` among them, ends the run; what was recorded until then
-    is returned, with the failure named.
-
-    Args:
-        workload: What a step does.
-        schedule: Which steps are profiled.
-        timing: Whether to run the timing pass.
-        trace: Whether to keep the profiler's own trace.
-        progress: Called with steps done and steps in all.
-        settings: What to remember of the run.
-        parameter_lines: Where each parameter was constructed, by dotted name; else its class's source is searched.
-        root: The folder from which reports name files; by default that of the model's code.
-        termination: That is watching; it is on hold when this returns, so that the results can be written.
-    """
-    termination = termination or Termination()
-    session = ProfileSession(workload.model, workload.optimizer, device=workload.device, schedule=schedule, trace=trace)
-    losses: list[float] = []
-    failure: Failure | None = None
-    timings: PhaseTimings | None = None
-    notes: list[str] = []
-    num_timing_steps = _NUM_TIMING_STEPS if timing else 0
-    total = schedule.num_steps + num_timing_steps
-    try:
-        with session:
-            try:
-                for _ in range(schedule.num_steps):
-                    losses += _step(workload, session)
-                    session.step()
-                    progress(session.num_steps_done, total)
-            finally:
-                termination.hold()
-    except (Exception, KeyboardInterrupt, SystemExit) as error:
-        failure = Failure.of(error, session)
-    findings = _findings(session, failure, notes)
-    failed = session.failed_allocation if failure is not None and failure.out_of_memory else None
-    if timing and failure is None:
-        try:
-            termination.resume()
-            timings = _time(workload, lambda done: progress(schedule.num_steps + done, total), notes)
-        except (Exception, KeyboardInterrupt, SystemExit) as error:
-            if _is_out_of_memory(error):
-                notes.append(
-                    "The timing pass needs a second copy of the model, for which the device had no memory left."
-                )
-            else:
-                failure = Failure.of(error, session, in_timing_pass=True)
-        finally:
-            termination.hold()
-    return RunResults(
-        findings=findings,
-        timings=timings,
-        snapshot=session.history.snapshot,
-        known=session.known,
-        unused_parameters=session.unused_parameters,
-        losses=tuple(losses),
-        num_steps=session.num_steps_done,
-        failure=failure,
-        settings=dict(settings or {}),
-        notes=(*notes, *session.notes),
-        parameters=describe_parameters(workload.model, dict(parameter_lines or {})),
-        project_root=root or project_root(workload.model),
-        failed_allocation=failed,
-        trace=session.trace if findings is not None else None,
-    )
-
-
-_NUM_TIMING_WARMUP, _NUM_TIMING_MEASURED = 2, 6
-_NUM_TIMING_STEPS = _NUM_TIMING_WARMUP + _NUM_TIMING_MEASURED
-
-
-def _findings(session: ProfileSession, failure: Failure | None, notes: list[str]) -> Findings | None:
-    """What was recorded, explained; a run that failed before anything was allocated is told by its failure."""
-    if not session.has_recording:
-        return None
-    try:
-        return session.findings
-    except RecordingError as error:
-        if failure is None:
-            raise
-        notes.append(str(error))
-        return None
-
-
-def _step(workload: Workload, session: ProfileSession) -> list[float]:
-    """One step; its loss, or nothing where there is none."""
-    value = 0.0
-    for _ in range(num_micro_batches(workload)):
-        batch = workload.next_batch()
-        session.observe_batch(batch)
-        loss = workload.forward(batch)
-        workload.backward(loss)
-        value += float("nan") if loss is None else float(loss.detach())
-    if workload.optimizer is None and loss is not None:
-        session.observe_gradients()
-    workload.optimizer_step()
-    return [] if loss is None else [value]
-
-
-def num_micro_batches(workload: Workload) -> int:
-    """Forward and backward passes before each step of the optimizer; 1 for a workload that does not say."""
-    return int(getattr(workload, "num_micro_batches", 1))
-
-
-@contextmanager
-def _random_states_kept(device: torch.device) -> Iterator[None]:
-    """Put torch's, numpy's and Python's random states back when the block ends."""
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-
-
-def _copy(workload: Workload, notes: list[str]) -> Workload | None:
-    """A workload's copy; that a model cannot be copied is a note, not a failure of the run."""
-    try:
-        copy = workload.copy()
-    except Exception as error:
-        if _is_out_of_memory(error):
-            raise
-        notes.append(f"The phases were not timed: copying the model raised {type(error).__name__}: {error}")
-        return None
-    if copy is None:
-        notes.append("The phases were not timed: they cannot be started one by one.")
-    elif num_micro_batches(copy) > 1:
-        notes.append(f"The phases were timed with one of a step's {num_micro_batches(copy)} micro-batches.")
-    return copy
-
-
-def _time(workload: Workload, progress: Callable[[int], None], notes: list[str]) -> PhaseTimings | None:
-    """The timing pass, on copies, with the random state put back afterwards; None if there can be no copy."""
-    with _random_states_kept(workload.device):
-        copy = _copy(workload, notes)
-        if copy is None:
-            return None
-        try:
-            batch = [copy.next_batch()]
-        except StopIteration:
-            notes.append("The phases were not timed: the workload had no batch left.")
-            return None
-        done = itertools.count(1)
-
-        def after_step() -> None:
-            with suppress(StopIteration):  # the last batch of a source that has an end serves for the rest
-                batch[0] = copy.next_batch()
-            progress(next(done))
-
-        return time_phases(
-            forward=lambda: copy.forward(batch[0]),
-            backward=copy.backward,
-            optimizer_step=copy.optimizer_step,
-            device=copy.device,
-            num_warmup_steps=_NUM_TIMING_WARMUP,
-            num_steps=_NUM_TIMING_MEASURED,
-            after_step=after_step,
-        )
-
-
-def allocator_state(device: torch.device) -> dict[str, int]:
-    """What the allocator says of itself now, in bytes, which changes nothing; empty on the CPU and on a dead device."""
-    if device.type != "cuda":
-        return {}
-    try:
-        free, total = torch.cuda.mem_get_info(device)
-    except RuntimeError:  # an assertion in a kernel has stopped the device: every call repeats that error
-        return {}
-    return {
-        "allocated": torch.cuda.memory_allocated(device),
-        "reserved": torch.cuda.memory_reserved(device),
-        "largest allocated so far": torch.cuda.max_memory_allocated(device),
-        "free on the device": free,
-        "device": total,
-    }

@@ -22,7 +22,8 @@ from tracer.errors import OutputError, RecordingError, TracerError
 from tracer.exporters.files import check_folder
 from tracer.outputs import Written, left_from_earlier, left_sentence, write_outputs
 from tracer.ranks import Rank, announce, begin, finish, this_rank
-from tracer.session import Failure, ProfileSession, RunResults, Schedule, allocator_state
+from tracer.run_results import Failure, RunResults, allocator_state
+from tracer.session import ProfileSession, Schedule
 from tracer.termination import Termination
 
 _DEFAULT_SCHEDULE = Schedule()

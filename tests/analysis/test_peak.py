@@ -21,7 +21,8 @@ from tracer.analysis.peak_row import PeakRow
 from tracer.capture.known_storages import Role
 from tracer.capture.recording import Recording
 from tracer.errors import RecordingError
-from tracer.session import ProfileSession, Schedule, run_profile
+from tracer.run import run_profile
+from tracer.session import ProfileSession, Schedule
 
 
 def counted_by_hand(recording: Recording, device: int) -> int:
