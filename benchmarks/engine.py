@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 from models.resnet import build_resnet50
 from models.workload import Workload, build_fno_workload
 from tracer.analysis.memory_timeline import MemoryTimeline
-from tracer.capture.recording import read_recording
+from tracer.capture.event_tree import read_recording
 from tracer.session import ProfileSession, Schedule
 from tracer.timeline_tracer import TimelineTracer
 

@@ -19,7 +19,8 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
 
 from models.workload import build_fno_workload
-from tracer.capture.recording import Recording, read_recording
+from tracer.capture.event_tree import read_recording
+from tracer.capture.recording import Recording
 
 Builder = Callable[[], "Workload"]
 WORKLOADS: dict[str, Builder] = {}

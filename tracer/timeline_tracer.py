@@ -18,9 +18,10 @@ import torch
 from tracer.analysis.block_kinds import explain_all
 from tracer.analysis.findings import CycleFindings, Findings, find_in_cycle, put_together
 from tracer.capture import torch_private
+from tracer.capture.event_tree import read_recording
 from tracer.capture.known_storages import KnownStorages
 from tracer.capture.profiler_trace import ProfilerTrace, TraceStore
-from tracer.capture.recording import Recording, read_recording
+from tracer.capture.recording import Recording
 from tracer.errors import RecordingError, TracerError
 from tracer.exporters.max_mem import write_max_mem
 from tracer.exporters.trace import write_trace

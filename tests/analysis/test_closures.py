@@ -15,7 +15,8 @@ from tests.workloads import build_workload, record
 from tracer.analysis.attribution import Phase, attribute
 from tracer.analysis.closures import backward_calls, closure_calls
 from tracer.analysis.findings import CycleFindings, find_in_cycle
-from tracer.capture.recording import Recording, read_recording
+from tracer.capture.event_tree import read_recording
+from tracer.capture.recording import Recording
 from tracer.session import ProfileSession, Schedule
 
 ONE_CYCLE = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=2, num_repeats=1)

@@ -15,7 +15,8 @@ from tracer.analysis.attribution import attribute
 from tracer.analysis.kernel_times import kernel_times
 from tracer.analysis.run_times import run_times
 from tracer.capture.device_kernels import Kernels, read_kernels
-from tracer.capture.recording import Recording, read_recording
+from tracer.capture.event_tree import read_recording
+from tracer.capture.recording import Recording
 from tracer.capture.torch_private import HOST_DEVICE_TYPE
 from tracer.errors import RecordingError
 

@@ -19,7 +19,8 @@ from tests.torch_rules import TorchRules
 from tests.workloads import WORKLOADS, Recorded, build_workload, record, torch_timeline
 from tracer.analysis.categories import Category, categorize
 from tracer.analysis.memory_timeline import MemoryTimeline, default_device, memory_timeline, torch_microseconds
-from tracer.capture.recording import Recording, read_recording
+from tracer.capture.event_tree import read_recording
+from tracer.capture.recording import Recording
 from tracer.errors import RecordingError
 
 UNTAGGED = int(Category.UNTAGGED)

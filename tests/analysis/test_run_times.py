@@ -17,6 +17,7 @@ from tracer.analysis.attribution import Attribution, Phase, attribute
 from tracer.analysis.instance_times import InstanceTimes, instance_times
 from tracer.analysis.op_instances import op_instances, op_name
 from tracer.analysis.run_times import RunTimes, run_times
+from tracer.capture.event_tree import read_recording
 from tracer.capture.recording import (
     Allocations,
     Calls,
@@ -28,7 +29,6 @@ from tracer.capture.recording import (
     Ops,
     Recording,
     Spans,
-    read_recording,
 )
 
 NAMES = [*WORKLOADS, *REPORT_WORKLOADS]

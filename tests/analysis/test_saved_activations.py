@@ -21,8 +21,9 @@ from tracer.analysis.findings import CycleFindings, find_in_cycle
 from tracer.analysis.memory_entries import activation_entries
 from tracer.analysis.op_instances import OpInstances, op_instances, op_name
 from tracer.analysis.saved_activations import Evidence, SavedActivations, saved_activations
+from tracer.capture.event_tree import read_recording
 from tracer.capture.known_storages import StorageObserver, input_tensors
-from tracer.capture.recording import Recording, read_recording
+from tracer.capture.recording import Recording
 
 # A graph through which no backward runs saves for nothing; a recording shows nothing of it.
 NO_BACKWARD = {"growing_list", "auxiliary_head"}

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import inline_zoo
 from tracer.analysis.attribution import attribute
+from tracer.capture.event_tree import read_recording
 from tracer.capture.operator_lines import function_source
-from tracer.capture.recording import read_recording
 
 NAMES = {"add", "sub", "rsub", "mul", "div", "neg", "select", "slice", "gt", "lt", "reciprocal", "relu", "tanh", "copy"}
 Lines = list[tuple[str, int]]

@@ -16,7 +16,7 @@ import tests.workloads
 import tracer.session
 from tests.workloads import build_workload, record
 from tracer.capture import source_files
-from tracer.capture.recording import read_recording
+from tracer.capture.event_tree import read_recording
 from tracer.capture.source_files import is_user_code, whole_path
 
 

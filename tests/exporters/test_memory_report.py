@@ -27,10 +27,10 @@ from tracer.analysis.findings import Findings, find_in_cycle, put_together
 from tracer.analysis.memory_entries import ActivationEntry, MemoryReport, memory_report
 from tracer.analysis.places import Place
 from tracer.analysis.weights import Weight
+from tracer.capture.event_tree import read_recording
 from tracer.capture.known_storages import Role, StorageObserver
 from tracer.capture.parameter_origins import ParameterOrigins, describe_parameters
 from tracer.capture.project_files import ProjectFiles, project_root
-from tracer.capture.recording import read_recording
 from tracer.errors import OutputError
 from tracer.exporters.memory_report import write_memory_report
 from tracer.exporters.sqlite_file import SETTINGS_TABLE, create, insert_settings, write_database

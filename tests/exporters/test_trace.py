@@ -23,8 +23,8 @@ from tests.workloads import WORKLOADS, record_workload
 from tracer.analysis.block_kinds import Blocks, Kind, explain_all
 from tracer.analysis.findings import CycleFindings, find_in_cycle
 from tracer.analysis.memory_by_kind import memory_by_kind
+from tracer.capture.event_tree import read_recording
 from tracer.capture.profiler_trace import ProfilerTrace, TraceStore
-from tracer.capture.recording import read_recording
 from tracer.errors import OutputError, RecordingError
 from tracer.exporters.trace import memory_events, write_trace
 from tracer.timeline_tracer import TimelineTracer

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tracer.analysis.categories import Categories, Category, categorize
-from tracer.capture.recording import Recording, read_recording
+from tracer.capture.event_tree import read_recording
+from tracer.capture.recording import Recording
 
 Ints = npt.NDArray[np.int64]
 

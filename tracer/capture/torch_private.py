@@ -49,7 +49,7 @@ USER_SCOPE: Any = _profiler_type("RecordScope").USER_SCOPE
 STRIDED: Any = torch.strided
 HOST_DEVICE_TYPE: Any = torch._C._autograd.DeviceType.CPU
 
-# Every attribute that recording.py reads, per type: checked once, so that a renamed field is one sentence.
+# Every attribute that event_tree.py reads, per type: checked once, so that a renamed field is one sentence.
 _FIELDS: dict[Any, tuple[str, ...]] = {
     OpFields: ("name", "inputs", "scope", "sequence_number"),
     AllocationFields: ("ptr", "alloc_size", "allocation_id", "id", "device", "total_allocated", "total_reserved"),

@@ -17,10 +17,10 @@ import torch
 from tests.workloads import WORKLOADS, Recorded, build_workload, record
 from tracer.analysis.categories import categorize
 from tracer.analysis.memory_timeline import memory_timeline
-from tracer.capture import recording as recording_module
-from tracer.capture import torch_private
+from tracer.capture import event_tree, torch_private
 from tracer.capture.device_kernels import read_kernels
-from tracer.capture.recording import CallKind, OpKind, Recording, read_recording
+from tracer.capture.event_tree import read_recording
+from tracer.capture.recording import CallKind, OpKind, Recording
 from tracer.errors import RecordingError
 
 TABLES = ("allocations", "keys", "flow", "ops", "calls", "spans", "frames", "modules")
@@ -400,10 +400,10 @@ class FakeResults:
 
 @pytest.fixture
 def fake_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording_module, "OpFields", FakeOp)
-    monkeypatch.setattr(recording_module, "TensorFields", FakeTensor)
-    monkeypatch.setattr(recording_module, "AllocationFields", FakeAllocation)
-    monkeypatch.setattr(recording_module, "PyCCallFields", FakeCCall)
+    monkeypatch.setattr(event_tree, "OpFields", FakeOp)
+    monkeypatch.setattr(event_tree, "TensorFields", FakeTensor)
+    monkeypatch.setattr(event_tree, "AllocationFields", FakeAllocation)
+    monkeypatch.setattr(event_tree, "PyCCallFields", FakeCCall)
 
 
 def test_no_event_at_all() -> None:
