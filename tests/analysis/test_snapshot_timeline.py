@@ -24,10 +24,11 @@ from tests.analysis.test_snapshot_findings import (
     load,
 )
 from tests.snapshot.dumps import Row, block, entry, freed, segment, snapshot
-from tracer.analysis.snapshot_explain import ReplayedDevice, ReplayedSnapshot, replay_snapshot
-from tracer.analysis.snapshot_groups import kinds_of_rows
+from tracer.analysis.snapshot_explain import ReplayedDevice, ReplayedSnapshot, explain_replayed, replay_snapshot
 from tracer.analysis.snapshot_kinds import KINDS
 from tracer.analysis.snapshot_timeline import DeviceTimeline, device_timeline
+from tracer.capture.known_storages import Role
+from tracer.exporters.snapshot_page import snapshot_page
 from tracer.snapshot.load import load_snapshot
 
 
@@ -52,8 +53,35 @@ def check(replayed: ReplayedSnapshot) -> None:
         assert all(found.allocated_bytes[at + 1] == one.replay.allocated_after(at) for at in entries)
         assert (np.diff(found.times) >= 0).all()
         rows = np.arange(len(one.replay.lives))
-        plain = [kind for kind, _ in kinds_of_rows(one.replay.lives, rows, one.kinds)]
+        plain = [kind for kind, _ in one.kinds.kinds_and_evidence(one.replay.lives, rows)]
         assert [KINDS[number] for number in one.kinds.kind_numbers(one.replay.lives, rows)] == plain
+
+
+ROLES = [role.name.lower().replace("_", " ") for role in Role]
+
+
+@pytest.mark.parametrize("word", ROLES)
+def test_what_was_held_is_the_same_in_the_curves_the_peak_and_the_page(word: str, tmp_path: Path) -> None:
+    """A run whose first step has no memory left: 512 bytes from before, of which only the program knows what they are.
+
+    Every role that a session observes has a kind and a category.
+    """
+    made = entry("alloc", BASE + 4096, 100, frames=FORWARD)
+    pieces = [block(BASE, 512), block(BASE + 4096, 100)]
+    objects = snapshot([made], [segment(piece["address"], piece["size"], [piece]) for piece in pieces])
+    loaded = load(tmp_path / "snapshot.pkl", objects)
+    replayed = replay_snapshot(loaded, held={BASE: word, BASE + 4096: "parameter"})
+    check(replayed)
+    (one,), finding = replayed.devices, explain_replayed(replayed)
+    curves = {curve.kind: curve.bytes.tolist() for curve in timeline_of(replayed, one).curves}
+    assert curves == {word: [512, 512], "not known": [0, 100]}  # what was made since lies elsewhere
+    kinds = {group.kind: group.evidence for group in finding.devices[0].peak.groups}
+    assert kinds[word] == "the program held it when the recording began"
+    page = snapshot_page(finding, 0, timeline_of(replayed, one), run={})
+    assert page.peak is not None
+    in_page = {series.name: int(series.values_bytes[-1]) for series in page.series}
+    assert in_page == {share.name: share.bytes for share in page.peak.breakdown}
+    assert in_page == {word.upper().replace(" ", "_"): 512, "UNKNOWN": 100}
 
 
 def test_by_hand(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tracer.analysis.snapshot_sites import BEFORE_RECORDING
 # In the order of a drawing's layers, lowest first.
 CATEGORY_OF_KIND: Final[Mapping[str, str]] = {
     "parameter": "PARAMETER",
+    "buffer": "BUFFER",
     "optimizer state": "OPTIMIZER_STATE",
     BEFORE_RECORDING: "BEFORE_RECORDING",
     "input": "INPUT",

@@ -9,7 +9,6 @@ from typing import Protocol
 
 import numpy as np
 
-from tracer.analysis.snapshot_groups import kinds_of_rows
 from tracer.analysis.snapshot_kinds import KindFinder
 from tracer.analysis.snapshot_sites import BEFORE_RECORDING, NO_FRAMES, Sites
 from tracer.errors import TracerError
@@ -143,7 +142,7 @@ def _side(snapshot: Snapshot, state: DeviceState) -> _Side:
     sites, lives = Sites(snapshot.stacks), replayed.lives
     finder = KindFinder(snapshot, state, sites)
     rows = lives.alive_after(replayed.peak_entry)
-    kinds = kinds_of_rows(lives, rows, finder)
+    kinds = finder.kinds_and_evidence(lives, rows)
     before = (lives.begin[rows] == BEFORE).tolist()
     stacks: dict[tuple[int, bool], tuple[str, ...]] = {}
     found: dict[Key, tuple[int, int]] = {}

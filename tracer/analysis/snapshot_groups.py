@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracer.analysis.snapshot_kinds import RECORDED_EVIDENCE, RULES, KindFinder
+from tracer.analysis.snapshot_kinds import KindFinder
 from tracer.analysis.snapshot_sites import BEFORE_RECORDING, NO_FRAMES, Site, Sites
 from tracer.snapshot.columns import Int64s
 from tracer.snapshot.replay import BEFORE, Lives
@@ -61,17 +61,13 @@ class _Part:
     is_before: bool
 
 
-def kinds_of_rows(lives: Lives, rows: Int64s, kinds: KindFinder) -> list[tuple[str, str]]:
-    """Kind and evidence of each row: what the recording itself says, or else what the first of `RULES` proves."""
-    by_rule = [(rule.kind, rule.evidence) for rule in RULES]
-    rules = kinds.rules(lives, rows).tolist()
-    recorded = kinds.recorded_kinds(lives, rows)
-    return [(kind, RECORDED_EVIDENCE) if kind else by_rule[rule] for kind, rule in zip(recorded, rules, strict=True)]
-
-
 def _parts(lives: Lives, rows: Int64s, kinds: KindFinder) -> list[_Part]:
     sums: dict[tuple[int, bool, tuple[str, str]], list[int]] = {}
-    columns = (lives.stack[rows].tolist(), (lives.begin[rows] == BEFORE).tolist(), kinds_of_rows(lives, rows, kinds))
+    columns = (
+        lives.stack[rows].tolist(),
+        (lives.begin[rows] == BEFORE).tolist(),
+        kinds.kinds_and_evidence(lives, rows),
+    )
     for *key, size in zip(*columns, lives.requested_bytes[rows].tolist(), strict=True):
         total = sums.setdefault(tuple(key), [0, 0])
         total[0] += size

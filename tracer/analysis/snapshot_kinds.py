@@ -18,7 +18,9 @@ from tracer.snapshot.columns import Bools, DeviceState, Int64s, Snapshot
 from tracer.snapshot.replay import BEFORE, Lives
 
 NOT_KNOWN: Final = "not known"
-KINDS: Final = ("parameter", "optimizer state", "gradient", "activation", "temporary", "workspace", "input", NOT_KNOWN)
+KINDS: Final = (
+    "parameter", "buffer", "optimizer state", "gradient", "activation", "temporary", "workspace", "input", NOT_KNOWN
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,11 @@ _RECORDED = {
     "temporary": "temporary",
     "autograd_detail": "temporary",
     "input": "input",
+    "workspace": "workspace",
+    "buffer": "buffer",
 }
 RECORDED_EVIDENCE: Final = "the recording says so"
+HELD_EVIDENCE: Final = "the program held it when the recording began"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,16 +130,29 @@ class KindFinder:
         return ""
 
     def kind_numbers(self, lives: Lives, rows: Int64s) -> Int64s:
-        """The index into `KINDS` of each of these rows, as `recorded_kinds` or else `rules` decide."""
+        """The index into `KINDS` of each of these rows."""
         of_rule = np.array([KINDS.index(rule.kind) for rule in RULES], dtype=np.int64)
         number = of_rule[self.rules(lives, rows)]
-        entry, category = lives.alloc_entry[rows], self._state.trace.category
-        if len(category) and (category >= 0).any():
-            words = [_RECORDED.get(text.lower(), "") for text in self._snapshot.texts]
-            of_text = np.array([KINDS.index(word) if word else -1 for word in (*words, "")], dtype=np.int64)
-            recorded = of_text[np.where(entry >= 0, category[np.maximum(entry, 0)], -1)]
-            number = np.where(recorded >= 0, recorded, number)
+        for known in (self._held_numbers(lives, rows), self._recorded_numbers(lives, rows)):
+            number = np.where(known >= 0, known, number)
         return number
+
+    def kinds_and_evidence(self, lives: Lives, rows: Int64s) -> list[tuple[str, str]]:
+        """The kind of each row, and how it is known: from the recording, from the program, or by a rule."""
+        columns = (
+            self._recorded_numbers(lives, rows).tolist(),
+            self._held_numbers(lives, rows).tolist(),
+            self.rules(lives, rows).tolist(),
+        )
+        by_rule = [(rule.kind, rule.evidence) for rule in RULES]
+        return [
+            (KINDS[recorded], RECORDED_EVIDENCE)
+            if recorded >= 0
+            else (KINDS[held], HELD_EVIDENCE)
+            if held >= 0
+            else by_rule[rule]
+            for recorded, held, rule in zip(*columns, strict=True)
+        ]
 
     def rules(self, lives: Lives, rows: Int64s) -> Int64s:
         """The index into `RULES` of each of these rows."""
@@ -162,15 +180,23 @@ class KindFinder:
         )
         return np.select(proofs, range(1, len(RULES)), default=0).astype(np.int64)
 
-    def recorded_kinds(self, lives: Lives, rows: Int64s) -> list[str]:
-        """The kind that the recording itself, or the program that was recorded, gives each row; or the empty text."""
+    def _recorded_numbers(self, lives: Lives, rows: Int64s) -> Int64s:
+        """The index into `KINDS` that the recording itself gives each row, or -1."""
         entry, category = lives.alloc_entry[rows], self._state.trace.category
-        numbers = np.where(entry >= 0, category[np.maximum(entry, 0)], -1) if len(category) else np.full(len(rows), -1)
-        recorded = [_RECORDED.get(self._snapshot.text(number).lower(), "") for number in numbers.tolist()]
-        if not self._held:
-            return recorded
-        before = np.where(lives.begin[rows] == BEFORE, lives.addr[rows], -1).tolist()
-        return [kind or self._held.get(address, "") for kind, address in zip(recorded, before, strict=True)]
+        if not len(category) or not (category >= 0).any():
+            return np.full(len(rows), -1, dtype=np.int64)
+        words = [_RECORDED.get(text.lower(), "") for text in self._snapshot.texts]
+        of_text = np.array([KINDS.index(word) if word else -1 for word in (*words, "")], dtype=np.int64)
+        return of_text[np.where(entry >= 0, category[np.maximum(entry, 0)], -1)]
+
+    def _held_numbers(self, lives: Lives, rows: Int64s) -> Int64s:
+        """The index into `KINDS` of what the program held when the history began, or -1."""
+        number = np.full(len(rows), -1, dtype=np.int64)
+        if self._held:
+            before = np.flatnonzero(lives.begin[rows] == BEFORE)
+            held = [self._held.get(address) for address in lives.addr[rows[before]].tolist()]
+            number[before] = [KINDS.index(kind) if kind is not None else -1 for kind in held]
+        return number
 
     def _free_facts(self, lives: Lives, rows: Int64s) -> NDArray[np.int64]:
         """The facts of the stacks that freed the rows.
