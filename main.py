@@ -60,15 +60,19 @@ def _say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
+def _say_error(error: TracerError) -> None:
+    _say(f"Error: {error}")
+    if error.hint:
+        _say(f"Hint: {error.hint}")
+
+
 @contextmanager
 def _errors_for_people() -> Iterator[None]:
     """The one place where a mistake of the user's becomes two lines and exit status 1."""
     try:
         yield
     except TracerError as error:
-        _say(f"Error: {error}")
-        if error.hint:
-            _say(f"Hint: {error.hint}")
+        _say_error(error)
         raise typer.Exit(1) from None
 
 
@@ -368,8 +372,7 @@ def _report(results: RunResults, save_dir: Path, leave_out: list[str], *, screen
             _say(f"Left out: {written.error} {written.error.hint}")
         else:
             failed = True
-            _say(f"Error: {written.error}")
-            _say(f"Hint: {written.error.hint}")
+            _say_error(written.error)
     if left := left_from_earlier(save_dir, all_written):
         _say(f"Note: {left_sentence(left)}")
     return failed

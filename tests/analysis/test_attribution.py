@@ -17,6 +17,7 @@ from tests.workloads import WORKLOADS, build_workload
 from tracer.analysis.attribution import Phase, attribute
 from tracer.analysis.findings import CycleFindings
 from tracer.analysis.peak_row import PeakRow
+from tracer.exporters import screen, timeline_page
 from tracer.session import ProfileSession, Schedule
 
 ONE_CYCLE = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=3, num_repeats=1)
@@ -279,6 +280,9 @@ def test_a_leak_of_one_tensor_a_step_is_found_with_its_line() -> None:
     assert growth.bytes_per_step == 32 * 16 * 4
     assert (growth.file, growth.line) == (__file__, line_of(Leaking.forward, "self.kept.append"))
     assert growth.module == "Leaking_0"
+    says = "Memory grows by 2.00 KiB a step: aten::square at {}:{} makes blocks that outlive the step after their own."
+    assert says.format(__file__, growth.line) in timeline_page._notes(findings)
+    assert list(screen._growth(findings)) == [says.format(screen.short_path(__file__), growth.line)]
 
 
 def test_a_healthy_loop_that_keeps_its_variables_does_not_grow() -> None:

@@ -18,7 +18,6 @@ class Growth:
 
     Attributes:
         bytes_per_step: Mean over the steps that could be judged.
-        num_steps: Steps that left such blocks behind.
         num_judged_steps: Steps that could be judged: all but the last of the recording.
         op: Operator.
         module: Path of the module, or None.
@@ -27,7 +26,6 @@ class Growth:
     """
 
     bytes_per_step: int
-    num_steps: int
     num_judged_steps: int
     op: str | None
     module: str | None
@@ -76,7 +74,7 @@ def find_growth(recording: Recording, attribution: Attribution, storages: Storag
         by_step = totals.setdefault(site, {})
         by_step[which] = by_step.get(which, 0) + size
     found = [
-        Growth(sum(by_step.values()) // num_judged, len(by_step), num_judged, *site)
+        Growth(sum(by_step.values()) // num_judged, num_judged, *site)
         for site, by_step in totals.items()
         if len(by_step) == num_judged
     ]

@@ -77,13 +77,13 @@ def instance_times(recording: Recording, attribution: Attribution, *, device_ns:
     return InstanceTimes(
         instances=instances,
         forward_ns=_own(span[instances.op], instances.within),
-        backward_ns=_sum_at(owner[claimed], engine_ns[claimed], num),
+        backward_ns=sum_at(owner[claimed], engine_ns[claimed], num),
         recompute_ns=_recomputed(recording, attribution, engine, owner, num),
-        has_backward=_sum_at(owner[claimed], np.ones(claimed.sum(), np.int64), num) > 0,
+        has_backward=sum_at(owner[claimed], np.ones(claimed.sum(), np.int64), num) > 0,
         bookkeeping=_is_bookkeeping(recording, instances),
         device_forward_ns=None if device_ns is None else _own(device_ns[instances.op], instances.within),
         device_backward_ns=(
-            None if device_ns is None else _sum_at(owner[claimed], _own(device_ns[engine], nested_in)[claimed], num)
+            None if device_ns is None else sum_at(owner[claimed], _own(device_ns[engine], nested_in)[claimed], num)
         ),
         between_ns=_between(recording, instances),
         engine_step=attribution.op_step[engine] if attribution.step_names else np.zeros(len(engine), np.int64),
@@ -93,7 +93,8 @@ def instance_times(recording: Recording, attribution: Attribution, *, device_ns:
     )
 
 
-def _sum_at(rows: Ints, values: Ints, length: int) -> Ints:
+def sum_at(rows: Ints, values: Ints, length: int) -> Ints:
+    """[length] the sum of the values of each row."""
     total = np.zeros(length, np.int64)
     np.add.at(total, rows, values)
     return total
@@ -102,7 +103,7 @@ def _sum_at(rows: Ints, values: Ints, length: int) -> Ints:
 def _own(span_ns: Ints, within: Ints) -> Ints:
     """Spans less those directly within them."""
     inner = np.flatnonzero(within >= 0)
-    return span_ns - _sum_at(within[inner], span_ns[inner], len(span_ns))
+    return span_ns - sum_at(within[inner], span_ns[inner], len(span_ns))
 
 
 def _engine(recording: Recording) -> tuple[Ints, Ints]:
@@ -131,14 +132,14 @@ def _recomputed(recording: Recording, attribution: Attribution, engine: Ints, ow
     node = ops.parent[ops.parent[rows]]
     target = np.where(node >= 0, engine_of[node], -1)
     claimed = target >= 0
-    return _sum_at(target[claimed], (ops.end_ns - ops.start_ns)[rows][claimed], num)
+    return sum_at(target[claimed], (ops.end_ns - ops.start_ns)[rows][claimed], num)
 
 
 def _is_bookkeeping(recording: Recording, instances: OpInstances) -> Bools:
     """[R] invocations that make no memory and write no more than a counter, in forward and in their nodes."""
     made, written = _made_bytes(recording), _written_bytes(recording)
     known, num = instances.row_of_op >= 0, len(instances.op)
-    made, written = (_sum_at(instances.row_of_op[known], one[known], num) for one in (made, written))
+    made, written = (sum_at(instances.row_of_op[known], one[known], num) for one in (made, written))
     # Without recorded shapes nobody knows what an in-place operator wrote; its name says that it did.
     blind = not recording.flow.edge_mutated.any()
     in_place = np.array([recording.strings[name].endswith("_") for name in recording.ops.name[instances.op]], bool)
@@ -150,7 +151,7 @@ def _made_bytes(recording: Recording) -> Ints:
     """[O] bytes that each operator allocated."""
     allocations = recording.allocations
     made = (allocations.size_bytes > 0) & (allocations.op >= 0)
-    return _sum_at(allocations.op[made], allocations.size_bytes[made], len(recording.ops.name))
+    return sum_at(allocations.op[made], allocations.size_bytes[made], len(recording.ops.name))
 
 
 def _written_bytes(recording: Recording) -> Ints:
@@ -159,7 +160,7 @@ def _written_bytes(recording: Recording) -> Ints:
     mutated = flow.edge_mutated
     op = rows_starting_at(ops.start_ns, flow.node_time_ns[flow.edge_node[mutated]])
     size = recording.keys.size_bytes[flow.edge_key[mutated]]
-    return _sum_at(op[op >= 0], size[op >= 0], len(ops.name))
+    return sum_at(op[op >= 0], size[op >= 0], len(ops.name))
 
 
 def _between(recording: Recording, instances: OpInstances) -> Ints:

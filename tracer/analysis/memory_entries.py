@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.analysis.findings import CycleFindings, Findings
+from tracer.analysis.instance_times import sum_at
 from tracer.analysis.op_instances import OpInstances, op_instances, op_name
 from tracer.analysis.places import Place, frames_of_op
 from tracer.analysis.saved_activations import Evidence, SavedActivations, saved_activations
@@ -144,17 +145,26 @@ def activation_entries(
         if row in saving:
             found.append((row, group, counts.get(group, 0)))
         counts[group] = counts.get(group, 0) + 1
+    size_bytes, input_bytes, unread_bytes, num_storages = (
+        sum_at(mine.row, values, len(instances.op))
+        for values in (
+            mine.size_bytes,
+            np.where(mine.is_input, mine.size_bytes, 0),
+            np.where(mine.evidence == Evidence.FREED_IN_BACKWARD, mine.size_bytes, 0),
+            np.ones(len(mine.row), np.int64),
+        )
+    )
     entries = []
     for row, group, invocation in found:
-        op, own = int(instances.op[row]), mine.row == row
+        op = int(instances.op[row])
         module = int(attribution.op_module[op])
         entries.append(
             ActivationEntry(
                 name=op_name(recording.strings[recording.ops.name[op]]),
-                size_bytes=int(mine.size_bytes[own].sum()),
-                input_bytes=int(mine.size_bytes[own & mine.is_input].sum()),
-                unread_bytes=int(mine.size_bytes[own & (mine.evidence == Evidence.FREED_IN_BACKWARD)].sum()),
-                num_storages=int(own.sum()),
+                size_bytes=int(size_bytes[row]),
+                input_bytes=int(input_bytes[row]),
+                unread_bytes=int(unread_bytes[row]),
+                num_storages=int(num_storages[row]),
                 module=attribution.modules[module] if module >= 0 else None,
                 frames=frames_of_op(recording, attribution, op),
                 invocation=invocation,

@@ -1,10 +1,14 @@
-"""What could not be seen in a recording, and why, in sentences: the same ones on the screen and on the page."""
+"""What a recording does not show, what was left out and what grows: the same sentences on the screen and the page."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tracer.analysis.findings import Findings
+from tracer.analysis.growth import Growth
 from tracer.analysis.storages import Storages
 from tracer.capture.recording import Recording
+from tracer.units import format_bytes
 
 # Names under which torch.compile's regions appear: AOTAutograd's function and inductor's graph.
 _COMPILED = ("CompiledFunction", "## Call CompiledFxGraph", "Torch-Compiled Region")
@@ -35,6 +39,15 @@ def unseen(recording: Recording, storages: Storages) -> tuple[str, ...]:
             "address was handed out again or zero_grad let go of it."
         )
     return tuple(sentences)
+
+
+def growth_sentence(place: Growth, *, file_name: Callable[[str], str] = str) -> str:
+    """What grows, by how much and where; the file as `file_name` shortens it."""
+    where = f"{file_name(place.file)}:{place.line}" if place.file else "no line of yours"
+    return (
+        f"Memory grows by {format_bytes(place.bytes_per_step)} a step: {place.op or 'no operator'} at {where} "
+        "makes blocks that outlive the step after their own."
+    )
 
 
 def left_out(findings: Findings) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tracer.analysis.findings import CycleFindings, Findings
 from tracer.analysis.module_tree import module_tree
-from tracer.analysis.notes import left_out, unseen
+from tracer.analysis.notes import growth_sentence, left_out, unseen
 from tracer.analysis.peak import AllocatorPeak, PeakReport
 from tracer.analysis.peak_row import PeakRow
 from tracer.capture.phase_timing import PHASES, PhaseTimings
@@ -79,12 +79,7 @@ def _phase_table(cycle: CycleFindings) -> Table:
 
 
 def _growth(cycle: CycleFindings) -> Iterable[str]:
-    for place in cycle.growth[:NUM_SENTENCES]:
-        where = f"{short_path(place.file)}:{place.line}" if place.file else "no line of yours"
-        yield (
-            f"Memory grows by {format_bytes(place.bytes_per_step)} a step: {place.op} at {where} "
-            "makes blocks that outlive the step after their own."
-        )
+    return (growth_sentence(place, file_name=short_path) for place in cycle.growth[:NUM_SENTENCES])
 
 
 def _lost_track(cycle: CycleFindings) -> Iterable[str]:

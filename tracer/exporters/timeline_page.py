@@ -9,7 +9,7 @@ from tracer.analysis.attribution import STEP_PREFIX
 from tracer.analysis.block_kinds import Blocks
 from tracer.analysis.findings import CycleFindings, Findings
 from tracer.analysis.memory_by_kind import memory_by_kind
-from tracer.analysis.notes import left_out, unseen
+from tracer.analysis.notes import growth_sentence, left_out, unseen
 from tracer.analysis.peak import PeakReport
 from tracer.analysis.peak_rows import LOOP_OWNER
 from tracer.analysis.run_times import RunTimes
@@ -181,11 +181,7 @@ def _timings(cycle: CycleFindings) -> tuple[StepTiming, ...]:
 
 
 def _notes(cycle: CycleFindings) -> tuple[str, ...]:
-    notes = list(unseen(cycle.recording, cycle.storages))
-    for place in cycle.growth:
-        where = f"{place.file}:{place.line}" if place.file else "an unknown line"
-        notes.append(f"Memory grows by {format_bytes(place.bytes_per_step)} a step: {place.op} at {where}.")
-    return tuple(notes)
+    return (*unseen(cycle.recording, cycle.storages), *map(growth_sentence, cycle.growth))
 
 
 def slow_modules(times: RunTimes, peak: PeakReport) -> tuple[SlowModule, ...]:
