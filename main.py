@@ -60,19 +60,15 @@ def _say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def _say_error(error: TracerError) -> None:
-    _say(f"Error: {error}")
-    if error.hint:
-        _say(f"Hint: {error.hint}")
-
-
 @contextmanager
 def _errors_for_people() -> Iterator[None]:
     """The one place where a mistake of the user's becomes two lines and exit status 1."""
     try:
         yield
     except TracerError as error:
-        _say_error(error)
+        _say(f"Error: {error}")
+        if error.hint:
+            _say(f"Hint: {error.hint}")
         raise typer.Exit(1) from None
 
 
@@ -343,7 +339,7 @@ def _report(results: RunResults, save_dir: Path, leave_out: list[str], *, screen
     from tracer.exporters.screen import parameters_sentence, peak_screen, timing_screen
     from tracer.exporters.snapshot_screen import print_failed_allocation
     from tracer.failure_words import failure_lines
-    from tracer.outputs import left_from_earlier, left_sentence, write_outputs
+    from tracer.outputs import left_from_earlier, left_sentence, write_outputs, written_lines
 
     out = _stdout() if screen else Console(quiet=True)
     if results.failure is not None:
@@ -366,13 +362,9 @@ def _report(results: RunResults, save_dir: Path, leave_out: list[str], *, screen
     all_written = []
     for written in write_outputs(results, save_dir, leave_out=leave_out):
         all_written.append(written)
-        if written.error is None:
-            _say(f"Wrote {written.path}  (open with {written.output.read_with})")
-        elif isinstance(written.error, MissingPackageError):
-            _say(f"Left out: {written.error} {written.error.hint}")
-        else:
-            failed = True
-            _say_error(written.error)
+        failed |= written.error is not None and not isinstance(written.error, MissingPackageError)
+        for line in written_lines(written):
+            _say(line)
     if left := left_from_earlier(save_dir, all_written):
         _say(f"Note: {left_sentence(left)}")
     return failed

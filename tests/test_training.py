@@ -126,6 +126,23 @@ def test_files_that_cannot_be_written_do_not_hide_an_exception(tmp_path: Path) -
     assert {type(each.error) for each in session.written} == {OutputError}
 
 
+@pytest.mark.parametrize("screen", [False, True])
+def test_a_file_that_cannot_be_written_is_said_and_the_others_are_there(
+    screen: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    """By a warning where nothing is printed, so that it is said once."""
+    (tmp_path / "peak.json").mkdir()
+    model, optimizer = net()
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=Schedule(0, 0, 1, 1), screen=screen) as session:
+        for _ in range(2):
+            train_step(model, optimizer)
+            session.step()
+    assert (tmp_path / "max_mem.txt").is_file()
+    says = "peak.json cannot be written"
+    warned = [str(one.message) for one in recwarn if says in str(one.message)]
+    assert (len(warned), says in capfd.readouterr().err) == ((0, True) if screen else (1, False))
+
+
 def test_a_folder_that_cannot_be_written_is_said_before_the_loop(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="is a file, not a folder"):

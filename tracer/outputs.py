@@ -19,7 +19,7 @@ from tracer.analysis.run_times import RunTimes, run_times
 from tracer.analysis.snapshot_explain import explain_replayed, replay_snapshot
 from tracer.analysis.snapshot_timeline import device_timeline
 from tracer.capture.project_files import ProjectFiles
-from tracer.errors import OutputError, TracerError
+from tracer.errors import MissingPackageError, OutputError, TracerError
 from tracer.exporters.cuda_timing import write_cuda_timing
 from tracer.exporters.max_mem import write_max_mem
 from tracer.exporters.memory_report import write_memory_report
@@ -250,6 +250,16 @@ def write_outputs(results: RunResults, save_dir: Path, *, leave_out: Collection[
             yield Written(output, path, error)
         else:
             yield Written(output, path)
+
+
+def written_lines(written: Written) -> tuple[str, ...]:
+    """What a person is told of one output."""
+    error = written.error
+    if error is None:
+        return (f"Wrote {written.path}  (open with {written.output.read_with})",)
+    if isinstance(error, MissingPackageError):
+        return (f"Left out: {error} {error.hint}",)
+    return (f"Error: {error}", f"Hint: {error.hint}") if error.hint else (f"Error: {error}",)
 
 
 def left_from_earlier(save_dir: Path, written: Collection[Written]) -> tuple[Path, ...]:

@@ -20,7 +20,7 @@ from tracer.capture.parameter_origins import describe_parameters
 from tracer.capture.project_files import project_root
 from tracer.errors import OutputError, RecordingError, TracerError
 from tracer.exporters.files import check_folder
-from tracer.outputs import Written, left_from_earlier, left_sentence, write_outputs
+from tracer.outputs import Written, left_from_earlier, left_sentence, write_outputs, written_lines
 from tracer.ranks import Rank, announce, begin, finish, this_rank
 from tracer.run_results import Failure, RunResults, allocator_state
 from tracer.session import ProfileSession, Schedule
@@ -193,6 +193,10 @@ class TrainingProfile(ProfileSession):
             warnings.warn(left_sentence(left), stacklevel=4)
         if self._screen and (self.rank is None or self.rank.index == 0):
             print_screen(self.results, self.written)
+            return
+        for each in self.written:
+            if each.error is not None:
+                warnings.warn(" ".join(written_lines(each)), stacklevel=4)
 
 
 def _without_traceback(error: BaseException) -> BaseException:
@@ -229,8 +233,8 @@ def print_screen(results: RunResults, written: Collection[Written] = ()) -> None
         console.print(peak_screen(results.findings))
     if results.unused_parameters is not None:
         console.print(parameters_sentence(results.unused_parameters))
-    for each in written:
-        print(f"Wrote {each.path}" if each.error is None else f"Error: {each.error}", file=sys.stderr)
+    for line in (line for each in written for line in written_lines(each)):
+        print(line, file=sys.stderr)
 
 
 profile_training = TrainingProfile

@@ -93,6 +93,7 @@ class FunctionSource:
 
     def __init__(self, sites: Sequence[_Site]) -> None:
         self._sites = sites
+        self._known: dict[tuple[str, int | None, int | None, int], int | None] = {}
 
     def line_of(self, name: str, *, after: int | None, before: int | None, number: int = 0) -> int | None:
         """The line of an operator.
@@ -106,6 +107,12 @@ class FunctionSource:
         Returns:
             None where the source leaves more than one line possible, or none.
         """
+        asked = (name, after, before, number)
+        if asked not in self._known:  # every step asks the same
+            self._known[asked] = self._line_of(*asked)
+        return self._known[asked]
+
+    def _line_of(self, name: str, after: int | None, before: int | None, number: int) -> int | None:
         plain = name.removeprefix("aten::")
         starts = self._starts(after)
         reached = sorted({at for start in starts for at in self._from(start).operators})
