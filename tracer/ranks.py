@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tracer.exporters.files import write_atomically
+from tracer.exporters.files import remove, write_atomically
 from tracer.run_results import RunResults
 from tracer.units import format_bytes
 
@@ -134,11 +134,15 @@ class RanksSummary:
 
 
 def begin(rank: Rank, save_dir: Path) -> None:
-    """Forget what an earlier run of the same rank has left."""
-    (rank.folder(save_dir) / RANK_FILE).unlink(missing_ok=True)
+    """Forget what an earlier run of the same rank has left.
+
+    Raises:
+        OutputError: It cannot be removed, so that it could not be replaced either.
+    """
+    remove(rank.folder(save_dir) / RANK_FILE)
     if rank.index == 0:
         for name in (SUMMARY_JSON, SUMMARY_TEXT):
-            (save_dir / name).unlink(missing_ok=True)
+            remove(save_dir / name)
 
 
 def announce(rank: Rank, results: RunResults, save_dir: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tracer.errors import OutputError
-from tracer.exporters.files import check_folder, replacing, write_atomically
+from tracer.exporters.files import check_folder, remove, replacing, write_atomically
 
 
 def everything_below(folder: Path) -> list[str]:
@@ -127,3 +127,13 @@ def test_a_folder_without_the_permission_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(OutputError, match="Permission denied"):
         check_folder(tmp_path / "new")
+
+
+def test_what_is_removed_is_gone_and_what_cannot_be_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    remove(tmp_path / "file")
+    remove(tmp_path / "file")
+    with pytest.raises(OutputError, match="folder cannot be written"):
+        remove(tmp_path / "folder")
+    assert everything_below(tmp_path) == ["folder"]

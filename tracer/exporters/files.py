@@ -50,6 +50,18 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         temporary.write_bytes(data)
 
 
+def remove(path: Path) -> None:
+    """Remove a file of an earlier run, if it is there.
+
+    Raises:
+        OutputError: It cannot be removed.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
 def check_folder(folder: Path) -> None:
     """Make sure that files can be written into a folder, without leaving any behind.
 
