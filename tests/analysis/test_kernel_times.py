@@ -33,6 +33,10 @@ class FakeEvent:
     start: int = 0
     duration: int = 0
     thread: int = 1
+    called: str = "aten::mm"
+
+    def name(self) -> str:
+        return self.called
 
     def correlation_id(self) -> int:
         return self.number
@@ -62,31 +66,36 @@ class FakeResults:
 
 
 def test_a_kernel_is_the_operators_that_launched_it() -> None:
-    """Operators 5 and 6, on two threads; the driver's call has a number of its own, which may be an operator's too."""
+    """Operators 5 and 6, on two threads; the driver's calls have numbers of their own, which may be an operator's too.
+
+    A span on the device stands for a `record_function` region: the region's number, no link, and all its kernels' time.
+    """
     results = FakeResults((
         FakeEvent(5, start=100, thread=1),
         FakeEvent(6, start=200, thread=9),
-        FakeEvent(6, linked=5, start=110, thread=1),
+        FakeEvent(6, linked=5, start=110, thread=1, called="cudaLaunchKernel"),
+        FakeEvent(5, start=900, thread=1, called="cudaDeviceSynchronize"),
+        FakeEvent(6, device=GPU, start=1000, duration=5000, called="aten::mm"),
         FakeEvent(31, linked=6, device=GPU, start=1000, duration=40),
         FakeEvent(32, linked=5, device=GPU, start=1040, duration=7),
         FakeEvent(33, linked=5, device=GPU, start=1050, duration=3),
         FakeEvent(34, linked=0, device=GPU, start=1060, duration=1000),
         FakeEvent(35, linked=77, device=GPU, start=1070, duration=1000),
     ))  # fmt: skip
-    kernels = read_kernels(results, {1: 0})
+    kernels = read_kernels(results, {1: 0}, {"aten::mm"})
     assert kernels is not None
     columns = (kernels.launched_ns, kernels.thread, kernels.duration_ns)
     assert [column.tolist() for column in columns] == [[200, 100, 100], [-1, 0, 0], [40, 7, 3]]
 
 
 def test_without_a_device_there_are_none() -> None:
-    assert read_kernels(FakeResults((FakeEvent(5), FakeEvent(6, linked=5))), {}) is None
+    assert read_kernels(FakeResults((FakeEvent(5), FakeEvent(6, linked=5))), {}, {"aten::mm"}) is None
 
 
 def test_a_torch_without_these_numbers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C._autograd, "_KinetoEvent", object)
     with pytest.raises(RecordingError, match="linked_correlation_id"):
-        read_kernels(FakeResults((FakeEvent(1, linked=5, device=GPU),)), {})
+        read_kernels(FakeResults((FakeEvent(1, linked=5, device=GPU),)), {}, set())
 
 
 def test_columns_of_one_length() -> None:

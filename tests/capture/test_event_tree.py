@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.workloads import WORKLOADS, Recorded, build_workload, record
+from tracer.analysis.attribution import attribute
 from tracer.analysis.categories import categorize
 from tracer.analysis.memory_timeline import memory_timeline
 from tracer.capture import event_tree, torch_private
@@ -452,6 +453,69 @@ def test_the_last_frame_before_an_operator_is_of_its_own_thread() -> None:
     after = recording.ops.inline_frame.tolist()
     assert recording.frames.line[after[0]] == 7
     assert after[1] == -1
+
+
+ENGINE = "autograd::engine::evaluate_function: MmBackward0"
+
+
+def on_engine_thread(number: int, at_ns: int) -> FakeEvent:
+    """A GPU's thread of the engine at work on one node."""
+    node = FakeOp("MmBackward0", scope=torch_private.BACKWARD_SCOPE, sequence_number=number)
+    inner = FakeEvent(FakeOp("aten::mm", sequence_number=0), at_ns + 2, start_tid=7)
+    return FakeEvent(
+        FakeOp(ENGINE, sequence_number=number), at_ns, [FakeEvent(node, at_ns + 1, [inner], start_tid=7)], start_tid=7
+    )
+
+
+@pytest.mark.usefixtures("fake_types")
+def test_the_engines_thread_is_its_own_wherever_torch_hangs_it() -> None:
+    """Two steps; `build_tree` in torch's collection.cpp puts both backwards below the first step's call.
+
+    There the second backward comes before its own forward, and a kernel's thread is not that of the operator above.
+    """
+
+    def call(name: str, at_ns: int, children: list[FakeEvent]) -> FakeEvent:
+        return FakeEvent(FakeCCall(FakeFrame("train.py", 7, name)), at_ns, children)
+
+    def forward(number: int, at_ns: int) -> FakeEvent:
+        return call("forward", at_ns, [FakeEvent(FakeOp("aten::mm", sequence_number=number), at_ns + 1)])
+
+    backwards = call("backward", 1100, [on_engine_thread(4, 1110), on_engine_thread(5, 2110)])
+    main = call("main", 900, [forward(4, 1000), backwards, forward(5, 2000), call("backward", 2100, [])])
+    recording = read_recording(FakeResults(main))
+    assert_consistent(recording)
+    ops = recording.ops
+    assert [recording.strings[name] for name in ops.name.tolist()] == ["aten::mm"] * 2 + [
+        ENGINE, "MmBackward0", "aten::mm"
+    ] * 2  # fmt: skip
+    assert ops.start_ns.tolist() == [1001, 2001, 1110, 1111, 1112, 2110, 2111, 2112]
+    assert ops.thread.tolist() == [0, 0, 1, 1, 1, 1, 1, 1]
+    assert ops.call.tolist()[2:] == [-1] * 6
+    assert attribute(recording).op_forward.tolist() == [-1, -1, 0, 0, 0, 1, 1, 1]
+    assert recording.num_events == 1 + 2 * 2 + 2 + 2 * 3
+
+
+@pytest.mark.usefixtures("fake_types")
+def test_what_runs_on_the_device_is_no_caller() -> None:
+    """torch hangs a device's span for a region, which no operator launched, among the main thread's operators."""
+    inner = FakeEvent(FakeOp("aten::addmm"), 1003, [FakeEvent(FakeAllocation(64, 512, 1), 1004)])
+    linear = FakeEvent(FakeOp("aten::linear"), 1000, [FakeEvent(FakeOther(), 1001, [inner])])
+    recording = read_recording(FakeResults(linear))
+    assert_consistent(recording)
+    assert [recording.strings[name] for name in recording.ops.name.tolist()] == ["aten::linear"]
+    assert recording.allocations.op.tolist() == [0]
+
+
+@pytest.mark.usefixtures("fake_types")
+def test_a_call_of_the_driver_before_the_gradient_hides_nothing() -> None:
+    """torch puts the driver's calls before all other children."""
+    node = FakeOp("torch::autograd::AccumulateGrad", scope=torch_private.BACKWARD_SCOPE)
+    detach = FakeEvent(FakeOp("aten::detach", [FakeTensor(1, 5)]), 1002)
+    recording = read_recording(FakeResults(FakeEvent(node, 1000, [FakeEvent(FakeOther(), 1003), detach])))
+    assert recording.gradient_keys.tolist() == [0]
+    # A hook's call, or memory, before the first operator: torch's own rule says that this is no gradient.
+    late = [FakeEvent(FakeAllocation(64, 512, 9), 1001), detach]
+    assert read_recording(FakeResults(FakeEvent(node, 1000, late))).gradient_keys.tolist() == []
 
 
 @pytest.mark.usefixtures("fake_types")

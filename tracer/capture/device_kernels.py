@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ class Kernels:
             raise ValueError("columns of Kernels differ in length")
 
 
-def read_kernels(results: Any, threads: Mapping[int, int]) -> Kernels | None:
+def read_kernels(results: Any, threads: Mapping[int, int], operators: Container[str]) -> Kernels | None:
     """Read what ran on the device.
 
     A kernel carries the number of the innermost operator that was running when it was launched. Kernels without one,
@@ -39,6 +39,7 @@ def read_kernels(results: Any, threads: Mapping[int, int]) -> Kernels | None:
     Args:
         results: A profiler's `kineto_results`.
         threads: Number of each thread by the profiler's id.
+        operators: Names of all recorded operators.
 
     Returns:
         None if nothing ran on a device, which is so on the CPU.
@@ -59,13 +60,16 @@ def read_kernels(results: Any, threads: Mapping[int, int]) -> Kernels | None:
     if not launched:
         return None
     wanted = {number for number, _ in launched}
-    # Calls of the driver are events of the host too; they are linked to the operator and are none themselves.
+    # Calls of the driver are events of the host too. Most are linked to an operator; of the others, made outside any,
+    # only the name says that they are none: their numbers count anew from 1 and may be those of operators (pytorch
+    # pull 196282).
     operator = {
         event.correlation_id(): (event.start_ns(), threads.get(event.start_thread_id(), -1))
         for event in events
         if event.correlation_id() in wanted
         and event.linked_correlation_id() == 0
         and event.device_type() == HOST_DEVICE_TYPE
+        and event.name() in operators
     }
     rows = [(*operator[number], duration_ns) for number, duration_ns in launched if number in operator]
     launched_ns, thread, duration = np.array(rows, np.int64).reshape(-1, 3).T

@@ -86,7 +86,7 @@ def read_recording(profiler: Any) -> Recording:
         recording = reader.recording()
         if all(name == "cpu" for name in recording.devices):
             return recording
-        return replace(recording, kernels=read_kernels(results, reader.threads.number))
+        return replace(recording, kernels=read_kernels(results, reader.threads.number, reader.operator_names()))
 
 
 # A data-flow edge collects what happened to a storage below one node, as bits.
@@ -117,6 +117,8 @@ class _Reader:
     def __init__(self) -> None:
         self.strings, self.frames, self.devices, self.shapes = _Interned(), _Interned(), _Interned(), _Interned()
         self.threads = _Interned()
+        # Work of other threads that hangs below a call of the thread that is being read.
+        self.detached: list[Any] = []
         # Per call, the frame of the last call made from inside it.
         self.last_frame: dict[int, int] = {}
         # Tables row by row, flat: 8 bytes a number instead of the 40 or more that lists of tuples take.
@@ -153,10 +155,19 @@ class _Reader:
     def read(self, roots: Any) -> None:
         for root in roots:
             # Numbered anew: a thread that the profiler cannot tell has 2**64 - 1 for a number.
-            self.last_frame.pop(-1, None)  # outside any call, another thread's last frame says nothing
-            self._read_thread(root, self.threads(root.start_tid))
+            self._read_thread(root)
+        # torch hangs what a GPU's thread of the engine does below the first call that asked for backward, that of later
+        # steps too, and so before the forward of those steps (`build_tree` in collection.cpp).
+        while self.detached:
+            found, self.detached = self.detached, []
+            for event in sorted(found, key=lambda event: int(event.start_time_ns)):
+                self._read_thread(event)
 
-    def _read_thread(self, root: Any, thread: int) -> None:
+    def operator_names(self) -> set[str]:
+        """Names of all operators, those inside operators too."""
+        return {signature[0] for signature in self.matches}
+
+    def _read_thread(self, root: Any) -> None:
         """Depth first, in order, with an explicit stack of child iterators: a tree may be deeper than Python's limit.
 
         This loop runs once per event and is the cost of the whole analysis; that is why it is one function.
@@ -165,6 +176,9 @@ class _Reader:
         Python or the engine (and so gets a row of its own), the edges of the enclosing data-flow node, and whether an
         autograd node encloses it.
         """
+        self.last_frame.pop(-1, None)  # outside any call, another thread's last frame says nothing
+        tid = root.start_tid
+        thread = self.threads(tid)
         stack: list[tuple[Any, int, int, bool, dict[int, int] | None, bool]] = []
         push, pop = stack.append, stack.pop
         add_allocation, strings, matches = self.allocations.extend, self.strings, self.matches
@@ -219,6 +233,10 @@ class _Reader:
                             if is_backward_node:
                                 op_kind, inner_outermost = 2, True
                             elif name.startswith(_ENGINE_PREFIX):
+                                if event.start_tid != tid:
+                                    self.detached.append(event)
+                                    num_events -= 1
+                                    continue
                                 op_kind, inner_outermost = 1, True
                             inner_op = self.num_ops
                             self.num_ops += 1
@@ -243,7 +261,7 @@ class _Reader:
                                     if one != -1:
                                         inner_node[one] = inner_node.get(one, 0) | access
                     if is_backward_node and children and name == "torch::autograd::AccumulateGrad":
-                        self._accumulated_gradient(children[0])
+                        self._accumulated_gradient(children)
                     if children:
                         push((siblings, call, op, outermost, node, backward))
                         siblings = iter(children)
@@ -276,14 +294,14 @@ class _Reader:
                     if size:
                         edges[allocation_id] = edges.get(allocation_id, 0) | (_ALLOCATED if size > 0 else _FREED)
                 else:
-                    inner_call = call
+                    inner_call, inner_outermost = call, outermost
                     if kind is PyCallFields or kind is PyCCallFields:
-                        inner_call = self._call(event, fields, kind, call, op, thread)
+                        inner_call, inner_outermost = self._call(event, fields, kind, call, op, thread), True
                     children = event.children
                     if children:
                         push((siblings, call, op, outermost, node, backward))
                         siblings = iter(children)
-                        call, outermost = inner_call, True
+                        call, outermost = inner_call, inner_outermost
                         break
             else:
                 if not stack:
@@ -369,12 +387,16 @@ class _Reader:
         self.storages[new] = self.storages[allocation_id]
 
     # --------------------------------------------------------------------------------- modules, optimizers, gradients
-    def _accumulated_gradient(self, child: Any) -> None:
+    def _accumulated_gradient(self, children: Sequence[Any]) -> None:
         """AccumulateGrad's first operator takes the gradient as its first input.
+
+        Calls of the driver, which come before all other children whenever they ran, are passed over.
 
         Source: `extract_gradients` via `MemoryProfile._set_gradients_and_temporaries`.
         """
-        fields = child.extra_fields
+        recorded = (OpFields, AllocationFields, PyCallFields, PyCCallFields)
+        read = (child.extra_fields for child in children)
+        fields: Any = next((each for each in read if type(each) in recorded), None)
         if type(fields) is OpFields and fields.name in ("aten::detach", "aten::add_"):
             inputs = fields.inputs
             if inputs and type(inputs[0]) is TensorFields:
