@@ -573,6 +573,19 @@ def test_somebody_elses_history_is_read_and_left_on(history_log: list[str]) -> N
     assert history.snapshot == {"dump": 1}
 
 
+def test_an_allocator_that_tells_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch raises, in words of its own, where it is asked whether such an allocator's history is on."""
+    monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "cudaMallocAsync")
+    with pytest.raises(RecordingError, match="cudaMallocAsync records no allocations"):
+        AllocatorHistory(CUDA).start()
+    enabled = {"now": False}
+    monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "native")
+    monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: enabled["now"], raising=False)
+    assert not torch_private.allocator_history_enabled()
+    enabled["now"] = True
+    assert torch_private.allocator_history_enabled()
+
+
 def test_the_cpu_has_no_history(history_log: list[str]) -> None:
     history = AllocatorHistory(torch.device("cpu"))
     history.start()

@@ -14,7 +14,7 @@ from tracer.analysis.snapshot_fragmentation import fragmentation_after
 from tracer.errors import SnapshotError
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.load import load_snapshot
-from tracer.snapshot.replay import BEFORE, Replay, replay
+from tracer.snapshot.replay import BEFORE, Oddities, Replay, replay
 from tracer.snapshot.rounding import rounded_sizes
 
 BASE = 1 << 32
@@ -45,6 +45,13 @@ def test_memory_is_free_again_when_the_free_is_completed(tmp_path: Path) -> None
     _, found = replayed(tmp_path / "s", snapshot(trace, [segment(BASE, 2048, [block(BASE + 512, 10)])]))
     assert found.requested_bytes.tolist() == [0, 100, 100, 110, 10]
     assert found.peak_entry == 2
+
+
+def test_a_note_on_a_live_block_changes_nothing(tmp_path: Path) -> None:
+    trace = [entry("alloc", BASE, 100), entry("annotate", BASE, 100), *freed(BASE, 100)]
+    _, found = replayed(tmp_path / "s", snapshot(trace))
+    assert found.requested_bytes.tolist() == [0, 100, 100, 100, 0]
+    assert found.oddities == Oddities()
 
 
 def test_the_first_of_equal_maxima_is_the_peak(tmp_path: Path) -> None:

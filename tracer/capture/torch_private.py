@@ -86,6 +86,7 @@ def check_kernel_events() -> None:
         "start_thread_id",
         "start_ns",
         "duration_ns",
+        "name",
     ):
         if not hasattr(event, name):
             raise _missing(f"_KinetoEvent.{name}")
@@ -211,7 +212,17 @@ def match_schema(name: str, kinds: tuple[Any, ...]) -> tuple[bool, tuple[bool | 
 
 # ------------------------------------------------------------------------------------------- the allocator's history
 def allocator_history_enabled() -> bool:
-    """Whether somebody records the CUDA allocator's history already."""
+    """Whether somebody records the CUDA allocator's history already.
+
+    Raises:
+        RecordingError: The allocator is not torch's own, which alone has a history and tells the profiler of its work.
+    """
+    backend = torch.cuda.memory.get_allocator_backend()
+    if backend != "native":
+        raise RecordingError(
+            f"The CUDA allocator {backend} records no allocations, neither for the profiler nor in a history.",
+            hint="Use torch's own: leave out PYTORCH_CUDA_ALLOC_CONF=backend:... and change_current_allocator.",
+        )
     enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     return bool(enabled()) if enabled is not None else False
 
