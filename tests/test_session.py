@@ -397,6 +397,14 @@ def test_the_failing_step_is_let_go() -> None:
     assert results.failure.error.__traceback__ is None
 
 
+@pytest.mark.parametrize(
+    "words", ["CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"]
+)
+def test_memory_that_the_driver_or_a_library_lacks_is_out_of_memory_too(words: str) -> None:
+    assert Failure(torch.AcceleratorError(words), 0, {}).out_of_memory
+    assert Failure(RuntimeError(words), 0, {}).out_of_memory
+
+
 def test_other_errors_are_not_out_of_memory() -> None:
     assert not Failure(RuntimeError("shapes cannot be multiplied"), 0, {}).out_of_memory
     assert not Failure(ValueError("DefaultCPUAllocator"), 0, {}).out_of_memory
@@ -714,14 +722,16 @@ def test_the_device_says_what_it_has_left(monkeypatch: pytest.MonkeyPatch) -> No
     }
 
 
-def test_a_device_that_answers_no_more_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an assertion in a kernel every call raises; the failure itself has to be told all the same."""
+def test_a_device_that_answers_no_more_hides_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a kernel's error every call of the driver raises it again; the allocator's counters do not ask it."""
 
-    def refuse(device: torch.device) -> None:
-        raise RuntimeError("CUDA error: device-side assert triggered")
+    def raises(device: torch.device) -> Any:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 
-    monkeypatch.setattr(torch.cuda, "mem_get_info", refuse)
-    assert run_results.allocator_state(CUDA) == {}
+    for name in ("memory_allocated", "memory_reserved", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: 5)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", raises)
+    assert run_results.allocator_state(CUDA) == {"allocated": 5, "reserved": 5, "largest allocated so far": 5}
 
 
 def test_cuda_is_the_current_device_as_everywhere_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:

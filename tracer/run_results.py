@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,11 +50,15 @@ class Failure:
         return is_out_of_memory(self.error)
 
 
+# The CPU's allocator, the driver when it needs memory for itself, and cuBLAS for its workspace.
+_NO_MEMORY_LEFT = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device had no memory left, in the words of either allocator."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY_LEFT)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,17 +99,15 @@ class RunResults:
 
 
 def allocator_state(device: torch.device) -> dict[str, int]:
-    """What the allocator says of itself now, in bytes, which changes nothing; empty on the CPU and on a dead device."""
+    """What the allocator says of itself now, in bytes, which changes nothing; empty on the CPU."""
     if device.type != "cuda":
         return {}
-    try:
-        free, total = torch.cuda.mem_get_info(device)
-    except RuntimeError:  # an assertion in a kernel has stopped the device: every call repeats that error
-        return {}
-    return {
+    state = {
         "allocated": torch.cuda.memory_allocated(device),
         "reserved": torch.cuda.memory_reserved(device),
         "largest allocated so far": torch.cuda.max_memory_allocated(device),
-        "free on the device": free,
-        "device": total,
     }
+    # Behind a kernel's error the driver answers every question with that error, which is being reported already.
+    with suppress(RuntimeError):
+        state["free on the device"], state["device"] = torch.cuda.mem_get_info(device)
+    return state
