@@ -315,6 +315,8 @@ def stall_table(names: Sequence[str], *, quick: bool) -> Table:
 
 def measure_steps(name: str, num_rounds: int) -> tuple[list[Cost], list[Cost]]:
     """Cost of each profiled step: bare torch.profiler, and a session of ours, in turn."""
+    # With two threads the idle one spins, which costs as much processor time as it likes.
+    torch.set_num_threads(1)
     workload = MODELS[name][1]()
     num_active = 4
     bare_costs: list[Cost] = []

@@ -304,7 +304,7 @@ def test_an_event_that_torch_no_longer_describes(monkeypatch: pytest.MonkeyPatch
     """Said before anything of it is read."""
     monkeypatch.delattr(torch._C._autograd._KinetoEvent, "linked_correlation_id")
     with pytest.raises(RecordingError, match="linked_correlation_id"):
-        read_kernels(SimpleNamespace(events=lambda: [object()]), {})
+        read_kernels(SimpleNamespace(events=lambda: [object()]), {}, ())
 
 
 def test_a_type_that_torch_no_longer_has() -> None:

@@ -95,6 +95,8 @@ _ACCESS = {True: _WRITTEN, None: _UNKNOWN, False: _READ}
 _ENGINE_PREFIX = "autograd::engine::evaluate_function: "
 
 
+# Plain numbers: an enumeration's member takes longer to store.
+_PYTHON, _C_FUNCTION = int(CallKind.PYTHON), int(CallKind.C_FUNCTION)
 _INLINE_FRAME = list(Ops.__dataclass_fields__).index("inline_frame")
 
 
@@ -126,6 +128,9 @@ class _Reader:
         self.num_ops = self.num_calls = 0
         # Per name of a Python function, its frame. The name is made of file, line and function, and quicker to read.
         self.functions: dict[str, int] = {}
+        # Per call the function that runs in it, where that is one of Python; and frames by function and line.
+        self.running: list[int] = []
+        self.places: dict[tuple[int, int], int] = {}
         self.modules: dict[int, int] = {}
         self.module_names: list[int] = []
         self.optimizers: set[int] = set()
@@ -403,26 +408,40 @@ class _Reader:
                 self.gradients.append(self._tensor(inputs[0]))
 
     def _call(self, event: Any, fields: Any, kind: Any, parent: int, op: int, thread: int) -> int:
-        frame, function, module, call_kind = self._frame(fields.caller), -1, -1, CallKind.C_FUNCTION
+        frame = self._caller(fields.caller, parent)
         self.last_frame[parent] = frame
+        function, module, call_kind, runs = -1, -1, _C_FUNCTION, -1
         if kind is PyCallFields:
-            call_kind = CallKind.PYTHON
+            call_kind = _PYTHON
             name = event.name
             function = self.functions.get(name, -1)
             if function == -1:
                 function = self._frame(fields.callsite)
                 if fields.module is not None:
-                    call_kind, module = CallKind.MODULE, self._module(fields.module, name)
+                    call_kind, module = int(CallKind.MODULE), self._module(fields.module, name)
                 elif fields.optimizer is not None:
-                    call_kind = CallKind.OPTIMIZER
+                    call_kind = int(CallKind.OPTIMIZER)
                     self._optimizer(fields.optimizer)
                 else:
                     self.functions[name] = function
+            runs = function if call_kind == _PYTHON else -1
+        self.running.append(runs)
         self.calls.extend(
             (call_kind, parent, op, frame, function, module, event.start_time_ns, event.end_time_ns, thread)
         )
         self.num_calls += 1
         return self.num_calls - 1
+
+    def _caller(self, state: Any, parent: int) -> int:
+        """Where a call was made from. Inside a Python function only the line is new; texts cost a microsecond each."""
+        function = self.running[parent] if parent >= 0 else -1
+        if function == -1:
+            return self._frame(state)
+        place = (function, state.line_number)
+        frame = self.places.get(place)
+        if frame is None:
+            frame = self.places[place] = self._frame(state)
+        return frame
 
     def _frame(self, state: Any) -> int:
         return self.frames((state.file_name, state.line_number, state.function_name))
