@@ -177,7 +177,7 @@ def _write_snapshot(results: RunResults, path: Path) -> None:
         return
     cycle = findings.worst if results.snapshot is None else findings.cycles[-1]
     recording, storages = cycle.recording, cycle.storages
-    labels = labels_of(recording, cycle.attribution, _explained(results, cycle))
+    labels = labels_of(recording, cycle.attribution, _explained(results, cycle), known=results.known)
     if results.snapshot is None:
         snapshot = snapshot_of_recording(recording, storages, labels=labels)
     else:

@@ -85,9 +85,32 @@ def test_labels_reach_the_allocators_own_entries_by_address_and_order(cycle: Cyc
         entry["category"] for entry in entries(expected, "alloc")
     )
     assert all(entry["category"] == "unknown" for entry in labelled["device_traces"][1][: len(earlier)])
+    assert labelled["segments"] == theirs["segments"], "they are of device 0"
     assert [entry["addr"] for entry in labelled["device_traces"][1]] == [entry["addr"] for entry in trace]
 
 
 def test_a_snapshot_of_other_devices_stays_as_it_is(cycle: CycleFindings, labels: Labels) -> None:
     other = {"segments": [], "device_traces": [[]]}
     assert label_snapshot(other, cycle.recording, cycle.storages, labels, device_index=3) == (other, 0)
+
+
+def test_blocks_that_live_on_are_labelled_in_their_segments(cycle: CycleFindings, labels: Labels) -> None:
+    theirs = snapshot_of_recording(cycle.recording, cycle.storages)
+    labelled, _ = label_snapshot(theirs, cycle.recording, cycle.storages, labels, device_index=0)
+    expected = snapshot_of_recording(cycle.recording, cycle.storages, labels=labels)
+    assert labelled["segments"] == expected["segments"] != theirs["segments"]
+
+
+def test_a_parameter_is_labelled_with_its_name() -> None:
+    workload = build_workload("convnet")
+    assert workload.model is not None
+    schedule = Schedule(0, 1, 1, 1)
+    with ProfileSession(workload.model, workload.optimizer, schedule=schedule) as session:
+        for _ in range(schedule.num_steps):
+            workload.step()
+            session.step()
+    cycle, known = session.findings.worst, session.known
+    blocks = explain_all(cycle.recording, cycle.categories, cycle.attribution, cycle.storages, known=known)
+    texts = labels_of(cycle.recording, cycle.attribution, blocks, known=known).text
+    for name, _ in workload.model.named_parameters():
+        assert f"PARAMETER {name}, made before recording" in texts

@@ -15,6 +15,7 @@ from tracer.analysis.attribution import Attribution, Phase
 from tracer.analysis.block_kinds import Blocks, Kind
 from tracer.analysis.peak_rows import op_label
 from tracer.analysis.storages import Storages
+from tracer.capture.known_storages import KnownStorages
 from tracer.capture.recording import CallKind, Recording
 from tracer.exporters.files import write_atomically
 from tracer.units import NS_PER_US
@@ -43,27 +44,30 @@ class Labels:
     text: Sequence[str]
 
 
-def labels_of(recording: Recording, attribution: Attribution, blocks: Blocks) -> Labels:
+def labels_of(
+    recording: Recording, attribution: Attribution, blocks: Blocks, *, known: KnownStorages | None = None
+) -> Labels:
     """Labels from what is known of every block.
 
     Args:
         recording: One cycle.
         attribution: Of the same recording.
         blocks: One row per block, as `explain_all` gives them.
+        known: The objects that the blocks' names are of.
     """
     category, text = [], []
-    rows = zip(
-        blocks.kind.tolist(), blocks.phase.tolist(), blocks.module.tolist(), blocks.op.tolist(), strict=True
-    )  # fmt: skip
-    for kind, phase, module, op in rows:
+    columns = (blocks.kind, blocks.phase, blocks.module, blocks.op, blocks.name)
+    for kind, phase, module, op, name in zip(*(column.tolist() for column in columns), strict=True):
         word = Kind(kind).name
         category.append(_UNKNOWN if kind in (Kind.UNKNOWN, Kind.BEFORE_RECORDING) else word.lower())
-        when = f" in {Phase(phase).name.lower()}" if phase >= 0 else ""
+        named = f" {known.names[name]}" if known is not None and name >= 0 else ""
         where = attribution.modules[module] if module >= 0 else "no module"
         made = (
-            f"{when}, {where}, {op_label(recording, op) or 'no operator'}" if phase >= 0 else ", made before recording"
+            f" in {Phase(phase).name.lower()}, {where}, {op_label(recording, op) or 'no operator'}"
+            if phase >= 0
+            else ", made before recording"
         )
-        text.append(word + made)
+        text.append(f"{word}{named}{made}")
     return Labels(category, text)
 
 
@@ -80,7 +84,7 @@ def _label_frame(text: str) -> Frame:
 def label_snapshot(
     snapshot: dict[str, Any], recording: Recording, storages: Storages, labels: Labels, *, device_index: int
 ) -> tuple[dict[str, Any], int]:
-    """Write labels onto the entries of an allocator's own snapshot.
+    """Write labels onto the entries of an allocator's own snapshot, and onto the blocks that are still in use.
 
     They are joined by address and order, as in `allocator_join`.
 
@@ -107,7 +111,23 @@ def label_snapshot(
         for entry in trace:
             entry.setdefault("category", _UNKNOWN)
     traces[device_index] = trace
-    return {**snapshot, "device_traces": traces}, len(block_of)
+    alive = storages.alive_at(len(storages.events) - 1).tolist()
+    text_at = {int(storages.address[block]): labels.text[block] for block in alive}
+    segments = [
+        _labelled_segment(segment, text_at) if segment.get("device", 0) == device_index else segment
+        for segment in snapshot["segments"]
+    ]
+    return {**snapshot, "device_traces": traces, "segments": segments}, len(block_of)
+
+
+def _labelled_segment(segment: Mapping[str, Any], text_at: Mapping[int, str]) -> dict[str, Any]:
+    """The viewer shows of a block from before the history what its segment says of it."""
+    blocks = []
+    for block in segment["blocks"]:
+        text = text_at.get(block["address"]) if block["state"] == "active_allocated" else None
+        frames = block.get("frames", ())
+        blocks.append(block if text is None else {**block, "frames": [_label_frame(text), *frames]})
+    return {**segment, "blocks": blocks}
 
 
 def _join(trace: Sequence[Mapping[str, Any]], storages: Storages) -> dict[int, int]:
