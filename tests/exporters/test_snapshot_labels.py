@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,16 @@ import pytest
 from tests.workloads import build_workload
 from tracer.analysis.block_kinds import explain_all
 from tracer.analysis.findings import CycleFindings
-from tracer.exporters.memory_snapshot import Labels, label_snapshot, labels_of, snapshot_of_recording
+from tracer.analysis.snapshot_explain import explain_snapshot
+from tracer.exporters.memory_snapshot import (
+    Labels,
+    label_snapshot,
+    labels_of,
+    snapshot_of_recording,
+    write_memory_snapshot,
+)
 from tracer.session import ProfileSession, Schedule
+from tracer.snapshot.load import load_snapshot
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +123,27 @@ def test_a_parameter_is_labelled_with_its_name() -> None:
     texts = labels_of(cycle.recording, cycle.attribution, blocks, known=known).text
     for name, _ in workload.model.named_parameters():
         assert f"PARAMETER {name}, made before recording" in texts
+
+
+def test_our_own_snapshot_is_read_back_with_what_it_says(tmp_path: Path) -> None:
+    """What was there before the recording has no entry and no stack: its kind is in the label alone."""
+    workload = build_workload("convnet")
+    assert workload.model is not None
+    schedule = Schedule(0, 1, 1, 1)
+    with ProfileSession(workload.model, workload.optimizer, schedule=schedule) as session:
+        for _ in range(schedule.num_steps):
+            workload.step()
+            session.step()
+    cycle, known = session.findings.worst, session.known
+    blocks = explain_all(cycle.recording, cycle.categories, cycle.attribution, cycle.storages, known=known)
+    labels = labels_of(cycle.recording, cycle.attribution, blocks, known=known)
+    path = tmp_path / "memory_snapshot.pkl"
+    write_memory_snapshot(snapshot_of_recording(cycle.recording, cycle.storages, labels=labels), path)
+    (device,) = explain_snapshot(load_snapshot(path)).devices
+    by_kind = {share.name: share.bytes for share in device.peak.by_kind}
+    by_category = cycle.peak.by_category()
+    for kind, category in (("parameter", "PARAMETER"), ("buffer", "BUFFER"), ("activation", "ACTIVATION")):
+        assert by_kind[kind] == by_category[category] > 0
+    before = [group for group in device.peak.groups if group.is_before_recording]
+    assert {group.site.frame for group in before} == {"before recording"}
+    assert len(before) == len({group.kind for group in before})

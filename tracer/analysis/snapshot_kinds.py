@@ -6,7 +6,7 @@ The first rule that holds decides, so the rules stand in the order of their stre
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -102,6 +102,7 @@ class KindFinder:
     ) -> None:
         self._snapshot, self._state, self._facts = snapshot, state, sites.facts
         self._held = dict(held or {})
+        self._labels = sites.labels
         facts = self._facts[state.trace.stack]
         self._steps = self._annotated("Optimizer.step#") or _runs(facts, Fact.OPTIMIZER_STEP)
         self._zero_grads = self._annotated("Optimizer.zero_grad#") or _runs(facts, Fact.ZERO_GRAD)
@@ -183,11 +184,12 @@ class KindFinder:
     def _recorded_numbers(self, lives: Lives, rows: Int64s) -> Int64s:
         """The index into `KINDS` that the recording itself gives each row, or -1."""
         entry, category = lives.alloc_entry[rows], self._state.trace.category
-        if not len(category) or not (category >= 0).any():
-            return np.full(len(rows), -1, dtype=np.int64)
-        words = [_RECORDED.get(text.lower(), "") for text in self._snapshot.texts]
-        of_text = np.array([KINDS.index(word) if word else -1 for word in (*words, "")], dtype=np.int64)
-        return of_text[np.where(entry >= 0, category[np.maximum(entry, 0)], -1)]
+        number = _kind_numbers(self._labels)[lives.stack[rows]]
+        if len(category) and (category >= 0).any():
+            of_text = _kind_numbers([*(text.lower() for text in self._snapshot.texts), ""])
+            recorded = of_text[np.where(entry >= 0, category[np.maximum(entry, 0)], -1)]
+            number = np.where(recorded >= 0, recorded, number)
+        return number
 
     def _held_numbers(self, lives: Lives, rows: Int64s) -> Int64s:
         """The index into `KINDS` of what the program held when the history began, or -1."""
@@ -240,6 +242,12 @@ class KindFinder:
         end = np.searchsorted(trace.time_us, np.sort(ends), side="right")
         after = np.searchsorted(np.sort(ends), np.sort(starts), side="left")
         return Steps(start=start, end=np.append(end, len(trace) + 1)[np.minimum(after, len(end))])
+
+
+def _kind_numbers(words: Sequence[str]) -> Int64s:
+    """The index into `KINDS` of each recorded word, or -1."""
+    kinds = (_RECORDED.get(word) for word in words)
+    return np.array([KINDS.index(kind) if kind is not None else -1 for kind in kinds], dtype=np.int64)
 
 
 def _has(facts: NDArray[np.int64], fact: Fact) -> Bools:

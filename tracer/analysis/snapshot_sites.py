@@ -78,6 +78,7 @@ _PLUMBING = re.compile(
 )
 # Our own label on top of a stack, see exporters/memory_snapshot.py; no code has run there.
 _LABEL_FILE = "<explained>"
+LABEL_BEFORE: Final = ", made before recording"
 _OPTIMIZER_STEPS = ("step", "wrapper", "_init_group", "_use_grad", "_multi_tensor_", "_single_tensor_", "_fused_")
 _MODULE_SETUP_NAMES = ("__init__", "_apply", "convert", "reset_parameters", "to_empty", "register_buffer")
 
@@ -97,12 +98,29 @@ class Sites:
     @cached_property
     def facts(self) -> NDArray[np.int64]:
         """The `Fact`s of every stack [S]."""
-        of_frame = np.array([int(_facts_of(frame)) for frame in self._stacks.frames], dtype=np.int64)
+        of_frame = np.array(
+            [0 if frame.file == _LABEL_FILE else int(_facts_of(frame) | Fact.STACK) for frame in self._stacks.frames],
+            dtype=np.int64,
+        )
         facts = np.zeros(len(self._stacks), dtype=np.int64)
         depth = np.diff(self._stacks.offset)
         stack_of = np.repeat(np.arange(len(self._stacks)), depth)
-        np.bitwise_or.at(facts, stack_of, of_frame[self._stacks.frame_of] | int(Fact.STACK))
+        np.bitwise_or.at(facts, stack_of, of_frame[self._stacks.frame_of])
         return facts
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """The category in our own label on top of every stack, as `optimizer_state`; empty where there is none [S]."""
+        of_frame = [
+            frame.name.replace(",", " ").split(" ")[0].lower() if frame.file == _LABEL_FILE else ""
+            for frame in self._stacks.frames
+        ]
+        deep = np.flatnonzero(np.diff(self._stacks.offset))
+        top = self._stacks.frame_of[self._stacks.offset[deep]]
+        labels = [""] * len(self._stacks)
+        for stack, frame in zip(deep.tolist(), top.tolist(), strict=True):
+            labels[stack] = of_frame[frame]
+        return labels
 
     def site(self, stack: int) -> Site:
         """The deciding frame of a stack."""
@@ -178,7 +196,7 @@ def _python_facts(frame: Frame) -> Fact:
 
 
 def _deciding_site(frames: list[Frame]) -> Site:
-    if not frames:
+    if not frames or all(frame.file == _LABEL_FILE and frame.name.endswith(LABEL_BEFORE) for frame in frames):
         return Site(NO_FRAMES)
     python = [frame for frame in frames if is_python(frame)]
     best = next(filter(_is_users, python), python[0] if python else None)

@@ -14,6 +14,7 @@ from tracer.analysis.allocator_join import join_entries
 from tracer.analysis.attribution import Attribution, Phase
 from tracer.analysis.block_kinds import Blocks, Kind
 from tracer.analysis.peak_rows import op_label
+from tracer.analysis.snapshot_sites import LABEL_BEFORE
 from tracer.analysis.storages import Storages
 from tracer.capture.known_storages import KnownStorages
 from tracer.capture.recording import CallKind, Recording
@@ -65,7 +66,7 @@ def labels_of(
         made = (
             f" in {Phase(phase).name.lower()}, {where}, {op_label(recording, op) or 'no operator'}"
             if phase >= 0
-            else ", made before recording"
+            else LABEL_BEFORE
         )
         text.append(f"{word}{named}{made}")
     return Labels(category, text)
