@@ -3,6 +3,7 @@
 The folders are the data flow: what happened, what it means, who wants to know.
 
     errors, units      the two things that everybody may use
+    collector          Python's garbage collector, paused where both readers run
     capture/           what happened: the only rooms that touch a running torch
     snapshot/          what happened, from a file: allocator snapshots of any age and machine
     analysis/          what it means: pure functions from columns to frozen findings

@@ -6,11 +6,9 @@ collector paused.
 
 from __future__ import annotations
 
-import gc
 import itertools
 from array import array
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,18 +48,7 @@ from tracer.capture.torch_private import (
     element_size,
     match_schema,
 )
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """A million short-lived objects make the cyclic collector run for nothing."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+from tracer.collector import paused_gc
 
 
 def read_recording(profiler: Any) -> Recording:
@@ -80,7 +67,7 @@ def read_recording(profiler: Any) -> Recording:
     """
     torch_private.check_event_types()
     results = torch_private.kineto_results(profiler)
-    with _collector_paused():
+    with paused_gc():
         reader = _Reader()
         reader.read(results.experimental_event_tree())
         recording = reader.recording()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import gzip
 import io
 import json
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,18 +26,6 @@ class _DataOnlyUnpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: object) -> NoReturn:
         raise SnapshotError("The pickle refers to objects outside of the file, which a snapshot never does.")
-
-
-@contextmanager
-def paused_gc() -> Iterator[None]:
-    """Pause the cyclic collector, which otherwise takes two thirds of the time of a load."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def read_objects(path: Path) -> Any:

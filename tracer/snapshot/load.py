@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tracer.collector import paused_gc
 from tracer.errors import SnapshotError
-from tracer.snapshot.files import paused_gc
 from tracer.snapshot.reader import RawSnapshot, columns_of, read_raw
 from tracer.snapshot.sandbox import read_isolated
 

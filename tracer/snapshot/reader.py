@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from tracer.collector import paused_gc
 from tracer.errors import SnapshotError
-from tracer.snapshot.files import HOW_TO_RECORD, is_gzipped, paused_gc, read_objects
+from tracer.snapshot.files import HOW_TO_RECORD, is_gzipped, read_objects
 from tracer.snapshot.rows import Texts, annotation_columns, segment_columns, trace_columns
 from tracer.snapshot.stacks import StackTable
 
