@@ -12,7 +12,7 @@ from tracer.analysis.categories import Categories, categorize
 from tracer.analysis.growth import Growth, find_growth
 from tracer.analysis.lost_track import LostTrack, find_lost_track
 from tracer.analysis.memory_timeline import MemoryTimeline, default_device, device_index, memory_timeline
-from tracer.analysis.peak import PeakReport, peak_report
+from tracer.analysis.peak import PeakReport, peak_report, worst_of
 from tracer.analysis.step_phases import StepPhase, step_phases
 from tracer.analysis.storages import Storages, follow_storages
 from tracer.capture.known_storages import KnownStorages
@@ -58,7 +58,7 @@ class Findings:
     @property
     def worst(self) -> CycleFindings:
         """Of the cycles with the largest peak, the one that the allocator's history covers, or else the first."""
-        return max(self.cycles, key=lambda cycle: (cycle.peak.peak_bytes, cycle.peak.allocator is not None))
+        return self.cycles[worst_of(self.peaks)]
 
     @property
     def averaged(self) -> tuple[CycleFindings, ...]:

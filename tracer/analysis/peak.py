@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -80,6 +81,11 @@ class PeakReport:
         for row in self.rows:
             totals[row.category] = totals.get(row.category, 0) + row.bytes
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+
+def worst_of(peaks: Sequence[PeakReport]) -> int:
+    """Which of several peaks is the largest: of equals the one that the allocator's history covers, else the first."""
+    return max(range(len(peaks)), key=lambda index: (peaks[index].peak_bytes, peaks[index].allocator is not None))
 
 
 def peak_report(

@@ -31,7 +31,9 @@ def peak_document(peaks: Sequence[PeakReport]) -> dict[str, Any]:
     Args:
         peaks: One report per cycle, at least one.
     """
-    cycle = max(range(len(peaks)), key=lambda index: (peaks[index].peak_bytes, peaks[index].allocator is not None))
+    from tracer.analysis.peak import worst_of  # reading peak.json back does not wait for torch
+
+    cycle = worst_of(peaks)
     peak = peaks[cycle]
     return {
         "device": peak.device,
