@@ -65,7 +65,7 @@ def test_a_file_that_is_not_wanted_is_left_out(output: outputs.Output, tmp_path:
 def test_a_rerun_replaces_a_file(output: outputs.Output, tmp_path: Path) -> None:
     path = tmp_path / output.file_name
     path.write_bytes(b"old" * 1_000_000)
-    output.write(results(), path)
+    output.write(outputs.Material(results()), path)
     assert path.stat().st_size < 3_000_000
     assert b"oldold" not in path.read_bytes()
     assert names_in(tmp_path) == [output.file_name]
@@ -153,7 +153,7 @@ def test_writing_twice_writes_the_same(tmp_path: Path) -> None:
     """What is stored is what was observed: writing changes neither the results nor a second file."""
     for output in OUTPUTS:
         for folder in ("one", "two"):
-            output.write(results(), tmp_path / folder / output.file_name)
+            output.write(outputs.Material(results()), tmp_path / folder / output.file_name)
     for name in ("max_mem.txt", "peak.json", "cuda_timing.txt", "trace.json.gz"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     one, two = (pickle.loads((tmp_path / folder / "memory_snapshot.pkl").read_bytes()) for folder in ("one", "two"))
@@ -171,10 +171,25 @@ def test_the_page_says_what_was_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_pages_bands_are_the_steps_and_their_phases() -> None:
     findings = results().findings
     assert findings is not None
-    page = timeline_page(findings, outputs._explained(results(), findings.worst), run={})
+    page = timeline_page(findings, outputs.Material(results()).explained(findings.worst), run={})
     assert [(band.kind, band.name) for band in page.bands] == [
         ("step", "ProfilerStep#1"),
         ("forward", "forward"),
         ("backward", "backward"),
         ("optimizer", "optimizer"),
     ]
+
+
+def test_what_several_files_are_made_of_is_worked_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    for name in ("explain_all", "run_times"):
+        work = getattr(outputs, name)
+
+        def counted(*args: Any, name: str = name, work: Any = work, **kwargs: Any) -> Any:
+            calls.append(name)
+            return work(*args, **kwargs)
+
+        monkeypatch.setattr(outputs, name, counted)
+    written = list(outputs.write_outputs(results(), tmp_path))
+    assert not [each.error for each in written if each.error is not None]
+    assert sorted(calls) == ["explain_all", "run_times"]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -57,6 +58,44 @@ def _has_timings(results: RunResults) -> bool:
     return results.timings is not None
 
 
+class Material:
+    """A run's results, and what several outputs are made of, worked out once and let go with this."""
+
+    def __init__(self, results: RunResults) -> None:
+        self.results = results
+        self._explained: dict[int, Blocks] = {}
+
+    @property
+    def findings(self) -> Findings:
+        """Those of the results.
+
+        Raises:
+            ValueError: There are none.
+        """
+        if self.results.findings is None:
+            raise ValueError("this output needs findings")
+        return self.results.findings
+
+    @property
+    def project(self) -> ProjectFiles:
+        """Names files from the project's root."""
+        return ProjectFiles(self.results.project_root or Path.cwd())
+
+    @cached_property
+    def run_times(self) -> RunTimes:
+        """Of all cycles."""
+        return run_times([(cycle.recording, cycle.attribution) for cycle in self.findings.cycles])
+
+    def explained(self, cycle: CycleFindings) -> Blocks:
+        """Every block of a cycle of these findings."""
+        found = self._explained.get(id(cycle))
+        if found is None:
+            found = self._explained[id(cycle)] = explain_all(
+                cycle.recording, cycle.categories, cycle.attribution, cycle.storages, known=self.results.known
+            )
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """One file.
@@ -73,7 +112,7 @@ class Output:
     name: str
     file_name: str
     read_with: str
-    write: Callable[[RunResults, Path], None]
+    write: Callable[[Material, Path], None]
     needs: Callable[[RunResults], bool] = _has_findings
     on_request: bool = False
 
@@ -100,18 +139,14 @@ def run_description(results: RunResults) -> dict[str, str | int | float]:
     return described
 
 
-def _explained(results: RunResults, cycle: CycleFindings) -> Blocks:
-    recording, storages = cycle.recording, cycle.storages
-    return explain_all(recording, cycle.categories, cycle.attribution, storages, known=results.known)
-
-
-def _write_page(results: RunResults, path: Path) -> None:
+def _write_page(material: Material, path: Path) -> None:
+    results = material.results
     findings = results.findings
     if findings is None:
-        _write_page_of_history(results, path)
+        _write_page_of_history(material, path)
         return
-    blocks = _explained(results, findings.worst)
-    slow = slow_modules(_run_times(findings), findings.worst.peak)
+    blocks = material.explained(findings.worst)
+    slow = slow_modules(material.run_times, findings.worst.peak)
     write_memory_timeline(
         findings,
         blocks,
@@ -123,8 +158,9 @@ def _write_page(results: RunResults, path: Path) -> None:
     )
 
 
-def _write_page_of_history(results: RunResults, path: Path) -> None:
+def _write_page_of_history(material: Material, path: Path) -> None:
     """A run that ended before anything was recorded is shown from the allocator's history, where there is one."""
+    results = material.results
     assert results.snapshot is not None
     replayed = replay_snapshot(snapshot_in_memory(results.snapshot), held=results.known.words_at())
     finding = explain_replayed(replayed)
@@ -137,39 +173,27 @@ def _write_page_of_history(results: RunResults, path: Path) -> None:
     write_snapshot_page(finding, finding.worst, timeline, path, run=run_description(results))
 
 
-def _run_times(findings: Findings) -> RunTimes:
-    return run_times([(cycle.recording, cycle.attribution) for cycle in findings.cycles])
-
-
-def _project(results: RunResults) -> ProjectFiles:
-    return ProjectFiles(results.project_root or Path.cwd())
-
-
-def _write_memory_report(results: RunResults, path: Path) -> None:
+def _write_memory_report(material: Material, path: Path) -> None:
+    results = material.results
     report = memory_report(
-        _findings(results), parameters=results.parameters, known=results.known, settings=run_description(results)
+        material.findings, parameters=results.parameters, known=results.known, settings=run_description(results)
     )
-    write_memory_report(report, path, relative=_project(results))
+    write_memory_report(report, path, relative=material.project)
 
 
-def _write_run_time_report(results: RunResults, path: Path) -> None:
-    times = _run_times(_findings(results))
-    write_run_time_report(times, path, relative=_project(results), settings=run_description(results))
+def _write_run_time_report(material: Material, path: Path) -> None:
+    settings = run_description(material.results)
+    write_run_time_report(material.run_times, path, relative=material.project, settings=settings)
 
 
-def _findings(results: RunResults) -> Findings:
-    if results.findings is None:
-        raise ValueError("this output needs findings")
-    return results.findings
-
-
-def _write_max_mem(results: RunResults, path: Path) -> None:
-    findings = _findings(results)
+def _write_max_mem(material: Material, path: Path) -> None:
+    findings = material.findings
     write_max_mem(findings.breakdown, [cycle.peak for cycle in findings.averaged], path)
 
 
-def _write_snapshot(results: RunResults, path: Path) -> None:
+def _write_snapshot(material: Material, path: Path) -> None:
     """The last cycle's, which the allocator's own history covers on CUDA; elsewhere the one with the largest peak."""
+    results = material.results
     findings = results.findings
     if findings is None:
         assert results.snapshot is not None
@@ -177,7 +201,7 @@ def _write_snapshot(results: RunResults, path: Path) -> None:
         return
     cycle = findings.worst if results.snapshot is None else findings.cycles[-1]
     recording, storages = cycle.recording, cycle.storages
-    labels = labels_of(recording, cycle.attribution, _explained(results, cycle), known=results.known)
+    labels = labels_of(recording, cycle.attribution, material.explained(cycle), known=results.known)
     if results.snapshot is None:
         snapshot = snapshot_of_recording(recording, storages, labels=labels)
     else:
@@ -186,19 +210,19 @@ def _write_snapshot(results: RunResults, path: Path) -> None:
     write_memory_snapshot(snapshot, path)
 
 
-def _write_trace(results: RunResults, path: Path) -> None:
-    if results.trace is not None:
-        cycle = _findings(results).worst
-        write_trace(results.trace, cycle, _explained(results, cycle), path)
+def _write_trace(material: Material, path: Path) -> None:
+    if (trace := material.results.trace) is not None:
+        cycle = material.findings.worst
+        write_trace(trace, cycle, material.explained(cycle), path)
 
 
-def _write_timing(results: RunResults, path: Path) -> None:
-    if results.timings is not None:
-        write_cuda_timing(results.timings, path)
+def _write_timing(material: Material, path: Path) -> None:
+    if (timings := material.results.timings) is not None:
+        write_cuda_timing(timings, path)
 
 
-def _write_peak_json(results: RunResults, path: Path) -> None:
-    write_peak_json(_findings(results).peaks, path)
+def _write_peak_json(material: Material, path: Path) -> None:
+    write_peak_json(material.findings.peaks, path)
 
 
 OUTPUTS = (
@@ -240,12 +264,13 @@ def write_outputs(results: RunResults, save_dir: Path, *, leave_out: Collection[
     Yields:
         One entry per file, as soon as it is written or has failed.
     """
+    material = Material(results)
     for output in OUTPUTS:
         if output.name in leave_out or not output.needs(results):
             continue
         path = save_dir / output.file_name
         try:
-            output.write(results, path)
+            output.write(material, path)
         except TracerError as error:
             yield Written(output, path, error)
         else:
