@@ -153,9 +153,8 @@ def profile(
 
         from tracer.capture.parameter_origins import ParameterOrigins
         from tracer.exporters.files import check_folder
-        from tracer.ranks import begin, finish, this_rank
+        from tracer.ranks import this_rank
         from tracer.session import Schedule
-        from tracer.termination import Termination
 
         rank = this_rank()
         sizes, modes = _numbers("data-size", data_size), _numbers("n-modes", n_modes)
@@ -202,29 +201,18 @@ def profile(
                 else _fno_workload(settings, place)
             )
         lines = origins.take(workload.model)
-        if rank is not None:
-            begin(rank, save_dir)
-        termination = Termination()
-        termination.watch()
-        try:
-            results = _run(
-                workload,
-                schedule,
-                timing=cuda_timing,
-                trace=trace,
-                settings=settings,
-                parameter_lines=lines,
-                root=project_root,
-                termination=termination,
-            )
-            folder = rank.folder(save_dir) if rank is not None else save_dir
-            shown = rank is None or rank.index == 0
-            failed = _report(results, folder, leave_out, screen=shown)
-            if rank is not None:
-                finish(rank, results, save_dir)
-        finally:
-            termination.close()
-    if failed or results.failure is not None:
+        succeeded = _run_and_report(
+            workload,
+            schedule,
+            save_dir=save_dir,
+            leave_out=leave_out,
+            timing=cuda_timing,
+            trace=trace,
+            settings=settings,
+            parameter_lines=lines,
+            root=project_root,
+        )
+    if not succeeded:
         raise typer.Exit(1)
 
 
@@ -312,6 +300,29 @@ def _device(text: str, *, named: bool) -> torch.device:
         raise TracerError(f"There is no device {text}; torch sees {there}.", hint="Name one of those with --device.")
     _say("No CUDA device here: running on the CPU. Name a device with --device to insist on it.")
     return torch.device("cpu")
+
+
+def _run_and_report(
+    workload: Workload, schedule: Schedule, *, save_dir: Path, leave_out: list[str], **options: Any
+) -> bool:
+    """Run, answer and write, for this process or for its rank; False if the run or a file failed."""
+    from tracer.ranks import begin, finish, this_rank
+    from tracer.termination import Termination
+
+    rank = this_rank()
+    if rank is not None:
+        begin(rank, save_dir)
+    termination = Termination()
+    termination.watch()
+    try:
+        results = _run(workload, schedule, termination=termination, **options)
+        folder = rank.folder(save_dir) if rank is not None else save_dir
+        failed = _report(results, folder, leave_out, screen=rank is None or rank.index == 0)
+        if rank is not None:
+            finish(rank, results, save_dir)
+    finally:
+        termination.close()
+    return not failed and results.failure is None
 
 
 def _run(workload: Workload, schedule: Schedule, **options: Any) -> RunResults:
