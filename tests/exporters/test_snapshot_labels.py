@@ -24,16 +24,19 @@ from tracer.session import ProfileSession, Schedule
 from tracer.snapshot.load import load_snapshot
 
 
-@pytest.fixture(scope="module")
-def cycle() -> CycleFindings:
-    workload = build_workload("fno_2d_torch_zeros")
+def profiled(name: str, schedule: Schedule) -> ProfileSession:
+    workload = build_workload(name)
     assert workload.model is not None
-    schedule = Schedule(0, 1, 2, 1)
     with ProfileSession(workload.model, workload.optimizer, schedule=schedule) as session:
         for _ in range(schedule.num_steps):
             workload.step()
             session.step()
-    return session.findings.worst
+    return session
+
+
+@pytest.fixture(scope="module")
+def cycle() -> CycleFindings:
+    return profiled("fno_2d_torch_zeros", Schedule(0, 1, 2, 1)).findings.worst
 
 
 @pytest.fixture(scope="module")
@@ -111,29 +114,17 @@ def test_blocks_that_live_on_are_labelled_in_their_segments(cycle: CycleFindings
 
 
 def test_a_parameter_is_labelled_with_its_name() -> None:
-    workload = build_workload("convnet")
-    assert workload.model is not None
-    schedule = Schedule(0, 1, 1, 1)
-    with ProfileSession(workload.model, workload.optimizer, schedule=schedule) as session:
-        for _ in range(schedule.num_steps):
-            workload.step()
-            session.step()
+    session = profiled("convnet", Schedule(0, 1, 1, 1))
     cycle, known = session.findings.worst, session.known
     blocks = explain_all(cycle.recording, cycle.categories, cycle.attribution, cycle.storages, known=known)
     texts = labels_of(cycle.recording, cycle.attribution, blocks, known=known).text
-    for name, _ in workload.model.named_parameters():
+    for name, _ in session.model.named_parameters():
         assert f"PARAMETER {name}, made before recording" in texts
 
 
 def test_our_own_snapshot_is_read_back_with_what_it_says(tmp_path: Path) -> None:
     """What was there before the recording has no entry and no stack: its kind is in the label alone."""
-    workload = build_workload("convnet")
-    assert workload.model is not None
-    schedule = Schedule(0, 1, 1, 1)
-    with ProfileSession(workload.model, workload.optimizer, schedule=schedule) as session:
-        for _ in range(schedule.num_steps):
-            workload.step()
-            session.step()
+    session = profiled("convnet", Schedule(0, 1, 1, 1))
     cycle, known = session.findings.worst, session.known
     blocks = explain_all(cycle.recording, cycle.categories, cycle.attribution, cycle.storages, known=known)
     labels = labels_of(cycle.recording, cycle.attribution, blocks, known=known)
