@@ -19,7 +19,7 @@ from tracer.capture.phase_timing import PhaseTimings, time_phases
 from tracer.capture.project_files import project_root
 from tracer.errors import RecordingError
 from tracer.run_results import Failure, RunResults, is_out_of_memory
-from tracer.session import ProfileSession, Schedule
+from tracer.session import ProfileSession, Schedule, fault_text
 from tracer.termination import Termination
 
 Progress = Callable[[int, int], None]
@@ -105,6 +105,9 @@ def run_profile(
                 termination.hold()
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         failure = Failure.of(error, session)
+    if session.fault is not None and failure is None:
+        failure = Failure.of(session.fault, session)
+        notes.append(f"Profiling has stopped: {fault_text(session.fault)}")
     findings = _findings(session, failure, notes)
     failed = session.failed_allocation if failure is not None and failure.out_of_memory else None
     if timing and failure is None:

@@ -15,15 +15,17 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from tracer.capture.call_hooks import CallHooks
 from tracer.capture.error_place import error_place
+from tracer.capture.known_storages import input_tensors
 from tracer.capture.parameter_origins import describe_parameters
 from tracer.capture.project_files import project_root
-from tracer.errors import OutputError, RecordingError, TracerError
+from tracer.errors import OutputError, RecordingError
 from tracer.exporters.files import check_folder
 from tracer.outputs import Written, left_from_earlier, left_sentence, write_outputs, written_lines
 from tracer.ranks import Rank, announce, begin, finish, this_rank
 from tracer.run_results import Failure, RunResults, allocator_state
-from tracer.session import ProfileSession, Schedule
+from tracer.session import ProfileSession, Schedule, tell_of_fault
 from tracer.termination import Termination
 
 _DEFAULT_SCHEDULE = Schedule()
@@ -103,55 +105,74 @@ class TrainingProfile(ProfileSession):
             self._termination.watch()
         # torch says at the end of each cycle that it forgets the events, which are kept here.
         warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
-        super().__enter__()
-        self._hooks.append(self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True))
-        return self
+        return super().__enter__()
+
+    def _call_hooks(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> CallHooks:
+        return CallHooks(
+            model=model,
+            on_call=self._before_forward,
+            optimizer=optimizer,
+            before_step=self._before_optimizer_step,
+            after_step=self._after_optimizer_step,
+        )
 
     def step(self) -> None:
         """End a step. Call it once per step of training, after the optimizer's step."""
         super().step()
-        if self.rank is not None and not self._is_announced and self._tracer.num_cycles == self.schedule.num_repeats:
-            self._announce(self.rank)
+        if self.rank is None or self._is_announced or self._profiler is None:
+            return
+        if self._tracer.num_cycles == self.schedule.num_repeats:
+            with self._never_the_loops_fault():
+                self._announce(self.rank)
 
     def _announce(self, rank: Rank) -> None:
         """All is recorded: write it now. A peer's death may end this process where Python never gets to say a word."""
         self._is_announced = True
+        assert self._model is not None
         self._termination.hold()
-        self.results = self._results(None)
-        self.written = tuple(write_outputs(self.results, self.folder, leave_out=self._leave_out))
-        # A folder that has become unwritable is told when the block ends, as ever: no step of the training raises it.
-        with suppress(OutputError):
-            announce(rank, self.results, self.save_dir)
-        self._termination.resume()
+        try:
+            self.results = self._results(None, self._model)
+            self.written = tuple(write_outputs(self.results, self.folder, leave_out=self._leave_out))
+            # A folder that has become unwritable is told when the block ends: no step of the training raises it.
+            with suppress(OutputError):
+                announce(rank, self.results, self.save_dir)
+        finally:
+            self._termination.resume()
 
     def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the tensors that the model is called with; one that was computed by another model is not an input."""
-        self.observe_batch([value for value in _leaves([*args, *kwargs.values()]) if not value.requires_grad])
+        if torch.compiler.is_compiling() or not self._is_recording:
+            return
+        with self._never_the_loops_fault():
+            self._note_thread()
+            given = [value for value in _leaves([*args, *kwargs.values()]) if not value.requires_grad]
+            self._observer.observe(input_tensors(given))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Switch off, explain, write. An exception from the loop goes on its way, whatever becomes of the files."""
         self._termination.hold()
+        model = self._model
         try:
             super().__exit__(kind, error, trace)
-            self._finish(error)
-        except TracerError as problem:
-            if error is None:
-                raise
-            error.add_note(f"The profile was not written: {problem}")
+            assert model is not None
+            self._finish(error, model)
+        except Exception as fault:
+            self.fault = self.fault or fault
+            tell_of_fault(fault, error)
         finally:
             self._termination.close()
 
-    def _finish(self, error: BaseException | None) -> None:
-        self.results = self._results(error)
+    def _finish(self, error: BaseException | None, model: nn.Module) -> None:
+        self.results = self._results(error, model)
         if not self._is_announced:
             self.written = tuple(write_outputs(self.results, self.folder, leave_out=self._leave_out))
         self._tell(error)
         if self.rank is not None:
             finish(self.rank, self.results, self.save_dir)
 
-    def _results(self, error: BaseException | None) -> RunResults:
+    def _results(self, error: BaseException | None, model: nn.Module) -> RunResults:
         notes: list[str] = []
         findings = None
         try:
@@ -173,8 +194,8 @@ class TrainingProfile(ProfileSession):
             failure=failure,
             settings=self._settings,
             notes=(*notes, *self.notes),
-            parameters=describe_parameters(self.model),
-            project_root=project_root(self.model),
+            parameters=describe_parameters(model),
+            project_root=project_root(model),
             failed_allocation=self.failed_allocation if failure is not None and failure.out_of_memory else None,
             trace=self.trace if findings is not None else None,
         )

@@ -115,7 +115,7 @@ def join_entries(entry: Ints, address: Ints, size_bytes: Ints, storages: Storage
         [L] an entry for each block, or -1.
     """
     found = np.full(len(storages.address), -1, np.int64)
-    made = np.flatnonzero(storages.made_at >= 0)
+    made = np.flatnonzero(storages.allocation >= 0)
     made = made[np.argsort(storages.made_at[made], kind="stable")]
     both = np.concatenate([address, storages.address[made]])
     _, place = np.unique(both, return_inverse=True)
@@ -150,7 +150,7 @@ def in_use_at(history: JoinedHistory, storages: Storages, position: int) -> InUs
     Returns:
         None if the history does not reach back to that event.
     """
-    maker = np.flatnonzero((storages.made_at == position) & (history.entry >= 0))
+    maker = np.flatnonzero((storages.made_at == position) & (storages.allocation >= 0) & (history.entry >= 0))
     if not len(maker):
         return None
     entry = int(history.entry[maker[0]])

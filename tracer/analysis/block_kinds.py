@@ -62,6 +62,7 @@ class Evidence(IntEnum):
     SEEN_BEFORE = 11
     OUTSIDE = 12
     HISTORY = 13
+    UNSEEN = 14
 
 
 EVIDENCE_TEXT = {
@@ -79,6 +80,7 @@ EVIDENCE_TEXT = {
     Evidence.SEEN_BEFORE: "there before the recording, nobody said what it is",
     Evidence.OUTSIDE: "made outside forward, backward and optimizer",
     Evidence.HISTORY: "there before the recording, in the allocator's history",
+    Evidence.UNSEEN: "made by another thread or outside torch, where the profiler does not record",
 }
 
 
@@ -96,7 +98,7 @@ class Blocks:
     torch_category: Ints
     evidence: Ints
     phase: Ints
-    """Phase in which it was made; -1 before recording."""
+    """Phase in which it was made; -1 before recording, and for what was made unseen."""
     step: Ints
     module: Ints
     """Index in `Attribution.modules`, or -1."""
@@ -194,7 +196,7 @@ class _Explainer:
             torch_category=self.tag,
             evidence=evidence,
             phase=phase,
-            step=of_allocation(attribution.allocation_step),
+            step=self._steps(),
             module=of_allocation(attribution.allocation_module),
             op=of_allocation(self.recording.allocations.op),
             frame=of_allocation(attribution.allocation_frame),
@@ -203,11 +205,21 @@ class _Explainer:
             stack=np.full(len(alive), -1, np.int64),
         )
 
+    def _steps(self) -> Ints:
+        """[B] step in which each was made; of what was made unseen, the one that used it; -1 before recording."""
+        storages, column = self.storages, self.attribution.allocation_step
+        made_at = storages.made_at[self.alive]
+        inside = (made_at >= 0) & (made_at < len(storages.events))
+        event = storages.events[np.where(inside, made_at, 0)] if len(storages.events) else made_at
+        return np.where(inside, column[event] if len(column) else -1, -1)
+
     # ---------------------------------------------------------------------------------------------- the evidence
     def _explain(self, block: int, tag: int) -> tuple[int, int]:
         observed = int(self.storages.observed_as[block])
         if observed >= 0 and self.known is not None:
             return _KIND_OF_ROLE[Role(int(self.known.role[observed]))], Evidence.HELD_OBJECT
+        if self.storages.allocation[block] < 0 and self.storages.made_at[block] >= 0:
+            return Kind.UNKNOWN, Evidence.UNSEEN
         if self.storages.allocation[block] < 0:
             if tag == Category.UNTAGGED:
                 return Kind.BEFORE_RECORDING, Evidence.SEEN_BEFORE

@@ -44,9 +44,7 @@ class KindLevel:
 
 
 def memory_by_kind(storages: Storages, blocks: Blocks) -> tuple[KindLevel, ...]:
-    """Follow each kind over a recording; together they are `Storages.allocator_bytes`.
-
-    What the allocator counts and no block shows was there before the recording.
+    """Follow each kind over a recording; together they are `Storages.level_bytes`.
 
     Args:
         storages: One device's blocks.
@@ -57,22 +55,13 @@ def memory_by_kind(storages: Storages, blocks: Blocks) -> tuple[KindLevel, ...]:
     """
     found = []
     end = len(storages.events)
-    unseen = _unseen(storages)
     for kind in _ORDER:
         mine = blocks.kind == kind
-        if not mine.any() and not (kind == Kind.BEFORE_RECORDING and unseen.any()):
+        if not mine.any():
             continue
         change = np.zeros(end + 2, np.int64)
         np.add.at(change, storages.made_at[mine] + 1, storages.size_bytes[mine])
         np.add.at(change, storages.freed_at[mine] + 1, -storages.size_bytes[mine])
         level = np.cumsum(change)
-        if kind == Kind.BEFORE_RECORDING:
-            level[: end + 1] += unseen
         found.append(KindLevel(kind, int(level[0]), np.asarray(level[1 : end + 1], np.int64)))
     return tuple(found)
-
-
-def _unseen(storages: Storages) -> Ints:
-    """[D + 1] what the allocator counts beyond the blocks, before the first event and after each."""
-    beyond = np.maximum(storages.allocator_bytes - storages.level_bytes, 0)
-    return np.concatenate([beyond[:1], beyond])

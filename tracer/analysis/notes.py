@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tracer.analysis.findings import Findings
 from tracer.analysis.growth import Growth
+from tracer.analysis.peak import PeakReport
 from tracer.analysis.storages import Storages
 from tracer.capture.recording import Recording
 from tracer.units import format_bytes
@@ -39,6 +40,42 @@ def unseen(recording: Recording, storages: Storages) -> tuple[str, ...]:
             "address was handed out again or zero_grad let go of it."
         )
     return tuple(sentences)
+
+
+def counted(peak: PeakReport) -> str:
+    """What the rows sum to and what was counted apart from them, by whom; what is in no row, if anything."""
+    rows, parts = f"{peak.peak_bytes:,} bytes in the rows below", peak.counted
+    if peak.device != "cpu":
+        text = f"{rows}, {peak.allocator_peak_bytes:,} by the allocator's count."
+    else:
+        before = (
+            "storages that Python could reach before it" if parts.is_walked else "storages that were used before it"
+        )
+        shares = [f"{parts.counter_bytes:,} by torch's CPU allocator since the recording began"]
+        shares += [f"{parts.before_bytes:,} in {before}"]
+        shares += [f"{parts.mapped_bytes:,} in mapped files and shared memory"] * bool(parts.mapped_bytes)
+        shares += [f"{parts.unseen_bytes:,} made where nobody records"] * bool(parts.unseen_bytes)
+        text = f"{rows}, {peak.allocator_peak_bytes:,} counted apart from them: {', '.join(shares)}."
+    if peak.unexplained_bytes:
+        text += f" Unexplained: {peak.unexplained_bytes:,} bytes, which no row shows."
+    return text
+
+
+def not_recorded(peak: PeakReport) -> str | None:
+    """Which threads the profiler missed and what of theirs is in the peak; None where everything was recorded."""
+    unseen = peak.unseen_bytes
+    if not peak.threads and not unseen:
+        return None
+    if not peak.threads:
+        return (
+            f"{format_bytes(unseen)} of the peak were made where the profiler does not record, by another thread or a "
+            "library outside torch: each block is counted from the beginning of the step until its last use in it."
+        )
+    names = ", ".join(peak.threads)
+    return (
+        f"The profiler does not record other threads, and {names} called the model: {format_bytes(unseen)} of the peak "
+        "were seen in use and not being made, and have no kind and no line; what else those threads held is missing."
+    )
 
 
 def growth_sentence(place: Growth, *, file_name: Callable[[str], str] = str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from tracer.analysis.allocator_count import CountedParts
 from tracer.analysis.allocator_join import InUse, JoinedHistory, in_use_at
 from tracer.analysis.attribution import Attribution, Phase
 from tracer.analysis.block_kinds import Blocks, Evidence, Kind, explain_at
@@ -51,8 +52,8 @@ class PeakReport:
     Attributes:
         device: Name as `str(torch.device)` writes it.
         peak_bytes: Sum of the blocks.
-        allocator_peak_bytes: The allocator's own count, taken without looking at blocks: on CUDA its running total; on
-            the CPU, which counts from the beginning of the recording, that plus the storages that were alive before.
+        allocator_peak_bytes: Counted without looking at blocks; the rows and `unexplained_bytes` sum to it.
+        counted: What it is the sum of.
         reserved_bytes: Reserved memory at the peak; 0 where the device has no such thing.
         time_ns: When.
         step: Name of the step, or None.
@@ -61,11 +62,13 @@ class PeakReport:
         blocks: The blocks themselves.
         num_died_unseen: Storages from before the recording whose address was handed out again without a recorded free.
         allocator: From the allocator's own history; None where there is none.
+        threads: Other threads that called the model, which the profiler does not record.
     """
 
     device: str
     peak_bytes: int
     allocator_peak_bytes: int
+    counted: CountedParts
     reserved_bytes: int
     time_ns: int
     step: str | None
@@ -74,6 +77,17 @@ class PeakReport:
     blocks: Blocks
     num_died_unseen: int
     allocator: AllocatorPeak | None = None
+    threads: tuple[str, ...] = ()
+
+    @property
+    def unexplained_bytes(self) -> int:
+        """What was counted and is in no row; negative where rows show more than was counted."""
+        return self.allocator_peak_bytes - self.peak_bytes
+
+    @property
+    def unseen_bytes(self) -> int:
+        """Of the rows, what was made where the profiler does not record."""
+        return int(self.blocks.size_bytes[self.blocks.evidence == Evidence.UNSEEN].sum())
 
     def by_category(self) -> dict[str, int]:
         """Bytes by category, largest first."""
@@ -120,15 +134,13 @@ def peak_report(
     blocks = explain_at(recording, categories, attribution, storages, known=known, rows=alive, time_ns=now_ns)
     if in_use is not None:
         blocks = _by_the_allocators_books(blocks, in_use)
-    remainder = allocator_peak_bytes - int(blocks.size_bytes.sum())
-    if remainder > 0 and recording.devices[storages.device] != "cpu":
-        blocks = _with_unseen(blocks, size_bytes=np.array([remainder]))
     allocations = recording.allocations
     step = int(attribution.allocation_step[event])
     return PeakReport(
         device=recording.devices[storages.device],
         peak_bytes=int(blocks.size_bytes.sum()),
         allocator_peak_bytes=allocator_peak_bytes,
+        counted=storages.count.at(position),
         reserved_bytes=max(0, int(allocations.total_reserved_bytes[event])),
         time_ns=int(allocations.time_ns[event]),
         step=attribution.step_names[step] if step >= 0 else None,
@@ -137,6 +149,7 @@ def peak_report(
         blocks=blocks,
         num_died_unseen=int(storages.died_unseen.sum()),
         allocator=_allocator_peak(blocks, history, in_use, storages),
+        threads=known.threads if known is not None else (),
     )
 
 
@@ -169,7 +182,7 @@ def _allocator_peak(
         free_bytes=memory.free_bytes,
         largest_free_bytes=memory.largest_free_bytes,
         num_joined=int((history.entry >= 0).sum()),
-        num_blocks=int((storages.made_at >= 0).sum()),
+        num_blocks=int((storages.allocation >= 0).sum()),
     )
 
 

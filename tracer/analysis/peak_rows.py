@@ -46,7 +46,7 @@ def group_rows(
             Kind(kind).name,
             Category(tag).name if tag != Category.UNTAGGED else None,
             EVIDENCE_TEXT[Evidence(evidence)],
-            Phase(phase).name.lower() if phase >= 0 else "before recording",
+            Phase(phase).name.lower() if phase >= 0 else _unrecorded_phase(step),
             owner,
             op_label(recording, op),
             *(_place_in_history(history, stack) if frame < 0 else place(recording, frame)),
@@ -71,6 +71,11 @@ def _place_in_history(history: JoinedHistory | None, stack: int) -> tuple[str | 
         return None, None
     site = history.sites.site(stack)
     return site.file, site.line
+
+
+def _unrecorded_phase(step: int) -> str:
+    """In place of the phase of what was not seen being made."""
+    return "not recorded" if step >= 0 else "before recording"
 
 
 def _owner(label: str | None, kind: int) -> str | None:

@@ -7,14 +7,17 @@ kept alive, copied or touched, and no random state, gradient or counter changes.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+
+from tracer.capture.plain_tensors import plain_tensors
 
 Ints = npt.NDArray[np.int64]
 
@@ -27,6 +30,8 @@ class Role(IntEnum):
     GRADIENT = 2
     OPTIMIZER_STATE = 3
     INPUT = 4
+    HELD = 5
+    """A tensor that Python could reach, and that is none of those above."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +48,10 @@ class KnownStorages:
     """Index in `devices`."""
     names: tuple[str, ...]
     devices: tuple[str, ...]
+    walks_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """[W] Times of the observations that took in every tensor that Python could reach."""
+    threads: tuple[str, ...] = ()
+    """Other threads that called the model: the profiler does not record them."""
 
     def __post_init__(self) -> None:
         columns = (self.time_ns, self.address, self.size_bytes, self.role, self.name, self.device)
@@ -61,46 +70,64 @@ class KnownStorages:
 
 
 class StorageObserver:
-    """Collects observations during a run."""
+    """Collects observations during a run.
+
+    Attributes:
+        unobserved: How many looks found a tensor without an address, by the name of its type.
+        threads: Names of other threads that called the model.
+    """
 
     def __init__(self) -> None:
+        self.unobserved: Counter[str] = Counter()
+        self.threads: dict[str, None] = {}
         self._rows: list[tuple[int, int, int, int, int, int]] = []
         self._names: dict[str, int] = {}
         self._devices: dict[str, int] = {}
+        self._walks_ns: list[int] = []
 
-    def observe(self, tensors: Iterable[tuple[Role, str, Tensor]]) -> None:
-        """Note where tensors lie now."""
+    def observe(
+        self, tensors: Iterable[tuple[Role, str, Tensor | torch.UntypedStorage]], *, is_walk: bool = False
+    ) -> None:
+        """Note where tensors lie now. A storage that comes twice has the role and name of the first time.
+
+        Args:
+            tensors: Role, name and tensor of each.
+            is_walk: Whether these are all that Python can reach.
+        """
         now, seen = time.time_ns(), set()
-        for role, name, tensor in tensors:
-            for part in _parts(tensor):
-                storage = part.untyped_storage()
-                address, size_bytes = storage.data_ptr(), storage.nbytes()
-                place = (address, str(part.device))
-                if size_bytes == 0 or address == 0 or place in seen:
-                    continue
-                seen.add(place)
-                name_index = self._names.setdefault(name, len(self._names))
-                device_index = self._devices.setdefault(place[1], len(self._devices))
-                self._rows.append((now, address, size_bytes, int(role), name_index, device_index))
+        if is_walk:
+            self._walks_ns.append(now)
+        # What a subclass of Tensor does when it is looked at is not asked for.
+        with torch._C.DisableTorchFunctionSubclass():
+            for role, name, tensor in tensors:
+                for address, size_bytes, device in self._storages(tensor):
+                    if size_bytes == 0 or address == 0 or (address, device) in seen:
+                        continue
+                    seen.add((address, device))
+                    name_index = self._names.setdefault(name, len(self._names))
+                    device_index = self._devices.setdefault(device, len(self._devices))
+                    self._rows.append((now, address, size_bytes, int(role), name_index, device_index))
+
+    def _storages(self, tensor: Tensor | torch.UntypedStorage) -> list[tuple[int, int, str]]:
+        """Address, bytes and device of a tensor's storages; of one that has none, nothing."""
+        if isinstance(tensor, torch.UntypedStorage):
+            return [] if tensor.device.type == "meta" else [(tensor.data_ptr(), tensor.nbytes(), str(tensor.device))]
+        try:
+            storages = [(part.untyped_storage(), str(part.device)) for part in plain_tensors(tensor)]
+            return [(s.data_ptr(), s.nbytes(), device) for s, device in storages if s.device.type != "meta"]
+        # Tensors of other people's making raise what they like; that they were not observed is said in a note.
+        except Exception:
+            self.unobserved[type(tensor).__name__] += 1
+            return []
 
     def observations(self) -> KnownStorages:
         """Everything observed so far."""
         table = np.array(self._rows, np.int64).reshape(-1, 6)
         time_ns, address, size_bytes, role, name, device = (np.ascontiguousarray(column) for column in table.T)
-        names, devices = tuple(self._names), tuple(self._devices)
-        return KnownStorages(time_ns, address, size_bytes, role, name, device, names, devices)
-
-
-def _parts(tensor: Tensor) -> Iterator[Tensor]:
-    """The plain tensors behind one: a sharded one's local part, a sparse one's values; nothing for fake ones."""
-    local = getattr(tensor, "_local_tensor", None)
-    if isinstance(local, Tensor):
-        yield local
-    elif tensor.layout is torch.strided:
-        if tensor.device.type != "meta":
-            yield tensor
-    elif tensor.layout is torch.sparse_coo:
-        yield from (tensor._values(), tensor._indices())
+        names, devices, walks_ns = tuple(self._names), tuple(self._devices), np.array(self._walks_ns, np.int64)
+        return KnownStorages(
+            time_ns, address, size_bytes, role, name, device, names, devices, walks_ns, tuple(self.threads)
+        )
 
 
 def model_tensors(model: nn.Module) -> Iterator[tuple[Role, str, Tensor]]:
@@ -123,9 +150,9 @@ def optimizer_tensors(
         optimizer: Any; state that is not a tensor is passed over.
         names: Names of parameters by `id()`.
     """
-    for parameter, state in optimizer.state.items():
+    for parameter, state in getattr(optimizer, "state", {}).items():
         owner = (names or {}).get(id(parameter), "parameter")
-        for key, value in state.items():
+        for key, value in state.items() if isinstance(state, Mapping) else ():
             if isinstance(value, Tensor):
                 yield Role.OPTIMIZER_STATE, f"{owner}.{key}", value
 
@@ -134,7 +161,7 @@ def input_tensors(batch: object, name: str = "batch") -> Iterator[tuple[Role, st
     """The tensors in a batch of nested tuples, lists and dicts, named by their place."""
     if isinstance(batch, Tensor):
         yield Role.INPUT, name, batch
-    elif isinstance(batch, dict):
+    elif isinstance(batch, Mapping):
         for key, value in batch.items():
             yield from input_tensors(value, f"{name}.{key}")
     elif isinstance(batch, list | tuple):

@@ -9,11 +9,15 @@ Source: rules as in `torch/profiler/_memory_profiler.py`, unchanged from torch 2
 
 from __future__ import annotations
 
+import gc
+import sys
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tracer.errors import RecordingError
 
@@ -246,3 +250,113 @@ def allocator_snapshot(device: torch.device) -> dict[str, Any]:
     """What `torch.cuda.memory._snapshot()` returns: segments as they are, and the recorded history."""
     snapshot: dict[str, Any] = torch.cuda.memory._snapshot(device)
     return snapshot
+
+
+# ------------------------------------------------------------------------------------------------ tensors from within
+def below_transforms(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that the transforms of torch.func (grad, vmap) have wrapped; any other is returned as it is."""
+    functorch = getattr(torch._C, "_functorch", None)
+    if functorch is None:  # pragma: no cover - only on a torch whose private API has moved
+        return tensor
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def is_made_of_tensors(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no storage of its own, but names the tensors inside it (DTensor, jagged, quantized)."""
+    return bool(is_traceable_wrapper_subclass(tensor))
+
+
+def parts_of_sparse(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values and indices of a sparse COO tensor, coalesced or not."""
+    return tensor._values(), tensor._indices()
+
+
+@cache
+def _saved_names(node_type: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(node_type) if name.startswith("_raw_saved"))
+
+
+def saved_by(node: Any) -> Iterator[torch.Tensor]:
+    """The tensors that an autograd node keeps for backward, as they are kept: no hook unpacks or recomputes anything.
+
+    Args:
+        node: A `grad_fn`, or one of its `next_functions`.
+    """
+    node_type: type = type(node)
+    for name in _saved_names(node_type):
+        try:
+            saved = getattr(node, name)
+        except RuntimeError:  # freed by a backward
+            continue
+        for each in saved if isinstance(saved, tuple | list) else (saved,):
+            if isinstance(kept := getattr(each, "data", None), torch.Tensor):
+                yield kept
+
+
+def parameters_and_buffers(module: torch.nn.Module) -> Iterator[tuple[str, bool, torch.Tensor]]:
+    """Name, whether it is a parameter, and tensor of a module's own, without calling a method that it may override."""
+    if isinstance(module, torch.jit.ScriptModule):
+        yield from ((name, True, tensor) for name, tensor in module.named_parameters(recurse=False))
+        yield from ((name, False, tensor) for name, tensor in module.named_buffers(recurse=False))
+        return
+    for attribute, is_parameter in (("_parameters", True), ("_buffers", False)):
+        for name, tensor in (module.__dict__.get(attribute) or {}).items():
+            if isinstance(tensor, torch.Tensor):
+                yield str(name), is_parameter, tensor
+
+
+def child_modules(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """A module's children by name, without calling a method that it may override."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return dict(module.named_children())
+    children = module.__dict__.get("_modules") or {}
+    return {str(name): child for name, child in children.items() if isinstance(child, torch.nn.Module)}
+
+
+# --------------------------------------------------------------------------------------------------- torch.compile
+def has_compiled() -> bool:
+    """Whether torch.compile has compiled anything in this process."""
+    convert_frame = sys.modules.get("torch._dynamo.convert_frame")
+    return convert_frame is not None and bool(getattr(convert_frame, "FRAME_COUNTER", 1))
+
+
+def on_compile_start(callback: Callable[[], None]) -> Callable[[], None]:
+    """Have something called whenever torch.compile begins to compile, before it reads the code.
+
+    Returns:
+        What ends that.
+    """
+    from torch._dynamo.callback import callback_handler
+
+    def begin(*_: Any) -> None:
+        callback()
+
+    callback_handler.register_start_callback(begin)
+    return lambda: callback_handler.remove_start_callback(begin)
+
+
+def compiled_wrappers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """What `torch.compile(model)` returned, for each time it was called: modules whose hooks run outside the code."""
+    dynamo = sys.modules.get("torch._dynamo")
+    wrapper = getattr(dynamo, "OptimizedModule", None)
+    if wrapper is None:
+        return []
+    return [one for one in gc.get_objects() if type(one) is wrapper and one._orig_mod is model]
+
+
+def reads_hooks_in_compiled_code(model: torch.nn.Module) -> bool:
+    """Whether a hook on the model would become part of compiled code, or have it compiled again."""
+    if getattr(model, "_compiled_call_impl", None) is not None:
+        return True
+    config = sys.modules.get("torch._dynamo.config")
+    return has_compiled() and not getattr(config, "skip_nnmodule_hook_guards", False)
+
+
+def let_go_of(profiler: Any) -> None:
+    """Break the circles in a stopped `torch.profiler.profile`, so that it goes without a garbage collection."""
+    profiler.on_trace_ready = None
+    profiler.profiler = None
+    if isinstance(getattr(profiler, "action_map", None), dict):
+        profiler.action_map = {}

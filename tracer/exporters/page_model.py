@@ -222,6 +222,7 @@ class Page:
         clock: What `timings` were taken with: "CUDA events", "host clock".
         slow_modules: Slowest first.
         run: Command, device, versions, settings, model size, date.
+        headline_notes: Sentences that belong to the answer itself.
         notes: Sentences on what could not be measured.
         sections: Further findings, in their order.
     """
@@ -243,6 +244,7 @@ class Page:
     clock: str = ""
     slow_modules: tuple[SlowModule, ...] = ()
     run: Mapping[str, str | int | float] = field(default_factory=dict)
+    headline_notes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sections: tuple[Section, ...] = ()
 

@@ -48,11 +48,11 @@ STEP_PREFIX = "ProfilerStep#"
 
 
 def headline(page: Page) -> tuple[str, ...]:
-    """When the peak was, what was in it and where its largest piece was made: up to three sentences."""
+    """When the peak was, what was in it and where its largest piece was made; up to three sentences and what is missing."""
     if page.peak is None or page.peak.bytes == 0:
         return (f"Nothing was allocated on {page.device} while it was recorded.",)
     sentences = (_when(page.peak, page.device), _what(page.peak), _where(page.peak))
-    return tuple(sentence for sentence in sentences if sentence)
+    return (*(sentence for sentence in sentences if sentence), *page.headline_notes)
 
 
 def _when(peak: Peak, device: str) -> str:

@@ -39,12 +39,15 @@ def peak_document(peaks: Sequence[PeakReport]) -> dict[str, Any]:
         "device": peak.device,
         "peak_bytes": peak.peak_bytes,
         "allocator_peak_bytes": peak.allocator_peak_bytes,
+        "unexplained_bytes": peak.unexplained_bytes,
+        "counted": asdict(peak.counted),
         "reserved_bytes": peak.reserved_bytes,
         "cycle": cycle,
         "time_us": peak.time_ns / NS_PER_US,
         "step": peak.step,
         "phase": peak.phase,
         "allocator": asdict(peak.allocator) if peak.allocator is not None else None,
+        "threads_not_recorded": list(peak.threads),
         "rows": [asdict(row) for row in peak.rows],
     }
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tracer.analysis.findings import CycleFindings, Findings
 from tracer.analysis.module_tree import module_tree
-from tracer.analysis.notes import growth_sentence, left_out, unseen
+from tracer.analysis.notes import counted, growth_sentence, left_out, not_recorded, unseen
 from tracer.analysis.peak import AllocatorPeak, PeakReport
 from tracer.analysis.peak_row import PeakRow
 from tracer.capture.phase_timing import PHASES, PhaseTimings
@@ -29,7 +29,7 @@ def peak_screen(findings: Findings) -> RenderableType:
     peak = findings.worst.peak
     parts: list[RenderableType] = [
         Text(),
-        Text(headline(findings), style="bold"),
+        *(Text(line, style="bold") for line in (headline(findings), not_recorded(peak)) if line is not None),
         Text(_counts(findings)),
         Text(),
         _table("What filled it", "category", peak, lambda row: row.category, width=24),
@@ -112,7 +112,7 @@ def _of_step(peak: PeakReport) -> str:
 
 def _counts(findings: Findings) -> str:
     peak = findings.worst.peak
-    lines = [f"{peak.peak_bytes:,} bytes in the rows below, {peak.allocator_peak_bytes:,} by the allocator's count."]
+    lines = [counted(peak)]
     if peak.allocator is not None:
         lines.append(_three_sizes(peak, peak.allocator))
     elif peak.reserved_bytes:

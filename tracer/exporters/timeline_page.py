@@ -9,7 +9,7 @@ from tracer.analysis.attribution import STEP_PREFIX
 from tracer.analysis.block_kinds import Blocks
 from tracer.analysis.findings import CycleFindings, Findings
 from tracer.analysis.memory_by_kind import memory_by_kind
-from tracer.analysis.notes import growth_sentence, left_out, unseen
+from tracer.analysis.notes import counted, growth_sentence, left_out, not_recorded, unseen
 from tracer.analysis.peak import PeakReport
 from tracer.analysis.peak_rows import LOOP_OWNER
 from tracer.analysis.run_times import RunTimes
@@ -105,6 +105,7 @@ def timeline_page(
         clock="the host's clock, in the profiled steps",
         slow_modules=slow_modules,
         run=run,
+        headline_notes=_headline_notes(peak),
         notes=(*notes, *left_out(findings), *_notes(cycle)),
         sections=(*(() if failed is None else (oom_section((failed,)),)), *_reserved_section(peak)),
     )
@@ -178,6 +179,12 @@ def _timings(cycle: CycleFindings) -> tuple[StepTiming, ...]:
             )
         )
     return tuple(rows)
+
+
+def _headline_notes(peak: PeakReport) -> tuple[str, ...]:
+    missed = not_recorded(peak)
+    unexplained = (counted(peak),) if peak.unexplained_bytes else ()
+    return (*(() if missed is None else (missed,)), *unexplained)
 
 
 def _notes(cycle: CycleFindings) -> tuple[str, ...]:

@@ -1,0 +1,109 @@
+"""Every tensor that Python can reach at one moment: a teacher, an average of weights, a cache, what a leak has left.
+
+The CPU's allocator does not say what it holds, and an operator shows only what it touches. So the garbage collector's
+list of objects is read once before each recorded cycle, without collecting anything, and the graphs behind the tensors
+are followed to what they keep for backward. No code of a user's class is called.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tracer.capture import torch_private
+from tracer.capture.known_storages import Role, optimizer_tensors
+
+# Graphs that a leak has kept are followed this far: half a second at most, and a note says where that was too little.
+MAX_NODES = 200_000
+Named = tuple[Role, str, Tensor | torch.UntypedStorage]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTensors:
+    """What a walk found.
+
+    Attributes:
+        tensors: Role, name and tensor: modules' by class and dotted name, optimizers' state, then all that has no name.
+        is_complete: Whether every graph was followed to its end.
+    """
+
+    tensors: tuple[Named, ...]
+    is_complete: bool
+
+
+def live_tensors() -> LiveTensors:
+    """Find every tensor and storage that Python can reach now, and what graphs of theirs keep for backward."""
+    found: list[Any] = _objects_of((Tensor, torch.UntypedStorage, nn.Module, torch.optim.Optimizer))
+    tensors = [each for each in found if isinstance(each, Tensor)]
+    storages = [each for each in found if isinstance(each, torch.UntypedStorage)]
+    optimizers = [each for each in found if isinstance(each, torch.optim.Optimizer)]
+    # What a subclass of Tensor does when it is looked at is not asked for.
+    with torch._C.DisableTorchFunctionSubclass():
+        named = list(_of_modules([each for each in found if isinstance(each, nn.Module)]))
+        names = {id(tensor): name for _, name, tensor in named}
+        state = [one for optimizer in optimizers for one in optimizer_tensors(optimizer, names)]
+        saved, is_complete = _saved_for_backward(tensors)
+    unnamed: list[Tensor | torch.UntypedStorage] = [*tensors, *saved, *storages]
+    rest = [(Role.HELD, "", each) for each in unnamed]
+    return LiveTensors((*named, *state, *rest), is_complete)
+
+
+def _objects_of(classes: tuple[type, ...]) -> list[Any]:
+    """The objects of some classes; types decide, since a proxy's `__class__` would call the user's code."""
+    objects = gc.get_objects()
+    wanted = {one for one in set(map(type, objects)) if issubclass(one, classes)}
+    return [each for each in objects if type(each) in wanted]
+
+
+def _of_modules(modules: Iterable[nn.Module]) -> Iterator[Named]:
+    """Parameters, their gradients and buffers of all modules that are in no other, by class and dotted name."""
+    modules = list(modules)
+    inner = {id(child) for module in modules for child in torch_private.child_modules(module).values()}
+    for module in modules:
+        if id(module) not in inner:
+            yield from _of_module(type(module).__name__, module, set())
+
+
+def _of_module(path: str, module: nn.Module, seen: set[int]) -> Iterator[Named]:
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    for name, is_parameter, tensor in torch_private.parameters_and_buffers(module):
+        yield (Role.PARAMETER if is_parameter else Role.BUFFER), f"{path}.{name}", tensor
+        if is_parameter and tensor.is_leaf and tensor.grad is not None:
+            yield Role.GRADIENT, f"{path}.{name}", tensor.grad
+    for name, child in torch_private.child_modules(module).items():
+        yield from _of_module(f"{path}.{name}", child, seen)
+
+
+def _saved_for_backward(tensors: Iterable[Tensor]) -> tuple[list[Tensor], bool]:
+    """What the graphs behind some tensors keep; and whether all of them were followed to the end."""
+    saved: list[Tensor] = []
+    nodes: dict[int, object] = {}
+    stack = [node for tensor in tensors if (node := _node_of(tensor)) is not None]
+    while stack:
+        node = stack.pop()
+        if id(node) in nodes:
+            continue
+        if len(nodes) >= MAX_NODES:
+            return saved, False
+        nodes[id(node)] = node  # kept, so that no other node gets its id
+        saved += torch_private.saved_by(node)
+        stack += [inner for inner, _ in node.next_functions if inner is not None]  # type: ignore[attr-defined]
+    return saved, True
+
+
+def _node_of(tensor: Tensor) -> object | None:
+    """The node that made a tensor; of a view that of its base, since asking a changed view makes a new node."""
+    try:
+        if tensor._is_view():
+            base = tensor._base
+            return None if base is None else base.grad_fn
+        return tensor.grad_fn
+    except RuntimeError:  # torch does not tell the history of every tensor that was changed in place
+        return None

@@ -1,0 +1,36 @@
+"""The plain tensors behind any tensor: those whose storage has an address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from tracer.capture import torch_private
+
+_COMPRESSED_ROWS = (torch.sparse_csr, torch.sparse_bsr)
+_COMPRESSED_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
+
+
+def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
+    """The plain tensors behind one: itself, a sharded one's local part, a sparse one's values and indices.
+
+    Nothing for a tensor on the meta device. What a transform of torch.func wraps is looked at below the transform.
+    """
+    tensor = torch_private.below_transforms(tensor)
+    if torch_private.is_made_of_tensors(tensor):
+        # The protocol by which torch.compile takes a subclass apart: names of attributes, and what is no tensor.
+        for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
+            yield from plain_tensors(getattr(tensor, name))
+    elif tensor.layout is torch.strided:
+        if tensor.device.type != "meta":
+            yield tensor
+    elif tensor.layout is torch.sparse_coo:
+        yield from torch_private.parts_of_sparse(tensor)
+    elif tensor.layout in _COMPRESSED_ROWS:
+        yield from (tensor.values(), tensor.crow_indices(), tensor.col_indices())
+    elif tensor.layout in _COMPRESSED_COLUMNS:
+        yield from (tensor.values(), tensor.ccol_indices(), tensor.row_indices())
+    else:
+        raise NotImplementedError(f"a tensor of layout {tensor.layout} has no address")
