@@ -106,8 +106,8 @@ def run_profile(
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         failure = Failure.of(error, session)
     if session.fault is not None and failure is None:
-        failure = Failure.of(session.fault, session)
         notes.append(f"Profiling has stopped: {fault_text(session.fault)}")
+        failure = Failure.of(session.fault, session)
     findings = _findings(session, failure, notes)
     failed = session.failed_allocation if failure is not None and failure.out_of_memory else None
     if timing and failure is None:

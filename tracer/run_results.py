@@ -42,12 +42,28 @@ class Failure:
     def of(cls, error: BaseException, session: ProfileSession, *, in_timing_pass: bool = False) -> Failure:
         """What an exception says, without the traceback, which keeps the tensors of the step alive."""
         place, state = error_place(error), allocator_state(session.device)
-        return cls(error.with_traceback(None), session.num_steps_done, state, place, in_timing_pass)
+        return cls(without_tracebacks(error), session.num_steps_done, state, place, in_timing_pass)
 
     @property
     def out_of_memory(self) -> bool:
         """Whether the device had no memory left."""
         return is_out_of_memory(self.error)
+
+
+def without_tracebacks(error: BaseException) -> BaseException:
+    """The same exception, and what it came from, without the frames that keep the tensors of the step alive."""
+    seen: set[int] = set()
+    rest: list[BaseException | None] = [error]
+    while rest:
+        one = rest.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        one.__traceback__ = None
+        rest += [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            rest += one.exceptions
+    return error
 
 
 # The CPU's allocator, the driver when it needs memory for itself, and cuBLAS for its workspace.

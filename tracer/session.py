@@ -215,11 +215,14 @@ class ProfileSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Switch everything off; what was recorded until now is kept."""
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
         had_fault = self.fault is not None
         self._switch_off(error)
         self._let_go()
         if self.fault is not None and not had_fault:
-            tell_of_fault(self.fault, error)
+            tell_of_fault(self.fault, error, stacklevel=4)
 
     def _cycle_begins(self, *, is_recorded: bool) -> None:
         """The next step is the first of all or will be recorded, and nothing is recording yet."""
@@ -368,12 +371,12 @@ def fault_text(fault: Exception) -> str:
     return "an internal fault.\n" + "".join(traceback.format_exception(fault))
 
 
-def tell_of_fault(fault: Exception, error: BaseException | None) -> None:
+def tell_of_fault(fault: Exception, error: BaseException | None, *, stacklevel: int) -> None:
     """Say it with a warning at the end of the user's block, or in a note to the exception that ends the block."""
     if error is not None:
         error.add_note(f"The profile is not complete: {fault_text(fault)}")
     else:
-        warnings.warn(f"The profile is not complete: {fault_text(fault)}", stacklevel=4)
+        warnings.warn(f"The profile is not complete: {fault_text(fault)}", stacklevel=stacklevel)
 
 
 def _has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -155,12 +155,12 @@ class TrainingProfile(ProfileSession):
         self._termination.hold()
         model = self._model
         try:
-            super().__exit__(kind, error, trace)
+            self._end(error)
             assert model is not None
             self._finish(error, model)
         except Exception as fault:
             self.fault = self.fault or fault
-            tell_of_fault(fault, error)
+            tell_of_fault(fault, error, stacklevel=3)
         finally:
             self._termination.close()
 

@@ -117,8 +117,9 @@ def test_cuda_counts_in_absolute_terms_and_rounds() -> None:
     recording = recording_of([Event(4096, 512, 2, total_bytes=99_512)], [Key(0, 1, 1)], devices=("cuda:0",))
     storages = follow_storages(recording, None, 0)
     assert storages.allocator_bytes.tolist() == [99_512]
-    assert storages.size_bytes.tolist() == [512, 512]
-    assert storages.level_bytes.tolist() == [1024]
+    # The tensor, rounded up; the rest of what the counter had when the recording began; the allocation.
+    assert storages.size_bytes.tolist() == [512, 98_488, 512]
+    assert storages.level_bytes.tolist() == [99_512]
 
 
 def test_a_device_without_events() -> None:

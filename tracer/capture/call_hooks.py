@@ -76,6 +76,8 @@ class CallHooks:
             self._try(optimizer, lambda: optimizer.register_step_pre_hook(self._step_begins))
             self._try(optimizer, lambda: optimizer.register_step_post_hook(self._step_ends))
         if on_call is not None:
+            # Behind a graph break an eager model is called from compiled code, which would compile the hook as well.
+            on_call = torch.compiler.disable(on_call)  # type: ignore[no-untyped-call]
             for module in self._modules():
                 self._try(module, partial(module.register_forward_pre_hook, on_call, with_kwargs=True))
 

@@ -66,7 +66,8 @@ class KnownStorages:
         """
         wanted = [device in (None, name) for name in self.devices]
         columns = zip(self.address.tolist(), self.role.tolist(), self.device.tolist(), strict=True)
-        return {address: Role(role).name.lower().replace("_", " ") for address, role, at in columns if wanted[at]}
+        named = ((address, role) for address, role, at in columns if wanted[at] and role != Role.HELD)
+        return {address: Role(role).name.lower().replace("_", " ") for address, role in named}
 
 
 class StorageObserver:

@@ -330,6 +330,8 @@ def on_compile_start(callback: Callable[[], None]) -> Callable[[], None]:
     """
     from torch._dynamo.callback import callback_handler
 
+    # torch.compile calls back with its eyes open, and would compile what it calls.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def begin(*_: Any) -> None:
         callback()
 

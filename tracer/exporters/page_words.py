@@ -48,7 +48,7 @@ STEP_PREFIX = "ProfilerStep#"
 
 
 def headline(page: Page) -> tuple[str, ...]:
-    """When the peak was, what was in it and where its largest piece was made; up to three sentences and what is missing."""
+    """When the peak was, what was in it, where its largest piece was made, and what is missing: a sentence each."""
     if page.peak is None or page.peak.bytes == 0:
         return (f"Nothing was allocated on {page.device} while it was recorded.",)
     sentences = (_when(page.peak, page.device), _what(page.peak), _where(page.peak))

@@ -1,0 +1,153 @@
+"""Trains compiled models with and without a session, and prints what torch.compile did: run in a process of its own.
+
+A process that has compiled something once is another one: hooks are then left off the optimizer.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tracer import profile_training
+from tracer.session import Schedule
+
+BACKEND = "aot_eager"
+Step = Callable[[Tensor], Tensor]
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def wrapped(net: nn.Module, optimizer: torch.optim.Optimizer, *, fullgraph: bool = False) -> Step:
+    """`torch.compile(model)`, as most people write it."""
+    compiled = torch.compile(net, backend=BACKEND, fullgraph=fullgraph)
+
+    def step(x: Tensor) -> Tensor:
+        loss = compiled(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def whole_graph(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    return wrapped(net, optimizer, fullgraph=True)
+
+
+def in_place(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    """`model.compile()`: the model's own call is the compiled code."""
+    net.compile(backend=BACKEND)
+
+    def step(x: Tensor) -> Tensor:
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def whole_step(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    """The training step is compiled, the optimizer's step in it; it breaks where it must."""
+
+    @torch.compile(backend=BACKEND)
+    def step(x: Tensor) -> Tensor:
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step  # type: ignore[no-any-return]
+
+
+def optimizer_alone(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    compiled = torch.compile(optimizer.step, backend=BACKEND)
+
+    def step(x: Tensor) -> Tensor:
+        loss = net(x).square().mean()
+        loss.backward()
+        compiled()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def from_the_second_step(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    """Hooks are on, and have been called, when the first compilation begins."""
+    calls: list[Any] = [net, net, torch.compile(net, backend=BACKEND)]
+
+    def step(x: Tensor) -> Tensor:
+        call = calls.pop(0) if len(calls) > 1 else calls[0]
+        loss = call(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+PROGRAMS = (wrapped, whole_graph, in_place, whole_step, optimizer_alone, from_the_second_step)
+NUM_STEPS = 7
+
+
+def run(program: Callable[..., Step], *, watched: bool, num_before: int = 0) -> dict[str, Any]:
+    """What training came to, and what torch.compile did for it, step by step; some steps come before the session."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    net = model()
+    optimizer = torch.optim.Adam(net.parameters())
+    step = program(net, optimizer)
+    losses, compiled, batches = [], [], []
+
+    def one() -> None:
+        x = torch.randn(5, 6)
+        batches.append(weakref.ref(x))
+        losses.append(step(x).item())
+        del x
+        frames, graphs = counters["frames"]["total"], counters["stats"]["unique_graphs"]
+        compiled.append([frames, graphs, sum(counters["graph_break"].values())])
+
+    for _ in range(num_before):
+        one()
+    if watched:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            profile_training(net, optimizer, save_dir=folder, schedule=Schedule(1, 1, 3, 1)) as session,
+        ):
+            for _ in range(NUM_STEPS - 1):
+                one()
+                session.step()
+    else:
+        for _ in range(NUM_STEPS - 1):
+            one()
+    one()
+    found = {"losses": losses, "compiled": compiled, "alive": [r() is not None for r in batches]}
+    return found | ({"names": sorted(session.known.names)} if watched else {})
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    results = {
+        f"{one.__name__} {num_before}": [run(one, watched=watched, num_before=num_before) for watched in (False, True)]
+        for one in PROGRAMS
+        for num_before in (0, 3)
+    }
+    json.dump(results, sys.stdout)
