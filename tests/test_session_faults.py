@@ -1,4 +1,4 @@
-"""What goes wrong in a session ends the profiling and never the training; what goes wrong in training is as without it."""
+"""What goes wrong in a session ends the profiling, never the training; a failing training is as without a session."""
 
 from __future__ import annotations
 

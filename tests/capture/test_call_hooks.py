@@ -49,8 +49,9 @@ def compilation(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A torch.compile made of a callback: nothing is compiled, so that other tests of this process are not changed."""
 
     class Compilation:
-        has_compiled = False
-        callbacks: list[Any] = []
+        def __init__(self) -> None:
+            self.has_compiled = False
+            self.callbacks: list[Any] = []
 
         def begin(self) -> None:
             self.has_compiled = True

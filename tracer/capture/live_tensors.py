@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tracer.capture import torch_private
 from tracer.capture.known_storages import Role, optimizer_tensors
 
-# Graphs that a leak has kept are followed this far: half a second at most, and a note says where that was too little.
+# Graphs that a leak has kept are followed this far, some two seconds; a note says where that was too little.
 MAX_NODES = 200_000
 Named = tuple[Role, str, Tensor | torch.UntypedStorage]
 
