@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -118,8 +119,10 @@ except OutputError as error:
 
 
 def process(program: str, **streams: Any) -> subprocess.CompletedProcess[str]:
+    """With the buffers that Python has by itself."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
-    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, check=False, **streams)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, text=True, check=False, **streams)
 
 
 def test_what_was_printed_before_comes_before() -> None:
