@@ -22,12 +22,15 @@ from typer.testing import CliRunner
 import main
 import models.workload
 import tracer.outputs
+import tracer.ranks
 import tracer.run
 from tests.exporters.test_text_files import MAX_KEYS, parse_max_mem, parse_total_time
 from tests.runs import Pieces, noise, raising
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
 from tracer.capture.allocator_history import AllocatorHistory
+from tracer.errors import OutputError
 from tracer.outputs import OUTPUTS
+from tracer.ranks import Rank
 from tracer.run import run_profile
 from tracer.run_results import RunResults
 from tracer.session import Schedule
@@ -296,6 +299,21 @@ def test_sigterm_while_files_are_written_waits_for_them(tmp_path: Path, monkeypa
     assert error == "Error: Ended by SIGTERM."
     assert {path.name for path in tmp_path.iterdir()} == WITHOUT_TIMING - {"max_mem.txt"}
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_summary_of_ranks_that_cannot_be_written_is_said_before_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OutputError("The disk is full.")
+
+    monkeypatch.setattr(tracer.ranks, "this_rank", lambda: Rank(0, 2, 0, "a run"))
+    monkeypatch.setattr(tracer.ranks, "finish", full)
+    options = {"leave_out": ["trace"], "timing": False, "trace": False, "settings": {}}
+    assert not main._run_and_report(Pieces(), Schedule(0, 1, 1, 1), save_dir=tmp_path, **options)
+    printed = capsys.readouterr()
+    assert printed.err.splitlines()[-1] == "Error: The disk is full."
+    assert printed.out.lstrip().startswith("Peak: ")
 
 
 # ---- the switches ----------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,6 +69,14 @@ def test_letters_that_a_stream_does_not_know_are_numbers(
         console.print("é € \udcff")
     say("é € \udcff")
     assert out.pieces == err.pieces == [text]
+
+
+def test_a_stream_that_can_only_write_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    put(monkeypatch, SimpleNamespace(write=written.append, flush=lambda: None))
+    with screen() as console:
+        console.print("é €", style="bold")
+    assert written == ["é €\n"]
 
 
 def test_a_stdout_that_takes_nothing_is_an_error_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:

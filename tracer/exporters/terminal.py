@@ -66,7 +66,12 @@ class _Text(io.StringIO):
 
     def isatty(self) -> bool:
         """Whether the stream is a terminal, which may have colours."""
-        return self._stream is not None and not self._stream.closed and self._stream.isatty()
+        return not _is_closed(self._stream) and bool(getattr(self._stream, "isatty", bool)())
+
+
+def _is_closed(stream: TextIO | None) -> bool:
+    """Python has no stream at all where the process was started without; one of somebody else's may only write."""
+    return stream is None or getattr(stream, "closed", False)
 
 
 def _encoding(stream: TextIO | None) -> str:
@@ -79,7 +84,7 @@ def _put(text: str, stream: TextIO | None) -> None:
     Raises:
         OSError: The stream does not take it.
     """
-    if stream is None or stream.closed:  # Python has none where the process was started without
+    if stream is None or _is_closed(stream):
         raise OSError("it is closed")
     data = text.encode(_encoding(stream), "backslashreplace")
     stream.flush()
