@@ -269,6 +269,7 @@ def write(material, path):
     os.kill(os.getpid(), signal.SIGINT)
     third.write(material, path)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's `&` would have ignored
 first, second, third, *others = outputs.OUTPUTS
 outputs.OUTPUTS = (first, second, dataclasses.replace(third, write=write), *others)
 main.app()
@@ -286,6 +287,7 @@ def test_ctrl_c_while_files_are_written_says_which_are_there(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(there)
 
 
+@pytest.mark.usefixtures("usual_signals")
 def test_sigterm_while_files_are_written_waits_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -298,7 +300,6 @@ def test_sigterm_while_files_are_written_waits_for_them(tmp_path: Path, monkeypa
     assert [line.split()[0] for line in wrote] == ["Wrote"] * len(WITHOUT_TIMING)
     assert error == "Error: Ended by SIGTERM."
     assert {path.name for path in tmp_path.iterdir()} == WITHOUT_TIMING - {"max_mem.txt"}
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_summary_of_ranks_that_cannot_be_written_is_said_before_the_answer(

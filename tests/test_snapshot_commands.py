@@ -87,12 +87,12 @@ def test_a_stream_that_takes_nothing_leaves_the_files(stream: str, file: Path, t
         assert ended.returncode == 1
 
 
+@pytest.mark.usefixtures("usual_signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_ends_the_command_while_files_are_written(
     number: signal.Signals, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C after the file at work, SIGTERM after both."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     write_page = snapshot_page.write_snapshot_page
 
     def signalled(*arguments: Any, **options: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,16 +15,7 @@ from tracer.termination import FilesInTurn, Terminated, WritingInterrupted
 NAMES = ("a", "b", "c", "d")
 
 
-@pytest.fixture(autouse=True)
-def usual_handlers() -> Iterator[None]:
-    """Python's own, whatever runs the tests has set; and they are there again after each."""
-    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
-    yield
-    found = {number: signal.getsignal(number) for number in usual}
-    for number, handler in before.items():
-        signal.signal(number, handler)
-    assert found == usual
+pytestmark = pytest.mark.usefixtures("usual_signals")
 
 
 def send(*numbers: int) -> None:

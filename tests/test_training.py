@@ -171,12 +171,12 @@ def test_a_screen_that_takes_nothing_is_a_warning_and_the_files_are_there(
     assert (tmp_path / "peak.json").is_file()
 
 
+@pytest.mark.usefixtures("usual_signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_ends_the_program_while_files_are_written_goes_on_its_way(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C after the file at work, with a sentence; SIGTERM, whose default knows no sentence, after all of them."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     first, *others = outputs.OUTPUTS
 
     def signalled(material: outputs.Material, path: Path) -> None:
@@ -197,7 +197,6 @@ def test_what_ends_the_program_while_files_are_written_goes_on_its_way(
     there = sorted(path.name for path in tmp_path.iterdir())
     assert sorted(each.path.name for each in session.written) == there
     assert (there == ["max_mem.txt"]) == (number == signal.SIGINT)
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_folder_that_cannot_be_written_is_said_before_the_loop(tmp_path: Path) -> None:
