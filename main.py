@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,13 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import typer
-from rich.console import Console
 
-from tracer.errors import MissingPackageError, TracerError, WorkloadError
+from tracer.errors import MissingPackageError, OutputError, TracerError, WorkloadError
+from tracer.exporters.terminal import say, screen
+from tracer.termination import Terminated, Termination
 
 if TYPE_CHECKING:
     import torch
 
+    from tracer.ranks import Rank
     from tracer.run import Workload
     from tracer.run_results import RunResults
     from tracer.session import Schedule
@@ -37,39 +38,25 @@ app = typer.Typer(
 )
 
 
-class _PatientConsole(Console):
-    """A reader who has seen enough, as `| head` has, ends the printing and nothing else: there are files to write."""
-
-    def on_broken_pipe(self) -> None:
-        """Print nothing from now on; what is still in the file's buffer goes nowhere."""
-        self.quiet = True
-        with Path(os.devnull).open("w") as nowhere:
-            os.dup2(nowhere.fileno(), self.file.fileno())
-
-
-def _stdout() -> Console:
-    return _PatientConsole(highlight=False, soft_wrap=False)
-
-
-def _stderr() -> Console:
-    return Console(stderr=True, highlight=False)
-
-
-def _say(message: str) -> None:
-    """One line on stderr, never wrapped: a path that is broken in two cannot be copied."""
-    print(message, file=sys.stderr, flush=True)
-
-
 @contextmanager
 def _errors_for_people() -> Iterator[None]:
-    """The one place where a mistake of the user's becomes two lines and exit status 1."""
+    """The one place where a mistake of the user's, or an early end, becomes a line or two and exit status 1."""
     try:
         yield
     except TracerError as error:
-        _say(f"Error: {error}")
-        if error.hint:
-            _say(f"Hint: {error.hint}")
-        raise typer.Exit(1) from None
+        _say_all(error.lines)
+    except Terminated:
+        say("Error: Ended by SIGTERM.")
+    except KeyboardInterrupt as error:
+        say(f"Error: {str(error) or 'Interrupted.'}")
+    else:
+        return
+    raise typer.Exit(1)
+
+
+def _say_all(lines: Iterable[str]) -> None:
+    for line in lines:
+        say(line)
 
 
 @app.callback(invoke_without_command=True)
@@ -298,16 +285,16 @@ def _device(text: str, *, named: bool) -> torch.device:
     if named or num_devices:
         there = f"cuda:0 to cuda:{num_devices - 1}" if num_devices else "only the CPU"
         raise TracerError(f"There is no device {text}; torch sees {there}.", hint="Name one of those with --device.")
-    _say("No CUDA device here: running on the CPU. Name a device with --device to insist on it.")
+    say("No CUDA device here: running on the CPU. Name a device with --device to insist on it.")
     return torch.device("cpu")
 
 
 def _run_and_report(
     workload: Workload, schedule: Schedule, *, save_dir: Path, leave_out: list[str], **options: Any
 ) -> bool:
-    """Run, answer and write, for this process or for its rank; False if the run or a file failed."""
-    from tracer.ranks import begin, finish, this_rank
-    from tracer.termination import Termination
+    """Run, write, then answer, for this process or for its rank; False if the run or a file failed."""
+    from tracer.ranks import begin, this_rank
+    from tracer.run_screen import print_results
 
     rank = this_rank()
     if rank is not None:
@@ -317,22 +304,26 @@ def _run_and_report(
     try:
         results = _run(workload, schedule, termination=termination, **options)
         folder = rank.folder(save_dir) if rank is not None else save_dir
-        failed = _report(results, folder, leave_out, screen=rank is None or rank.index == 0)
+        succeeded = _write(results, folder, leave_out)
         if rank is not None:
-            finish(rank, results, save_dir)
+            succeeded &= _summarize(rank, results, save_dir)
     finally:
         termination.close()
-    return not failed and results.failure is None
+    if rank is None or rank.index == 0:
+        with screen() as console:
+            print_results(results, console)
+    return succeeded and results.failure is None
 
 
 def _run(workload: Workload, schedule: Schedule, **options: Any) -> RunResults:
     """The profiled run behind a bar on stderr, which a terminal shows and a log does not."""
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from tracer.run import run_profile
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = _stderr()
+    console = Console(stderr=True, highlight=False)
     # torch says at the end of each cycle that it forgets the events, which are kept here.
     warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -345,40 +336,29 @@ def _run(workload: Workload, schedule: Schedule, **options: Any) -> RunResults:
         )
 
 
-def _report(results: RunResults, save_dir: Path, leave_out: list[str], *, screen: bool = True) -> bool:
-    """Print the answer, where wanted, and write the files; True if one could not be written."""
-    from tracer.exporters.screen import parameters_sentence, peak_screen, timing_screen
-    from tracer.exporters.snapshot_screen import print_failed_allocation
+def _write(results: RunResults, save_dir: Path, leave_out: list[str]) -> bool:
+    """Say what failed and what is noteworthy, and write the files; False if one could not be written."""
     from tracer.failure_words import failure_lines
     from tracer.outputs import left_from_earlier, left_sentence, write_outputs, written_lines
 
-    out = _stdout() if screen else Console(quiet=True)
-    if results.failure is not None:
-        for line in failure_lines(results):
-            _say(line)
-    if results.failed_allocation is not None:
-        print_failed_allocation(results.failed_allocation, out)
-    if results.findings is not None:
-        out.print(peak_screen(results.findings))
-    if results.timings is not None:
-        out.print(timing_screen(results.timings))
-    out.print()
-    if results.unused_parameters is not None:
-        out.print(parameters_sentence(results.unused_parameters))
-    if len(results.losses) > 1:
-        out.print(f"Loss: {results.losses[0]:.5g} in the first step, {results.losses[-1]:.5g} in the last.")
-    failed = False
-    for note in results.notes:
-        _say(f"Note: {note}")
-    all_written = []
-    for written in write_outputs(results, save_dir, leave_out=leave_out):
-        all_written.append(written)
-        failed |= written.error is not None and not isinstance(written.error, MissingPackageError)
-        for line in written_lines(written):
-            _say(line)
-    if left := left_from_earlier(save_dir, all_written):
-        _say(f"Note: {left_sentence(left)}")
-    return failed
+    _say_all(failure_lines(results))
+    _say_all(f"Note: {note}" for note in results.notes)
+    written = write_outputs(results, save_dir, leave_out=leave_out, tell=lambda one: _say_all(written_lines(one)))
+    if left := left_from_earlier(save_dir, written):
+        say(f"Note: {left_sentence(left)}")
+    return all(one.error is None or isinstance(one.error, MissingPackageError) for one in written)
+
+
+def _summarize(rank: Rank, results: RunResults, save_dir: Path) -> bool:
+    """Add this rank to the summary of all; False if it could not be written, which costs the answer nothing."""
+    from tracer.ranks import finish
+
+    try:
+        finish(rank, results, save_dir)
+    except OutputError as error:
+        _say_all(error.lines)
+        return False
+    return True
 
 
 @app.command()
@@ -393,10 +373,10 @@ def snapshot(
     """Say what filled each device at its peak, from an allocator snapshot made anywhere, and why it ran out."""
     from tracer.snapshot_commands import show_snapshot
 
-    with _errors_for_people():
-        written = show_snapshot(file, _stdout(), device=device, top=top, as_json=as_json, html=html, sqlite=sqlite)
-    for path in written:
-        _say(f"Wrote {path}  (open with {'a browser' if path == html else 'sqlite3, or a reader of Skyline'})")
+    with _errors_for_people(), screen() as console:
+        written = show_snapshot(file, console, device=device, top=top, as_json=as_json, html=html, sqlite=sqlite)
+        for path in written:
+            say(f"Wrote {path}  (open with {'a browser' if path == html else 'sqlite3, or a reader of Skyline'})")
 
 
 @app.command()
@@ -411,8 +391,8 @@ def diff(
     """Say what changed between two peaks, to the byte: by kind and stack, of two --save-dirs by module and line."""
     from tracer.snapshot_commands import show_diff
 
-    with _errors_for_people():
-        grown = show_diff(before, after, _stdout(), top=top, fail_above=fail_above)
+    with _errors_for_people(), screen() as console:
+        grown = show_diff(before, after, console, top=top, fail_above=fail_above)
     if grown:
         raise typer.Exit(3)
 

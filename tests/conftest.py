@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
@@ -25,3 +26,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def recorded() -> Callable[[str], Recorded]:
     """`recorded(name)`: two cycles of two steps of a workload, recorded at the first request."""
     return cache(record_workload)
+
+
+@pytest.fixture
+def usual_signals() -> Iterator[None]:
+    """Python's own handlers, which a test must leave as they are. A shell's `&`, for one, has Ctrl-C ignored."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    found = {number: signal.getsignal(number) for number in usual}
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    assert found == usual

@@ -30,17 +30,18 @@ ROOMS: dict[str, set[str]] = {
     "tracer.run_results": {*_RECORDS, "tracer.analysis", "tracer.session"},
     "tracer.run": {*_RECORDS, "tracer.analysis", "tracer.session", "tracer.run_results", "tracer.termination"},
     "tracer.failure_words": {*_BASE, "tracer.exporters", "tracer.run_results", "tracer.termination"},
-    "tracer.outputs": {*_WRITES, "tracer.run_results"},
+    "tracer.run_screen": {*_WRITES, "tracer.run_results"},
+    "tracer.outputs": {*_WRITES, "tracer.run_results", "tracer.termination"},
     "tracer.ranks": {*_WRITES, "tracer.run_results"},
     "tracer.training": {*_WRITES, "tracer.session", "tracer.run_results", "tracer.outputs", "tracer.ranks"}
-    | {"tracer.termination"},
+    | {"tracer.termination", "tracer.run_screen"},
     "tracer.integrations": {"tracer.errors", "tracer.session", "tracer.training"},
-    "tracer.snapshot_commands": _WRITES,
+    "tracer.snapshot_commands": {*_WRITES, "tracer.termination"},
     "tracer": set(),  # the map of the house; it loads its public names when they are first used
     "models": set(),
     "main": {"tracer", "tracer.outputs", "tracer.timeline_tracer", "tracer.session", "tracer.snapshot_commands"}
     | {*_WRITES, "models", "tracer.ranks", "tracer.termination", "tracer.run", "tracer.run_results"}
-    | {"tracer.failure_words"},
+    | {"tracer.failure_words", "tracer.run_screen"},
 }
 PRIVATE_TORCH = "tracer.capture.torch_private"
 

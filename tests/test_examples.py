@@ -52,6 +52,7 @@ def test_an_example_explains_its_peak(tmp_path: Path, name: str) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"results"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_ranks_write_their_own_files_and_a_summary(tmp_path: Path, parallel: str) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

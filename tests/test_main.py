@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import signal
@@ -20,12 +21,16 @@ from typer.testing import CliRunner
 
 import main
 import models.workload
+import tracer.outputs
+import tracer.ranks
 import tracer.run
 from tests.exporters.test_text_files import MAX_KEYS, parse_max_mem, parse_total_time
 from tests.runs import Pieces, noise, raising
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
 from tracer.capture.allocator_history import AllocatorHistory
+from tracer.errors import OutputError
 from tracer.outputs import OUTPUTS
+from tracer.ranks import Rank
 from tracer.run import run_profile
 from tracer.run_results import RunResults
 from tracer.session import Schedule
@@ -190,16 +195,126 @@ def test_the_program_as_a_process(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
 
 
+# ---- streams that take nothing, and Ctrl-C while files are written ---------------------------------------------------
+
+
+WITHOUT_TIMING = {output.file_name for output in USUAL} - {"cuda_timing.txt"}
+
+
+def process(program: list[str], *arguments: object, **options: Any) -> Ended:
+    """The command as a process of its own, without the timing pass."""
+    command = [sys.executable, *program, "--device", "cpu", *SHORT, "--no-cuda-timing", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80", **options.pop("env", {})}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, check=False, **options)
+    return Ended(ended.returncode, ended.stdout, ended.stderr)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device of Linux that takes nothing")
+def test_a_stdout_that_takes_nothing_costs_no_file(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = process(["main.py"], *TINY, "--save-dir", tmp_path, stdout=full)
+    assert {path.name for path in tmp_path.iterdir()} == WITHOUT_TIMING
+    assert ended.code == 1
+    *wrote, error, hint = ended.stderr.splitlines()
+    assert [line.split()[0] for line in wrote] == ["Wrote"] * len(WITHOUT_TIMING)
+    assert error == "Error: The answer could not be printed on stdout: No space left on device."
+    assert hint.startswith("Hint: ")
+
+
+NET = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.größe = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.größe(x)
+"""
+
+
+def test_a_terminal_in_ascii_gets_numbers_for_letters(tmp_path: Path) -> None:
+    """In the name of the folder, on stderr, and in that of a module, on stdout."""
+    source, folder = tmp_path / "net.py", tmp_path / "für"
+    source.write_text(NET, encoding="utf-8")
+    arguments = ["--model", f"{source}:Net", "--input", "4", "--save-dir", folder]
+    ended = process(["main.py"], *arguments, env={"PYTHONIOENCODING": "ascii"})
+    assert ended.code == 0, ended.stderr
+    assert f"Wrote {tmp_path}/f\\xfcr/peak.json" in ended.stderr
+    assert "gr\\xf6\\xdfe" in ended.stdout
+    assert {path.name for path in folder.iterdir()} == WITHOUT_TIMING
+
+
 @pytest.mark.usefixtures("already_run")
-def test_a_reader_who_has_seen_enough_does_not_cost_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`main.py | head` closes the pipe while the answer is printed."""
+def test_a_reader_who_has_seen_enough_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`main.py | head` closes the pipe while the answer is printed, and that is no failure."""
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as pipe:
-        monkeypatch.setattr(main, "_stdout", lambda: main._PatientConsole(file=pipe, width=80))
-        failed = main._report(results(), tmp_path, ["trace"])
-    assert not failed
+        monkeypatch.setattr(sys, "stdout", pipe)
+        monkeypatch.setattr(sys, "__stdout__", pipe)  # the process's own, so that its buffer is passed by
+        arguments = {"leave_out": ["trace"], "timing": False, "trace": False, "settings": {}}
+        assert main._run_and_report(Pieces(), Schedule(0, 1, 1, 1), save_dir=tmp_path, **arguments)
     assert {path.name for path in tmp_path.iterdir()} == {output.file_name for output in USUAL}
+
+
+SIGNALLED = """
+import dataclasses, os, signal
+import main
+from tracer import outputs
+
+def write(material, path):
+    os.kill(os.getpid(), signal.SIGINT)
+    third.write(material, path)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's `&` would have ignored
+first, second, third, *others = outputs.OUTPUTS
+outputs.OUTPUTS = (first, second, dataclasses.replace(third, write=write), *others)
+main.app()
+"""
+
+
+def test_ctrl_c_while_files_are_written_says_which_are_there(tmp_path: Path) -> None:
+    ended = process(["-c", SIGNALLED], *TINY, "--save-dir", tmp_path)
+    there = ["max_mem.txt", "memory_timeline.html", "peak.json"]
+    missing = ["memory_report.sqlite", "run_time_report.sqlite", "memory_snapshot.pkl"]
+    assert (ended.code, ended.stdout) == (1, "")
+    *wrote, error = ended.stderr.splitlines()
+    assert [line.split("  ")[0] for line in wrote] == [f"Wrote {tmp_path / name}" for name in there]
+    assert error == f"Error: Interrupted while writing: wrote {', '.join(there)}; not written: {', '.join(missing)}."
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(there)
+
+
+@pytest.mark.usefixtures("usual_signals")
+def test_sigterm_while_files_are_written_waits_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    # Not `already_run`, whose run ends without having put SIGTERM on hold.
+    monkeypatch.setattr(tracer.outputs, "OUTPUTS", (dataclasses.replace(OUTPUTS[0], write=write), *OUTPUTS[1:]))
+    ended = run(*TINY, *SHORT, "--no-cuda-timing", "--save-dir", tmp_path)
+    assert (ended.code, ended.stdout) == (1, "")
+    *wrote, error = ended.stderr.splitlines()
+    assert [line.split()[0] for line in wrote] == ["Wrote"] * len(WITHOUT_TIMING)
+    assert error == "Error: Ended by SIGTERM."
+    assert {path.name for path in tmp_path.iterdir()} == WITHOUT_TIMING - {"max_mem.txt"}
+
+
+def test_a_summary_of_ranks_that_cannot_be_written_is_said_before_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OutputError("The disk is full.")
+
+    monkeypatch.setattr(tracer.ranks, "this_rank", lambda: Rank(0, 2, 0, "a run"))
+    monkeypatch.setattr(tracer.ranks, "finish", full)
+    options = {"leave_out": ["trace"], "timing": False, "trace": False, "settings": {}}
+    assert not main._run_and_report(Pieces(), Schedule(0, 1, 1, 1), save_dir=tmp_path, **options)
+    printed = capsys.readouterr()
+    assert printed.err.splitlines()[-1] == "Error: The disk is full."
+    assert printed.out.lstrip().startswith("Peak: ")
 
 
 # ---- the switches ----------------------------------------------------------------------------------------------------

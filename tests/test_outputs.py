@@ -109,6 +109,19 @@ def test_a_fault_of_ours_is_not_hidden(tmp_path: Path, monkeypatch: pytest.Monke
         write(tmp_path)
 
 
+def test_each_is_told_as_soon_as_it_is_there(tmp_path: Path) -> None:
+    (tmp_path / FILES[1]).mkdir()
+    told: list[Written] = []
+
+    def tell(written: Written) -> None:
+        assert written.path.is_file() == (written.error is None)
+        assert len(names_in(tmp_path)) == max(2, len(told) + 1)
+        told.append(written)
+
+    assert write_outputs(results(), tmp_path, tell=tell) == tuple(told)
+    assert [one.output.name for one in told] == NAMES
+
+
 def test_without_timings_there_is_no_timing_file(tmp_path: Path) -> None:
     write(tmp_path, dataclasses.replace(results(), timings=None))
     assert names_in(tmp_path) == sorted(set(FILES) - {"cuda_timing.txt"})

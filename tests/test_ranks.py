@@ -283,6 +283,7 @@ def launch(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "step"), [("raised", 4), ("killed", 4), ("killed", 1)])
 def test_a_rank_that_dies_takes_nothing_from_the_other(tmp_path: Path, how: str, step: int) -> None:
     """Step 1 is the recorded one; from step 2 on each rank's files are there, and its own death takes nothing back."""
@@ -327,6 +328,7 @@ OWN_STEP = """
 """
 
 
+@pytest.mark.slow
 def test_the_command_line_writes_what_it_has_when_its_peer_dies(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(textwrap.dedent(OWN_STEP))
     options = ["--n-wait-steps", "0", "--n-repeats", "2", "--n-active-steps", "1", "--device", "cpu"]

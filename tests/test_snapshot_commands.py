@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import asdict
@@ -19,6 +21,7 @@ from tests.exporters.page_samples import peak_row
 from tests.exporters.report_readers import query
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import write
+from tracer.exporters import snapshot_page
 from tracer.units import MIB
 
 ROOT = Path(main.__file__).parent
@@ -63,6 +66,49 @@ def test_a_reader_that_has_seen_enough_leaves_the_files(file: Path, tmp_path: Pa
         process.stdout.close()
         process.wait()
     assert page.is_file()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device of Linux that takes nothing")
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_stream_that_takes_nothing_leaves_the_files(stream: str, file: Path, tmp_path: Path) -> None:
+    page, report = tmp_path / "page.html", tmp_path / "report.sqlite"
+    command = [sys.executable, "main.py", "snapshot", str(file), "--html", str(page), "--sqlite", str(report)]
+    with Path("/dev/full").open("w") as full:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}
+        ended = subprocess.run(command, cwd=ROOT, text=True, check=False, **streams)  # type: ignore[call-overload]
+    assert page.is_file() and report.is_file()
+    if stream == "stderr":
+        assert ended.returncode == 0
+        assert "What filled it" in ended.stdout
+    else:
+        first, second, error, _ = ended.stderr.splitlines()
+        assert first.startswith(f"Wrote {page}") and second.startswith(f"Wrote {report}")
+        assert error == "Error: The answer could not be printed on stdout: No space left on device."
+        assert ended.returncode == 1
+
+
+@pytest.mark.usefixtures("usual_signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_ends_the_command_while_files_are_written(
+    number: signal.Signals, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C after the file at work, SIGTERM after both."""
+    write_page = snapshot_page.write_snapshot_page
+
+    def signalled(*arguments: Any, **options: Any) -> None:
+        os.kill(os.getpid(), number)
+        write_page(*arguments, **options)
+
+    monkeypatch.setattr(snapshot_page, "write_snapshot_page", signalled)
+    code, out, err = run("snapshot", file, "--html", tmp_path / "a.html", "--sqlite", tmp_path / "b.sqlite")
+    assert (code, out) == (1, "")
+    there = sorted(path.name for path in tmp_path.iterdir() if path != file)
+    if number == signal.SIGINT:
+        assert err == "Error: Interrupted while writing: wrote a.html; not written: b.sqlite.\n"
+        assert there == ["a.html"]
+    else:
+        assert err == "Error: Ended by SIGTERM.\n"
+        assert there == ["a.html", "b.sqlite"]
 
 
 def test_reading_a_snapshot_does_not_wait_for_torch(file: Path, tmp_path: Path) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
+import io
 import json
+import os
+import signal
 import warnings
 from pathlib import Path
 
@@ -12,9 +16,11 @@ import torch
 from torch import nn
 
 import tracer
+from tracer import outputs
 from tracer.capture.known_storages import Role
 from tracer.errors import OutputError
 from tracer.session import Schedule
+from tracer.termination import Terminated, WritingInterrupted
 from tracer.training import TrainingProfile, profile_training
 
 SHORT = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=1)
@@ -141,6 +147,56 @@ def test_a_file_that_cannot_be_written_is_said_and_the_others_are_there(
     says = "peak.json cannot be written"
     warned = [str(one.message) for one in recwarn if says in str(one.message)]
     assert (len(warned), says in capfd.readouterr().err) == ((0, True) if screen else (1, False))
+
+
+class FullDisk(io.StringIO):
+    """A stdout that takes nothing."""
+
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_screen_that_takes_nothing_is_a_warning_and_the_files_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = net()
+    monkeypatch.setattr("sys.stdout", FullDisk())
+    with (
+        pytest.warns(UserWarning, match="could not be printed on stdout: No space left on device"),
+        profile_training(model, optimizer, save_dir=tmp_path, schedule=Schedule(0, 0, 1, 1), screen=True) as session,
+    ):
+        train_step(model, optimizer)
+        session.step()
+    assert {path.name for path in tmp_path.iterdir()} == {each.path.name for each in session.written}
+    assert (tmp_path / "peak.json").is_file()
+
+
+@pytest.mark.usefixtures("usual_signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_ends_the_program_while_files_are_written_goes_on_its_way(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C after the file at work, with a sentence; SIGTERM, whose default knows no sentence, after all of them."""
+    first, *others = outputs.OUTPUTS
+
+    def signalled(material: outputs.Material, path: Path) -> None:
+        os.kill(os.getpid(), number)
+        first.write(material, path)
+
+    monkeypatch.setattr(outputs, "OUTPUTS", (dataclasses.replace(first, write=signalled), *others))
+    model, optimizer = net()
+    ends = {
+        signal.SIGINT: pytest.raises(
+            WritingInterrupted, match=r"wrote max_mem\.txt; not written: memory_timeline\.html"
+        ),
+        signal.SIGTERM: pytest.raises(Terminated),
+    }
+    with ends[number], profile_training(model, optimizer, save_dir=tmp_path, schedule=Schedule(0, 0, 1, 1)) as session:
+        train_step(model, optimizer)
+        session.step()
+    there = sorted(path.name for path in tmp_path.iterdir())
+    assert sorted(each.path.name for each in session.written) == there
+    assert (there == ["max_mem.txt"]) == (number == signal.SIGINT)
 
 
 def test_a_folder_that_cannot_be_written_is_said_before_the_loop(tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ The folders are the data flow: what happened, what it means, who wants to know.
     analysis/          what it means: pure functions from columns to frozen findings
     exporters/         who wants to know: one file per output format
     timeline_tracer    the on_trace_ready callback
-    termination        SIGTERM as an exception, so that what was recorded is written
+    termination        SIGTERM and Ctrl-C, so that what was recorded is written, and no half of a file
     session            what is switched on around a training loop, and off again
     run_results        what a run brought to light, and what ended it
     run                a profiled run of a workload from start to finish
     failure_words      what ended a run, in the lines of the command line
+    run_screen         the answer of a run, on a terminal
     outputs            which files a run leaves behind
     ranks              several processes: a folder for each, and what differs
     training           a session around somebody's own loop

@@ -17,6 +17,11 @@ class TracerError(Exception):
         super().__init__(message)
         self.hint = hint
 
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """As the command line prints it."""
+        return (f"Error: {self}", f"Hint: {self.hint}") if self.hint else (f"Error: {self}",)
+
 
 class RecordingError(TracerError):
     """A profiler recording lacks what an analysis needs, or has a shape that this version does not know."""

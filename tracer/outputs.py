@@ -5,8 +5,8 @@ from __future__ import annotations
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +37,7 @@ from tracer.exporters.timeline_page import slow_modules, write_memory_timeline
 from tracer.exporters.trace import write_trace
 from tracer.run_results import RunResults
 from tracer.snapshot.load import snapshot_in_memory
+from tracer.termination import FilesInTurn
 from tracer.units import format_bytes
 
 
@@ -253,28 +254,46 @@ class Written:
     error: TracerError | None = None
 
 
-def write_outputs(results: RunResults, save_dir: Path, *, leave_out: Collection[str] = ()) -> Iterator[Written]:
+def write_outputs(
+    results: RunResults,
+    save_dir: Path,
+    *,
+    leave_out: Collection[str] = (),
+    tell: Callable[[Written], None] = lambda written: None,
+) -> tuple[Written, ...]:
     """Write every output that the results allow; one that fails does not keep the others from being written.
 
     Args:
         results: Of a run.
         save_dir: Folder; made if it is missing.
         leave_out: Names of outputs that are not wanted.
+        tell: Called with each, as soon as it is written or has failed.
 
-    Yields:
-        One entry per file, as soon as it is written or has failed.
+    Returns:
+        All of these.
+
+    Raises:
+        WritingInterrupted: Ctrl-C has come; see `FilesInTurn`.
+        Terminated: SIGTERM has come, and all are written.
     """
     material = Material(results)
-    for output in OUTPUTS:
-        if output.name in leave_out or not output.needs(results):
-            continue
-        path = save_dir / output.file_name
-        try:
-            output.write(material, path)
-        except TracerError as error:
-            yield Written(output, path, error)
-        else:
-            yield Written(output, path)
+    due = [
+        Written(output, save_dir / output.file_name)
+        for output in OUTPUTS
+        if output.name not in leave_out and output.needs(results)
+    ]
+    done: list[Written] = []
+    with FilesInTurn([each.path for each in due]) as turn:
+        for each in due:
+            try:
+                with turn.writing(each.path):
+                    each.output.write(material, each.path)
+            except TracerError as error:
+                done.append(replace(each, error=error))
+            else:
+                done.append(each)
+            tell(done[-1])
+    return tuple(done)
 
 
 def written_lines(written: Written) -> tuple[str, ...]:
@@ -284,7 +303,7 @@ def written_lines(written: Written) -> tuple[str, ...]:
         return (f"Wrote {written.path}  (open with {written.output.read_with})",)
     if isinstance(error, MissingPackageError):
         return (f"Left out: {error} {error.hint}",)
-    return (f"Error: {error}", f"Hint: {error.hint}") if error.hint else (f"Error: {error}",)
+    return error.lines
 
 
 def left_from_earlier(save_dir: Path, written: Collection[Written]) -> tuple[Path, ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tracer.errors import MissingPackageError, OutputError, SnapshotError
 from tracer.snapshot.load import load_snapshot
+from tracer.termination import FilesInTurn
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,6 +51,7 @@ def show_snapshot(
     Raises:
         SnapshotError: The file cannot be read, or has nothing of that device.
         OutputError: A file cannot be written, or the page lacks plotly.
+        WritingInterrupted: Ctrl-C has come while the files were written.
     """
     outputs = [out for out in (html, sqlite) if out is not None]
     with _hint_for_outputs():
@@ -63,7 +65,7 @@ def show_snapshot(
 
     replayed = replay_snapshot(snapshot, device=device)
     finding = explain_replayed(replayed)
-    if outputs:  # before printing, which ends early where the reader of a pipe has seen enough
+    if outputs:
         with _hint_for_outputs():
             _write(replayed, finding, html=html, sqlite=sqlite, file=path)
     if as_json:
@@ -119,16 +121,19 @@ def _write(
 
     one = replayed.devices[shown]
     timeline = device_timeline(replayed.snapshot, one.state, one.replay, kinds=one.kinds)
-    if html is not None:
-        from tracer.exporters.snapshot_page import write_snapshot_page
+    with FilesInTurn([path for path in (html, sqlite) if path is not None]) as turn:
+        if html is not None:
+            from tracer.exporters.snapshot_page import write_snapshot_page
 
-        write_snapshot_page(finding, shown, timeline, html, run=_described(file, finding))
-    if sqlite is not None:
-        from tracer.analysis.snapshot_report import snapshot_report
-        from tracer.exporters.snapshot_report import write_snapshot_report
+            with turn.writing(html):
+                write_snapshot_page(finding, shown, timeline, html, run=_described(file, finding))
+        if sqlite is not None:
+            from tracer.analysis.snapshot_report import snapshot_report
+            from tracer.exporters.snapshot_report import write_snapshot_report
 
-        report = snapshot_report(replayed, finding, shown, timeline, settings=_described(file, finding))
-        write_snapshot_report(report, sqlite)
+            with turn.writing(sqlite):
+                report = snapshot_report(replayed, finding, shown, timeline, settings=_described(file, finding))
+                write_snapshot_report(report, sqlite)
 
 
 def _described(file: Path, finding: SnapshotFinding) -> dict[str, str | int | float]:

@@ -1,10 +1,17 @@
-"""SIGTERM, by which torchrun and batch systems end a program, unwinds it like Ctrl-C, so that results are written."""
+"""What ends a program from outside, so that results are written all the same, and Ctrl-C leaves no half of them.
+
+SIGTERM, by which torchrun and batch systems end a program, unwinds it like Ctrl-C.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
 
 
 class Terminated(SystemExit):
@@ -35,8 +42,7 @@ class Termination:
 
     def watch(self) -> None:
         """From now on SIGTERM raises Terminated in the main thread."""
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        if _may_handle(signal.SIGTERM, instead_of=signal.SIG_DFL):
             signal.signal(signal.SIGTERM, self._unwind)
             self._is_ours = True
 
@@ -65,3 +71,74 @@ class Termination:
         if self._is_due:
             self._is_due = False
             raise Terminated
+
+
+def _may_handle(number: int, *, instead_of: object) -> bool:
+    """Whether a signal has its default handler, which may be replaced for a while; Python allows it in one thread."""
+    return threading.current_thread() is threading.main_thread() and signal.getsignal(number) is instead_of
+
+
+class WritingInterrupted(KeyboardInterrupt):
+    """Ctrl-C has come while files were written; the message says which are there."""
+
+
+class FilesInTurn:
+    """Files that are written one after another, and how the program is ended meanwhile.
+
+        with FilesInTurn(paths) as turn:
+            for path in paths:
+                with turn.writing(path):
+                    ...
+
+    Ctrl-C lets the file at work come to its end and no other one begin; a second one ends that one too. Then
+    WritingInterrupted leaves the block. SIGTERM, behind which there is nobody in a hurry, waits for all files; then
+    Terminated leaves the block. A handler of somebody else's stays; what it raises ends the file at work.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = tuple(paths)
+        self._written: list[Path] = []
+        self._num_interrupts = 0
+        self._is_ours = False
+        self._termination = Termination()
+
+    def __enter__(self) -> Self:
+        """Let both wait."""
+        self._termination.watch()
+        self._termination.hold()
+        if _may_handle(signal.SIGINT, instead_of=signal.default_int_handler):
+            signal.signal(signal.SIGINT, self._interrupt)
+            self._is_ours = True
+        return self
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self._num_interrupts += 1
+        if self._num_interrupts == 2:  # a third one does not disturb what removes the half-written file
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def writing(self, path: Path) -> Iterator[None]:
+        """Around the writing of one file; raises KeyboardInterrupt instead if Ctrl-C has come."""
+        if self._num_interrupts:
+            raise KeyboardInterrupt
+        yield
+        self._written.append(path)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Put the handlers back, and raise what has waited."""
+        if self._is_ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._termination.close()
+        if isinstance(error, KeyboardInterrupt) or (error is None and self._num_interrupts):
+            raise WritingInterrupted(self._sentence()) from None
+
+    def _sentence(self) -> str:
+        missing = [path for path in self._paths if path not in self._written]
+        parts = [
+            f"{words} {', '.join(path.name for path in paths)}"
+            for words, paths in (("wrote", self._written), ("not written:", missing))
+            if paths
+        ]
+        return f"Interrupted while writing: {'; '.join(parts)}."

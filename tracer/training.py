@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
 import warnings
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -132,7 +131,7 @@ class TrainingProfile(ProfileSession):
         self._termination.hold()
         try:
             self.results = self._results(None, self._model)
-            self.written = tuple(write_outputs(self.results, self.folder, leave_out=self._leave_out))
+            self._write(self.results)
             # A folder that has become unwritable is told when the block ends: no step of the training raises it.
             with suppress(OutputError):
                 announce(rank, self.results, self.save_dir)
@@ -167,10 +166,20 @@ class TrainingProfile(ProfileSession):
     def _finish(self, error: BaseException | None, model: nn.Module) -> None:
         self.results = self._results(error, model)
         if not self._is_announced:
-            self.written = tuple(write_outputs(self.results, self.folder, leave_out=self._leave_out))
-        self._tell(error)
-        if self.rank is not None:
-            finish(self.rank, self.results, self.save_dir)
+            self._write(self.results)
+        try:
+            if self.rank is not None:
+                finish(self.rank, self.results, self.save_dir)
+        finally:
+            self._tell(error)
+
+    def _write(self, results: RunResults) -> None:
+        """All files; an interruption goes on its way, and what was written until then is known."""
+
+        def note(written: Written) -> None:
+            self.written += (written,)
+
+        write_outputs(results, self.folder, leave_out=self._leave_out, tell=note)
 
     def _results(self, error: BaseException | None, model: nn.Module) -> RunResults:
         notes: list[str] = []
@@ -213,7 +222,10 @@ class TrainingProfile(ProfileSession):
         if left := left_from_earlier(self.folder, self.written):
             warnings.warn(left_sentence(left), stacklevel=4)
         if self._screen and (self.rank is None or self.rank.index == 0):
-            print_screen(self.results, self.written)
+            try:
+                print_screen(self.results, self.written)
+            except OutputError as problem:
+                warnings.warn(f"{problem} {problem.hint}", stacklevel=4)
             return
         for each in self.written:
             if each.error is not None:
@@ -241,21 +253,20 @@ def _leaves(value: Any) -> list[torch.Tensor]:
 
 
 def print_screen(results: RunResults, written: Collection[Written] = ()) -> None:
-    """The answer on stdout, and the files on stderr."""
-    from rich.console import Console
+    """The files on stderr, then the answer on stdout.
 
-    from tracer.exporters.screen import parameters_sentence, peak_screen
-    from tracer.exporters.snapshot_screen import print_failed_allocation
+    Raises:
+        OutputError: stdout does not take it.
+    """
+    from tracer.exporters.terminal import say, screen
+    from tracer.run_screen import print_results
 
-    console = Console(highlight=False)
-    if results.failed_allocation is not None:
-        print_failed_allocation(results.failed_allocation, console)
-    if results.findings is not None:
-        console.print(peak_screen(results.findings))
-    if results.unused_parameters is not None:
-        console.print(parameters_sentence(results.unused_parameters))
     for line in (line for each in written for line in written_lines(each)):
-        print(line, file=sys.stderr)
+        say(line)
+    for note in results.notes:
+        say(f"Note: {note}")
+    with screen() as console:
+        print_results(results, console)
 
 
 profile_training = TrainingProfile

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.workloads import WORKLOADS, Recorded, build_workload, record
+from tests.workloads import WORKLOADS, Recorded, build_workload, record, torch_timeline
 from tracer.analysis.attribution import attribute
 from tracer.analysis.categories import categorize
 from tracer.analysis.memory_timeline import memory_timeline
@@ -381,10 +381,25 @@ class FakeEvent:
     children: list[FakeEvent] = field(default_factory=list)
     start_tid: int = 1
     name: str = ""
+    parent: FakeEvent | None = None
+
+    def __post_init__(self) -> None:
+        for child in self.children:
+            child.parent = self
 
     @property
     def end_time_ns(self) -> int:
         return self.start_time_ns + 1
+
+    @property
+    def tag(self) -> Any:
+        """What torch's own analysis asks for, where ours looks at the type of the fields."""
+        types = torch._C._profiler._EventType
+        return {FakeOp: types.TorchOp, FakeAllocation: types.Allocation}.get(type(self.extra_fields), types.Kineto)
+
+    @property
+    def typed(self) -> tuple[Any, Any]:
+        return self.tag, self.extra_fields
 
 
 class FakeResults:
@@ -405,6 +420,7 @@ def fake_types(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_tree, "TensorFields", FakeTensor)
     monkeypatch.setattr(event_tree, "AllocationFields", FakeAllocation)
     monkeypatch.setattr(event_tree, "PyCCallFields", FakeCCall)
+    monkeypatch.setattr("torch.profiler._memory_profiler._TensorMetadata", FakeTensor)
 
 
 def test_no_event_at_all() -> None:
@@ -554,7 +570,7 @@ def test_a_tree_deeper_than_pythons_recursion_limit() -> None:
 
 @pytest.mark.usefixtures("fake_types")
 def test_an_address_that_is_handed_out_again_was_freed_unseen() -> None:
-    """Torch's profiler gives both allocations one number, and its analysis gives up."""
+    """Torch's profiler gives both allocations one number, and its analysis gives up at the second."""
     first, second = FakeTensor(1, 5, 64), FakeTensor(1, 5, 64)
     roots = [
         FakeEvent(FakeAllocation(64, 100, 5, id=1), 1000),
@@ -563,6 +579,9 @@ def test_an_address_that_is_handed_out_again_was_freed_unseen() -> None:
         FakeEvent(FakeOp("aten::relu", [second]), 1030),
         FakeEvent(FakeAllocation(64, -300, 5, id=1), 1040),
     ]
+    torch_timeline(FakeResults(*roots[:2]))
+    with pytest.raises(AssertionError, match="duplicate outputs"):
+        torch_timeline(FakeResults(*roots))
     recording = read_recording(FakeResults(*roots))
     assert_consistent(recording)
     assert recording.num_assumed_frees == 1
@@ -581,8 +600,10 @@ def test_an_address_that_is_handed_out_again_was_freed_unseen() -> None:
 
 @pytest.mark.usefixtures("fake_types")
 def test_without_numbers_an_address_that_is_handed_out_again_was_freed_unseen_too() -> None:
+    """To torch this is no tensor, and its analysis goes on."""
     sizes = [100, 300, -300, 50, -50]
     roots = [FakeEvent(FakeAllocation(64, size, None), 1000 + i) for i, size in enumerate(sizes)]
+    torch_timeline(FakeResults(*roots))
     recording = read_recording(FakeResults(*roots))
     assert_consistent(recording)
     assert recording.num_assumed_frees == 1

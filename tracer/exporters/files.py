@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tracer.errors import OutputError
@@ -21,22 +21,18 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         OutputError: The folder or file cannot be written.
     """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-    os.close(handle)
-    temporary = Path(name)
-    try:
+        temporary.touch(exist_ok=False)
         yield temporary
-        # mkstemp makes files that only the owner may read; a report is as readable as any other new file.
-        temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
     except OSError as error:
         raise _cannot_write(path, error) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        # Where it cannot be removed, it could not be made either, which is the error to tell.
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -85,9 +81,3 @@ def check_folder(folder: Path) -> None:
 def _cannot_write(path: Path, error: OSError) -> OutputError:
     reason = error.strerror or str(error)
     return OutputError(f"{path} cannot be written: {reason}.", hint="Name another folder with --save-dir.")
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -1,0 +1,32 @@
+"""What the README promises of the tests is what the build machine runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = [shlex.split(line) for line in (ROOT / ".ci/run").read_text().splitlines() if line.startswith("uv ")]
+
+
+def in_force(command: list[str]) -> list[str]:
+    """The `uv sync` before a command of the script: the packages that it sees."""
+    before = SCRIPT[: SCRIPT.index(command)]
+    return [each for each in before if each[:2] == ["uv", "sync"]][-1]
+
+
+def test_the_readmes_command_runs_on_what_it_installs() -> None:
+    (command,) = re.findall(r"^pip install uv && (uv run pytest.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert in_force(shlex.split(command)) == ["uv", "sync", "--locked", "--quiet"]
+
+
+def test_everything_runs_with_all_groups() -> None:
+    assert "--all-groups" in in_force(["uv", "run", "pytest", "-n", "auto", "-m", ""])
+
+
+def test_slow_tests_wait_until_they_are_asked_for() -> None:
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    assert shlex.split(options["addopts"])[-2:] == ["-m", "not slow"]
+    assert any(marker.startswith("slow:") for marker in options["markers"])

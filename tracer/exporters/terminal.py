@@ -1,0 +1,96 @@
+"""stdout and stderr, neither of which may cost anything but itself.
+
+A disk may be full behind them, a reader gone, a letter unknown to them. So what is printed goes out in one piece when
+everything else is done, and past the stream's own buffer: what stays in there after a failure would fail again when
+Python ends, and change its exit status.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TextIO
+
+from rich.console import Console
+
+from tracer.errors import OutputError
+
+
+@contextmanager
+def screen() -> Iterator[Console]:
+    r"""A console on stdout; all of it is printed when the block ends well.
+
+    A letter that stdout's encoding does not have is written as its number, `\xe9`. A reader who has seen enough, as
+    `| head` has, is no error.
+
+    Raises:
+        OutputError: stdout does not take it.
+    """
+    text = _Text(sys.stdout)
+    yield Console(file=text, highlight=False)
+    try:
+        _put(text.getvalue(), sys.stdout)
+    except BrokenPipeError:
+        pass
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OutputError(
+            f"The answer could not be printed on stdout: {reason}.",
+            hint="Files are written before it, and named above.",
+        ) from error
+
+
+def say(line: str) -> None:
+    """One line on stderr, never wrapped: a path that is broken in two cannot be copied.
+
+    Who has closed stderr, or filled its disk, goes without: there is nowhere left to say so.
+    """
+    with suppress(OSError):
+        _put(f"{line}\n", sys.stderr)
+
+
+class _Text(io.StringIO):
+    """What rich prints, kept; it looks like the stream that it is for."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        super().__init__()
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The stream's."""
+        return _encoding(self._stream)
+
+    def isatty(self) -> bool:
+        """Whether the stream is a terminal, which may have colours."""
+        return not _is_closed(self._stream) and bool(getattr(self._stream, "isatty", bool)())
+
+
+def _is_closed(stream: TextIO | None) -> bool:
+    """Python has no stream at all where the process was started without; one of somebody else's may only write."""
+    return stream is None or getattr(stream, "closed", False)
+
+
+def _encoding(stream: TextIO | None) -> str:
+    return getattr(stream, "encoding", None) or "utf-8"
+
+
+def _put(text: str, stream: TextIO | None) -> None:
+    """Write a text to a stream now.
+
+    Raises:
+        OSError: The stream does not take it.
+    """
+    if stream is None or _is_closed(stream):
+        raise OSError("it is closed")
+    data = text.encode(_encoding(stream), "backslashreplace")
+    stream.flush()
+    if any(stream is own for own in (sys.__stdout__, sys.__stderr__)):
+        with os.fdopen(os.dup(stream.fileno()), "wb") as unbuffered:
+            unbuffered.write(data)
+    else:  # somebody else's, which may copy what it is given, or keep it
+        stream.write(data.decode(_encoding(stream)))
+        stream.flush()
