@@ -1,7 +1,7 @@
 """An independent bookkeeper of every tensor's storage: what is alive, who holds it, what was doing when it was made.
 
-It shares no code with the tracer and reads nothing that the profiler recorded. A dispatch mode in every thread sees each
-operator's arguments and results, weak references see storages die, hooks of saved tensors see what is kept for
+It shares no code with the tracer and reads nothing that the profiler recorded. A dispatch mode in every thread sees
+each operator's arguments and results, weak references see storages die, hooks of saved tensors see what is kept for
 backward and when it is let go of. What it cannot see is what a kernel allocates inside itself and frees again.
 """
 
@@ -151,7 +151,7 @@ class Bookkeeper:
         self._here = _Thread()
         self._names: dict[int, str] = {}
 
-    # ---- the life cycle -----------------------------------------------------------------------------------------------
+    # ---- the life cycle ----------------------------------------------------------------------------------------------
     @contextmanager
     def watching(self) -> Iterator[None]:
         """See every operator, in this thread and in those that start within."""
@@ -195,7 +195,7 @@ class Bookkeeper:
             if issubclass(type(value), Tensor):
                 self._see(value, "(alive)", made=False)
 
-    # ---- threads ------------------------------------------------------------------------------------------------------
+    # ---- threads -----------------------------------------------------------------------------------------------------
     @contextmanager
     def _in_this_thread(self) -> Iterator[None]:
         if self._here.watches:
@@ -223,7 +223,7 @@ class Bookkeeper:
         finally:
             threading.Thread.run = run  # type: ignore[method-assign]
 
-    # ---- saved tensors ------------------------------------------------------------------------------------------------
+    # ---- saved tensors -----------------------------------------------------------------------------------------------
     @contextmanager
     def _hooks_of_others(self) -> Iterator[None]:
         """Only the innermost hooks are called: whoever sets some gets ours around them."""
@@ -247,7 +247,7 @@ class Bookkeeper:
         weakref.finalize(packed, _release, blocks).atexit = False
         return packed
 
-    # ---- where we are -------------------------------------------------------------------------------------------------
+    # ---- where we are ------------------------------------------------------------------------------------------------
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         self._here.modules.append(self._names.get(id(module), type(module).__name__))
 
@@ -270,7 +270,7 @@ class Bookkeeper:
             return Phase.FORWARD
         return Phase.OPTIMIZER if self._here.optimizers else Phase.OTHER
 
-    # ---- storages -----------------------------------------------------------------------------------------------------
+    # ---- storages ----------------------------------------------------------------------------------------------------
     def before_operator(self, op: str, arguments: object) -> None:
         """Enter what no operator showed."""
         for storage in storages_in(arguments):
@@ -332,7 +332,7 @@ class Bookkeeper:
             self._forget_size(key, self._live.pop(key))
             self._foreign.pop(key, None)
 
-    # ---- the peak -----------------------------------------------------------------------------------------------------
+    # ---- the peak ----------------------------------------------------------------------------------------------------
     def _note_instant(self, op: str) -> None:
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         new = [size for key, size in self._foreign.items() if key not in self._old]

@@ -1,4 +1,4 @@
-"""Runs a function in a fresh process that has imported torch already: no run of a program leaves anything to another."""
+"""Runs a function in a fresh process that has imported torch: no run of a program leaves anything to another."""
 
 from __future__ import annotations
 

@@ -341,7 +341,7 @@ def dynamic_shapes() -> Program:
     return Program(step, model, [optimizer], batch)
 
 
-# ---- graphs, recommendations, reinforcement, signals -------------------------------------------------------------------
+# ---- graphs, recommendations, reinforcement, signals -----------------------------------------------------------------
 
 
 class _GraphLayer(nn.Module):

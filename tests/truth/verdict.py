@@ -1,4 +1,4 @@
-"""Compares what the tracer says of a program, and what it did to it, with an unwatched run and with the bookkeeper's."""
+"""Compares what the tracer says of a program, and what it did to it, with an unwatched run and the bookkeeper."""
 
 from __future__ import annotations
 
