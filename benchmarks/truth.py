@@ -2,8 +2,8 @@
 
     uv run python -m benchmarks.truth [--programs NAME ...] [--details]
 
-Each program runs three times from the same seed, each in a process of its own: unwatched, under `profile_training`, and
-under the bookkeeper in tests/truth, which shares no code with the tracer. What is compared and by which rule is in
+Each program runs four times from the same seed, each in a process of its own: unwatched, under `profile_training`, under
+the bookkeeper in tests/truth, which shares no code with the tracer, and under a bare profiler, for the allocator's count. What is compared and by which rule is in
 tests/truth/verdict.py. `unchanged` is losses, parameters, random states, compilations, what is left behind in torch and
 what is kept alive; the peak is right between what tensors held and what the allocator gave out. Kinds are in bytes of
 those blocks that the bookkeeper can prove something about; modules and lines are of the three largest places.

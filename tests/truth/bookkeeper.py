@@ -14,7 +14,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -136,8 +136,14 @@ class Bookkeeper:
         foreign_bytes: The most that was alive, within those steps, of storages that no operator made.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, saves: bool = True) -> None:
+        """Prepare.
+
+        Args:
+            saves: Whether to set hooks of saved tensors; without them nothing is known to be kept for backward.
+        """
         self.program: Program | None = None
+        self.saves = saves
         self.live_bytes = self.peak_bytes = self.start_bytes = self.foreign_bytes = 0
         self.instants: dict[tuple[int, Phase], Instant] = {}
         self.old_bytes: list[tuple[int, int]] = []
@@ -203,7 +209,7 @@ class Bookkeeper:
             return
         self._here.watches = True
         try:
-            with _Mode(self), saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+            with _Mode(self), saved_tensors_hooks(_same, _same) if self.saves else nullcontext():
                 yield
         finally:
             self._here.watches = False
@@ -390,6 +396,10 @@ class Bookkeeper:
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _release(blocks: list[Block]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,11 +57,15 @@ def in_fresh_process(function: Callable[..., T], *arguments: Any) -> Returned[T]
 
 
 def _work(connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    # As in a program of its own, where nobody has chosen how processes start.
+    multiprocessing.set_start_method("fork" if sys.version_info < (3, 14) else None, force=True)
     try:
         returned = Returned(function(*arguments), None)
     except BaseException:
         returned = Returned(None, traceback.format_exc())
     connection.send(returned)
     connection.close()
+    for child in multiprocessing.active_children():
+        child.kill()
     # Whatever threads and queues a program left are not waited for.
     os._exit(0)

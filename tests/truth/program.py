@@ -78,6 +78,8 @@ class Entry:
     name: str
     build: Builder
     provable: Provable = Provable.EXACT
+    saves: bool = True
+    """Whether hooks of saved tensors can be set: torch.func's gradients refuse them."""
     slow: bool = False
     needs: tuple[str, ...] = ()
     """Packages that it imports."""
@@ -87,13 +89,13 @@ PROGRAMS: dict[str, Entry] = {}
 
 
 def program(
-    *, provable: Provable = Provable.EXACT, slow: bool = False, needs: tuple[str, ...] = ()
+    *, provable: Provable = Provable.EXACT, saves: bool = True, slow: bool = False, needs: tuple[str, ...] = ()
 ) -> Callable[[Builder], Builder]:
     """Enter a builder under its own name."""
 
     def enter(build: Builder) -> Builder:
         assert build.__name__ not in PROGRAMS
-        PROGRAMS[build.__name__] = Entry(build.__name__, build, provable, slow, needs)
+        PROGRAMS[build.__name__] = Entry(build.__name__, build, provable, saves, slow, needs)
         return build
 
     return enter
@@ -115,11 +117,11 @@ def supervised(
     call: Callable[[Tensor], Tensor] | None = None,
 ) -> Program:
     """Forward, loss, backward, optimizer, gradients away."""
-    batch = Batch()
+    batch, forward = Batch(), model if call is None else call
 
     def step() -> Tensor:
         x, y = batch.of(make_batch())
-        loss = loss_of((call or model)(x), y)
+        loss = loss_of(forward(x), y)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Programs for the harness: parts of torch that show tensors in other ways, such as torch.func, nested and scripted ones."""
+"""Programs for the harness: parts of torch that show tensors in other ways: torch.func, nested, scripted, compiled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _pairs() -> tuple[Tensor, Tensor]:
 # ---- torch.func ------------------------------------------------------------------------------------------------------
 
 
-@program()
+@program(saves=False)
 def functional_gradients() -> Program:
     """The parameters are a dict, and the model is only how they are called."""
     model, batch = mlp(), Batch()
@@ -38,7 +38,7 @@ def functional_gradients() -> Program:
     return Program(step, model, [], batch, held=parameters)
 
 
-@program()
+@program(saves=False)
 def gradients_of_each_sample() -> Program:
     """Differential privacy: vmap over grad, clipped one by one."""
     model, batch = mlp(hidden=32), Batch()

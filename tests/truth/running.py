@@ -11,6 +11,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,8 @@ class Truth:
 
     peak_bytes: int
     start_bytes: int
-    upper_bytes: int
-    """No peak is larger: what was there at the start, and what torch's allocator says that it gave out since then."""
+    foreign_bytes: int
+    """The most that was alive of storages that no operator made, such as NumPy's: torch's allocator knows none."""
     instants: tuple[Instant, ...]
 
 
@@ -123,12 +124,37 @@ def run_watched(name: str, save_dir: Path) -> tuple[Effects, Claims]:
 
 
 def run_under_bookkeeper(name: str) -> tuple[tuple[str, ...], Truth]:
-    """Losses and truth; torch's own profiler, bare, counts what kernels allocate inside themselves."""
-    book, kept = Bookkeeper(), list[Any]()
+    """Losses and truth."""
+    book = Bookkeeper(saves=entry_of(name).saves)
     torch.compiler.set_stance("force_eager")
     with book.watching():
         program, _ = _begin(name)
         book.knows(program)
+        loop = Loop(program, before_step=lambda index: _count(book, index))
+        loop.run()
+    return tuple(loop.losses), Truth(
+        book.peak_bytes, book.start_bytes, book.foreign_bytes, tuple(book.instants.values())
+    )
+
+
+def run_counted(name: str) -> int:
+    """The peak by torch's allocator, as its events in a bare profiler tell it.
+
+    They begin with the recorded steps, for which the bookkeeper leaves: some operators allocate more where a dispatch
+    mode looks on. It has entered what is there by then, and still sees what of it goes.
+    """
+    book, kept = Bookkeeper(saves=False), list[Any]()
+    torch.compiler.set_stance("force_eager")
+    with ExitStack() as watching:
+        watching.enter_context(book.watching())
+        program, _ = _begin(name)
+        book.knows(program)
+
+        def before_step(index: int) -> None:
+            if index == FIRST:
+                watching.close()
+            _count(book, index)
+
         plan = schedule(wait=PLAN.num_wait_steps, warmup=PLAN.num_warmup_steps, active=PLAN.num_active_steps, repeat=1)
         with profile(
             activities=[ProfilerActivity.CPU],
@@ -136,11 +162,8 @@ def run_under_bookkeeper(name: str) -> tuple[tuple[str, ...], Truth]:
             profile_memory=True,
             on_trace_ready=lambda prof: kept.append(prof.profiler.kineto_results),
         ) as running:
-            loop = Loop(program, after_step=running.step, before_step=lambda index: _count(book, index))
-            loop.run()
-        book.end()
-    truth = Truth(book.peak_bytes, book.start_bytes, _upper_bytes(book, kept[0]), tuple(book.instants.values()))
-    return tuple(loop.losses), truth
+            Loop(program, after_step=running.step, before_step=before_step).run()
+    return _counted_bytes(book, kept[0])
 
 
 def _count(book: Bookkeeper, index: int) -> None:
@@ -166,19 +189,19 @@ def _begin(name: str) -> tuple[Program, dict[str, Any]]:
 # ---- the allocator's count -------------------------------------------------------------------------------------------
 
 
-def _upper_bytes(book: Bookkeeper, results: Any) -> int:
+def _counted_bytes(book: Bookkeeper, results: Any) -> int:
     """What is left of the old storages, and the running total of torch's allocator, which begins with the recording.
 
     Old storages only ever go: what was left of them a little earlier is an upper bound, whatever the two clocks say.
     """
     slack_ns = 200_000
-    times = np.array([time_ns for time_ns, _ in book.old_bytes], np.int64)
-    left = np.array([size for _, size in book.old_bytes], np.int64)
-    totals = [(time_ns, total) for time_ns, total in _allocator_totals(results.experimental_event_tree())]
-    at = np.array([time_ns for time_ns, _ in totals], np.int64) - slack_ns
-    rows = np.maximum(np.searchsorted(times, at, side="right") - 1, 0)
-    highest = max((left[rows] + np.array([total for _, total in totals], np.int64)).tolist(), default=0)
-    return max(book.peak_bytes, int(highest) + book.foreign_bytes)
+    times, left = np.array(book.old_bytes, np.int64).T
+    found = list(_allocator_totals(results.experimental_event_tree()))
+    if not found:
+        return book.start_bytes
+    at, totals = np.array(found, np.int64).T
+    rows = np.maximum(np.searchsorted(times, at - slack_ns, side="right") - 1, 0)
+    return max(book.start_bytes, int((left[rows] + totals).max()))
 
 
 def _allocator_totals(events: Iterable[Any]) -> Iterable[tuple[int, int]]:
@@ -311,7 +334,7 @@ def torch_state(program: Program) -> dict[str, Any]:
         "excepthook": str(sys.excepthook),
         "signals": [str(signal.getsignal(each)) for each in (signal.SIGINT, signal.SIGTERM)],
         "warning filters": len(warnings.filters),
-        "python threads": sorted(type(each).__name__ for each in threading.enumerate()),
+        "python threads": sum(not each.daemon for each in threading.enumerate()),
     }
     for owner in (module_hooks, optimizer_hooks):
         state |= {

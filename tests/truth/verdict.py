@@ -14,7 +14,15 @@ from tests.truth.bookkeeper import Alive, Holder, Instant, Phase
 from tests.truth.catalogue import entry_of
 from tests.truth.isolate import in_fresh_process
 from tests.truth.program import Provable
-from tests.truth.running import Claims, Effects, Truth, run_under_bookkeeper, run_unwatched, run_watched
+from tests.truth.running import (
+    Claims,
+    Effects,
+    Truth,
+    run_counted,
+    run_under_bookkeeper,
+    run_unwatched,
+    run_watched,
+)
 
 HELD = frozenset(holder.value for holder in Holder)
 ACTIVATION = "ACTIVATION"
@@ -61,29 +69,35 @@ class Verdict:
 
 
 def judge(name: str) -> Verdict:
-    """Run a program three times, each in a process of its own, and compare."""
+    """Run a program four times, each in a process of its own, and compare."""
     plain = in_fresh_process(run_unwatched, name)
     if plain.value is None:
         return Verdict(name, broken=f"unwatched: {plain.error}")
     booked = in_fresh_process(run_under_bookkeeper, name)
     if booked.value is None:
         return Verdict(name, broken=f"under the bookkeeper: {booked.error}")
+    counted = in_fresh_process(run_counted, name)
+    if counted.value is None:
+        return Verdict(name, broken=f"under a bare profiler: {counted.error}")
     folder = Path(tempfile.mkdtemp())
     try:
         watched = in_fresh_process(run_watched, name, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if watched.value is None:
-        return Verdict(name, crash=str(watched.error), true_bytes=_bounds(name, booked.value[1]))
     provable = entry_of(name).provable
     losses, truth = booked.value
+    bounds = bounds_of(provable, truth, counted.value)
     if provable is Provable.EXACT and losses != plain.value.losses:
         return Verdict(name, broken="under the bookkeeper: other losses")
+    if watched.value is None:
+        return Verdict(name, crash=str(watched.error), true_bytes=bounds)
     effects, claims = watched.value
-    return _compare(name, plain.value, effects, claims, truth)
+    return _compare(name, plain.value, effects, claims, truth, bounds)
 
 
-def _compare(name: str, plain: Effects, watched: Effects, claims: Claims, truth: Truth) -> Verdict:
+def _compare(
+    name: str, plain: Effects, watched: Effects, claims: Claims, truth: Truth, bounds: tuple[int, int]
+) -> Verdict:
     if claims.failed_files or not claims.peak:
         return Verdict(name, crash="; ".join(claims.failed_files or claims.warned or ("no peak.json",)))
     instant = instant_of(claims.peak, truth.instants)
@@ -92,9 +106,9 @@ def _compare(name: str, plain: Effects, watched: Effects, claims: Claims, truth:
         name,
         changed=tuple(differences(plain, watched)),
         wrong_sum=wrong_sum(claims.peak),
-        wrong_peak=wrong_peak(claims.peak, _bounds(name, truth)),
+        wrong_peak=wrong_peak(claims.peak, bounds),
         claimed_bytes=claims.peak["allocator_peak_bytes"],
-        true_bytes=_bounds(name, truth),
+        true_bytes=bounds,
         kinds=kinds(claims.blocks, instant.blocks, knows_batch=not name.startswith("workload:")) if exact else None,
         modules=largest(claims.peak["rows"], instant.blocks, by_module=True) if exact else None,
         lines=largest(claims.peak["rows"], instant.blocks, by_module=False) if exact else None,
@@ -114,17 +128,21 @@ def wrong_sum(peak: Mapping[str, Any]) -> str:
     return f"rows {rows:,}, peak {peak['peak_bytes']:,}, unexplained {unexplained:,}, allocator {count:,}"
 
 
-def _bounds(name: str, truth: Truth) -> tuple[int, int]:
-    """The least and the most that the peak can be.
+def bounds_of(provable: Provable, truth: Truth, counted_bytes: int) -> tuple[int, int]:
+    """The least and the most that the peak can be; the most is -1 where nobody can say.
 
     The least is what tensors held at their own peak: a tracer that says less missed some. A kernel's inner memory comes
     on top, and no tensor shows it. The most is what was alive when the window began, less what of it has gone since,
-    and what torch's allocator counts from then on, at the worst moment. For a compiled program the least is what was
-    alive when the window began, as an eager twin of it has the same, and nothing bounds it from above.
+    and what torch's allocator counts from then on, at the worst moment, and what other allocators gave. Where tensors
+    held more than that, it was because the bookkeeper looked on. For a compiled program the least is what was alive
+    when the window began, which is the same for its eager twin.
     """
-    provable = entry_of(name).provable
-    least = truth.start_bytes if provable is Provable.EAGER_TWIN else truth.peak_bytes
-    return least, truth.upper_bytes if provable is Provable.EXACT else -1
+    if provable is Provable.EAGER_TWIN:
+        return truth.start_bytes, -1
+    if provable is Provable.TENSORS:
+        return truth.peak_bytes, -1
+    most = counted_bytes + truth.foreign_bytes
+    return min(truth.peak_bytes, most), most
 
 
 def wrong_peak(peak: Mapping[str, Any], bounds: tuple[int, int]) -> str:
