@@ -2,11 +2,13 @@
 
     uv run python -m benchmarks.truth [--programs NAME ...] [--details]
 
-Each program runs four times from the same seed, each in a process of its own: unwatched, under `profile_training`, under
-the bookkeeper in tests/truth, which shares no code with the tracer, and under a bare profiler, for the allocator's count. What is compared and by which rule is in
-tests/truth/verdict.py. `unchanged` is losses, parameters, random states, compilations, what is left behind in torch and
-what is kept alive; the peak is right between what tensors held and what the allocator gave out. Kinds are in bytes of
-those blocks that the bookkeeper can prove something about; modules and lines are of the three largest places.
+Each program runs four times from the same seed, each in a process of its own: unwatched, under `profile_training`,
+under the bookkeeper in tests/truth, which shares no code with the tracer, and under a bare profiler, for the allocator's
+count. What is compared and by which rule is in tests/truth/verdict.py. `unchanged` is losses, parameters, random
+states, compilations, what is left behind in torch and which batches are alive after each step; `let go` that nothing of
+the program is kept afterwards. The peak is right between what tensors held and what the allocator gave out. Kinds are
+in bytes of those blocks that the bookkeeper can prove something about; modules and lines are of the three largest
+places that made activations.
 """
 
 from __future__ import annotations
@@ -22,7 +24,19 @@ from benchmarks.engine import Table, as_markdown
 from tests.truth.catalogue import names
 from tests.truth.verdict import Share, Verdict, judge
 
-HEADER = ["program", "no crash", "unchanged", "sum", "peak, ours", "peak, true", "", "kinds right", "module", "line"]
+HEADER = [
+    "program",
+    "no crash",
+    "unchanged",
+    "let go",
+    "sum",
+    "peak, ours",
+    "peak, true",
+    "",
+    "kinds right",
+    "module",
+    "line",
+]
 
 
 def row_of(verdict: Verdict) -> list[str]:
@@ -33,7 +47,7 @@ def row_of(verdict: Verdict) -> list[str]:
         return [verdict.name, "CRASH", *[""] * (len(HEADER) - 2)]
     least, most = verdict.true_bytes
     bounds = f"{least:,}" if most == least else f"{least:,} to {most:,}" if most >= 0 else f"{least:,} or more"
-    checks = [_mark(not verdict.changed), _mark(not verdict.wrong_sum)]
+    checks = [_mark(not verdict.changed), _mark(not verdict.kept), _mark(not verdict.wrong_sum)]
     shares = [_percent(verdict.kinds), _fraction(verdict.modules), _fraction(verdict.lines)]
     return [
         verdict.name, "yes", *checks, f"{verdict.claimed_bytes:,}", bounds, _mark(not verdict.wrong_peak), *shares,
@@ -55,6 +69,7 @@ def total_row(verdicts: Sequence[Verdict]) -> list[str]:
         f"all {len(verdicts)}",
         f"{len(ran)} of {len(whole)}",
         count(lambda each: not each.changed),
+        count(lambda each: not each.kept),
         count(lambda each: not each.wrong_sum),
         "",
         "",
@@ -72,7 +87,7 @@ def details_of(verdict: Verdict) -> list[str]:
         ("crash", verdict.crash),
         *(("changed", each) for each in verdict.changed),
     ]
-    found += [("sum", verdict.wrong_sum), ("peak", verdict.wrong_peak)]
+    found += [("keeps", ", ".join(verdict.kept)), ("sum", verdict.wrong_sum), ("peak", verdict.wrong_peak)]
     return [f"- {verdict.name}, {what}: {text.strip().splitlines()[-1]}" for what, text in found if text]
 
 

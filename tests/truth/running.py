@@ -333,7 +333,6 @@ def torch_state(program: Program) -> dict[str, Any]:
         "trace function": str(sys.gettrace()),
         "excepthook": str(sys.excepthook),
         "signals": [str(signal.getsignal(each)) for each in (signal.SIGINT, signal.SIGTERM)],
-        "warning filters": len(warnings.filters),
         "python threads": sum(not each.daemon for each in threading.enumerate()),
     }
     for owner in (module_hooks, optimizer_hooks):

@@ -11,7 +11,7 @@ from tests.truth.catalogue import entry_of, names
 from tests.truth.verdict import Verdict, judge
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-COLUMNS = ("crash", "changed", "wrong_sum", "wrong_peak")
+COLUMNS = ("crash", "changed", "kept", "wrong_sum", "wrong_peak")
 
 # Program, column: what is known to be wrong. An entry that is right fails: take it out.
 KNOWN_DEFECTS: dict[tuple[str, str], str] = {}

@@ -49,6 +49,7 @@ class Verdict:
         broken: The program itself does not run, or not under the bookkeeper: nothing can be said.
         crash: What the tracer raised, or the files that it could not write.
         changed: What differs from the unwatched run.
+        kept: What is alive after the program was let go of, though nobody else keeps it.
         wrong_sum: How the rows differ from the allocator's count.
         wrong_peak: How the peak differs from the truth.
         kinds: Bytes of the right kind, of those that the bookkeeper can prove; None where it can prove none.
@@ -59,6 +60,7 @@ class Verdict:
     broken: str = ""
     crash: str = ""
     changed: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
     wrong_sum: str = ""
     wrong_peak: str = ""
     claimed_bytes: int = 0
@@ -105,6 +107,7 @@ def _compare(
     return Verdict(
         name,
         changed=tuple(differences(plain, watched)),
+        kept=tuple(name for name, alive in watched.alive_after.items() if alive and not plain.alive_after.get(name)),
         wrong_sum=wrong_sum(claims.peak),
         wrong_peak=wrong_peak(claims.peak, bounds),
         claimed_bytes=claims.peak["allocator_peak_bytes"],
@@ -169,8 +172,6 @@ def differences(plain: Effects, watched: Effects) -> list[str]:
     for what in ("compilations", "torch_state"):
         before, after = getattr(plain, what), getattr(watched, what)
         found += [f"{key}: {after.get(key)}, not {before.get(key)}" for key in _unequal(before, after)]
-    kept = [name for name, alive in watched.alive_after.items() if alive and not plain.alive_after.get(name)]
-    found += [f"{name} kept alive" for name in kept]
     late = sum(
         ours and not theirs
         for at_step in zip(watched.batches_alive, plain.batches_alive, strict=True)
