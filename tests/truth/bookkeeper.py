@@ -282,9 +282,9 @@ class Bookkeeper:
         for storage in storages_in(arguments):
             self._enter(storage, op, made=False)
 
-    def after_operator(self, op: str, arguments: object, results: object) -> None:
-        """Enter what it made, and look again at what it may have resized."""
-        for storage in storages_in((results, arguments)):
+    def after_operator(self, op: str, results: object) -> None:
+        """Enter what it made or resized."""
+        for storage in storages_in(results):
             self._enter(storage, op, made=True)
         if self._counts:
             with self._lock:
@@ -430,7 +430,7 @@ class _Mode(TorchDispatchMode):
         kwargs, name = kwargs or {}, str(func)
         self.book.before_operator(name, (args, kwargs))
         results = func(*args, **kwargs)
-        self.book.after_operator(name, (args, kwargs), results)
+        self.book.after_operator(name, results)
         return results
 
 

@@ -182,20 +182,26 @@ def test_what_backward_let_go_of_is_not_kept() -> None:
 def test_what_hooks_of_the_program_packed_is_kept_for_backward() -> None:
     weight = torch.ones(100, requires_grad=True)
     seen: list[int] = []
+    halves: list[Tensor] = []  # what is let go of is not kept for backward, though it is alive
+
+    def pack(x: Tensor) -> Tensor:
+        halves.append(x.half())
+        return halves[-1]
 
     def step() -> None:
-        with torch.autograd.graph.saved_tensors_hooks(lambda x: x.half(), lambda x: x.float()):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x.float()):
             loss = (weight * weight.detach().clone()).sum()
         seen.append(sum(block.bytes for block in book._live.values() if block.packed))
         loss.backward()
         weight.grad = None
         seen.append(sum(block.bytes for block in book._live.values() if block.packed))
+        seen.append(sum(half.nbytes for half in halves))
 
     book = Bookkeeper()
     with book.watching():
         book.knows(Program(step))
         step()
-    assert seen == [200, 0]
+    assert seen == [200, 0, 200]
 
 
 def test_a_watched_program_computes_the_same() -> None:
