@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -67,35 +67,41 @@ class Provable(Enum):
     """What the bookkeeper can be asked about a program's peak."""
 
     EXACT = "every tensor is seen, and every allocation of a kernel"
-    EAGER_TWIN = "compiled: only what lives from step to step and the batch; the rest is an eager twin's"
-    TENSORS = "every tensor is seen; allocations of other threads are not, so that the peak has no upper bound"
+    EAGER_TWIN = "compiled: what lives from step to step, as an eager twin has it"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A registered program."""
+    """A registered program.
+
+    Attributes:
+        provable: What can be asked about its peak.
+        saves: Whether hooks of saved tensors can be set: torch.func's gradients refuse them.
+        threads: Whether others than the main thread compute, one at a time.
+        chance_bytes: By how much the peak differs from run to run, by itself.
+        slow: Whether it takes long.
+        needs: Packages that it imports.
+    """
 
     name: str
     build: Builder
     provable: Provable = Provable.EXACT
     saves: bool = True
-    """Whether hooks of saved tensors can be set: torch.func's gradients refuse them."""
+    threads: bool = False
+    chance_bytes: int = 0
     slow: bool = False
     needs: tuple[str, ...] = ()
-    """Packages that it imports."""
 
 
 PROGRAMS: dict[str, Entry] = {}
 
 
-def program(
-    *, provable: Provable = Provable.EXACT, saves: bool = True, slow: bool = False, needs: tuple[str, ...] = ()
-) -> Callable[[Builder], Builder]:
-    """Enter a builder under its own name."""
+def program(**properties: Any) -> Callable[[Builder], Builder]:
+    """Enter a builder under its own name, with fields of `Entry`."""
 
     def enter(build: Builder) -> Builder:
         assert build.__name__ not in PROGRAMS
-        PROGRAMS[build.__name__] = Entry(build.__name__, build, provable, saves, slow, needs)
+        PROGRAMS[build.__name__] = Entry(build.__name__, build, **properties)
         return build
 
     return enter

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.truth.program import Batch, Program, Provable, mlp, program
+from tests.truth.program import Batch, Program, mlp, program
 
 # ---- threads ---------------------------------------------------------------------------------------------------------
 
 
-@program(provable=Provable.TENSORS)
+@program(threads=True)
 def forward_in_a_thread_pool() -> Program:
     model, pool, batch = mlp(), ThreadPoolExecutor(2), Batch()
     optimizer = torch.optim.Adam(model.parameters())
@@ -36,7 +36,7 @@ def forward_in_a_thread_pool() -> Program:
     return Program(step, model, [optimizer], batch, held=pool)
 
 
-@program(provable=Provable.TENSORS)
+@program(threads=True)
 def replicas_in_threads() -> Program:
     """As data parallelism does on several devices: a replica, a thread and a part of the batch for each."""
     model, batch = mlp(), Batch()
@@ -62,9 +62,9 @@ def replicas_in_threads() -> Program:
     return Program(step, model, [optimizer], batch, {"replica": replica})
 
 
-@program(provable=Provable.TENSORS)
+@program(threads=True)
 def batches_made_in_a_thread() -> Program:
-    """A thread prepares the next batch while this one is trained on."""
+    """A thread prepares the next batch before this one is trained on."""
     model, batch, pool = mlp(), Batch(), ThreadPoolExecutor(1)
     optimizer = torch.optim.Adam(model.parameters())
     makes = torch.Generator().manual_seed(0)
@@ -77,11 +77,11 @@ def batches_made_in_a_thread() -> Program:
     def step() -> Tensor:
         x = batch.of(waiting.pop().result())
         waiting.append(pool.submit(make))
+        waiting[0].exception()  # what it makes while others compute, and with it the peak, would be chance
         loss = model(x).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        waiting[0].result()
         return loss.detach()
 
     return Program(step, model, [optimizer], batch, held=pool)
@@ -116,7 +116,8 @@ def data_loader() -> Program:
     return _loaded(0)
 
 
-@program(provable=Provable.TENSORS)
+# Whether a worker's batch comes before its turn, and waits, is chance.
+@program(chance_bytes=400 * (64 + 32) * 4)
 def data_loader_with_workers() -> Program:
     """Batches come in shared memory, which torch's allocator never hears of."""
     return _loaded(2)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.truth.bookkeeper import Alive, Holder, Instant, Phase
 from tests.truth.isolate import in_fresh_process
-from tests.truth.program import Provable
+from tests.truth.program import Entry, Program, Provable
 from tests.truth.running import Effects, Truth
 from tests.truth.verdict import Share, bounds_of, differences, instant_of, kinds, largest, wrong_peak, wrong_sum
 
@@ -40,10 +40,11 @@ def test_a_peak_lies_within_its_bounds(told: int, bounds: tuple[int, int], is_ri
 
 def test_bounds() -> None:
     truth = Truth(peak_bytes=100, start_bytes=40, foreign_bytes=5, instants=())
-    assert bounds_of(Provable.EXACT, truth, 120) == (100, 125)
-    assert bounds_of(Provable.EXACT, truth, 90) == (95, 95)  # the bookkeeper's looking on took 5
-    assert bounds_of(Provable.TENSORS, truth, 90) == (100, -1)
-    assert bounds_of(Provable.EAGER_TWIN, truth, 90) == (40, -1)
+    entry = Entry("a", lambda: Program(lambda: None))
+    assert bounds_of(entry, truth, 120) == (100, 125)
+    assert bounds_of(entry, truth, 90) == (95, 95)  # the bookkeeper's looking on took 5
+    assert bounds_of(replace(entry, chance_bytes=3), truth, 120) == (97, 128)
+    assert bounds_of(replace(entry, provable=Provable.EAGER_TWIN), truth, 90) == (40, -1)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 from tests.truth.bookkeeper import Alive, Holder, Instant, Phase
 from tests.truth.catalogue import entry_of
 from tests.truth.isolate import in_fresh_process
-from tests.truth.program import Provable
+from tests.truth.program import Entry, Provable
 from tests.truth.running import (
     Claims,
     Effects,
@@ -86,10 +86,9 @@ def judge(name: str) -> Verdict:
         watched = in_fresh_process(run_watched, name, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    provable = entry_of(name).provable
-    losses, truth = booked.value
-    bounds = bounds_of(provable, truth, counted.value)
-    if provable is Provable.EXACT and losses != plain.value.losses:
+    entry, (losses, truth) = entry_of(name), booked.value
+    bounds = bounds_of(entry, truth, counted.value)
+    if entry.provable is Provable.EXACT and losses != plain.value.losses:
         return Verdict(name, broken="under the bookkeeper: other losses")
     if watched.value is None:
         return Verdict(name, crash=str(watched.error), true_bytes=bounds)
@@ -131,7 +130,7 @@ def wrong_sum(peak: Mapping[str, Any]) -> str:
     return f"rows {rows:,}, peak {peak['peak_bytes']:,}, unexplained {unexplained:,}, allocator {count:,}"
 
 
-def bounds_of(provable: Provable, truth: Truth, counted_bytes: int) -> tuple[int, int]:
+def bounds_of(entry: Entry, truth: Truth, counted_bytes: int) -> tuple[int, int]:
     """The least and the most that the peak can be; the most is -1 where nobody can say.
 
     The least is what tensors held at their own peak: a tracer that says less missed some. A kernel's inner memory comes
@@ -140,12 +139,10 @@ def bounds_of(provable: Provable, truth: Truth, counted_bytes: int) -> tuple[int
     held more than that, it was because the bookkeeper looked on. For a compiled program the least is what was alive
     when the window began, which is the same for its eager twin.
     """
-    if provable is Provable.EAGER_TWIN:
+    if entry.provable is Provable.EAGER_TWIN:
         return truth.start_bytes, -1
-    if provable is Provable.TENSORS:
-        return truth.peak_bytes, -1
     most = counted_bytes + truth.foreign_bytes
-    return min(truth.peak_bytes, most), most
+    return min(truth.peak_bytes, most) - entry.chance_bytes, most + entry.chance_bytes
 
 
 def wrong_peak(peak: Mapping[str, Any], bounds: tuple[int, int]) -> str:
