@@ -1,0 +1,119 @@
+"""The tracer beside an independent bookkeeper, on programs of many kinds: what it breaks, and what it says of the peak.
+
+    uv run python -m benchmarks.truth [--programs NAME ...] [--details]
+
+Each program runs four times from the same seed, each in a process of its own: unwatched, under `profile_training`,
+under the bookkeeper in tests/truth, which shares no code with the tracer, and under a bare profiler, for what the
+allocator counts. What is compared and by which rule is in tests/truth/verdict.py. `unchanged` is losses, parameters,
+random states, compilations, what is left behind in torch and which batches are alive after each step; `let go` that
+nothing of the program is kept afterwards. The peak is right between what tensors held and what the allocator gave out.
+Kinds are in bytes of those blocks that the bookkeeper can prove something about; modules and lines are of the three
+largest places that made activations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from functools import reduce
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+from benchmarks.engine import Table, as_markdown
+from tests.truth.catalogue import names
+from tests.truth.verdict import Share, Verdict, judge
+
+HEADER = [
+    "program",
+    "no crash",
+    "unchanged",
+    "let go",
+    "sum",
+    "peak, ours",
+    "peak, true",
+    "",
+    "kinds right",
+    "module",
+    "line",
+]
+
+
+def row_of(verdict: Verdict) -> list[str]:
+    """A program in the table."""
+    if verdict.broken:
+        return [verdict.name, "does not run", *[""] * (len(HEADER) - 2)]
+    if verdict.crash:
+        return [verdict.name, "CRASH", *[""] * (len(HEADER) - 2)]
+    least, most = verdict.true_bytes
+    bounds = f"{least:,}" if most == least else f"{least:,} to {most:,}" if most >= 0 else f"{least:,} or more"
+    checks = [_mark(not verdict.changed), _mark(not verdict.kept), _mark(not verdict.wrong_sum)]
+    shares = [_percent(verdict.kinds), _fraction(verdict.modules), _fraction(verdict.lines)]
+    return [
+        verdict.name, "yes", *checks, f"{verdict.claimed_bytes:,}", bounds, _mark(not verdict.wrong_peak), *shares,
+    ]  # fmt: skip
+
+
+def total_row(verdicts: Sequence[Verdict]) -> list[str]:
+    """How many of how many, and all bytes together."""
+    whole = [verdict for verdict in verdicts if not verdict.broken]
+    ran = [verdict for verdict in whole if not verdict.crash]
+
+    def count(is_right: Callable[[Verdict], bool]) -> str:
+        return f"{sum(map(is_right, ran))} of {len(whole)}"
+
+    def total(shares: list[Share | None]) -> Share:
+        return reduce(Share.__add__, [share for share in shares if share is not None], Share())
+
+    return [
+        f"all {len(verdicts)}",
+        f"{len(ran)} of {len(whole)}",
+        count(lambda each: not each.changed),
+        count(lambda each: not each.kept),
+        count(lambda each: not each.wrong_sum),
+        "",
+        "",
+        count(lambda each: not each.wrong_peak),
+        _percent(total([each.kinds for each in ran])),
+        _fraction(total([each.modules for each in ran])),
+        _fraction(total([each.lines for each in ran])),
+    ]
+
+
+def details_of(verdict: Verdict) -> list[str]:
+    """What is wrong, in lines."""
+    found = [
+        ("does not run", verdict.broken),
+        ("crash", verdict.crash),
+        *(("changed", each) for each in verdict.changed),
+    ]
+    found += [("keeps", ", ".join(verdict.kept)), ("sum", verdict.wrong_sum), ("peak", verdict.wrong_peak)]
+    return [f"- {verdict.name}, {what}: {text.strip().splitlines()[-1]}" for what, text in found if text]
+
+
+def _mark(is_right: bool) -> str:
+    return "yes" if is_right else "NO"
+
+
+def _percent(share: Share | None) -> str:
+    return "-" if share is None or share.of == 0 else f"{100 * share.right / share.of:.1f} %"
+
+
+def _fraction(share: Share | None) -> str:
+    return "-" if share is None or share.of == 0 else f"{share.right} of {share.of}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", nargs="+", choices=names(), default=names(), metavar="NAME")
+    parser.add_argument("--details", action="store_true", help="say below the table what is wrong")
+    options = parser.parse_args()
+    verdicts = [judge(name) for name in options.programs]
+    table: Table = [HEADER, *map(row_of, verdicts), total_row(verdicts)]
+    print(as_markdown(table))
+    if options.details:
+        print("\n".join(["", *(line for verdict in verdicts for line in details_of(verdict))]))
+
+
+if __name__ == "__main__":
+    main()

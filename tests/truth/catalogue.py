@@ -1,0 +1,38 @@
+"""Every program of the harness by name: those written for it, and the workloads that the other tests record."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from tests.truth import programs_models, programs_processes, programs_torch, programs_training  # noqa: F401  they enter their own
+from tests.truth.program import PROGRAMS, Entry, Program
+
+_PREFIX = "workload:"
+
+
+def names() -> list[str]:
+    """Of all programs whose packages are installed."""
+    return [name for name, entry in PROGRAMS.items() if all(map(importlib.util.find_spec, entry.needs))] + [
+        f"{_PREFIX}{name}" for name in _workloads()
+    ]
+
+
+def entry_of(name: str) -> Entry:
+    """A program by its name."""
+    if not name.startswith(_PREFIX):
+        return PROGRAMS[name]
+    return Entry(name, lambda: _from_workload(name.removeprefix(_PREFIX)))
+
+
+def _workloads() -> list[str]:
+    from tests.workloads import WORKLOADS
+
+    return list(WORKLOADS)
+
+
+def _from_workload(name: str) -> Program:
+    """What its batch is, nobody can say."""
+    from tests.workloads import build_workload
+
+    built = build_workload(name)
+    return Program(built.step, built.model, [built.optimizer] if built.optimizer else [], batch=None)

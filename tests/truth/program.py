@@ -1,0 +1,136 @@
+"""What a program is to the harness, and the registry of them all."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from tests.truth.storages import storages_in
+
+T = TypeVar("T")
+Builder = Callable[[], "Program"]
+
+
+class Batch:
+    """Which memory is the program's own batch, without keeping it alive."""
+
+    def __init__(self) -> None:
+        self._storages: list[weakref.ref[torch.UntypedStorage]] = []
+
+    def of(self, value: T) -> T:
+        """Say that these tensors are the batch from now on, and give them back."""
+        self._storages = [weakref.ref(storage) for storage in storages_in(value)]
+        return value
+
+    def and_of(self, value: T) -> T:
+        """Say that these belong to it as well."""
+        self._storages += [weakref.ref(storage) for storage in storages_in(value)]
+        return value
+
+    def references(self) -> list[weakref.ref[torch.UntypedStorage]]:
+        """One to each storage."""
+        return list(self._storages)
+
+    def storages(self) -> list[torch.UntypedStorage]:
+        """Those that are alive."""
+        return [storage for reference in self._storages if (storage := reference()) is not None]
+
+
+@dataclass(eq=False)
+class Program:
+    """A training program of somebody's.
+
+    Attributes:
+        step: One step of training; what it returns is compared, such as the loss.
+        model: What a user would give to a profiler.
+        optimizers: The first is given to the profiler.
+        batch: The step's inputs; None where the program cannot say.
+        others: Further models that it holds, by name.
+        held: What else has to be kept for the program to run.
+    """
+
+    step: Callable[[], object]
+    model: nn.Module | None = None
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    batch: Batch | None = field(default_factory=Batch)
+    others: dict[str, nn.Module] = field(default_factory=dict)
+    held: object = None
+
+
+class Provable(Enum):
+    """What the bookkeeper can be asked about a program's peak."""
+
+    EXACT = "every tensor is seen, and every allocation of a kernel"
+    EAGER_TWIN = "compiled: what lives from step to step, as an eager twin has it"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A registered program.
+
+    Attributes:
+        provable: What can be asked about its peak.
+        saves: Whether hooks of saved tensors can be set: torch.func's gradients refuse them.
+        threads: Whether others than the main thread compute, one at a time.
+        chance_bytes: By how much the peak differs from run to run, by itself.
+        slow: Whether it takes long.
+        needs: Packages that it imports.
+    """
+
+    name: str
+    build: Builder
+    provable: Provable = Provable.EXACT
+    saves: bool = True
+    threads: bool = False
+    chance_bytes: int = 0
+    slow: bool = False
+    needs: tuple[str, ...] = ()
+
+
+PROGRAMS: dict[str, Entry] = {}
+
+
+def program(**properties: Any) -> Callable[[Builder], Builder]:
+    """Enter a builder under its own name, with fields of `Entry`."""
+
+    def enter(build: Builder) -> Builder:
+        assert build.__name__ not in PROGRAMS
+        PROGRAMS[build.__name__] = Entry(build.__name__, build, **properties)
+        return build
+
+    return enter
+
+
+def mlp(inputs: int = 64, hidden: int = 256, outputs: int = 32) -> nn.Sequential:
+    """The network that needs no thought."""
+    return nn.Sequential(
+        nn.Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, outputs)
+    )
+
+
+def supervised(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    make_batch: Callable[[], tuple[Tensor, Tensor]],
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+    *,
+    call: Callable[[Tensor], Tensor] | None = None,
+) -> Program:
+    """Forward, loss, backward, optimizer, gradients away."""
+    batch, forward = Batch(), model if call is None else call
+
+    def step() -> Tensor:
+        x, y = batch.of(make_batch())
+        loss = loss_of(forward(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Program(step, model, [optimizer], batch)

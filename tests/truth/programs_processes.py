@@ -1,0 +1,183 @@
+"""Programs for the harness: several threads and processes, and other people's libraries."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.truth.program import Batch, Program, mlp, program
+
+# ---- threads ---------------------------------------------------------------------------------------------------------
+
+
+@program(threads=True)
+def forward_in_a_thread_pool() -> Program:
+    model, pool, batch = mlp(), ThreadPoolExecutor(2), Batch()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step() -> Tensor:
+        halves = batch.of([torch.randn(256, 64) for _ in range(2)])
+        # One after the other: the order of two at once would be chance, and with it the peak.
+        outputs = [pool.submit(model, half).result() for half in halves]
+        loss = torch.stack([output.square().mean() for output in outputs]).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Program(step, model, [optimizer], batch, held=pool)
+
+
+@program(threads=True)
+def replicas_in_threads() -> Program:
+    """As data parallelism does on several devices: a replica, a thread and a part of the batch for each."""
+    model, batch = mlp(), Batch()
+    replica = copy.deepcopy(model)
+    optimizer = torch.optim.SGD([*model.parameters(), *replica.parameters()], 0.1)
+
+    def step() -> Tensor:
+        parts, losses = batch.of([torch.randn(256, 64) for _ in range(2)]), dict[int, Tensor]()
+
+        def work(number: int, module: nn.Module) -> None:
+            losses[number] = module(parts[number]).square().mean()
+
+        for number, module in enumerate((model, replica)):
+            thread = threading.Thread(target=work, args=(number, module))
+            thread.start()
+            thread.join()
+        loss = losses[0] + losses[1]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Program(step, model, [optimizer], batch, {"replica": replica})
+
+
+@program(threads=True)
+def batches_made_in_a_thread() -> Program:
+    """A thread prepares the next batch before this one is trained on."""
+    model, batch, pool = mlp(), Batch(), ThreadPoolExecutor(1)
+    optimizer = torch.optim.Adam(model.parameters())
+    makes = torch.Generator().manual_seed(0)
+
+    def make() -> Tensor:
+        return F.normalize(torch.randn(512, 64, generator=makes))
+
+    waiting = [pool.submit(make)]
+
+    def step() -> Tensor:
+        x = batch.of(waiting.pop().result())
+        waiting.append(pool.submit(make))
+        waiting[0].exception()  # what it makes while others compute, and with it the peak, would be chance
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Program(step, model, [optimizer], batch, held=pool)
+
+
+# ---- data loaders ----------------------------------------------------------------------------------------------------
+
+
+def _loader(num_workers: int) -> DataLoader[tuple[Tensor, ...]]:
+    data = TensorDataset(torch.randn(4000, 64), torch.randn(4000, 32))
+    return DataLoader(data, 400, num_workers=num_workers, shuffle=True)
+
+
+def _loaded(num_workers: int) -> Program:
+    model, batch, loader = mlp(), Batch(), _loader(num_workers)
+    optimizer = torch.optim.Adam(model.parameters())
+    batches: Iterator[list[Tensor]] = itertools.chain.from_iterable(itertools.repeat(loader))  # type: ignore[arg-type]
+
+    def step() -> Tensor:
+        x, y = batch.of(next(batches))
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Program(step, model, [optimizer], batch, held=batches)
+
+
+@program()
+def data_loader() -> Program:
+    return _loaded(0)
+
+
+# Whether a worker's batch comes before its turn, and waits, is chance.
+@program(chance_bytes=400 * (64 + 32) * 4)
+def data_loader_with_workers() -> Program:
+    """Batches come in shared memory, which torch's allocator never hears of."""
+    return _loaded(2)
+
+
+# ---- other people's libraries ----------------------------------------------------------------------------------------
+
+
+@program(needs=("transformers",))
+def library_generate() -> Program:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=100, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, max_position_embeddings=256, eos_token_id=None, bos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    model, batch = LlamaForCausalLM(config).eval(), Batch()
+
+    def step() -> Tensor:
+        tokens = batch.of(torch.randint(2, 100, (8, 64)))
+        made: Tensor = model.generate(tokens, max_new_tokens=4, do_sample=False)  # type: ignore[operator]
+        return made
+
+    return Program(step, model, [], batch)
+
+
+@program(needs=("transformers",))
+def library_t5() -> Program:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=100, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, decoder_start_token_id=0
+    )
+    model, batch = T5ForConditionalGeneration(config), Batch()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> Tensor:
+        source, target = batch.of((torch.randint(1, 100, (8, 24)), torch.randint(1, 100, (8, 12))))
+        loss: Tensor = model(input_ids=source, labels=target).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Program(step, model, [optimizer], batch)
+
+
+@program(needs=("torchvision",))
+def library_resnet() -> Program:
+    from torchvision.models import resnet18
+
+    model, batch = resnet18(num_classes=10), Batch()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+
+    def step() -> Tensor:
+        x, y = batch.of((torch.randn(2, 3, 32, 32), torch.randint(0, 10, (2,))))
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Program(step, model, [optimizer], batch)

@@ -1,0 +1,236 @@
+"""Compares what the tracer says of a program, and what it did to it, with an unwatched run and the bookkeeper."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.truth.bookkeeper import Alive, Holder, Instant, Phase
+from tests.truth.catalogue import entry_of
+from tests.truth.isolate import in_fresh_process
+from tests.truth.program import Entry, Provable
+from tests.truth.running import (
+    Claims,
+    Effects,
+    Truth,
+    run_counted,
+    run_under_bookkeeper,
+    run_unwatched,
+    run_watched,
+)
+
+HELD = frozenset(holder.value for holder in Holder)
+ACTIVATION = "ACTIVATION"
+# A block that the bookkeeper proves nothing about may be called anything but these.
+_FALSE_OF_OTHERS = HELD | {"UNKNOWN"}
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """So much of so much."""
+
+    right: int = 0
+    of: int = 0
+
+    def __add__(self, other: Share) -> Share:
+        return Share(self.right + other.right, self.of + other.of)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found about one program. Empty texts and tuples are good.
+
+    Attributes:
+        broken: The program itself does not run, or not under the bookkeeper: nothing can be said.
+        crash: What the tracer raised, or the files that it could not write.
+        changed: What differs from the unwatched run.
+        kept: What is alive after the program was let go of, though nobody else keeps it.
+        wrong_sum: How the rows differ from the allocator's count.
+        wrong_peak: How the peak differs from the truth.
+        kinds: Bytes of the right kind, of those that the bookkeeper can prove; None where it can prove none.
+        modules, lines: Of the three largest places that made activations.
+    """
+
+    name: str
+    broken: str = ""
+    crash: str = ""
+    changed: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    wrong_sum: str = ""
+    wrong_peak: str = ""
+    claimed_bytes: int = 0
+    true_bytes: tuple[int, int] = (0, 0)
+    kinds: Share | None = None
+    modules: Share | None = None
+    lines: Share | None = None
+
+
+def judge(name: str) -> Verdict:
+    """Run a program four times, each in a process of its own, and compare."""
+    plain = in_fresh_process(run_unwatched, name)
+    if plain.value is None:
+        return Verdict(name, broken=f"unwatched: {plain.error}")
+    booked = in_fresh_process(run_under_bookkeeper, name)
+    if booked.value is None:
+        return Verdict(name, broken=f"under the bookkeeper: {booked.error}")
+    counted = in_fresh_process(run_counted, name)
+    if counted.value is None:
+        return Verdict(name, broken=f"under a bare profiler: {counted.error}")
+    folder = Path(tempfile.mkdtemp())
+    try:
+        watched = in_fresh_process(run_watched, name, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    entry, (losses, truth) = entry_of(name), booked.value
+    bounds = bounds_of(entry, truth, counted.value)
+    if entry.provable is Provable.EXACT and losses != plain.value.losses:
+        return Verdict(name, broken="under the bookkeeper: other losses")
+    if watched.value is None:
+        return Verdict(name, crash=str(watched.error), true_bytes=bounds)
+    effects, claims = watched.value
+    return _compare(name, plain.value, effects, claims, truth, bounds)
+
+
+def _compare(
+    name: str, plain: Effects, watched: Effects, claims: Claims, truth: Truth, bounds: tuple[int, int]
+) -> Verdict:
+    if claims.failed_files or not claims.peak:
+        return Verdict(name, crash="; ".join(claims.failed_files or claims.warned or ("no peak.json",)))
+    instant = instant_of(claims.peak, truth.instants)
+    exact = entry_of(name).provable is not Provable.EAGER_TWIN
+    return Verdict(
+        name,
+        changed=tuple(differences(plain, watched)),
+        kept=tuple(name for name, alive in watched.alive_after.items() if alive and not plain.alive_after.get(name)),
+        wrong_sum=wrong_sum(claims.peak),
+        wrong_peak=wrong_peak(claims.peak, bounds),
+        claimed_bytes=claims.peak["allocator_peak_bytes"],
+        true_bytes=bounds,
+        kinds=kinds(claims.blocks, instant.blocks, knows_batch=not name.startswith("workload:")) if exact else None,
+        modules=largest(claims.peak["rows"], instant.blocks, by_module=True) if exact else None,
+        lines=largest(claims.peak["rows"], instant.blocks, by_module=False) if exact else None,
+    )
+
+
+# ---- law 1, and the peak ---------------------------------------------------------------------------------------------
+
+
+def wrong_sum(peak: Mapping[str, Any]) -> str:
+    """Rows are the peak, and with what is unexplained the allocator's count."""
+    rows = sum(row["bytes"] for row in peak["rows"])
+    unexplained = peak.get("unexplained_bytes", 0)
+    count = peak["allocator_peak_bytes"]
+    if rows == peak["peak_bytes"] and rows + unexplained == count:
+        return ""
+    return f"rows {rows:,}, peak {peak['peak_bytes']:,}, unexplained {unexplained:,}, allocator {count:,}"
+
+
+def bounds_of(entry: Entry, truth: Truth, counted_bytes: int) -> tuple[int, int]:
+    """The least and the most that the peak can be; the most is -1 where nobody can say.
+
+    The least is what tensors held at their own peak: a tracer that says less missed some. A kernel's inner memory comes
+    on top, and no tensor shows it. The most is what was alive when the window began, less what of it has gone since,
+    and what torch's allocator counts from then on, at the worst moment, and what other allocators gave. Where tensors
+    held more than that, it was because the bookkeeper looked on. For a compiled program the least is what was alive
+    when the window began, which is the same for its eager twin.
+    """
+    if entry.provable is Provable.EAGER_TWIN:
+        return truth.start_bytes, -1
+    most = counted_bytes + truth.foreign_bytes
+    return min(truth.peak_bytes, most) - entry.chance_bytes, most + entry.chance_bytes
+
+
+def wrong_peak(peak: Mapping[str, Any], bounds: tuple[int, int]) -> str:
+    """How the peak, as it is told, lies outside the bounds."""
+    told, (least, most) = peak["allocator_peak_bytes"], bounds
+    if told < least:
+        return f"{told:,} is {least - told:,} less than tensors held"
+    if 0 <= most < told:
+        return f"{told:,} is {told - most:,} more than there was"
+    return ""
+
+
+# ---- nothing changed -------------------------------------------------------------------------------------------------
+
+
+def differences(plain: Effects, watched: Effects) -> list[str]:
+    """What is not as in the unwatched run."""
+    found = []
+    if plain.losses != watched.losses:
+        found.append("losses")
+    found += [f"bits of {name}" for name in _unequal(plain.tensors, watched.tensors)[:3]]
+    if plain.random_states != watched.random_states:
+        found.append("random states")
+    for what in ("compilations", "torch_state"):
+        before, after = getattr(plain, what), getattr(watched, what)
+        found += [f"{key}: {after.get(key)}, not {before.get(key)}" for key in _unequal(before, after)]
+    late = sum(
+        ours and not theirs
+        for at_step in zip(watched.batches_alive, plain.batches_alive, strict=True)
+        for ours, theirs in zip(*at_step, strict=True)
+    )
+    return [*found, f"batches alive at the ends of {late} steps too many"] if late else found
+
+
+def _unequal(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    return [key for key in sorted({*one, *other}) if one.get(key) != other.get(key)]
+
+
+# ---- kinds, modules and lines ----------------------------------------------------------------------------------------
+
+
+def instant_of(peak: Mapping[str, Any], instants: Iterable[Instant]) -> Instant:
+    """The bookkeeper's instant that the tracer's peak is about: of the same step and phase, else the largest."""
+    chosen = sorted(instants, key=lambda instant: -instant.bytes)
+    step, phase = peak.get("step"), str(peak.get("phase"))
+    same = [each for each in chosen if step == f"ProfilerStep#{each.step}"]
+    like = [each for each in same if each.phase.value == phase]
+    # Outside of modules, such as in the loss, the tracer says forward.
+    like += [each for each in same if phase == "forward" and each.phase is Phase.OTHER]
+    return max(like or same or chosen, key=lambda each: each.bytes)
+
+
+def proven_kind(block: Alive) -> str | None:
+    """What a block certainly is: what somebody holds it as, or an activation if it is kept for backward."""
+    if block.holder is not None:
+        return block.holder.value
+    return ACTIVATION if block.packed and block.phase is not Phase.BEFORE else None
+
+
+def kinds(claimed: Iterable[tuple[int, str]], alive: Iterable[Alive], *, knows_batch: bool) -> Share:
+    """Bytes of the right kind.
+
+    Blocks are compared by size: of each, as many are right as both sides have of a kind. A claim that something is
+    held, such as a gradient, is wrong for every block beyond those that are.
+    """
+    true: Counter[tuple[int, str | None]] = Counter((block.bytes, proven_kind(block)) for block in alive)
+    told = Counter(claimed)
+    false_of_others = _FALSE_OF_OTHERS if knows_batch else _FALSE_OF_OTHERS - {Holder.INPUT.value}
+    total = Share()
+    for size in {size for size, _ in true}:
+        sure = {kind: true[size, kind] for kind in (*HELD, ACTIVATION) if true[size, kind]}
+        right = sum(min(number, told[size, kind]) for kind, number in sure.items())
+        missing = sum(sure.values()) - right
+        others = true[size, None]
+        overclaimed = sum(max(0, told[size, kind] - sure.get(kind, 0)) for kind in false_of_others)
+        total += Share(size * right, size * (right + max(missing, min(overclaimed, missing + others))))
+    return total
+
+
+def largest(rows: Iterable[Mapping[str, Any]], alive: Iterable[Alive], *, by_module: bool) -> Share:
+    """How many of the three largest places that made activations have as many bytes in the tracer's rows."""
+    true: Counter[Any] = Counter()
+    for block in alive:
+        if proven_kind(block) == ACTIVATION:
+            true[block.module if by_module else (block.file, block.line)] += block.bytes
+    told: Counter[Any] = Counter()
+    for row in rows:
+        module = None if row["module"] in ("(training loop)", "(optimizer)") else row["module"]
+        told[module if by_module else (row["file"], row["line"])] += row["bytes"]
+    three = true.most_common(3)
+    return Share(sum(told[place] >= size for place, size in three), len(three))
