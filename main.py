@@ -16,15 +16,15 @@ import typer
 
 from tracer.errors import MissingPackageError, OutputError, TracerError, WorkloadError
 from tracer.exporters.terminal import say, screen
-from tracer.termination import Terminated, Termination
+from tracer.runs.termination import Terminated, Termination
 
 if TYPE_CHECKING:
     import torch
 
-    from tracer.ranks import Rank
-    from tracer.run import Workload
-    from tracer.run_results import RunResults
-    from tracer.session import Schedule
+    from tracer.runs.ranks import Rank
+    from tracer.runs.results import RunResults
+    from tracer.runs.session import Schedule
+    from tracer.workloads.workload import Workload
 
 DEFAULT_DEVICE = "cuda:0"
 __tracebackhide__ = True  # a line of this file explains nothing about the model
@@ -140,8 +140,8 @@ def profile(
 
         from tracer.capture.parameter_origins import ParameterOrigins
         from tracer.exporters.files import check_folder
-        from tracer.ranks import this_rank
-        from tracer.session import Schedule
+        from tracer.runs.ranks import this_rank
+        from tracer.runs.session import Schedule
 
         rank = this_rank()
         sizes, modes = _numbers("data-size", data_size), _numbers("n-modes", n_modes)
@@ -222,7 +222,7 @@ def _refuse(context: typer.Context, parameters: tuple[str, ...], where: str) -> 
 
 
 def _check_fno(settings: Mapping[str, object]) -> None:
-    from models.workload import check_fno_settings
+    from models.fno_workload import check_fno_settings
 
     try:
         check_fno_settings(**settings)  # type: ignore[arg-type]
@@ -231,7 +231,7 @@ def _check_fno(settings: Mapping[str, object]) -> None:
 
 
 def _fno_workload(settings: Mapping[str, object], device: torch.device) -> Workload:
-    from models.workload import build_fno_workload
+    from models.fno_workload import build_fno_workload
 
     return build_fno_workload(device=device, **settings)  # type: ignore[arg-type]
 
@@ -239,10 +239,10 @@ def _fno_workload(settings: Mapping[str, object], device: torch.device) -> Workl
 def _users_workload(
     model: str, model_args: list[str], options: Mapping[str, object], device: torch.device, *, named: bool
 ) -> Workload:
-    from models.user_errors import UserModelError
-    from models.user_model import StepOptions, build_user_workload
     from tracer.capture.error_place import error_place
-    from tracer.failure_words import behind
+    from tracer.runs.failure_words import behind
+    from tracer.workloads.user_errors import UserModelError
+    from tracer.workloads.user_model import StepOptions, build_user_workload
 
     try:
         step = StepOptions(**options)  # type: ignore[arg-type]
@@ -293,8 +293,8 @@ def _run_and_report(
     workload: Workload, schedule: Schedule, *, save_dir: Path, leave_out: list[str], **options: Any
 ) -> bool:
     """Run, write, then answer, for this process or for its rank; False if the run or a file failed."""
-    from tracer.ranks import begin, this_rank
-    from tracer.run_screen import print_results
+    from tracer.runs.ranks import begin, this_rank
+    from tracer.runs.screen import print_results
 
     rank = this_rank()
     if rank is not None:
@@ -320,7 +320,7 @@ def _run(workload: Workload, schedule: Schedule, **options: Any) -> RunResults:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from tracer.run import run_profile
+    from tracer.runs.workload_run import run_profile
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True, highlight=False)
@@ -338,8 +338,8 @@ def _run(workload: Workload, schedule: Schedule, **options: Any) -> RunResults:
 
 def _write(results: RunResults, save_dir: Path, leave_out: list[str]) -> bool:
     """Say what failed and what is noteworthy, and write the files; False if one could not be written."""
-    from tracer.failure_words import failure_lines
-    from tracer.outputs import left_from_earlier, left_sentence, write_outputs, written_lines
+    from tracer.runs.failure_words import failure_lines
+    from tracer.runs.outputs import left_from_earlier, left_sentence, write_outputs, written_lines
 
     _say_all(failure_lines(results))
     _say_all(f"Note: {note}" for note in results.notes)
@@ -351,7 +351,7 @@ def _write(results: RunResults, save_dir: Path, leave_out: list[str]) -> bool:
 
 def _summarize(rank: Rank, results: RunResults, save_dir: Path) -> bool:
     """Add this rank to the summary of all; False if it could not be written, which costs the answer nothing."""
-    from tracer.ranks import finish
+    from tracer.runs.ranks import finish
 
     try:
         finish(rank, results, save_dir)
@@ -371,7 +371,7 @@ def snapshot(
     sqlite: Annotated[Path | None, typer.Option(help="Also write the memory report of that device.")] = None,
 ) -> None:
     """Say what filled each device at its peak, from an allocator snapshot made anywhere, and why it ran out."""
-    from tracer.snapshot_commands import show_snapshot
+    from tracer.commands.snapshots import show_snapshot
 
     with _errors_for_people(), screen() as console:
         written = show_snapshot(file, console, device=device, top=top, as_json=as_json, html=html, sqlite=sqlite)
@@ -389,7 +389,7 @@ def diff(
     ] = None,
 ) -> None:
     """Say what changed between two peaks, to the byte: by kind and stack, of two --save-dirs by module and line."""
-    from tracer.snapshot_commands import show_diff
+    from tracer.commands.snapshots import show_diff
 
     with _errors_for_people(), screen() as console:
         grown = show_diff(before, after, console, top=top, fail_above=fail_above)

@@ -14,10 +14,10 @@ import os
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
-from tests.workloads import WORKLOADS, build_workload
-from tracer.analysis.findings import CycleFindings
+from tests.training_steps import WORKLOADS, build_workload
 from tracer.analysis.peak_row import PeakRow
-from tracer.session import ProfileSession, Schedule
+from tracer.analysis.profiles.findings import CycleFindings
+from tracer.runs.session import ProfileSession, Schedule
 
 NAMED = ("INPUT", "OPTIMIZER_STATE", "GRADIENT")
 

@@ -36,12 +36,13 @@ from torch.profiler._memory_profiler import MemoryProfile, MemoryProfileTimeline
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python looks beside it only
 
+from models.fno_workload import build_fno_workload
 from models.resnet import build_resnet50
-from models.workload import Workload, build_fno_workload
-from tracer.analysis.memory_timeline import MemoryTimeline
+from tracer.analysis.profiles.memory_timeline import MemoryTimeline
 from tracer.capture.event_tree import read_recording
-from tracer.session import ProfileSession, Schedule
+from tracer.runs.session import ProfileSession, Schedule
 from tracer.timeline_tracer import TimelineTracer
+from tracer.workloads.supervised import SupervisedWorkload as Workload
 
 NUM_THREADS = 2
 TARGET_RATIO = 10.0

@@ -33,10 +33,10 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.engine import Table, as_markdown, as_text, in_own_process, profiler, step_of
-from models.workload import build_fno_workload
-from tracer import training
-from tracer.session import Schedule
-from tracer.training import TrainingProfile
+from models.fno_workload import build_fno_workload
+from tracer.runs import training
+from tracer.runs.session import Schedule
+from tracer.runs.training import TrainingProfile
 
 ROOT = Path(__file__).resolve().parent.parent
 MODES = ("nothing", "torch.profiler", "ours")

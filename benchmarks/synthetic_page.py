@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from tracer.analysis.categories import Category
 from tracer.analysis.peak_row import PeakRow
+from tracer.analysis.profiles.torch_categories import Category
 from tracer.exporters.page import (
     Band,
     Line,

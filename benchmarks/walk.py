@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from models.workload import build_fno_workload
+from models.fno_workload import build_fno_workload
 from tracer.capture.live_tensors import live_tensors
 
 NUM_ROUNDS = 7

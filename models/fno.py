@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.fno_layers import (
+from .fno_layers import (
     Activation,
     ChannelMLP,
     GridEmbedding,

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.workload import Workload
+from tracer.workloads.supervised import SupervisedWorkload
 
 
 class Attention(nn.Module):
@@ -90,7 +90,7 @@ def build(
     n_heads: int = 4,
     device: torch.device | str = "cpu",
     seed: int = 0,
-) -> Workload:
+) -> SupervisedWorkload:
     """Build the training of a GPT with AdamW on random tokens; GPT-2's smallest is 50257, 1024, 768, 12, 12.
 
     Args:
@@ -114,7 +114,7 @@ def build(
         text = torch.randint(vocabulary, (batch_size, context + 1), generator=generator)
         return tuple(part.contiguous().to(device, non_blocking=True) for part in (text[:, :-1], text[:, 1:]))
 
-    return Workload(
+    return SupervisedWorkload(
         model=model,
         optimizer=torch.optim.AdamW(model.parameters()),
         next_batch=next_batch,

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.workload import Workload
+from tracer.workloads.supervised import SupervisedWorkload
 
 
 class Forecaster(nn.Module):
@@ -36,7 +36,7 @@ def build(
     n_layers: int = 2,
     device: torch.device | str = "cpu",
     seed: int = 0,
-) -> Workload:
+) -> SupervisedWorkload:
     """Build the training of a forecaster with Adam on random walks.
 
     Args:
@@ -59,7 +59,7 @@ def build(
         walk = torch.randn(batch_size, length + 1, channels, generator=generator).cumsum(dim=1)
         return tuple(part.contiguous().to(device, non_blocking=True) for part in (walk[:, :-1], walk[:, 1:]))
 
-    return Workload(
+    return SupervisedWorkload(
         model=model,
         optimizer=torch.optim.Adam(model.parameters()),
         next_batch=next_batch,

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.workload import Workload
+from tracer.workloads.supervised import SupervisedWorkload
 
 EXPANSION = 4
 """Channels out of a bottleneck for each channel inside it."""
@@ -77,7 +77,7 @@ def build(
     image_size: int = 64,
     device: torch.device | str = "cpu",
     seed: int = 0,
-) -> Workload:
+) -> SupervisedWorkload:
     """Build the training of a residual network with SGD and momentum on random images.
 
     Args:
@@ -101,7 +101,7 @@ def build(
         labels = torch.randint(num_classes, (batch_size,), generator=generator)
         return images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
 
-    return Workload(
+    return SupervisedWorkload(
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         next_batch=next_batch,
@@ -122,7 +122,7 @@ def build(
 
 def build_resnet50(
     *, batch_size: int = 8, image_size: int = 224, device: torch.device | str = "cpu", seed: int = 0
-) -> Workload:
+) -> SupervisedWorkload:
     """Build the training of a network with the 25.6 million parameters of ResNet-50.
 
     Source:

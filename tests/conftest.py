@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests.workloads import Recorded, record_workload
+from tests.training_steps import Recorded, record_workload
 
 # A busy machine is no fault of the code: no test may fail for the time that it took.
 settings.register_profile("untimed", deadline=None)

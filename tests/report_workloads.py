@@ -1,4 +1,4 @@
-"""Training steps that broke one of the originals of the SQLite reports, beside those of `tests.workloads`."""
+"""Training steps that broke one of the originals of the SQLite reports, beside those of `tests.training_steps`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.workloads import WORKLOADS, Builder, Recorded, Workload, mlp, mlp_batch, record, training
+from tests.training_steps import WORKLOADS, Builder, Recorded, Workload, mlp, mlp_batch, record, training
 
 REPORT_WORKLOADS: dict[str, Builder] = {}
 
@@ -21,7 +21,7 @@ def case(build: Builder) -> Builder:
 
 
 def build(name: str) -> Workload:
-    """Build a workload of this file or of `tests.workloads` from its seed."""
+    """Build a workload of this file or of `tests.training_steps` from its seed."""
     torch.set_num_threads(2)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -30,7 +30,7 @@ def build(name: str) -> Workload:
 
 @cache
 def record_named(name: str) -> Recorded:
-    """Two cycles of two steps of a workload, as `tests.workloads.record_workload`; recorded once per process."""
+    """Two cycles of two steps of a workload, as `tests.training_steps.record_workload`; recorded once per process."""
     built = build(name)
     return Recorded(name, built, tuple(record(built.step, n_cycles=2, n_active=2)), 2)
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.workload import Workload as FnoWorkload
-from models.workload import build_fno_workload
+from models.fno_workload import build_fno_workload
+from tracer.workloads.supervised import SupervisedWorkload as FnoWorkload
 
 Batch = tuple[Tensor, Tensor]
 # Called with the name of the piece and the number of the step, before the piece does its work.

@@ -15,33 +15,28 @@ ROOT = Path(__file__).resolve().parent.parent
 # Room: rooms that it may import, besides itself. The first room that a module's name starts with is its own.
 _BASE = {"tracer.errors", "tracer.units", "tracer.collector"}
 _RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot"}
-_WRITES = {*_RECORDS, "tracer.analysis", "tracer.exporters"}
+_MEANS = {*_RECORDS, "tracer.analysis"}
+_WRITES = {*_MEANS, "tracer.exporters"}
 ROOMS: dict[str, set[str]] = {
     "tracer.errors": set(),
     "tracer.units": set(),
     "tracer.collector": set(),
+    "tracer.workloads": _BASE,
     "tracer.capture": _BASE,
     "tracer.snapshot": _BASE,
     "tracer.analysis": _RECORDS,
-    "tracer.exporters": {*_RECORDS, "tracer.analysis"},
+    "tracer.exporters": _MEANS,
     "tracer.timeline_tracer": _WRITES,
-    "tracer.termination": set(),
-    "tracer.session": {*_WRITES, "tracer.timeline_tracer"},
-    "tracer.run_results": {*_RECORDS, "tracer.analysis", "tracer.session"},
-    "tracer.run": {*_RECORDS, "tracer.analysis", "tracer.session", "tracer.run_results", "tracer.termination"},
-    "tracer.failure_words": {*_BASE, "tracer.exporters", "tracer.run_results", "tracer.termination"},
-    "tracer.run_screen": {*_WRITES, "tracer.run_results"},
-    "tracer.outputs": {*_WRITES, "tracer.run_results", "tracer.termination"},
-    "tracer.ranks": {*_WRITES, "tracer.run_results"},
-    "tracer.training": {*_WRITES, "tracer.session", "tracer.run_results", "tracer.outputs", "tracer.ranks"}
-    | {"tracer.termination", "tracer.run_screen"},
-    "tracer.integrations": {"tracer.errors", "tracer.session", "tracer.training"},
-    "tracer.snapshot_commands": {*_WRITES, "tracer.termination"},
+    "tracer.runs": {*_WRITES, "tracer.timeline_tracer", "tracer.workloads"},
+    "tracer.integrations": {"tracer.errors", "tracer.runs"},
+    "tracer.commands": {*_WRITES, "tracer.runs", "tracer.workloads"},
     "tracer": set(),  # the map of the house; it loads its public names when they are first used
-    "models": set(),
-    "main": {"tracer", "tracer.outputs", "tracer.timeline_tracer", "tracer.session", "tracer.snapshot_commands"}
-    | {*_WRITES, "models", "tracer.ranks", "tracer.termination", "tracer.run", "tracer.run_results"}
-    | {"tracer.failure_words", "tracer.run_screen"},
+    "models": {"tracer.workloads"},
+    "main": {*_WRITES, "tracer.runs", "tracer.workloads", "tracer.commands", "models"},
+}
+# Inside a room too: folders, from those that know nothing of the others to those that know all before them.
+FLOORS: dict[str, tuple[str, ...]] = {
+    "tracer.analysis": ("tracer.analysis.snapshots", "tracer.analysis.profiles", "tracer.analysis.operators"),
 }
 PRIVATE_TORCH = "tracer.capture.torch_private"
 
@@ -61,8 +56,11 @@ def room_of(module: str) -> str | None:
     )
 
 
-def imports(source: str, known: set[str]) -> Iterator[tuple[str, bool]]:
-    """Modules of ours that a source imports anywhere in it, and whether it does so at run time."""
+def imports(source: str, known: set[str], *, levels: int = 0) -> Iterator[tuple[str, bool]]:
+    """Modules of ours that a source imports anywhere in it, and whether it does so at run time.
+
+    Models import each other relatively, so that their folder can have any name.
+    """
     tree = ast.parse(source)
     typing_only = {
         id(inner)
@@ -76,8 +74,8 @@ def imports(source: str, known: set[str]) -> Iterator[tuple[str, bool]]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports name their module in full"
-            module = node.module or ""
+            assert node.level <= levels, "imports name their module in full"
+            module = f"models.{node.module}" if node.level else node.module or ""
             inner = [f"{module}.{alias.name}" for alias in node.names]
             names = [name if name in known else module for name in inner]
         for name in names:
@@ -119,21 +117,36 @@ def _is_private(name: str) -> bool:
 MODULES = modules()
 
 
+def imports_of(module: str) -> list[tuple[str, bool]]:
+    source = MODULES[module].read_text(encoding="utf-8")
+    return list(imports(source, set(MODULES), levels=int(room_of(module) == "models")))
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_imports_only_what_its_room_may(module: str) -> None:
     room = room_of(module)
     assert room is not None, f"{module} is in no room: enter it in ROOMS, and in DESIGN's table"
-    for name, at_run_time in imports(MODULES[module].read_text(encoding="utf-8"), set(MODULES)):
+    for name, at_run_time in imports_of(module):
         if module == "tracer" and not at_run_time:
             continue
         assert room_of(name) in {room, *ROOMS[room]}, f"{module} imports {name}"
 
 
+@pytest.mark.parametrize("room", FLOORS)
+def test_inside_a_room_imports_go_one_way_too(room: str) -> None:
+    floors = FLOORS[room]
+
+    def floor_of(module: str) -> int | None:
+        return next((number for number, floor in enumerate(floors) if module.startswith(f"{floor}.")), None)
+
+    for module in MODULES:
+        if (here := floor_of(module)) is not None:
+            above = [name for name, _ in imports_of(module) if (there := floor_of(name)) is not None and there > here]
+            assert above == [], f"{module} imports {above}"
+
+
 def test_no_import_cycles() -> None:
-    graph = {
-        module: {name for name, at_run_time in imports(path.read_text(encoding="utf-8"), set(MODULES)) if at_run_time}
-        for module, path in MODULES.items()
-    }
+    graph = {module: {name for name, at_run_time in imports_of(module) if at_run_time} for module in MODULES}
     assert find_cycle(graph) is None
 
 
@@ -165,7 +178,7 @@ def test_that_one_file_does_use_them() -> None:
 
 def test_snapshots_are_read_without_torch() -> None:
     """On a laptop without a GPU, in a moment."""
-    names = [m for m in MODULES if room_of(m) == "tracer.snapshot" or m.startswith("tracer.analysis.snapshot_")]
+    names = [m for m in MODULES if room_of(m) == "tracer.snapshot" or m.startswith("tracer.analysis.snapshots.")]
     assert names
     program = "import importlib, sys\n" + "".join(f"importlib.import_module({name!r})\n" for name in sorted(names))
     program += "print([name for name in ('torch', 'tracer.capture.recording') if name in sys.modules])"

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from tracer.session import Schedule
+from tracer.runs.session import Schedule
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 SHORT = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=2, num_repeats=1)

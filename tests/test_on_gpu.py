@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from models.user_model import StepOptions, build_user_workload
-from models.workload import build_fno_workload
-from tracer.outputs import OUTPUTS, write_outputs
-from tracer.run import run_profile
-from tracer.run_results import RunResults
-from tracer.session import Schedule
+from models.fno_workload import build_fno_workload
+from tracer.runs.outputs import OUTPUTS, write_outputs
+from tracer.runs.results import RunResults
+from tracer.runs.session import Schedule
+from tracer.runs.workload_run import run_profile
 from tracer.snapshot.load import load_snapshot
 from tracer.snapshot.replay import replay
+from tracer.workloads.user_model import StepOptions, build_user_workload
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*Profiler clears events")]
 

@@ -14,7 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from tests.exporters.test_text_files import MAX_KEYS, parse_max_mem
-from tests.workloads import build_workload
+from tests.training_steps import build_workload
 from tracer import timeline_tracer
 from tracer.errors import OutputError, RecordingError
 from tracer.timeline_tracer import MAX_KEPT, TimelineTracer

@@ -31,21 +31,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tracer.analysis.memory_timeline import MemoryTimeline
+    from tracer.analysis.profiles.memory_timeline import MemoryTimeline
     from tracer.errors import TracerError
-    from tracer.session import ProfileSession, Schedule
+    from tracer.runs.session import ProfileSession, Schedule
+    from tracer.runs.training import profile_training
     from tracer.timeline_tracer import TimelineTracer
-    from tracer.training import profile_training
 
 __all__ = ["MemoryTimeline", "ProfileSession", "Schedule", "TimelineTracer", "TracerError", "profile_training"]
 
 _HOMES = {
-    "MemoryTimeline": "tracer.analysis.memory_timeline",
-    "ProfileSession": "tracer.session",
-    "Schedule": "tracer.session",
+    "MemoryTimeline": "tracer.analysis.profiles.memory_timeline",
+    "ProfileSession": "tracer.runs.session",
+    "Schedule": "tracer.runs.session",
     "TimelineTracer": "tracer.timeline_tracer",
     "TracerError": "tracer.errors",
-    "profile_training": "tracer.training",
+    "profile_training": "tracer.runs.training",
 }
 
 

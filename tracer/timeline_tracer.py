@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from tracer.analysis.block_kinds import explain_all
-from tracer.analysis.findings import CycleFindings, Findings, find_in_cycle, put_together
+from tracer.analysis.profiles.classify_blocks import explain_all
+from tracer.analysis.profiles.findings import CycleFindings, Findings, find_in_cycle, put_together
 from tracer.capture import torch_private
 from tracer.capture.event_tree import read_recording
 from tracer.capture.known_storages import KnownStorages

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tracer import profile_training
-from tracer.session import Schedule
+from tracer.runs.session import Schedule
 
 BACKEND = "aot_eager"
 Step = Callable[[Tensor], Tensor]

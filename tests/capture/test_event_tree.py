@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.workloads import WORKLOADS, Recorded, build_workload, record, torch_timeline
-from tracer.analysis.attribution import attribute
-from tracer.analysis.categories import categorize
-from tracer.analysis.memory_timeline import memory_timeline
+from tests.training_steps import WORKLOADS, Recorded, build_workload, record, torch_timeline
+from tracer.analysis.profiles.attribution import attribute
+from tracer.analysis.profiles.memory_timeline import memory_timeline
+from tracer.analysis.profiles.torch_categories import categorize
 from tracer.capture import event_tree, torch_private
 from tracer.capture.device_kernels import read_kernels
 from tracer.capture.event_tree import read_recording

@@ -13,7 +13,7 @@ from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import inline_zoo
-from tracer.analysis.attribution import attribute
+from tracer.analysis.profiles.attribution import attribute
 from tracer.capture.event_tree import read_recording
 from tracer.capture.operator_lines import function_source
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import models.fno
-import tests.workloads
-import tracer.session
-from tests.workloads import build_workload, record
+import tests.training_steps
+import tracer.runs.session
+from tests.training_steps import build_workload, record
 from tracer.capture import source_files
 from tracer.capture.event_tree import read_recording
 from tracer.capture.source_files import is_user_code, whole_path
@@ -53,7 +53,7 @@ def test_a_folder_is_not_a_file(on_path: Path) -> None:
     assert whole_path("mine") == "mine"
 
 
-@pytest.mark.parametrize("module", [models.fno, tests.workloads], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [models.fno, tests.training_steps], ids=lambda module: module.__name__)
 def test_models_and_scripts_are_the_users(module: object) -> None:
     assert is_user_code(str(module.__file__))  # type: ignore[attr-defined]
 
@@ -66,7 +66,7 @@ def test_models_and_scripts_are_the_users(module: object) -> None:
         np.__file__,
         pytest.__file__,
         json.__file__,
-        tracer.session.__file__,
+        tracer.runs.session.__file__,
     ],
     ids=["torch", "torch.nn", "numpy", "pytest", "stdlib", "this program"],
 )
@@ -83,7 +83,7 @@ def test_the_name_that_torch_shortens_is_not_the_users_either() -> None:
 
 
 def test_a_virtual_environment_inside_the_project_is_not_the_users() -> None:
-    here = Path(tests.workloads.__file__).parent
+    here = Path(tests.training_steps.__file__).parent
     assert not is_user_code(str(here / ".venv" / "lib" / "python3" / "site-packages" / "somebody" / "model.py"))
     assert is_user_code(str(here / "somebody" / "model.py"))
 
@@ -92,7 +92,7 @@ def test_frames_of_a_recording_name_files_that_can_be_opened() -> None:
     built = build_workload("zero_grad_at_end")
     recording = read_recording(record(built.step)[0])
     files = {recording.strings[file] for file in recording.frames.file[recording.frames.user].tolist()}
-    assert tests.workloads.__file__ in files
+    assert tests.training_steps.__file__ in files
     assert all(Path(file).is_file() for file in files)
     others = {recording.strings[file] for file in recording.frames.file[~recording.frames.user].tolist()}
     assert any(file.startswith("torch/") for file in others)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracer.analysis.attribution import STEP_PREFIX
-from tracer.analysis.findings import CycleFindings
 from tracer.analysis.peak_row import PeakRow
+from tracer.analysis.profiles.attribution import STEP_PREFIX
+from tracer.analysis.profiles.findings import CycleFindings
 from tracer.exporters.page import (
     Band,
     Line,

@@ -22,11 +22,11 @@ from torch import nn
 
 from tests.exporters.report_readers import R1, R2, R3, R5_CORRELATION, R5_FRAMES, dump, query, shape
 from tests.report_workloads import REPORT_WORKLOADS, record_named
-from tests.workloads import WORKLOADS, Recorded, record
-from tracer.analysis.findings import Findings, find_in_cycle, put_together
-from tracer.analysis.memory_entries import ActivationEntry, MemoryReport, memory_report
-from tracer.analysis.places import Place
-from tracer.analysis.weights import Weight
+from tests.training_steps import WORKLOADS, Recorded, record
+from tracer.analysis.operators.memory_report import ActivationEntry, MemoryReport, memory_report
+from tracer.analysis.operators.weights import Weight
+from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
+from tracer.analysis.profiles.source_lines import Place
 from tracer.capture.event_tree import read_recording
 from tracer.capture.known_storages import Role, StorageObserver
 from tracer.capture.parameter_origins import ParameterOrigins, describe_parameters

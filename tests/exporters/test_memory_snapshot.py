@@ -15,9 +15,9 @@ from hypothesis import given
 from torch.cuda import _memory_viz
 
 from tests.histories import Event, History, Key, histories, recording_of
-from tests.workloads import WORKLOADS, Recorded
-from tracer.analysis.findings import CycleFindings, find_in_cycle
-from tracer.analysis.storages import follow_storages
+from tests.training_steps import WORKLOADS, Recorded
+from tracer.analysis.profiles.block_lifetimes import follow_storages
+from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
 from tracer.capture.recording import Recording
 from tracer.exporters.memory_snapshot import snapshot_of_recording, write_memory_snapshot
 from tracer.snapshot.load import load_snapshot

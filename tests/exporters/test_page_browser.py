@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from benchmarks.synthetic_page import synthetic_page
-from tests.analysis.test_snapshot_findings import BASE, load
+from tests.analysis.snapshots.test_findings import BASE, load
 from tests.exporters import page_samples as samples
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.exporters.test_snapshot_page import page_of
 from tests.snapshot.dumps import block, entry, segment, snapshot
-from tests.workloads import Recorded
-from tracer.analysis.findings import find_in_cycle
+from tests.training_steps import Recorded
+from tracer.analysis.profiles.findings import find_in_cycle
 from tracer.exporters.page import Page, write_page
 from tracer.units import format_bytes
 

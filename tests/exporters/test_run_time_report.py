@@ -13,12 +13,12 @@ from skyline.tracking.time.report import OperationRunTimeReport, OperationRunTim
 
 from tests.exporters.report_readers import R4, dump, query, shape
 from tests.report_workloads import REPORT_WORKLOADS, record_named
-from tests.workloads import WORKLOADS
-from tracer.analysis.attribution import attribute
-from tracer.analysis.findings import find_in_cycle, put_together
-from tracer.analysis.memory_entries import memory_report
-from tracer.analysis.places import Place
-from tracer.analysis.run_times import BookkeepingRow, DeviceTime, RunTimeRow, RunTimes, StepTime, run_times
+from tests.training_steps import WORKLOADS
+from tracer.analysis.operators.memory_report import memory_report
+from tracer.analysis.operators.run_times import BookkeepingRow, DeviceTime, RunTimeRow, RunTimes, StepTime, run_times
+from tracer.analysis.profiles.attribution import attribute
+from tracer.analysis.profiles.findings import find_in_cycle, put_together
+from tracer.analysis.profiles.source_lines import Place
 from tracer.capture.parameter_origins import describe_parameters
 from tracer.capture.project_files import ProjectFiles
 from tracer.exporters.memory_report import write_memory_report

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.workloads import build_workload
-from tracer.analysis.block_kinds import explain_all
-from tracer.analysis.findings import CycleFindings
-from tracer.analysis.snapshot_explain import explain_snapshot
+from tests.training_steps import build_workload
+from tracer.analysis.profiles.classify_blocks import explain_all
+from tracer.analysis.profiles.findings import CycleFindings
+from tracer.analysis.snapshots.findings import explain_snapshot
 from tracer.exporters.memory_snapshot import (
     Labels,
     label_snapshot,
@@ -20,7 +20,7 @@ from tracer.exporters.memory_snapshot import (
     snapshot_of_recording,
     write_memory_snapshot,
 )
-from tracer.session import ProfileSession, Schedule
+from tracer.runs.session import ProfileSession, Schedule
 from tracer.snapshot.load import load_snapshot
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.analysis.test_snapshot_findings import BACKWARD, BASE, FORWARD, FREE_BACKWARD, MIB, REAL_FILES, load
+from tests.analysis.snapshots.test_findings import BACKWARD, BASE, FORWARD, FREE_BACKWARD, MIB, REAL_FILES, load
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import Row, block, entry, frame, freed, segment, snapshot
-from tracer.analysis.snapshot_explain import explain_replayed, replay_snapshot
-from tracer.analysis.snapshot_timeline import device_timeline
+from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.timeline import device_timeline
 from tracer.exporters.page import Page, Place, page_html
 from tracer.exporters.page_data import page_data
 from tracer.exporters.page_words import headline

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.analysis.test_snapshot_findings import BASE, MIB, REAL_FILES, load
+from tests.analysis.snapshots.test_findings import BASE, MIB, REAL_FILES, load
 from tests.exporters.report_readers import R1, R2, R3, dump, query, shape
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
-from tracer.analysis.snapshot_explain import explain_replayed, replay_snapshot
-from tracer.analysis.snapshot_report import snapshot_report
-from tracer.analysis.snapshot_timeline import device_timeline
+from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.memory_report import snapshot_report
+from tracer.analysis.snapshots.timeline import device_timeline
 from tracer.exporters.snapshot_report import write_snapshot_report
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import load_snapshot

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.analysis.test_breakdown import cycle, findings_of
-from tests.workloads import WORKLOADS, Recorded
-from tracer.analysis.breakdown import Breakdown, breakdown
+from tests.analysis.profiles.test_breakdown import cycle, findings_of
+from tests.training_steps import WORKLOADS, Recorded
+from tracer.analysis.profiles.breakdown import Breakdown, breakdown
 from tracer.capture.phase_timing import PHASES, PhaseTimings
 from tracer.exporters.cuda_timing import cuda_timing_text, write_cuda_timing
 from tracer.exporters.max_mem import max_mem_text, write_max_mem

@@ -19,10 +19,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from tests.exporters.trace_format import check_nesting, read_trace
-from tests.workloads import WORKLOADS, record_workload
-from tracer.analysis.block_kinds import Blocks, Kind, explain_all
-from tracer.analysis.findings import CycleFindings, find_in_cycle
-from tracer.analysis.memory_by_kind import memory_by_kind
+from tests.training_steps import WORKLOADS, record_workload
+from tracer.analysis.profiles.classify_blocks import Blocks, Kind, explain_all
+from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
+from tracer.analysis.profiles.memory_by_kind import memory_by_kind
 from tracer.capture.event_tree import read_recording
 from tracer.capture.profiler_trace import ProfilerTrace, TraceStore
 from tracer.errors import OutputError, RecordingError

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from models.fno import FNO, load_neuralop_state_dict, neuralop_name
 from models.fno_layers import SpectralConv
 from models.fno_memory import saved_bytes_closed_form
-from models.workload import relative_l2_loss
+from models.fno_workload import relative_l2_loss
 from tests.models.make_golden import CASES, CHANNELS, PATH, run, weights
 
 GOLDEN = json.loads(PATH.read_text())

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from models.fno import FNO, load_neuralop_state_dict, neuralop_name
-from models.workload import relative_l2_loss
+from models.fno_workload import relative_l2_loss
 
 REASON = "needs the neuraloperator package (dependency group `oracle`)"
 TheirFNO = pytest.importorskip("neuralop.models", reason=REASON).FNO

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-import models.workload
-from models.workload import NUM_DARCY_BATCHES, Workload, build_fno_workload, check_fno_settings, relative_l2_loss
+import models.fno_workload
+from models.fno_workload import NUM_DARCY_BATCHES, build_fno_workload, check_fno_settings, relative_l2_loss
+from tracer.workloads.supervised import SupervisedWorkload as Workload
 
 SMALL = {"batch_size": 2, "hidden_channels": 8, "data_size": 8, "n_modes": 4, "n_layers": 2, "device": "cpu"}
 
@@ -63,8 +64,8 @@ def test_settings_that_cannot_work_are_refused_before_anything_is_built(settings
     def build(*args, **kwargs):
         raise AssertionError("too late")
 
-    monkeypatch.setattr(models.workload, "FNO", build)
-    monkeypatch.setattr(models.workload, "darcy_samples", build)
+    monkeypatch.setattr(models.fno_workload, "FNO", build)
+    monkeypatch.setattr(models.fno_workload, "darcy_samples", build)
     with pytest.raises(ValueError, match=message):
         build_fno_workload(**settings, device="cpu")
     with pytest.raises(ValueError, match=message):

@@ -33,10 +33,10 @@ from rich.console import Console
 
 from tests.snapshot.allocator_model import AllocatorModel
 from tests.snapshot.dumps import block, frame, segment
-from tracer.analysis.snapshot_diff import diff_snapshots
-from tracer.analysis.snapshot_explain import ReplayedSnapshot, SnapshotFinding, explain_replayed, replay_snapshot
-from tracer.analysis.snapshot_report import snapshot_report
-from tracer.analysis.snapshot_timeline import device_timeline
+from tracer.analysis.snapshots.diff import diff_snapshots
+from tracer.analysis.snapshots.findings import ReplayedSnapshot, SnapshotFinding, explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.memory_report import snapshot_report
+from tracer.analysis.snapshots.timeline import device_timeline
 from tracer.errors import SnapshotError
 from tracer.exporters.page_data import page_json
 from tracer.exporters.snapshot_json import snapshot_json

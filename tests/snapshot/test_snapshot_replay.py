@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.snapshot.allocator_model import AllocatorModel, rounded
 from tests.snapshot.dumps import REAL_DATA, block, entry, freed, naive_peaks, read_plain, segment, snapshot, write
-from tracer.analysis.snapshot_fragmentation import fragmentation_after
+from tracer.analysis.snapshots.fragmentation import fragmentation_after
 from tracer.errors import SnapshotError
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.load import load_snapshot

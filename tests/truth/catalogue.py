@@ -25,14 +25,14 @@ def entry_of(name: str) -> Entry:
 
 
 def _workloads() -> list[str]:
-    from tests.workloads import WORKLOADS
+    from tests.training_steps import WORKLOADS
 
     return list(WORKLOADS)
 
 
 def _from_workload(name: str) -> Program:
     """What its batch is, nobody can say."""
-    from tests.workloads import build_workload
+    from tests.training_steps import build_workload
 
     built = build_workload(name)
     return Program(built.step, built.model, [built.optimizer] if built.optimizer else [], batch=None)

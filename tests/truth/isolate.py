@@ -19,8 +19,8 @@ _PRELOADED = [
     "torch._dynamo",
     "torch._functorch.aot_autograd",
     "tests.truth.running",
-    "tracer.training",
-    "tracer.outputs",
+    "tracer.runs.training",
+    "tracer.runs.outputs",
 ]
 
 

@@ -29,8 +29,8 @@ from tests.truth.bookkeeper import Bookkeeper, Instant
 from tests.truth.catalogue import entry_of
 from tests.truth.program import Program
 from tests.truth.storages import parts_of, storages_in, tensors_in
-from tracer.session import Schedule
-from tracer.training import profile_training
+from tracer.runs.session import Schedule
+from tracer.runs.training import profile_training
 
 PLAN = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=3, num_repeats=1)
 FIRST, LAST = 2, 4
@@ -243,7 +243,7 @@ def _claims(session: Any, warned: tuple[str, ...]) -> Claims:
     peak = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     blocks: tuple[tuple[int, str], ...] = ()
     if session.results is not None and session.results.findings is not None:
-        from tracer.analysis.block_kinds import Kind
+        from tracer.analysis.profiles.classify_blocks import Kind
 
         at_peak = session.results.findings.worst.peak.blocks
         columns = zip(at_peak.size_bytes.tolist(), at_peak.kind.tolist(), strict=True)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from tracer.capture import torch_private
 from tracer.capture.plain_tensors import plain_tensors
 
 Ints = npt.NDArray[np.int64]
@@ -98,8 +99,7 @@ class StorageObserver:
         now, seen = time.time_ns(), set()
         if is_walk:
             self._walks_ns.append(now)
-        # What a subclass of Tensor does when it is looked at is not asked for.
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch_private.as_plain_tensors():
             for role, name, tensor in tensors:
                 for address, size_bytes, device in self._storages(tensor):
                     if size_bytes == 0 or address == 0 or (address, device) in seen:

@@ -42,8 +42,7 @@ def live_tensors() -> LiveTensors:
     tensors = [each for each in found if isinstance(each, Tensor)]
     storages = [each for each in found if isinstance(each, torch.UntypedStorage)]
     optimizers = [each for each in found if isinstance(each, torch.optim.Optimizer)]
-    # What a subclass of Tensor does when it is looked at is not asked for.
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch_private.as_plain_tensors():
         named = list(_of_modules([each for each in found if isinstance(each, nn.Module)]))
         names = {id(tensor): name for _, name, tensor in named}
         state = [one for optimizer in optimizers for one in optimizer_tensors(optimizer, names)]
@@ -84,8 +83,8 @@ def _of_module(path: str, module: nn.Module, seen: set[int]) -> Iterator[Named]:
 def _saved_for_backward(tensors: Iterable[Tensor]) -> tuple[list[Tensor], bool]:
     """What the graphs behind some tensors keep; and whether all of them were followed to the end."""
     saved: list[Tensor] = []
-    nodes: dict[int, object] = {}
-    stack = [node for tensor in tensors if (node := _node_of(tensor)) is not None]
+    nodes: dict[int, Any] = {}
+    stack = [node for tensor in tensors if (node := torch_private.made_by(tensor)) is not None]
     while stack:
         node = stack.pop()
         if id(node) in nodes:
@@ -94,16 +93,5 @@ def _saved_for_backward(tensors: Iterable[Tensor]) -> tuple[list[Tensor], bool]:
             return saved, False
         nodes[id(node)] = node  # kept, so that no other node gets its id
         saved += torch_private.saved_by(node)
-        stack += [inner for inner, _ in node.next_functions if inner is not None]  # type: ignore[attr-defined]
+        stack += [inner for inner, _ in node.next_functions if inner is not None]
     return saved, True
-
-
-def _node_of(tensor: Tensor) -> object | None:
-    """The node that made a tensor; of a view that of its base, since asking a changed view makes a new node."""
-    try:
-        if tensor._is_view():
-            base = tensor._base
-            return None if base is None else base.grad_fn
-        return tensor.grad_fn
-    except RuntimeError:  # torch does not tell the history of every tensor that was changed in place
-        return None

@@ -253,6 +253,21 @@ def allocator_snapshot(device: torch.device) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------------ tensors from within
+def as_plain_tensors() -> Any:
+    """A context in which nothing that a subclass of Tensor does when it is looked at is asked for."""
+    return torch._C.DisableTorchFunctionSubclass()
+
+
+def made_by(tensor: torch.Tensor) -> Any:
+    """The autograd node that made a tensor, or None; of a view that of its base: a changed view would make a new one."""
+    try:
+        if tensor._is_view():
+            return None if tensor._base is None else tensor._base.grad_fn
+        return tensor.grad_fn
+    except RuntimeError:  # torch does not tell the history of every tensor that was changed in place
+        return None
+
+
 def below_transforms(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that the transforms of torch.func (grad, vmap) have wrapped; any other is returned as it is."""
     functorch = getattr(torch._C, "_functorch", None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tracer.analysis.breakdown import Breakdown
-from tracer.analysis.peak import PeakReport
+from tracer.analysis.profiles.breakdown import Breakdown
+from tracer.analysis.profiles.peak import PeakReport
 from tracer.exporters.files import write_atomically
 from tracer.units import format_bytes, gib
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from tracer.exporters.sqlite_file import SETTINGS_TABLE, create, insert, insert_settings, write_database
 
 if TYPE_CHECKING:
-    from tracer.analysis.memory_entries import MemoryReport
-    from tracer.analysis.places import Place
+    from tracer.analysis.operators.memory_report import MemoryReport
+    from tracer.analysis.profiles.source_lines import Place
 
 RelativeName = Callable[[str], str | None]
 

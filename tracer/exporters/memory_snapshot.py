@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from tracer.analysis.allocator_join import join_entries
-from tracer.analysis.attribution import Attribution, Phase
-from tracer.analysis.block_kinds import Blocks, Kind
-from tracer.analysis.peak_rows import op_label
-from tracer.analysis.snapshot_sites import LABEL_BEFORE
-from tracer.analysis.storages import Storages
+from tracer.analysis.profiles.allocator_join import join_entries
+from tracer.analysis.profiles.attribution import Attribution, Phase
+from tracer.analysis.profiles.block_lifetimes import Storages
+from tracer.analysis.profiles.classify_blocks import Blocks, Kind
+from tracer.analysis.profiles.peak_rows import op_label
+from tracer.analysis.snapshots.sites import LABEL_BEFORE
 from tracer.capture.known_storages import KnownStorages
 from tracer.capture.recording import CallKind, Recording
 from tracer.exporters.files import write_atomically

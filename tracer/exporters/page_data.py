@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tracer.analysis.reduce import reduce_rows
+from tracer.analysis.downsample import reduce_rows
 from tracer.exporters.page_model import Ints, Line, Page, Peak, Place, Section, Table
 from tracer.exporters.page_words import CATEGORY_COLORS, CATEGORY_WORDS, headline
 

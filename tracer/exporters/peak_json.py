@@ -16,7 +16,7 @@ from tracer.snapshot.printable import printable
 from tracer.units import MIB, NS_PER_US
 
 if TYPE_CHECKING:
-    from tracer.analysis.peak import PeakReport
+    from tracer.analysis.profiles.peak import PeakReport
 
 MAX_BYTES = 256 * MIB
 """Of a file to be read: a row has some 400 bytes, so this is half a million rows."""
@@ -31,7 +31,7 @@ def peak_document(peaks: Sequence[PeakReport]) -> dict[str, Any]:
     Args:
         peaks: One report per cycle, at least one.
     """
-    from tracer.analysis.peak import worst_of  # reading peak.json back does not wait for torch
+    from tracer.analysis.profiles.peak import worst_of  # reading peak.json back does not wait for torch
 
     cycle = worst_of(peaks)
     peak = peaks[cycle]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, astuple
 from pathlib import Path
 
-from tracer.analysis.run_times import RunTimeRow, RunTimes, StepTime
+from tracer.analysis.operators.run_times import RunTimeRow, RunTimes, StepTime
 from tracer.exporters.memory_report import RelativeName, project_frames
 from tracer.exporters.sqlite_file import SETTINGS_TABLE, create, insert, insert_settings, write_database
 from tracer.units import ms

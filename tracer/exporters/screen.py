@@ -10,11 +10,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tracer.analysis.findings import CycleFindings, Findings
 from tracer.analysis.module_tree import module_tree
-from tracer.analysis.notes import counted, growth_sentence, left_out, not_recorded, unseen
-from tracer.analysis.peak import AllocatorPeak, PeakReport
 from tracer.analysis.peak_row import PeakRow
+from tracer.analysis.profiles.caveats import counted, growth_sentence, left_out, not_recorded, unseen
+from tracer.analysis.profiles.findings import CycleFindings, Findings
+from tracer.analysis.profiles.peak import AllocatorPeak, PeakReport
 from tracer.capture.phase_timing import PHASES, PhaseTimings
 from tracer.units import format_bytes
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tracer.analysis.snapshot_explain import DeviceFinding, SnapshotFinding
-from tracer.analysis.snapshot_groups import Group
-from tracer.analysis.snapshot_oom import OutOfMemory
+from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
+from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.oom import OutOfMemory
 
 
 def snapshot_json(finding: SnapshotFinding, *, file: str) -> str:

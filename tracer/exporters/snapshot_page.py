@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Final
 
 from tracer.analysis.peak_row import PeakRow
-from tracer.analysis.snapshot_categories import CATEGORY_OF_KIND, category_of, peak_by_category
-from tracer.analysis.snapshot_explain import DeviceFinding, SnapshotFinding
-from tracer.analysis.snapshot_groups import Group
-from tracer.analysis.snapshot_oom import OutOfMemory
-from tracer.analysis.snapshot_sites import BEFORE_RECORDING, NO_FRAMES, NO_PYTHON_FRAME, Site
-from tracer.analysis.snapshot_timeline import START, DeviceTimeline
+from tracer.analysis.snapshots.categories import CATEGORY_OF_KIND, category_of, peak_by_category
+from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
+from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.oom import OutOfMemory
+from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, NO_PYTHON_FRAME, Site
+from tracer.analysis.snapshots.timeline import START, DeviceTimeline
 from tracer.exporters.page import write_page
 from tracer.exporters.page_model import (
     Band,

@@ -6,9 +6,9 @@ import json
 import sqlite3
 from pathlib import Path
 
-from tracer.analysis.snapshot_categories import peak_by_category
-from tracer.analysis.snapshot_oom import OutOfMemory
-from tracer.analysis.snapshot_report import Entry, SnapshotReport
+from tracer.analysis.snapshots.categories import peak_by_category
+from tracer.analysis.snapshots.memory_report import Entry, SnapshotReport
+from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.exporters.memory_report import TABLES, USER_VERSION, insert_entries
 from tracer.exporters.sqlite_file import SETTINGS_TABLE, create, insert, insert_settings, write_database
 

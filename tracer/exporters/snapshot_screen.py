@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tracer.analysis.snapshot_diff import Change, DeviceDiff
-from tracer.analysis.snapshot_explain import DeviceFinding, SnapshotFinding
-from tracer.analysis.snapshot_groups import Group
-from tracer.analysis.snapshot_oom import OutOfMemory
-from tracer.analysis.snapshot_peak import Peak, Share
-from tracer.analysis.snapshot_sites import BEFORE_RECORDING, NO_FRAMES, NO_PYTHON_FRAME, Site
+from tracer.analysis.snapshots.diff import Change, DeviceDiff
+from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
+from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.oom import OutOfMemory
+from tracer.analysis.snapshots.peak import Peak, Share
+from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, NO_PYTHON_FRAME, Site
 from tracer.units import format_bytes
 
 _STACK_LINES = 3

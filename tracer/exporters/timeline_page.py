@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from tracer.analysis.attribution import STEP_PREFIX
-from tracer.analysis.block_kinds import Blocks
-from tracer.analysis.findings import CycleFindings, Findings
-from tracer.analysis.memory_by_kind import memory_by_kind
-from tracer.analysis.notes import counted, growth_sentence, left_out, not_recorded, unseen
-from tracer.analysis.peak import PeakReport
-from tracer.analysis.peak_rows import LOOP_OWNER
-from tracer.analysis.run_times import RunTimes
-from tracer.analysis.snapshot_oom import OutOfMemory
-from tracer.analysis.storages import Storages
+from tracer.analysis.operators.run_times import RunTimes
+from tracer.analysis.profiles.attribution import STEP_PREFIX
+from tracer.analysis.profiles.block_lifetimes import Storages
+from tracer.analysis.profiles.caveats import counted, growth_sentence, left_out, not_recorded, unseen
+from tracer.analysis.profiles.classify_blocks import Blocks
+from tracer.analysis.profiles.findings import CycleFindings, Findings
+from tracer.analysis.profiles.memory_by_kind import memory_by_kind
+from tracer.analysis.profiles.peak import PeakReport
+from tracer.analysis.profiles.peak_rows import LOOP_OWNER
+from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.exporters.page import write_page
 from tracer.exporters.page_model import (
     Band,

@@ -21,9 +21,9 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from tracer.analysis.block_kinds import Blocks
-from tracer.analysis.findings import CycleFindings
-from tracer.analysis.memory_by_kind import memory_by_kind
+from tracer.analysis.profiles.classify_blocks import Blocks
+from tracer.analysis.profiles.findings import CycleFindings
+from tracer.analysis.profiles.memory_by_kind import memory_by_kind
 from tracer.capture.profiler_trace import ProfilerTrace
 from tracer.errors import RecordingError
 from tracer.exporters.files import replacing

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
-from tracer.training import TrainingProfile
+from tracer.runs.training import TrainingProfile
 
 
 class TimelineCallback(Callback):  # type: ignore[misc, unused-ignore]  # untyped where missing

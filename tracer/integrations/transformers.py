@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from tracer.training import TrainingProfile
+from tracer.runs.training import TrainingProfile
 
 
 class TimelineCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  # untyped where missing

@@ -1,0 +1,399 @@
+"""Forward and backward time of every invocation: by hand, against a plain loop, and that no nanosecond is lost."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.report_workloads import REPORT_WORKLOADS, record_named
+from tests.training_steps import WORKLOADS, mlp, mlp_batch, record
+from tracer.analysis.operators.invocation_times import InstanceTimes, instance_times
+from tracer.analysis.operators.invocations import op_instances, op_name
+from tracer.analysis.operators.run_times import RunTimes, run_times
+from tracer.analysis.profiles.attribution import Attribution, Phase, attribute
+from tracer.capture.event_tree import read_recording
+from tracer.capture.recording import (
+    Allocations,
+    Calls,
+    DataFlow,
+    Frames,
+    Keys,
+    Modules,
+    OpKind,
+    Ops,
+    Recording,
+    Spans,
+)
+
+NAMES = [*WORKLOADS, *REPORT_WORKLOADS]
+Cycles = list[tuple[Recording, Attribution]]
+
+
+@cache
+def cycles(name: str) -> Cycles:
+    model = record_named(name).workload.model
+    names = {id(module): path for path, module in model.named_modules()} if model is not None else {}
+    return [(recording, attribute(recording, module_names=names)) for recording in record_named(name).recordings]
+
+
+@cache
+def times(name: str) -> RunTimes:
+    return run_times(cycles(name))
+
+
+# --------------------------------------------------------------------------------------------------------- by hand
+def _ints(*values: int) -> Any:
+    return np.array(values, np.int64)
+
+
+def _table(kind: Any, **columns: Any) -> Any:
+    length = max((len(column) for column in columns.values()), default=0)
+    return kind(**{name: columns.get(name, np.zeros(length, np.int64)) for name in kind.__dataclass_fields__})
+
+
+def by_hand() -> tuple[Recording, Attribution]:
+    """One step on one thread. Times in ns; indentation is nesting.
+
+    10-30   linear     makes node 1       100-110 engine: node 3
+    35-36   view       makes nothing      115-145 engine: node 2, a checkpoint
+    40-50   Block      makes node 2         120-135 engine: node 4, of the recomputed tanh
+      42-48 tanh       in a module          118-119 tanh, recomputed
+    60-90   mse_loss   makes node 3       150-153 engine: node 1
+    """
+    strings = ("aten::linear", "aten::view", "Block", "aten::tanh", "aten::mse_loss", "engine", "ProfilerStep#0", "")
+    rows = [
+        # name, kind, parent, start, end, number, node, forward, module
+        (0, OpKind.OPERATOR, -1, 10, 30, 1, -1, -1, 0),
+        (1, OpKind.OPERATOR, -1, 35, 36, 2, -1, -1, 0),
+        (2, OpKind.OPERATOR, -1, 40, 50, 2, -1, -1, 0),
+        (3, OpKind.OPERATOR, 2, 42, 48, -1, -1, -1, 1),
+        (4, OpKind.OPERATOR, -1, 60, 90, 3, -1, -1, -1),
+        (5, OpKind.ENGINE, -1, 100, 110, 3, 5, 4, -1),
+        (5, OpKind.ENGINE, -1, 115, 145, 2, 6, 2, 0),
+        (5, OpKind.BACKWARD_NODE, 6, 116, 144, 2, 7, 2, 0),
+        (3, OpKind.OPERATOR, 7, 118, 119, 4, 7, 2, 1),
+        (5, OpKind.ENGINE, 7, 120, 135, 4, 9, 8, 1),
+        (5, OpKind.ENGINE, -1, 150, 153, 1, 10, 0, 0),
+    ]
+    name, kind, parent, start, end, number, node, forward, module = (
+        _ints(*column) for column in zip(*rows, strict=True)
+    )
+    none = np.full(len(rows), -1, np.int64)
+    ops = Ops(name, kind, parent, none, start, end, number, np.zeros(len(rows), np.int64), none, none * 0)
+    # linear, the function, tanh, the loss and node 1 make memory.
+    made = _ints(0, 2, 3, 4, 10)
+    recording = Recording(
+        strings=strings,
+        devices=("cpu",),
+        shapes=((),),
+        allocations=_table(
+            Allocations, op=made, size_bytes=_ints(64, 64, 64, 4, 64), time_ns=start[made] + 1,
+            assumed=np.zeros(5, bool), key=none[:5], call=none[:5],
+        ),
+        keys=_table(Keys),
+        flow=DataFlow(*(_ints() if "edge_" in name or "time" in name else np.zeros(0, bool)
+                        for name in DataFlow.__dataclass_fields__)),
+        ops=ops,
+        calls=_table(Calls),
+        spans=Spans(_ints(6), _ints(0), _ints(200), _ints(0)),
+        frames=Frames(_ints(), _ints(), _ints(), np.zeros(0, bool)),
+        modules=_table(Modules),
+        gradient_keys=_ints(),
+        parameter_keys=_ints(),
+        optimizer_state_keys=_ints(),
+        num_events=len(rows),
+    )  # fmt: skip
+    phase = np.where(node >= 0, int(Phase.BACKWARD), int(Phase.FORWARD))
+    step = np.zeros(len(rows), np.int64)
+    columns: dict[str, Any] = {column: _ints() for column in Attribution.__dataclass_fields__}
+    columns |= {"op_module": module, "op_frame": none, "op_phase": phase, "op_step": step}
+    columns |= {
+        "op_forward": forward,
+        "op_node": node,
+        "modules": ("outer", "inner"),
+        "step_names": ("ProfilerStep#0",),
+    }
+    attribution = Attribution(**columns)
+    return recording, attribution
+
+
+def test_example_by_hand() -> None:
+    report = run_times([by_hand()])
+    got = [(row.name, row.forward_ns, row.backward_ns, row.recompute_ns, row.module) for row in report.rows]
+    assert got == [
+        ("linear", 20, 3, 0, "outer"),
+        # 10 less the 6 of tanh; 30 less the 15 of the nested engine; 1 of it ran tanh again.
+        ("Block", 4, 15, 1, "outer"),
+        # The nested engine ran the node of the recomputed tanh, which repeats this one.
+        ("tanh", 6, 15, 0, "inner"),
+        ("mse_loss", 30, 10, 0, None),
+    ]
+    assert [(row.name, row.count, row.forward_ns) for row in report.bookkeeping] == [("view", 1, 1)]
+    (step,) = report.steps
+    # Forward is 10 to 90; between its operators lie 30-35, 36-40 and 50-60.
+    assert (step.forward_ns, step.forward_rows_ns, step.forward_bookkeeping_ns, step.forward_python_ns) == (
+        80,
+        60,
+        1,
+        19,
+    )
+    # Backward is 10 + 30 + 3, the nested part in the 30.
+    assert (step.backward_ns, step.backward_rows_ns, step.backward_bookkeeping_ns) == (43, 43, 0)
+    assert (step.step_ns, step.rest_ns, report.clock) == (200, 200 - 80 - 43, "host")
+
+
+def test_device_times_are_used_where_they_were_measured() -> None:
+    device_ns = _ints(7, 0, 5, 2, 1, 3, 9, 9, 0, 4, 6)
+    report = run_times([by_hand()], device_ns=[device_ns])
+    assert report.clock == "device"
+    assert [(row.forward_ns, row.backward_ns) for row in report.rows] == [(7, 6), (3, 5), (2, 4), (1, 3)]
+    assert [row.host_forward_ns for row in report.rows] == [20, 4, 6, 30]
+    assert run_times([by_hand(), by_hand()], device_ns=[device_ns, None]).clock == "host"
+
+
+# ------------------------------------------------------------------------------------------------------------- laws
+@pytest.mark.parametrize("name", NAMES)
+def test_no_nanosecond_is_lost(name: str) -> None:
+    report = times(name)
+    for step in report.steps:
+        assert step.forward_ns == step.forward_rows_ns + step.forward_bookkeeping_ns + step.forward_python_ns
+        assert step.backward_ns == step.backward_rows_ns + step.backward_bookkeeping_ns + step.backward_unclaimed_ns
+        parts = step.forward_ns + step.backward_ns + step.optimizer_ns + step.rest_ns
+        assert parts == step.step_ns
+    # The rows are means; times the steps that they are means of, they are the steps' totals.
+    forward = sum(row.forward_ns * row.num_steps for row in report.rows)
+    assert forward == pytest.approx(sum(step.forward_rows_ns for step in report.steps), rel=1e-9)
+    backward = sum((row.backward_ns or 0) * row.num_steps for row in report.rows)
+    assert backward == pytest.approx(sum(step.backward_rows_ns for step in report.steps), rel=1e-9)
+    assert sum(row.forward_ns for row in report.bookkeeping) == sum(
+        step.forward_bookkeeping_ns for step in report.steps
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_backward_operator_is_credited_once(name: str) -> None:
+    for recording, attribution in cycles(name):
+        timed = instance_times(recording, attribution)
+        nodes = int((recording.ops.kind == OpKind.ENGINE).sum())
+        assert len(timed.engine_ns) == nodes
+        assert timed.backward_ns.sum() + timed.engine_ns[timed.engine_row < 0].sum() == timed.engine_ns.sum()
+        # Everything that ran belongs to an operator of forward: these programs record whole steps.
+        assert (timed.engine_row >= 0).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_plain_loops(name: str) -> None:
+    """Time covered by operators, intervals merged one by one, and engine time without what is nested in it."""
+    for recording, attribution in cycles(name):
+        timed = instance_times(recording, attribution)
+        assert timed.forward_ns.sum() == naive_covered(recording, timed)
+        assert timed.engine_ns.sum() == naive_engine(recording)
+
+
+def naive_covered(recording: Recording, timed: InstanceTimes) -> int:
+    spans = sorted((int(recording.ops.start_ns[op]), int(recording.ops.end_ns[op])) for op in timed.instances.op)
+    covered = reached = 0
+    for start, end in spans:
+        covered += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered
+
+
+def naive_engine(recording: Recording) -> int:
+    ops, total = recording.ops, 0
+    for row in range(len(ops.kind)):
+        above, nested = int(ops.parent[row]), False
+        while above >= 0:
+            nested |= ops.kind[above] == OpKind.ENGINE
+            above = int(ops.parent[above])
+        if ops.kind[row] == OpKind.ENGINE and not nested:
+            total += int(ops.end_ns[row] - ops.start_ns[row])
+    return total
+
+
+def test_forward_lies_in_what_the_program_calls_forward() -> None:
+    """A span around the forward of a program, by hand, holds ours, and no operator that ours does not."""
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
+
+    def step() -> None:
+        x = torch.randn(256, 256)
+        with torch.profiler.record_function("my forward"):
+            loss = F.mse_loss(model(x), x)
+        loss.backward()
+        model.zero_grad()
+
+    recording = read_recording(record(step, n_active=3)[0])
+    names = [recording.strings[name] for name in recording.spans.name]
+    mine = [row for row, name in enumerate(names) if name == "my forward"]
+    passes = op_instances(recording, attribute(recording)).passes
+    assert (recording.spans.start_ns[mine] <= passes.start_ns).all()
+    assert (passes.end_ns <= recording.spans.end_ns[mine]).all()
+    ops = recording.ops
+    for span, start_ns, end_ns in zip(mine, passes.start_ns, passes.end_ns, strict=True):
+        begun = (ops.start_ns >= recording.spans.start_ns[span]) & (ops.start_ns <= recording.spans.end_ns[span])
+        called = np.flatnonzero(begun & (ops.kind == OpKind.OPERATOR) & (ops.parent < 0))
+        assert [op_name(recording.strings[name]) for name in ops.name[called]] == [
+            *["linear"] * 8,
+            "broadcast_tensors",
+            "mse_loss",
+        ]
+        assert ((ops.start_ns[called] >= start_ns) & (ops.end_ns[called] <= end_ns)).all()
+
+
+# ---------------------------------------------------------------------------------------------- rows, name by name
+def rows(name: str) -> list[tuple[str, str | None, bool]]:
+    return [(row.name, row.module, row.backward_ns is not None) for row in times(name).rows]
+
+
+MLP = [("linear", "0", True), ("relu", "1", True), ("linear", "2", True), ("mse_loss", None, True)]
+BLOCK = [("linear", "0", True), ("gelu", "1", True), ("dropout", "2", True), ("linear", "3", True)]
+
+
+@pytest.mark.parametrize(
+    "name", ["zero_grad_at_end", "no_optimizer", "backward_function", "retain_graph", "held_output"]
+)
+def test_rows_of_a_sequential_built_in_a_function(name: str) -> None:
+    assert rows(name) == MLP
+
+
+def test_rows_of_loops_are_not_collapsed() -> None:
+    assert [row[0] for row in rows("loop")] == ["linear", "tanh"] * 5 + ["mse_loss"]
+    linears = [row for row in times("loop").rows if row.name == "linear"]
+    assert [(row.invocation, row.invocations) for row in linears] == [(number, 5) for number in range(5)]
+    assert all(row.backward_ns for row in linears)
+
+
+def test_rows_of_a_residual_network() -> None:
+    block = [("layer_norm", "0"), ("linear", "1"), ("gelu", "2"), ("linear", "3")]
+    expected: list[tuple[str, str | None, bool]] = []
+    for number in range(3):
+        expected += [(name, f"blocks.{number}.{module}", True) for name, module in block]
+        expected.append(("add", "_Residual_0", True))
+    got = [(name, "_Residual_0" if module and module.startswith("_Res") else module, has) for name, module, has in
+           rows("residual")]  # fmt: skip
+    assert got == [*expected, ("mse_loss", None, True)]
+
+
+@pytest.mark.parametrize("name", ["checkpointing", "checkpointing_reentrant"])
+def test_rows_of_checkpointing_have_their_own_backward(name: str) -> None:
+    got = [row for row in rows(name) if row[0] not in ("CheckpointFunction", "add", "mse_loss")]
+    assert got == [(op, f"blocks.{block}.{module}", has) for block in range(2) for op, module, has in BLOCK]
+    again = [row for row in times(name).rows if row.recompute_ns > 0]
+    # Forward runs again inside the function's node, or in the first node that wants something recomputed.
+    assert [row.name for row in again] == ["CheckpointFunction" if "reentrant" in name else "linear"] * 2
+
+
+def test_custom_functions_have_their_class_names() -> None:
+    assert [row[0] for row in rows("custom_function")] == ["linear", "_ScaledSquare", "linear", "mse_loss"]
+
+
+def test_accumulated_steps_have_all_their_rows() -> None:
+    assert [row[0] for row in rows("gradient_accumulation")] == ["linear", "relu", "linear", "mse_loss", "div"] * 3
+
+
+def test_no_backward_is_none() -> None:
+    assert rows("inference_no_grad") == [(name, module, False) for name, module, _ in MLP[:3]]
+    assert [row.backward_ns for row in times("inference_mode").rows] == [None] * 3
+
+
+def test_a_retained_graph_runs_backward_twice() -> None:
+    for recording, attribution in cycles("retain_graph"):
+        timed = instance_times(recording, attribution)
+        relu = [op_name(recording.strings[recording.ops.name[op]]) == "relu" for op in timed.instances.op]
+        row = int(np.flatnonzero(relu)[0])
+        assert (timed.engine_row == row).sum() == 2
+        assert timed.backward_ns[row] == timed.engine_ns[timed.engine_row == row].sum()
+
+
+def test_rows_of_steps_that_differ() -> None:
+    report = times("every_other_step")
+    assert [(row.name, row.module, row.num_steps) for row in report.rows] == [
+        ("linear", "first", 4),
+        ("linear", "extra", 2),
+        ("relu", None, 2),
+        ("linear", "last", 4),
+        ("mse_loss", None, 4),
+    ]
+
+
+def test_views_queries_and_counters_are_no_rows() -> None:
+    views = {"view", "transpose", "flatten", "unsqueeze", "size", "item", "t", "expand", "permute", "detach"}
+    for name in ("convnet", "shared_weights", "zero_grad_at_end"):
+        assert not {row.name for row in times(name).rows} & views
+    # The counter of batch norm is bookkeeping too.
+    assert {"add_", "flatten"} == {row.name for row in times("convnet").bookkeeping}
+    # A view is a row only if its backward makes memory for gradients, or adds them up.
+    for recording, attribution in cycles("transformer"):
+        timed = instance_times(recording, attribution)
+        names = [op_name(recording.strings[name]) for name in recording.ops.name[timed.instances.op]]
+        of_views = [row for row, name in enumerate(names) if name in views and not timed.bookkeeping[row]]
+        assert of_views
+        for row in of_views:
+            inside = in_backward(recording, timed, row)
+            makes = set(inside) & set(recording.allocations.op.tolist())
+            assert makes or "aten::add_" in {recording.strings[recording.ops.name[op]] for op in inside}
+
+
+def in_backward(recording: Recording, timed: InstanceTimes, row: int) -> list[int]:
+    """The operators inside the engine's nodes of an invocation, looking upwards from each."""
+    nodes = set(np.flatnonzero(recording.ops.kind == OpKind.ENGINE)[timed.engine_row == row].tolist())
+    inside = []
+    for op in range(len(recording.ops.kind)):
+        above = op
+        while above >= 0 and above not in nodes:
+            above = int(recording.ops.parent[above])
+        inside += [op] if above >= 0 else []
+    return inside
+
+
+def test_a_sum_is_a_row_although_it_makes_four_bytes() -> None:
+    assert "sum" in {row.name for row in times("fno_2d_new_zeros").rows}
+
+
+def test_frames_lead_from_the_call_outward() -> None:
+    (row,) = [row for row in times("zero_grad_at_end").rows if row.name == "mse_loss"]
+    files = [frame.file.rpartition("/")[2] for frame in row.frames]
+    assert files[0] == "workloads.py"
+    source = open(row.frames[0].file).read().splitlines()  # noqa: SIM115, PTH123
+    assert "mse_loss" in source[row.frames[0].line - 1]
+    assert "step()" in source[row.frames[1].line - 1]
+
+
+def test_without_marked_steps_all_is_one_step() -> None:
+    model = mlp()
+    kept = []
+    with torch.profiler.profile(record_shapes=True, profile_memory=True, with_stack=True,
+                                on_trace_ready=lambda prof: kept.append(prof.profiler.kineto_results)):  # fmt: skip
+        inputs, target = mlp_batch()
+        F.mse_loss(model(inputs), target).backward()
+    recording = read_recording(kept[0])
+    report = run_times([(recording, attribute(recording))])
+    assert [row.name for row in report.rows] == [name for name, *_ in MLP]
+    assert [step.name for step in report.steps] == ["all"]
+
+
+def test_nothing_recorded_is_nothing_reported() -> None:
+    assert run_times([]) == RunTimes((), (), (), "host")
+    assert times("sparse_and_resize").rows == ()
+
+
+def test_rows_that_only_later_steps_have_stand_where_they_run() -> None:
+    """Steps a-b-c, then a-c-d: what comes behind a skipped row is put behind what came before it there."""
+    steps = iter(("a", "abc", "acd"))  # the first is warmup
+    layers = nn.ModuleDict({name: nn.Linear(8, 8) for name in "abcd"})
+
+    def step() -> None:
+        x = torch.randn(2, 8)
+        for name in next(steps):
+            x = layers[name](x)
+
+    recording = read_recording(record(step, n_active=2)[0])
+    names = {id(module): path for path, module in layers.named_modules()}
+    report = run_times([(recording, attribute(recording, module_names=names))])
+    assert [(row.module, row.num_steps) for row in report.rows] == [("a", 2), ("b", 1), ("c", 2), ("d", 1)]

@@ -1,0 +1,305 @@
+"""The allocator's history beside the recording: a model of the allocator is watched by both, and knows the truth."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from tests.histories import Event, Key, known_of, recording_of
+from tests.snapshot.allocator_model import AllocatorModel, rounded
+from tracer.analysis.profiles.allocator_join import join_entries
+from tracer.analysis.profiles.block_lifetimes import follow_storages
+from tracer.analysis.profiles.classify_blocks import Kind, explain_all
+from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together, with_allocator_history
+from tracer.analysis.profiles.memory_by_kind import memory_by_kind
+from tracer.capture.known_storages import Role
+from tracer.exporters.screen import peak_screen
+from tracer.exporters.timeline_page import timeline_page
+from tracer.snapshot.load import snapshot_in_memory
+
+
+@dataclass
+class Truth:
+    """The allocator's own books at one moment."""
+
+    allocated: int
+    requested: int
+    pending: int
+    reserved: int
+
+
+class WatchedAllocator(AllocatorModel):
+    """The model with a profiler beside it, which reports rounded sizes and the running total as torch's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.profiling = False
+        self.events: list[Event] = []
+        self.truths: list[Truth] = []
+        self._number = 0
+        self._numbers: dict[int, int] = {}
+
+    def truth(self) -> Truth:
+        live = self.live()
+        return Truth(
+            allocated=sum(size for size, _, pending in live if not pending),
+            requested=sum(requested for _, requested, pending in live if not pending),
+            pending=sum(size for size, _, pending in live if pending),
+            reserved=sum(segment.size for segment in self.segments),
+        )
+
+    def alloc(self, size: int, *, tick: int = 0) -> int:
+        address = super().alloc(size, tick=tick)
+        self._number += 1
+        self._numbers[address] = self._number
+        self._report(address, rounded(size))
+        return address
+
+    def request_free(self, address: int, *, tick: int = 0) -> None:
+        size = self._segment_of(address).blocks[address][0]
+        super().request_free(address, tick=tick)
+        self._report(address, -size)
+
+    def free(self, address: int) -> None:
+        self.request_free(address)
+        self.complete_free(address)
+
+    def _report(self, address: int, size: int) -> None:
+        if self.profiling:
+            truth = self.truth()
+            self.events.append(Event(address, size, self._numbers[address], total_bytes=truth.allocated))
+            self.truths.append(truth)
+
+    def findings(self, keys: Iterable[Key] = (), **given: Any) -> Findings:
+        """The recording's alone."""
+        recording = recording_of(self.events, tuple(keys), devices=("cuda:0",))
+        return put_together([find_in_cycle(recording, **given)])
+
+
+def joined(allocator: WatchedAllocator, *, keep: int | None = None, **given: Any) -> Findings:
+    findings = allocator.findings(**given)
+    known = given.get("known")
+    return with_allocator_history(findings, snapshot_in_memory(allocator.dump(keep=keep)), known=known)
+
+
+# ---- by hand ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_peak_worked_by_hand() -> None:
+    """Before: 1000 bytes nobody recorded, 700 in the history. Recorded: 3000, 100 (freed), 5000."""
+    allocator = WatchedAllocator()
+    allocator.alloc(1000)
+    allocator.start_recording()
+    allocator.alloc(700)
+    allocator.profiling = True
+    allocator.alloc(3000)
+    gone = allocator.alloc(100)
+    allocator.free(gone)
+    allocator.alloc(5000)
+    peak = joined(allocator).worst.peak
+    assert peak.peak_bytes == peak.allocator_peak_bytes == 1024 + 1024 + 3072 + 5120
+    assert peak.allocator is not None
+    assert peak.allocator.requested_bytes == 1000 + 700 + 3000 + 5000
+    assert (peak.allocator.reserved_bytes, peak.allocator.pending_bytes) == (65536, 0)
+    assert peak.allocator.free_bytes == peak.allocator.largest_free_bytes == 65536 - 10240
+    assert (peak.allocator.num_joined, peak.allocator.num_blocks) == (3, 3)
+    assert sorted((row.bytes, row.requested_bytes, row.phase) for row in peak.rows) == [
+        (1024, 700, "before recording"),
+        (1024, 1000, "before recording"),
+        (8192, 8000, "other"),
+    ]
+    assert [row.evidence for row in peak.rows[1:]] == ["there before the recording, in the allocator's history"] * 2
+
+
+def test_what_was_made_before_the_recording_has_its_line() -> None:
+    allocator = WatchedAllocator()
+    allocator.start_recording()
+    allocator.alloc(700)  # the model's stack is `step`, line 700 % 7 + 1
+    allocator.alloc(703)
+    allocator.profiling = True
+    allocator.alloc(512)
+    rows = [row for row in joined(allocator).worst.peak.rows if row.phase == "before recording"]
+    assert sorted((row.line, row.requested_bytes) for row in rows) == [(1, 700), (4, 703)]
+    assert all(row.file for row in rows)
+
+
+def test_without_history_it_stays_one_row_and_says_nothing_of_requests() -> None:
+    allocator = WatchedAllocator()
+    allocator.alloc(1000)
+    allocator.alloc(700)
+    allocator.profiling = True
+    allocator.alloc(3000)
+    peak = allocator.findings().worst.peak
+    assert [(row.bytes, row.count, row.requested_bytes) for row in peak.rows] == [(3072, 1, None), (2048, 1, None)]
+    assert peak.allocator is None
+
+
+def test_a_tensor_from_before_takes_the_size_of_its_block() -> None:
+    """A parameter that spans 900 of the 2000 bytes asked for: its block is the allocator's 2048."""
+    allocator = WatchedAllocator()
+    weight = allocator.alloc(2000)
+    allocator.start_recording()
+    allocator.profiling = True
+    allocator.alloc(512)
+    known = known_of((-1, weight, 900, Role.PARAMETER, "fc.weight"), device="cuda:0")
+    row = next(row for row in joined(allocator, known=known).worst.peak.rows if row.category == "PARAMETER")
+    assert (row.bytes, row.requested_bytes, row.name, row.count) == (2048, 2000, "fc.weight", 1)
+
+
+def test_memory_of_somebody_elses_allocator_is_not_counted() -> None:
+    allocator = WatchedAllocator()
+    allocator.start_recording()
+    allocator.profiling = True
+    allocator.alloc(512)
+    known = known_of((-1, 7, 4096, Role.BUFFER, "mapped"), device="cuda:0")
+    peak = joined(allocator, known=known).worst.peak
+    assert peak.peak_bytes == peak.allocator_peak_bytes == 512
+
+
+def test_a_block_that_waits_for_another_stream_is_neither_allocated_nor_free() -> None:
+    allocator = WatchedAllocator()
+    allocator.start_recording()
+    allocator.profiling = True
+    waiting = allocator.alloc(1024)
+    allocator.request_free(waiting)
+    allocator.alloc(2048)
+    allocator.complete_free(waiting)
+    peak = joined(allocator).worst.peak
+    assert peak.peak_bytes == peak.allocator_peak_bytes == 2048
+    assert peak.allocator is not None
+    assert (peak.allocator.pending_bytes, peak.allocator.free_bytes) == (1024, 65536 - 3072)
+
+
+def test_a_history_that_lost_the_peak_leaves_the_findings_as_they_are() -> None:
+    allocator = WatchedAllocator()
+    allocator.start_recording()
+    allocator.profiling = True
+    first = allocator.alloc(4096)
+    allocator.free(first)
+    allocator.alloc(512)
+    peak = joined(allocator, keep=1).worst.peak
+    assert peak.peak_bytes == 4096
+    assert peak.allocator is None
+
+
+def test_a_snapshot_of_another_device_leaves_them_as_they_are() -> None:
+    allocator = WatchedAllocator()
+    allocator.profiling = True
+    allocator.alloc(512)
+    findings = allocator.findings()
+    assert with_allocator_history(findings, snapshot_in_memory({"segments": [], "device_traces": []})) is findings
+
+
+def test_a_pair_in_which_more_was_asked_for_than_the_block_holds_is_none() -> None:
+    storages = follow_storages(recording_of([Event(4096, 512, 1), Event(8192, 512, 2)], devices=("cuda:0",)), None, 0)
+    entry = join_entries(np.array([3, 7]), np.array([4096, 8192]), np.array([513, 512]), storages)
+    assert entry.tolist() == [-1, 7]
+
+
+def test_memory_that_no_block_shows_is_in_the_timeline() -> None:
+    """1024 bytes that nobody saw, and 512 that are freed while the profiler looks on."""
+    allocator = WatchedAllocator()
+    allocator.alloc(1000)
+    gone = allocator.alloc(512)
+    allocator.profiling = True
+    allocator.alloc(2048)
+    allocator.free(gone)
+    cycle = allocator.findings().worst
+    blocks = explain_all(cycle.recording, cycle.categories, cycle.attribution, cycle.storages)
+    levels = {level.kind: level for level in memory_by_kind(cycle.storages, blocks)}
+    assert levels[Kind.BEFORE_RECORDING].values_bytes.tolist() == [1536, 1024]
+    assert levels[Kind.BEFORE_RECORDING].before_bytes == 1536
+    total = np.sum([level.values_bytes for level in levels.values()], axis=0)
+    assert total.tolist() == cycle.storages.allocator_bytes.tolist()
+
+
+def test_the_page_and_the_screen_have_the_three_sizes() -> None:
+    allocator = WatchedAllocator()
+    allocator.start_recording()
+    allocator.profiling = True
+    allocator.alloc(1000)
+    findings = joined(allocator)
+    cycle = findings.worst
+    blocks = explain_all(cycle.recording, cycle.categories, cycle.attribution, cycle.storages)
+    (section,) = timeline_page(findings, blocks, run={}).sections
+    assert section.sentences == (
+        "At the peak 1000 B were asked for, which the allocator rounded up, block by block, to 1.00 KiB.",
+    )
+    assert section.tables[0].rows == (("at the peak", 65536, 1024, 64512, 64512),)
+    words = Console(width=200, record=True, file=io.StringIO())
+    words.print(peak_screen(findings))
+    assert "Asked for: 1000 B. Allocated, which is that rounded up block by block: 1.00 KiB." in words.export_text()
+
+
+# ---- drawn -----------------------------------------------------------------------------------------------------------
+
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(["alloc", "alloc", "free", "request", "complete", "empty"]), st.integers(1, 40_000)),
+    max_size=40,
+)
+
+
+def run(allocator: WatchedAllocator, actions: Iterable[tuple[str, int]]) -> None:
+    for action, number in actions:
+        used = [a for s in allocator.segments for a, (_, _, pending) in s.blocks.items() if not pending]
+        waiting = [a for s in allocator.segments for a, (_, _, pending) in s.blocks.items() if pending]
+        if action == "alloc":
+            allocator.alloc(number)
+        elif action == "empty":
+            allocator.empty_cache()
+        elif action == "complete" and waiting:
+            allocator.complete_free(waiting[number % len(waiting)])
+        elif action == "free" and used:
+            allocator.free(used[number % len(used)])
+        elif action == "request" and used:
+            allocator.request_free(used[number % len(used)])
+
+
+@given(ACTIONS, ACTIONS, ACTIONS, st.integers(1, 60))
+def test_the_allocators_books_come_out_whatever_happens(
+    before: list[tuple[str, int]], unprofiled: list[tuple[str, int]], profiled: list[tuple[str, int]], keep: int
+) -> None:
+    allocator = WatchedAllocator()
+    run(allocator, before)
+    allocator.start_recording()
+    run(allocator, unprofiled)
+    allocator.profiling = True
+    run(allocator, profiled)
+    if not any(event.size_bytes > 0 for event in allocator.events):
+        return
+    position = max(range(len(allocator.truths)), key=lambda at: allocator.truths[at].allocated)
+    if allocator.events[position].size_bytes < 0:
+        return  # the most was in use before the first event, which a recording calls its peak only from there on
+    truth = allocator.truths[position]
+    for kept in (None, keep):
+        peak = joined(allocator, keep=kept).worst.peak
+        assert peak.peak_bytes == peak.allocator_peak_bytes == truth.allocated
+        assert sum(row.bytes for row in peak.rows) == truth.allocated
+        if peak.allocator is None:
+            assert kept is not None
+            continue
+        assert peak.allocator.requested_bytes == truth.requested == sum(row.requested_bytes or 0 for row in peak.rows)
+        assert peak.allocator.pending_bytes == truth.pending
+        assert peak.allocator.reserved_bytes == truth.reserved
+        assert peak.allocator.free_bytes == truth.reserved - truth.allocated - truth.pending
+        if kept is None:
+            assert peak.allocator.num_joined == peak.allocator.num_blocks
+
+
+@pytest.mark.parametrize("num_surplus", [0, 1, 5])
+def test_the_historys_surplus_is_at_its_head(num_surplus: int) -> None:
+    """One address, used again and again: each block is the one with as many after it."""
+    events = [event for number in range(1, 4) for event in (Event(4096, 512, number), Event(4096, -512, number))]
+    storages = follow_storages(recording_of(events, devices=("cuda:0",)), None, 0)
+    entries = np.arange(num_surplus + 3) * 10
+    same = np.full(len(entries), 4096)
+    entry = join_entries(entries, same, np.full(len(entries), 300), storages)
+    assert entry.tolist() == entries[-3:].tolist()

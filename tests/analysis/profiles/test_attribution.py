@@ -1,0 +1,334 @@
+"""Modules, lines, phases and steps of what small programs allocate, each known by construction."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from models.fno_memory import saved_bytes_closed_form
+from models.fno_workload import build_fno_workload
+from tests.training_steps import WORKLOADS, build_workload
+from tracer.analysis.peak_row import PeakRow
+from tracer.analysis.profiles.attribution import Phase, attribute
+from tracer.analysis.profiles.findings import CycleFindings
+from tracer.exporters import screen, timeline_page
+from tracer.runs.session import ProfileSession, Schedule
+
+ONE_CYCLE = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=3, num_repeats=1)
+
+
+def profiled(
+    model: nn.Module, step: Callable[[], object], optimizer: torch.optim.Optimizer | None = None
+) -> CycleFindings:
+    torch.set_num_threads(2)
+    with ProfileSession(model, optimizer, schedule=ONE_CYCLE) as session:
+        for _ in range(ONE_CYCLE.num_steps):
+            step()
+            session.step()
+    return session.findings.worst
+
+
+def line_of(function: Callable[..., object], text: str) -> int:
+    """Number of the one line of a function that contains a text."""
+    lines, first = inspect.getsourcelines(function)
+    numbers = [first + offset for offset, line in enumerate(lines) if text in line]
+    assert len(numbers) == 1, (text, numbers)
+    return numbers[0]
+
+
+def rows_of_size(findings: CycleFindings, size_bytes: int) -> list[PeakRow]:
+    return [row for row in findings.peak.rows if row.bytes == size_bytes * row.count]
+
+
+# ------------------------------------------------------------------------------------------------- lines and modules
+class Named(nn.Module):
+    """Every block it makes has a size of its own, so that a test can tell which one it looks at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(10, 30)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(x)
+        wide = torch.cat([h, h[:, :1]], dim=1)
+        return wide * wide
+
+
+def test_a_block_carries_the_module_and_the_line_that_made_it() -> None:
+    model = Named()
+
+    def step() -> None:
+        model(torch.randn(7, 10)).sum().backward()
+        model.zero_grad()
+
+    findings = profiled(model, step)
+    # [7, 31] floats of cat, saved by the product, and the product itself, which `sum` does not keep.
+    cat = [row for row in rows_of_size(findings, 7 * 31 * 4) if row.op == "aten::cat"]
+    assert [(row.module, row.line) for row in cat] == [("Named_0", line_of(Named.forward, "torch.cat"))]
+    assert all(row.file == __file__ for row in cat)
+    assert {row.category for row in cat} == {"ACTIVATION"}
+
+
+class Twice(nn.Module):
+    """One linear layer called at two places, and one weight in two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.tied = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
+        self.tied.weight = self.layer.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = torch.sigmoid(self.layer(x))
+        second = torch.sigmoid(self.layer(first))
+        return torch.sigmoid(self.tied(second))
+
+
+def test_a_module_used_twice_and_a_shared_weight_are_counted_at_each_place_once() -> None:
+    model = Twice()
+
+    def step() -> None:
+        model(torch.randn(5, 16)).sum().backward()
+        model.zero_grad()
+
+    findings = profiled(model, step)
+    # Other tests' models are alive too; their names begin with a class.
+    weights = [row for row in findings.peak.rows if row.category == "PARAMETER" and str(row.name).startswith("layer")]
+    assert [(row.bytes, row.count, row.name) for row in weights] == [(16 * 16 * 4, 1, "layer.weight")]
+    recording, attribution = findings.recording, findings.attribution
+    forward = attribution.op_node < 0
+    lines = [
+        int(recording.frames.line[attribution.op_frame[op]])
+        for op in range(len(recording.ops.name))
+        if forward[op] and recording.strings[recording.ops.name[op]] == "aten::sigmoid"
+    ]
+    assert lines == [line_of(Twice.forward, name) for name in ("first = ", "second = ", "return ")] * 3
+    # Backward undoes them in the opposite order, each on its own line.
+    backward = [
+        int(recording.frames.line[attribution.op_frame[op]])
+        for op in range(len(recording.ops.name))
+        if recording.strings[recording.ops.name[op]] == "aten::sigmoid_backward"
+    ]
+    assert backward == [line_of(Twice.forward, name) for name in ("return ", "second = ", "first = ")] * 3
+
+
+class Recomputing(nn.Module):
+    def __init__(self, *, use_reentrant: bool) -> None:
+        super().__init__()
+        self.wide = nn.Linear(8, 512)
+        self.narrow = nn.Linear(512, 8)
+        self.use_reentrant = use_reentrant
+
+    def block(self, x: Tensor) -> Tensor:
+        return self.narrow(torch.tanh(self.wide(x)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = checkpoint(self.block, x, use_reentrant=self.use_reentrant)
+        return y
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_recomputation_is_work_of_backward_in_the_modules_own_lines(use_reentrant: bool) -> None:
+    model = Recomputing(use_reentrant=use_reentrant)
+
+    def step() -> None:
+        model(torch.randn(64, 8, requires_grad=True)).sum().backward()
+        model.zero_grad()
+
+    findings = profiled(model, step)
+    tanh = [row for row in findings.peak.rows if row.op == "aten::tanh"]
+    assert tanh, findings.peak.rows
+    for row in tanh:
+        assert (row.phase, row.category) == ("backward", "ACTIVATION")
+        assert row.evidence == "made again in backward by its module"
+        assert row.line == line_of(Recomputing.block, "torch.tanh")
+        assert row.module == "Recomputing_0"
+    # What backward itself makes below tanh goes to tanh's line as well, and to the same module.
+    gradients = [row for row in findings.peak.rows if row.op == "aten::tanh_backward"]
+    assert all(row.line == line_of(Recomputing.block, "torch.tanh") for row in gradients)
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x * x
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        square = x * x
+        return grad * (3 * square)
+
+
+class Cubic(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(1000))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled = self.weight * x
+        cubed: Tensor = Cube.apply(scaled)
+        return cubed
+
+
+def test_a_custom_functions_backward_belongs_to_the_module_that_applied_it() -> None:
+    model = Cubic()
+
+    def step() -> None:
+        model(torch.randn(1000)).sum().backward()
+        model.zero_grad()
+
+    findings = profiled(model, step)
+    ops, attribution, recording = findings.recording.ops, findings.attribution, findings.recording
+    inside = [
+        op
+        for op in range(len(ops.name))
+        if attribution.op_node[op] >= 0 and "CubeBackward" in recording.strings[ops.name[attribution.op_node[op]]]
+    ]
+    assert inside
+    assert {attribution.modules[attribution.op_module[op]] for op in inside} == {"Cubic_0"}
+    assert {recording.strings[ops.name[attribution.op_forward[op]]] for op in inside} == {"Cube"}
+
+
+# ----------------------------------------------------------------------------------------------- laws on every model
+@pytest.mark.parametrize("name", sorted(WORKLOADS))
+def test_rows_sum_to_the_allocators_peak_and_say_where_they_come_from(name: str) -> None:
+    workload = build_workload(name)
+    findings = profiled(workload.model or nn.Module(), workload.step, workload.optimizer)
+    peak = findings.peak
+    assert sum(row.bytes for row in peak.rows) == peak.peak_bytes == peak.allocator_peak_bytes
+    above = [row for row in peak.rows if row.phase != "before recording"]
+    named = ("INPUT", "OPTIMIZER_STATE", "GRADIENT")
+    explained = [row for row in above if row.category in named or (row.module is not None and row.line is not None)]
+    assert sum(row.bytes for row in explained) >= 0.99 * sum(row.bytes for row in above)
+
+
+@pytest.mark.parametrize("name", sorted(WORKLOADS))
+def test_parents_come_first_and_backward_goes_back_to_forward(name: str, recorded: Callable[[str], object]) -> None:
+    recording = recorded(name).recordings[0]  # type: ignore[attr-defined]
+    attribution = attribute(recording)
+    for op, forward in enumerate(attribution.op_forward.tolist()):
+        if forward >= 0:
+            assert attribution.op_node[op] >= 0, "only backward operators have a forward one"
+            assert recording.ops.start_ns[forward] < recording.ops.start_ns[op]
+            assert recording.ops.sequence_number[forward] >= 0
+    assert (attribution.op_phase[attribution.op_node >= 0] == Phase.BACKWARD).all()
+
+
+# ------------------------------------------------------------------------------------------------- the FNO's numbers
+@pytest.mark.parametrize(("sizes", "modes"), [((32, 32), (8, 8)), ((8, 8, 8), (4, 4, 4))], ids=["2d", "3d"])
+@pytest.mark.parametrize("spectrum", ["new_zeros", "torch_zeros"])
+def test_the_fnos_saved_activations_equal_the_closed_form(
+    sizes: tuple[int, ...], modes: tuple[int, ...], spectrum: str
+) -> None:
+    """What forward makes and backward frees is what autograd saved, but for the target, which the loop made."""
+    settings = {"batch_size": 4, "hidden_channels": 16, "in_channels": 1, "out_channels": 1, "n_layers": 3}
+    workload = build_fno_workload(data_size=sizes, n_modes=modes, spectrum=spectrum, device="cpu", **settings)  # type: ignore[arg-type]
+
+    def step() -> None:
+        inputs, target = workload.next_batch()
+        F.mse_loss(workload.model(inputs), target).backward()
+        workload.optimizer_step()
+
+    findings = profiled(workload.model, step, workload.optimizer)
+    expected = saved_bytes_closed_form(data_size=sizes, n_modes=modes, loss="mse", **settings)
+    target_bytes = 4 * settings["batch_size"] * settings["out_channels"] * torch.Size(sizes).numel()
+    storages, attribution = findings.storages, findings.attribution
+    for step_index in range(len(attribution.step_names)):
+        saved = 0
+        for block, row in enumerate(storages.allocation.tolist()):
+            freed_at = int(storages.freed_at[block])
+            if row < 0 or freed_at == len(storages.events) or attribution.allocation_step[row] != step_index:
+                continue
+            made = attribution.allocation_phase[row]
+            freed = attribution.allocation_phase[storages.events[freed_at]]
+            if (made, freed) == (Phase.FORWARD, Phase.BACKWARD):
+                saved += int(storages.size_bytes[block])
+        assert saved + target_bytes == expected
+
+
+# ------------------------------------------------------------------------------------------------------------- leaks
+class Leaking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+        self.kept: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        self.kept.append(torch.square(h.detach()))
+        return h
+
+
+def test_a_leak_of_one_tensor_a_step_is_found_with_its_line() -> None:
+    model = Leaking()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        model(torch.randn(32, 16)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    findings = profiled(model, step, optimizer)
+    assert len(findings.growth) == 1
+    (growth,) = findings.growth
+    assert growth.bytes_per_step == 32 * 16 * 4
+    assert (growth.file, growth.line) == (__file__, line_of(Leaking.forward, "self.kept.append"))
+    assert growth.module == "Leaking_0"
+    says = "Memory grows by 2.00 KiB a step: aten::square at {}:{} makes blocks that outlive the step after their own."
+    assert says.format(__file__, growth.line) in timeline_page._notes(findings)
+    assert list(screen._growth(findings)) == [says.format(screen.short_path(__file__), growth.line)]
+
+
+def test_a_healthy_loop_that_keeps_its_variables_does_not_grow() -> None:
+    model = nn.Linear(16, 16)
+    optimizer = torch.optim.AdamW(model.parameters())
+    held: dict[str, Tensor] = {}
+
+    def step() -> None:
+        optimizer.zero_grad()
+        held["x"] = torch.randn(32, 16)
+        held["loss"] = model(held["x"]).sum()
+        held["loss"].backward()
+        optimizer.step()
+
+    assert profiled(model, step, optimizer).growth == ()
+
+
+# ------------------------------------------------------------------------------------------------ why torch lost track
+def test_the_place_where_torchs_categories_stop_is_named() -> None:
+    workload = build_workload("fno_2d_torch_zeros")
+    assert workload.model is not None
+    findings = profiled(workload.model, workload.step, workload.optimizer)
+    first = findings.lost_track[0]
+    assert (first.op, first.module) == ("aten::zeros", "blocks.0.spectral")
+    untagged = sum(
+        int(size)
+        for size, tag, key in zip(
+            findings.peak.blocks.size_bytes,
+            findings.peak.blocks.torch_category,
+            findings.peak.blocks.key,
+            strict=True,
+        )
+        if tag == 7 and key >= 0
+    )
+    assert sum(place.bytes for place in findings.lost_track) == untagged
+    assert first.bytes > 0.9 * untagged
+
+
+def test_phases_of_a_step_come_in_order_and_the_peak_is_in_its_own() -> None:
+    workload = build_workload("fno_2d_new_zeros")
+    assert workload.model is not None
+    findings = profiled(workload.model, workload.step, workload.optimizer)
+    names = [phase.phase for phase in findings.step_phases]
+    assert names == ["forward", "backward", "optimizer"] * 3
+    for before, after in zip(findings.step_phases, findings.step_phases[1:], strict=False):
+        assert before.end_ns <= after.start_ns
+    peaks = {(phase.step, phase.phase): phase.peak_bytes for phase in findings.step_phases}
+    assert peaks[findings.peak.step, findings.peak.phase] == findings.peak.peak_bytes  # type: ignore[index]

@@ -1,0 +1,127 @@
+"""What was there before, and what was made where nobody records, are told apart by a walk; by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.histories import START_NS, Event, Key, known_of, recording_of
+from tracer.analysis.profiles.allocator_order import allocator_order
+from tracer.analysis.profiles.block_lifetimes import Storages, follow_storages
+from tracer.analysis.profiles.unrecorded_storages import STEP_PREFIX, observed_before, unseen_keys
+from tracer.capture.known_storages import KnownStorages, Role
+from tracer.capture.recording import DataFlow, Recording, Spans
+
+
+def walked(known: KnownStorages, *at_ns: int) -> KnownStorages:
+    return replace(known, walks_ns=START_NS + np.array(at_ns, np.int64))
+
+
+def with_flow(recording: Recording, *uses: tuple[int, int]) -> Recording:
+    """Nodes at some times, in order, each of which reads one key."""
+    times = np.array([START_NS + at for at, _ in uses], np.int64)
+    none = np.zeros(len(uses), bool)
+    keys = np.array([key for _, key in uses], np.int64)
+    return replace(recording, flow=DataFlow(times, none, np.arange(len(uses)), keys, none, none, none))
+
+
+def with_steps(recording: Recording, *starts: int) -> Recording:
+    strings = tuple(f"{STEP_PREFIX}{index}" for index in range(len(starts)))
+    begin = START_NS + np.array(starts, np.int64)
+    spans = Spans(np.arange(len(starts)), begin, begin + 1, np.zeros(len(starts), np.int64))
+    return replace(recording, strings=strings, spans=spans)
+
+
+def unseen_lives(storages: Storages) -> list[tuple[int, int, int, int]]:
+    """Address, bytes, made at and freed at."""
+    rows = np.flatnonzero(storages.made_unseen)
+    columns = (storages.address, storages.size_bytes, storages.made_at, storages.freed_at)
+    return sorted(zip(*(column[rows].tolist() for column in columns), strict=True))
+
+
+def events(num: int) -> list[Event]:
+    """Allocations of one byte each, far away, 10 ns apart."""
+    return [Event(10_000 + at, 1, 100 + at, at_ns=10 * at) for at in range(num)]
+
+
+# Key 0 is there when Python is asked, key 1 is not: operators use both, and no allocation of either was recorded.
+KEYS = [Key(100, 40, 1), Key(500, 60, 2)]
+WALK = walked(known_of((-5, 100, 40, Role.HELD, "")), -5)
+
+
+def test_what_a_walk_did_not_find_was_made_since() -> None:
+    recording = recording_of(events(3), KEYS)
+    order = allocator_order(recording, 0)
+    assert unseen_keys(recording, WALK, 0, order).tolist() == [1]
+    assert unseen_keys(recording, None, 0, order).tolist() == [], "without a walk nobody can say"
+    assert unseen_keys(recording, replace(WALK, walks_ns=WALK.walks_ns + 1000), 0, order).tolist() == []
+
+
+def test_it_counts_from_the_beginning_of_its_step_until_its_last_use_there() -> None:
+    # Steps begin at 0 and 35. Key 1 is used at 12 and 22 in the first, at 52 in the second; key 0 at 62.
+    recording = with_steps(recording_of(events(8), KEYS), 0, 35)
+    recording = with_flow(recording, (12, 1), (22, 1), (28, 0), (52, 1), (62, 0))
+    storages = follow_storages(recording, WALK, 0)
+    # From event 0 until the node at 28, which is before event 3 (at 30); from event 4 (at 40) until the one at 62.
+    assert unseen_lives(storages) == [(500, 60, 0, 3), (500, 60, 4, 7)]
+    before = 40
+    made = [before + 60, before + 60, before + 60, before, before + 60, before + 60, before + 60, before]
+    assert storages.level_bytes.tolist() == [level + at + 1 for at, level in enumerate(made)]
+    assert storages.allocator_bytes.tolist() == storages.level_bytes.tolist()
+    assert storages.count.unseen_bytes.tolist() == [60, 60, 60, 0, 60, 60, 60, 0]
+
+
+def test_the_last_use_of_all_lasts_to_the_end() -> None:
+    recording = with_flow(with_steps(recording_of(events(3), KEYS), 0), (12, 1))
+    assert unseen_lives(follow_storages(recording, WALK, 0)) == [(500, 60, 0, 3)]
+
+
+def test_an_address_that_is_handed_out_ends_it() -> None:
+    some = [*events(3), Event(520, 8, 50, at_ns=30), *[replace(one, at_ns=40, number=7) for one in events(1)]]
+    recording = with_flow(with_steps(recording_of(some, KEYS), 0), (12, 1), (45, 1))
+    assert unseen_lives(follow_storages(recording, WALK, 0)) == [(500, 60, 0, 3)]
+
+
+def test_a_free_that_the_cpus_allocator_reports_is_of_an_earlier_cycle() -> None:
+    recording = recording_of([*events(2), Event(500, -60, 2, key=1, at_ns=30)], KEYS)
+    storages = follow_storages(recording, WALK, 0)
+    assert not storages.made_unseen.any()
+    assert storages.level_bytes.tolist() == [101, 102, 42]
+    assert storages.allocator_bytes.tolist() == [101, 102, 42]
+
+
+def test_what_is_looked_at_after_the_walk_was_there_too() -> None:
+    """A batch that the model is called with before anything is allocated."""
+    known = known_of((-5, 100, 40, Role.HELD, ""), (-2, 500, 60, Role.INPUT, "batch"))
+    recording = recording_of(events(2), KEYS)
+    assert observed_before(recording, walked(known, -5), 0, allocator_order(recording, 0)) == {100: 40, 500: 60}
+    storages = follow_storages(recording, walked(known, -5), 0)
+    assert storages.level_bytes.tolist() == [101, 102]
+
+
+@pytest.mark.parametrize("walks", [(-9, -5), (-5, 999)])
+def test_the_last_walk_before_the_recording_counts(walks: tuple[int, ...]) -> None:
+    known = walked(known_of((-9, 900, 7, Role.HELD, ""), (-5, 100, 40, Role.HELD, "")), *walks)
+    recording = recording_of(events(2), [])
+    assert observed_before(recording, known, 0, allocator_order(recording, 0)) == {100: 40}
+
+
+def test_that_python_holds_it_says_not_what_it_is() -> None:
+    known = walked(known_of((-5, 100, 40, Role.HELD, ""), (5, 100, 40, Role.BUFFER, "mean")), -5)
+    storages = follow_storages(recording_of(events(2), KEYS[:1]), known, 0)
+    assert storages.observed_as.tolist() == [1, -1, -1]
+
+
+def counter(*totals: int) -> Any:
+    return recording_of([Event(0, 512, 1, total_bytes=totals[0])], [], devices=("cuda:0",))
+
+
+@pytest.mark.parametrize(("total", "rest"), [(512, 0), (99_512, 99_000)])
+def test_what_an_absolute_counter_had_at_the_beginning_is_a_block_of_its_own(total: int, rest: int) -> None:
+    storages = follow_storages(counter(total), None, 0)
+    before = storages.size_bytes[storages.made_at < 0]
+    assert before.tolist() == ([rest] if rest else [])
+    assert storages.level_bytes.tolist() == storages.allocator_bytes.tolist() == [total]

@@ -1,0 +1,575 @@
+"""The command line as a person meets it: help, answer, files, and every way to get it wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import main
+import models.fno_workload
+import tracer.runs.outputs
+import tracer.runs.ranks
+import tracer.runs.workload_run
+from tests.exporters.test_text_files import MAX_KEYS, parse_max_mem, parse_total_time
+from tests.runs import Pieces, noise, raising
+from tests.snapshot.dumps import block, entry, frame, segment, snapshot
+from tracer.capture.allocator_history import AllocatorHistory
+from tracer.errors import OutputError
+from tracer.runs.outputs import OUTPUTS
+from tracer.runs.ranks import Rank
+from tracer.runs.results import RunResults
+from tracer.runs.session import Schedule
+from tracer.runs.workload_run import run_profile
+
+ROOT = Path(main.__file__).parent
+USUAL = tuple(output for output in OUTPUTS if not output.on_request)
+TINY = [
+    *("--hidden-channels", "4", "--data-size", "8", "--n-modes", "4", "--n-layers", "1"),
+    *("--batch-size", "2", "--device", "cpu"),
+]
+SHORT = ["--n-wait-steps", "0", "--n-warmup-steps", "1", "--n-active-steps", "1", "--n-repeats", "1"]
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+@contextmanager
+def own_state() -> Iterator[None]:
+    """The command sets the seed of its process; and one thread is quicker where other tests wait for the cores."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(autouse=True)
+def state_kept() -> Iterator[None]:
+    with own_state():
+        yield
+
+
+def run(*arguments: object) -> Ended:
+    """The command in this process, on a terminal of 80 columns."""
+    result = CliRunner().invoke(main.app, [str(one) for one in arguments], env={"COLUMNS": "80"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Ended(result.exit_code, result.stdout, result.stderr)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Path]:
+    """One run from start to finish."""
+    folder = tmp_path_factory.mktemp("run") / "results"
+    with own_state():
+        return run(*TINY, *SHORT, "--n-repeats", 2, "--trace", "--save-dir", folder), folder
+
+
+@cache
+def results() -> RunResults:
+    return run_profile(Pieces(), schedule=Schedule(0, 1, 1, 1))
+
+
+@pytest.fixture
+def already_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only what comes before and after the run matters, it is one that was made before."""
+    monkeypatch.setattr(tracer.runs.workload_run, "run_profile", lambda *_, **__: results())
+
+
+# ---- help ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_is_a_page_for_80_columns(flag: str) -> None:
+    ended = run(flag)
+    assert (ended.code, ended.stderr) == (0, "")
+    assert max(map(len, ended.stdout.splitlines())) <= 80
+    assert "Explain every byte" in ended.stdout
+
+
+def test_help_has_the_guides_options_and_a_switch_for_each_file() -> None:
+    text = re.sub(r"\s+", " ", run("--help").stdout)
+    for option, default in {
+        "batch-size": "8", "in-channels": "3", "out-channels": "1", "hidden-channels": "64", "data-size": "64",
+        "device": "cuda:0", "save-dir": "profiler_outputs", "n-modes": "32", "n-layers": "4", "n-wait-steps": "1",
+        "n-warmup-steps": "1", "n-active-steps": "3", "n-repeats": "2", "seed": "0",
+    }.items():  # fmt: skip
+        assert re.search(rf"--{option} <\w+> [^\[]*\[default: {default}\]", text), option
+    for output in OUTPUTS:
+        assert f"--no-{output.name}" in text
+
+
+# ---- a run -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_ends_well_and_leaves_its_files(done: tuple[Ended, Path]) -> None:
+    ended, folder = done
+    assert ended.code == 0
+    assert sorted(path.name for path in folder.iterdir()) == sorted(output.file_name for output in OUTPUTS)
+    assert list(parse_max_mem((folder / "max_mem.txt").read_text())) == [*MAX_KEYS, "Peak_Total"]
+    assert parse_total_time((folder / "cuda_timing.txt").read_text()) is not None
+
+
+def test_stdout_has_the_answer_in_80_columns(done: tuple[Ended, Path]) -> None:
+    ended, _ = done
+    assert max(map(len, ended.stdout.splitlines())) <= 80
+    for part in ("Peak: ", "on cpu", "PARAMETER", "OPTIMIZER_STATE", "forward and loss", "no profiler"):
+        assert part in ended.stdout
+    assert "Every parameter received a gradient." in ended.stdout
+    assert "Wrote" not in ended.stdout
+    assert "\x1b" not in ended.stdout, "no colours in a log"
+
+
+def test_the_rows_on_the_screen_sum_to_the_peak(done: tuple[Ended, Path]) -> None:
+    ended, _ = done
+    rows, allocator = re.search(r"([\d,]+) bytes in the rows below, ([\d,]+) by", ended.stdout).groups()  # type: ignore[union-attr]
+    assert rows == allocator
+    table = ended.stdout.split("What filled it")[1].split("\n\n")[0]
+    numbers = [int(n.replace(",", "")) for n in re.findall(r"^\S+ +([\d,]+) ", table, re.MULTILINE)]
+    *parts, total = numbers
+    assert sum(parts) == total == int(rows.replace(",", ""))
+
+
+def test_stderr_names_each_file_and_what_opens_it(done: tuple[Ended, Path]) -> None:
+    ended, folder = done
+    lines = [f"Wrote {folder / output.file_name}  (open with {output.read_with})" for output in OUTPUTS]
+    assert ended.stderr.splitlines() == lines
+
+
+def test_loss_of_first_and_last_step_is_shown(done: tuple[Ended, Path]) -> None:
+    assert re.search(r"Loss: [\d.]+ in the first step, [\d.]+ in the last\.", done[0].stdout)
+
+
+@pytest.mark.usefixtures("already_run")
+def test_a_rerun_replaces_the_files(tmp_path: Path) -> None:
+    for output in USUAL:
+        (tmp_path / output.file_name).write_text("old")
+    assert run(*TINY, *SHORT, "--save-dir", tmp_path).code == 0
+    assert all((tmp_path / output.file_name).read_bytes() != b"old" for output in USUAL)
+    assert len(list(tmp_path.iterdir())) == len(USUAL)
+
+
+def test_on_darcy_data_the_loss_falls(tmp_path: Path) -> None:
+    """The data are 8 batches in turn, so that the first and the 17th step see the same one."""
+    steps = ["--n-wait-steps", "14", "--n-warmup-steps", "1", "--n-active-steps", "1", "--n-repeats", "1"]
+    switches = [f"--no-{output.name}" for output in OUTPUTS]
+    ended = run(*TINY, "--hidden-channels", 8, "--data", "darcy", *steps, "--save-dir", tmp_path, *switches)
+    first, last = map(float, re.search(r"Loss: ([\d.]+) in .*, ([\d.]+) in", ended.stdout).groups())  # type: ignore[union-attr]
+    assert last < 0.9 * first
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_program_as_a_process(tmp_path: Path) -> None:
+    """Nothing of torch's own messages between ours, and no files but those asked for."""
+    command = [sys.executable, str(ROOT / "main.py"), *TINY, *SHORT, "--save-dir", "results", "--no-cuda-timing"]
+    environment = {**os.environ, "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
+    environment.pop("KINETO_LOG_LEVEL", None)
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0
+    assert [line.split()[0] for line in ended.stderr.splitlines()] == ["Wrote"] * (len(USUAL) - 1)
+    assert max(map(len, ended.stdout.splitlines())) <= 80
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]
+
+
+# ---- streams that take nothing, and Ctrl-C while files are written ---------------------------------------------------
+
+
+WITHOUT_TIMING = {output.file_name for output in USUAL} - {"cuda_timing.txt"}
+
+
+def process(program: list[str], *arguments: object, **options: Any) -> Ended:
+    """The command as a process of its own, without the timing pass."""
+    command = [sys.executable, *program, "--device", "cpu", *SHORT, "--no-cuda-timing", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80", **options.pop("env", {})}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, check=False, **options)
+    return Ended(ended.returncode, ended.stdout, ended.stderr)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device of Linux that takes nothing")
+def test_a_stdout_that_takes_nothing_costs_no_file(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = process(["main.py"], *TINY, "--save-dir", tmp_path, stdout=full)
+    assert {path.name for path in tmp_path.iterdir()} == WITHOUT_TIMING
+    assert ended.code == 1
+    *wrote, error, hint = ended.stderr.splitlines()
+    assert [line.split()[0] for line in wrote] == ["Wrote"] * len(WITHOUT_TIMING)
+    assert error == "Error: The answer could not be printed on stdout: No space left on device."
+    assert hint.startswith("Hint: ")
+
+
+NET = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.größe = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.größe(x)
+"""
+
+
+def test_a_terminal_in_ascii_gets_numbers_for_letters(tmp_path: Path) -> None:
+    """In the name of the folder, on stderr, and in that of a module, on stdout."""
+    source, folder = tmp_path / "net.py", tmp_path / "für"
+    source.write_text(NET, encoding="utf-8")
+    arguments = ["--model", f"{source}:Net", "--input", "4", "--save-dir", folder]
+    ended = process(["main.py"], *arguments, env={"PYTHONIOENCODING": "ascii"})
+    assert ended.code == 0, ended.stderr
+    assert f"Wrote {tmp_path}/f\\xfcr/peak.json" in ended.stderr
+    assert "gr\\xf6\\xdfe" in ended.stdout
+    assert {path.name for path in folder.iterdir()} == WITHOUT_TIMING
+
+
+@pytest.mark.usefixtures("already_run")
+def test_a_reader_who_has_seen_enough_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`main.py | head` closes the pipe while the answer is printed, and that is no failure."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        monkeypatch.setattr(sys, "__stdout__", pipe)  # the process's own, so that its buffer is passed by
+        arguments = {"leave_out": ["trace"], "timing": False, "trace": False, "settings": {}}
+        assert main._run_and_report(Pieces(), Schedule(0, 1, 1, 1), save_dir=tmp_path, **arguments)
+    assert {path.name for path in tmp_path.iterdir()} == {output.file_name for output in USUAL}
+
+
+SIGNALLED = """
+import dataclasses, os, signal
+import main
+from tracer.runs import outputs
+
+def write(material, path):
+    os.kill(os.getpid(), signal.SIGINT)
+    third.write(material, path)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's `&` would have ignored
+first, second, third, *others = outputs.OUTPUTS
+outputs.OUTPUTS = (first, second, dataclasses.replace(third, write=write), *others)
+main.app()
+"""
+
+
+def test_ctrl_c_while_files_are_written_says_which_are_there(tmp_path: Path) -> None:
+    ended = process(["-c", SIGNALLED], *TINY, "--save-dir", tmp_path)
+    there = ["max_mem.txt", "memory_timeline.html", "peak.json"]
+    missing = ["memory_report.sqlite", "run_time_report.sqlite", "memory_snapshot.pkl"]
+    assert (ended.code, ended.stdout) == (1, "")
+    *wrote, error = ended.stderr.splitlines()
+    assert [line.split("  ")[0] for line in wrote] == [f"Wrote {tmp_path / name}" for name in there]
+    assert error == f"Error: Interrupted while writing: wrote {', '.join(there)}; not written: {', '.join(missing)}."
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(there)
+
+
+@pytest.mark.usefixtures("usual_signals")
+def test_sigterm_while_files_are_written_waits_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    # Not `already_run`, whose run ends without having put SIGTERM on hold.
+    monkeypatch.setattr(tracer.runs.outputs, "OUTPUTS", (dataclasses.replace(OUTPUTS[0], write=write), *OUTPUTS[1:]))
+    ended = run(*TINY, *SHORT, "--no-cuda-timing", "--save-dir", tmp_path)
+    assert (ended.code, ended.stdout) == (1, "")
+    *wrote, error = ended.stderr.splitlines()
+    assert [line.split()[0] for line in wrote] == ["Wrote"] * len(WITHOUT_TIMING)
+    assert error == "Error: Ended by SIGTERM."
+    assert {path.name for path in tmp_path.iterdir()} == WITHOUT_TIMING - {"max_mem.txt"}
+
+
+def test_a_summary_of_ranks_that_cannot_be_written_is_said_before_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OutputError("The disk is full.")
+
+    monkeypatch.setattr(tracer.runs.ranks, "this_rank", lambda: Rank(0, 2, 0, "a run"))
+    monkeypatch.setattr(tracer.runs.ranks, "finish", full)
+    options = {"leave_out": ["trace"], "timing": False, "trace": False, "settings": {}}
+    assert not main._run_and_report(Pieces(), Schedule(0, 1, 1, 1), save_dir=tmp_path, **options)
+    printed = capsys.readouterr()
+    assert printed.err.splitlines()[-1] == "Error: The disk is full."
+    assert printed.out.lstrip().startswith("Peak: ")
+
+
+# ---- the switches ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("already_run")
+@pytest.mark.parametrize("output", USUAL, ids=[output.name for output in USUAL])
+def test_each_switch_leaves_its_file_out(output: Any, tmp_path: Path) -> None:
+    assert run(*TINY, *SHORT, "--save-dir", tmp_path, f"--no-{output.name}").code == 0
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {one.file_name for one in USUAL} - {output.file_name}
+
+
+def test_without_timing_the_phases_are_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = Pieces(before=raising(AssertionError("copied"), piece="copy", step=2))
+    monkeypatch.setattr(models.fno_workload, "build_fno_workload", lambda **_: workload)
+    ended = run(*TINY, *SHORT, "--save-dir", tmp_path, "--no-cuda-timing")
+    assert ended.code == 0
+    assert "no profiler" not in ended.stdout
+
+
+# ---- the device ------------------------------------------------------------------------------------------------------
+
+
+def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.mark.usefixtures("already_run")
+def test_the_default_device_falls_back_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_cuda(monkeypatch)
+    ended = run(*[one for one in TINY if one not in ("--device", "cpu")], *SHORT, "--save-dir", tmp_path)
+    assert ended.code == 0
+    first = ended.stderr.splitlines()[0]
+    assert "running on the CPU" in first
+    assert "on cpu" in ended.stdout
+
+
+def test_devices_that_are_there_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert main._device("cuda:0", named=False) == torch.device("cuda:0")
+    assert main._device("cuda:1", named=True) == torch.device("cuda:1")
+    assert main._device("cuda", named=True) == torch.device("cuda:0")
+    assert main._device("cpu", named=True) == torch.device("cpu")
+    with pytest.raises(main.TracerError, match=r"no device cuda:2; torch sees cuda:0 to cuda:1"):
+        main._device("cuda:2", named=True)
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------------------
+
+MISTAKES = [
+    (["--device", "cuda:0"], "There is no device cuda:0"),
+    (["--device", "cuda:7"], "There is no device cuda:7"),
+    (["--device", "mps"], "mps"),
+    (["--device", "tpu!"], "not the name of a device"),
+    (["--n-modes", "9"], "modes of axis 1 is 9, and a data size of 8 allows 8"),
+    (["--data-size", "8x8", "--n-modes", "4x4x4"], "data size has 2 axes and the number of modes has 3"),
+    (["--batch-size", "0"], "batch size must be at least 1, not 0"),
+    (["--hidden-channels", "-3"], "hidden channels"),
+    (["--data-size", "0"], "data size"),
+    (["--data-size", "64y64"], "--data-size 64y64 is not a size"),
+    (["--data-size", ""], "not a size"),
+    (["--n-modes", "many"], "--n-modes many is not a size"),
+    (["--n-active-steps", "0"], "at least 1 active step"),
+    (["--n-repeats", "0"], "1 repeat"),
+    (["--n-wait-steps", "-1"], "cannot be negative"),
+    (["--data", "darcy", "--in-channels", "1"], "Darcy data have 3 input channels"),
+    (["--seed", "-1"], "seed"),
+]
+
+
+def assert_two_lines(ended: Ended, says: str = "") -> None:
+    """One sentence on what is wrong, one hint on what to do, and nothing else."""
+    assert ended.code == 1
+    assert ended.stdout == ""
+    error, hint = ended.stderr.splitlines()
+    assert error.startswith("Error: ")
+    assert error.endswith(".")
+    assert says in error
+    assert hint.startswith("Hint: ")
+    assert len(hint) > len("Hint: ")
+
+
+@pytest.mark.parametrize(("arguments", "says"), MISTAKES, ids=[" ".join(one) for one, _ in MISTAKES])
+def test_a_mistake_is_two_lines_and_nothing_is_written(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_cuda(monkeypatch)
+    assert_two_lines(run(*TINY, *SHORT, "--save-dir", tmp_path / "new", *arguments), says)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("folder", ["file", "file/below"])
+def test_a_folder_that_cannot_be_is_refused_before_anything_runs(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(models.fno_workload, "build_fno_workload", None)
+    assert_two_lines(run(*TINY, "--save-dir", tmp_path / folder), "is a file, not a folder")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--batch-size", "many"], ["--no-such-option"], ["no-such-command"], ["--data", "burgers"], ["--spectrum", "x"]],
+)
+def test_wrong_usage_exits_with_2(arguments: list[str], tmp_path: Path) -> None:
+    ended = run("--save-dir", tmp_path / "new", *arguments)
+    assert (ended.code, ended.stdout) == (2, "")
+    assert "Usage: " in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not list(tmp_path.iterdir())
+
+
+# ---- what happens on the way -----------------------------------------------------------------------------------------
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException, *, step: int) -> None:
+    workload = Pieces(before=raising(error, piece="backward", step=step))
+    monkeypatch.setattr(models.fno_workload, "build_fno_workload", lambda **_: workload)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (KeyError("bug"), "Error: Step 1 raised KeyError: 'bug'"),
+        (KeyError(), "Error: Step 1 raised KeyError: KeyError"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried\nto"),
+            "Step 1 ran out of memory: CUDA out of memory. Tried",
+        ),
+        (KeyboardInterrupt(), "Error: Interrupted in step 1."),
+    ],
+)
+def test_a_step_that_fails_is_named_and_what_was_recorded_is_written(
+    error: BaseException, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, error, step=1)
+    ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
+    assert ended.code == 1
+    first, hint, *wrote = ended.stderr.splitlines()
+    assert says in first
+    assert hint == "Hint: What was recorded until then is explained and written below."
+    assert "Peak: " in ended.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {output.file_name for output in USUAL} - {"cuda_timing.txt"}
+    assert len(wrote) == len(USUAL) - 1
+
+
+def test_a_failure_in_the_timing_pass_is_in_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = Pieces(before_in_copy=raising(KeyError("bug"), piece="forward", step=0))
+    monkeypatch.setattr(models.fno_workload, "build_fno_workload", lambda **_: workload)
+    ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
+    assert ended.code == 1
+    assert ended.stderr.startswith("Error: The timing pass raised KeyError: 'bug'")
+    assert (tmp_path / "peak.json").exists()
+
+
+def test_a_first_step_that_fails_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, KeyError("bug"), step=0)
+    ended = run(*TINY, *SHORT, "--save-dir", tmp_path / "new")
+    assert ended.code == 1
+    assert ended.stderr.splitlines()[0].startswith("Error: Step 0 raised KeyError: 'bug'")
+    assert "written below" not in ended.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_first_step_without_memory_says_how_to_have_it_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, torch.OutOfMemoryError("CUDA out of memory."), step=0)
+    ended = run(*TINY, *SHORT, "--n-wait-steps", "1", "--save-dir", tmp_path)
+    assert ended.code == 1
+    assert ended.stderr.splitlines()[1].endswith(
+        "With --n-wait-steps 0 --n-warmup-steps 0 the first step is recorded too, and explained."
+    )
+
+
+def test_where_the_allocators_history_saw_it_the_answer_is_on_the_screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, torch.OutOfMemoryError("CUDA out of memory."), step=0)
+    oom = {"action": "oom", "device_free": 100, "size": 50_000, "stream": 0, "frames": [frame("forward", "net.py", 13)]}
+    made = entry("alloc", 1 << 20, 9000, frames=[frame("forward", "net.py", 12)])
+    history = snapshot([made, oom], [segment(1 << 20, 1 << 16, [block(1 << 20, 9000)])])
+    monkeypatch.setattr(AllocatorHistory, "dump", lambda self: setattr(self, "snapshot", history))
+    ended = run(*TINY, *SHORT, "--n-wait-steps", "1", "--save-dir", tmp_path)
+    assert ended.code == 1
+    assert ended.stderr.splitlines()[1] == "Hint: What was in use then is explained below, by line."
+    assert "Out of memory at forward  net.py:13" in ended.stdout
+    assert re.search(r"asked for +48\.83 KiB \(50,000 B\)", ended.stdout)
+    assert "forward  net.py:12" in ended.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"memory_snapshot.pkl", "memory_timeline.html"}
+
+
+def test_files_of_an_earlier_run_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracer.runs.workload_run, "run_profile", lambda *_, **__: results())
+    assert "earlier run" not in run(*TINY, *SHORT, "--save-dir", tmp_path).stderr
+    again = run(*TINY, *SHORT, "--no-peak-json", "--save-dir", tmp_path)
+    assert again.code == 0
+    assert f"Note: peak.json in {tmp_path} is from an earlier run, not of this one." in again.stderr.splitlines()
+
+
+def test_data_that_end_are_said_to_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = iter([noise(), noise()])
+    workload = Pieces(batch=lambda: next(batches))
+    monkeypatch.setattr(models.fno_workload, "build_fno_workload", lambda **_: workload)
+    ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
+    assert ended.code == 1
+    first, hint, *_ = ended.stderr.splitlines()
+    line = next(
+        number for number, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "next(batches)" in text
+    )
+    assert first == f"Error: The data ended in step 2 (tests/test_main.py:{line})."
+    assert hint.startswith("Hint: Let the data begin again, or ask for fewer steps")
+    assert (tmp_path / "peak.json").exists()
+
+
+def test_sys_exit_in_a_step_is_a_failure_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, SystemExit(0), step=1)
+    ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
+    assert ended.code == 1
+    assert ended.stderr.startswith("Error: Step 1 ended the program (tests/runs.py:")
+
+
+def test_sigterm_ends_a_run_like_ctrl_c_and_the_default_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def before(piece: str, step: int) -> None:
+        if (piece, step) == ("backward", 1):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(models.fno_workload, "build_fno_workload", lambda **_: Pieces(before=before))
+    ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
+    assert ended.code == 1
+    assert ended.stderr.splitlines()[0] == "Error: Ended by SIGTERM in step 1."
+    assert (tmp_path / "peak.json").exists()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.usefixtures("already_run")
+def test_a_file_that_cannot_be_written_does_not_take_the_others_along(tmp_path: Path) -> None:
+    (tmp_path / "peak.json").mkdir()
+    ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
+    assert ended.code == 1
+    assert "Error: " in ended.stderr
+    assert "peak.json cannot be written" in ended.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {output.file_name for output in USUAL}
+    assert not list((tmp_path / "peak.json").iterdir())
+
+
+def test_unused_parameters_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(12, 3))
+    model.spare = torch.nn.Identity()  # type: ignore[assignment]
+    model.spare.weight = torch.nn.Parameter(torch.zeros(3))
+    model.forward = lambda x: model[0](x)  # type: ignore[method-assign]
+    monkeypatch.setattr(models.fno_workload, "build_fno_workload", lambda **_: Pieces(model))
+    ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
+    assert "1 parameter received no gradient: spare.weight." in ended.stdout

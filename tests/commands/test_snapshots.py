@@ -1,0 +1,257 @@
+"""`snapshot` and `diff` as a person meets them: files, exit codes, and every way to get it wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import main
+import tracer.commands.snapshots
+from tests.exporters.page_samples import peak_row
+from tests.exporters.report_readers import query
+from tests.exporters.snapshot_samples import out_of_memory
+from tests.snapshot.dumps import write
+from tracer.exporters import snapshot_page
+from tracer.units import MIB
+
+ROOT = Path(main.__file__).parent
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of the command, on a terminal of 100 columns."""
+    result = CliRunner().invoke(main.app, [str(one) for one in arguments], env={"COLUMNS": "100"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write(tmp_path / "s.pickle", out_of_memory())
+
+
+# ---- snapshot --------------------------------------------------------------------------------------------------------
+
+
+def test_the_files_are_written_and_named(file: Path, tmp_path: Path) -> None:
+    page, report = tmp_path / "new" / "page.html", tmp_path / "report.sqlite"
+    code, out, err = run("snapshot", file, "--html", page, "--sqlite", report)
+    assert code == 0
+    assert "What filled it, by line and kind" in out
+    assert [line.split()[:2] for line in err.splitlines()] == [["Wrote", str(page)], ["Wrote", str(report)]]
+    assert "</html>" in page.read_text("utf-8")
+    assert query(report, "SELECT size_bytes FROM misc_sizes") == [(5 * MIB,)]
+
+
+def test_json_goes_to_stdout_alone(file: Path, tmp_path: Path) -> None:
+    code, out, _ = run("snapshot", file, "--json", "--html", tmp_path / "page.html")
+    assert (code, json.loads(out)["devices"][0]["peak_requested_bytes"]) == (0, 5 * MIB)
+
+
+def test_a_reader_that_has_seen_enough_leaves_the_files(file: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    command = [sys.executable, "main.py", "snapshot", str(file), "--html", str(page)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        process.wait()
+    assert page.is_file()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device of Linux that takes nothing")
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_stream_that_takes_nothing_leaves_the_files(stream: str, file: Path, tmp_path: Path) -> None:
+    page, report = tmp_path / "page.html", tmp_path / "report.sqlite"
+    command = [sys.executable, "main.py", "snapshot", str(file), "--html", str(page), "--sqlite", str(report)]
+    with Path("/dev/full").open("w") as full:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}
+        ended = subprocess.run(command, cwd=ROOT, text=True, check=False, **streams)  # type: ignore[call-overload]
+    assert page.is_file() and report.is_file()
+    if stream == "stderr":
+        assert ended.returncode == 0
+        assert "What filled it" in ended.stdout
+    else:
+        first, second, error, _ = ended.stderr.splitlines()
+        assert first.startswith(f"Wrote {page}") and second.startswith(f"Wrote {report}")
+        assert error == "Error: The answer could not be printed on stdout: No space left on device."
+        assert ended.returncode == 1
+
+
+@pytest.mark.usefixtures("usual_signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_ends_the_command_while_files_are_written(
+    number: signal.Signals, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C after the file at work, SIGTERM after both."""
+    write_page = snapshot_page.write_snapshot_page
+
+    def signalled(*arguments: Any, **options: Any) -> None:
+        os.kill(os.getpid(), number)
+        write_page(*arguments, **options)
+
+    monkeypatch.setattr(snapshot_page, "write_snapshot_page", signalled)
+    code, out, err = run("snapshot", file, "--html", tmp_path / "a.html", "--sqlite", tmp_path / "b.sqlite")
+    assert (code, out) == (1, "")
+    there = sorted(path.name for path in tmp_path.iterdir() if path != file)
+    if number == signal.SIGINT:
+        assert err == "Error: Interrupted while writing: wrote a.html; not written: b.sqlite.\n"
+        assert there == ["a.html"]
+    else:
+        assert err == "Error: Ended by SIGTERM.\n"
+        assert there == ["a.html", "b.sqlite"]
+
+
+def test_reading_a_snapshot_does_not_wait_for_torch(file: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys, main; from pathlib import Path; from rich.console import Console\n"
+        "from tracer.commands.snapshots import show_diff, show_snapshot\n"
+        "file, folder = map(Path, sys.argv[1:])\n"
+        "show_snapshot(file, Console(), html=folder / 'a.html', sqlite=folder / 'a.sqlite')\n"
+        "show_diff(file, file, Console())\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program, file, tmp_path], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("option", ["--html", "--sqlite"])
+@pytest.mark.parametrize(
+    ("target", "complaint"),
+    [("s.pickle", "named twice"), ("folder", "is a folder"), ("s.pickle/page", "is a file, not a folder")],
+)
+def test_a_target_that_cannot_be_is_refused(
+    file: Path, tmp_path: Path, option: str, target: str, complaint: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    before = file.read_bytes()
+    code, out, err = run("snapshot", file, option, tmp_path / target)
+    assert (code, out) == (1, "")
+    assert complaint in err and "Hint: Name another file with --html or --sqlite." in err
+    assert file.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["folder", "s.pickle"]
+
+
+def test_one_target_for_both_is_refused(file: Path, tmp_path: Path) -> None:
+    code, _, err = run("snapshot", file, "--html", tmp_path / "x", "--sqlite", tmp_path / "x")
+    assert code == 1 and "named twice" in err
+
+
+def test_without_plotly_the_page_is_refused_before_anything_is_read(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(tracer.commands.snapshots, "load_snapshot", lambda path: pytest.fail("it was read"))
+    code, out, err = run("snapshot", file, "--html", tmp_path / "page.html")
+    assert (code, out) == (1, "")
+    assert "plotly" in err and "pip install plotly" in err
+
+
+@pytest.mark.parametrize(
+    "arguments", [("snapshot", "--top", "-1"), ("snapshot", "--device", "-1"), ("diff", "--top", "-1")]
+)
+def test_numbers_below_zero_are_wrong_usage(file: Path, arguments: tuple[str, ...]) -> None:
+    files = [file] * (1 if arguments[0] == "snapshot" else 2)
+    assert run(*arguments, *files)[0] == 2
+
+
+def test_no_rows_are_all_rest(file: Path) -> None:
+    code, out, _ = run("snapshot", file, "--top", 0)
+    assert code == 0 and "2 more" in out
+
+
+def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
+    file = write(tmp_path / "s.pickle", {"segments": [], "device_traces": [[]]})
+    code, _, err = run("snapshot", file, "--html", tmp_path / "page.html")
+    assert code == 1 and "nothing to draw" in err
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_signs_that_a_terminal_obeys_are_shown(tmp_path: Path) -> None:
+    text = json.dumps(out_of_memory()).replace("/home/me/model.py", "/home/\\u001b[2J\\ud800model.py")
+    (tmp_path / "s.json").write_text(text)
+    code, out, _ = run("snapshot", tmp_path / "s.json", "--html", tmp_path / "a", "--sqlite", tmp_path / "b")
+    assert code == 0
+    assert "\x1b" not in out
+    assert "/home/\\x1b[2J\\ud800model.py" in out.replace("\n", "").replace(" ", "")
+
+
+# ---- diff ------------------------------------------------------------------------------------------------------------
+
+
+def results(folder: Path, size: int | None, *, snapshot: bool = True, content: str | None = None) -> Path:
+    """A folder of results with a peak.json of that many bytes, and a snapshot."""
+    folder.mkdir()
+    if size is not None:
+        document: dict[str, Any] = {
+            "device": "cpu",
+            "peak_bytes": size,
+            "phase": None,
+            "rows": [asdict(peak_row(size))],
+        }
+        (folder / "peak.json").write_text(content or json.dumps(document))
+    if snapshot:
+        write(folder / "memory_snapshot.pkl", out_of_memory())
+    return folder
+
+
+def test_two_runs_are_compared_by_category(tmp_path: Path) -> None:
+    code, out, _ = run("diff", results(tmp_path / "a", 100), results(tmp_path / "b", 107))
+    assert code == 0
+    assert "cpu: peak 100 B -> 107 B, +7 B (+7 B)" in out
+    assert "By category" in out and "By module" in out and "By operator" in out and "By line" in out
+
+
+@pytest.mark.parametrize(("threshold", "code"), [("5%", 3), ("7%", 0), ("6B", 3), ("7", 0)])
+def test_the_exit_status_for_ci(tmp_path: Path, threshold: str, code: int) -> None:
+    arguments = (results(tmp_path / "a", 100), results(tmp_path / "b", 107), "--fail-above", threshold)
+    assert run("diff", *arguments)[0] == code
+
+
+@pytest.mark.parametrize("other", ["folder", "file"])
+def test_where_one_has_no_peak_the_snapshots_are_compared(tmp_path: Path, other: str) -> None:
+    before, after = results(tmp_path / "a", 100), results(tmp_path / "b", None)
+    code, out, _ = run("diff", before, after if other == "folder" else after / "memory_snapshot.pkl")
+    assert code == 0
+    assert "Device 0: peak 5.00 MiB -> 5.00 MiB, 0 B (+0 B)" in out
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "complaint"),
+    [
+        ((100, False), (None, True), "peak.json cannot be compared because"),
+        ((None, True), (100, False), "peak.json cannot be compared because"),
+        ((None, False), (100, True), "has no memory_snapshot.pkl and no peak.json."),
+    ],
+)
+def test_nothing_in_common_is_said(
+    tmp_path: Path, before: tuple[int | None, bool], after: tuple[int | None, bool], complaint: str
+) -> None:
+    folders = [
+        results(tmp_path / name, size, snapshot=snapshot)
+        for name, (size, snapshot) in {"a": before, "b": after}.items()
+    ]
+    code, out, err = run("diff", *folders)
+    assert (code, out) == (1, "")
+    assert complaint in err and "Hint: " in err
+
+
+def test_folders_of_ranks_are_named(tmp_path: Path) -> None:
+    before = results(tmp_path / "a", None, snapshot=False)
+    results(before / "rank0", 100)
+    code, _, err = run("diff", before, results(tmp_path / "b", 100))
+    assert code == 1 and "a folder for each rank" in err
+
+
+def test_a_broken_peak_is_one_sentence(tmp_path: Path) -> None:
+    code, out, err = run("diff", results(tmp_path / "a", 100, content="{"), results(tmp_path / "b", 100))
+    assert (code, out) == (1, "")
+    assert "is not JSON that can be read" in err and "Hint: " in err

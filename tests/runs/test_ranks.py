@@ -1,0 +1,359 @@
+"""Several ranks: who is who, what differs between them, and that one that dies takes nothing from the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from tests.runs import Pieces
+from tracer.runs.ranks import (
+    RANK_FILE,
+    Rank,
+    RankPeak,
+    RanksSummary,
+    announce,
+    begin,
+    rank_folder,
+    read_ranks,
+    summary_text,
+    this_rank,
+    write_summary,
+)
+from tracer.runs.session import Schedule
+from tracer.runs.termination import Terminated, Termination
+from tracer.runs.workload_run import run_profile
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = "run"
+
+
+def peak(index: int, size_bytes: int | None = 100, run: str = RUN, **categories: int) -> RankPeak:
+    return RankPeak(index, run, device="cpu", peak_bytes=size_bytes, categories=categories, num_steps=9)
+
+
+def leave(save_dir: Path, left: RankPeak) -> None:
+    folder = rank_folder(save_dir, left.index)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RANK_FILE).write_text(json.dumps(asdict(left)))
+
+
+# ---- who is who ------------------------------------------------------------------------------------------------------
+
+
+def test_the_environment_says_which_rank_this_is() -> None:
+    told = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_PORT": "29500"}
+    rank = this_rank(told)
+    assert (rank.index, rank.world_size, rank.local_index) == (5, 8, 1)
+    assert rank.folder(Path("out")) == Path("out/rank5")
+    assert this_rank(told | {"MASTER_PORT": "29501"}).run != rank.run
+
+
+@pytest.mark.parametrize("environment", [{}, {"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "x", "WORLD_SIZE": "2"}])
+def test_one_process_alone_has_no_rank(environment: dict[str, str]) -> None:
+    assert this_rank(environment) is None
+
+
+# ---- what differs ----------------------------------------------------------------------------------------------------
+
+
+def test_a_summary_worked_by_hand() -> None:
+    ranks = (peak(0, 100, PARAMETER=60, INPUT=40), peak(1, 130, PARAMETER=60, INPUT=50, ACTIVATION=20), peak(2, None))
+    summary = RanksSummary(ranks, (3,))
+    assert summary.worst.index == 1
+    assert summary.spread_bytes == 30
+    assert summary.differences() == {"ACTIVATION": (0, 20), "INPUT": (40, 50)}
+    text = summary_text(summary)
+    for line in (
+        "rank 0: 100 bytes on cpu",
+        "rank 2: nothing recorded",
+        "rank 3: left no results",
+        "Worst: rank 1, 130 B",
+        "Spread: 30 B, 23.1 % of the worst",
+        "ACTIVATION: 0 to 20 bytes",
+    ):
+        assert line in text.splitlines()
+
+
+def test_ranks_that_agree_differ_in_nothing() -> None:
+    summary = RanksSummary((peak(0, INPUT=100), peak(1, INPUT=100)), ())
+    assert (summary.worst.index, summary.spread_bytes, summary.differences()) == (0, 0, {})
+    assert "No category differs." in summary_text(summary)
+
+
+def test_no_rank_at_all_is_a_summary_too() -> None:
+    summary = RanksSummary((), (0, 1))
+    assert (summary.worst, summary.spread_bytes) == (None, 0)
+    assert "rank 1: left no results" in summary_text(summary)
+
+
+# ---- waiting for the others ------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Seconds pass only while somebody pauses; at some of them a rank leaves its results."""
+
+    def __init__(self, save_dir: Path, arrivals: dict[int, RankPeak]) -> None:
+        self.save_dir, self.arrivals, self.pauses = save_dir, arrivals, 0
+
+    def now(self) -> float:
+        return float(self.pauses)
+
+    def pause(self, seconds: float) -> None:
+        self.pauses += 1
+        if self.pauses in self.arrivals:
+            leave(self.save_dir, self.arrivals[self.pauses])
+
+
+def summarize(save_dir: Path, clock: Clock, world_size: int) -> RanksSummary:
+    return write_summary(save_dir, world_size, run=RUN, wait_s=10, clock=clock.now, pause=clock.pause)
+
+
+def test_rank_0_waits_until_all_are_there(tmp_path: Path) -> None:
+    leave(tmp_path, peak(0))
+    clock = Clock(tmp_path, {3: peak(1, 120)})
+    assert not summarize(tmp_path, clock, 2).missing
+    assert clock.pauses == 3
+    assert json.loads((tmp_path / "ranks.json").read_text())["worst_rank"] == 1
+
+
+def test_rank_0_does_not_wait_for_ever_and_has_written_before(tmp_path: Path) -> None:
+    leave(tmp_path, peak(0))
+    early = []
+
+    class Watching(Clock):
+        def pause(self, seconds: float) -> None:
+            early.append((tmp_path / "ranks.txt").read_text())
+            super().pause(seconds)
+
+    clock = Watching(tmp_path, {})
+    assert summarize(tmp_path, clock, 2).missing == (1,)
+    assert clock.pauses == 10
+    assert "rank 1: left no results" in early[0]
+
+
+def test_what_an_earlier_run_left_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    leave(tmp_path, peak(0))
+    leave(tmp_path, peak(1, run="earlier"))
+    assert read_ranks(tmp_path, 2, run=RUN).missing == (1,)
+    (tmp_path / "ranks.txt").write_text("old")
+    begin(Rank(0, 2, 0, RUN), tmp_path)
+    assert not (tmp_path / "ranks.txt").exists()
+    assert read_ranks(tmp_path, 2, run=RUN).missing == (0, 1)
+
+
+def test_rank_0_waits_for_the_end_of_ranks_that_have_spoken(tmp_path: Path) -> None:
+    leave(tmp_path, peak(0))
+    leave(tmp_path, replace(peak(1), has_ended=False))
+    clock = Clock(tmp_path, {3: replace(peak(1), failure="ValueError: enough", num_steps=7)})
+    assert summarize(tmp_path, clock, 2).is_final
+    assert clock.pauses == 3
+    assert "ended in step 7 by ValueError: enough" in (tmp_path / "ranks.txt").read_text()
+
+
+def test_a_rank_that_is_never_heard_of_again_is_told_apart(tmp_path: Path) -> None:
+    leave(tmp_path, peak(0))
+    leave(tmp_path, replace(peak(1, 120), has_ended=False))
+    summary = summarize(tmp_path, Clock(tmp_path, {}), 2)
+    assert (summary.missing, summary.worst.index) == ((), 1)
+    assert "rank 1: 120 bytes on cpu; has not ended so far, after step 9" in (tmp_path / "ranks.txt").read_text()
+
+
+def test_whoever_announces_last_puts_all_together(tmp_path: Path) -> None:
+    results = run_profile(Pieces(), schedule=Schedule(0, 1, 1, 1), timing=False)
+    announce(Rank(1, 3, 1, RUN), results, tmp_path)
+    assert not (tmp_path / "ranks.json").exists(), "only rank 0 speaks for those who have not spoken"
+    announce(Rank(0, 3, 0, RUN), results, tmp_path)
+    assert json.loads((tmp_path / "ranks.json").read_text())["missing"] == [2]
+    announce(Rank(2, 3, 2, RUN), results, tmp_path)
+    document = json.loads((tmp_path / "ranks.json").read_text())
+    assert document["missing"] == []
+    assert [rank["has_ended"] for rank in document["ranks"]] == [False] * 3
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"index": 1}', '{"index": 1, "run": "run", "new": 3}'])
+def test_a_file_that_is_none_is_a_rank_that_is_missing(tmp_path: Path, text: str) -> None:
+    leave(tmp_path, peak(0))
+    leave(tmp_path, peak(1))
+    (rank_folder(tmp_path, 1) / RANK_FILE).write_text(text)
+    assert read_ranks(tmp_path, 2, run=RUN).missing == (1,)
+
+
+# ---- being ended -----------------------------------------------------------------------------------------------------
+
+
+def test_sigterm_unwinds_like_an_exception_and_the_default_comes_back() -> None:
+    termination = Termination()
+    termination.watch()
+    with pytest.raises(Terminated, match="ended by SIGTERM") as caught:
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert isinstance(caught.value, SystemExit)
+    assert caught.value.code == 143
+    os.kill(os.getpid(), signal.SIGTERM)  # while it unwinds, nothing more
+    termination.hold()
+    termination.close()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_sigterm_waits_while_files_are_written() -> None:
+    termination = Termination()
+    termination.watch()
+    termination.hold()
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        termination.close()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_sigterm_that_waited_comes_when_it_may() -> None:
+    termination = Termination()
+    termination.watch()
+    termination.hold()
+    termination.resume()
+    termination.hold()
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(Terminated):
+        termination.resume()
+    termination.hold()
+    termination.close()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_one_that_watches_nothing_does_nothing() -> None:
+    termination = Termination()
+    termination.hold()
+    termination.resume()
+    termination.close()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_somebody_elses_handler_is_left_alone() -> None:
+    seen = []
+    signal.signal(signal.SIGTERM, lambda *args: seen.append(args))
+    try:
+        termination = Termination()
+        termination.watch()
+        os.kill(os.getpid(), signal.SIGTERM)
+        termination.close()
+        assert len(seen) == 1
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+# ---- real processes --------------------------------------------------------------------------------------------------
+
+DYING = """
+    import os, signal, sys
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+    from tracer import Schedule, profile_training
+
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=1)
+    with profile_training(model, optimizer, save_dir=sys.argv[1], schedule=schedule) as session:
+        for step in range(6):
+            if dist.get_rank() == 1 and step == int(sys.argv[3]):
+                if sys.argv[2] == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise ValueError("rank 1 has had enough")
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            session.step()
+"""
+
+
+def launch(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return subprocess.run(
+        [*launcher, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "step"), [("raised", 4), ("killed", 4), ("killed", 1)])
+def test_a_rank_that_dies_takes_nothing_from_the_other(tmp_path: Path, how: str, step: int) -> None:
+    """Step 1 is the recorded one; from step 2 on each rank's files are there, and its own death takes nothing back."""
+    (tmp_path / "dying.py").write_text(textwrap.dedent(DYING))
+    finished = launch("dying.py", "results", how, str(step), folder=tmp_path)
+    assert finished.returncode != 0
+    results = tmp_path / "results"
+    for rank in (0, 1) if step > 1 else (0,):
+        left = json.loads((results / f"rank{rank}" / "peak.json").read_text())
+        assert sum(row["bytes"] for row in left["rows"]) == left["peak_bytes"] > 0
+    summary = json.loads((results / "ranks.json").read_text())
+    assert summary["missing"] == ([] if step > 1 else [1])
+    assert summary["ranks"][0]["has_ended"]
+    if step > 1:
+        assert summary["ranks"][1]["has_ended"] == (how == "raised")
+    if how == "raised":
+        assert summary["ranks"][1]["failure"] == "ValueError: rank 1 has had enough"
+        assert "rank 1: " in (results / "ranks.txt").read_text()
+
+
+OWN_STEP = """
+    import os, time
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    def build():
+        dist.init_process_group("gloo")
+        model, done = nn.Linear(8, 8), []
+        def step():
+            done.append(1)
+            loss = model(torch.randn(4, 8)).sum()
+            loss.backward()
+            if len(done) == 3:
+                dist.barrier()
+                if dist.get_rank() == 1:
+                    os._exit(7)
+                time.sleep(60)  # as if it waited for its peer: until torchrun ends it
+            model.zero_grad()
+            return loss
+        return model, step
+"""
+
+
+@pytest.mark.slow
+def test_the_command_line_writes_what_it_has_when_its_peer_dies(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(textwrap.dedent(OWN_STEP))
+    options = ["--n-wait-steps", "0", "--n-repeats", "2", "--n-active-steps", "1", "--device", "cpu"]
+    finished = launch(
+        str(ROOT / "main.py"), "--model", "own.py:build", "--save-dir", "results", *options, folder=tmp_path
+    )
+    assert finished.returncode != 0
+    assert "Error: Ended by SIGTERM in step 2." in finished.stderr
+    assert f'File "{ROOT / "main.py"}"' not in finished.stderr
+    left = json.loads((tmp_path / "results" / "rank0" / "peak.json").read_text())
+    assert sum(row["bytes"] for row in left["rows"]) == left["peak_bytes"] > 0
+    summary = json.loads((tmp_path / "results" / "ranks.json").read_text())
+    assert summary["missing"] == [1]
+    assert summary["ranks"][0]["failure"] == "Terminated: ended by SIGTERM"
+
+
+def test_the_command_line_profiles_each_rank(tmp_path: Path) -> None:
+    options = ["--n-repeats", "1", "--n-active-steps", "1", "--no-cuda-timing", "--device", "cpu", "--batch-size", "2"]
+    finished = launch(
+        str(ROOT / "main.py"), "--model", "models.lstm:build", "--save-dir", "results", *options, folder=tmp_path
+    )
+    assert finished.returncode == 0, finished.stderr
+    results = tmp_path / "results"
+    assert {path.name for path in results.iterdir()} == {"rank0", "rank1", "ranks.json", "ranks.txt"}
+    assert finished.stdout.count("Peak: ") == 1
+    summary = json.loads((results / "ranks.json").read_text())
+    assert summary["differences"] == {}
+    assert summary["spread_bytes"] == 0

@@ -1,0 +1,287 @@
+"""`profile_training` around a loop of one's own: same findings, files at the end, and nothing of the loop changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import io
+import json
+import os
+import signal
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import tracer
+from tracer.capture.known_storages import Role
+from tracer.errors import OutputError
+from tracer.runs import outputs
+from tracer.runs.session import Schedule
+from tracer.runs.termination import Terminated, WritingInterrupted
+from tracer.runs.training import TrainingProfile, profile_training
+
+SHORT = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=1)
+
+
+def net() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    optimizer.zero_grad()
+    loss = model(torch.randn(4, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def test_the_public_name_is_this_one() -> None:
+    assert tracer.profile_training is profile_training is TrainingProfile
+
+
+def test_the_files_are_there_when_the_block_ends(tmp_path: Path) -> None:
+    model, optimizer = net()
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as session:
+        while not session.is_complete:
+            train_step(model, optimizer)
+            session.step()
+        assert not list(tmp_path.iterdir())
+    peak = json.loads((tmp_path / "peak.json").read_text())
+    assert sum(row["bytes"] for row in peak["rows"]) == peak["peak_bytes"] == peak["allocator_peak_bytes"]
+    assert {"max_mem.txt", "memory_snapshot.pkl"} <= {path.name for path in tmp_path.iterdir()}
+    assert session.results.findings.worst.peak.peak_bytes == peak["peak_bytes"]
+    assert session.results.unused_parameters == ()
+    assert {each.path.name for each in session.written} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_the_models_input_is_found_by_itself(tmp_path: Path) -> None:
+    model, optimizer = net()
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as session:
+        for _ in range(3):
+            train_step(model, optimizer)
+            session.step()
+    known = session.known
+    inputs = known.size_bytes[known.role == Role.INPUT]
+    assert inputs.tolist() == [4 * 8 * 4]
+    assert not model._forward_pre_hooks
+
+
+def test_what_another_model_computed_is_not_an_input(tmp_path: Path) -> None:
+    first, (model, optimizer) = nn.Linear(8, 8), net()
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as session:
+        for _ in range(3):
+            model(first(torch.randn(4, 8))).sum().backward()
+            optimizer.step()
+            session.step()
+    assert "batch[0]" not in session.known.names
+
+
+def test_a_profiled_loop_trains_as_an_unprofiled_one(tmp_path: Path) -> None:
+    model, optimizer = net()
+    plain = [train_step(model, optimizer) for _ in range(6)]
+    state = torch.get_rng_state()
+    again, its_optimizer = net()
+    profiled = []
+    with profile_training(again, its_optimizer, save_dir=tmp_path) as session:
+        for _ in range(6):
+            profiled.append(train_step(again, its_optimizer))
+            session.step()
+    assert profiled == plain
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_an_exception_goes_on_its_way_and_the_files_are_written(tmp_path: Path) -> None:
+    model, optimizer = net()
+    boom = ValueError("the data ran out")
+
+    def loop() -> None:
+        with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as loop.session:
+            train_step(model, optimizer)
+            loop.session.step()
+            train_step(model, optimizer)
+            raise boom
+
+    with pytest.raises(ValueError, match="the data ran out") as caught:
+        loop()
+    assert caught.value is boom
+    failure = loop.session.results.failure
+    assert (failure.step, str(failure.error)) == (1, "the data ran out")
+    assert failure.error is not boom
+    assert failure.error.__traceback__ is None
+    assert failure.place[0] == __file__
+    assert (tmp_path / "peak.json").exists()
+
+
+def test_files_that_cannot_be_written_do_not_hide_an_exception(tmp_path: Path) -> None:
+    model, optimizer = net()
+    with (
+        pytest.raises(KeyError, match="mine"),
+        profile_training(model, optimizer, save_dir=tmp_path / "new", schedule=SHORT) as session,
+    ):
+        train_step(model, optimizer)
+        session.step()
+        train_step(model, optimizer)
+        (tmp_path / "new").write_text("in the way")
+        raise KeyError("mine")
+    assert {type(each.error) for each in session.written} == {OutputError}
+
+
+@pytest.mark.parametrize("screen", [False, True])
+def test_a_file_that_cannot_be_written_is_said_and_the_others_are_there(
+    screen: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    """By a warning where nothing is printed, so that it is said once."""
+    (tmp_path / "peak.json").mkdir()
+    model, optimizer = net()
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=Schedule(0, 0, 1, 1), screen=screen) as session:
+        for _ in range(2):
+            train_step(model, optimizer)
+            session.step()
+    assert (tmp_path / "max_mem.txt").is_file()
+    says = "peak.json cannot be written"
+    warned = [str(one.message) for one in recwarn if says in str(one.message)]
+    assert (len(warned), says in capfd.readouterr().err) == ((0, True) if screen else (1, False))
+
+
+class FullDisk(io.StringIO):
+    """A stdout that takes nothing."""
+
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_screen_that_takes_nothing_is_a_warning_and_the_files_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = net()
+    monkeypatch.setattr("sys.stdout", FullDisk())
+    with (
+        pytest.warns(UserWarning, match="could not be printed on stdout: No space left on device"),
+        profile_training(model, optimizer, save_dir=tmp_path, schedule=Schedule(0, 0, 1, 1), screen=True) as session,
+    ):
+        train_step(model, optimizer)
+        session.step()
+    assert {path.name for path in tmp_path.iterdir()} == {each.path.name for each in session.written}
+    assert (tmp_path / "peak.json").is_file()
+
+
+@pytest.mark.usefixtures("usual_signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_ends_the_program_while_files_are_written_goes_on_its_way(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C after the file at work, with a sentence; SIGTERM, whose default knows no sentence, after all of them."""
+    first, *others = outputs.OUTPUTS
+
+    def signalled(material: outputs.Material, path: Path) -> None:
+        os.kill(os.getpid(), number)
+        first.write(material, path)
+
+    monkeypatch.setattr(outputs, "OUTPUTS", (dataclasses.replace(first, write=signalled), *others))
+    model, optimizer = net()
+    ends = {
+        signal.SIGINT: pytest.raises(
+            WritingInterrupted, match=r"wrote max_mem\.txt; not written: memory_timeline\.html"
+        ),
+        signal.SIGTERM: pytest.raises(Terminated),
+    }
+    with ends[number], profile_training(model, optimizer, save_dir=tmp_path, schedule=Schedule(0, 0, 1, 1)) as session:
+        train_step(model, optimizer)
+        session.step()
+    there = sorted(path.name for path in tmp_path.iterdir())
+    assert sorted(each.path.name for each in session.written) == there
+    assert (there == ["max_mem.txt"]) == (number == signal.SIGINT)
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_the_loop(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="is a file, not a folder"):
+        profile_training(*net(), save_dir=tmp_path / "file")
+
+
+def test_a_loop_that_is_too_short_says_so_at_the_users_own_line(tmp_path: Path) -> None:
+    model, optimizer = net()
+    with (
+        pytest.warns(UserWarning, match="ended after 1 step, and the first one that is recorded is step 3") as caught,
+        profile_training(model, optimizer, save_dir=tmp_path) as session,
+    ):
+        train_step(model, optimizer)
+        session.step()
+    assert caught[0].filename == __file__
+    assert not (tmp_path / "peak.json").exists()
+
+
+def test_a_loop_may_go_on_after_the_last_recorded_step(tmp_path: Path) -> None:
+    model, optimizer = net()
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as session:
+        for _ in range(9):
+            train_step(model, optimizer)
+            session.step()
+    assert len(session.results.findings.cycles) == 1
+
+
+def test_torchs_note_on_forgotten_events_is_not_shown(tmp_path: Path) -> None:
+    model, optimizer = net()
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        profile_training(model, optimizer, save_dir=tmp_path) as session,
+    ):
+        for _ in range(11):
+            train_step(model, optimizer)
+            session.step()
+    assert not [each for each in caught if "clears events" in str(each.message)]
+
+
+@pytest.mark.parametrize("screen", [False, True])
+def test_the_screen_is_shown_where_asked_for(tmp_path: Path, capfd: pytest.CaptureFixture[str], screen: bool) -> None:
+    model, optimizer = net()
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT, screen=screen) as session:
+        for _ in range(3):
+            train_step(model, optimizer)
+            session.step()
+    shown = capfd.readouterr()
+    assert ("Peak: " in shown.out) == ("peak.json" in shown.err) == screen
+
+
+def test_files_of_an_earlier_run_are_warned_of(tmp_path: Path) -> None:
+    model, optimizer = net()
+    (tmp_path / "cuda_timing.txt").write_text("of another run")
+    with (
+        pytest.warns(UserWarning, match=r"^cuda_timing.txt in .* is from an earlier run") as caught,
+        profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as session,
+    ):
+        for _ in range(3):
+            train_step(model, optimizer)
+            session.step()
+    assert caught[0].filename == __file__
+
+
+def test_files_that_are_not_wanted_are_left_out(tmp_path: Path) -> None:
+    model, optimizer = net()
+    unwanted = ["memory-snapshot", "memory-timeline"]
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT, leave_out=unwanted) as session:
+        for _ in range(3):
+            train_step(model, optimizer)
+            session.step()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert "peak.json" in names
+    assert not names & {"memory_snapshot.pkl", "memory_timeline.html"}
+
+
+def test_the_trace_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
+    model, optimizer = net()
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT, trace=True) as session:
+        while not session.is_complete:
+            train_step(model, optimizer)
+            session.step()
+    events = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
+    top = max(event["args"]["bytes"] for event in events if event["name"] == "memory total")
+    assert session.results is not None
+    assert session.results.findings is not None
+    assert top == session.results.findings.worst.peak.peak_bytes

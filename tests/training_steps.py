@@ -1,0 +1,494 @@
+"""Small training steps, one for each way in which programs use memory, and how to record them.
+
+Each is a function that builds a `Workload`; `WORKLOADS` lists them by name. All follow from a fixed seed, take a few
+milliseconds per step and a few thousand events.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile, schedule
+from torch.utils.checkpoint import checkpoint
+
+from models.fno_workload import build_fno_workload
+from tracer.capture.event_tree import read_recording
+from tracer.capture.recording import Recording
+
+Builder = Callable[[], "Workload"]
+WORKLOADS: dict[str, Builder] = {}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workload:
+    """A training step, and the model and optimizer behind it for those who want to look at them."""
+
+    step: Callable[[], None]
+    model: nn.Module | None = None
+    optimizer: torch.optim.Optimizer | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """A workload and what the profiler kept of it: one `kineto_results` per cycle, the profiler itself is gone."""
+
+    name: str
+    workload: Workload
+    results: tuple[Any, ...]
+    num_steps: int
+
+    @cached_property
+    def recordings(self) -> tuple[Recording, ...]:
+        """Ours, one per cycle."""
+        return tuple(map(read_recording, self.results))
+
+    @cached_property
+    def oracles(self) -> tuple[Any, ...]:
+        """Torch's own `MemoryProfileTimeline`, one per cycle."""
+        return tuple(map(torch_timeline, self.results))
+
+
+def torch_timeline(results: Any) -> Any:
+    """Torch's own analysis of a recording."""
+    from torch.profiler._memory_profiler import MemoryProfile, MemoryProfileTimeline
+
+    return MemoryProfileTimeline(MemoryProfile(results))
+
+
+def workload(build: Builder) -> Builder:
+    """Enter a builder in `WORKLOADS`, under its own name."""
+    WORKLOADS[build.__name__] = build
+    return build
+
+
+def record_workload(name: str, *, n_cycles: int = 2, n_active: int = 2) -> Recorded:
+    """Build a workload and record some cycles of it."""
+    built = build_workload(name)
+    results = record(built.step, n_cycles=n_cycles, n_active=n_active)
+    return Recorded(name, built, tuple(results), n_active)
+
+
+def build_workload(name: str) -> Workload:
+    """Build a workload from its seed, with the two threads that make its kernels the same on every machine."""
+    torch.set_num_threads(2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return WORKLOADS[name]()
+
+
+def record(
+    step: Callable[[], object],
+    *,
+    n_cycles: int = 1,
+    n_active: int = 1,
+    record_shapes: bool = True,
+    with_stack: bool = True,
+    activities: Sequence[ProfilerActivity] = (ProfilerActivity.CPU,),
+    **options: Any,
+) -> list[Any]:
+    """Run a step under torch's profiler, one warmup before each cycle.
+
+    Returns:
+        The `kineto_results` of each cycle.
+    """
+    kept: list[Any] = []
+    with profile(
+        activities=list(activities),
+        schedule=schedule(wait=0, warmup=1, active=n_active, repeat=n_cycles),
+        on_trace_ready=lambda prof: kept.append(prof.profiler.kineto_results),
+        record_shapes=record_shapes,
+        profile_memory=True,
+        with_stack=with_stack,
+        **options,
+    ) as prof:
+        for _ in range(n_cycles * (1 + n_active)):
+            step()
+            prof.step()
+    return kept
+
+
+def training(
+    model: nn.Module,
+    batch: Callable[[], tuple[Tensor, Tensor]],
+    loss: Callable[[Any, Tensor], Tensor] = F.mse_loss,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Workload:
+    """The usual step: gradients away first, then forward, backward, optimizer."""
+    chosen = optimizer or torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        chosen.zero_grad()
+        inputs, target = batch()
+        loss(model(inputs), target).backward()
+        chosen.step()
+
+    return Workload(step, model, chosen)
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+
+
+def mlp_batch() -> tuple[Tensor, Tensor]:
+    return torch.randn(16, 32), torch.randn(16, 8)
+
+
+# ---- the FNO: 1d, 2d, 3d, and both ways to allocate a spectrum -------------------------------------------------------
+
+
+def _fno(data_size: tuple[int, ...], n_modes: tuple[int, ...], n_layers: int, spectrum: Any) -> Workload:
+    training_step = build_fno_workload(
+        batch_size=2,
+        hidden_channels=8,
+        data_size=data_size,
+        n_modes=n_modes,
+        n_layers=n_layers,
+        device="cpu",
+        spectrum=spectrum,
+    )
+
+    def step() -> None:
+        training_step.backward(training_step.forward(training_step.next_batch()))
+        training_step.optimizer_step()
+
+    return Workload(step, training_step.model, training_step.optimizer)
+
+
+for _size, _modes, _layers in (((32,), (8,), 1), ((16, 16), (8, 6), 2), ((8, 8, 8), (4, 4, 4), 1)):
+    for _spectrum in ("new_zeros", "torch_zeros"):
+        WORKLOADS[f"fno_{len(_size)}d_{_spectrum}"] = partial(_fno, _size, _modes, _layers, _spectrum)
+
+
+# ---- architectures ---------------------------------------------------------------------------------------------------
+
+
+@workload
+def convnet() -> Workload:
+    """Batch norm, whose running averages are written in forward, and a ReLU that writes over its input."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.Dropout(0.1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 10),
+    )
+    return training(
+        model,
+        lambda: (torch.randn(4, 3, 16, 16), torch.randint(0, 10, (4,))),
+        F.cross_entropy,
+        torch.optim.Adam(model.parameters()),
+    )
+
+
+def _next_token_loss(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+def _tokens() -> tuple[Tensor, Tensor]:
+    return torch.randint(0, 50, (2, 16)), torch.randint(0, 50, (2, 16))
+
+
+@workload
+def transformer() -> Workload:
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+    return training(nn.Sequential(nn.Embedding(50, 32), encoder, nn.Linear(32, 50)), _tokens, _next_token_loss)
+
+
+@workload
+def lstm() -> Workload:
+    model = nn.LSTM(16, 32, batch_first=True)
+    return training(
+        model,
+        lambda: (torch.randn(4, 10, 16), torch.randn(4, 10, 32)),
+        lambda output, target: F.mse_loss(output[0], target),
+        torch.optim.RMSprop(model.parameters()),
+    )
+
+
+@workload
+def shared_weights() -> Workload:
+    """One embedding at both ends: a parameter that two modules list and that gets two gradients in a step."""
+    embedding, hidden, head = nn.Embedding(50, 32), nn.Linear(32, 32), nn.Linear(32, 50, bias=False)
+    head.weight = embedding.weight
+    return training(nn.Sequential(embedding, hidden, nn.ReLU(), head), _tokens, _next_token_loss)
+
+
+class _Checkpointed(nn.Module):
+    def __init__(self, *, use_reentrant: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 32)) for _ in range(2)
+        )
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + checkpoint(block, x, use_reentrant=self.use_reentrant)
+        return x
+
+
+def _checkpointing(*, use_reentrant: bool) -> Workload:
+    return training(
+        _Checkpointed(use_reentrant=use_reentrant),
+        lambda: (torch.randn(16, 32, requires_grad=True), torch.randn(16, 32)),
+    )
+
+
+@workload
+def checkpointing_reentrant() -> Workload:
+    """Backward starts a second backward inside itself."""
+    return _checkpointing(use_reentrant=True)
+
+
+@workload
+def checkpointing() -> Workload:
+    """Forward operators run again inside backward."""
+    return _checkpointing(use_reentrant=False)
+
+
+class _ScaledSquare(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.scale = scale
+        return x * x * scale
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return 2 * ctx.scale * x * gradients[0], None
+
+
+@workload
+def custom_function() -> Workload:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.after = nn.Linear(32, 64), nn.Linear(64, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            squared: Tensor = _ScaledSquare.apply(self.before(x), 0.5)
+            return self.after(squared)  # type: ignore[no-any-return]
+
+    return training(Model(), mlp_batch)
+
+
+# ---- optimizers and loops --------------------------------------------------------------------------------------------
+
+
+@workload
+def gradient_accumulation() -> Workload:
+    """The second backward adds to gradients that are there."""
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for _ in range(3):
+            inputs, target = mlp_batch()
+            (F.mse_loss(model(inputs), target) / 3).backward()
+        optimizer.step()
+
+    return Workload(step, model, optimizer)
+
+
+@workload
+def sgd_momentum() -> Workload:
+    """Gradients are kept and zeroed, not released."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        inputs, target = mlp_batch()
+        F.mse_loss(model(inputs), target).backward()
+        optimizer.step()
+
+    return Workload(step, model, optimizer)
+
+
+@workload
+def adamw_foreach() -> Workload:
+    """Operators on lists of tensors."""
+    model = mlp()
+    return training(model, mlp_batch, optimizer=torch.optim.AdamW(model.parameters(), foreach=True))
+
+
+@workload
+def adamw_fused() -> Workload:
+    model = mlp()
+    return training(model, mlp_batch, optimizer=torch.optim.AdamW(model.parameters(), fused=True))
+
+
+@workload
+def lbfgs() -> Workload:
+    """An optimizer that runs forward and backward itself, several times."""
+    model = mlp()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def step() -> None:
+        inputs, target = mlp_batch()
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(inputs), target)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)  # type: ignore[arg-type]
+
+    return Workload(step, model, optimizer)
+
+
+@workload
+def mixed_precision_clipping() -> Workload:
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        inputs, target = mlp_batch()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.mse_loss(model(inputs), target)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return Workload(step, model, optimizer)
+
+
+@workload
+def no_optimizer() -> Workload:
+    """Gradients only; they are dropped by hand."""
+    model = mlp()
+
+    def step() -> None:
+        inputs, target = mlp_batch()
+        F.mse_loss(model(inputs), target).backward()
+        for parameter in model.parameters():
+            parameter.grad = None
+
+    return Workload(step, model)
+
+
+@workload
+def zero_grad_at_start() -> Workload:
+    """The gradients of the last step are alive when a cycle begins."""
+    return training(mlp(), mlp_batch)
+
+
+@workload
+def zero_grad_at_end() -> Workload:
+    """No gradient is alive when a cycle begins."""
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        inputs, target = mlp_batch()
+        F.mse_loss(model(inputs), target).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Workload(step, model, optimizer)
+
+
+@workload
+def functional_model() -> Workload:
+    """No module and no optimizer class: parameters can only be told from the data flow."""
+    weight, bias = torch.randn(32, 8, requires_grad=True), torch.zeros(8, requires_grad=True)
+
+    def step() -> None:
+        inputs, target = mlp_batch()
+        F.mse_loss(torch.relu(inputs @ weight + bias), target).backward()
+        with torch.no_grad():
+            for parameter in (weight, bias):
+                parameter -= 0.1 * parameter.grad
+                parameter.grad = None
+
+    return Workload(step)
+
+
+@workload
+def growing_list() -> Workload:
+    """What a step makes outlives the step and its cycle."""
+    model, kept = mlp(), itertools.count()
+    outputs: list[Tensor] = []
+
+    def step() -> None:
+        outputs.append(model(torch.randn(16, 32)))
+        if next(kept) % 4 == 3:
+            del outputs[:2]
+
+    return Workload(step, model)
+
+
+# ---- without autograd ------------------------------------------------------------------------------------------------
+
+
+@workload
+def inference_no_grad() -> Workload:
+    model = mlp().eval()
+
+    def step() -> None:
+        with torch.no_grad():
+            model(torch.randn(16, 32))
+
+    return Workload(step, model)
+
+
+@workload
+def inference_mode() -> Workload:
+    model = mlp().eval()
+
+    def step() -> None:
+        with torch.inference_mode():
+            model(torch.randn(16, 32))
+
+    return Workload(step, model)
+
+
+@workload
+def sparse_and_resize() -> Workload:
+    """Tensors without storage, storages that change their size, lists in and out of operators."""
+
+    def step() -> None:
+        a = torch.randn(30, 30)
+        where = torch.nonzero(a > 0)
+        a.resize_(60, 60)
+        del a
+        dense = torch.sparse_coo_tensor(where.t(), torch.ones(len(where)), (60, 60), check_invariants=True).to_dense()
+        torch._foreach_add_([dense, dense], 1.0)
+        written = dense.index_put_((torch.tensor([1, 2]),), torch.tensor(3.0))
+        torch.cat([written, written])
+        float(written.numpy().sum())
+        torch.stack([written] * 3).unbind(0)
+        torch.empty(0).set_(written.untyped_storage())
+
+    return Workload(step)
+
+
+@workload
+def replaced_data() -> Workload:
+    """`x.data = y`: one tensor shows several storages in turn, which torch's profiler joins under one id."""
+    x = torch.zeros(32, 32)
+
+    def step() -> None:
+        for _ in range(3):
+            x.data = torch.randn(32, 32)
+            x.mul_(2.0)
+        other = torch.ones(16)
+        other.data = x.data
+        other.add_(1.0)
+
+    return Workload(step)

@@ -1,0 +1,576 @@
+"""`--model`: what a factory may be and return, what a plain module can be told, one sentence for each mistake."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import main
+from models import gpt, lstm
+from tracer.runs.session import Schedule
+from tracer.runs.workload_run import run_profile
+from tracer.workloads.factory import load_factory, parse_arguments
+from tracer.workloads.module_steps import StepWorkload, checkpoint_blocks, gradient_scaler, loss_of
+from tracer.workloads.random_inputs import parse_input, random_batches
+from tracer.workloads.user_errors import UserModelError
+from tracer.workloads.user_model import StepOptions, as_workload, build_user_workload
+
+CPU = torch.device("cpu")
+ONE_STEP = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=1)
+
+NETS = """
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):  # here: class
+        def __init__(self, width=4, kind="plain"):
+            super().__init__()
+            self.first = nn.Linear(8, width)
+            self.second = nn.Linear(width, 2)
+        def forward(self, x, scale=None):  # here: forward
+            x = self.first(x)  # here: first
+            return self.second(x) if scale is None else self.second(x) * scale
+
+    class Wrong(Net):
+        def forward(self, x):
+            return self.first(self.first(x))  # here: wrong
+
+    class Embeds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(8, 4)
+        def forward(self, ids):
+            return self.table(ids)  # here: embeds
+
+    class Keywords(Net):
+        def forward(self, *args, **kwargs):
+            return {"logits": super().forward(kwargs["x"]), "extra": None}  # here: keyword
+
+    class Elsewhere(Net):
+        def forward(self, x):
+            return self.first(x.to("meta"))  # here: elsewhere
+
+    class Chooses(Net):
+        def forward(self, x):  # here: chooses
+            return super().forward(x).argmax(-1)
+
+    built = Net()
+
+    def gan():  # here: gan
+        return Net(), Net()
+
+    def its_class():  # here: its_class
+        return Net
+
+    def told(device, batch_size, seed, width=4):
+        net = Net(width)
+        net.told = (device, batch_size, seed)
+        return net
+
+    def pair():
+        net = Net()
+        return net, torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def stepping(at=-1):
+        net, optimizer = pair()
+        done = []
+        def step():
+            done.append(1)
+            if len(done) == at:
+                raise ValueError("the data ran out")  # here: ran out
+            loss = net(torch.randn(4, 8)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+        return net, optimizer, step
+
+    def bare():
+        return stepping()[2]
+
+    def number():  # here: number
+        return 3
+
+    def broken():
+        raise RuntimeError("no such\\nthing")  # here: broken
+
+    def on_meta():
+        with torch.device("meta"):
+            return Net()
+
+    class Blocks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2))
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    def elsewhere():
+        from models import gpt
+        return gpt.build(batch_size=1, context=8, width=8, vocabulary=8)
+"""
+
+
+@pytest.fixture
+def nets(tmp_path: Path) -> str:
+    path = tmp_path / "my_nets.py"
+    path.write_text(textwrap.dedent(NETS).lstrip())
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def build(place: str, *model_args: str, **options: object):
+    return build_user_workload(place, device=CPU, model_args=model_args, options=StepOptions(**options))
+
+
+def step(workload) -> float | None:
+    loss = workload.forward(workload.next_batch())
+    workload.backward(loss)
+    workload.optimizer_step()
+    return None if loss is None else float(loss.detach())
+
+
+# ---- what a factory may be, and return -------------------------------------------------------------------------------
+
+
+def test_a_class_becomes_a_training_step(nets: str) -> None:
+    workload = build(f"{nets}:Net", "width=6", inputs=["8"], batch_size=3)
+    assert workload.model.first.out_features == 6
+    assert workload.next_batch()[0][0].shape == (3, 8)
+    assert isinstance(workload.optimizer, torch.optim.AdamW)
+    before = workload.model.second.weight.clone()
+    assert step(workload) > 0
+    assert not torch.equal(workload.model.second.weight, before)
+
+
+def test_a_module_that_is_there_already_is_taken(nets: str) -> None:
+    assert step(build(f"{nets}:built", inputs=["8"])) > 0
+    with pytest.raises(UserModelError, match="is a module already and takes no arguments"):
+        build(f"{nets}:built", "width=3")
+
+
+def test_a_factory_is_told_what_it_asks_for_by_name(nets: str) -> None:
+    assert build(f"{nets}:told", inputs=["8"], batch_size=5, seed=7).model.told == (CPU, 5, 7)
+    assert build(f"{nets}:told", "seed=1", inputs=["8"], batch_size=5, seed=7).model.told == (CPU, 5, 1)
+
+
+def test_a_pair_brings_its_optimizer(nets: str) -> None:
+    assert isinstance(build(f"{nets}:pair", inputs=["8"]).optimizer, torch.optim.SGD)
+    with pytest.raises(UserModelError, match="brings an optimizer, and --optimizer names another"):
+        build(f"{nets}:pair", inputs=["8"], optimizer="adam")
+
+
+def test_a_step_function_names_its_model_by_tuple_or_attribute(nets: str) -> None:
+    workload = build(f"{nets}:stepping")
+    assert isinstance(workload, StepWorkload)
+    assert type(workload.model).__name__ == "Net"
+    assert step(workload) > 0
+    assert workload.copy() is None
+    bare = build(f"{nets}:bare")
+    assert not list(bare.model.parameters())
+
+    def own_step() -> None:
+        pass
+
+    own_step.model = workload.model
+    named = as_workload(own_step, device=CPU)
+    assert named.model is workload.model
+    assert step(named) is None
+
+
+def test_a_workload_is_taken_as_it_is(nets: str) -> None:
+    workload = build("models.lstm:build", "length=4")
+    assert workload.description["length"] == 4
+    with pytest.raises(UserModelError, match="--amp, --checkpoint have no meaning for a workload"):
+        build("models.lstm:build", amp="bfloat16", checkpoint=True)
+    with pytest.raises(UserModelError, match="model is on cpu, and --device says cuda:1"):
+        build_user_workload(f"{nets}:elsewhere", device="cuda:1", device_named=True)
+    assert build_user_workload(f"{nets}:elsewhere", device="cuda:1").device == CPU
+
+
+@pytest.mark.parametrize("place", ["stepping", "bare", "pair", "Blocks"])
+def test_each_kind_is_profiled_and_its_rows_sum_to_the_peak(nets: str, place: str) -> None:
+    inputs = ["8"] if place in ("pair", "Blocks") else []
+    results = run_profile(build(f"{nets}:{place}", inputs=inputs), schedule=ONE_STEP)
+    assert results.failure is None
+    peak = results.findings.worst.peak
+    assert sum(row.bytes for row in peak.rows) == peak.peak_bytes > 0
+    assert (results.timings is not None) == bool(inputs)
+    assert results.notes == (() if inputs else ("The phases were not timed: they cannot be started one by one.",))
+    if place != "bare":
+        assert results.unused_parameters == ()
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+
+def test_micro_batches_make_the_step_of_the_whole_batch(nets: str) -> None:
+    def trained(num_micro_batches: int) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        workload = build(f"{nets}:Net", inputs=["8"], accumulate=num_micro_batches, optimizer="sgd:lr=0.1")
+        batch = workload.next_batch()
+        for _ in range(num_micro_batches):
+            workload.backward(workload.forward(batch))
+        workload.optimizer_step()
+        return list(workload.model.parameters())
+
+    for once, often in zip(trained(1), trained(4), strict=True):
+        assert torch.allclose(once, often, atol=1e-7)
+
+
+def test_a_profiled_step_has_all_its_micro_batches(nets: str) -> None:
+    results = run_profile(build(f"{nets}:Net", inputs=["8"], accumulate=3), schedule=ONE_STEP)
+    recording = results.findings.worst.recording
+    calls = [recording.modules.names[i] for i in recording.modules.name] if hasattr(recording.modules, "names") else []
+    assert len(results.losses) == ONE_STEP.num_steps
+    assert not calls or calls.count("Net_0") in (0, 3)
+    assert results.notes == ("The phases were timed with one of a step's 3 micro-batches.",)
+
+
+def test_inference_keeps_nothing_for_backward(nets: str) -> None:
+    workload = build(f"{nets}:Net", inputs=["8"], inference=True)
+    assert not workload.model.training
+    assert step(workload) is None
+    results = run_profile(workload, schedule=ONE_STEP)
+    assert (results.failure, results.losses, results.unused_parameters) == (None, (), None)
+    assert not {"GRADIENT", "OPTIMIZER_STATE"} & set(results.findings.worst.peak.by_category())
+
+
+def test_mixed_precision_computes_in_bfloat16(nets: str) -> None:
+    workload = build(f"{nets}:Net", inputs=["8"], amp="bfloat16")
+    seen = []
+    workload.model.second.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+    assert step(workload) > 0
+    assert seen == [torch.bfloat16]
+    assert workload.model.first.weight.dtype == torch.float32
+
+
+def test_only_float16_on_cuda_scales_its_gradients() -> None:
+    assert gradient_scaler("float16", CPU) is None
+    assert gradient_scaler("bfloat16", torch.device("cuda")) is None
+
+
+@pytest.mark.gpu
+def test_scaled_gradients_train(nets: str) -> None:
+    options = StepOptions(inputs=["8"], amp="float16")
+    workload = build_user_workload(f"{nets}:Net", device="cuda", options=options)
+    assert isinstance(workload.scaler, torch.amp.GradScaler)
+    losses = [step(workload) for _ in range(3)]
+    assert all(torch.tensor(losses).isfinite())
+    assert workload.copy().scaler is not workload.scaler
+
+
+def test_checkpointed_blocks_give_the_same_gradients_and_keep_less() -> None:
+    torch.manual_seed(0)
+    plain, ids = gpt.GPT(width=16, vocabulary=16, context=8), torch.randint(16, (2, 8))
+    checkpointed = gpt.GPT(width=16, vocabulary=16, context=8)
+    checkpointed.load_state_dict(plain.state_dict())
+    assert checkpoint_blocks(checkpointed) == 2
+    assert type(checkpointed.blocks[0]).forward is type(plain.blocks[0]).forward
+
+    def kept(model: nn.Module) -> int:
+        sizes = {}
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: sizes.update({t.data_ptr(): t.nbytes}) or t, lambda t: t
+        ):
+            model(ids).square().mean().backward()
+        return sum(sizes.values())
+
+    assert kept(checkpointed) < kept(plain)
+    for ours, its in zip(checkpointed.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(ours.grad, its.grad, atol=1e-6)
+
+
+def test_a_copy_of_a_checkpointed_model_calls_its_own_blocks(nets: str) -> None:
+    workload = build(f"{nets}:Blocks", inputs=["8"], checkpoint=True)
+    copy = workload.copy()
+    step(copy)
+    own = copy.model.blocks[0]
+    assert own.forward.args[0].__self__ is own
+
+
+def test_a_model_without_blocks_says_so(nets: str) -> None:
+    with pytest.raises(UserModelError, match="Net has no repeated blocks to checkpoint"):
+        build(f"{nets}:Net", inputs=["8"], checkpoint=True)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kind"), [("none", None), ("SGD:lr=0.5,momentum=0.9", torch.optim.SGD), ("adam", torch.optim.Adam)]
+)
+def test_optimizers_go_by_name(nets: str, optimizer: str, kind: type | None) -> None:
+    made = build(f"{nets}:Net", inputs=["8"], optimizer=optimizer).optimizer
+    assert type(made) is (kind or type(None))
+    if kind is torch.optim.SGD:
+        assert made.defaults["momentum"] == 0.9
+
+
+# ---- losses ----------------------------------------------------------------------------------------------------------
+
+
+class Output(dict):
+    """Like a transformers ModelOutput."""
+
+    def __getattr__(self, name: str):
+        return self[name]
+
+
+def test_a_loss_of_any_output() -> None:
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    auto = loss_of("auto")
+    assert auto(Output(loss=x.sum(), logits=x)) == 10
+    assert auto({"logits": x}) == auto(x) == auto((torch.ones(2), [x])) == 7.5
+    assert auto(x.sum()) == 10
+    assert auto((x, x)) == 15
+    assert loss_of("mean-square")(x.sum()) == 100
+    classes = loss_of("cross-entropy")
+    assert torch.allclose(classes(x), nn.functional.cross_entropy(x, torch.tensor([0, 1])))
+    assert classes(torch.zeros(2, 5, 4, requires_grad=True)).item() == pytest.approx(torch.tensor(4.0).log().item())
+    assert classes(torch.zeros(2, 3, 4, 4, requires_grad=True)).item() == pytest.approx(torch.tensor(3.0).log().item())
+    with pytest.raises(UserModelError, match=r"no gradient can flow through its output \(2\)"):
+        auto(torch.ones(2))
+    with pytest.raises(UserModelError, match="classes in axis 1"):
+        classes(x[0])
+
+
+# ---- inputs and arguments --------------------------------------------------------------------------------------------
+
+
+def test_inputs_are_what_was_asked_for_and_follow_from_the_seed() -> None:
+    texts = ["3x4", "ids=5:int64:2-7", "mask=5:bool", "label=scalar:int32:-3-0", "half=2:bfloat16", "z=2:complex64"]
+    specs = [parse_input(text) for text in texts]
+    args, named = random_batches(specs, batch_size=64, device=CPU, seed=1)()
+    assert [tuple(tensor.shape) for tensor in args] == [(64, 3, 4)]
+    assert {name: (tuple(t.shape), t.dtype) for name, t in named.items()} == {
+        "ids": ((64, 5), torch.int64),
+        "mask": ((64, 5), torch.bool),
+        "label": ((64,), torch.int32),
+        "half": ((64, 2), torch.bfloat16),
+        "z": ((64, 2), torch.complex64),
+    }
+    assert sorted(named["ids"].unique().tolist()) == [2, 3, 4, 5, 6]
+    assert sorted(named["label"].unique().tolist()) == [-3, -2, -1]
+    again, _ = random_batches(specs, batch_size=64, device=CPU, seed=1)()
+    assert torch.equal(args[0], again[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("3xa", "3xa is not a shape"),
+        ("", "nothing is not a shape"),
+        ("3x0", "every size must be at least 1"),
+        ("3:float99", "torch has no dtype float99"),
+        ("3:nn", "torch has no dtype nn"),
+        ("3:int64", "has integers and does not say which"),
+        ("3:int64:5-5", "leaves no integer"),
+        ("3:int8:0-300", "int8 cannot hold that range"),
+        ("3:float32:0-1", "only integers have a range"),
+        ("a=b=3", "is not a shape"),
+    ],
+)
+def test_an_input_that_is_none(text: str, message: str) -> None:
+    with pytest.raises(UserModelError, match=message):
+        parse_input(text)
+
+
+def test_arguments_are_literals_or_else_strings() -> None:
+    given = ["a=1", "b=(2, 3)", "c=None", "d=gelu", "e=x=y", "f=false", "g='1'", "h=1e-3"]
+    expected = {"a": 1, "b": (2, 3), "c": None, "d": "gelu", "e": "x=y", "f": False, "g": "1", "h": 1e-3}
+    assert parse_arguments("--model-arg", given) == expected
+    with pytest.raises(UserModelError, match="--model-arg width is not of the form key=value"):
+        parse_arguments("--model-arg", ["width"])
+
+
+def test_names_may_have_dots() -> None:
+    assert load_factory("models.lstm:Forecaster.forward") is lstm.Forecaster.forward
+
+
+def test_keywords_and_outputs_in_a_mapping_are_trained_on(nets: str) -> None:
+    assert step(build(f"{nets}:Keywords", inputs=["x=8"])) > 0
+
+
+OWN_PACKAGE = {
+    # No __init__.py: it would lose against a package that has one. gpt is a name that this program has as well.
+    "models/gpt.py": "from torch import nn\nclass Theirs(nn.Linear):\n    pass\n",
+    "models/late.py": "WIDTH = 7\n",
+    "src/beside.py": "NAME = 'beside'\n",
+    "src/net.py": """
+        import beside
+        from models.gpt import Theirs
+        def build():
+            from models.late import WIDTH
+            return Theirs(WIDTH, 2)
+    """,
+}
+
+
+def test_a_project_may_have_a_package_of_the_same_name(tmp_path: Path) -> None:
+    """In a process of its own, which forgets ours for good."""
+    for name, text in OWN_PACKAGE.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(textwrap.dedent(text).lstrip())
+    program = """
+        from tracer.workloads.factory import load_factory
+        from tracer.workloads.user_model import StepOptions, build_user_workload
+        print(load_factory("models.gpt:Theirs").__name__)
+        workload = build_user_workload("src/net.py:build", device="cpu", options=StepOptions(inputs=["7"]))
+        print(workload.model.in_features, type(workload).__name__)
+    """
+    root = str(Path(main.__file__).parent)
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": root}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.stdout.splitlines() == ["Theirs", "7 ModuleWorkload"], ended.stderr
+
+
+# ---- mistakes, at the command line -----------------------------------------------------------------------------------
+
+
+def command(*arguments: str, save_dir: Path):
+    given = ["--n-repeats", "1", "--n-active-steps", "1", "--device", "cpu", "--save-dir", str(save_dir)]
+    return CliRunner().invoke(main.app, [*given, *arguments])
+
+
+MISTAKES = [
+    (["{nets}:Wrong", "--input", "8"], "Error: Step 0 raised RuntimeError: ", "wrong"),
+    (["{nets}:Net", "--input", "9"], "shapes cannot be multiplied", "first"),
+    (["{nets}:stepping", "--model-arg", "at=2"], "Step 1 raised ValueError: the data ran out", "ran out"),
+    (["{nets}:broken"], "my_nets.py:broken raised RuntimeError: no such.", "broken"),
+    (["{nets}:number"], "returned int", "number"),
+    (["{nets}:Net"], "does not fit 0 --input options: missing a required argument: 'x'", "forward"),
+    (["{nets}:Net", "--input", "8", "--input", "y=3"], "unexpected keyword argument 'y'", "forward"),
+    (["{nets}:Net", "--model-arg", "depth=3"], "unexpected keyword argument 'depth'", "class"),
+    (["{nets}:Netz"], "has no Netz", "It has Net, Wrong"),
+    (["{nets}:on_meta", "--input", "8"], "meta device", "Build it outside"),
+    (["{nets}:Net", "--input", "8", "--optimizer", "adamx"], "torch.optim has no adamx", "adamw"),
+    (["{nets}:Net", "--input", "8", "--accumulate", "0"], "number of micro-batches must be at least 1", ""),
+    (["{nets}:Net", "--input", "8", "--n-modes", "3"], "--n-modes has a meaning only without --model", "Leave it out"),
+    (["nowhere/at_all.py:Net"], "There is no file nowhere/at_all.py", "path/to/file.py:factory"),
+    (["no_such_package_here:Net"], "There is no module no_such_package_here", "Install it"),
+    (["models.nothing:Net"], "There is no module models.nothing", "Give the file instead"),
+    (["{nets}:Net", "--input", "9"], "shapes cannot", "called with --input 9 and --batch-size 8: check shape"),
+    (["{nets}:Embeds", "--input", "8"], "raised RuntimeError: Expected tensor for argument #1 'indices'", "embeds"),
+    (["{nets}:Embeds", "--input", "8:int64:0-99"], "raised IndexError: index out of range", "embeds"),
+    (["{nets}:Keywords"], "raised KeyError: 'x'", "keyword"),
+    (["{nets}:Keywords"], "raised KeyError: 'x'", "describe them with --input"),
+    (["{nets}:Elsewhere", "--input", "8"], "meta", "elsewhere"),
+    (["{nets}:Chooses", "--input", "8"], "no gradient can flow through its output (8)", "chooses"),
+    (["{nets}:Net", "--input", "8", "--optimizer", "lbfgs"], "LBFGS wants a closure", "a step function that calls"),
+    (["{nets}:gan"], "returned (Net, Net)", "gan"),
+    (["{nets}:its_class"], "returned the class Net", "its_class"),
+    (["{tracers}:x"], "tracers.py imports tracer.mine, and the name tracer is taken", "tracers.py:1)"),
+    (["{hides}:x"], "hides.py imports what this program's tracer has not", "hides.py:1)"),
+    (["my_nets"], "my_nets does not name a factory", "package.module:factory"),
+    (["{needs}:Net"], "needs.py imports not_installed_here, which is not installed", "needs.py:2)"),
+    (["{typo}:Net"], "SyntaxError", "typo.py:2)"),
+    (["{exits}:Net"], "Importing", "__main__"),
+]
+
+
+def _with_line(more: str) -> str:
+    """`wrong` is the place in the file that is marked so."""
+    lines = textwrap.dedent(NETS).lstrip().splitlines()
+    marked = {line.partition("# here: ")[2]: number for number, line in enumerate(lines, start=1)}
+    return f"my_nets.py:{marked[more]})" if more and more in marked else more
+
+
+@pytest.mark.parametrize(("arguments", "sentence", "more"), MISTAKES, ids=lambda value: str(value)[:40])
+def test_a_mistake_is_one_sentence_with_the_users_own_line(
+    nets: str, tmp_path: Path, arguments: list[str], sentence: str, more: str
+) -> None:
+    files = {"nets": nets}
+    for name, text in {
+        "needs": "\nimport not_installed_here\n",
+        "typo": "\nx = (\n",
+        "exits": "raise SystemExit(2)\n",
+        "tracers": "import tracer.mine\n",
+        "hides": "from tracer import Mine\n",
+    }.items():
+        files[name] = str(tmp_path / f"{name}.py")
+        Path(files[name]).write_text(text)
+    place, *rest = (argument.format(**files) for argument in arguments)
+    result = command("--model", place, *rest, save_dir=tmp_path / "out")
+    assert result.exit_code == 1, result.output
+    errors = [line for line in result.output.splitlines() if line.startswith("Error: ")]
+    hints = [line for line in result.output.splitlines() if line.startswith("Hint: ")]
+    assert len(errors) == len(hints) == 1
+    assert sentence in errors[0]
+    assert _with_line(more) in errors[0] + hints[0]
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "out" / "peak.json").exists() or "at=2" in rest
+
+
+def test_options_of_a_model_have_no_meaning_without_one(tmp_path: Path) -> None:
+    result = command("--input", "3x4", save_dir=tmp_path)
+    assert result.exit_code == 1
+    assert "--input has a meaning only with --model" in result.output
+
+
+def test_our_own_faults_keep_their_traceback(nets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(*args: object, **kwargs: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("tracer.workloads.user_model.random_batches", fault)
+    result = command("--model", f"{nets}:Net", "--input", "8", save_dir=tmp_path)
+    assert isinstance(result.exception, ZeroDivisionError)
+
+
+# ---- other people's models -------------------------------------------------------------------------------------------
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"needs {package}")
+
+
+@needs("torchvision")
+def test_resnet50_of_torchvision(tmp_path: Path) -> None:
+    arguments = ["torchvision.models:resnet50", "--input", "3x64x64", "--batch-size", "2", "--no-cuda-timing"]
+    result = command("--model", *arguments, save_dir=tmp_path)
+    assert result.exit_code == 0, result.output
+    peak = json.loads((tmp_path / "peak.json").read_text())
+    assert sum(row["bytes"] for row in peak["rows"]) == peak["peak_bytes"] == peak["allocator_peak_bytes"]
+    parameters = sum(row["bytes"] for row in peak["rows"] if row["category"] == "PARAMETER")
+    assert parameters == 4 * 25_557_032
+    assert {"layer4.2.conv3", "fc"} <= {row["module"] for row in peak["rows"]}
+
+
+@needs("transformers")
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_transformers_model_built_from_a_config(tmp_path: Path, checkpoint: bool) -> None:
+    path = tmp_path / "tiny_gpt2.py"
+    path.write_text(
+        textwrap.dedent("""
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        def build(width=16):
+            return GPT2LMHeadModel(GPT2Config(n_embd=width, n_layer=2, n_head=2, vocab_size=32, n_positions=16))
+    """)
+    )
+    inputs = ["--input", "input_ids=8:int64:0-32", "--input", "labels=8:int64:0-32", "--batch-size", "2"]
+    options = ["--checkpoint"] if checkpoint else []
+    result = command("--model", f"{path}:build", *inputs, *options, "--no-cuda-timing", save_dir=tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "Every parameter received a gradient." in result.output
+    assert "Loss: 3." in result.output  # log(32) is 3.47: the model's own loss
+    peak = json.loads((tmp_path / "out" / "peak.json").read_text())
+    assert sum(row["bytes"] for row in peak["rows"]) == peak["peak_bytes"]

@@ -1,0 +1,175 @@
+"""The memory report: weights, what every operator invocation saves for backward, and the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracer.analysis.operators.invocation_times import sum_at
+from tracer.analysis.operators.invocations import OpInstances, op_instances, op_name
+from tracer.analysis.operators.saved_tensors import Evidence, SavedActivations, saved_activations
+from tracer.analysis.operators.weights import Weight, weights
+from tracer.analysis.profiles.findings import CycleFindings, Findings
+from tracer.analysis.profiles.source_lines import Place, frames_of_op
+from tracer.capture.known_storages import KnownStorages
+from tracer.capture.parameter_origins import Parameter
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationEntry:
+    """What one operator invocation saves.
+
+    Attributes:
+        name: As a person calls it.
+        size_bytes: Saved storages that it keeps alive and that no earlier invocation had saved.
+        input_bytes: The part of them that is the step's batch.
+        unread_bytes: The part that no backward operator read, known only because the graph let go of it.
+        num_storages: How many.
+        module: Path, or None outside modules.
+        frames: Lines of user code that called it, innermost first.
+        invocation: How many times the same line of the same module had called an operator of this name before, in this
+            step; from 0.
+        invocations: How many times it did in the step.
+        input_shapes: One shape per tensor argument.
+    """
+
+    name: str
+    size_bytes: int
+    input_bytes: int
+    unread_bytes: int
+    num_storages: int
+    module: str | None
+    frames: tuple[Place, ...]
+    invocation: int
+    invocations: int
+    input_shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """The answer for one device.
+
+    Attributes:
+        device: Name as `str(torch.device)` writes it.
+        peak_bytes: The largest of the cycles' peaks.
+        step: The step whose activations these are: the last complete one of the cycle with that peak; None if no
+            operator ran in forward.
+        weights: Parameters in the model's order.
+        activations: In program order.
+        categories: Bytes at the peak by category; they sum to it.
+        settings: What the run was made with.
+    """
+
+    device: str
+    peak_bytes: int
+    step: str | None
+    weights: tuple[Weight, ...]
+    activations: tuple[ActivationEntry, ...]
+    categories: tuple[tuple[str, int], ...]
+    settings: Mapping[str, object]
+
+    @property
+    def weight_bytes(self) -> int:
+        """All weights."""
+        return sum(weight.size_bytes for weight in self.weights)
+
+    @property
+    def grad_bytes(self) -> int:
+        """All gradients."""
+        return sum(weight.grad_size_bytes for weight in self.weights)
+
+    @property
+    def activation_bytes(self) -> int:
+        """All that is saved."""
+        return sum(entry.size_bytes for entry in self.activations)
+
+
+def memory_report(
+    findings: Findings,
+    *,
+    parameters: Iterable[Parameter] = (),
+    known: KnownStorages | None = None,
+    settings: Mapping[str, object] | None = None,
+) -> MemoryReport:
+    """Put the report together.
+
+    Args:
+        findings: Of a run.
+        parameters: Of its model; none where nobody has it, then there are no weights.
+        known: What was observed, the same as the findings were made with.
+        settings: What the run was made with.
+    """
+    worst = findings.worst
+    instances = op_instances(worst.recording, worst.attribution)
+    saved = saved_activations(worst.recording, worst.attribution, instances, worst.storages, known)
+    step = _step_to_show(worst, instances, saved)
+    names = worst.attribution.step_names
+    return MemoryReport(
+        device=findings.device,
+        peak_bytes=worst.peak.peak_bytes,
+        step=None if step is None else names[step] if step < len(names) else "all",
+        weights=weights(parameters, [(cycle.recording, cycle.attribution) for cycle in findings.cycles], known),
+        activations=() if step is None else activation_entries(worst, instances, saved, step),
+        categories=tuple(worst.peak.by_category().items()),
+        settings=dict(settings or {}),
+    )
+
+
+def _step_to_show(cycle: CycleFindings, instances: OpInstances, saved: SavedActivations) -> int | None:
+    """The last step with forward: what earlier ones carried over to it was made in the recording.
+
+    A step that was cut short has no backward and so saves less than others; it is passed over.
+    """
+    steps = np.unique(instances.step)
+    if not len(steps):
+        return None
+    totals = [int(saved.of_step(step).size_bytes.sum()) for step in steps.tolist()]
+    complete = [step for step, total in zip(steps.tolist(), totals, strict=True) if 2 * total >= max(totals)]
+    return int(complete[-1])
+
+
+def activation_entries(
+    cycle: CycleFindings, instances: OpInstances, saved: SavedActivations, step: int
+) -> tuple[ActivationEntry, ...]:
+    """One entry per invocation in a step that saves something, in program order."""
+    recording, attribution = cycle.recording, cycle.attribution
+    mine = saved.of_step(step)
+    counts: dict[tuple[int, int, int], int] = {}
+    found: list[tuple[int, tuple[int, int, int], int]] = []
+    saving = set(mine.row.tolist())
+    for row in np.flatnonzero(instances.step == step).tolist():
+        op = int(instances.op[row])
+        group = (int(recording.ops.name[op]), int(attribution.op_module[op]), int(attribution.op_frame[op]))
+        if row in saving:
+            found.append((row, group, counts.get(group, 0)))
+        counts[group] = counts.get(group, 0) + 1
+    size_bytes, input_bytes, unread_bytes, num_storages = (
+        sum_at(mine.row, values, len(instances.op))
+        for values in (
+            mine.size_bytes,
+            np.where(mine.is_input, mine.size_bytes, 0),
+            np.where(mine.evidence == Evidence.FREED_IN_BACKWARD, mine.size_bytes, 0),
+            np.ones(len(mine.row), np.int64),
+        )
+    )
+    entries = []
+    for row, group, invocation in found:
+        op = int(instances.op[row])
+        module = int(attribution.op_module[op])
+        entries.append(
+            ActivationEntry(
+                name=op_name(recording.strings[recording.ops.name[op]]),
+                size_bytes=int(size_bytes[row]),
+                input_bytes=int(input_bytes[row]),
+                unread_bytes=int(unread_bytes[row]),
+                num_storages=int(num_storages[row]),
+                module=attribution.modules[module] if module >= 0 else None,
+                frames=frames_of_op(recording, attribution, op),
+                invocation=invocation,
+                invocations=counts[group],
+                input_shapes=recording.shapes[recording.ops.input_shapes[op]],
+            )
+        )
+    return tuple(entries)

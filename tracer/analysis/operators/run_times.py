@@ -1,0 +1,323 @@
+"""Forward and backward time of every operator invocation, measured in place, and where the rest of the time went.
+
+Forward of a step is the sum of its stretches (`op_instances.ForwardPasses`); inside them every nanosecond belongs to a
+row, to a bookkeeping operator, or to Python between operators. Backward is the time of the autograd engine's nodes;
+each belongs to a row, to a bookkeeping operator, or to nobody.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracer.analysis.operators.invocation_times import InstanceTimes, instance_times
+from tracer.analysis.operators.invocations import op_name
+from tracer.analysis.operators.kernel_times import kernel_times
+from tracer.analysis.profiles.attribution import OPTIMIZER_PREFIXES, Attribution
+from tracer.analysis.profiles.source_lines import Place, frames_of_op, place_of
+from tracer.capture.recording import Recording
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RunTimeRow:
+    """One invocation, averaged over the steps that have it.
+
+    Attributes:
+        name: As a person calls it.
+        forward_ns: Mean.
+        backward_ns: Mean; None if it had no backward in any step.
+        host_forward_ns: Mean on the host, whatever clock `forward_ns` is by.
+        host_backward_ns: As above.
+        recompute_ns: Mean part of the backward on the host in which forward ran again.
+        module: Path, or None outside modules.
+        frames: Lines of user code that called it, innermost first.
+        invocation: How many times the same line of the same module had called an operator of this name before, in this
+            step; from 0.
+        invocations: How many times it did in the step.
+        input_shapes: One shape per tensor argument.
+        num_steps: Steps averaged.
+    """
+
+    name: str
+    forward_ns: float
+    backward_ns: float | None
+    host_forward_ns: float
+    host_backward_ns: float | None
+    recompute_ns: float
+    module: str | None
+    frames: tuple[Place, ...]
+    invocation: int
+    invocations: int
+    input_shapes: tuple[tuple[int, ...], ...]
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class BookkeepingRow:
+    """Views, queries and counters of one name, which have no rows of their own: totals over all steps."""
+
+    name: str
+    count: int
+    forward_ns: int
+    backward_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """One profiled step on the host. The parts of forward sum to it, and so do those of backward.
+
+    Attributes:
+        cycle: Index of the recording.
+        name: `ProfilerStep#2` and so on.
+        step_ns: From the step's begin to its end; 0 where steps were not marked.
+        forward_ns: Stretches of forward, end minus start.
+        forward_rows_ns: In rows.
+        forward_bookkeeping_ns: In bookkeeping operators.
+        forward_python_ns: Between operators.
+        backward_ns: Nodes of the autograd engine.
+        backward_rows_ns: Of rows.
+        backward_bookkeeping_ns: Of bookkeeping operators.
+        backward_unclaimed_ns: Of operators that ran outside forward or before the recording.
+        optimizer_ns: In an optimizer's `step` and `zero_grad`, without forward and backward that run in it.
+        rest_ns: What is left of the step: data, metrics, and Python around all of the above.
+    """
+
+    cycle: int
+    name: str
+    step_ns: int
+    forward_ns: int
+    forward_rows_ns: int
+    forward_bookkeeping_ns: int
+    forward_python_ns: int
+    backward_ns: int
+    backward_rows_ns: int
+    backward_bookkeeping_ns: int
+    backward_unclaimed_ns: int
+    optimizer_ns: int
+    rest_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTime:
+    """Where the time of all kernels went, over all steps; the parts sum to it.
+
+    Attributes:
+        total_ns: Of every kernel, copy and fill.
+        forward_rows_ns: Launched in rows.
+        backward_rows_ns: Launched in the autograd nodes of rows.
+        bookkeeping_ns: Launched in bookkeeping operators and their nodes.
+        elsewhere_ns: Launched by the optimizer, by nodes that are nobody's, and outside of forward and backward.
+    """
+
+    total_ns: int
+    forward_rows_ns: int
+    backward_rows_ns: int
+    bookkeeping_ns: int
+    elsewhere_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunTimes:
+    """The answer.
+
+    Attributes:
+        rows: Invocations in program order.
+        bookkeeping: Operators that are no rows, by name, slowest first.
+        steps: The profiled steps.
+        clock: "device" if forward_ns and backward_ns of rows are times of kernels on the device, else "host".
+        device: Where the device's time went; None where the clock is the host's.
+    """
+
+    rows: tuple[RunTimeRow, ...]
+    bookkeeping: tuple[BookkeepingRow, ...]
+    steps: tuple[StepTime, ...]
+    clock: str
+    device: DeviceTime | None = None
+
+
+def run_times(
+    cycles: Sequence[tuple[Recording, Attribution]], *, device_ns: Sequence[Ints | None] | None = None
+) -> RunTimes:
+    """Time every invocation of forward, averaged over the steps of all cycles.
+
+    The n-th call of an operator from one line of one module in a step is the n-th of it in every other step.
+
+    Args:
+        cycles: Recordings with their owners.
+        device_ns: Per cycle, [O] the time that the kernels launched in each operator took on the device, those of
+            operators in it included; None where it was not measured. By default from the recordings' kernels.
+    """
+    device = device_ns or [kernel_times(recording) for recording, _ in cycles]
+    timed = [instance_times(*cycle, device_ns=one) for cycle, one in zip(cycles, device, strict=True)]
+    by_device = bool(timed) and all(times.device_forward_ns is not None for times in timed)
+    merged = _Merged(by_device=by_device)
+    for (recording, attribution), times in zip(cycles, timed, strict=True):
+        for step in np.unique(times.instances.step).tolist():
+            merged.add(recording, attribution, times, np.flatnonzero(times.instances.step == step).tolist())
+    return RunTimes(
+        rows=merged.rows(),
+        bookkeeping=_bookkeeping((recording, times) for (recording, _), times in zip(cycles, timed, strict=True)),
+        steps=tuple(
+            step
+            for index, ((recording, attribution), times) in enumerate(zip(cycles, timed, strict=True))
+            for step in _steps(index, recording, attribution, times)
+        ),
+        clock="device" if by_device else "host",
+        device=_device_time(cycles, timed) if by_device else None,
+    )
+
+
+def _device_time(cycles: Sequence[tuple[Recording, Attribution]], timed: Sequence[InstanceTimes]) -> DeviceTime:
+    total = forward = backward = bookkeeping = 0
+    for (recording, _), times in zip(cycles, timed, strict=True):
+        if recording.kernels is not None:
+            total += int(recording.kernels.duration_ns.sum())
+        for side, column in enumerate((times.device_forward_ns, times.device_backward_ns)):
+            assert column is not None
+            of_rows = int(column[~times.bookkeeping].sum())
+            forward, backward = (forward + of_rows, backward) if side == 0 else (forward, backward + of_rows)
+            bookkeeping += int(column[times.bookkeeping].sum())
+    return DeviceTime(total, forward, backward, bookkeeping, total - forward - backward - bookkeeping)
+
+
+class _Merged:
+    """Invocations of several steps, put beside each other."""
+
+    def __init__(self, *, by_device: bool) -> None:
+        self.by_device = by_device
+        self.order: list[Hashable] = []
+        self.samples: dict[Hashable, list[tuple[float, float, bool, float, float, float]]] = defaultdict(list)
+        self.facts: dict[Hashable, tuple[str, str | None, tuple[Place, ...], int, tuple[tuple[int, ...], ...]]] = {}
+        self.in_step: dict[Hashable, int] = {}
+
+    def add(self, recording: Recording, attribution: Attribution, times: InstanceTimes, rows: list[int]) -> None:
+        """Add one step."""
+        counts: dict[Hashable, int] = defaultdict(int)
+        at = 0
+        for row in rows:
+            op = int(times.instances.op[row])
+            name = op_name(recording.strings[recording.ops.name[op]])
+            module = attribution.modules[attribution.op_module[op]] if attribution.op_module[op] >= 0 else None
+            group: Hashable = (name, module, place_of(recording, int(attribution.op_frame[op])))
+            number = counts[group]
+            counts[group] += 1
+            if times.bookkeeping[row]:
+                continue
+            key = (group, number)
+            if key not in self.facts:
+                shapes = recording.shapes[recording.ops.input_shapes[op]]
+                self.facts[key] = (name, module, frames_of_op(recording, attribution, op), number, shapes)
+                # What only a later step has goes behind what came before it there.
+                self.order.insert(at, key)
+                at += 1
+            elif at < len(self.order) and self.order[at] == key:
+                at += 1
+            else:
+                at = self.order.index(key) + 1
+            self.samples[key].append(self._sample(times, row))
+        for group, count in counts.items():
+            self.in_step[group] = max(count, self.in_step.get(group, 0))
+
+    def _sample(self, times: InstanceTimes, row: int) -> tuple[float, float, bool, float, float, float]:
+        host = float(times.forward_ns[row]), float(times.backward_ns[row])
+        chosen = host
+        if self.by_device and times.device_forward_ns is not None and times.device_backward_ns is not None:
+            chosen = float(times.device_forward_ns[row]), float(times.device_backward_ns[row])
+        return (*chosen, bool(times.has_backward[row]), *host, float(times.recompute_ns[row]))
+
+    def rows(self) -> tuple[RunTimeRow, ...]:
+        """The means."""
+        return tuple(self._row(key) for key in self.order)
+
+    def _row(self, key: Hashable) -> RunTimeRow:
+        name, module, frames, number, shapes = self.facts[key]
+        samples = self.samples[key]
+        forward, backward, has, host_forward, host_backward, recompute = zip(*samples, strict=True)
+        group = key[0] if isinstance(key, tuple) else key
+        return RunTimeRow(
+            name=name,
+            forward_ns=_mean(forward),
+            backward_ns=_mean(backward) if any(has) else None,
+            host_forward_ns=_mean(host_forward),
+            host_backward_ns=_mean(host_backward) if any(has) else None,
+            recompute_ns=_mean(recompute),
+            module=module,
+            frames=frames,
+            invocation=number,
+            invocations=self.in_step[group],
+            input_shapes=shapes,
+            num_steps=len(samples),
+        )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _bookkeeping(cycles: Iterable[tuple[Recording, InstanceTimes]]) -> tuple[BookkeepingRow, ...]:
+    found: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for recording, times in cycles:
+        for row in np.flatnonzero(times.bookkeeping).tolist():
+            total = found[op_name(recording.strings[recording.ops.name[times.instances.op[row]]])]
+            total[0] += 1
+            total[1] += int(times.forward_ns[row])
+            total[2] += int(times.backward_ns[row])
+    rows = [BookkeepingRow(name, *total) for name, total in found.items()]
+    return tuple(sorted(rows, key=lambda row: -row.forward_ns - row.backward_ns))
+
+
+def _steps(cycle: int, recording: Recording, attribution: Attribution, times: InstanceTimes) -> Iterator[StepTime]:
+    instances, passes = times.instances, times.instances.passes
+    for step in np.unique(np.concatenate([instances.step, times.engine_step])).tolist():
+        rows, stretches, nodes = instances.step == step, passes.step == step, times.engine_step == step
+        booked = rows & times.bookkeeping
+        claimed = nodes & (times.engine_row >= 0)
+        of_booked = claimed.copy()
+        of_booked[claimed] = times.bookkeeping[times.engine_row[claimed]]
+        name = attribution.step_names[step] if 0 <= step < len(attribution.step_names) else "all"
+        step_ns, optimizer_ns = _step_and_optimizer_ns(recording, name, times)
+        forward_ns = int((passes.end_ns - passes.start_ns)[stretches].sum())
+        backward_ns = int(times.engine_ns[nodes].sum())
+        yield StepTime(
+            cycle=cycle,
+            name=name,
+            step_ns=step_ns,
+            forward_ns=forward_ns,
+            forward_rows_ns=int(times.forward_ns[rows & ~times.bookkeeping].sum()),
+            forward_bookkeeping_ns=int(times.forward_ns[booked].sum()),
+            forward_python_ns=int(times.between_ns[stretches].sum()),
+            backward_ns=backward_ns,
+            backward_rows_ns=int(times.engine_ns[claimed & ~of_booked].sum()),
+            backward_bookkeeping_ns=int(times.engine_ns[of_booked].sum()),
+            backward_unclaimed_ns=int(times.engine_ns[nodes & (times.engine_row < 0)].sum()),
+            optimizer_ns=optimizer_ns,
+            rest_ns=max(0, step_ns - forward_ns - backward_ns - optimizer_ns),
+        )
+
+
+def _step_and_optimizer_ns(recording: Recording, step_name: str, times: InstanceTimes) -> tuple[int, int]:
+    """A step's length, and the time in optimizers in it; 0 and 0 where steps were not marked."""
+    spans, passes = recording.spans, times.instances.passes
+    names = [recording.strings[name] for name in spans.name.tolist()]
+    if step_name not in names:
+        return 0, 0
+    step = names.index(step_name)
+    start, end = int(spans.start_ns[step]), int(spans.end_ns[step])
+    optimizer_ns = 0
+    reached = start
+    for row in (row for row, name in enumerate(names) if name.startswith(OPTIMIZER_PREFIXES)):
+        first, last = int(spans.start_ns[row]), int(spans.end_ns[row])
+        # One may run inside another: LBFGS calls a closure that calls zero_grad.
+        if reached <= first < end:
+            reached = last
+            forward = (passes.start_ns >= first) & (passes.start_ns < last)
+            backward = (times.engine_start_ns >= first) & (times.engine_start_ns < last)
+            inside = (passes.end_ns - passes.start_ns)[forward].sum() + times.engine_ns[backward].sum()
+            optimizer_ns += last - first - int(inside)
+    return end - start, optimizer_ns

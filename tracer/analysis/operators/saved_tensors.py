@@ -1,0 +1,229 @@
+"""What forward keeps for backward: for every operator invocation the bytes that its autograd nodes hold alive.
+
+A storage is saved if an autograd node reads it (torch's data flow shows what each node read) or if it was made in
+forward and freed while the autograd engine ran: whoever lets go there is the graph. It counts once, for the first
+invocation in program order whose node holds it, because that node is the last to let go. Parameters, buffers,
+gradients and optimizer state are nobody's activations; the batch is one when it is saved, and is marked as such.
+
+Shapes: B saved storages, R invocations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from tracer.analysis.operators.invocations import OpInstances, rows_starting_at
+from tracer.analysis.profiles.attribution import OPTIMIZER_PREFIXES, Attribution, Phase
+from tracer.analysis.profiles.block_lifetimes import Storages
+from tracer.capture.known_storages import KnownStorages, Role
+from tracer.capture.recording import Recording
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class Evidence(IntEnum):
+    """How a storage is known to be saved."""
+
+    READ_IN_BACKWARD = 0
+    FREED_IN_BACKWARD = 1
+    """No node read it, but the graph let go of it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedActivations:
+    """Saved storages, each once. Columns [B].
+
+    Attributes:
+        block: Row in `Storages`.
+        row: Row in `OpInstances`: the first invocation that saved it.
+        step: Index of the step.
+        size_bytes: As the allocator handed it out.
+        is_input: Made before the step's forward, or observed as the batch.
+        evidence: `Evidence`.
+    """
+
+    block: Ints
+    row: Ints
+    step: Ints
+    size_bytes: Ints
+    is_input: Bools
+    evidence: Ints
+
+    def of_step(self, step: int) -> SavedActivations:
+        """Those of one step."""
+        mine = self.step == step
+        return SavedActivations(
+            block=self.block[mine],
+            row=self.row[mine],
+            step=self.step[mine],
+            size_bytes=self.size_bytes[mine],
+            is_input=self.is_input[mine],
+            evidence=self.evidence[mine],
+        )
+
+
+def saved_activations(
+    recording: Recording,
+    attribution: Attribution,
+    instances: OpInstances,
+    storages: Storages,
+    known: KnownStorages | None = None,
+) -> SavedActivations:
+    """Find every storage that a forward keeps for its backward.
+
+    Args:
+        recording: One cycle.
+        attribution: Its owners.
+        instances: Its invocations in forward.
+        storages: Blocks of one device.
+        known: Objects that somebody held, the same as `storages` were followed with.
+    """
+    eligible = _eligible(recording, attribution, instances, storages, known)
+    block, row, evidence = _holders(recording, attribution, instances, storages)
+    good = eligible[block] & _made_before(recording, instances, storages, block, row)
+    block, row, evidence = block[good], row[good], evidence[good]
+    # The earliest holder wins; for the evidence, a node that read it does.
+    order = np.lexsort((evidence, row, block))
+    block, row, evidence = block[order], row[order], evidence[order]
+    first = np.concatenate([[True], block[1:] != block[:-1]]) if len(block) else np.empty(0, bool)
+    was_read = np.zeros(len(storages.size_bytes), bool)
+    was_read[block[evidence == Evidence.READ_IN_BACKWARD]] = True
+    block, row = block[first], row[first]
+    return SavedActivations(
+        block=block,
+        row=row,
+        step=instances.step[row],
+        size_bytes=storages.size_bytes[block],
+        is_input=_is_input(recording, instances, storages, known, block, row),
+        evidence=np.where(was_read[block], Evidence.READ_IN_BACKWARD, Evidence.FREED_IN_BACKWARD),
+    )
+
+
+def _made_before(recording: Recording, instances: OpInstances, storages: Storages, block: Ints, row: Ints) -> Bools:
+    """Whether each block was there when the invocation ended: a node also reads what other nodes have just made."""
+    allocation = storages.allocation[block]
+    made_ns = np.where(allocation >= 0, recording.allocations.time_ns[allocation], -1)
+    found: Bools = made_ns <= recording.ops.end_ns[instances.op[row]]
+    return found
+
+
+def _roles(storages: Storages, known: KnownStorages | None) -> Ints:
+    """[L] what each block was observed as, or -1."""
+    role = np.full(len(storages.size_bytes), -1, np.int64)
+    if known is not None:
+        seen = storages.observed_as >= 0
+        role[seen] = known.role[storages.observed_as[seen]]
+    return role
+
+
+def _eligible(
+    recording: Recording,
+    attribution: Attribution,
+    instances: OpInstances,
+    storages: Storages,
+    known: KnownStorages | None,
+) -> Bools:
+    """[L] blocks that can be activations: the batch, and what operators outside the optimizer made.
+
+    What no operator made is no saved tensor: the random states that checkpointing keeps, Python numbers as tensors.
+    """
+    role = _roles(storages, known)
+    made_here = storages.allocation >= 0
+    by_operator = np.zeros(len(made_here), bool)
+    by_operator[made_here] = recording.allocations.op[storages.allocation[made_here]] >= 0
+    by_optimizer = np.zeros(len(made_here), bool)
+    by_optimizer[made_here] = _in_optimizer(recording, attribution, instances, storages.allocation[made_here])
+    found: Bools = (made_here & by_operator & ~by_optimizer & (role < 0)) | (role == Role.INPUT)
+    return found
+
+
+def _in_optimizer(recording: Recording, attribution: Attribution, instances: OpInstances, allocation: Ints) -> Bools:
+    """Whether each allocation was made while an optimizer ran, and not by a forward that the optimizer called.
+
+    An optimizer that gives parameters new storages may leave autograd on, so that its operators look like forward.
+    """
+    spans, time_ns = recording.spans, recording.allocations.time_ns[allocation]
+    inside = np.zeros(len(allocation), bool)
+    for row, name in enumerate(spans.name.tolist()):
+        if recording.strings[name].startswith(OPTIMIZER_PREFIXES):
+            inside |= (time_ns >= spans.start_ns[row]) & (time_ns < spans.end_ns[row])
+    found: Bools = inside & ~_in_forward(recording, attribution, instances, allocation)
+    return found
+
+
+def _holders(
+    recording: Recording, attribution: Attribution, instances: OpInstances, storages: Storages
+) -> tuple[Ints, Ints, Ints]:
+    """Pairs of block and the invocation whose node read or released it, with the evidence."""
+    read_block, read_row = _readers(recording, instances, storages)
+    freed_block, freed_row = _releasers(recording, attribution, instances, storages)
+    evidence = np.repeat([int(Evidence.READ_IN_BACKWARD), int(Evidence.FREED_IN_BACKWARD)],
+                         [len(read_block), len(freed_block)])  # fmt: skip
+    return np.concatenate([read_block, freed_block]), np.concatenate([read_row, freed_row]), evidence.astype(np.int64)
+
+
+def _readers(recording: Recording, instances: OpInstances, storages: Storages) -> tuple[Ints, Ints]:
+    flow, ops = recording.flow, recording.ops
+    block_of_key = np.full(len(recording.keys.id), -1, np.int64)
+    tensors = storages.key >= 0
+    block_of_key[storages.key[tensors]] = np.flatnonzero(tensors)
+    edges = np.flatnonzero(flow.node_backward[flow.edge_node] & ~flow.edge_allocated)
+    block = block_of_key[flow.edge_key[edges]]
+    op = rows_starting_at(ops.start_ns, flow.node_time_ns[flow.edge_node[edges]])
+    row = np.where(op >= 0, instances.row_of_op[op], -1)
+    # AccumulateGrad saves nothing.
+    numbered = (op >= 0) & (ops.sequence_number[op] >= 0)
+    good = (block >= 0) & (row >= 0) & numbered
+    return block[good], row[good]
+
+
+def _releasers(
+    recording: Recording, attribution: Attribution, instances: OpInstances, storages: Storages
+) -> tuple[Ints, Ints]:
+    """Blocks made in a stretch of forward and freed by the engine, with the invocation of the node that ran."""
+    ops, allocations = recording.ops, recording.allocations
+    ended = storages.freed_at < len(storages.events)
+    made = (storages.allocation >= 0) & ended
+    block = np.flatnonzero(made)
+    inside = _in_forward(recording, attribution, instances, storages.allocation[block])
+    block = block[inside]
+    free = storages.events[storages.freed_at[block]]
+    op = allocations.op[free]
+    node = np.where(op >= 0, attribution.op_node[op], -1)
+    in_node = node >= 0
+    # The node itself, or, for what it frees after it ran, the engine's row around it.
+    numbered = in_node & (ops.sequence_number[node] >= 0)
+    row = np.where(numbered, instances.row_of_op[node], -1)
+    good = row >= 0
+    return block[good], row[good]
+
+
+def _in_forward(recording: Recording, attribution: Attribution, instances: OpInstances, allocation: Ints) -> Bools:
+    """Whether each allocation was made within a stretch of forward, outside backward."""
+    passes = instances.passes
+    time_ns = recording.allocations.time_ns[allocation]
+    at = np.searchsorted(passes.start_ns, time_ns, side="right") - 1
+    within = at >= 0
+    within[within] = time_ns[within] <= passes.end_ns[at[within]]
+    inside: Bools = within & (attribution.allocation_phase[allocation] != Phase.BACKWARD)
+    return inside
+
+
+def _is_input(
+    recording: Recording,
+    instances: OpInstances,
+    storages: Storages,
+    known: KnownStorages | None,
+    block: Ints,
+    row: Ints,
+) -> Bools:
+    allocation = storages.allocation[block]
+    begins = instances.passes.start_ns[instances.forward_pass[row]]
+    before = (allocation < 0) | (recording.allocations.time_ns[allocation] < begins)
+    observed: Bools = before | (_roles(storages, known)[block] == Role.INPUT)
+    return observed

@@ -1,0 +1,145 @@
+"""The peak by torch's categories: at the tagged peak, as the guide's file has it, and at the true peak.
+
+True peak: the instant with the most bytes. Tagged peak: the instant with the most bytes that torch has a category for.
+INTERMEDIATE is the difference between the two, so that the tagged peak's categories and it sum to the true peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracer.analysis.profiles.block_lifetimes import Storages
+from tracer.analysis.profiles.memory_timeline import MemoryTimeline
+from tracer.analysis.profiles.torch_categories import Categories, Category
+from tracer.capture.recording import Recording
+
+Ints = npt.NDArray[np.int64]
+
+TAGGED = tuple(category for category in Category if category != Category.UNTAGGED)
+
+
+@dataclass(frozen=True, slots=True)
+class CycleBreakdown:
+    """One cycle's peak by category.
+
+    Attributes:
+        true_peak_bytes: The most bytes in use at one instant, as the allocator counted them.
+        true_peak_ns: When.
+        at_tagged_peak_bytes: [7] Bytes by category, without UNTAGGED, when the categories together held most.
+        tagged_peak_ns: When.
+        at_true_peak_bytes: [8] Bytes by category when the device held most.
+    """
+
+    true_peak_bytes: int
+    true_peak_ns: int
+    at_tagged_peak_bytes: tuple[int, ...]
+    tagged_peak_ns: int
+    at_true_peak_bytes: tuple[int, ...]
+
+    @property
+    def tagged_peak_bytes(self) -> int:
+        """The most bytes that torch had a category for at one instant."""
+        return sum(self.at_tagged_peak_bytes)
+
+    @property
+    def intermediate_bytes(self) -> int:
+        """True peak less tagged peak: the two are taken at different instants, each exact."""
+        return self.true_peak_bytes - self.tagged_peak_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Means over cycles.
+
+    Attributes:
+        device: Name as `str(torch.device)` writes it.
+        cycles: What was averaged, in order.
+        num_left_out: Cycles that were cut short, and are not among them.
+    """
+
+    device: str
+    cycles: tuple[CycleBreakdown, ...]
+    num_left_out: int = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """Mean true peak, in whole bytes."""
+        return sum(cycle.true_peak_bytes for cycle in self.cycles) // len(self.cycles)
+
+    @property
+    def rows_bytes(self) -> dict[str, int]:
+        """Mean bytes of each tagged category at the tagged peak, then INTERMEDIATE; they sum to `peak_bytes`."""
+        rows = {
+            category.name: sum(cycle.at_tagged_peak_bytes[category] for cycle in self.cycles) // len(self.cycles)
+            for category in TAGGED
+        }
+        # The mean of the differences, which also takes the fractions of a byte that the other means leave over.
+        rows["INTERMEDIATE"] = self.peak_bytes - sum(rows.values())
+        return rows
+
+
+def cycle_breakdown(
+    recording: Recording, categories: Categories, timeline: MemoryTimeline, storages: Storages
+) -> CycleBreakdown:
+    """Find both peaks of one cycle.
+
+    Args:
+        recording: One cycle.
+        categories: Of the same recording.
+        timeline: Of the same recording, on the device of `storages`.
+        storages: The device's blocks, which know what the allocator counted.
+    """
+    sizes = _without_the_dead(recording, categories, timeline, storages)
+    tagged = int(np.argmax(sizes[:, : len(TAGGED)].sum(axis=1)))
+    position = int(np.argmax(storages.allocator_bytes))
+    peak_ns = int(recording.allocations.time_ns[storages.events[position]])
+    at_peak = max(0, int(np.searchsorted(timeline.times_ns, peak_ns, side="right")) - 1)
+    return CycleBreakdown(
+        true_peak_bytes=int(storages.allocator_bytes[position]),
+        true_peak_ns=peak_ns,
+        at_tagged_peak_bytes=tuple(sizes[tagged, : len(TAGGED)].tolist()),
+        tagged_peak_ns=int(timeline.times_ns[tagged]),
+        at_true_peak_bytes=tuple(sizes[at_peak].tolist()),
+    )
+
+
+def _without_the_dead(
+    recording: Recording, categories: Categories, timeline: MemoryTimeline, storages: Storages
+) -> Ints:
+    """[E, 8] the timeline less memory from before the recording whose address was handed out again.
+
+    Nobody records the end of such memory on the CPU, so torch's timeline keeps it to its last row.
+    """
+    sizes = timeline.sizes_bytes
+    dead = np.flatnonzero(storages.died_unseen & (storages.key >= 0))
+    if not len(dead):
+        return sizes
+    sizes = sizes.copy()
+    last_version = np.diff(categories.flow.slot_offset) - 1
+    times = recording.allocations.time_ns[storages.events]
+    for block in dead.tolist():
+        key = storages.key[block : block + 1]
+        category = int(categories.of(key, last_version[key])[0])
+        since = np.searchsorted(timeline.times_ns, times[storages.freed_at[block]])
+        sizes[since:, category] -= recording.keys.size_bytes[key]
+    return sizes
+
+
+def breakdown(device: str, cycles: Sequence[CycleBreakdown], *, num_left_out: int = 0) -> Breakdown:
+    """Put cycles together.
+
+    Args:
+        device: Name.
+        cycles: Those to average.
+        num_left_out: How many others there are.
+
+    Raises:
+        ValueError: There are none.
+    """
+    if not cycles:
+        raise ValueError("a breakdown needs at least one cycle")
+    return Breakdown(device=device, cycles=tuple(cycles), num_left_out=num_left_out)

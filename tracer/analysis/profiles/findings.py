@@ -1,0 +1,161 @@
+"""All questions asked of one cycle, and of several: the one place that says in which order the analyses run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tracer.analysis.profiles.allocator_join import join_history
+from tracer.analysis.profiles.attribution import Attribution, attribute
+from tracer.analysis.profiles.block_lifetimes import Storages, follow_storages
+from tracer.analysis.profiles.breakdown import Breakdown, CycleBreakdown, breakdown, cycle_breakdown
+from tracer.analysis.profiles.growth import Growth, find_growth
+from tracer.analysis.profiles.lost_track import LostTrack, find_lost_track
+from tracer.analysis.profiles.memory_timeline import MemoryTimeline, default_device, device_index, memory_timeline
+from tracer.analysis.profiles.peak import PeakReport, peak_report, worst_of
+from tracer.analysis.profiles.step_phases import StepPhase, step_phases
+from tracer.analysis.profiles.torch_categories import Categories, categorize
+from tracer.capture.known_storages import KnownStorages
+from tracer.capture.recording import Recording
+from tracer.errors import RecordingError
+from tracer.snapshot.columns import Snapshot
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CycleFindings:
+    """What one cycle's recording says about one device.
+
+    `is_whole` is False for a cycle that the end of the run, or a failure, cut short.
+    """
+
+    recording: Recording
+    categories: Categories
+    attribution: Attribution
+    storages: Storages
+    timeline: MemoryTimeline
+    breakdown: CycleBreakdown
+    peak: PeakReport
+    lost_track: tuple[LostTrack, ...]
+    growth: tuple[Growth, ...]
+    step_phases: tuple[StepPhase, ...]
+    is_whole: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Findings:
+    """What a run's cycles say about one device.
+
+    Attributes:
+        device: Name as `str(torch.device)` writes it.
+        cycles: One or more, in order.
+        breakdown: Means over the cycles in `averaged`.
+    """
+
+    device: str
+    cycles: tuple[CycleFindings, ...]
+    breakdown: Breakdown
+
+    @property
+    def worst(self) -> CycleFindings:
+        """Of the cycles with the largest peak, the one that the allocator's history covers, or else the first."""
+        return self.cycles[worst_of(self.peaks)]
+
+    @property
+    def averaged(self) -> tuple[CycleFindings, ...]:
+        """Those of which means are taken: the whole cycles, or all of them where none is whole."""
+        return _averaged(self.cycles)
+
+    @property
+    def peaks(self) -> tuple[PeakReport, ...]:
+        """The peak of each cycle."""
+        return tuple(cycle.peak for cycle in self.cycles)
+
+
+def find_in_cycle(
+    recording: Recording,
+    *,
+    known: KnownStorages | None = None,
+    module_names: Mapping[int, str] | None = None,
+    device: str | None = None,
+    is_whole: bool = True,
+) -> CycleFindings:
+    """Ask all questions of one cycle.
+
+    Args:
+        recording: One cycle.
+        known: Objects that somebody held during the run.
+        module_names: Dotted names of live modules by `id()`.
+        device: Name; by default `default_device`.
+        is_whole: Whether all of its steps were recorded to their end.
+
+    Raises:
+        RecordingError: Nothing was allocated on the device.
+    """
+    name = device or default_device(recording)
+    index = device_index(recording, name)
+    if index < 0 or not (recording.allocations.device == index).any():
+        raise RecordingError(
+            f"Nothing was allocated on {name} while the profiler recorded.",
+            hint="Profile with profile_memory=True, and name the device that the model is on.",
+        )
+    categories = categorize(recording)
+    attribution = attribute(recording, module_names=module_names)
+    storages = follow_storages(recording, known, index)
+    timeline = memory_timeline(recording, categories, device=name)
+    peak = peak_report(recording, categories, attribution, storages, known=known)
+    return CycleFindings(
+        recording=recording,
+        categories=categories,
+        attribution=attribution,
+        storages=storages,
+        timeline=timeline,
+        breakdown=cycle_breakdown(recording, categories, timeline, storages),
+        peak=peak,
+        lost_track=find_lost_track(recording, categories, attribution, peak.blocks),
+        growth=find_growth(recording, attribution, storages),
+        step_phases=step_phases(recording, attribution, storages),
+        is_whole=is_whole,
+    )
+
+
+def _averaged(cycles: Sequence[CycleFindings]) -> tuple[CycleFindings, ...]:
+    """A cycle that was cut short may have been so before its peak, or by it."""
+    return tuple(cycle for cycle in cycles if cycle.is_whole) or tuple(cycles)
+
+
+def put_together(cycles: Sequence[CycleFindings]) -> Findings:
+    """Findings of a run from those of its cycles, all of one device.
+
+    Raises:
+        RecordingError: There are none.
+    """
+    if not cycles:
+        raise RecordingError(
+            "The run ended before a single step was profiled.",
+            hint="Run at least wait + warmup + active steps, and one more.",
+        )
+    device = cycles[0].peak.device
+    averaged = _averaged(cycles)
+    means = breakdown(device, [cycle.breakdown for cycle in averaged], num_left_out=len(cycles) - len(averaged))
+    return Findings(device, tuple(cycles), means)
+
+
+def with_allocator_history(findings: Findings, snapshot: Snapshot, *, known: KnownStorages | None = None) -> Findings:
+    """The same findings, with the peak of the last cycle by the allocator's own books.
+
+    Args:
+        findings: Of a run.
+        snapshot: Dumped when its last cycle ended.
+        known: Objects that somebody held during the run.
+
+    Raises:
+        SnapshotError: The snapshot contradicts itself.
+    """
+    last = findings.cycles[-1]
+    history = join_history(snapshot, findings.device, last.storages)
+    if history is None:
+        return findings
+    recording, categories, attribution = last.recording, last.categories, last.attribution
+    peak = peak_report(recording, categories, attribution, last.storages, known=known, history=history)
+    lost_track = find_lost_track(recording, categories, attribution, peak.blocks)
+    return replace(findings, cycles=(*findings.cycles[:-1], replace(last, peak=peak, lost_track=lost_track)))

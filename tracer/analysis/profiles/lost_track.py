@@ -1,0 +1,117 @@
+"""Why torch lost track: the operator where its categories stopped, and how many bytes of the peak followed from it.
+
+torch calls a result an activation only if every input has a category. A tensor that is made from nothing (`zeros`,
+`arange`, `randn`) has none; written into and used, it takes the category from everything behind it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracer.analysis.profiles.attribution import Attribution
+from tracer.analysis.profiles.classify_blocks import Blocks
+from tracer.analysis.profiles.peak_rows import op_label, place
+from tracer.analysis.profiles.torch_categories import Categories, Category
+from tracer.capture.recording import Recording
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class LostTrack:
+    """One place where torch's categories stopped.
+
+    Attributes:
+        op: Operator that made the tensor without a category, or None where it was there before the recording.
+        module: Path of the module that called it, or None.
+        file: Source file of the user's line, or None.
+        line: Its number, or None.
+        bytes: Bytes at the peak that have no category of torch's because of it.
+        count: Blocks.
+    """
+
+    op: str | None
+    module: str | None
+    file: str | None
+    line: int | None
+    bytes: int
+    count: int
+
+
+def find_lost_track(
+    recording: Recording, categories: Categories, attribution: Attribution, blocks: Blocks
+) -> tuple[LostTrack, ...]:
+    """Trace the peak's blocks without a category back to where the category was lost.
+
+    Args:
+        recording: One cycle.
+        categories: Of the same recording.
+        attribution: Of the same recording.
+        blocks: Live blocks at its peak.
+
+    Returns:
+        Places, largest first. Blocks that were never tensors have no data flow and are left out.
+    """
+    origin = _origins(recording, categories)
+    made_by = _allocation_of_key(recording)
+    totals: dict[tuple[str | None, str | None, str | None, int | None], list[int]] = {}
+    untagged = (blocks.torch_category == Category.UNTAGGED) & (blocks.key >= 0)
+    for block in np.flatnonzero(untagged).tolist():
+        source = origin.get(int(blocks.key[block]), int(blocks.key[block]))
+        total = totals.setdefault(_site(recording, attribution, int(made_by[source])), [0, 0])
+        total[0] += int(blocks.size_bytes[block])
+        total[1] += 1
+    places = [LostTrack(*site, bytes=size, count=count) for site, (size, count) in totals.items()]
+    return tuple(sorted(places, key=lambda one: -one.bytes))
+
+
+def _origins(recording: Recording, categories: Categories) -> dict[int, int]:
+    """For each key that was written without a category, the key that it inherited this from; itself if from nothing.
+
+    A tensor from nothing may have been given a wrong category, mostly PARAMETER, which stops activations just the same;
+    so where every input has a category, an input that was made from nothing is to blame.
+    """
+    flow = categories.flow
+    untagged = (categories.of_slot == Category.UNTAGGED).tolist()
+    key_of = np.repeat(np.arange(len(recording.keys.id)), np.diff(flow.slot_offset)).tolist()
+    from_nothing: set[int] = set()
+    origin: dict[int, int] = {}
+    nodes = zip(flow.inputs, flow.outputs, recording.flow.node_backward.tolist(), strict=True)
+    for inputs, outputs, backward in nodes:
+        if not inputs:
+            from_nothing.update(key_of[slot] for slot in outputs)
+        if backward:
+            continue
+        lost = (key_of[slot] for slot in inputs if untagged[slot])
+        made = (key_of[slot] for slot in inputs if key_of[slot] in from_nothing)
+        source = next(lost, next(made, -1))
+        for slot in outputs:
+            if untagged[slot]:
+                key = key_of[slot]
+                origin.setdefault(key, origin.get(source, source) if source >= 0 else key)
+    return origin
+
+
+def _allocation_of_key(recording: Recording) -> Ints:
+    """[K] row of the allocation that made each key, -1 for what was there before."""
+    allocations = recording.allocations
+    made = np.full(len(recording.keys.id), -1, np.int64)
+    rows = np.flatnonzero((allocations.key >= 0) & (allocations.size_bytes > 0))
+    made[allocations.key[rows]] = rows
+    return made
+
+
+def _site(
+    recording: Recording, attribution: Attribution, allocation: int
+) -> tuple[str | None, str | None, str | None, int | None]:
+    if allocation < 0:
+        return None, None, None, None
+    module = int(attribution.allocation_module[allocation])
+    return (
+        op_label(recording, int(recording.allocations.op[allocation])),
+        attribution.modules[module] if module >= 0 else None,
+        *place(recording, int(attribution.allocation_frame[allocation])),
+    )

@@ -1,0 +1,214 @@
+"""Bytes by category over time: torch's `MemoryProfileTimeline`, event by event instead of merged by microsecond."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracer.analysis.profiles.torch_categories import Categories, Category, categorize
+from tracer.capture.event_tree import read_recording
+from tracer.capture.recording import Recording
+
+Ints = npt.NDArray[np.int64]
+
+_PREEXISTING, _CREATE, _INCREMENT_VERSION, _DESTROY = 1, 2, 3, 4
+_BEFORE = -1  # the time of what was there before the recording
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemoryTimeline:
+    """Running totals by category on one device, one row per event.
+
+    Attributes:
+        device: Name as `str(torch.device)` writes it.
+        times_ns: [E] Time of the event. Rows of memory that was there before the recording come first and carry the
+            time of the earliest event; where there is none, -1000, which is torch's -1 us.
+        sizes_bytes: [E, 8] Bytes held after the event, by category.
+        num_preexisting: How many of the first rows are memory from before the recording.
+        categories: The columns of `sizes_bytes`.
+    """
+
+    device: str
+    times_ns: Ints
+    sizes_bytes: Ints
+    num_preexisting: int
+    categories: tuple[Category, ...] = tuple(Category)
+
+    def __post_init__(self) -> None:
+        if self.sizes_bytes.shape != (len(self.times_ns), len(self.categories)):
+            raise ValueError(f"{len(self.times_ns)} times, but sizes of shape {self.sizes_bytes.shape}")
+
+    @classmethod
+    def from_profiler(cls, profiler: Any, device: str | None = None) -> MemoryTimeline:
+        """The timeline of a finished `torch.profiler.profile`, or of its kept `profiler.kineto_results`.
+
+        Args:
+            profiler: Inside `on_trace_ready` or after it. See `read_recording`.
+            device: `cpu`, `cuda:0`, ...; by default the recording's accelerator, else the CPU.
+
+        Raises:
+            RecordingError: Nothing was recorded.
+        """
+        recording = read_recording(profiler)
+        return memory_timeline(recording, categorize(recording), device=device)
+
+    @property
+    def totals_bytes(self) -> Ints:
+        """[E] Bytes of all categories after each event."""
+        return np.asarray(self.sizes_bytes.sum(axis=1), np.int64)
+
+    def coalesce(self) -> tuple[Ints, Ints]:
+        """The last row of each of torch's microseconds: what `MemoryProfileTimeline._coalesce_timeline` returns.
+
+        Returns:
+            Microseconds [U] and sizes [U, 9], whose first column is 0 as torch's is.
+
+        Source:
+            `_coalesce_timeline`, which truncates a floating-point division; `torch_microseconds` has its integer form.
+        """
+        microseconds = torch_microseconds(self.times_ns)
+        new_row = np.ones(len(microseconds), bool)
+        new_row[:-1] = microseconds[1:] != microseconds[:-1]
+        if 0 < self.num_preexisting < len(new_row):
+            new_row[self.num_preexisting - 1] = True
+        sizes = self.sizes_bytes[new_row]
+        return microseconds[new_row], np.concatenate([np.zeros((len(sizes), 1), np.int64), sizes], axis=1)
+
+
+def torch_microseconds(times_ns: Ints) -> Ints:
+    """[E] `int(t / 1000)` as torch computes it, in floating point, which rounds up from 875 ns on.
+
+    Exact for real times until 2041: the quotient lies between 2**50 and 2**51, where doubles are 1/4 to 1/8 apart.
+    """
+    return np.asarray(times_ns // 1000 + (times_ns % 1000 >= 875), np.int64)
+
+
+def default_device(recording: Recording) -> str:
+    """The device that a person means when they name none: the accelerator with the most bytes, else the CPU."""
+    allocations = recording.allocations
+    moved = np.bincount(allocations.device, np.abs(allocations.size_bytes), minlength=len(recording.devices))
+    accelerators = [index for index, name in enumerate(recording.devices) if name != "cpu"]
+    if not accelerators:
+        return "cpu"
+    return recording.devices[max(accelerators, key=lambda index: float(moved[index]))]
+
+
+def device_index(recording: Recording, device: str) -> int:
+    """Index of a device's name in the recording, or -1 where it does not appear; `cuda` means `cuda:0`."""
+    for name in (device, f"{device}:0"):
+        if name in recording.devices:
+            return recording.devices.index(name)
+    return -1
+
+
+def memory_timeline(recording: Recording, categories: Categories, *, device: str | None = None) -> MemoryTimeline:
+    """Lay out what each event did to each category.
+
+    Args:
+        recording: One cycle.
+        categories: Of the same recording.
+        device: Name; by default `default_device`.
+
+    Returns:
+        The timeline; no rows for a device without events.
+
+    Source:
+        `MemoryProfile.timeline` and `MemoryProfileTimeline`.
+    """
+    name = device or default_device(recording)
+    index = device_index(recording, name)
+    rows = np.concatenate([_untracked_rows(recording, index), _tensor_rows(recording, categories, index)])
+    order = np.lexsort((rows["action"], rows["time"]))
+    rows = rows[order]
+    increments = np.flatnonzero(rows["action"] == _INCREMENT_VERSION)
+    frees = rows["action"] == _DESTROY
+    category = categories.of(rows["key"], rows["version"])
+    deltas = np.zeros((len(rows), len(Category)), np.int64)
+    deltas[np.arange(len(rows)), category] = np.where(frees, -rows["size"], rows["size"])
+    # A new version moves the bytes from the old version's category to the new one's. Blocks that were never tensors
+    # have one version only.
+    deltas[increments] = 0
+    after = rows["version"] + (rows["key"] >= 0)
+    np.add.at(deltas, (increments, category[increments]), -rows["size"][increments])
+    moved_to = categories.of(rows["key"][increments], after[increments])
+    np.add.at(deltas, (increments, moved_to), rows["size"][increments])
+    times = rows["time"].copy()
+    num_preexisting = int((times == _BEFORE).sum())
+    times[:num_preexisting] = times[num_preexisting] if num_preexisting < len(times) else 1000 * _BEFORE
+    return MemoryTimeline(
+        device=recording.devices[index] if index >= 0 else name,
+        times_ns=times,
+        sizes_bytes=np.cumsum(deltas, axis=0),
+        num_preexisting=num_preexisting,
+    )
+
+
+_ROW = np.dtype([(name, np.int64) for name in ("time", "action", "key", "version", "size")])
+
+
+def _table(time: Any, action: Any, key: Any, version: Any, size: Ints) -> npt.NDArray[Any]:
+    rows = np.empty(len(size), _ROW)
+    rows["time"], rows["action"], rows["key"], rows["version"], rows["size"] = time, action, key, version, size
+    return rows
+
+
+def _untracked_rows(recording: Recording, device: int) -> npt.NDArray[Any]:
+    """Blocks that were never tensors, in tree order: made, freed, or there before if the make was not recorded."""
+    allocations = recording.allocations
+    which = np.flatnonzero((allocations.key < 0) & (allocations.device == device))
+    live: set[int] = set()
+    rows: list[tuple[int, int, int, int, int]] = []
+    for time_ns, address, size in zip(
+        allocations.time_ns[which].tolist(),
+        allocations.address[which].tolist(),
+        allocations.size_bytes[which].tolist(),
+        strict=True,
+    ):
+        if size > 0:
+            rows.append((time_ns, _INCREMENT_VERSION if address in live else _CREATE, -1, 0, size))
+            live.add(address)
+        else:
+            rows.append((time_ns, _DESTROY, -1, 0, -size))
+            if address in live:
+                live.remove(address)
+            else:
+                rows.append((_BEFORE, _PREEXISTING, -1, 0, -size))
+    return np.array(rows, _ROW)
+
+
+def _tensor_rows(recording: Recording, categories: Categories, device: int) -> npt.NDArray[Any]:
+    """Tensor storages: there before, made, written to, freed."""
+    allocations, keys, edges = recording.allocations, recording.keys, recording.flow
+    offset = categories.flow.slot_offset
+    num_keys = len(keys.id)
+    tensor = allocations.key >= 0
+    made, freed = tensor & (allocations.size_bytes > 0), tensor & (allocations.size_bytes <= 0)
+    made_ns, freed_ns = np.zeros(num_keys, np.int64), np.zeros(num_keys, np.int64)
+    made_ns[allocations.key[made]] = allocations.time_ns[made]
+    freed_ns[allocations.key[freed]] = allocations.time_ns[freed]
+
+    here = keys.device == device
+    has_allocation = np.zeros(num_keys, bool)
+    has_allocation[allocations.key[made]] = True
+    before = np.flatnonzero(here & ~has_allocation)
+    before = before[categories.known_slots[offset[before]]]
+    on_device = here[edges.edge_key]
+    created = on_device & edges.edge_allocated
+    written = on_device & ~edges.edge_allocated & ~edges.edge_freed & edges.edge_mutated
+    destroyed = on_device & edges.edge_freed
+    last_version = np.diff(offset) - 1
+
+    parts = [_table(_BEFORE, _PREEXISTING, before, 0, keys.size_bytes[before])]
+    key = edges.edge_key[created]
+    parts.append(_table(made_ns[key], _CREATE, key, 0, keys.size_bytes[key]))
+    key = edges.edge_key[written]
+    version = categories.flow.edge_version[written]
+    parts.append(
+        _table(edges.node_time_ns[edges.edge_node[written]], _INCREMENT_VERSION, key, version, keys.size_bytes[key])
+    )
+    key = edges.edge_key[destroyed]
+    parts.append(_table(freed_ns[key], _DESTROY, key, last_version[key], keys.size_bytes[key]))
+    return np.concatenate(parts)

@@ -1,0 +1,198 @@
+"""What filled the device at its worst moment: the live blocks at the peak, in rows that sum to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tracer.analysis.peak_row import PeakRow
+from tracer.analysis.profiles.allocator_count import CountedParts
+from tracer.analysis.profiles.allocator_join import InUse, JoinedHistory, in_use_at
+from tracer.analysis.profiles.attribution import Attribution, Phase
+from tracer.analysis.profiles.block_lifetimes import Storages
+from tracer.analysis.profiles.classify_blocks import Blocks, Evidence, Kind, explain_at
+from tracer.analysis.profiles.peak_rows import group_rows
+from tracer.analysis.profiles.torch_categories import Categories, Category
+from tracer.capture.known_storages import KnownStorages
+from tracer.capture.recording import Recording
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorPeak:
+    """What only the allocator's own history tells of the peak.
+
+    Attributes:
+        requested_bytes: Sum of what was asked for; the peak is the same, rounded up block by block.
+        pending_bytes: Freed by the program and still used by another stream: neither allocated nor free.
+        reserved_bytes: Reserved from the driver.
+        free_bytes: Of it, what was in no block in use.
+        largest_free_bytes: The largest piece of that in one segment.
+        num_joined: Blocks of the recording that the history has too, whether alive at the peak or not.
+        num_blocks: Blocks that the recording saw being made.
+    """
+
+    requested_bytes: int
+    pending_bytes: int
+    reserved_bytes: int
+    free_bytes: int
+    largest_free_bytes: int
+    num_joined: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PeakReport:
+    """The peak of one device in one cycle.
+
+    Attributes:
+        device: Name as `str(torch.device)` writes it.
+        peak_bytes: Sum of the blocks.
+        allocator_peak_bytes: Counted without looking at blocks; the rows and `unexplained_bytes` sum to it.
+        counted: What it is the sum of.
+        reserved_bytes: Reserved memory at the peak; 0 where the device has no such thing.
+        time_ns: When.
+        step: Name of the step, or None.
+        phase: Phase of the allocation that made the peak, or None.
+        rows: Grouped blocks, largest first.
+        blocks: The blocks themselves.
+        num_died_unseen: Storages from before the recording whose address was handed out again without a recorded free.
+        allocator: From the allocator's own history; None where there is none.
+        threads: Other threads that called the model, which the profiler does not record.
+    """
+
+    device: str
+    peak_bytes: int
+    allocator_peak_bytes: int
+    counted: CountedParts
+    reserved_bytes: int
+    time_ns: int
+    step: str | None
+    phase: str | None
+    rows: tuple[PeakRow, ...]
+    blocks: Blocks
+    num_died_unseen: int
+    allocator: AllocatorPeak | None = None
+    threads: tuple[str, ...] = ()
+
+    @property
+    def unexplained_bytes(self) -> int:
+        """What was counted and is in no row; negative where rows show more than was counted."""
+        return self.allocator_peak_bytes - self.peak_bytes
+
+    @property
+    def unseen_bytes(self) -> int:
+        """Of the rows, what was made where the profiler does not record."""
+        return int(self.blocks.size_bytes[self.blocks.evidence == Evidence.UNSEEN].sum())
+
+    def by_category(self) -> dict[str, int]:
+        """Bytes by category, largest first."""
+        totals: dict[str, int] = {}
+        for row in self.rows:
+            totals[row.category] = totals.get(row.category, 0) + row.bytes
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+
+def worst_of(peaks: Sequence[PeakReport]) -> int:
+    """Which of several peaks is the largest: of equals the one that the allocator's history covers, else the first."""
+    return max(range(len(peaks)), key=lambda index: (peaks[index].peak_bytes, peaks[index].allocator is not None))
+
+
+def peak_report(
+    recording: Recording,
+    categories: Categories,
+    attribution: Attribution,
+    storages: Storages,
+    *,
+    known: KnownStorages | None = None,
+    history: JoinedHistory | None = None,
+) -> PeakReport:
+    """Explain the peak of one device.
+
+    Args:
+        recording: One cycle.
+        categories: Of the same recording.
+        attribution: Of the same recording.
+        storages: The device's blocks; there is at least one event.
+        known: Objects that somebody held during the run, the strongest evidence.
+        history: The allocator's own, joined with these storages.
+
+    Returns:
+        The report. The first maximum wins.
+    """
+    position = int(np.argmax(storages.allocator_bytes))
+    allocator_peak_bytes = int(storages.allocator_bytes[position])
+    event = int(storages.events[position])
+    alive, now_ns = storages.alive_at(position), int(recording.allocations.time_ns[event])
+    in_use = in_use_at(history, storages, position) if history is not None else None
+    if in_use is not None:
+        alive = in_use.block[in_use.block >= 0]
+    blocks = explain_at(recording, categories, attribution, storages, known=known, rows=alive, time_ns=now_ns)
+    if in_use is not None:
+        blocks = _by_the_allocators_books(blocks, in_use)
+    allocations = recording.allocations
+    step = int(attribution.allocation_step[event])
+    return PeakReport(
+        device=recording.devices[storages.device],
+        peak_bytes=int(blocks.size_bytes.sum()),
+        allocator_peak_bytes=allocator_peak_bytes,
+        counted=storages.count.at(position),
+        reserved_bytes=max(0, int(allocations.total_reserved_bytes[event])),
+        time_ns=int(allocations.time_ns[event]),
+        step=attribution.step_names[step] if step >= 0 else None,
+        phase=Phase(int(attribution.allocation_phase[event])).name.lower(),
+        rows=group_rows(recording, attribution, known, blocks, history=history),
+        blocks=blocks,
+        num_died_unseen=int(storages.died_unseen.sum()),
+        allocator=_allocator_peak(blocks, history, in_use, storages),
+        threads=known.threads if known is not None else (),
+    )
+
+
+def _by_the_allocators_books(blocks: Blocks, in_use: InUse) -> Blocks:
+    """Sizes as the allocator has them, and behind the known blocks those that the recording never saw."""
+    seen = in_use.block >= 0
+    unseen = ~seen
+    # What was there before is known from tensors, which may span less than their block.
+    known = replace(blocks, size_bytes=in_use.size_bytes[seen], requested_bytes=in_use.requested_bytes[seen])
+    return _with_unseen(
+        known,
+        size_bytes=in_use.size_bytes[unseen],
+        requested_bytes=in_use.requested_bytes[unseen],
+        address=in_use.address[unseen],
+        stack=in_use.stack[unseen],
+        evidence=np.full(int(unseen.sum()), int(Evidence.HISTORY)),
+    )
+
+
+def _allocator_peak(
+    blocks: Blocks, history: JoinedHistory | None, in_use: InUse | None, storages: Storages
+) -> AllocatorPeak | None:
+    if history is None or in_use is None:
+        return None
+    memory = in_use.memory
+    return AllocatorPeak(
+        requested_bytes=int(in_use.requested_bytes.sum()),
+        pending_bytes=in_use.pending_bytes,
+        reserved_bytes=memory.reserved_bytes,
+        free_bytes=memory.free_bytes,
+        largest_free_bytes=memory.largest_free_bytes,
+        num_joined=int((history.entry >= 0).sum()),
+        num_blocks=int((storages.allocation >= 0).sum()),
+    )
+
+
+def _with_unseen(blocks: Blocks, **columns: Ints) -> Blocks:
+    """Add blocks that the allocator counts and nothing in the recording shows: they were there before it."""
+    usual = {"kind": Kind.BEFORE_RECORDING, "torch_category": Category.UNTAGGED, "evidence": Evidence.SEEN_BEFORE}
+    num = len(columns["size_bytes"])
+    return Blocks(
+        **{
+            name: np.append(getattr(blocks, name), columns.get(name, np.full(num, int(usual.get(name, -1)), np.int64)))
+            for name in Blocks.__dataclass_fields__
+        }
+    )

@@ -1,0 +1,87 @@
+"""When each step was in forward, backward and optimizer, and how much memory each phase held at most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracer.analysis.profiles.attribution import Attribution, Phase
+from tracer.analysis.profiles.block_lifetimes import Storages
+from tracer.capture.recording import Recording
+
+SHOWN = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPhase:
+    """One phase of one step.
+
+    Attributes:
+        step: Name of the step.
+        phase: forward, backward or optimizer.
+        stretches_ns: Start of the first and end of the last operator of each stretch without another phase in between:
+            one, or as many as there are micro-batches, or evaluations by the optimizer.
+        peak_bytes: The most bytes in use during it; None if nothing was allocated or freed.
+    """
+
+    step: str
+    phase: str
+    stretches_ns: tuple[tuple[int, int], ...]
+    peak_bytes: int | None
+
+    @property
+    def start_ns(self) -> int:
+        """Start of its first operator."""
+        return self.stretches_ns[0][0]
+
+    @property
+    def end_ns(self) -> int:
+        """End of its last operator."""
+        return self.stretches_ns[-1][1]
+
+    @property
+    def duration_ns(self) -> int:
+        """Of all stretches, on the host."""
+        return sum(end - start for start, end in self.stretches_ns)
+
+
+def step_phases(recording: Recording, attribution: Attribution, storages: Storages) -> tuple[StepPhase, ...]:
+    """Lay out the phases of every step: in each, that which ends first comes first.
+
+    Args:
+        recording: One cycle.
+        attribution: Of the same recording.
+        storages: One device's blocks.
+    """
+    event_step = attribution.allocation_step[storages.events]
+    event_phase = attribution.allocation_phase[storages.events]
+    stretches = _stretches(recording, attribution)
+    found = []
+    for step, name in enumerate(attribution.step_names):
+        for phase in SHOWN:
+            here = stretches.get((step, phase))
+            if here is None:
+                continue
+            level = storages.allocator_bytes[(event_step == step) & (event_phase == phase)]
+            peak_bytes = int(np.max(level)) if len(level) else None
+            found.append((step, StepPhase(name, phase.name.lower(), tuple(here), peak_bytes)))
+    return tuple(one for _, one in sorted(found, key=lambda pair: (pair[0], pair[1].end_ns)))
+
+
+def _stretches(recording: Recording, attribution: Attribution) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """Start and end of each run of operators of one phase, by step and phase; what is in no phase ends none."""
+    ops = recording.ops
+    rows = np.flatnonzero((attribution.op_step >= 0) & (attribution.op_phase != Phase.OTHER))
+    rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
+    step, phase = attribution.op_step[rows], attribution.op_phase[rows]
+    begins = np.ones(len(rows), bool)
+    begins[1:] = (step[1:] != step[:-1]) | (phase[1:] != phase[:-1])
+    first = np.flatnonzero(begins)
+    if not len(first):
+        return {}
+    end_ns = np.maximum.reduceat(ops.end_ns[rows], first)
+    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for at, end in zip(first.tolist(), end_ns.tolist(), strict=True):
+        found.setdefault((int(step[at]), int(phase[at])), []).append((int(ops.start_ns[rows[at]]), end))
+    return found

@@ -1,0 +1,332 @@
+"""Storages of one device whose allocation was not recorded: they were there before, or were made where nobody records.
+
+A walk over all that Python can reach, right before a recording, tells the two apart. Without a walk, as behind the bare
+`TimelineTracer`, everything without an allocation is taken to have been there before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tracer.analysis.profiles.attribution import STEP_PREFIX
+from tracer.capture.known_storages import KnownStorages, Role
+from tracer.capture.recording import Recording
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+# The caching allocator hands out multiples of this many bytes (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize).
+CUDA_ROUNDING_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnrecordedStorages:
+    """Columns [P].
+
+    Attributes:
+        address: [P]
+        size_bytes: [P] As the allocator rounds it, where it is known to round.
+        key: [P] Row in `Recording.keys`, or -1.
+        made_at: [P] -1 for what was there before. Of what was made unseen, the first event of the step that used it.
+        freed_at: [P] Position of the recorded free, or of the event by which it must have been gone; one past the last
+            where it lives on.
+        died_unseen: [P] There before, and freed without a record of it.
+    """
+
+    address: Ints
+    size_bytes: Ints
+    key: Ints
+    made_at: Ints
+    freed_at: Ints
+    died_unseen: Bools
+
+
+def unrecorded_storages(
+    recording: Recording, known: KnownStorages | None, device: int, events: Ints
+) -> UnrecordedStorages:
+    """Find what operators used, or frees ended, or somebody held, and no recorded allocation made.
+
+    Args:
+        recording: One cycle.
+        known: Observations.
+        device: Index in `Recording.devices`.
+        events: [D] The device's events in allocator order.
+    """
+    end = len(events)
+    before = _before(recording, known, device, events)
+    freed_of = _frees(recording, events)
+    recorded = np.array([freed_of.get(number, end) for number in before.number.tolist()], np.int64)
+    died = ends_unseen(recording, known, device, events, before.address, before.size_bytes)
+    unseen = _made_unseen(recording, known, device, events)
+    num_before, num_unseen = len(before.address), len(unseen.address)
+    table = UnrecordedStorages(
+        address=np.concatenate([before.address, unseen.address]),
+        size_bytes=np.concatenate([before.size_bytes, unseen.size_bytes]),
+        key=np.concatenate([before.key, unseen.key]),
+        made_at=np.concatenate([np.full(num_before, -1, np.int64), unseen.made_at]),
+        freed_at=np.concatenate([np.minimum(recorded, died), unseen.freed_at]),
+        died_unseen=np.concatenate([died < recorded, np.zeros(num_unseen, np.bool_)]),
+    )
+    return _with_what_the_counter_held(recording, device, events, table)
+
+
+def _frees(recording: Recording, events: Ints) -> dict[int, int]:
+    """Position of the free of each allocation number."""
+    number, size = recording.allocations.allocation_id[events], recording.allocations.size_bytes[events]
+    freed = np.flatnonzero(size < 0)
+    return dict(zip(number[freed].tolist(), freed.tolist(), strict=True))
+
+
+# ------------------------------------------------------------------------------------------------ what was there before
+@dataclass(frozen=True, slots=True, eq=False)
+class _Before:
+    """Storages from before the recording, columns [P]; number is their allocation id, -1 where none was given."""
+
+    address: Ints
+    size_bytes: Ints
+    key: Ints
+    number: Ints
+
+
+def _before(recording: Recording, known: KnownStorages | None, device: int, events: Ints) -> _Before:
+    """What must have been there: tensors without an allocation, frees without one, and what was observed before."""
+    allocations, keys = recording.allocations, recording.keys
+    size, number = allocations.size_bytes[events], allocations.allocation_id[events]
+    made = set(number[size > 0].tolist())
+    by_address: dict[int, tuple[int, int, int]] = {}
+    others: list[tuple[int, int, int, int]] = []
+    unseen = set(unseen_keys(recording, known, device, events).tolist())
+    for key in keys_not_made(recording, device).tolist():
+        if key not in unseen:
+            entry = (int(keys.size_bytes[key]), key, int(keys.allocation_id[key]))
+            by_address.setdefault(int(keys.address[key]), entry)
+    observed = observed_before(recording, known, device, events)
+    for event in np.flatnonzero((size < 0) & (allocations.key[events] < 0)).tolist():
+        if int(number[event]) not in made:
+            address = int(allocations.address[events][event])
+            # The CPU's allocator reports the size that the address had when it was last handed out in a recording.
+            others.append((address, observed.get(address, -int(size[event])), -1, int(number[event])))
+    taken = {address for address, *_ in others}
+    for address, size_bytes in observed.items():
+        if address not in taken:
+            seen = by_address.get(address, (0, -1, -1))
+            by_address[address] = (max(size_bytes, seen[0]), *seen[1:])
+    rounding = CUDA_ROUNDING_BYTES if recording.devices[device].startswith("cuda") else 1
+    table = [(a, -(-n // rounding) * rounding, key, num) for a, (n, key, num) in by_address.items()] + others
+    columns = np.array(table, np.int64).reshape(-1, 4).T
+    return _Before(*(np.ascontiguousarray(column) for column in columns))
+
+
+def keys_not_made(recording: Recording, device: int) -> Ints:
+    """Rows of `Recording.keys` on a device that no recorded allocation made."""
+    allocations, keys = recording.allocations, recording.keys
+    made = np.zeros(len(keys.id), bool)
+    made[allocations.key[(allocations.key >= 0) & (allocations.size_bytes > 0)]] = True
+    return np.flatnonzero((keys.device == device) & ~made)
+
+
+def observed_before(recording: Recording, known: KnownStorages | None, device: int, events: Ints) -> dict[int, int]:
+    """Address and size of all that was observed in the last walk before the first event, or after it until then.
+
+    Where nobody walked, of what was observed last before the first event.
+    """
+    rows = observations_of(recording, known, device)
+    if known is None or not len(rows):
+        return {}
+    rows = rows[known.time_ns[rows] <= _first_ns(recording, events)]
+    since = last_walk_ns(recording, known, events)
+    since = since if since is not None else int(known.time_ns[rows].max(initial=0))
+    rows = rows[known.time_ns[rows] >= since]
+    return dict(zip(known.address[rows].tolist(), known.size_bytes[rows].tolist(), strict=True))
+
+
+def observations_of(recording: Recording, known: KnownStorages | None, device: int) -> Ints:
+    """Rows of `KnownStorages` on a device of a recording."""
+    name = recording.devices[device]
+    if known is None or name not in known.devices:
+        return np.empty(0, np.int64)
+    return np.flatnonzero(known.device == known.devices.index(name))
+
+
+def last_walk_ns(recording: Recording, known: KnownStorages | None, events: Ints) -> int | None:
+    """When all that Python can reach was last looked at before a device's first event; None if nobody did."""
+    if known is None or not len(walks := known.walks_ns[known.walks_ns <= _first_ns(recording, events)]):
+        return None
+    return int(walks.max())
+
+
+def _first_ns(recording: Recording, events: Ints) -> int:
+    return int(recording.allocations.time_ns[events[0]]) if len(events) else int(np.iinfo(np.int64).max)
+
+
+def _with_what_the_counter_held(
+    recording: Recording, device: int, events: Ints, table: UnrecordedStorages
+) -> UnrecordedStorages:
+    """Add what an absolute counter had when the recording began and no storage shows, as one block without an address.
+
+    The CPU's counter begins with the recording and says nothing of it.
+    """
+    if recording.devices[device] == "cpu" or not len(events):
+        return table
+    first = events[0]
+    held = int(recording.allocations.total_allocated_bytes[first] - recording.allocations.size_bytes[first])
+    rest = held - int(table.size_bytes[table.made_at < 0].sum())
+    if rest <= 0:
+        return table
+    return UnrecordedStorages(
+        address=np.append(table.address, -1),
+        size_bytes=np.append(table.size_bytes, rest),
+        key=np.append(table.key, -1),
+        made_at=np.append(table.made_at, -1),
+        freed_at=np.append(table.freed_at, len(events)),
+        died_unseen=np.append(table.died_unseen, False),
+    )
+
+
+# ------------------------------------------------------------------------------------------------- what was made unseen
+def unseen_keys(recording: Recording, known: KnownStorages | None, device: int, events: Ints) -> Ints:
+    """Storages that operators used, no recorded allocation made, and a walk right before the recording did not find.
+
+    Another thread made them, or a library outside torch, such as numpy. One whose free the CPU's allocator reports was
+    made in an earlier cycle: it reports no other.
+    """
+    none = np.empty(0, np.int64)
+    if last_walk_ns(recording, known, events) is None:
+        return none
+    keys = keys_not_made(recording, device)
+    there = list(observed_before(recording, known, device, events))
+    is_old = np.isin(recording.keys.address[keys], np.array(there, np.int64))
+    if recording.devices[device] == "cpu":
+        freed = recording.allocations.allocation_id[recording.allocations.size_bytes < 0]
+        is_old |= np.isin(recording.keys.allocation_id[keys], freed)
+    return keys[~is_old]
+
+
+def _made_unseen(recording: Recording, known: KnownStorages | None, device: int, events: Ints) -> UnrecordedStorages:
+    """Storages made unseen, once for each step that uses them: from the step's beginning until the last use in it.
+
+    Neither their beginning nor their end is recorded. An address that is handed out again ends them too.
+    """
+    keys = unseen_keys(recording, known, device, events)
+    step_of_node, step_starts = _steps_of_nodes(recording)
+    edge = np.flatnonzero(np.isin(recording.flow.edge_key, keys))
+    lives: dict[tuple[int, int], int] = {}
+    for key, node in zip(recording.flow.edge_key[edge].tolist(), recording.flow.edge_node[edge].tolist(), strict=True):
+        at = (key, int(step_of_node[node]))
+        lives[at] = max(lives.get(at, -1), node)
+    times = recording.allocations.time_ns[events]
+    next_node_ns = np.append(recording.flow.node_time_ns[1:], np.iinfo(np.int64).max)
+    rows = np.array(
+        [(key, step_starts[step], next_node_ns[last]) for (key, step), last in sorted(lives.items())], np.int64
+    )
+    key, start_ns, end_ns = rows.reshape(-1, 3).T
+    address, size_bytes = recording.keys.address[key], recording.keys.size_bytes[key]
+    made_at = np.searchsorted(times, start_ns, side="left")
+    freed_at = np.searchsorted(times, end_ns, side="left")
+    freed_at = np.minimum(freed_at, _handed_out_again(recording, events, address, size_bytes, made_at))
+    freed_of = _frees(recording, events)
+    recorded = [freed_of.get(number, len(events)) for number in recording.keys.allocation_id[key].tolist()]
+    freed_at = np.minimum(freed_at, np.array(recorded, np.int64))
+    none = np.zeros(len(key), np.bool_)
+    return UnrecordedStorages(address, size_bytes, key, made_at, np.maximum(freed_at, made_at), none)
+
+
+def _steps_of_nodes(recording: Recording) -> tuple[Ints, Ints]:
+    """[N] step of each data-flow node, and [S + 1] when each begins; what comes before the first is a step too."""
+    spans = recording.spans
+    names = [recording.strings[name].startswith(STEP_PREFIX) for name in spans.name.tolist()]
+    starts = np.concatenate([[0], np.sort(spans.start_ns[np.array(names, bool)])]).astype(np.int64)
+    return np.searchsorted(starts, recording.flow.node_time_ns, side="right") - 1, starts
+
+
+def _handed_out_again(recording: Recording, events: Ints, address: Ints, size_bytes: Ints, after: Ints) -> Ints:
+    """[P] position of the first allocation behind `after` that begins in each storage; one past the last if none."""
+    allocations = recording.allocations
+    made = np.flatnonzero(allocations.size_bytes[events] > 0)
+    begin = allocations.address[events][made]
+    order = np.lexsort((made, begin))
+    low = np.searchsorted(begin[order], address, side="left")
+    high = np.searchsorted(begin[order], address + size_bytes, side="left")
+    found = np.full(len(address), len(events), np.int64)
+    for row in np.flatnonzero(high > low).tolist():
+        inside = made[order[low[row] : high[row]]]
+        later = inside[inside > after[row]]
+        if len(later):
+            found[row] = later.min()
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ ends without a record
+def ends_unseen(
+    recording: Recording, known: KnownStorages | None, device: int, events: Ints, address: Ints, size_bytes: Ints
+) -> Ints:
+    """[P] position by which each storage from before must be gone without a recorded free; one past the last if none.
+
+    Its address was handed out again, or it was a gradient that `zero_grad` let go of.
+    """
+    made = np.flatnonzero(recording.allocations.size_bytes[events] > 0)
+    made_address = recording.allocations.address[events][made]
+    made_size = recording.allocations.size_bytes[events][made]
+    reused = _reused_at(address, size_bytes, made_address, made_size, made, len(events))
+    return np.minimum(reused, _cleared_at(recording, known, device, events, address))
+
+
+def _reused_at(address: Ints, size_bytes: Ints, made_address: Ints, made_size: Ints, made: Ints, end: int) -> Ints:
+    """[P] position of the first allocation that overlaps each block from before; `end` where none does."""
+    died = np.full(len(address), end, np.int64)
+    if not len(address) or not len(made):
+        return died
+    order = np.argsort(address, kind="stable")
+    start, stop = address[order], (address + size_bytes)[order]
+    row = np.arange(len(made))
+    at = np.searchsorted(start, made_address + made_size, side="left") - 1
+    while len(row):
+        overlaps = (at >= 0) & (stop[at] > made_address[row])
+        row, at = row[overlaps], at[overlaps]
+        np.minimum.at(died, order[at], made[row])
+        at = at - 1
+    return died
+
+
+def _cleared_at(recording: Recording, known: KnownStorages | None, device: int, events: Ints, address: Ints) -> Ints:
+    """[P] position by which `zero_grad` had let go of a gradient from before; past the last for everything else.
+
+    A parameter whose gradient was at one address before the recording and is at another one later has lost the first:
+    a gradient is only made anew where there is none. The first `zero_grad` after the beginning is where it went.
+    """
+    end = len(events)
+    cleared = np.full(len(address), end, np.int64)
+    rows = observations_of(recording, known, device)
+    calls = _zero_grad_ends(recording)
+    if known is None or not len(rows) or not len(calls) or not end:
+        return cleared
+    times = recording.allocations.time_ns[events]
+    gradients = rows[known.role[rows] == Role.GRADIENT]
+    later = gradients[known.time_ns[gradients] > calls[0]]
+    moved_to: dict[int, set[int]] = {}
+    for name, place in zip(known.name[later].tolist(), known.address[later].tolist(), strict=True):
+        moved_to.setdefault(name, set()).add(place)
+    earlier = known.time_ns[rows[known.time_ns[rows] <= times[0]]]
+    since = last_walk_ns(recording, known, events)
+    since = since if since is not None else int(earlier.max(initial=-1))
+    before = gradients[(known.time_ns[gradients] >= since) & (known.time_ns[gradients] <= times[0])]
+    gone = {
+        place
+        for name, place in zip(known.name[before].tolist(), known.address[before].tolist(), strict=True)
+        if name in moved_to and place not in moved_to[name]
+    }
+    mine = np.array([place in gone for place in address.tolist()], bool)
+    cleared[mine] = np.searchsorted(times, calls[0], side="right")
+    return cleared
+
+
+def _zero_grad_ends(recording: Recording) -> Ints:
+    """Ends of the calls of `zero_grad` of optimizers and modules, in order."""
+    frames, calls = recording.frames, recording.calls
+    called = [
+        row for row, function in enumerate(frames.function.tolist()) if recording.strings[function] == "zero_grad"
+    ]
+    return np.sort(calls.end_ns[np.isin(calls.function, np.array(called, np.int64))])

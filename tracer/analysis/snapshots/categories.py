@@ -1,0 +1,40 @@
+"""The kinds of a snapshot in the words that the reports of a profiled run use for categories."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from tracer.analysis.snapshots.classify_blocks import NOT_KNOWN
+from tracer.analysis.snapshots.findings import DeviceFinding
+from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.sites import BEFORE_RECORDING
+
+# In the order of a drawing's layers, lowest first.
+CATEGORY_OF_KIND: Final[Mapping[str, str]] = {
+    "parameter": "PARAMETER",
+    "buffer": "BUFFER",
+    "optimizer state": "OPTIMIZER_STATE",
+    BEFORE_RECORDING: "BEFORE_RECORDING",
+    "input": "INPUT",
+    "temporary": "TEMPORARY",
+    "activation": "ACTIVATION",
+    "gradient": "GRADIENT",
+    "workspace": "WORKSPACE",
+    NOT_KNOWN: "UNKNOWN",
+}
+
+
+def category_of(group: Group, device: DeviceFinding) -> str:
+    """The category of a group; what is not known and was there before a recording has one of its own."""
+    was_before = group.is_before_recording and group.kind == NOT_KNOWN and device.entries > 0
+    return CATEGORY_OF_KIND[BEFORE_RECORDING if was_before else group.kind]
+
+
+def peak_by_category(device: DeviceFinding) -> tuple[tuple[str, int], ...]:
+    """Bytes at the peak by category, largest first; they sum to it."""
+    sums: dict[str, int] = {}
+    for group in device.peak.groups:
+        name = category_of(group, device)
+        sums[name] = sums.get(name, 0) + group.bytes
+    return tuple(sorted(sums.items(), key=lambda item: (-item[1], item[0])))

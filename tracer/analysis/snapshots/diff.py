@@ -1,0 +1,194 @@
+"""What changed between the peaks of two snapshots, by kind and by stack, to the byte."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from tracer.analysis.snapshots.classify_blocks import KindFinder
+from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Sites
+from tracer.errors import TracerError
+from tracer.snapshot.columns import DeviceState, Snapshot
+from tracer.snapshot.replay import BEFORE, replay
+from tracer.units import GIB, KIB, MIB
+
+Key = tuple[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One kind, or one kind of one stack, at the peaks of both sides.
+
+    Attributes:
+        kind: One of `KINDS`.
+        stack: Functions and files without line numbers, innermost first; empty in changes by kind.
+        before_bytes: At the peak of the first snapshot.
+        after_bytes: At the peak of the second one.
+        before_count: Blocks on the first side.
+        after_count: Blocks on the second side.
+    """
+
+    kind: str
+    stack: tuple[str, ...]
+    before_bytes: int
+    after_bytes: int
+    before_count: int
+    after_count: int
+
+    @property
+    def bytes(self) -> int:
+        """The change."""
+        return self.after_bytes - self.before_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDiff:
+    """The peaks of one device on both sides; a side that lacks the device counts as zero.
+
+    Attributes:
+        device: Its index.
+        before_bytes: Requested bytes at the first snapshot's peak.
+        after_bytes: Requested bytes at the second one's.
+        by_kind: Changes by kind, largest first; they sum to the change of the peak.
+        by_stack: Changes by kind and stack, likewise.
+        before_phase: In which the first peak was: `backward`, `optimizer`, or empty if not known.
+        after_phase: The same of the second one.
+    """
+
+    device: int
+    before_bytes: int
+    after_bytes: int
+    by_kind: tuple[Change, ...]
+    by_stack: tuple[Change, ...]
+    before_phase: str = ""
+    after_phase: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """The change of the peak."""
+        return self.after_bytes - self.before_bytes
+
+
+class Grown(Protocol):
+    """A peak on two sides."""
+
+    @property
+    def before_bytes(self) -> int:
+        """On the first one."""
+
+    @property
+    def bytes(self) -> int:
+        """The change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """How much a peak may grow, in bytes or in percent of what it was."""
+
+    bytes: int | None = None
+    percent: float | None = None
+
+    def is_exceeded_by(self, diff: Grown) -> bool:
+        """Whether the peak grew by more; exactly as much is not more."""
+        if self.percent is not None:
+            return diff.bytes * 100 > self.percent * diff.before_bytes
+        assert self.bytes is not None
+        return diff.bytes > self.bytes
+
+
+def parse_threshold(text: str) -> Threshold:
+    """Read `5%`, `100MiB`, `2 GiB`, `4096` (bytes) and the like.
+
+    Raises:
+        TracerError: The text is none of these.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%|B|[KMGkmg]i?B?)?\s*", text)
+    if not found:
+        raise TracerError(f"{text!r} is not a threshold.", hint="Write a percentage or a size, as in 5% or 100MiB.")
+    number, unit = float(found.group(1)), found.group(2) or "B"
+    if unit == "%":
+        return Threshold(percent=number)
+    factor = {"b": 1, "k": KIB, "m": MIB, "g": GIB}[unit[0].lower()]
+    return Threshold(bytes=round(number * factor))
+
+
+def diff_snapshots(before: Snapshot, after: Snapshot) -> tuple[DeviceDiff, ...]:
+    """Compare the peaks of two snapshots, device by device.
+
+    Raises:
+        SnapshotError: The end state of one of them contradicts itself.
+    """
+    sides = [{state.device: _side(s, state) for state in s.devices} for s in (before, after)]
+    return tuple(
+        _diff(device, sides[0].get(device, _Side()), sides[1].get(device, _Side()))
+        for device in sorted({*sides[0], *sides[1]})
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One device's peak: bytes and number of its blocks by kind and stack without lines, and its phase."""
+
+    by_key: Mapping[Key, tuple[int, int]] = field(default_factory=dict)
+    phase: str = ""
+
+
+def _side(snapshot: Snapshot, state: DeviceState) -> _Side:
+    replayed = replay(state, snapshot.settings)
+    sites, lives = Sites(snapshot.stacks), replayed.lives
+    finder = KindFinder(snapshot, state, sites)
+    rows = lives.alive_after(replayed.peak_entry)
+    kinds = finder.kinds_and_evidence(lives, rows)
+    before = (lives.begin[rows] == BEFORE).tolist()
+    stacks: dict[tuple[int, bool], tuple[str, ...]] = {}
+    found: dict[Key, tuple[int, int]] = {}
+    columns = (lives.stack[rows].tolist(), before, [kind for kind, _ in kinds], lives.requested_bytes[rows].tolist())
+    for stack, is_before, kind, size in zip(*columns, strict=True):
+        if (stack, is_before) not in stacks:
+            stacks[stack, is_before] = _names(sites, stack, is_before)
+        names = stacks[stack, is_before]
+        total, count = found.get((kind, names), (0, 0))
+        found[kind, names] = (total + size, count + 1)
+    return _Side(found, finder.phase_at(replayed.peak_entry))
+
+
+def _names(sites: Sites, stack: int, is_before: bool) -> tuple[str, ...]:
+    names = sites.without_lines(stack)
+    if not names:
+        names = () if sites.site(stack).frame == NO_FRAMES else (sites.site(stack).frame,)
+    return (*names, BEFORE_RECORDING) if is_before else names or (NO_FRAMES,)
+
+
+def _diff(device: int, before_side: _Side, after_side: _Side) -> DeviceDiff:
+    before, after = before_side.by_key, after_side.by_key
+    by_stack = [_change(key, before, after) for key in {**before, **after}]
+    return DeviceDiff(
+        device=device,
+        before_bytes=sum(size for size, _ in before.values()),
+        after_bytes=sum(size for size, _ in after.values()),
+        by_kind=_sorted(_by_kind(by_stack)),
+        by_stack=_sorted(by_stack),
+        before_phase=before_side.phase,
+        after_phase=after_side.phase,
+    )
+
+
+def _change(key: Key, before: Mapping[Key, tuple[int, int]], after: Mapping[Key, tuple[int, int]]) -> Change:
+    (before_bytes, before_count), (after_bytes, after_count) = before.get(key, (0, 0)), after.get(key, (0, 0))
+    return Change(*key, before_bytes, after_bytes, before_count, after_count)
+
+
+def _by_kind(changes: list[Change]) -> list[Change]:
+    sums: dict[str, list[int]] = {}
+    for c in changes:
+        numbers = (c.before_bytes, c.after_bytes, c.before_count, c.after_count)
+        sums[c.kind] = list(np.add(sums.get(c.kind, [0] * 4), numbers).tolist())
+    return [Change(kind, (), *numbers) for kind, numbers in sums.items()]
+
+
+def _sorted(changes: Iterable[Change]) -> tuple[Change, ...]:
+    return tuple(sorted(changes, key=lambda c: (-abs(c.bytes), c.kind, c.stack)))

@@ -1,0 +1,196 @@
+"""Everything that a snapshot says about each of its devices: the findings behind `snapshot FILE`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tracer.analysis.snapshots.classify_blocks import KindFinder
+from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
+from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.oom import MAX_EXPLAINED, OutOfMemory, explain_ooms
+from tracer.analysis.snapshots.peak import Peak, find_peak, never_freed
+from tracer.analysis.snapshots.sites import Sites
+from tracer.errors import SnapshotError
+from tracer.snapshot.actions import Action
+from tracer.snapshot.columns import DeviceState, Snapshot
+from tracer.snapshot.replay import Replay, replay
+from tracer.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFinding:
+    """One device of a snapshot, explained.
+
+    Attributes:
+        device: Its index.
+        entries: Number of trace entries.
+        peak: The worst moment.
+        start_requested_bytes: In use before the first entry.
+        end_requested_bytes: In use when the snapshot was taken.
+        reserved_end_bytes: Reserved when the snapshot was taken.
+        end_fragmentation: Of the latter.
+        never_freed: Allocated in the recording and in use at its end; sums to `never_freed_bytes`.
+        oom: Out-of-memory events.
+        notes: What does not fit together or is not known, one sentence each.
+    """
+
+    device: int
+    entries: int
+    peak: Peak
+    start_requested_bytes: int
+    end_requested_bytes: int
+    reserved_end_bytes: int
+    end_fragmentation: Fragmentation
+    never_freed: tuple[Group, ...]
+    oom: tuple[OutOfMemory, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def growth_bytes(self) -> int:
+        """How much more was in use at the end than at the start."""
+        return self.end_requested_bytes - self.start_requested_bytes
+
+    @property
+    def never_freed_bytes(self) -> int:
+        """What was allocated in the recording and is in use at its end."""
+        return sum(group.bytes for group in self.never_freed)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFinding:
+    """A snapshot, explained device by device; devices without any memory or entry are left out."""
+
+    devices: tuple[DeviceFinding, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def worst(self) -> int | None:
+        """Position of the device with the largest peak among those that ran out of memory, or else among all.
+
+        The first of equals; None if there is no device.
+        """
+        badness = [(len(device.oom) > 0, device.peak.requested_bytes) for device in self.devices]
+        return badness.index(max(badness)) if badness else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplayedDevice:
+    """One device of a snapshot with what its findings are made of.
+
+    Attributes:
+        state: What the snapshot says.
+        replay: What was in use when.
+        kinds: Decides the kinds of its blocks.
+    """
+
+    state: DeviceState
+    replay: Replay
+    kinds: KindFinder
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplayedSnapshot:
+    """A snapshot with its devices replayed, for those who need more than the findings."""
+
+    snapshot: Snapshot
+    sites: Sites
+    devices: tuple[ReplayedDevice, ...]
+
+
+def explain_snapshot(snapshot: Snapshot, *, device: int | None = None) -> SnapshotFinding:
+    """Explain a loaded snapshot.
+
+    Args:
+        snapshot: What `load_snapshot` returned.
+        device: Index of the only device to look at; None means all.
+
+    Raises:
+        SnapshotError: The snapshot has no such device, or its end state contradicts itself.
+    """
+    return explain_replayed(replay_snapshot(snapshot, device=device))
+
+
+def replay_snapshot(
+    snapshot: Snapshot, *, device: int | None = None, held: Mapping[int, str] | None = None
+) -> ReplayedSnapshot:
+    """Replay the devices of a loaded snapshot; arguments and errors as of `explain_snapshot`.
+
+    Args:
+        snapshot: See there.
+        device: See there.
+        held: Kinds by address of what the program held when the history began.
+    """
+    chosen = [state for state in snapshot.devices if device is None or state.device == device]
+    if device is not None and not chosen:
+        known = ", ".join(str(state.device) for state in snapshot.devices) or "none"
+        raise SnapshotError(
+            f"The snapshot has nothing of device {device}.", hint=f"Devices with memory or entries: {known}."
+        )
+    sites = Sites(snapshot.stacks)
+    devices = (
+        ReplayedDevice(state, replay(state, snapshot.settings), KindFinder(snapshot, state, sites, held=held))
+        for state in chosen
+    )
+    return ReplayedSnapshot(snapshot, sites, tuple(devices))
+
+
+def explain_replayed(replayed: ReplayedSnapshot) -> SnapshotFinding:
+    """Explain the devices of a replayed snapshot, in their order."""
+    snapshot, sites = replayed.snapshot, replayed.sites
+    return SnapshotFinding(
+        devices=tuple(_explain_device(snapshot, device, sites) for device in replayed.devices),
+        notes=_snapshot_notes(snapshot),
+    )
+
+
+def _explain_device(snapshot: Snapshot, device: ReplayedDevice, sites: Sites) -> DeviceFinding:
+    state, replayed, kinds = device.state, device.replay, device.kinds
+    last = len(state.trace) - 1
+    return DeviceFinding(
+        device=state.device,
+        entries=len(state.trace),
+        peak=find_peak(snapshot, state, replayed, kinds=kinds, sites=sites),
+        start_requested_bytes=int(replayed.requested_bytes[0]),
+        end_requested_bytes=int(replayed.requested_bytes[-1]),
+        reserved_end_bytes=int(replayed.reserved_bytes[-1]),
+        end_fragmentation=fragmentation_after(state, replayed, last),
+        never_freed=never_freed(replayed, kinds=kinds, sites=sites),
+        oom=explain_ooms(snapshot, state, replayed, kinds=kinds, sites=sites),
+        notes=tuple(_device_notes(state, replayed)),
+    )
+
+
+def _snapshot_notes(snapshot: Snapshot) -> tuple[str, ...]:
+    notes = []
+    if not snapshot.devices:
+        notes.append("The snapshot is empty: no device has a segment or an entry.")
+    if snapshot.has_host_memory:
+        notes.append("The snapshot also has pinned host memory, which is not shown.")
+    return tuple(notes)
+
+
+def _device_notes(state: DeviceState, replayed: Replay) -> list[str]:
+    odd, notes = replayed.oddities, []
+    if not len(state.trace):
+        notes.append("It has no history (no trace entries): what follows is the state when the snapshot was taken.")
+    elif state.trace.time_us[0] < 0:
+        notes.append("The entries have no times; their order is exact all the same.")
+    if odd.has_no_allocs:
+        notes.append("The recording has no allocations: everything counts as there before it.")
+    if odd.frees_by_request:
+        notes.append("The recording has no free_completed; free_requested stands for it.")
+    if odd.num_missing_frees:
+        size = format_bytes(odd.missing_free_bytes)
+        notes.append(f"{odd.num_missing_frees} allocations ({size}) have no recorded end and are left out.")
+    if odd.num_missing_allocs:
+        notes.append(f"{odd.num_missing_allocs} blocks have no recorded allocation; they count from the free before.")
+    if odd.num_size_mismatches:
+        notes.append(f"{odd.num_size_mismatches} blocks changed their size between two records; the later one counts.")
+    if odd.num_unknown_actions:
+        notes.append(f"{odd.num_unknown_actions} entries have an action that this version does not know.")
+    if (num_ooms := len(state.trace.where(Action.OOM))) > MAX_EXPLAINED:
+        notes.append(f"Of {num_ooms} out-of-memory events the first {MAX_EXPLAINED} are explained.")
+    if (replayed.reserved_bytes < replayed.requested_bytes).any():
+        notes.append("At times less is reserved than in use: the recording lacks segment entries.")
+    return notes

@@ -1,0 +1,143 @@
+"""What a snapshot says in the words of the memory report: weights, activations, the peak and its timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracer.analysis.downsample import reduce_rows
+from tracer.analysis.snapshots.classify_blocks import KINDS
+from tracer.analysis.snapshots.findings import DeviceFinding, ReplayedDevice, ReplayedSnapshot, SnapshotFinding
+from tracer.analysis.snapshots.sites import Sites
+from tracer.analysis.snapshots.timeline import START, DeviceTimeline
+from tracer.snapshot.columns import Int64s
+
+NUM_BUCKETS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A weight or an activation.
+
+    Attributes:
+        name: The operation or autograd node that made it; the function, where the stack names neither.
+        bytes: As asked for.
+        count: Blocks.
+        frames: File and line of the user's frames, innermost first.
+    """
+
+    name: str
+    bytes: int
+    count: int
+    frames: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Levels:
+    """The timeline, reduced to the rows that a drawing needs: extremes are exact, the peak is among them [R].
+
+    Attributes:
+        entry: -1 for the start.
+        time_us: -1 where the recording has no times; of the start that of the first entry.
+        requested_bytes: In use, as asked for.
+        allocated_bytes: In use, rounded.
+        reserved_bytes: From the driver.
+    """
+
+    entry: Int64s
+    time_us: Int64s
+    requested_bytes: Int64s
+    allocated_bytes: Int64s
+    reserved_bytes: Int64s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SnapshotReport:
+    """The answer for one device, with the other devices' findings beside it.
+
+    Attributes:
+        finding: All devices.
+        shown: Position of the device that weights, activations, peak and levels are about.
+        weights: One entry per block at the peak that is proven to be a parameter, in the order of their addresses.
+        activations: Blocks at the peak that are proven to be activations, one entry per stack, largest first.
+        levels: The timeline.
+        settings: What is known of the recording.
+    """
+
+    finding: SnapshotFinding
+    shown: int
+    weights: tuple[Entry, ...]
+    activations: tuple[Entry, ...]
+    levels: Levels
+    settings: Mapping[str, object]
+
+    @property
+    def device(self) -> DeviceFinding:
+        """The finding of the device shown."""
+        return self.finding.devices[self.shown]
+
+
+def snapshot_report(
+    replayed: ReplayedSnapshot,
+    finding: SnapshotFinding,
+    shown: int,
+    timeline: DeviceTimeline,
+    *,
+    settings: Mapping[str, object],
+) -> SnapshotReport:
+    """Gather the report of one device.
+
+    Args:
+        replayed: The snapshot.
+        finding: Of the same.
+        shown: Position of the device in both.
+        timeline: Of that device.
+        settings: What to say of the recording.
+    """
+    one, sites = replayed.devices[shown], replayed.sites
+    lives = one.replay.lives
+    rows = lives.alive_after(one.replay.peak_entry)
+    number = one.kinds.kind_numbers(lives, rows)
+    weights = rows[number == KINDS.index("parameter")]
+    activations = rows[number == KINDS.index("activation")]
+    return SnapshotReport(
+        finding=finding,
+        shown=shown,
+        weights=_one_each(one, weights[np.argsort(lives.addr[weights], kind="stable")], sites),
+        activations=_by_stack(one, activations, sites),
+        levels=_levels(one, timeline),
+        settings=settings,
+    )
+
+
+def _one_each(one: ReplayedDevice, rows: Int64s, sites: Sites) -> tuple[Entry, ...]:
+    lives = one.replay.lives
+    columns = (lives.requested_bytes[rows].tolist(), lives.stack[rows].tolist())
+    return tuple(_entry(size, 1, stack, sites) for size, stack in zip(*columns, strict=True))
+
+
+def _by_stack(one: ReplayedDevice, rows: Int64s, sites: Sites) -> tuple[Entry, ...]:
+    lives = one.replay.lives
+    stacks, stack_of = np.unique(lives.stack[rows], return_inverse=True)
+    size = np.zeros(len(stacks), dtype=np.int64)
+    np.add.at(size, stack_of.reshape(-1), lives.requested_bytes[rows])
+    count = np.bincount(stack_of.reshape(-1), minlength=len(stacks))
+    columns = (size.tolist(), count.tolist(), stacks.tolist())
+    entries = [_entry(*row, sites) for row in zip(*columns, strict=True)]
+    return tuple(sorted(entries, key=lambda entry: (-entry.bytes, entry.name, entry.frames)))
+
+
+def _entry(size: int, count: int, stack: int, sites: Sites) -> Entry:
+    return Entry(sites.operation(stack) or sites.site(stack).frame, size, count, sites.users_lines(stack))
+
+
+def _levels(one: ReplayedDevice, timeline: DeviceTimeline) -> Levels:
+    found, time_us = one.replay, one.state.trace.time_us
+    values = np.stack([found.requested_bytes, timeline.allocated_bytes, found.reserved_bytes], axis=1)
+    number = np.arange(len(values), dtype=np.int64)
+    rows = reduce_rows(number, values, num_buckets=NUM_BUCKETS, keep=[found.peak_entry + 1])
+    entry = rows + START
+    times = np.append(time_us, -1)[np.maximum(entry, 0)] if len(time_us) else np.full(len(rows), -1)
+    return Levels(entry, np.asarray(times, np.int64), *values[rows].T)

@@ -1,0 +1,115 @@
+"""What filled a device at the worst moment of its recording, and what it never gave back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracer.analysis.snapshots.annotations import innermost_region
+from tracer.analysis.snapshots.classify_blocks import KindFinder
+from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
+from tracer.analysis.snapshots.groups import Group, group_rows
+from tracer.analysis.snapshots.sites import BEFORE_RECORDING, Sites
+from tracer.snapshot.columns import DeviceState, Int64s, Snapshot
+from tracer.snapshot.replay import BEFORE, Replay
+
+NO_ANNOTATION = "no annotation"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Part of the peak under one name."""
+
+    name: str
+    bytes: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The moment with the most requested bytes in use, the first of equals.
+
+    Attributes:
+        entry: The entry after which it was reached; -1 if at the start of the recording.
+        time_us: Its time, or -1 where the recording has none.
+        phase: `backward` or `optimizer` where the recording shows it, else empty.
+        requested_bytes: In use, as asked for.
+        allocated_bytes: In use, rounded as the allocator does, as far as known.
+        reserved_bytes: Reserved from the driver.
+        before_recording_bytes: The part of the requested bytes that was there before the first entry.
+        groups: By line and kind; they sum to the requested bytes, like the two below.
+        by_kind: By kind alone.
+        by_annotation: By the innermost region that was open at the allocation.
+        fragmentation: Of the reserved bytes.
+    """
+
+    entry: int
+    time_us: int
+    phase: str
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    before_recording_bytes: int
+    groups: tuple[Group, ...]
+    by_kind: tuple[Share, ...]
+    by_annotation: tuple[Share, ...]
+    fragmentation: Fragmentation
+
+    @property
+    def has_annotations(self) -> bool:
+        """Whether some of it was made in a named region."""
+        return any(share.name not in (BEFORE_RECORDING, NO_ANNOTATION) for share in self.by_annotation)
+
+
+def find_peak(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: KindFinder, sites: Sites) -> Peak:
+    """Explain the peak of one device to the byte."""
+    entry = replay.peak_entry
+    lives = replay.lives
+    rows = lives.alive_after(entry)
+    groups = group_rows(lives, rows, kinds=kinds, sites=sites)
+    before = rows[lives.begin[rows] == BEFORE]
+    fragmentation = fragmentation_after(state, replay, entry)
+    return Peak(
+        entry=entry,
+        time_us=int(state.trace.time_us[entry]) if entry >= 0 else -1,
+        phase=kinds.phase_at(entry),
+        requested_bytes=int(replay.requested_bytes[entry + 1]),
+        allocated_bytes=fragmentation.allocated_bytes,
+        reserved_bytes=fragmentation.reserved_bytes,
+        before_recording_bytes=int(lives.requested_bytes[before].sum()),
+        groups=groups,
+        by_kind=_shares([(group.kind, group.bytes, group.count) for group in groups]),
+        by_annotation=_by_annotation(snapshot, state, replay, rows),
+        fragmentation=fragmentation,
+    )
+
+
+def never_freed(replay: Replay, *, kinds: KindFinder, sites: Sites) -> tuple[Group, ...]:
+    """What was allocated in the recording and still in use at its end, by line and kind, largest first."""
+    lives = replay.lives
+    rows = np.flatnonzero((lives.begin > BEFORE) & (lives.end == len(replay.requested_bytes) - 1))
+    return group_rows(lives, rows, kinds=kinds, sites=sites)
+
+
+def _by_annotation(snapshot: Snapshot, state: DeviceState, replay: Replay, rows: Int64s) -> tuple[Share, ...]:
+    lives = replay.lives
+    region = innermost_region(state, lives.alloc_entry[rows])
+    names = np.where(lives.begin[rows] == BEFORE, -2, region)
+    found, name_of = np.unique(names, return_inverse=True)
+    size = np.zeros(len(found), dtype=np.int64)
+    np.add.at(size, name_of.reshape(-1), lives.requested_bytes[rows])
+    count = np.bincount(name_of.reshape(-1), minlength=len(found))
+    spelled = {-2: BEFORE_RECORDING, -1: NO_ANNOTATION}
+    triples = zip(found.tolist(), size.tolist(), count.tolist(), strict=True)
+    return _shares([(spelled.get(name) or snapshot.text(name), bytes_, num) for name, bytes_, num in triples])
+
+
+def _shares(parts: list[tuple[str, int, int]]) -> tuple[Share, ...]:
+    """Parts added up by name, largest first."""
+    sums: dict[str, tuple[int, int]] = {}
+    for name, size, count in parts:
+        before_size, before_count = sums.get(name, (0, 0))
+        sums[name] = (before_size + size, before_count + count)
+    shares = (Share(name, size, count) for name, (size, count) in sums.items())
+    return tuple(sorted(shares, key=lambda share: (-share.bytes, share.name)))

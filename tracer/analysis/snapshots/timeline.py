@@ -1,0 +1,151 @@
+"""What one device held over its recording, kind by kind: the curves and phases that a drawing needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from tracer.analysis.snapshots.classify_blocks import KINDS, NOT_KNOWN, KindFinder
+from tracer.analysis.snapshots.sites import BEFORE_RECORDING
+from tracer.snapshot.columns import DeviceState, Int64s, Snapshot
+from tracer.snapshot.replay import BEFORE, Replay
+from tracer.units import NS_PER_US
+
+START: Final = -1
+# A drawing counts in 53 bits; a longer span than this (104 days) is no time of a recording.
+_MAX_SPAN_US: Final = 2**53 // NS_PER_US
+_OPTIMIZER_PREFIXES: Final = ("Optimizer.step#", "Optimizer.zero_grad#")
+MAX_STRETCHES: Final = 2000
+"""Of one phase or of regions: more than pixels say nothing, and some of them would say something wrong."""
+Phase = Literal["region", "backward", "optimizer"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """Requested bytes of one kind in use, at the start of the recording and after each entry [E + 1]."""
+
+    kind: str
+    bytes: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of the recording with a name, from one time of the axis to another."""
+
+    phase: Phase
+    name: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceTimeline:
+    """One device's recording of E entries; row 0 is its start, row i + 1 the state after entry i.
+
+    Attributes:
+        axis: "time", or "entry" where the entries have no usable times.
+        times: Nanoseconds since the first entry, or the number of the entry, -1 for the start [E + 1].
+        curves: By kind; together they are the requested bytes. Memory from before the recording of which nothing is
+            known has a curve of its own.
+        allocated_bytes: In use, rounded as far as known [E + 1].
+        reserved_bytes: Reserved from the driver [E + 1].
+        stretches: Annotated regions, and what stacks or annotations show of backward and optimizer.
+        left_out: Phases of which there are more stretches than `MAX_STRETCHES`.
+    """
+
+    axis: Literal["time", "entry"]
+    times: Int64s
+    curves: tuple[Curve, ...]
+    allocated_bytes: Int64s
+    reserved_bytes: Int64s
+    stretches: tuple[Stretch, ...]
+    left_out: tuple[Phase, ...]
+
+
+def device_timeline(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: KindFinder) -> DeviceTimeline:
+    """The curves of one device, in a few passes over its blocks."""
+    axis, times = _axis(state)
+    lives, num_entries = replay.lives, len(state.trace)
+    found: tuple[tuple[Phase, list[Stretch]], ...] = (
+        ("region", _regions(snapshot, state, axis)),
+        *_phases(kinds, times),
+    )
+    drawn = [one for _, stretches in found if len(stretches) <= MAX_STRETCHES for one in stretches]
+    return DeviceTimeline(
+        axis=axis,
+        times=times,
+        curves=_curves(replay, kinds, num_entries),
+        allocated_bytes=_level(lives.allocated_bytes, lives.begin, lives.end, num_entries),
+        reserved_bytes=replay.reserved_bytes,
+        stretches=tuple(sorted(drawn, key=lambda one: one.start)),
+        left_out=tuple(phase for phase, stretches in found if len(stretches) > MAX_STRETCHES),
+    )
+
+
+def _axis(state: DeviceState) -> tuple[Literal["time", "entry"], Int64s]:
+    time_us = state.trace.time_us
+    if len(time_us) and time_us[0] >= 0 and time_us[-1] - time_us[0] <= _MAX_SPAN_US:
+        since = (time_us - time_us[0]) * NS_PER_US
+        return "time", np.concatenate([since[:1], since])
+    return "entry", np.arange(START, len(time_us), dtype=np.int64)
+
+
+def _curves(replay: Replay, kinds: KindFinder, num_entries: int) -> tuple[Curve, ...]:
+    lives = replay.lives
+    number = kinds.kind_numbers(lives, np.arange(len(lives)))
+    # One more kind for what was there before and is not known.
+    names = (*KINDS, BEFORE_RECORDING)
+    number[(number == KINDS.index(NOT_KNOWN)) & (lives.begin == BEFORE)] = len(KINDS)
+    curves = []
+    for index in np.unique(number).tolist():
+        rows = np.flatnonzero(number == index)
+        size, begin, end = lives.requested_bytes[rows], lives.begin[rows], lives.end[rows]
+        curves.append(Curve(names[index], _level(size, begin, end, num_entries)))
+    return tuple(curves)
+
+
+def _level(size: Int64s, begin: Int64s, end: Int64s, num_entries: int) -> Int64s:
+    """Bytes in use at the start and after each entry; no two begins and no two ends share an entry."""
+    level = np.zeros(num_entries + 1, dtype=np.int64)
+    there_before = begin == BEFORE
+    level[0] = size[there_before].sum()
+    born, gone = ~there_before, end < num_entries
+    level[begin[born] + 1] += size[born]
+    level[end[gone] + 1] -= size[gone]
+    return np.cumsum(level, out=level)
+
+
+def _phases(kinds: KindFinder, times: Int64s) -> tuple[tuple[Phase, list[Stretch]], ...]:
+    """Backward and optimizer steps, from their entries; one that the recording does not end goes to its last entry."""
+
+    def stretches(phase: Phase, runs: tuple[Int64s, Int64s]) -> list[Stretch]:
+        last = len(times) - 1
+        starts, ends = (times[np.minimum(entries + 1, last)].tolist() for entries in runs)
+        return [Stretch(phase, phase, start, end) for start, end in zip(starts, ends, strict=True)]
+
+    return (
+        ("backward", stretches("backward", kinds.backward_runs)),
+        ("optimizer", stretches("optimizer", kinds.optimizer_runs)),
+    )
+
+
+def _regions(snapshot: Snapshot, state: DeviceState, axis: str) -> list[Stretch]:
+    """The outermost annotated regions, except the optimizer's, which are a phase; only times can place them."""
+    notes = state.annotations
+    if axis == "entry" or not len(notes):
+        return []
+    first_us, last_us = int(state.trace.time_us[0]), int(state.trace.time_us[-1])
+    order = np.argsort(notes.time_us, kind="stable")
+    columns = (notes.name[order].tolist(), notes.is_start[order].tolist(), notes.time_us[order].tolist())
+    found: list[Stretch] = []
+    opened: tuple[int, int] | None = None
+    for name, is_start, time_us in zip(*columns, strict=True):
+        at = (min(max(time_us, first_us), last_us) - first_us) * NS_PER_US
+        if opened is None and is_start and not snapshot.text(name).startswith(_OPTIMIZER_PREFIXES):
+            opened = (name, at)
+        elif opened is not None and not is_start and name == opened[0]:
+            found.append(Stretch("region", snapshot.text(name), opened[1], at))
+            opened = None
+    return found

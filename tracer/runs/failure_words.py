@@ -1,0 +1,83 @@
+"""What ended a run early, in the lines that the command line shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tracer.exporters.screen import short_path
+from tracer.runs.results import Failure, RunResults
+from tracer.runs.termination import Terminated
+from tracer.units import format_bytes
+
+
+def behind(place: tuple[str, int] | None) -> str:
+    """File and line, to be put behind a sentence."""
+    return f" ({short_path(place[0])}:{place[1]})" if place is not None else ""
+
+
+def failure_lines(results: RunResults) -> list[str]:
+    """What happened, the allocator's state where it has one, and what to do about it; nothing if nothing failed."""
+    failure = results.failure
+    if failure is None:
+        return []
+    lines = [f"Error: {_what(failure)}"]
+    if failure.allocator:
+        state = ", ".join(f"{key} {format_bytes(value)}" for key, value in failure.allocator.items())
+        lines.append(f"Allocator: {state}.")
+    return [*lines, f"Hint: {_hint(failure, results)}"]
+
+
+def _what(failure: Failure) -> str:
+    error, where = failure.error, behind(failure.place)
+    during = "the timing pass" if failure.in_timing_pass else f"step {failure.step}"
+    subject = during[0].upper() + during[1:]
+    if isinstance(error, KeyboardInterrupt):
+        return f"Interrupted in {during}."
+    if isinstance(error, Terminated):
+        return f"Ended by SIGTERM in {during}."
+    if isinstance(error, SystemExit):
+        return f"{subject} ended the program{where}."
+    if isinstance(error, StopIteration):
+        return f"The data ended in {during}{where}."
+    if getattr(error, "hint", ""):  # it is meant for people already
+        return str(error)
+    name = type(error).__name__
+    what = "ran out of memory" if failure.out_of_memory else f"raised {name}"
+    why = str(error).strip().splitlines()
+    return f"{subject} {what}: {why[0] if why else name}{where}"
+
+
+def _hint(failure: Failure, results: RunResults) -> str:
+    error, below = failure.error, _below(failure, results)
+    if isinstance(error, StopIteration):
+        return f"Let the data begin again, or ask for fewer steps: --n-active-steps, --n-repeats. {below}"
+    if getattr(error, "hint", ""):
+        return str(error.hint)  # type: ignore[attr-defined]
+    if failure.step == 0 and isinstance(error, Exception) and not failure.out_of_memory:
+        return _called_with(results.settings) or below
+    return below
+
+
+def _below(failure: Failure, results: RunResults) -> str:
+    """What the results still hold."""
+    if results.findings is not None:
+        return "What was recorded until then is explained and written below."
+    if results.failed_allocation is not None:
+        return "What was in use then is explained below, by line."
+    if failure.out_of_memory:
+        return (
+            "Nothing was recorded yet. With --n-wait-steps 0 --n-warmup-steps 0 the first step is recorded too, "
+            "and explained."
+        )
+    return "Nothing was recorded yet."
+
+
+def _called_with(settings: Mapping[str, object]) -> str:
+    """What a plain module of the user's was called with, where its first step failed."""
+    inputs = settings.get("inputs")
+    if not isinstance(inputs, tuple):
+        return ""
+    if not inputs:
+        return "If it is a module that wants inputs, describe them with --input."
+    given = " ".join(f"--input {text}" for text in inputs)
+    return f"It was called with {given} and --batch-size {settings['batch_size']}: check shape, dtype and range."

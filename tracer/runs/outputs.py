@@ -1,0 +1,324 @@
+"""Which files a run leaves behind: the one table of output names, files and writers."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from tracer.analysis.operators.memory_report import memory_report
+from tracer.analysis.operators.run_times import RunTimes, run_times
+from tracer.analysis.profiles.classify_blocks import Blocks, explain_all
+from tracer.analysis.profiles.findings import CycleFindings, Findings
+from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.timeline import device_timeline
+from tracer.capture.project_files import ProjectFiles
+from tracer.errors import MissingPackageError, OutputError, TracerError
+from tracer.exporters.cuda_timing import write_cuda_timing
+from tracer.exporters.max_mem import write_max_mem
+from tracer.exporters.memory_report import write_memory_report
+from tracer.exporters.memory_snapshot import (
+    label_snapshot,
+    labels_of,
+    snapshot_of_recording,
+    write_memory_snapshot,
+)
+from tracer.exporters.peak_json import write_peak_json
+from tracer.exporters.run_time_report import write_run_time_report
+from tracer.exporters.snapshot_page import write_snapshot_page
+from tracer.exporters.timeline_page import slow_modules, write_memory_timeline
+from tracer.exporters.trace import write_trace
+from tracer.runs.results import RunResults
+from tracer.runs.termination import FilesInTurn
+from tracer.snapshot.load import snapshot_in_memory
+from tracer.units import format_bytes
+
+
+def _has_findings(results: RunResults) -> bool:
+    return results.findings is not None
+
+
+def _has_snapshot(results: RunResults) -> bool:
+    """The allocator's own history is there without findings if the first step ran out of memory."""
+    return results.findings is not None or results.snapshot is not None
+
+
+def _has_trace(results: RunResults) -> bool:
+    """Only where it was asked for."""
+    return results.findings is not None and results.trace is not None
+
+
+def _has_timings(results: RunResults) -> bool:
+    return results.timings is not None
+
+
+class Material:
+    """A run's results, and what several outputs are made of, worked out once and let go with this."""
+
+    def __init__(self, results: RunResults) -> None:
+        self.results = results
+        self._explained: dict[int, Blocks] = {}
+
+    @property
+    def findings(self) -> Findings:
+        """Those of the results.
+
+        Raises:
+            ValueError: There are none.
+        """
+        if self.results.findings is None:
+            raise ValueError("this output needs findings")
+        return self.results.findings
+
+    @property
+    def project(self) -> ProjectFiles:
+        """Names files from the project's root."""
+        return ProjectFiles(self.results.project_root or Path.cwd())
+
+    @cached_property
+    def run_times(self) -> RunTimes:
+        """Of all cycles."""
+        return run_times([(cycle.recording, cycle.attribution) for cycle in self.findings.cycles])
+
+    def explained(self, cycle: CycleFindings) -> Blocks:
+        """Every block of a cycle of these findings."""
+        found = self._explained.get(id(cycle))
+        if found is None:
+            found = self._explained[id(cycle)] = explain_all(
+                cycle.recording, cycle.categories, cycle.attribution, cycle.storages, known=self.results.known
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One file.
+
+    Attributes:
+        name: As the option `--no-<name>` spells it.
+        file_name: In the folder of results.
+        read_with: What to open it with.
+        write: Writes it.
+        needs: Whether results have what it is made of.
+        on_request: Whether it is written only where it is asked for.
+    """
+
+    name: str
+    file_name: str
+    read_with: str
+    write: Callable[[Material, Path], None]
+    needs: Callable[[RunResults], bool] = _has_findings
+    on_request: bool = False
+
+
+def run_description(results: RunResults) -> dict[str, str | int | float]:
+    """What a reader wants to know of the run: when, where, with what."""
+    described: dict[str, str | int | float] = {
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    if (findings := results.findings) is not None:
+        described |= {"device": findings.device, "cycles": len(findings.cycles)}
+        if findings.device.startswith("cuda") and torch.cuda.is_available():
+            described["device name"] = torch.cuda.get_device_name(findings.device)
+    if results.parameters:
+        size_bytes = sum(parameter.size_bytes for parameter in results.parameters)
+        described["parameters"] = f"{len(results.parameters):,} tensors, {format_bytes(size_bytes)}"
+    for name, value in results.settings.items():
+        if value not in (None, "", (), False):
+            text = "x".join(map(str, value)) if isinstance(value, tuple) else value
+            described[name.replace("_", " ")] = text if isinstance(text, str | int | float) else str(text)
+    return described
+
+
+def _write_page(material: Material, path: Path) -> None:
+    results = material.results
+    findings = results.findings
+    if findings is None:
+        _write_page_of_history(material, path)
+        return
+    blocks = material.explained(findings.worst)
+    slow = slow_modules(material.run_times, findings.worst.peak)
+    write_memory_timeline(
+        findings,
+        blocks,
+        path,
+        run=run_description(results),
+        notes=results.notes,
+        slow_modules=slow,
+        failed=results.failed_allocation,
+    )
+
+
+def _write_page_of_history(material: Material, path: Path) -> None:
+    """A run that ended before anything was recorded is shown from the allocator's history, where there is one."""
+    results = material.results
+    assert results.snapshot is not None
+    replayed = replay_snapshot(snapshot_in_memory(results.snapshot), held=results.known.words_at())
+    finding = explain_replayed(replayed)
+    if finding.worst is None:
+        raise OutputError(
+            "The allocator's history has no device with memory, so there is no page.", hint="Record a later step."
+        )
+    one = replayed.devices[finding.worst]
+    timeline = device_timeline(replayed.snapshot, one.state, one.replay, kinds=one.kinds)
+    write_snapshot_page(finding, finding.worst, timeline, path, run=run_description(results))
+
+
+def _write_memory_report(material: Material, path: Path) -> None:
+    results = material.results
+    report = memory_report(
+        material.findings, parameters=results.parameters, known=results.known, settings=run_description(results)
+    )
+    write_memory_report(report, path, relative=material.project)
+
+
+def _write_run_time_report(material: Material, path: Path) -> None:
+    settings = run_description(material.results)
+    write_run_time_report(material.run_times, path, relative=material.project, settings=settings)
+
+
+def _write_max_mem(material: Material, path: Path) -> None:
+    findings = material.findings
+    write_max_mem(findings.breakdown, [cycle.peak for cycle in findings.averaged], path)
+
+
+def _write_snapshot(material: Material, path: Path) -> None:
+    """The last cycle's, which the allocator's own history covers on CUDA; elsewhere the one with the largest peak."""
+    results = material.results
+    findings = results.findings
+    if findings is None:
+        assert results.snapshot is not None
+        write_memory_snapshot(results.snapshot, path)
+        return
+    cycle = findings.worst if results.snapshot is None else findings.cycles[-1]
+    recording, storages = cycle.recording, cycle.storages
+    labels = labels_of(recording, cycle.attribution, material.explained(cycle), known=results.known)
+    if results.snapshot is None:
+        snapshot = snapshot_of_recording(recording, storages, labels=labels)
+    else:
+        index = int(findings.device.rpartition(":")[2])
+        snapshot, _ = label_snapshot(results.snapshot, recording, storages, labels, device_index=index)
+    write_memory_snapshot(snapshot, path)
+
+
+def _write_trace(material: Material, path: Path) -> None:
+    if (trace := material.results.trace) is not None:
+        cycle = material.findings.worst
+        write_trace(trace, cycle, material.explained(cycle), path)
+
+
+def _write_timing(material: Material, path: Path) -> None:
+    if (timings := material.results.timings) is not None:
+        write_cuda_timing(timings, path)
+
+
+def _write_peak_json(material: Material, path: Path) -> None:
+    write_peak_json(material.findings.peaks, path)
+
+
+OUTPUTS = (
+    Output("max-mem", "max_mem.txt", "any text viewer", _write_max_mem),
+    Output("memory-timeline", "memory_timeline.html", "a browser", _write_page, _has_snapshot),
+    Output("peak-json", "peak.json", "jq, or any program", _write_peak_json),
+    Output("memory-report", "memory_report.sqlite", "sqlite3, or Skyline's readers", _write_memory_report),
+    Output("run-time-report", "run_time_report.sqlite", "sqlite3, or Skyline's readers", _write_run_time_report),
+    Output("memory-snapshot", "memory_snapshot.pkl", "https://pytorch.org/memory_viz", _write_snapshot, _has_snapshot),
+    Output("cuda-timing", "cuda_timing.txt", "any text viewer", _write_timing, _has_timings),
+    Output(
+        "trace",
+        "trace.json.gz",
+        "https://ui.perfetto.dev or chrome://tracing",
+        _write_trace,
+        _has_trace,
+        on_request=True,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of one output: its path, or the error that kept it from being written."""
+
+    output: Output
+    path: Path
+    error: TracerError | None = None
+
+
+def write_outputs(
+    results: RunResults,
+    save_dir: Path,
+    *,
+    leave_out: Collection[str] = (),
+    tell: Callable[[Written], None] = lambda written: None,
+) -> tuple[Written, ...]:
+    """Write every output that the results allow; one that fails does not keep the others from being written.
+
+    Args:
+        results: Of a run.
+        save_dir: Folder; made if it is missing.
+        leave_out: Names of outputs that are not wanted.
+        tell: Called with each, as soon as it is written or has failed.
+
+    Returns:
+        All of these.
+
+    Raises:
+        WritingInterrupted: Ctrl-C has come; see `FilesInTurn`.
+        Terminated: SIGTERM has come, and all are written.
+    """
+    material = Material(results)
+    due = [
+        Written(output, save_dir / output.file_name)
+        for output in OUTPUTS
+        if output.name not in leave_out and output.needs(results)
+    ]
+    done: list[Written] = []
+    with FilesInTurn([each.path for each in due]) as turn:
+        for each in due:
+            try:
+                with turn.writing(each.path):
+                    each.output.write(material, each.path)
+            except TracerError as error:
+                done.append(replace(each, error=error))
+            else:
+                done.append(each)
+            tell(done[-1])
+    return tuple(done)
+
+
+def written_lines(written: Written) -> tuple[str, ...]:
+    """What a person is told of one output."""
+    error = written.error
+    if error is None:
+        return (f"Wrote {written.path}  (open with {written.output.read_with})",)
+    if isinstance(error, MissingPackageError):
+        return (f"Left out: {error} {error.hint}",)
+    return error.lines
+
+
+def left_from_earlier(save_dir: Path, written: Collection[Written]) -> tuple[Path, ...]:
+    """Files of ours in the folder that this run has not written, and that could be taken for its own.
+
+    They are not removed: a run that fails, or leaves a file out, has no right to an earlier one's results.
+    """
+    ours = {each.path for each in written if each.error is None}
+    paths = [save_dir / output.file_name for output in OUTPUTS]
+    return tuple(path for path in paths if path.is_file() and path not in ours)
+
+
+def left_sentence(left: Collection[Path]) -> str:
+    """What there is to say of them."""
+    is_one = len(left) == 1
+    names = ", ".join(path.name for path in left)
+    folder = next(iter(left)).parent
+    return f"{names} in {folder} {'is' if is_one else 'are'} from an earlier run, not of this one."

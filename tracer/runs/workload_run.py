@@ -1,0 +1,194 @@
+"""A profiled run of a workload from start to finish: its steps, the timing pass, and what happens on failure."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tracer.analysis.profiles.findings import Findings
+from tracer.capture.parameter_origins import Line, describe_parameters
+from tracer.capture.phase_timing import PhaseTimings, time_phases
+from tracer.capture.project_files import project_root
+from tracer.errors import RecordingError
+from tracer.runs.results import Failure, RunResults, is_out_of_memory
+from tracer.runs.session import ProfileSession, Schedule, fault_text
+from tracer.runs.termination import Termination
+from tracer.workloads.workload import Workload, num_micro_batches
+
+Progress = Callable[[int, int], None]
+_NUM_TIMING_WARMUP, _NUM_TIMING_MEASURED = 2, 6
+_NUM_TIMING_STEPS = _NUM_TIMING_WARMUP + _NUM_TIMING_MEASURED
+
+
+def run_profile(
+    workload: Workload,
+    *,
+    schedule: Schedule,
+    timing: bool = True,
+    trace: bool = False,
+    progress: Progress = lambda done, total: None,
+    settings: Mapping[str, object] | None = None,
+    parameter_lines: Mapping[str, tuple[Line, ...]] | None = None,
+    root: Path | None = None,
+    termination: Termination | None = None,
+) -> RunResults:
+    """Train a workload under the profiler, then time its phases on copies, without profiler.
+
+    An exception in a step, out of memory, Ctrl-C and `sys.exit` among them, ends the run; what was recorded until then
+    is returned, with the failure named.
+
+    Args:
+        workload: What a step does.
+        schedule: Which steps are profiled.
+        timing: Whether to run the timing pass.
+        trace: Whether to keep the profiler's own trace.
+        progress: Called with steps done and steps in all.
+        settings: What to remember of the run.
+        parameter_lines: Where each parameter was constructed, by dotted name; else its class's source is searched.
+        root: The folder from which reports name files; by default that of the model's code.
+        termination: That is watching; it is on hold when this returns, so that the results can be written.
+    """
+    termination = termination or Termination()
+    session = ProfileSession(workload.model, workload.optimizer, device=workload.device, schedule=schedule, trace=trace)
+    losses: list[float] = []
+    failure: Failure | None = None
+    timings: PhaseTimings | None = None
+    notes: list[str] = []
+    num_timing_steps = _NUM_TIMING_STEPS if timing else 0
+    total = schedule.num_steps + num_timing_steps
+    try:
+        with session:
+            try:
+                for _ in range(schedule.num_steps):
+                    losses += _step(workload, session)
+                    session.step()
+                    progress(session.num_steps_done, total)
+            finally:
+                termination.hold()
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        failure = Failure.of(error, session)
+    if session.fault is not None and failure is None:
+        notes.append(f"Profiling has stopped: {fault_text(session.fault)}")
+        failure = Failure.of(session.fault, session)
+    findings = _findings(session, failure, notes)
+    failed = session.failed_allocation if failure is not None and failure.out_of_memory else None
+    if timing and failure is None:
+        try:
+            termination.resume()
+            timings = _time(workload, lambda done: progress(schedule.num_steps + done, total), notes)
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
+            if is_out_of_memory(error):
+                notes.append(
+                    "The timing pass needs a second copy of the model, for which the device had no memory left."
+                )
+            else:
+                failure = Failure.of(error, session, in_timing_pass=True)
+        finally:
+            termination.hold()
+    return RunResults(
+        findings=findings,
+        timings=timings,
+        snapshot=session.history.snapshot,
+        known=session.known,
+        unused_parameters=session.unused_parameters,
+        losses=tuple(losses),
+        num_steps=session.num_steps_done,
+        failure=failure,
+        settings=dict(settings or {}),
+        notes=(*notes, *session.notes),
+        parameters=describe_parameters(workload.model, dict(parameter_lines or {})),
+        project_root=root or project_root(workload.model),
+        failed_allocation=failed,
+        trace=session.trace if findings is not None else None,
+    )
+
+
+def _findings(session: ProfileSession, failure: Failure | None, notes: list[str]) -> Findings | None:
+    """What was recorded, explained; a run that failed before anything was allocated is told by its failure."""
+    if not session.has_recording:
+        return None
+    try:
+        return session.findings
+    except RecordingError as error:
+        if failure is None:
+            raise
+        notes.append(str(error))
+        return None
+
+
+def _step(workload: Workload, session: ProfileSession) -> list[float]:
+    """One step; its loss, or nothing where there is none."""
+    value = 0.0
+    for _ in range(num_micro_batches(workload)):
+        batch = workload.next_batch()
+        session.observe_batch(batch)
+        loss = workload.forward(batch)
+        workload.backward(loss)
+        value += float("nan") if loss is None else float(loss.detach())
+    if workload.optimizer is None and loss is not None:
+        session.observe_gradients()
+    workload.optimizer_step()
+    return [] if loss is None else [value]
+
+
+@contextmanager
+def _random_states_kept(device: torch.device) -> Iterator[None]:
+    """Put torch's, numpy's and Python's random states back when the block ends."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def _copy(workload: Workload, notes: list[str]) -> Workload | None:
+    """A workload's copy; that a model cannot be copied is a note, not a failure of the run."""
+    try:
+        copy = workload.copy()
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        notes.append(f"The phases were not timed: copying the model raised {type(error).__name__}: {error}")
+        return None
+    if copy is None:
+        notes.append("The phases were not timed: they cannot be started one by one.")
+    elif num_micro_batches(copy) > 1:
+        notes.append(f"The phases were timed with one of a step's {num_micro_batches(copy)} micro-batches.")
+    return copy
+
+
+def _time(workload: Workload, progress: Callable[[int], None], notes: list[str]) -> PhaseTimings | None:
+    """The timing pass, on copies, with the random state put back afterwards; None if there can be no copy."""
+    with _random_states_kept(workload.device):
+        copy = _copy(workload, notes)
+        if copy is None:
+            return None
+        try:
+            batch = [copy.next_batch()]
+        except StopIteration:
+            notes.append("The phases were not timed: the workload had no batch left.")
+            return None
+        done = itertools.count(1)
+
+        def after_step() -> None:
+            with suppress(StopIteration):  # the last batch of a source that has an end serves for the rest
+                batch[0] = copy.next_batch()
+            progress(next(done))
+
+        return time_phases(
+            forward=lambda: copy.forward(batch[0]),
+            backward=copy.backward,
+            optimizer_step=copy.optimizer_step,
+            device=copy.device,
+            num_warmup_steps=_NUM_TIMING_WARMUP,
+            num_steps=_NUM_TIMING_MEASURED,
+            after_step=after_step,
+        )

@@ -1,0 +1,200 @@
+"""Finds a factory by import path, and calls it with arguments from the command line."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from tracer.workloads.user_errors import UserModelError, defined_at
+
+__tracebackhide__ = True  # what raises here is to be looked for in the factory
+
+FACTORY_HINT = "A factory returns a module, (module, optimizer), a workload, or a step function."
+_PLACE_HINT = "Write package.module:factory, or path/to/file.py:factory."
+
+# ---- finding the factory ---------------------------------------------------------------------------------------------
+
+
+def load_factory(place: str) -> Any:
+    """Import what `package.module:name` or `path/to/file.py:name` names; the name may have dots.
+
+    Raises:
+        UserModelError: There is no such thing, or its module raised.
+    """
+    module_name, _, name = place.rpartition(":")
+    if not module_name or not name:
+        raise UserModelError(f"{place} does not name a factory.", hint=_PLACE_HINT)
+    is_file = module_name.endswith(".py") or "/" in module_name
+    _make_importable([Path(module_name).absolute().parent, Path.cwd()] if is_file else [Path.cwd()])
+    module = _load_file(Path(module_name)) if is_file else _load_module(module_name)
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            near = ", ".join(key for key in vars(module) if not key.startswith("_") and callable(vars(module)[key]))
+            hint = f"It has {near}." if 0 < len(near) < 200 else _PLACE_HINT
+            raise UserModelError(f"{module_name} has no {name}.", hint=hint)
+        found = getattr(found, part)
+    return found
+
+
+def _make_importable(folders: Sequence[Path]) -> None:
+    """Let modules in these folders be imported, the first folder before the others, as Python does for what it runs.
+
+    Projects like to have a package `models`, and so has this program. What it needs of its own is loaded by now, so
+    theirs takes the name: ours is forgotten, and its folder no longer searched, since a folder without an `__init__.py`
+    would lose against a package that has one.
+    """
+    for folder in reversed([str(folder) for folder in folders]):
+        if folder in sys.path:
+            sys.path.remove(folder)
+        sys.path.insert(0, folder)
+    if not any(folder != _OURS.parent and _has_own_models(folder) for folder in folders):
+        return
+    sys.path[:] = [folder for folder in sys.path if Path(folder or ".").resolve() != _OURS.parent]
+    for name in [name for name in sys.modules if name.split(".")[0] == _OURS.name]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    theirs = importlib.util.find_spec(_OURS.name)
+    if theirs is not None and theirs.origin is None:
+        # A package without an __init__.py has None for a file, on which `inspect`, which remembers our file under this
+        # name, and with it `torch.optim`, would stumble. Importing it runs nothing.
+        del importlib.import_module(_OURS.name).__file__
+
+
+_OURS = Path(__file__).resolve().parent
+
+
+def _has_own_models(folder: Path) -> bool:
+    inside = folder / _OURS.name
+    return inside.with_suffix(".py").is_file() or (inside.is_dir() and any(inside.glob("*.py")))
+
+
+def _load_module(name: str) -> ModuleType:
+    """Import a module."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            taken = importlib.util.find_spec(name.split(".")[0]) is not None
+            hint = "Give the file instead: path/to/file.py:factory." if taken else "Install it, or give a file's path."
+            raise UserModelError(f"There is no module {error.name}.", hint=hint) from None
+        raise _missing_package(name, error) from error
+    except (Exception, SystemExit) as error:
+        raise _import_failed(name, error) from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    """Run a file as a module."""
+    if not path.is_file():
+        raise UserModelError(f"There is no file {path}.", hint=_PLACE_HINT)
+    name = f"profiled_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise UserModelError(f"{path} is not a Python file.", hint=_PLACE_HINT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except ModuleNotFoundError as error:
+        raise _missing_package(str(path), error) from error
+    except (Exception, SystemExit) as error:
+        raise _import_failed(str(path), error) from error
+    return module
+
+
+def _missing_package(name: str, error: ModuleNotFoundError) -> UserModelError:
+    if (error.name or "").startswith("tracer."):
+        return UserModelError(f"{name} imports {error.name}, {_HIDDEN}", hint=_RENAME)
+    return UserModelError(f"{name} imports {error.name}, which is not installed.", hint="Install it and run again.")
+
+
+_HIDDEN = "and the name tracer is taken by this program."
+_RENAME = "Rename that package, or profile the loop that uses it: see profile_training in the README."
+
+
+def _import_failed(name: str, error: BaseException) -> UserModelError:
+    if isinstance(error, ImportError) and error.name == "tracer":
+        return UserModelError(f"{name} imports what this program's tracer has not, {_HIDDEN}", hint=_RENAME)
+    if isinstance(error, SystemExit):
+        return UserModelError(
+            f"Importing {name} ended the program.", hint='Put what it runs below `if __name__ == "__main__":`.'
+        )
+    return UserModelError(f"Importing {name} raised {_words(error)}", hint="Make sure that Python can import it.")
+
+
+def _words(error: BaseException) -> str:
+    """`ValueError: first line.`, as a sentence."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0].rstrip('.')}." if text else f"{type(error).__name__}."
+
+
+# ---- calling it ------------------------------------------------------------------------------------------------------
+
+
+def parse_arguments(option: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """`key=value` each; a value is a Python literal such as `256`, `(3, 4)` or `None`, or else a string."""
+    values: dict[str, Any] = {}
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        if not equals or not key.strip().isidentifier():
+            raise UserModelError(f"{option} {argument} is not of the form key=value.", hint=f"{option} width=256")
+        try:
+            values[key.strip()] = ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError):
+            values[key.strip()] = {"true": True, "false": False}.get(text, text)
+    return values
+
+
+def call_factory(place: str, factory: Any, arguments: dict[str, Any], offered: Mapping[str, Any]) -> Any:
+    """What a factory returns; a module is its own.
+
+    Args:
+        place: As the user wrote it.
+        factory: What is there.
+        arguments: From the user.
+        offered: Further arguments, for a factory that has parameters of these names.
+
+    Raises:
+        UserModelError: The arguments do not fit, or the factory raised.
+    """
+    if isinstance(factory, nn.Module) or not callable(factory):
+        if arguments or not isinstance(factory, nn.Module):
+            is_what = "is a module already and takes no arguments" if arguments else "cannot be called"
+            raise UserModelError(f"{place} {is_what}.", hint=FACTORY_HINT)
+        return factory
+    arguments = _fitting(place, factory, arguments, offered)
+    try:
+        return factory(**arguments)
+    except (Exception, SystemExit) as error:
+        raise UserModelError(
+            f"{place} raised {_words(error)}", hint="Check the --model-arg options, or the factory itself."
+        ) from error
+
+
+def _fitting(place: str, factory: Any, arguments: dict[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # made in C
+        return arguments
+    takes = {key for key, value in signature.parameters.items() if value.kind not in _STARRED}
+    arguments = {key: value for key, value in offered.items() if key in takes} | arguments
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise UserModelError(
+            f"{place}{defined_at(factory)} does not fit its arguments: {error}.",
+            hint=f"Give each argument as --model-arg key=value. It takes {', '.join(signature.parameters) or 'none'}.",
+        ) from None
+    return arguments
+
+
+_STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)

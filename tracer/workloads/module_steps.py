@@ -1,0 +1,265 @@
+"""The training or inference step of any module: loss, mixed precision, accumulation, activation checkpointing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tracer.workloads.random_inputs import Batch
+from tracer.workloads.user_errors import UserModelError, defined_at
+
+__tracebackhide__ = True  # what raises here is to be looked for in the model
+
+Amp = Literal["off", "bfloat16", "float16"]
+Loss = Literal["auto", "mean-square", "cross-entropy"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModuleWorkload:
+    """A module, what updates it, and where its batches come from.
+
+    Attributes:
+        model: Called with what `next_batch` gives.
+        optimizer: Updates it; None for gradients alone, and in inference.
+        next_batch: Makes a batch, or a micro-batch.
+        device: Where model and batches are.
+        loss: From the model's output to the number to make small.
+        amp: The dtype of mixed precision.
+        num_micro_batches: Forward and backward passes before each step of the optimizer.
+        inference: No loss, no backward, no optimizer: the forward pass under `torch.inference_mode`.
+        scaler: Of the gradients; in float16 on CUDA.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | None
+    next_batch: Callable[[], Batch]
+    device: torch.device
+    loss: Callable[[Any], Tensor]
+    amp: Amp = "off"
+    num_micro_batches: int = 1
+    inference: bool = False
+    scaler: torch.amp.GradScaler | None = None
+
+    def forward(self, batch: Batch) -> Tensor | None:
+        """The loss of a batch, a scalar; None in inference."""
+        args, kwargs = batch
+        with self._precision():
+            if self.inference:
+                with torch.inference_mode():
+                    self.model(*args, **kwargs)
+                return None
+            loss = self._loss(self.model(*args, **kwargs))
+            return loss if self.num_micro_batches == 1 else loss / self.num_micro_batches
+
+    def _loss(self, output: Any) -> Tensor:
+        try:
+            return self.loss(output)
+        except UserModelError as error:
+            forward = type(self.model).forward
+            where = f"{type(self.model).__name__}.forward{defined_at(forward)}"
+            raise UserModelError(f"{where} cannot be trained: {error}", hint=error.hint) from None
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self.amp == "off":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=getattr(torch, self.amp))
+
+    def backward(self, loss: Tensor | None) -> None:
+        """Fill the gradients, or add to them."""
+        if loss is not None:
+            scaled = loss if self.scaler is None else self.scaler.scale(loss)
+            scaled.backward()  # type: ignore[no-untyped-call]
+
+    def optimizer_step(self) -> None:
+        """Update the parameters, then let go of the gradients."""
+        if self.inference:
+            return
+        if self.scaler is not None and self.optimizer is not None:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        elif self.optimizer is not None:
+            self.optimizer.step()
+        self.model.zero_grad(set_to_none=True)
+
+    def copy(self) -> ModuleWorkload:
+        """The same step on copies of model, optimizer and scaler; batches keep coming from the same source."""
+        model, optimizer, scaler = deepcopy((self.model, self.optimizer, self.scaler))
+        return replace(self, model=model, optimizer=optimizer, scaler=scaler)
+
+
+def gradient_scaler(amp: Amp, device: torch.device) -> torch.amp.GradScaler | None:
+    """Float16 gradients underflow without one; bfloat16 has the range of float32."""
+    return torch.amp.GradScaler("cuda") if amp == "float16" and device.type == "cuda" else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepWorkload:
+    """A function that does a whole training step by itself. Its phases cannot be started apart, nor can it be copied.
+
+    Attributes:
+        step: Called without arguments; returns the loss or anything else.
+        model: Whose parameters are named; an empty module if nobody said.
+        optimizer: That updates them, if somebody said.
+        device: Where it works.
+    """
+
+    step: Callable[[], Any]
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | None
+    device: torch.device
+
+    def next_batch(self) -> tuple[()]:
+        """Nothing: the step makes its own."""
+        return ()
+
+    def forward(self, batch: object) -> Tensor | None:
+        """The whole step; the loss, if the function returns one."""
+        result = self.step()
+        if isinstance(result, float):
+            return torch.tensor(result)
+        return result.detach() if isinstance(result, Tensor) and result.numel() == 1 else None
+
+    def backward(self, loss: Tensor | None) -> None:
+        """Nothing: the step has done it."""
+
+    def optimizer_step(self) -> None:
+        """Nothing: the step has done it."""
+
+    def copy(self) -> None:
+        """None: what a function holds on to cannot be copied."""
+
+
+# ---- from any output to a number -------------------------------------------------------------------------------------
+
+
+def loss_of(kind: Loss) -> Callable[[Any], Tensor]:
+    """A loss by name.
+
+    `auto`: the output's own `loss` where it has one, as transformers' models have when they are given labels; the
+    output itself where it is a scalar; else the mean square. `mean-square`: of every tensor in the output through
+    which a gradient can flow, added up. `cross-entropy`: of the first such tensor, against classes counted off; classes
+    are axis 1, or the last axis of a sequence [batch, tokens, classes].
+
+    Raises:
+        UserModelError: There is no such loss.
+    """
+    losses: dict[str, Callable[[Any], Tensor]] = {
+        "auto": own_loss,
+        "mean-square": mean_square,
+        "cross-entropy": cross_entropy,
+    }
+    if kind not in losses:
+        raise UserModelError(f"There is no loss {kind}.", hint=f"Use {', '.join(get_args(Loss))}.")
+    return losses[kind]
+
+
+def own_loss(output: Any) -> Tensor:
+    """The output's own loss, or the mean square."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(loss, Tensor):
+        return loss.mean()  # several, where the model is spread over devices
+    if isinstance(output, Tensor) and output.ndim == 0 and output.requires_grad:
+        return output
+    return mean_square(output)
+
+
+def mean_square(output: Any) -> Tensor:
+    """Mean squares of every tensor through which a gradient can flow, added up."""
+    return torch.stack([tensor.abs().square().mean() for tensor in _with_gradient(output)]).sum()
+
+
+def cross_entropy(output: Any) -> Tensor:
+    """Of the first tensor through which a gradient can flow, against classes counted off."""
+    logits = _with_gradient(output)[0]
+    if logits.ndim < 2:
+        raise UserModelError(
+            f"cross entropy needs classes in axis 1, and its output is {_shape_of(logits)}.",
+            hint="Use --loss mean-square.",
+        )
+    if logits.ndim == 3:
+        logits = logits.flatten(0, 1)
+    shape = (logits.shape[0], *logits.shape[2:])
+    count = torch.Size(shape).numel()
+    return F.cross_entropy(logits, (torch.arange(count, device=logits.device) % logits.shape[1]).view(shape))
+
+
+def _with_gradient(output: Any) -> list[Tensor]:
+    found = [tensor for tensor in _tensors(output) if tensor.requires_grad]
+    if not found:
+        there = ", ".join(map(_shape_of, _tensors(output))) or type(output).__name__
+        raise UserModelError(
+            f"no gradient can flow through its output ({there}).",
+            hint="Return a tensor that depends on the parameters, or use --inference.",
+        )
+    return found
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists, mappings and dataclasses, in order."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from _tensors(value)
+    elif isinstance(output, list | tuple):
+        for value in output:
+            yield from _tensors(value)
+    elif is_dataclass(output) and not isinstance(output, type):
+        for field in fields(output):
+            yield from _tensors(getattr(output, field.name))
+
+
+def _shape_of(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "a scalar"
+
+
+# ---- activation checkpointing ----------------------------------------------------------------------------------------
+
+
+def checkpoint_blocks(model: nn.Module) -> int:
+    """Let the repeated blocks keep their inputs only, and compute the rest again in backward.
+
+    A block is a child of a ModuleList or Sequential that has children itself. In a list of lists the blocks are those
+    of the inner lists; blocks inside other blocks stay as they are.
+    The block's `forward` is replaced on the instance, its class is not touched. A model that brings its own switch, as
+    transformers' do, is asked to use that. As always with checkpointing, batch norms see each batch twice.
+
+    Returns:
+        How many blocks; 0 for a model that uses its own switch.
+
+    Raises:
+        UserModelError: There are no such blocks.
+    """
+    for switch in (
+        "activation_checkpointing_enable",
+        "gradient_checkpointing_enable",
+    ):  # transformers from 6, and until 5
+        if getattr(model, "supports_gradient_checkpointing", False) and hasattr(model, switch):
+            getattr(model, switch)()
+            return 0
+    blocks = list(_blocks(model))
+    if not blocks:
+        raise UserModelError(
+            f"{type(model).__name__} has no repeated blocks to checkpoint.",
+            hint="Blocks are children of a ModuleList or Sequential; call torch.utils.checkpoint in the model itself.",
+        )
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    return len(blocks)
+
+
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    is_list = isinstance(module, nn.ModuleList | nn.Sequential)
+    for child in module.children():
+        is_block = is_list and any(True for _ in child.children())
+        inner = [] if is_block and not isinstance(child, nn.ModuleList | nn.Sequential) else list(_blocks(child))
+        yield from inner or ([child] if is_block else [])

@@ -1,0 +1,275 @@
+"""A user's own model, by import path: found, built and made into something that can be trained step by step.
+
+    --model torchvision.models:resnet50 --input 3x224x224
+    --model path/to/file.py:factory --model-arg width=256
+
+A factory is a class or function. It returns a module, a pair of module and optimizer, a workload, or a step function:
+a callable without arguments that does one training step. What a step function trains is said by a tuple, `(model,
+step)` or `(model, optimizer, step)`, or by attributes, `step.model` and `step.optimizer`. If the factory has parameters
+named `device`, `batch_size` or `seed`, the command line's are handed to it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+from torch import nn
+
+from tracer.workloads.factory import FACTORY_HINT, call_factory, load_factory, parse_arguments
+from tracer.workloads.module_steps import (
+    Amp,
+    Loss,
+    ModuleWorkload,
+    StepWorkload,
+    checkpoint_blocks,
+    gradient_scaler,
+    loss_of,
+)
+from tracer.workloads.random_inputs import HINT, InputSpec, parse_input, random_batches
+from tracer.workloads.user_errors import UserModelError, defined_at
+
+_PARTS_OF_A_WORKLOAD = ["model", "optimizer", "device", "next_batch", "forward", "backward", "optimizer_step", "copy"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """How a plain module is trained.
+
+    Attributes:
+        inputs: What it is called with, as `--input` has it.
+        batch_size: Samples of a batch, or of a micro-batch.
+        optimizer: Of `torch.optim`, by name, with arguments: `sgd:lr=0.1,momentum=0.9`; or `none`.
+        loss: From the output to a number.
+        amp: The dtype of mixed precision.
+        accumulate: Micro-batches of a step.
+        checkpoint: Whether repeated blocks compute their activations again in backward.
+        inference: Whether there is only a forward pass.
+        seed: Of the inputs.
+    """
+
+    inputs: Sequence[str] = ()
+    batch_size: int = 8
+    optimizer: str = "adamw"
+    loss: Loss = "auto"
+    amp: Amp = "off"
+    accumulate: int = 1
+    checkpoint: bool = False
+    inference: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in (("batch size", self.batch_size), ("number of micro-batches", self.accumulate)):
+            if value < 1:
+                raise UserModelError(f"The {name} must be at least 1, not {value}.", hint="Use 1 or more.")
+        if self.amp not in get_args(Amp):
+            raise UserModelError(f"There is no mixed precision {self.amp}.", hint=f"Use {', '.join(get_args(Amp))}.")
+
+    def given(self) -> list[str]:
+        """The options that only a plain module can follow and that were given."""
+        defaults = StepOptions()
+        names = ("inputs", "optimizer", "loss", "amp", "accumulate", "checkpoint", "inference")
+        words = {"inputs": "input"}
+        given = [name for name in names if getattr(self, name) != getattr(defaults, name) and getattr(self, name) != []]
+        return [f"--{words.get(name, name)}" for name in given]
+
+
+def build_user_workload(
+    place: str,
+    *,
+    device: torch.device | str,
+    model_args: Sequence[str] = (),
+    options: StepOptions = StepOptions(),
+    device_named: bool = False,
+) -> Any:
+    """Find a factory, call it, and make what it returns into a workload.
+
+    Args:
+        place: `package.module:factory` or `path/to/file.py:factory`.
+        device: Where to train.
+        model_args: Arguments of the factory as `key=value`; values are Python literals, or else strings.
+        options: How a plain module is trained.
+        device_named: Whether the device was asked for, and must be the one of a workload that brings its own.
+
+    Raises:
+        UserModelError: The factory, its arguments or what it returns cannot be used. Where user code raised, that
+            exception is the cause.
+    """
+    device = torch.device(device)
+    factory = load_factory(place)
+    offered = {"device": device, "batch_size": options.batch_size, "seed": options.seed}
+    built = call_factory(place, factory, parse_arguments("--model-arg", model_args), offered)
+    return as_workload(built, device=device, options=options, source=factory, device_named=device_named)
+
+
+# ---- making a workload of what it returned ---------------------------------------------------------------------------
+
+
+def as_workload(
+    built: Any,
+    *,
+    device: torch.device,
+    options: StepOptions = StepOptions(),
+    source: Any = None,
+    device_named: bool = False,
+) -> Any:
+    """Whatever a factory may return, as a workload.
+
+    Raises:
+        UserModelError: It is none of that, or the options do not fit it.
+    """
+    if isinstance(built, nn.Module):
+        return _module_workload(built, None, device, options)
+    if isinstance(built, tuple) and built and isinstance(built[0], nn.Module):
+        match built[1:]:
+            case (torch.optim.Optimizer() as its_optimizer,):
+                return _module_workload(built[0], its_optimizer, device, options)
+            case (torch.optim.Optimizer() as its_optimizer, step) if _is_step(step):
+                return _step_workload(step, built[0], its_optimizer, device, options, device_named)
+            case (step,) if _is_step(step):
+                return _step_workload(step, built[0], getattr(step, "optimizer", None), device, options, device_named)
+    if all(hasattr(built, part) for part in _PARTS_OF_A_WORKLOAD):
+        _refuse(options, "a workload, which makes its own step")
+        _check_device(built.device, device, device_named)
+        return built
+    if callable(built) and not isinstance(built, type):
+        model, optimizer = getattr(built, "model", None), getattr(built, "optimizer", None)
+        return _step_workload(built, model, optimizer, device, options, device_named)
+    if isinstance(built, type) and issubclass(built, nn.Module):
+        raise UserModelError(
+            f"The factory{defined_at(source)} returned the class {built.__name__}.",
+            hint="Name the class itself as the factory, or return a module.",
+        )
+    what = f"({', '.join(type(part).__name__ for part in built)})" if isinstance(built, tuple) else type(built).__name__
+    raise UserModelError(f"The factory{defined_at(source)} returned {what}.", hint=FACTORY_HINT)
+
+
+def _is_step(thing: Any) -> bool:
+    """A function without arguments; a second module, as of a GAN, is none."""
+    return callable(thing) and not isinstance(thing, nn.Module | type)
+
+
+def _step_workload(
+    step: Callable[[], Any],
+    model: nn.Module | None,
+    optimizer: torch.optim.Optimizer | None,
+    device: torch.device,
+    options: StepOptions,
+    device_named: bool,
+) -> StepWorkload:
+    _refuse(options, "a step function, which does all of a step itself")
+    there = _devices(model) if model is not None else set()
+    if there:
+        _check_device(next(iter(there)), device, device_named)
+        device = next(iter(there))
+    return StepWorkload(step, model if model is not None else nn.Module(), optimizer, device)
+
+
+def _refuse(options: StepOptions, what: str) -> None:
+    if given := options.given():
+        verb = "has" if len(given) == 1 else "have"
+        raise UserModelError(
+            f"{', '.join(given)} {verb} no meaning for {what}.", hint="Leave it out, or return a plain module."
+        )
+
+
+def _check_device(there: torch.device, wanted: torch.device, named: bool) -> None:
+    if named and _index(there) != _index(wanted):
+        raise UserModelError(
+            f"The model is on {there}, and --device says {wanted}.",
+            hint="Give the factory a parameter `device` to be told, or leave --device out.",
+        )
+
+
+def _index(device: torch.device) -> tuple[str, int]:
+    return device.type, device.index or 0
+
+
+def _devices(model: nn.Module) -> set[torch.device]:
+    return {tensor.device for tensor in itertools.chain(model.parameters(), model.buffers())}
+
+
+def _module_workload(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device, options: StepOptions
+) -> ModuleWorkload:
+    if optimizer is not None and options.optimizer != StepOptions().optimizer:
+        raise UserModelError("The factory brings an optimizer, and --optimizer names another.", hint="Leave one out.")
+    if options.inference and (options.checkpoint or options.accumulate > 1):
+        raise UserModelError(
+            "--checkpoint and --accumulate have no meaning in --inference, which has no backward.",
+            hint="Leave one out.",
+        )
+    inputs = [parse_input(text) for text in options.inputs]
+    _check_inputs(model, inputs)
+    model = _moved(model, device)
+    model.train(not options.inference)
+    if options.checkpoint:
+        checkpoint_blocks(model)
+    if options.inference:
+        optimizer = None
+    elif optimizer is None:
+        optimizer = _optimizer(model, options.optimizer)
+    return ModuleWorkload(
+        model=model,
+        optimizer=optimizer,
+        next_batch=random_batches(inputs, batch_size=options.batch_size, device=device, seed=options.seed),
+        device=device,
+        loss=loss_of(options.loss),
+        amp=options.amp,
+        num_micro_batches=options.accumulate,
+        inference=options.inference,
+        scaler=None if options.inference else gradient_scaler(options.amp, device),
+    )
+
+
+def _moved(model: nn.Module, device: torch.device) -> nn.Module:
+    if any(place.type == "meta" for place in _devices(model)):
+        raise UserModelError(
+            "The model has parameters on the meta device, which hold no numbers.",
+            hint="Build it outside `torch.device('meta')`.",
+        )
+    return model.to(device)
+
+
+def _check_inputs(model: nn.Module, inputs: Sequence[InputSpec]) -> None:
+    """Whether `forward` takes so many inputs under these names."""
+    forward = type(model).forward
+    where = f"{type(model).__name__}.forward{defined_at(forward)}"
+    positional = [spec for spec in inputs if spec.name is None]
+    keywords = {spec.name: spec for spec in inputs if spec.name is not None}
+    if len(positional) + len(keywords) < len(inputs):
+        raise UserModelError("Two --input options have the same name.", hint=HINT)
+    try:
+        inspect.signature(model.forward).bind(*positional, **keywords)
+    except TypeError as error:
+        given = f"{len(inputs)} --input option{'s' if len(inputs) != 1 else ''}"
+        raise UserModelError(f"{where} does not fit {given}: {error}.", hint=HINT) from None
+
+
+def _optimizer(model: nn.Module, text: str) -> torch.optim.Optimizer | None:
+    """`adamw`, or with arguments: `sgd:lr=0.1,momentum=0.9`."""
+    name, _, arguments = text.partition(":")
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if name.lower() == "none" or not parameters:
+        return None
+    kinds = {
+        key.lower(): kind
+        for key, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+    }
+    if name.lower() not in kinds:
+        raise UserModelError(f"torch.optim has no {name}.", hint=f"Use none, {', '.join(sorted(kinds))}.")
+    if inspect.signature(kinds[name.lower()].step).parameters["closure"].default is inspect.Parameter.empty:
+        raise UserModelError(
+            f"{kinds[name.lower()].__name__} wants a closure, which evaluates the loss.",
+            hint="Let the factory return a step function that calls optimizer.step(closure).",
+        )
+    values = parse_arguments("--optimizer", [part for part in arguments.split(",") if part])
+    try:
+        return kinds[name.lower()](parameters, **values)
+    except (TypeError, ValueError) as error:
+        raise UserModelError(f"{text} cannot be made: {error}.", hint="--optimizer sgd:lr=0.1,momentum=0.9") from None
