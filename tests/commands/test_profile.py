@@ -146,7 +146,7 @@ def test_stdout_has_the_answer_in_80_columns(done: tuple[Ended, Path]) -> None:
 
 def test_the_rows_on_the_screen_sum_to_the_peak(done: tuple[Ended, Path]) -> None:
     ended, _ = done
-    rows, allocator = re.search(r"([\d,]+) bytes in the rows below, ([\d,]+) by", ended.stdout).groups()  # type: ignore[union-attr]
+    rows, allocator = re.search(r"([\d,]+) bytes in the rows below, ([\d,]+) counted", ended.stdout).groups()  # type: ignore[union-attr]
     assert rows == allocator
     table = ended.stdout.split("What filled it")[1].split("\n\n")[0]
     numbers = [int(n.replace(",", "")) for n in re.findall(r"^\S+ +([\d,]+) ", table, re.MULTILINE)]
