@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,22 +72,21 @@ class Verdict:
 
 
 def judge(name: str) -> Verdict:
-    """Run a program four times, each in a process of its own, and compare."""
-    plain = in_fresh_process(run_unwatched, name)
-    if plain.value is None:
-        return Verdict(name, broken=f"unwatched: {plain.error}")
-    booked = in_fresh_process(run_under_bookkeeper, name)
-    if booked.value is None:
-        return Verdict(name, broken=f"under the bookkeeper: {booked.error}")
-    counted = in_fresh_process(run_counted, name)
-    if counted.value is None:
-        return Verdict(name, broken=f"under a bare profiler: {counted.error}")
-    folder = Path(tempfile.mkdtemp())
+    """Run a program four times, each in a process of its own, two at a time, and compare."""
+    entry, folder = entry_of(name), Path(tempfile.mkdtemp())
     try:
-        watched = in_fresh_process(run_watched, name, folder)
+        with ThreadPoolExecutor(2) as two:
+            runs = [
+                two.submit(in_fresh_process, run, name) for run in (run_unwatched, run_under_bookkeeper, run_counted)
+            ]
+            runs.append(two.submit(in_fresh_process, run_watched, name, folder))
+            plain, booked, counted, watched = (run.result() for run in runs)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    entry, (losses, truth) = entry_of(name), booked.value
+    for what, run in (("unwatched", plain), ("under the bookkeeper", booked), ("under a bare profiler", counted)):
+        if run.value is None:
+            return Verdict(name, broken=f"{what}: {run.error}")
+    losses, truth = booked.value
     bounds = bounds_of(entry, truth, counted.value)
     if entry.provable is Provable.EXACT and losses != plain.value.losses:
         return Verdict(name, broken="under the bookkeeper: other losses")
