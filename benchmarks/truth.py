@@ -46,7 +46,7 @@ def row_of(verdict: Verdict) -> list[str]:
     if verdict.crash:
         return [verdict.name, "CRASH", *[""] * (len(HEADER) - 2)]
     least, most = verdict.true_bytes
-    bounds = f"{least:,}" if most == least else f"{least:,} to {most:,}" if most >= 0 else f"{least:,} or more"
+    bounds = f"{least:,}" if most == least else f"{least:,} to {most:,}"
     checks = [_mark(not verdict.changed), _mark(not verdict.kept), _mark(not verdict.wrong_sum)]
     shares = [_percent(verdict.kinds), _fraction(verdict.modules), _fraction(verdict.lines)]
     return [

@@ -130,19 +130,19 @@ def wrong_sum(peak: Mapping[str, Any]) -> str:
     return f"rows {rows:,}, peak {peak['peak_bytes']:,}, unexplained {unexplained:,}, allocator {count:,}"
 
 
-def bounds_of(entry: Entry, truth: Truth, counted_bytes: int) -> tuple[int, int]:
-    """The least and the most that the peak can be; the most is -1 where nobody can say.
+def bounds_of(entry: Entry, truth: Truth, counted: tuple[int, int]) -> tuple[int, int]:
+    """The least and the most that the peak can be.
 
-    The least is what tensors held at their own peak: a tracer that says less missed some. A kernel's inner memory comes
-    on top, and no tensor shows it. The most is what was alive when the window began, less what of it has gone since,
-    and what torch's allocator counts from then on, at the worst moment, and what other allocators gave. Where tensors
-    held more than that, it was because the bookkeeper looked on. For a compiled program the least is what was alive
-    when the window began, which is the same for its eager twin.
+    The most is what was alive when the window began, less what of it has gone since, and what torch's allocator counts
+    from then on, at the worst moment, and what other allocators gave.
+
+    The least is the same without other allocators, and what tensors held at their own peak: a tracer that says less
+    missed some. Where tensors held more than the most, it was because the bookkeeper looked on, and where a program is
+    compiled they are those of its eager twin: then only what was alive when the window began.
     """
-    if entry.provable is Provable.EAGER_TWIN:
-        return truth.start_bytes, -1
-    most = counted_bytes + truth.foreign_bytes
-    return min(truth.peak_bytes, most) - entry.chance_bytes, most + entry.chance_bytes
+    least, most = counted[0], counted[1] + truth.foreign_bytes
+    tensors = truth.start_bytes if entry.provable is Provable.EAGER_TWIN else truth.peak_bytes
+    return max(least, min(tensors, most)) - entry.chance_bytes, most + entry.chance_bytes
 
 
 def wrong_peak(peak: Mapping[str, Any], bounds: tuple[int, int]) -> str:
@@ -150,7 +150,7 @@ def wrong_peak(peak: Mapping[str, Any], bounds: tuple[int, int]) -> str:
     told, (least, most) = peak["allocator_peak_bytes"], bounds
     if told < least:
         return f"{told:,} is {least - told:,} less than tensors held"
-    if 0 <= most < told:
+    if told > most:
         return f"{told:,} is {told - most:,} more than there was"
     return ""
 
