@@ -25,7 +25,7 @@ import tracer.runs.outputs
 import tracer.runs.ranks
 import tracer.runs.workload_run
 from tests.exporters.test_text_files import MAX_KEYS, parse_max_mem, parse_total_time
-from tests.runs import Pieces, noise, raising
+from tests.pieces import Pieces, noise, raising
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
 from tracer.capture.allocator_history import AllocatorHistory
 from tracer.errors import OutputError
@@ -527,7 +527,7 @@ def test_data_that_end_are_said_to_have_ended(tmp_path: Path, monkeypatch: pytes
     line = next(
         number for number, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "next(batches)" in text
     )
-    assert first == f"Error: The data ended in step 2 (tests/test_main.py:{line})."
+    assert first == f"Error: The data ended in step 2 (tests/commands/test_profile.py:{line})."
     assert hint.startswith("Hint: Let the data begin again, or ask for fewer steps")
     assert (tmp_path / "peak.json").exists()
 

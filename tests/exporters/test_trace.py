@@ -155,7 +155,7 @@ def test_an_example_by_hand(tmp_path: Path) -> None:
 def test_counters_are_the_blocks_alive_counted_one_by_one(name: str, tmp_path: Path) -> None:
     one = workload(name)
     found = counters(written(one, tmp_path))
-    storages, blocks = one.cycle.storages, one.blocks
+    storages, blocks = one.cycle.storages, one.cycle.blocks
     times = one.cycle.recording.allocations.time_ns[storages.events].tolist()
     assert times == sorted(times)
     levels: list[dict[str, int]] = []
@@ -208,7 +208,7 @@ def test_a_clock_that_steps_back_stands_still() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_kinds_add_up_to_the_level(name: str) -> None:
     one = workload(name)
-    levels = memory_by_kind(one.cycle.storages, one.blocks)
+    levels = memory_by_kind(one.cycle.storages, one.cycle.blocks)
     assert (np.sum([level.values_bytes for level in levels], axis=0) == one.cycle.storages.allocator_bytes).all()
     assert len({level.kind for level in levels}) == len(levels) > 2
 

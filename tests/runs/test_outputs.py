@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import Pieces, raising
+from tests.pieces import Pieces, raising
 from tracer.analysis.profiles import findings as findings_module
 from tracer.errors import OutputError
 from tracer.exporters.timeline_page import timeline_page

@@ -19,7 +19,7 @@ from tests.truth.catalogue import entry_of, names
 from tests.truth.isolate import in_fresh_process
 from tests.truth.program import PROGRAMS
 from tests.truth.verdict import Verdict, judge
-from tracer.training import profile_training
+from tracer.runs.training import profile_training
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COLUMNS = ("crash", "changed", "kept", "wrong_sum", "wrong_peak")
