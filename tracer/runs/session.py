@@ -180,6 +180,7 @@ class ProfileSession:
         """Keep nothing of the user's."""
         self._model = self._optimizer = None
         self._parameters.clear()
+        self._observer.stop()
 
     def step(self) -> None:
         """End a step. Call it once per step of training, after the optimizer's step."""
