@@ -24,57 +24,18 @@ from tracer.runs.training import profile_training
 ROOT = Path(__file__).resolve().parent.parent.parent
 COLUMNS = ("crash", "changed", "kept", "wrong_sum", "wrong_peak")
 
-_INSIDE_COMPILED = "hooks are traced into what is compiled"
-_FUNCTIONAL = "tensors of torch.func have no storage to look at"
-_DIES_UNSEEN = "what was there before the window and goes within it is counted until its address is used again"
-_IDLE = "what nothing touches in the window is missing"
-_FOREIGN = "memory of other allocators is there from the beginning to the end of the window, or not at all"
-_THREADS = "torch records no frees and no allocations of other threads"
+_FUNCTIONAL = "torch.profiler itself, with record_shapes, keeps what torch.func wraps alive; a note says so"
 
 # What is known to be wrong: (program, column). One that is right is a failure, so that it is taken out of here.
 KNOWN_DEFECTS: dict[tuple[str, str], str] = {
-    ("compiled_in_place", "crash"): _INSIDE_COMPILED,
-    ("compiled_step_function", "crash"): _INSIDE_COMPILED,
-    ("compiled_aot_eager", "changed"): _INSIDE_COMPILED,
-    ("compiled_aot_eager", "wrong_peak"): _INSIDE_COMPILED,
-    ("compiled_with_graph_break", "changed"): _INSIDE_COMPILED,
-    ("compiled_optimizer_step", "changed"): _INSIDE_COMPILED,
-    ("compiled_dynamic_shapes", "changed"): _INSIDE_COMPILED,
-    ("compiled_dynamic_shapes", "wrong_peak"): _INSIDE_COMPILED,
-    ("compiled_inductor", "changed"): _INSIDE_COMPILED,
-    ("compiled_inductor", "wrong_peak"): _INSIDE_COMPILED,
-    ("scripted_model", "crash"): "a ScriptModule takes no hook",
-    ("functional_gradients", "crash"): _FUNCTIONAL,
-    ("gradients_of_each_sample", "crash"): _FUNCTIONAL,
-    ("forward_mode_derivatives", "crash"): _FUNCTIONAL,
-    ("wrapper_subclass", "crash"): "a wrapper subclass has no storage to look at",
-    ("ensemble_by_vmap", "wrong_peak"): "torch's profiler with record_shapes keeps what vmap wraps alive",
-    ("gan_two_optimizers", "wrong_peak"): _DIES_UNSEEN,
-    ("truncated_lstm", "wrong_peak"): _DIES_UNSEEN,
-    ("assigned_state_dict", "wrong_peak"): _DIES_UNSEEN,
-    ("closures_for_lbfgs", "wrong_peak"): _DIES_UNSEEN,
-    ("idle_cache", "wrong_peak"): _IDLE,
-    ("leaking_losses", "wrong_peak"): _IDLE,
-    ("traced_model", "wrong_peak"): _IDLE,
-    ("sparse_adjacency", "wrong_peak"): _IDLE,
-    ("workload:growing_list", "wrong_peak"): _IDLE,
-    ("data_loader_with_workers", "wrong_peak"): _FOREIGN,
-    ("forward_in_a_thread_pool", "wrong_peak"): _THREADS,
-    ("replicas_in_threads", "wrong_peak"): _THREADS,
-    ("batches_made_in_a_thread", "wrong_peak"): _THREADS,
+    ("functional_gradients", "changed"): _FUNCTIONAL,
+    ("functional_gradients", "wrong_peak"): _FUNCTIONAL,
+    ("ensemble_by_vmap", "wrong_peak"): _FUNCTIONAL,
 }
-# Wrong in some runs only: which address is handed out again is chance.
+# Wrong in some runs only.
 WRONG_BY_CHANCE: dict[tuple[str, str], str] = {
-    ("replay_buffer_q_learning", "wrong_peak"): _DIES_UNSEEN,
-    ("workload:custom_function", "wrong_peak"): _DIES_UNSEEN,
-    ("workload:lbfgs", "wrong_peak"): _DIES_UNSEEN,
-    ("workload:replaced_data", "wrong_peak"): _DIES_UNSEEN,
-    ("arrays_of_numpy", "wrong_peak"): _FOREIGN,
-    ("data_loader_with_workers", "wrong_sum"): _FOREIGN,
+    ("data_loader_with_workers", "wrong_peak"): "how many batches have come from the workers is chance",
 }
-# Wrong of every program, but of those without a model.
-KNOWN_OF_ALL = {"kept": "session, profiler and callback hold each other, and the model with them"}
-NO_MODEL = {"workload:functional_model", "workload:sparse_and_resize", "workload:replaced_data"}
 
 judged = cache(judge)
 
@@ -86,8 +47,6 @@ def _marks(name: str, column: str) -> Iterator[pytest.MarkDecorator]:
         yield pytest.mark.xfail(strict=True, reason=reason)
     elif reason := WRONG_BY_CHANCE.get((name, column)):
         yield pytest.mark.xfail(strict=False, reason=reason)
-    elif name not in NO_MODEL and (reason := KNOWN_OF_ALL.get(column)):
-        yield pytest.mark.xfail(strict=True, reason=reason)
 
 
 CASES = [

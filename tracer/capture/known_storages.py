@@ -84,11 +84,13 @@ class StorageObserver:
     Attributes:
         unobserved: How many looks found a tensor without an address, by the name of its type.
         threads: Names of other threads that called the model.
+        sees_transforms: Whether a transform of torch.func had wrapped one of the tensors.
     """
 
     def __init__(self) -> None:
         self.unobserved: Counter[str] = Counter()
         self.threads: dict[str, None] = {}
+        self.sees_transforms = False
         self._rows: list[tuple[int, int, int, int, int, int]] = []
         self._names: dict[str, int] = {}
         self._devices: dict[str, int] = {}
@@ -143,6 +145,7 @@ class StorageObserver:
         """A tensor's storages that have an address, and their devices."""
         if isinstance(tensor, torch.UntypedStorage):
             return [] if tensor.device.type == "meta" else [(tensor, str(tensor.device))]
+        self.sees_transforms |= torch_private.is_wrapped_by_transform(tensor)
         try:
             parts = [(part.untyped_storage(), str(part.device)) for part in plain_tensors(tensor)]
             found = [(storage, device) for storage, device in parts if storage.device.type != "meta"]
