@@ -54,6 +54,21 @@ class Evidence(IntEnum):
     OUTSIDE = 12
     HISTORY = 13
     UNSEEN = 14
+    # Of allocator snapshots, which have stacks and annotations, and neither data flow nor live tensors.
+    SAID_BY_RECORDING = 15
+    HELD_BY_PROGRAM = 16
+    UNPROVED = 17
+    WORKSPACE_STACK = 18
+    OPTIMIZER_STATE_STACK = 19
+    ACCUMULATE_GRAD_STACK = 20
+    FREED_BY_ZERO_GRAD = 21
+    BACKWARD_TO_STEP = 22
+    OUTLIVED_STEP = 23
+    WITHIN_STEP = 24
+    RELEASED_BY_AUTOGRAD = 25
+    WITHIN_BACKWARD = 26
+    MODULE_SETUP_STACK = 27
+    BEFORE_ANY_BACKWARD = 28
 
 
 EVIDENCE_TEXT = {
@@ -72,4 +87,20 @@ EVIDENCE_TEXT = {
     Evidence.OUTSIDE: "made outside forward, backward and optimizer",
     Evidence.HISTORY: "allocated before the recording, in the allocator's history",
     Evidence.UNSEEN: "made by another thread or outside torch, where the profiler does not record",
+    Evidence.SAID_BY_RECORDING: "the recording says so",
+    Evidence.HELD_BY_PROGRAM: "address of a live, named tensor when the recording began",
+    Evidence.UNPROVED: "nothing in the recording proves what it is",
+    Evidence.WORKSPACE_STACK: "its stack is in a library's workspace",
+    Evidence.OPTIMIZER_STATE_STACK: "its stack is where torch's optimizers create their state",
+    Evidence.ACCUMULATE_GRAD_STACK: "its stack is in the node that writes .grad",
+    Evidence.FREED_BY_ZERO_GRAD: "zero_grad freed it",
+    Evidence.BACKWARD_TO_STEP: "backward made it, and the optimizer's step found it alive",
+    Evidence.OUTLIVED_STEP: "an optimizer's step made it, and it outlived the step",
+    Evidence.WITHIN_STEP: "an optimizer's step made and freed it",
+    Evidence.RELEASED_BY_AUTOGRAD: "it was made outside of backward, and autograd let go of it",
+    Evidence.WITHIN_BACKWARD: "backward made and freed it",
+    Evidence.MODULE_SETUP_STACK: (
+        "its stack is where modules create or move parameters and buffers, and it was never freed"
+    ),
+    Evidence.BEFORE_ANY_BACKWARD: "it was freed before any backward ran",
 }
