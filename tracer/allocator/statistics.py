@@ -3,12 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tracer.allocator.blocks import FREE, PENDING, UNMAPPED, USED, Block, PoolId
+from tracer.allocator.blocks import FREE, PENDING, UNMAPPED, USED, Block, PoolId, State
 
 if TYPE_CHECKING:
     from tracer.allocator.caching_allocator import CachingAllocator
+
+
+@dataclass(frozen=True, slots=True)
+class BlockInfo:
+    """A block at some moment; `life` is -1 for a free one."""
+
+    address: int
+    size: int
+    requested: int
+    state: State
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentInfo:
+    """A segment at some moment, or a mapped part of an expandable one.
+
+    Attributes:
+        pool: Its pool.
+        stream: Its stream.
+        is_small: Which half of the pool it is of.
+        page: The bytes of a page, and where pages count from, for an expandable one.
+        blocks: Its blocks by address.
+    """
+
+    pool: PoolId
+    stream: int
+    is_small: bool
+    page: tuple[int, int] | None
+    blocks: tuple[BlockInfo, ...]
+
+
+Moment = tuple[SegmentInfo, ...]
 
 _STATE_NAMES = {FREE: "inactive", USED: "active_allocated", PENDING: "active_pending_free"}
 
@@ -29,12 +63,30 @@ def segments(allocator: CachingAllocator) -> Iterator[list[Block]]:
             yield mapped
 
 
+def moment(allocator: CachingAllocator) -> Moment:
+    """What all blocks are now, by address."""
+    return tuple(_segment_at_moment(blocks) for blocks in segments(allocator))
+
+
+def _segment_at_moment(blocks: Sequence[Block]) -> SegmentInfo:
+    first = blocks[0]
+    return SegmentInfo(
+        pool=first.home.pool.owner,
+        stream=first.home.stream,
+        is_small=first.home.pool.is_small,
+        page=None if first.range is None else (first.range.page, first.range.base),
+        blocks=tuple(
+            BlockInfo(b.address, b.size, b.requested, b.state, -1 if b.state is FREE else b.label) for b in blocks
+        ),
+    )
+
+
 def segment_infos(allocator: CachingAllocator) -> list[dict[str, Any]]:
     """The segments as in `torch.cuda.memory_snapshot`."""
-    return [_segment_info(blocks) for blocks in segments(allocator)]
+    return [_torch_segment(blocks) for blocks in segments(allocator)]
 
 
-def _segment_info(blocks: Sequence[Block]) -> dict[str, Any]:
+def _torch_segment(blocks: Sequence[Block]) -> dict[str, Any]:
     first = blocks[0]
     active = [block for block in blocks if block.state is not FREE]
     return {

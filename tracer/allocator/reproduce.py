@@ -1,0 +1,399 @@
+"""Holds the model against a recording: every decision of the recorded allocator, made again.
+
+New segments lie where the recording has them, the driver refuses where the recorded one did, and the cache is emptied
+where the program did. Everything else is the model's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+
+from tracer.allocator.blocks import ADDRESS_MASK, DEFAULT_POOL, FREE, PENDING, USED, Block, FreeBlocks, PoolId
+from tracer.allocator.caching_allocator import NEWEST_TORCH, CachingAllocator, OutOfMemoryError
+from tracer.allocator.driver import PackingDriver
+from tracer.allocator.history import RELEASES, History, Op, SegmentEvent, segment_of
+from tracer.allocator.release import oldest_segments, release_cached, release_segment
+from tracer.allocator.requests import Requests
+from tracer.allocator.settings import AllocatorSettings
+from tracer.allocator.sizes import SMALL_BYTES, segment_size
+from tracer.allocator.start_state import StartState, load
+from tracer.allocator.statistics import BlockInfo, Moment, SegmentInfo, moment
+from tracer.snapshot.actions import BlockState
+from tracer.snapshot.columns import DeviceState
+
+_ABOVE_ALL_DEVICES = 1 << 46
+_STATES = {
+    int(BlockState.INACTIVE): FREE,
+    int(BlockState.ACTIVE_ALLOCATED): USED,
+    int(BlockState.ACTIVE_PENDING_FREE): PENDING,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """How many of the recorded decisions of one kind came out."""
+
+    equal: int = 0
+    recorded: int = 0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all did."""
+        return self.equal == self.recorded
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reproduction:
+    """What came of replaying a recording at its own settings.
+
+    Attributes:
+        addresses: Where each allocation was placed.
+        segments: Segments and pages taken from the driver.
+        releases: Segments and pages given back.
+        failures: Requests that ran out of memory.
+        end_segments: Segments at the end, with everything in them.
+        end_blocks: Blocks at the end.
+        num_extra: Segment events of the model that the recording does not have.
+        recorded_peak_bytes: The most that the recording had reserved.
+        peak_bytes: The most that the model had reserved.
+        first_difference: The trace entry of the first decision that did not come out; None if all did.
+        releases_by_program: Positions of operations at which the program emptied the cache.
+        num_retries: How often the recorded allocator emptied its cache for a request.
+        has_counters: Whether free blocks of one size were taken by the age of their segment, as since torch 2.13.
+        moments: All blocks at the moments asked for, and at the end.
+    """
+
+    addresses: Matched
+    segments: Matched
+    releases: Matched
+    failures: Matched
+    end_segments: Matched
+    end_blocks: Matched
+    num_extra: int
+    recorded_peak_bytes: int
+    peak_bytes: int
+    first_difference: int | None
+    releases_by_program: tuple[int, ...]
+    num_retries: int
+    has_counters: bool
+    moments: tuple[Moment, ...]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every decision came out."""
+        kinds = (self.addresses, self.segments, self.releases, self.failures, self.end_segments, self.end_blocks)
+        return (
+            all(kind.is_exact for kind in kinds) and not self.num_extra and self.peak_bytes == self.recorded_peak_bytes
+        )
+
+
+def reproduce(
+    state: DeviceState,
+    history: History,
+    start: StartState,
+    settings: AllocatorSettings,
+    *,
+    torch_version: tuple[int, int] = NEWEST_TORCH,
+    moments: Sequence[int] = (),
+) -> Reproduction:
+    """Replay a recording at its own settings and compare.
+
+    Args:
+        state: The device, for its end state.
+        history: Its recording.
+        start: What was there before.
+        settings: Those of the recording.
+        torch_version: The torch whose rules hold.
+        moments: Trace entries, ascending, after which to keep what all blocks are.
+    """
+    run = _Run(history, start, settings, torch_version)
+    kept, begin = [], 0
+    for entry in moments:
+        end = int(np.searchsorted(history.entry, entry, side="right"))
+        run.operations(begin, end)
+        kept.append(moment(run.allocator))
+        begin = end
+    run.operations(begin, len(history.code))
+    run.end()
+    return run.result(state, (*kept, moment(run.allocator)))
+
+
+class _RecordedDriver:
+    """Gives what the recorded driver gave, and refuses where it refused.
+
+    Attributes:
+        events: What the recording has next, up to the request that is being served.
+        is_exhausted: Whether it has no memory left when the events are at an end.
+    """
+
+    free_bytes = None
+
+    def __init__(self) -> None:
+        self.events: deque[SegmentEvent] = deque()
+        self.is_exhausted = False
+        self._elsewhere = PackingDriver(top=_ABOVE_ALL_DEVICES)
+
+    def reserve(self, size: int, stream: int, pool: PoolId) -> int | None:
+        """The recorded segment; what the recording does not have lies above all devices."""
+        if self._refuses():
+            return None
+        if self.events and self.events[0].action == "segment_alloc" and self.events[0].size == size:
+            return self.events.popleft().address
+        return self._elsewhere.reserve(size, stream, pool)
+
+    def reserve_range(self, size: int, stream: int, pool: PoolId) -> int:
+        """Where the recording maps next."""
+        if self.events and self.events[0].action == "segment_map":
+            return self.events[0].address
+        return self._elsewhere.reserve_range(size, stream, pool)
+
+    def map(self, address: int, size: int) -> bool:
+        """Whether the recorded driver had the memory."""
+        if self._refuses():
+            return False
+        if self.events and self.events[0].action == "segment_map":
+            self.events.popleft()
+        return True
+
+    def release(self, address: int, size: int) -> None:
+        """Go on in the recording."""
+        if self.events and self.events[0].is_release:
+            self.events.popleft()
+
+    def unmap(self, address: int, size: int) -> None:
+        """Go on in the recording."""
+        self.release(address, size)
+
+    def _refuses(self) -> bool:
+        """A recorded driver that is asked and then given something back had nothing left."""
+        return self.events[0].is_release if self.events else self.is_exhausted
+
+
+_ALLOC, _FREE, _REQUEST, _COMPLETE, _SEGMENT = map(
+    int, (Op.ALLOC, Op.FREE, Op.REQUEST_FREE, Op.COMPLETE_FREE, Op.SEGMENT)
+)
+
+
+class _Run:
+    """A replay under way, and the counts of what came out."""
+
+    def __init__(
+        self, history: History, start: StartState, settings: AllocatorSettings, torch_version: tuple[int, int]
+    ) -> None:
+        self._history, self._start, self._settings = history, start, settings
+        self._driver = _RecordedDriver()
+        self.allocator = CachingAllocator(settings, driver=self._driver, torch_version=torch_version)
+        self._live: list[Block | None] = [None] * len(history.lives)
+        for life, block in load(self.allocator, start, history).items():
+            self._live[life] = block
+        self._log: list[tuple[str, int, int, int]] = []
+        self.allocator.segment_log = self._log
+        self._group: list[SegmentEvent] = []
+        self._requests = Requests(history, settings, self.allocator)
+        self._equal: Counter[str] = Counter()
+        self._releases: list[int] = []
+        self._recorded_peak = max(accumulate(map(_change, history.segment_events), initial=start.reserved_bytes))
+        self._first_difference: int | None = None
+
+    def operations(self, begin: int, end: int) -> None:
+        """Replay a stretch of the history."""
+        allocator, live, group, log = self.allocator, self._live, self._group, self._log
+        requests, address = self._requests, self._requests.address
+        serve, give_back = allocator.serve, allocator.give_back
+        code, operand = self._history.code[begin:end], self._history.operand[begin:end]
+        num_placed = 0
+        # The hottest loop of a replay: two of three operations are the first two.
+        for position, (what, number) in enumerate(zip(code, operand, strict=True), begin):
+            if what == _ALLOC:
+                if group:
+                    self._before_request(position, requests.size[number], requests.home[number])
+                try:
+                    block = serve(requests.requested[number], requests.size[number], requests.home[number])
+                except OutOfMemoryError:
+                    self._differs(position)
+                    self._driver.events.clear()
+                    block = serve(requests.requested[number], requests.size[number], requests.home[number])
+                live[number], block.label = block, number
+                if block.rank & ADDRESS_MASK == address[number]:
+                    num_placed += 1
+                else:
+                    self._differs(position)
+                if log or group:
+                    self._compare(position)
+            elif what == _SEGMENT:
+                group.append(self._history.segment_events[number])
+            else:
+                if group:
+                    self._empty_cache(position)
+                if what == _FREE:
+                    freed, live[number] = live[number], None
+                    if freed is not None:
+                        give_back(freed)
+                else:
+                    self._rare(position, what, number)
+        self._equal["addresses"] += num_placed
+
+    def end(self) -> None:
+        """The program may have emptied the cache at last."""
+        if self._group:
+            self._empty_cache(len(self._history.code))
+
+    def result(self, state: DeviceState, moments: tuple[Moment, ...]) -> Reproduction:
+        """What came out, with the end state compared."""
+        history, events, equal = self._history, self._history.segment_events, self._equal
+        num_releases = sum(event.is_release for event in events)
+        end_segments, end_blocks = _compare_ends(_recorded_end(state, history), moments[-1])
+        return Reproduction(
+            addresses=Matched(equal["addresses"], history.num_allocations),
+            segments=Matched(equal["segments"], len(events) - num_releases),
+            releases=Matched(equal["releases"], num_releases),
+            failures=Matched(equal["failures"], len(history.failed)),
+            end_segments=end_segments,
+            end_blocks=end_blocks,
+            num_extra=equal["extra"],
+            recorded_peak_bytes=self._recorded_peak,
+            peak_bytes=self.allocator.peak_reserved_bytes,
+            first_difference=self._first_difference,
+            releases_by_program=tuple(self._releases),
+            num_retries=self.allocator.num_retries,
+            has_counters=self.allocator.counts_segments,
+            moments=moments,
+        )
+
+    def _rare(self, position: int, what: int, number: int) -> None:
+        if what == Op.OOM:
+            self._failed_request(position, number)
+            return
+        block = self._live[number]
+        if what == _REQUEST and block is not None:
+            self.allocator.request_free(block)
+        elif what == _COMPLETE and block is not None:
+            self._live[number] = None
+            self.allocator.finish(block)
+
+    def _failed_request(self, position: int, number: int) -> None:
+        size, stream = self._history.failed[number]
+        home = self.allocator.home(size <= SMALL_BYTES, stream)
+        self._before_request(position, size, home)
+        self._driver.is_exhausted = True
+        try:
+            self.allocator.give_back(self.allocator.serve(size, size, home))
+            self._differs(position)
+        except OutOfMemoryError:
+            self._equal["failures"] += 1
+        self._driver.is_exhausted = False
+        self._compare(position)
+
+    def _before_request(self, position: int, size: int, home: FreeBlocks) -> None:
+        """Segments were taken or given back before a request: was it the program, or the allocator for the request?"""
+        group = self._group
+        self._set_users(0)
+        if group and group[0].is_release:
+            if self._is_by_program(size, home):
+                self._release_cached(position)
+            elif self._settings.garbage_collection_threshold > 0:
+                self._collect_garbage()
+        self._driver.events = deque(group[len(self._log) :])
+
+    def _is_by_program(self, size: int, home: FreeBlocks) -> bool:
+        """The allocator empties the cache only for what it has no block for, and the driver no memory."""
+        if self.allocator.has_free_block(size, home):
+            return True
+        asked = segment_size(size, self._settings.large_segment_size)
+        is_plain = self._settings.max_split_size is None and not self._settings.garbage_collection_threshold
+        return is_plain and self.allocator.reserved_bytes + asked <= self._recorded_peak
+
+    def _collect_garbage(self) -> None:
+        """A memory limit is not recorded: old segments are released as often as the recording shows it."""
+        while True:
+            old = oldest_segments(self.allocator)
+            recorded = [event.address for event in self._group[len(self._log) :][: len(old)]]
+            if not old or [block.address for block in old] != recorded:
+                return
+            for block in old:
+                release_segment(self.allocator, block)
+
+    def _empty_cache(self, position: int) -> None:
+        """The program emptied the cache, or deleted a pool."""
+        self._set_users(0)
+        self._release_cached(position)
+        self._compare(position)
+
+    def _release_cached(self, position: int) -> None:
+        self._releases.append(position)
+        self._driver.events.clear()
+        is_default = any(event.pool == DEFAULT_POOL for event in self._group)
+        release_cached(self.allocator, default_pool=is_default)
+
+    def _set_users(self, users: int) -> None:
+        """A private pool of which segments are given back is one that nobody uses any more."""
+        for event in self._group:
+            if event.is_release and event.pool in self.allocator.private_pools:
+                self.allocator.private_pools[event.pool].users = users
+
+    def _compare(self, position: int) -> None:
+        """Hold what the model took and gave back against what the recording has, and begin anew."""
+        self._set_users(1)
+        recorded = [event[:4] for event in self._group]
+        if recorded == self._log:
+            matched = Counter(recorded)
+        else:
+            matched = Counter(recorded) & Counter(self._log)
+            self._equal["extra"] += len(self._log) - matched.total()
+            self._differs(position)
+        for (action, *_), number in matched.items():
+            self._equal["releases" if action in RELEASES else "segments"] += number
+        self._log.clear()
+        self._group.clear()
+        self._driver.events.clear()
+
+    def _differs(self, position: int) -> None:
+        if self._first_difference is None:
+            entry = self._history.entry
+            self._first_difference = int(entry[min(position, len(entry) - 1)])
+
+
+def _change(event: SegmentEvent) -> int:
+    return -event.size if event.is_release else event.size
+
+
+def _recorded_end(state: DeviceState, history: History) -> dict[int, SegmentInfo]:
+    """The segments of the end state by address."""
+    segments, blocks = state.segments, state.blocks
+    order = np.argsort(blocks.address, kind="stable")
+    of_segment: dict[int, list[BlockInfo]] = {}
+    requested = np.where(blocks.is_live, blocks.requested_size, 0)
+    columns = (blocks.address, blocks.size, requested, blocks.state, segment_of(state, blocks.address))
+    for address, size, asked, code, segment in zip(*(column[order].tolist() for column in columns), strict=True):
+        of_segment.setdefault(segment, []).append(BlockInfo(address, size, asked, _STATES[code], -1))
+    return {
+        address: SegmentInfo(pool, stream, is_small, None, tuple(of_segment.get(row, ())))
+        for row, (address, pool, stream, is_small) in enumerate(
+            zip(
+                segments.address.tolist(),
+                history.end_pools,
+                segments.stream.tolist(),
+                segments.is_small.tolist(),
+                strict=True,
+            )
+        )
+    }
+
+
+def _compare_ends(recorded: dict[int, SegmentInfo], modelled: Moment) -> tuple[Matched, Matched]:
+    """Segments that agree in everything, and blocks that do, in whatever segment."""
+    found = {segment.blocks[0].address: _without_lives(segment) for segment in modelled}
+    equal = sum(found.get(address) == segment for address, segment in recorded.items())
+    blocks = {block for segment in found.values() for block in segment.blocks}
+    equal_blocks = sum(block in blocks for segment in recorded.values() for block in segment.blocks)
+    num_segments = max(len(recorded), len(found))  # one too many is as wrong as one too few
+    return Matched(equal, num_segments), Matched(equal_blocks, sum(len(s.blocks) for s in recorded.values()))
+
+
+def _without_lives(segment: SegmentInfo) -> SegmentInfo:
+    return replace(segment, page=None, blocks=tuple(replace(block, life=-1) for block in segment.blocks))
