@@ -153,6 +153,8 @@ class FreeBlocks:
     def remove(self, block: Block) -> None:
         """Take a free block out, whatever is to become of it."""
         at = bisect_left(self.keys, block.size << RANK_BITS | block.rank)
+        while self.blocks[at] is not block:  # a recording that contradicts itself has two blocks at one address
+            at += 1
         del self.keys[at], self.blocks[at]
 
     def add_unmapped(self, block: Block) -> None:
@@ -165,6 +167,8 @@ class FreeBlocks:
     def remove_unmapped(self, block: Block) -> None:
         """Take an unmapped block out."""
         at = bisect_left(self.unmapped, block.address)
+        while self.unmapped_blocks[at] is not block:  # ranges may overlap where only what was mapped is known of them
+            at += 1
         del self.unmapped[at], self.unmapped_blocks[at]
 
 

@@ -111,6 +111,7 @@ class CachingAllocator:
         self.large = BlockPool(DEFAULT_POOL, is_small=False, is_expandable=is_expandable)
         self._max_split = self.settings.max_split_size
         self._counts_searches = self.settings.garbage_collection_threshold > 0
+        self._takes_best_fit = self._max_split is None and not self._counts_searches
         self.set_memory_fraction(self.settings.per_process_memory_fraction)
 
     # What torch.cuda offers.
@@ -248,10 +249,15 @@ class CachingAllocator:
         Raises:
             OutOfMemoryError: There is no memory for it.
         """
-        block = self._cached_block(size, home)
-        if block is None:
-            block = self._new_block(size, home)
-        home = block.home  # another one only where a pool helped out
+        keys = home.keys
+        at = bisect_left(keys, size << RANK_BITS)
+        # Most requests: the best fit is at hand, and no setting forbids it. Here because a call costs as much as this.
+        if at < len(keys) and self._takes_best_fit and home.blocks[at].range is None:
+            del keys[at]
+            block = home.blocks.pop(at)
+        else:
+            block = self._cached_block(size, home) or self._new_block(size, home)
+            home = block.home  # another one only where a pool helped out
         rest = block.size - size
         if rest >= home.min_rest and size < home.max_cut:
             home.add(block.cut(size))
@@ -267,7 +273,7 @@ class CachingAllocator:
 
     def has_free_block(self, size: int, home: FreeBlocks) -> bool:
         """Whether a rounded size could be served without reserving more."""
-        return self._best_fit(size, home) >= 0
+        return self._best_fit(size, home) is not None
 
     def request_free(self, block: Block) -> None:
         """The program is done with a block; it is not free before `complete_free`."""
@@ -310,28 +316,23 @@ class CachingAllocator:
         if self._counts_searches:
             home.pool.searches += 1
         at = self._best_fit(size, home)
-        if at < 0:
+        if at is None:
             return None
         del home.keys[at]
         return home.blocks.pop(at)
 
-    def _best_fit(self, size: int, home: FreeBlocks) -> int:
-        """Position of the free block to take, or -1."""
-        keys = home.keys
-        at = bisect_left(keys, size << RANK_BITS)
-        if at == len(keys):
-            return -1
-        block = home.blocks[at]
-        if block.range is not None:
-            at = expandable.choose(home, at)
-            block = home.blocks[at]
-        if self._max_split is not None and at >= 0 and self._is_oversize(block, size):
-            return -1
-        return at
+    def _best_fit(self, size: int, home: FreeBlocks) -> int | None:
+        """Position of the free block to take."""
+        first = home.first_fit(size)
+        if first == len(home.keys):
+            return None
+        at = first if home.blocks[first].range is None else expandable.choose(home, first)
+        return None if at is None or self._is_oversize(home.blocks[at], size) else at
 
     def _is_oversize(self, block: Block, size: int) -> bool:
         """Whether `max_split_size` keeps a block from such a request."""
-        assert self._max_split is not None
+        if self._max_split is None:
+            return False
         if size < self._max_split:
             return block.size >= self._max_split
         return block.size >= size + self.settings.max_non_split_rounding_size

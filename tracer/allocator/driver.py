@@ -9,7 +9,7 @@ from tracer.allocator.ranges import Ranges
 from tracer.units import MIB
 
 _CHUNK = 32 * MIB
-_TOP = 0x7F00_0000_0000
+_TOP = 1 << 62  # above the addresses of all devices, with room for every range that a replay may want
 
 
 class Driver(Protocol):

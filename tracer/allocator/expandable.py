@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tracer.allocator.caching_allocator import CachingAllocator
 
 
-def choose(home: FreeBlocks, at: int) -> int:
+def choose(home: FreeBlocks, at: int) -> int | None:
     """Which block to take where the best fit lies in an expandable segment.
 
     What can grow counts with what it can grow to, so that a block in the middle goes before the end of the segment.
@@ -22,14 +22,14 @@ def choose(home: FreeBlocks, at: int) -> int:
         at: Position of the first block that is large enough.
 
     Returns:
-        A position, or -1 if there is no suitable block.
+        A position, or None if there is no suitable block.
 
     Source:
         `get_free_block`.
     """
     blocks = home.blocks
     if not home.pool.is_expandable:
-        return next((i for i in range(at, len(blocks)) if blocks[i].range is None), -1)
+        return next((i for i in range(at, len(blocks)) if blocks[i].range is None), None)
     while blocks[at].range is not None and at + 1 < len(blocks) and _reach(blocks[at + 1]) < _reach(blocks[at]):
         at += 1
     return at
@@ -136,7 +136,7 @@ def unmap(allocator: CachingAllocator, block: Block) -> None:
     allocator.grow(low - high, "segment_unmap", low, home)
     if not block.is_split:  # nothing of the range is left
         home.remove_unmapped(block)
-        del allocator.heads[block.address]
+        allocator.heads.pop(block.address, None)
 
 
 def _united(block: Block, state: int) -> Block:

@@ -136,6 +136,12 @@ def read_history(snapshot: Snapshot, state: DeviceState, replay: Replay) -> Hist
     )
 
 
+def pool_numbers(snapshot: Snapshot, state: DeviceState) -> tuple[PoolId, ...]:
+    """The pool of each segment of the end state [G]."""
+    pools = _Pools(snapshot, state)
+    return tuple(pools.numbers[index] for index in pools.of_segment.tolist())
+
+
 def _rows(entry: Int64s, code: Op, operand: Int64s) -> Int64s:
     return np.stack([entry, np.full(len(entry), int(code)), operand], axis=1).astype(np.int64)
 

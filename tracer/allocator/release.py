@@ -43,7 +43,7 @@ def _release_blocks(allocator: CachingAllocator, pool: BlockPool) -> None:
 def release_segment(allocator: CachingAllocator, block: Block) -> None:
     """Give one plain segment back, of which this free block is all."""
     block.home.remove(block)
-    del allocator.heads[block.address]
+    allocator.heads.pop(block.address, None)
     allocator.driver.release(block.address, block.size)
     allocator.grow(-block.size, "segment_free", block.address, block.home)
 

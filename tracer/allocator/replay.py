@@ -159,9 +159,11 @@ class _Run:
         program, live, requests = self._program, self._live, self._requests
         serve, give_back = self._allocator.serve, self._allocator.give_back
         requested, size, home = requests.requested, requests.size, requests.home
+        position = BEFORE_THE_RECORDING
         # The hottest loop of a replay.
         try:
-            for position, (what, number) in enumerate(zip(program.code, program.operand, strict=True)):
+            operations = zip(program.code, program.operand, strict=True)
+            for position, (what, number) in enumerate(operations):  # noqa: B007, the handler below needs it
                 if what == _ALLOC:
                     live[number] = serve(requested[number], size[number], home[number])
                 elif what == _FREE:
@@ -170,8 +172,9 @@ class _Run:
                         give_back(freed)
                 else:
                     self._rare(what, number)
-        finally:
-            self._position = position if program.code else BEFORE_THE_RECORDING
+        except OutOfMemoryError:
+            self._position = position
+            raise
 
     def _rare(self, what: int, number: int) -> None:
         allocator, block = self._allocator, self._live[number] if what in (_REQUEST, _COMPLETE) else None
@@ -192,19 +195,21 @@ def smallest_capacity(
     settings: AllocatorSettings,
     *,
     unlimited: Outcome,
+    resolution: int = SEGMENT_STEP_BYTES,
     torch_version: tuple[int, int] = NEWEST_TORCH,
 ) -> int:
-    """The least memory on which a history still runs, to 2 MiB, by bisection over replays.
+    """The least memory on which a history still runs, by bisection over replays.
 
     Args:
         program: The requests.
         settings: The allocator's; without a memory fraction.
         unlimited: What came of a replay without limit: with its peak as the capacity nothing changes.
+        resolution: How many bytes it may be off.
         torch_version: The torch whose rules hold.
     """
     low = unlimited.allocated_peak_bytes // SEGMENT_STEP_BYTES - 1
     high = -(-unlimited.reserved_peak_bytes // SEGMENT_STEP_BYTES)
-    while low + 1 < high:
+    while low + 1 < high and (high - low) * SEGMENT_STEP_BYTES > resolution:
         middle = (low + high) // 2
         outcome = replay(program, settings, capacity=middle * SEGMENT_STEP_BYTES, torch_version=torch_version)
         if outcome.failure is None:

@@ -13,25 +13,23 @@ from itertools import accumulate
 
 import numpy as np
 
-from tracer.allocator.blocks import ADDRESS_MASK, DEFAULT_POOL, FREE, PENDING, USED, Block, FreeBlocks, PoolId
+from tracer.allocator.blocks import ADDRESS_MASK, DEFAULT_POOL, Block, FreeBlocks, PoolId
 from tracer.allocator.caching_allocator import NEWEST_TORCH, CachingAllocator, OutOfMemoryError
 from tracer.allocator.driver import PackingDriver
-from tracer.allocator.history import RELEASES, History, Op, SegmentEvent, segment_of
+from tracer.allocator.end_state import read_end
+from tracer.allocator.history import RELEASES, History, Op, SegmentEvent
+from tracer.allocator.ranges import Ranges
 from tracer.allocator.release import oldest_segments, release_cached, release_segment
 from tracer.allocator.requests import Requests
 from tracer.allocator.settings import AllocatorSettings
 from tracer.allocator.sizes import SMALL_BYTES, segment_size
 from tracer.allocator.start_state import StartState, load
-from tracer.allocator.statistics import BlockInfo, Moment, SegmentInfo, moment
-from tracer.snapshot.actions import BlockState
+from tracer.allocator.statistics import Moment, SegmentInfo, moment
 from tracer.snapshot.columns import DeviceState
 
-_ABOVE_ALL_DEVICES = 1 << 46
-_STATES = {
-    int(BlockState.INACTIVE): FREE,
-    int(BlockState.ACTIVE_ALLOCATED): USED,
-    int(BlockState.ACTIVE_PENDING_FREE): PENDING,
-}
+_ABOVE_ALL_DEVICES = 1 << 63
+# A recording of which most decisions do not come out was made by another allocator, and more of them tell no more.
+_ENOUGH_DIFFERENCES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +60,11 @@ class Reproduction:
         recorded_peak_bytes: The most that the recording had reserved.
         peak_bytes: The most that the model had reserved.
         first_difference: The trace entry of the first decision that did not come out; None if all did.
+        given_up_at: The trace entry at which comparing ended because most decisions did not come out; else None.
         releases_by_program: Positions of operations at which the program emptied the cache.
         num_retries: How often the recorded allocator emptied its cache for a request.
         has_counters: Whether free blocks of one size were taken by the age of their segment, as since torch 2.13.
-        moments: All blocks at the moments asked for, and at the end.
+        moments: All blocks at the moments asked for; none where comparing was given up.
     """
 
     addresses: Matched
@@ -78,6 +77,7 @@ class Reproduction:
     recorded_peak_bytes: int
     peak_bytes: int
     first_difference: int | None
+    given_up_at: int | None
     releases_by_program: tuple[int, ...]
     num_retries: int
     has_counters: bool
@@ -100,6 +100,7 @@ def reproduce(
     *,
     torch_version: tuple[int, int] = NEWEST_TORCH,
     moments: Sequence[int] = (),
+    stop_at_difference: bool = False,
 ) -> Reproduction:
     """Replay a recording at its own settings and compare.
 
@@ -110,17 +111,26 @@ def reproduce(
         settings: Those of the recording.
         torch_version: The torch whose rules hold.
         moments: Trace entries, ascending, after which to keep what all blocks are.
+        stop_at_difference: Compare no further than to the first decision that does not come out.
     """
     run = _Run(history, start, settings, torch_version)
+    run.stops_at_difference = stop_at_difference
     kept, begin = [], 0
-    for entry in moments:
-        end = int(np.searchsorted(history.entry, entry, side="right"))
-        run.operations(begin, end)
-        kept.append(moment(run.allocator))
-        begin = end
-    run.operations(begin, len(history.code))
-    run.end()
-    return run.result(state, (*kept, moment(run.allocator)))
+    try:
+        for entry in moments:
+            end = int(np.searchsorted(history.entry, entry, side="right"))
+            run.operations(begin, end)
+            kept.append(moment(run.allocator))
+            begin = end
+        run.operations(begin, len(history.code))
+        run.end()
+    except _TooDifferentError:
+        kept.clear()
+    return run.result(state, tuple(kept))
+
+
+class _TooDifferentError(Exception):
+    """There is no point in going on."""
 
 
 class _RecordedDriver:
@@ -129,6 +139,7 @@ class _RecordedDriver:
     Attributes:
         events: What the recording has next, up to the request that is being served.
         is_exhausted: Whether it has no memory left when the events are at an end.
+        taken: The segments that the model has.
     """
 
     free_bytes = None
@@ -136,15 +147,20 @@ class _RecordedDriver:
     def __init__(self) -> None:
         self.events: deque[SegmentEvent] = deque()
         self.is_exhausted = False
+        self.taken = Ranges()
         self._elsewhere = PackingDriver(top=_ABOVE_ALL_DEVICES)
 
     def reserve(self, size: int, stream: int, pool: PoolId) -> int | None:
         """The recorded segment; what the recording does not have lies above all devices."""
         if self._refuses():
             return None
-        if self.events and self.events[0].action == "segment_alloc" and self.events[0].size == size:
-            return self.events.popleft().address
-        return self._elsewhere.reserve(size, stream, pool)
+        event = self.events[0] if self.events else None
+        is_there = event is not None and event.action == "segment_alloc" and event.size == size
+        if event is None or not is_there or self.taken.overlaps(event.address, size):
+            return self._elsewhere.reserve(size, stream, pool)
+        self.events.popleft()
+        self.taken.add(event.address, size)
+        return event.address
 
     def reserve_range(self, size: int, stream: int, pool: PoolId) -> int:
         """Where the recording maps next."""
@@ -162,12 +178,13 @@ class _RecordedDriver:
 
     def release(self, address: int, size: int) -> None:
         """Go on in the recording."""
-        if self.events and self.events[0].is_release:
-            self.events.popleft()
+        self.taken.remove(address, size)
+        self.unmap(address, size)
 
     def unmap(self, address: int, size: int) -> None:
         """Go on in the recording."""
-        self.release(address, size)
+        if self.events and self.events[0].is_release:
+            self.events.popleft()
 
     def _refuses(self) -> bool:
         """A recorded driver that is asked and then given something back had nothing left."""
@@ -191,6 +208,9 @@ class _Run:
         self._live: list[Block | None] = [None] * len(history.lives)
         for life, block in load(self.allocator, start, history).items():
             self._live[life] = block
+        for span in start.spans:
+            if span.base is None:
+                self._driver.taken.add(span.address, span.size)
         self._log: list[tuple[str, int, int, int]] = []
         self.allocator.segment_log = self._log
         self._group: list[SegmentEvent] = []
@@ -198,7 +218,10 @@ class _Run:
         self._equal: Counter[str] = Counter()
         self._releases: list[int] = []
         self._recorded_peak = max(accumulate(map(_change, history.segment_events), initial=start.reserved_bytes))
+        self.stops_at_difference = False
+        self._num_differences = 0
         self._first_difference: int | None = None
+        self._given_up_at: int | None = None
 
     def operations(self, begin: int, end: int) -> None:
         """Replay a stretch of the history."""
@@ -208,35 +231,35 @@ class _Run:
         code, operand = self._history.code[begin:end], self._history.operand[begin:end]
         num_placed = 0
         # The hottest loop of a replay: two of three operations are the first two.
-        for position, (what, number) in enumerate(zip(code, operand, strict=True), begin):
-            if what == _ALLOC:
-                if group:
-                    self._before_request(position, requests.size[number], requests.home[number])
-                try:
-                    block = serve(requests.requested[number], requests.size[number], requests.home[number])
-                except OutOfMemoryError:
-                    self._differs(position)
-                    self._driver.events.clear()
-                    block = serve(requests.requested[number], requests.size[number], requests.home[number])
-                live[number], block.label = block, number
-                if block.rank & ADDRESS_MASK == address[number]:
-                    num_placed += 1
+        try:
+            for position, (what, number) in enumerate(zip(code, operand, strict=True), begin):
+                if what == _ALLOC:
+                    if group:
+                        self._before_request(position, requests.size[number], requests.home[number])
+                    try:
+                        block = serve(requests.requested[number], requests.size[number], requests.home[number])
+                    except OutOfMemoryError:
+                        block = self._serve_all_the_same(position, number)
+                    live[number], block.label = block, number
+                    if block.rank & ADDRESS_MASK == address[number]:
+                        num_placed += 1
+                    else:
+                        self._differs(position)
+                    if log or group:
+                        self._compare(position)
+                elif what == _SEGMENT:
+                    group.append(self._history.segment_events[number])
                 else:
-                    self._differs(position)
-                if log or group:
-                    self._compare(position)
-            elif what == _SEGMENT:
-                group.append(self._history.segment_events[number])
-            else:
-                if group:
-                    self._empty_cache(position)
-                if what == _FREE:
-                    freed, live[number] = live[number], None
-                    if freed is not None:
-                        give_back(freed)
-                else:
-                    self._rare(position, what, number)
-        self._equal["addresses"] += num_placed
+                    if group:
+                        self._empty_cache(position)
+                    if what == _FREE:
+                        freed, live[number] = live[number], None
+                        if freed is not None:
+                            give_back(freed)
+                    else:
+                        self._rare(position, what, number)
+        finally:
+            self._equal["addresses"] += num_placed
 
     def end(self) -> None:
         """The program may have emptied the cache at last."""
@@ -247,7 +270,8 @@ class _Run:
         """What came out, with the end state compared."""
         history, events, equal = self._history, self._history.segment_events, self._equal
         num_releases = sum(event.is_release for event in events)
-        end_segments, end_blocks = _compare_ends(_recorded_end(state, history), moments[-1])
+        end = moment(self.allocator)
+        end_segments, end_blocks = _compare_ends(read_end(state, history.end_pools), end)
         return Reproduction(
             addresses=Matched(equal["addresses"], history.num_allocations),
             segments=Matched(equal["segments"], len(events) - num_releases),
@@ -259,6 +283,7 @@ class _Run:
             recorded_peak_bytes=self._recorded_peak,
             peak_bytes=self.allocator.peak_reserved_bytes,
             first_difference=self._first_difference,
+            given_up_at=self._given_up_at,
             releases_by_program=tuple(self._releases),
             num_retries=self.allocator.num_retries,
             has_counters=self.allocator.counts_segments,
@@ -275,6 +300,13 @@ class _Run:
         elif what == _COMPLETE and block is not None:
             self._live[number] = None
             self.allocator.finish(block)
+
+    def _serve_all_the_same(self, position: int, number: int) -> Block:
+        """The model has no memory for what the recording served."""
+        self._differs(position)
+        self._driver.events.clear()
+        requests = self._requests
+        return self.allocator.serve(requests.requested[number], requests.size[number], requests.home[number])
 
     def _failed_request(self, position: int, number: int) -> None:
         size, stream = self._history.failed[number]
@@ -353,47 +385,30 @@ class _Run:
         self._driver.events.clear()
 
     def _differs(self, position: int) -> None:
+        entry = int(self._history.entry[min(position, len(self._history.entry) - 1)])
         if self._first_difference is None:
-            entry = self._history.entry
-            self._first_difference = int(entry[min(position, len(entry) - 1)])
+            self._first_difference = entry
+        self._num_differences += 1
+        if self.stops_at_difference or self._num_differences > max(_ENOUGH_DIFFERENCES, position // 4):
+            self._given_up_at = entry
+            raise _TooDifferentError
 
 
 def _change(event: SegmentEvent) -> int:
     return -event.size if event.is_release else event.size
 
 
-def _recorded_end(state: DeviceState, history: History) -> dict[int, SegmentInfo]:
-    """The segments of the end state by address."""
-    segments, blocks = state.segments, state.blocks
-    order = np.argsort(blocks.address, kind="stable")
-    of_segment: dict[int, list[BlockInfo]] = {}
-    requested = np.where(blocks.is_live, blocks.requested_size, 0)
-    columns = (blocks.address, blocks.size, requested, blocks.state, segment_of(state, blocks.address))
-    for address, size, asked, code, segment in zip(*(column[order].tolist() for column in columns), strict=True):
-        of_segment.setdefault(segment, []).append(BlockInfo(address, size, asked, _STATES[code], -1))
-    return {
-        address: SegmentInfo(pool, stream, is_small, None, tuple(of_segment.get(row, ())))
-        for row, (address, pool, stream, is_small) in enumerate(
-            zip(
-                segments.address.tolist(),
-                history.end_pools,
-                segments.stream.tolist(),
-                segments.is_small.tolist(),
-                strict=True,
-            )
-        )
-    }
-
-
-def _compare_ends(recorded: dict[int, SegmentInfo], modelled: Moment) -> tuple[Matched, Matched]:
+def _compare_ends(recorded: Moment, modelled: Moment) -> tuple[Matched, Matched]:
     """Segments that agree in everything, and blocks that do, in whatever segment."""
-    found = {segment.blocks[0].address: _without_lives(segment) for segment in modelled}
-    equal = sum(found.get(address) == segment for address, segment in recorded.items())
-    blocks = {block for segment in found.values() for block in segment.blocks}
-    equal_blocks = sum(block in blocks for segment in recorded.values() for block in segment.blocks)
-    num_segments = max(len(recorded), len(found))  # one too many is as wrong as one too few
-    return Matched(equal, num_segments), Matched(equal_blocks, sum(len(s.blocks) for s in recorded.values()))
+    found = set(map(_without_lives, modelled))
+    wanted = list(map(_without_lives, recorded))
+    blocks = {block for segment in found for block in segment.blocks}
+    num_segments = max(len(wanted), len(found))  # one too many is as wrong as one too few
+    equal_blocks = sum(block in blocks for segment in wanted for block in segment.blocks)
+    num_blocks = sum(len(segment.blocks) for segment in wanted)
+    return Matched(sum(segment in found for segment in wanted), num_segments), Matched(equal_blocks, num_blocks)
 
 
 def _without_lives(segment: SegmentInfo) -> SegmentInfo:
+    """What both sides know: the recording tells neither lives nor where the pages of an expandable segment begin."""
     return replace(segment, page=None, blocks=tuple(replace(block, life=-1) for block in segment.blocks))

@@ -122,7 +122,13 @@ class _Undo:
             for home, ranges in self._mapped.items()
             for address, size in ranges
         ]
-        return sorted([*self._plain.values(), *mapped], key=lambda span: span.address)
+        found: list[Span] = []
+        for span in sorted([*self._plain.values(), *mapped], key=lambda span: (span.address, span.size)):
+            if found and found[-1].address + found[-1].size > span.address:
+                self.num_contradictions += 1
+            elif span.size:
+                found.append(span)
+        return found
 
     def _map(self, home: _Home, address: int, size: int) -> None:
         self._lowest[home] = min(self._lowest.get(home, address), address)

@@ -1,0 +1,1 @@
+"""What an allocator snapshot means, beyond what is in it: the allocator's decisions, made again."""
