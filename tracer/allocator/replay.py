@@ -153,6 +153,7 @@ class _Run:
             block = allocator.serve(requests.requested[life], requests.size[life], requests.home[life])
             self._live[life] = block
             if history.waits_at_start[life]:
+                block.label = life
                 allocator.request_free(block)
 
     def _operations(self) -> None:
@@ -179,10 +180,12 @@ class _Run:
     def _rare(self, what: int, number: int) -> None:
         allocator, block = self._allocator, self._live[number] if what in (_REQUEST, _COMPLETE) else None
         if what == _REQUEST and block is not None:
+            block.label = number
             allocator.request_free(block)
         elif what == _COMPLETE and block is not None:
             self._live[number] = None
-            allocator.finish(block)
+            if block.label == number:  # else an emptied cache waited for it, and it serves another life by now
+                allocator.finish(block)
         elif what == _RELEASE:
             allocator.empty_cache()
         elif what == _OOM:

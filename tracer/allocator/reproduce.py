@@ -299,7 +299,8 @@ class _Run:
             self.allocator.request_free(block)
         elif what == _COMPLETE and block is not None:
             self._live[number] = None
-            self.allocator.finish(block)
+            if block.label == number:  # else an emptied cache waited for it, and it serves another life by now
+                self.allocator.finish(block)
 
     def _serve_all_the_same(self, position: int, number: int) -> Block:
         """The model has no memory for what the recording served."""

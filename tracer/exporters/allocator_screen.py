@@ -143,8 +143,8 @@ def what_it_is_not(asked: WhatIf) -> str:
     before = "" if asked.starts_clean else ", without what was cached before the recording"
     gpu = "" if asked.gpu_memory is None else "; of a GPU's memory, the CUDA context and libraries need some besides"
     return (
-        f"These are the needs of a clean allocator for just these requests{before}; a program that reacts to its memory "
-        f"would make others{gpu}."
+        f"These are the needs of a clean allocator for just these requests{before}; a program that reacts to its "
+        f"memory would make others{gpu}."
     )
 
 
