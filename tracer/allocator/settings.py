@@ -59,10 +59,8 @@ def parse_settings(text: str) -> AllocatorSettings:
         reader = _READERS.get(key)
         if reader is None:
             raise SettingsError(f"torch's allocator has no setting {key!r}.", hint=f"It has {', '.join(_SHOWN)}.")
-        large = values.get("large_segment_size", LARGE_SEGMENT_BYTES)
-        values |= reader(key, value, large)
-    large = values.get("large_segment_size", LARGE_SEGMENT_BYTES)
-    return AllocatorSettings(**{"max_non_split_rounding_size": large, **values})
+        values |= reader(key, value, values)
+    return AllocatorSettings(**{"max_non_split_rounding_size": _large_segment_size(values), **values})
 
 
 def recorded_settings(recorded: Mapping[str, Any]) -> AllocatorSettings:
@@ -100,7 +98,14 @@ def _pairs(text: str) -> list[tuple[str, str]]:
     return pairs
 
 
-Reader = Callable[[str, str, int], dict[str, Any]]
+Values = Mapping[str, Any]
+Reader = Callable[[str, str, Values], dict[str, Any]]
+"""From a key, its spelled value and what was read before to fields of the settings."""
+
+
+def _large_segment_size(read: Values) -> int:
+    size: int = read.get("large_segment_size", LARGE_SEGMENT_BYTES)
+    return size
 
 
 def _whole(key: str, value: str) -> int:
@@ -122,7 +127,7 @@ def _truth(key: str, value: str) -> bool:
     return value == "True"
 
 
-def _large_segment(key: str, value: str, _: int) -> dict[str, Any]:
+def _large_segment(key: str, value: str, _: Values) -> dict[str, Any]:
     megabytes = _whole(key, value)
     if megabytes <= 10:
         raise SettingsError(f"{key} is {megabytes}, and torch takes only more than 10.", hint="The default is 20.")
@@ -130,8 +135,8 @@ def _large_segment(key: str, value: str, _: int) -> dict[str, Any]:
 
 
 def _at_least_a_segment(name: str) -> Reader:
-    def read(key: str, value: str, large_segment_size: int) -> dict[str, Any]:
-        megabytes, least = _whole(key, value), large_segment_size // MIB
+    def read(key: str, value: str, before: Values) -> dict[str, Any]:
+        megabytes, least = _whole(key, value), _large_segment_size(before) // MIB
         if megabytes < least:
             raise SettingsError(
                 f"{key} is {megabytes}, and torch takes only {least} or more.",
@@ -142,21 +147,21 @@ def _at_least_a_segment(name: str) -> Reader:
     return read
 
 
-def _threshold(key: str, value: str, _: int) -> dict[str, Any]:
+def _threshold(key: str, value: str, _: Values) -> dict[str, Any]:
     share = _number(key, value)
     if not 0 < share < 1:
         raise SettingsError(f"{key} is {value}, and torch takes only what lies between 0 and 1.", hint=_HINT)
     return {"garbage_collection_threshold": share}
 
 
-def _fraction(key: str, value: str, _: int) -> dict[str, Any]:
+def _fraction(key: str, value: str, _: Values) -> dict[str, Any]:
     share = _number(key, value)
     if not 0 <= share <= 1:
         raise SettingsError(f"{key} is {value}, and torch takes only 0 to 1.", hint=_HINT)
     return {"per_process_memory_fraction": share}
 
 
-def _expandable(key: str, value: str, _: int) -> dict[str, Any]:
+def _expandable(key: str, value: str, _: Values) -> dict[str, Any]:
     return {"expandable_segments": _truth(key, value)}
 
 
@@ -164,7 +169,7 @@ def _is_division(number: int) -> bool:
     return number >= 0 and number & (number - 1) == 0
 
 
-def _divisions(key: str, value: str, _: int) -> dict[str, Any]:
+def _divisions(key: str, value: str, before: Values) -> dict[str, Any]:
     """One number for all sizes, or a list such as `[256:1,512:2,>:4]` by the size in MiB."""
     if not value.startswith("["):
         number = _whole(key, value)
@@ -174,12 +179,13 @@ def _divisions(key: str, value: str, _: int) -> dict[str, Any]:
     if not value.endswith("]"):
         raise SettingsError(f"{key} has no closing bracket.", hint=_HINT)
     parts = [part for part in value[1:-1].split(",") if part]
-    return {"roundup_power2_divisions": _division_table(key, parts)}
+    table = list(before.get("roundup_power2_divisions", NO_DIVISIONS))
+    return {"roundup_power2_divisions": _division_table(key, parts, table)}
 
 
-def _division_table(key: str, parts: list[str]) -> tuple[int, ...]:
+def _division_table(key: str, parts: list[str], table: list[int]) -> tuple[int, ...]:
     """The first size also stands for all smaller ones, and `>` for all above the last one named."""
-    table, last, is_first = list(NO_DIVISIONS), 0, True
+    last, is_first = 0, True
     for part in parts:
         size, _, number = part.partition(":")
         divisions = _whole(key, number)
@@ -198,7 +204,7 @@ def _division_table(key: str, parts: list[str]) -> tuple[int, ...]:
     return tuple(table)
 
 
-def _backend(key: str, value: str, _: int) -> dict[str, Any]:
+def _backend(key: str, value: str, _: Values) -> dict[str, Any]:
     if value != "native":
         raise SettingsError(
             f"{key}:{value} is another allocator than the caching allocator of torch.",
@@ -208,7 +214,7 @@ def _backend(key: str, value: str, _: int) -> dict[str, Any]:
 
 
 def _checked(check: Callable[[str, str], object]) -> Reader:
-    def read(key: str, value: str, _: int) -> dict[str, Any]:
+    def read(key: str, value: str, _: Values) -> dict[str, Any]:
         check(key, value)
         return {}
 
