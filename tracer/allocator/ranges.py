@@ -17,6 +17,10 @@ class Ranges:
         """Start and size of each."""
         return ((start, self._sizes[start]) for start in self._starts)
 
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._starts)
+
     def add(self, start: int, size: int) -> tuple[int, int]:
         """Add a range that none of these overlaps; returns the one that it is part of now."""
         at = bisect_left(self._starts, start)

@@ -100,6 +100,7 @@ def reproduce(
     *,
     torch_version: tuple[int, int] = NEWEST_TORCH,
     moments: Sequence[int] = (),
+    device_bytes: int | None = None,
     stop_at_difference: bool = False,
 ) -> Reproduction:
     """Replay a recording at its own settings and compare.
@@ -111,9 +112,11 @@ def reproduce(
         settings: Those of the recording.
         torch_version: The torch whose rules hold.
         moments: Trace entries, ascending, after which to keep what all blocks are.
+        device_bytes: The device's memory, where it is known. It sets how far an expandable segment could still grow,
+            which decides between blocks when the device is nearly full.
         stop_at_difference: Compare no further than to the first decision that does not come out.
     """
-    run = _Run(history, start, settings, torch_version)
+    run = _Run(history, start, settings, torch_version, device_bytes)
     run.stops_at_difference = stop_at_difference
     kept, begin = [], 0
     try:
@@ -200,11 +203,19 @@ class _Run:
     """A replay under way, and the counts of what came out."""
 
     def __init__(
-        self, history: History, start: StartState, settings: AllocatorSettings, torch_version: tuple[int, int]
+        self,
+        history: History,
+        start: StartState,
+        settings: AllocatorSettings,
+        torch_version: tuple[int, int],
+        device_bytes: int | None,
     ) -> None:
         self._history, self._start, self._settings = history, start, settings
         self._driver = _RecordedDriver()
-        self.allocator = CachingAllocator(settings, driver=self._driver, torch_version=torch_version)
+        settings = replace(settings, per_process_memory_fraction=1.0)  # the recorded driver says what it refused
+        self.allocator = CachingAllocator(
+            settings, driver=self._driver, device_bytes=device_bytes, torch_version=torch_version
+        )
         self._live: list[Block | None] = [None] * len(history.lives)
         for life, block in load(self.allocator, start, history).items():
             self._live[life] = block
@@ -214,6 +225,8 @@ class _Run:
         self._log: list[tuple[str, int, int, int]] = []
         self.allocator.segment_log = self._log
         self._group: list[SegmentEvent] = []
+        self._late: list[tuple[int, Block]] = []
+        self._last_completed: int | None = None
         self._requests = Requests(history, settings, self.allocator)
         self._equal: Counter[str] = Counter()
         self._releases: list[int] = []
@@ -234,10 +247,10 @@ class _Run:
         try:
             for position, (what, number) in enumerate(zip(code, operand, strict=True), begin):
                 if what == _ALLOC:
-                    if group:
-                        self._before_request(position, requests.size[number], requests.home[number])
+                    size, home = requests.size[number], requests.home[number]
+                    searches = self._before_request(position, size, home) if group else True
                     try:
-                        block = serve(requests.requested[number], requests.size[number], requests.home[number])
+                        block = serve(requests.requested[number], size, home, search=searches)
                     except OutOfMemoryError:
                         block = self._serve_all_the_same(position, number)
                     live[number], block.label = block, number
@@ -250,7 +263,7 @@ class _Run:
                 elif what == _SEGMENT:
                     group.append(self._history.segment_events[number])
                 else:
-                    if group:
+                    if group and group[0].is_release:
                         self._empty_cache(position)
                     if what == _FREE:
                         freed, live[number] = live[number], None
@@ -299,8 +312,15 @@ class _Run:
             self.allocator.request_free(block)
         elif what == _COMPLETE and block is not None:
             self._live[number] = None
-            if block.label == number:  # else an emptied cache waited for it, and it serves another life by now
-                self.allocator.finish(block)
+            self._last_completed = position
+            if self._group:  # a request has mapped pages, and waits for other streams before it tries again
+                self._late.append((number, block))
+            else:
+                self._finish(number, block)
+
+    def _finish(self, number: int, block: Block) -> None:
+        if block.label == number:  # else an emptied cache waited for it, and it serves another life by now
+            self.allocator.finish(block)
 
     def _serve_all_the_same(self, position: int, number: int) -> Block:
         """The model has no memory for what the recording served."""
@@ -312,34 +332,48 @@ class _Run:
     def _failed_request(self, position: int, number: int) -> None:
         size, stream = self._history.failed[number]
         home = self.allocator.home(size <= SMALL_BYTES, stream)
-        self._before_request(position, size, home)
+        searches = self._before_request(position, size, home)
         self._driver.is_exhausted = True
         try:
-            self.allocator.give_back(self.allocator.serve(size, size, home))
+            self.allocator.give_back(self.allocator.serve(size, size, home, search=searches))
             self._differs(position)
         except OutOfMemoryError:
             self._equal["failures"] += 1
         self._driver.is_exhausted = False
         self._compare(position)
 
-    def _before_request(self, position: int, size: int, home: FreeBlocks) -> None:
-        """Segments were taken or given back before a request: was it the program, or the allocator for the request?"""
+    def _before_request(self, position: int, size: int, home: FreeBlocks) -> bool:
+        """Segments were taken or given back before a request: was it the program, or the allocator for the request?
+
+        Returns:
+            Whether the request looks for a free block. One that was refused, waited for other streams and tried again
+            does not look at what those have freed meanwhile.
+        """
         group = self._group
         self._set_users(0)
+        searches = not self._late
         if group and group[0].is_release:
-            if self._is_by_program(size, home):
+            if self._fits_below_the_peak(size):
                 self._release_cached(position)
+            elif self.allocator.has_free_block(size, home):
+                waited = self._last_completed is not None and self._last_completed + len(group) == position - 1
+                searches = not waited or group[-1].is_release
+                if searches:
+                    self._release_cached(position)
             elif self._settings.garbage_collection_threshold > 0:
                 self._collect_garbage()
         self._driver.events = deque(group[len(self._log) :])
+        return searches
 
-    def _is_by_program(self, size: int, home: FreeBlocks) -> bool:
-        """The allocator empties the cache only for what it has no block for, and the driver no memory."""
-        if self.allocator.has_free_block(size, home):
-            return True
+    def _fits_below_the_peak(self, size: int) -> bool:
+        """The driver had as much at another time, so that it was the program that emptied the cache.
+
+        Some settings release segments while there is memory left; there this says nothing.
+        """
+        if self._settings.max_split_size is not None or self._settings.garbage_collection_threshold:
+            return False
         asked = segment_size(size, self._settings.large_segment_size)
-        is_plain = self._settings.max_split_size is None and not self._settings.garbage_collection_threshold
-        return is_plain and self.allocator.reserved_bytes + asked <= self._recorded_peak
+        return self.allocator.reserved_bytes + asked <= self._recorded_peak
 
     def _collect_garbage(self) -> None:
         """A memory limit is not recorded: old segments are released as often as the recording shows it."""
@@ -381,6 +415,9 @@ class _Run:
             self._differs(position)
         for (action, *_), number in matched.items():
             self._equal["releases" if action in RELEASES else "segments"] += number
+        for number, block in self._late:
+            self._finish(number, block)
+        self._late.clear()
         self._log.clear()
         self._group.clear()
         self._driver.events.clear()

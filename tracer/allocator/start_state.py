@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -140,7 +140,10 @@ class _Undo:
 
     def _unmap(self, home: _Home, address: int, size: int) -> None:
         self._lowest[home] = min(self._lowest.get(home, address), address)
-        self.num_contradictions += not self._mapped.setdefault(home, Ranges()).remove(address, size)
+        ranges = self._mapped.setdefault(home, Ranges())
+        self.num_contradictions += not ranges.remove(address, size)
+        if not ranges:  # a segment without a page is given up: what was there earlier was another one
+            del self._lowest[home]
 
     def _home(self, event: SegmentEvent) -> _Home:
         return event.pool, event.stream, self._halves.is_small(event)
@@ -157,20 +160,25 @@ class _Halves:
         self._page = page
         segments = state.segments
         chosen = np.flatnonzero(segments.is_expandable)
-        columns = (segments.stream[chosen], segments.address[chosen], segments.is_small[chosen])
-        known = set(zip(*(column.tolist() for column in columns), strict=True))
+        columns = (segments.stream, segments.address, segments.total_size, segments.is_small)
+        known = set(zip(*(column[chosen].tolist() for column in columns), strict=True))
         for event in history.segment_events:
             if event.action == "segment_map":
-                known.add((event.stream, event.address, event.size == SMALL_SEGMENT_BYTES))
+                known.add((event.stream, event.address, event.size, event.size % page != 0))
         self._known = sorted(known)
 
     def is_small(self, event: SegmentEvent) -> bool:
         """The half of the pool that a map or unmap belongs to."""
         if event.action == "segment_map" or event.size % self._page:
             return event.size % self._page != 0
-        at = bisect_left(self._known, (event.stream, event.address, False))
+        at = bisect_right(self._known, (event.stream, event.address, 1 << 63, True))
         near = [known for known in self._known[max(at - 1, 0) : at + 1] if known[0] == event.stream]
-        return min(near, key=lambda known: abs(known[1] - event.address))[2] if near else False
+        return min(near, key=lambda known: _distance(event.address, known[1], known[2]))[3] if near else False
+
+
+def _distance(address: int, start: int, size: int) -> int:
+    """How far an address is from a range; 0 inside."""
+    return max(start - address, address - (start + size - 1), 0)
 
 
 class _Placements:
