@@ -166,10 +166,9 @@ class _RecordedDriver:
         return event.address
 
     def reserve_range(self, size: int, stream: int, pool: PoolId) -> int:
-        """Where the recording maps next."""
-        if self.events and self.events[0].action == "segment_map":
-            return self.events[0].address
-        return self._elsewhere.reserve_range(size, stream, pool)
+        """Where the recording maps next, if only after it has released something."""
+        mapped = next((event.address for event in self.events if event.action == "segment_map"), None)
+        return self._elsewhere.reserve_range(size, stream, pool) if mapped is None else mapped
 
     def map(self, address: int, size: int) -> bool:
         """Whether the recorded driver had the memory."""

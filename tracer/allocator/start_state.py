@@ -69,8 +69,9 @@ def find_start(state: DeviceState, history: History, settings: AllocatorSettings
     block's end.
     """
     undo = _Undo(state, history, settings)
-    for event in reversed(history.segment_events):
-        undo.event(event)
+    entries = history.segment_entry.tolist()
+    for event, entry in zip(reversed(history.segment_events), reversed(entries), strict=True):
+        undo.event(event, entry)
     spans = undo.spans()
     num_outside = _put_lives(spans, history)
     placed = _Placements(history)
@@ -89,7 +90,7 @@ class _Undo:
 
     def __init__(self, state: DeviceState, history: History, settings: AllocatorSettings) -> None:
         self.num_contradictions = 0
-        self._halves = _Halves(state, history, settings.large_segment_size)
+        self._halves = _Halves(state, history, settings)
         self._plain: dict[int, Span] = {}
         self._mapped: dict[_Home, Ranges] = {}
         self._lowest: dict[_Home, int] = {}
@@ -102,7 +103,7 @@ class _Undo:
             else:
                 self._plain[address] = Span(address, size, stream, pool, is_small)
 
-    def event(self, event: SegmentEvent) -> None:
+    def event(self, event: SegmentEvent, entry: int) -> None:
         """Undo what one entry says."""
         if event.action == "segment_alloc":
             found = self._plain.pop(event.address, None)
@@ -111,9 +112,9 @@ class _Undo:
             self.num_contradictions += event.address in self._plain
             self._plain[event.address] = Span(event.address, event.size, event.stream, event.pool, None)
         elif event.action == "segment_map":
-            self._unmap(self._home(event), event.address, event.size)
+            self._unmap(self._home(event, entry), event.address, event.size)
         else:
-            self._map(self._home(event), event.address, event.size)
+            self._map(self._home(event, entry), event.address, event.size)
 
     def spans(self) -> list[Span]:
         """What is left when everything is undone."""
@@ -145,19 +146,19 @@ class _Undo:
         if not ranges:  # a segment without a page is given up: what was there earlier was another one
             del self._lowest[home]
 
-    def _home(self, event: SegmentEvent) -> _Home:
-        return event.pool, event.stream, self._halves.is_small(event)
+    def _home(self, event: SegmentEvent, entry: int) -> _Home:
+        return event.pool, event.stream, self._halves.is_small(event, entry)
 
 
 class _Halves:
     """Whether an entry is about a small or a large expandable segment, which entries do not say.
 
     Small ones grow by single pages of 2 MiB. Several free pages of one, given back together, could also be a page of a
-    large one; then the nearest place that is known decides: the ranges are as far apart as the device is large.
+    large one; then the last block that was there decides, or else the nearest place that is known.
     """
 
-    def __init__(self, state: DeviceState, history: History, page: int) -> None:
-        self._page = page
+    def __init__(self, state: DeviceState, history: History, settings: AllocatorSettings) -> None:
+        self._page = page = settings.large_segment_size
         segments = state.segments
         chosen = np.flatnonzero(segments.is_expandable)
         columns = (segments.stream, segments.address, segments.total_size, segments.is_small)
@@ -166,11 +167,19 @@ class _Halves:
             if event.action == "segment_map":
                 known.add((event.stream, event.address, event.size, event.size % page != 0))
         self._known = sorted(known)
+        lives = history.lives
+        order = np.argsort(lives.addr, kind="stable")
+        self._address, self._end = lives.addr[order], lives.end[order]
+        self._is_small = round_sizes(lives.requested_bytes[order], settings.roundup_power2_divisions) <= SMALL_BYTES
 
-    def is_small(self, event: SegmentEvent) -> bool:
+    def is_small(self, event: SegmentEvent, entry: int) -> bool:
         """The half of the pool that a map or unmap belongs to."""
         if event.action == "segment_map" or event.size % self._page:
             return event.size % self._page != 0
+        first, last = np.searchsorted(self._address, (event.address, event.address + event.size))
+        ended = np.where(self._end[first:last] <= entry, self._end[first:last], -1)
+        if len(ended) and ended.max() >= 0:
+            return bool(self._is_small[first + int(np.argmax(ended))])
         at = bisect_right(self._known, (event.stream, event.address, 1 << 63, True))
         near = [known for known in self._known[max(at - 1, 0) : at + 1] if known[0] == event.stream]
         return min(near, key=lambda known: _distance(event.address, known[1], known[2]))[3] if near else False
