@@ -243,14 +243,8 @@ class CachingAllocator:
             found = half.by_stream[stream] = self._new_home(half, stream, private)
         return found
 
-    def serve(self, requested: int, size: int, home: FreeBlocks, *, search: bool = True) -> Block:
+    def serve(self, requested: int, size: int, home: FreeBlocks) -> Block:
         """Allocate a rounded size from a list.
-
-        Args:
-            requested: Bytes asked for.
-            size: The same, rounded.
-            home: Where to look.
-            search: False reserves more even if a free block would do.
 
         Raises:
             OutOfMemoryError: There is no memory for it.
@@ -258,11 +252,11 @@ class CachingAllocator:
         keys = home.keys
         at = bisect_left(keys, size << RANK_BITS)
         # Most requests: the best fit is at hand, and no setting forbids it. Here because a call costs as much as this.
-        if search and at < len(keys) and self._takes_best_fit and home.blocks[at].range is None:
+        if at < len(keys) and self._takes_best_fit and home.blocks[at].range is None:
             del keys[at]
             block = home.blocks.pop(at)
         else:
-            block = (search and self._cached_block(size, home)) or self._new_block(size, home)
+            block = self._cached_block(size, home) or self._new_block(size, home)
             home = block.home  # another one only where a pool helped out
         rest = block.size - size
         if rest >= home.min_rest and size < home.max_cut:

@@ -225,7 +225,7 @@ class _Run:
         self.allocator.segment_log = self._log
         self._group: list[SegmentEvent] = []
         self._late: list[tuple[int, Block]] = []
-        self._last_completed: int | None = None
+        self._wait_ends, self._is_waiting = 0, False
         self._requests = Requests(history, settings, self.allocator)
         self._equal: Counter[str] = Counter()
         self._releases: list[int] = []
@@ -247,9 +247,10 @@ class _Run:
             for position, (what, number) in enumerate(zip(code, operand, strict=True), begin):
                 if what == _ALLOC:
                     size, home = requests.size[number], requests.home[number]
-                    searches = self._before_request(position, size, home) if group else True
+                    if group:
+                        self._before_request(position, size, home)
                     try:
-                        block = serve(requests.requested[number], size, home, search=searches)
+                        block = serve(requests.requested[number], size, home)
                     except OutOfMemoryError:
                         block = self._serve_all_the_same(position, number)
                     live[number], block.label = block, number
@@ -311,11 +312,24 @@ class _Run:
             self.allocator.request_free(block)
         elif what == _COMPLETE and block is not None:
             self._live[number] = None
-            self._last_completed = position
-            if self._group:  # a request has mapped pages, and waits for other streams before it tries again
+            if self._group or self._is_before_release(position):
                 self._late.append((number, block))
             else:
                 self._finish(number, block)
+
+    def _is_before_release(self, position: int) -> bool:
+        """Emptying the cache waits for other streams first: the model completes these frees then, and not before.
+
+        A request that has found no free block, and empties the cache, does not look at what those have freed.
+        """
+        if position >= self._wait_ends:
+            code, at = self._history.code, position
+            while at < len(code) and code[at] == _COMPLETE:
+                at += 1
+            self._wait_ends = at
+            event = self._history.segment_events[self._history.operand[at]] if code[at : at + 1] == [_SEGMENT] else None
+            self._is_waiting = event is not None and event.is_release
+        return self._is_waiting
 
     def _finish(self, number: int, block: Block) -> None:
         if block.label == number:  # else an emptied cache waited for it, and it serves another life by now
@@ -331,38 +345,25 @@ class _Run:
     def _failed_request(self, position: int, number: int) -> None:
         size, stream = self._history.failed[number]
         home = self.allocator.home(size <= SMALL_BYTES, stream)
-        searches = self._before_request(position, size, home)
+        self._before_request(position, size, home)
         self._driver.is_exhausted = True
         try:
-            self.allocator.give_back(self.allocator.serve(size, size, home, search=searches))
+            self.allocator.give_back(self.allocator.serve(size, size, home))
             self._differs(position)
         except OutOfMemoryError:
             self._equal["failures"] += 1
         self._driver.is_exhausted = False
         self._compare(position)
 
-    def _before_request(self, position: int, size: int, home: FreeBlocks) -> bool:
-        """Segments were taken or given back before a request: was it the program, or the allocator for the request?
-
-        Returns:
-            Whether the request looks for a free block. One that was refused, waited for other streams and tried again
-            does not look at what those have freed meanwhile.
-        """
-        group = self._group
+    def _before_request(self, position: int, size: int, home: FreeBlocks) -> None:
+        """Segments were taken or given back before a request: was it the program, or the allocator for the request?"""
         self._set_users(0)
-        searches = not self._late
-        if group and group[0].is_release:
-            if self._fits_below_the_peak(size):
+        if self._group and self._group[0].is_release:
+            if self.allocator.has_free_block(size, home) or self._fits_below_the_peak(size):
                 self._release_cached(position)
-            elif self.allocator.has_free_block(size, home):
-                waited = self._last_completed is not None and self._last_completed + len(group) == position - 1
-                searches = not waited or group[-1].is_release
-                if searches:
-                    self._release_cached(position)
             elif self._settings.garbage_collection_threshold > 0:
                 self._collect_garbage()
-        self._driver.events = deque(group[len(self._log) :])
-        return searches
+        self._driver.events = deque(self._group[len(self._log) :])
 
     def _fits_below_the_peak(self, size: int) -> bool:
         """The driver had as much at another time, so that it was the program that emptied the cache.
