@@ -7,7 +7,7 @@ from io import StringIO
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -194,6 +194,7 @@ def test_in_an_expandable_segment_pages_are_kept() -> None:
 )
 def test_rows_sum_to_what_is_reserved(seed: int, expandable: bool, streams: int, waits: bool, steps: int) -> None:
     program = Program(seed, AllocatorSettings(expandable_segments=expandable), streams=streams, waits=waits).run(steps)
+    assume(program.allocator.history)
     found = explain(program.snapshot())
     assert found.at_peak is not None
     assert sum(row.bytes for row in found.at_peak.rows) == program.allocator.peak_reserved_bytes
