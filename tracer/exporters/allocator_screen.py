@@ -42,7 +42,7 @@ def _print_reserved(found: AllocatorFinding, console: Console) -> None:
     if not any(columns):
         return
     names = ("at the peak", "at the end")[-len(moments) :]
-    table = _table("Why so much is reserved", *(part for name in names for part in (name, "")))
+    table = _table(*(part for name in names for part in (name, "")))
     table.add_column("pool")
     table.add_column("why", overflow="fold")
     for key in dict.fromkeys(key for column in columns for key in column):
@@ -52,7 +52,7 @@ def _print_reserved(found: AllocatorFinding, console: Console) -> None:
         table.add_row(*(part for cell in cells for part in cell), name, reason)
     sums = [_with_share(sum(column.values()), moment) for column, moment in zip(columns, moments, strict=True)]
     table.add_row(*(part for cell in sums for part in cell), "", "reserved", style="bold")
-    console.print(table)
+    _print_table("Why so much is reserved", table, console)
 
 
 def _with_share(size: int, moment: Reserved) -> tuple[str, str]:
@@ -62,7 +62,7 @@ def _with_share(size: int, moment: Reserved) -> tuple[str, str]:
 def _print_holders(holders: Sequence[Holder], console: Console, top: int) -> None:
     if not holders:
         return
-    table = _table("What keeps free memory in its segments", "would be free", "held", "segments", "blocks")
+    table = _table("would be free", "held", "segments", "blocks")
     table.add_column("by blocks of", overflow="fold")
     for holder in holders[:top]:
         sizes = (format_bytes(holder.free_bytes), format_bytes(holder.held_bytes))
@@ -72,12 +72,12 @@ def _print_holders(holders: Sequence[Holder], console: Console, top: int) -> Non
         sizes = (format_bytes(sum(h.free_bytes for h in rest)), format_bytes(sum(h.held_bytes for h in rest)))
         counts = (sum(h.num_segments for h in rest), sum(h.num_blocks for h in rest))
         table.add_row(*sizes, *(f"{number:,}" for number in counts), f"{len(rest)} more")
-    console.print(table)
+    _print_table("What keeps free memory in its segments", table, console)
 
 
 def _print_what_if(asked: WhatIf, modelled: Modelled, console: Console) -> None:
     on_gpu = asked.gpu_memory is not None
-    table = _table("Reserved peak of the same requests under other settings", "peak", "saved", "calls")
+    table = _table("peak", "saved", "calls")
     if asked.gpu_memory is not None:
         table.add_column(f"on {format_bytes(asked.gpu_memory)}", overflow="fold")
         table.add_column("smallest", justify="right", no_wrap=True)
@@ -88,7 +88,7 @@ def _print_what_if(asked: WhatIf, modelled: Modelled, console: Console) -> None:
         fits = [_fits(row), "" if row.smallest_gpu_bytes is None else format_bytes(row.smallest_gpu_bytes)]
         name = "as recorded" if row.settings == AS_RECORDED else row.settings
         table.add_row(*sizes, f"{outcome.num_driver_calls:,}", *(fits if on_gpu else []), Text(name))
-    console.print(table)
+    _print_table("Reserved peak of the same requests under other settings", table, console)
     for sentence in _explanations(asked, modelled):
         _say(console, f"  {sentence}")
 
@@ -148,11 +148,17 @@ def what_it_is_not(asked: WhatIf) -> str:
     )
 
 
-def _table(title: str, *numbers: str) -> Table:
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1), pad_edge=False, show_header=True)
+def _table(*numbers: str) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
     for number in numbers:
         table.add_column(number, justify="right", no_wrap=True)
     return table
+
+
+def _print_table(title: str, table: Table, console: Console) -> None:
+    """The title is a line of its own: a table's is folded where the table is narrow."""
+    _say(console, f"\n{title}", style="italic")
+    console.print(table)
 
 
 def _say(console: Console, line: str, *, style: str = "") -> None:
