@@ -7,9 +7,11 @@ from dataclasses import fields, replace
 from typing import Any
 
 from tracer.allocator.blocks import PENDING, USED, Block
-from tracer.allocator.caching_allocator import CachingAllocator, OutOfMemoryError
+from tracer.allocator.caching_allocator import CachingAllocator
 from tracer.allocator.history import History, read_history
-from tracer.allocator.reproduce import Reproduction, reproduce
+from tracer.allocator.reproduce import reproduce
+from tracer.allocator.reproduction import Reproduction
+from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import AllocatorSettings, recorded_settings
 from tracer.allocator.start_state import StartState, find_start
 from tracer.snapshot.columns import DeviceState, Snapshot, Trace

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from tests.allocator.naive_allocator import NaiveAllocator, NaiveOutOfMemoryError, Piece
 from tracer.allocator.blocks import FREE, PENDING, UNMAPPED, USED, Block
-from tracer.allocator.caching_allocator import CachingAllocator, OutOfMemoryError
+from tracer.allocator.caching_allocator import CachingAllocator
 from tracer.allocator.driver import PackingDriver
+from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import AllocatorSettings
 
 MIB = 1 << 20

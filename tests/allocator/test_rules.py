@@ -8,8 +8,9 @@ from __future__ import annotations
 import pytest
 
 from tracer.allocator.blocks import FREE, PENDING, USED, Block
-from tracer.allocator.caching_allocator import CachingAllocator, OutOfMemoryError
+from tracer.allocator.caching_allocator import CachingAllocator
 from tracer.allocator.driver import PackingDriver
+from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import parse_settings
 from tracer.allocator.sizes import round_size, round_sizes, segment_size
 

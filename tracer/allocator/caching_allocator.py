@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Any
 
-from tracer.allocator import expandable, release
+from tracer.allocator import expandable, release, reserving
 from tracer.allocator.blocks import (
     DEFAULT_POOL,
     FREE,
@@ -19,30 +19,17 @@ from tracer.allocator.blocks import (
     PoolId,
     PrivatePool,
 )
+from tracer.allocator.captures import Captures
 from tracer.allocator.driver import Driver, PackingDriver
+from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import AllocatorSettings
-from tracer.allocator.sizes import MIN_BLOCK_BYTES, SMALL_BYTES, round_size, segment_size
+from tracer.allocator.sizes import MIN_BLOCK_BYTES, SMALL_BYTES, round_size
 from tracer.allocator.statistics import memory_stats, segment_infos, trace_entries
 
 NEWEST_TORCH = (2, 15)
 FIRST_TORCH_WITH_COUNTERS = (2, 13)
 """Since then free blocks of one size are taken by the age of their segment, before by address (pytorch #183591)."""
 _UNLIMITED_ADDRESSES = 1 << 44
-
-
-class OutOfMemoryError(Exception):
-    """The driver has no memory left, and releasing what was cached did not help.
-
-    Attributes:
-        size: The rounded request.
-        segment_size: What would have had to be reserved for it.
-        reserved: What is reserved all the same.
-        allocated: What of that is in use.
-    """
-
-    def __init__(self, size: int, segment_size: int, reserved: int, allocated: int) -> None:
-        super().__init__(f"{size} bytes are out of reach: {reserved} are reserved, {allocated} of them allocated.")
-        self.size, self.segment_size, self.reserved, self.allocated = size, segment_size, reserved, allocated
 
 
 class CachingAllocator:
@@ -74,6 +61,8 @@ class CachingAllocator:
         num_driver_calls: Segments and pages taken and given back.
         memory_limit: What a memory fraction allows; None without one.
         heads: The first block of every segment and of every range, by address.
+        captures: Requests that go to private pools now.
+        collects_garbage: Old segments are released above a threshold.
         segment_log: Where set, every segment event as (action, address, size, stream).
 
     Source:
@@ -104,8 +93,7 @@ class CachingAllocator:
         self.private_pools: dict[PoolId, PrivatePool] = {}
         self.pending: dict[Block, None] = {}
         self.memory_limit: int | None = None
-        self._deferred: dict[Block, set[int]] = {}
-        self._captures: list[tuple[PoolId, frozenset[int] | None]] = []
+        self.captures = Captures()
         is_expandable = self.settings.expandable_segments
         self.small = BlockPool(DEFAULT_POOL, is_small=True, is_expandable=is_expandable)
         self.large = BlockPool(DEFAULT_POOL, is_small=False, is_expandable=is_expandable)
@@ -122,10 +110,11 @@ class CachingAllocator:
         Raises:
             OutOfMemoryError: There is none.
         """
-        if self.pending and not self._captures:
-            self._process_deferred()
+        if self.pending and not self.captures:
+            for block in self.captures.ended(self.pending):
+                self.complete_free(block)
         rounded = round_size(size, self.settings.roundup_power2_divisions)
-        home = self.home(rounded <= SMALL_BYTES, stream, self._pool_for(stream))
+        home = self.home(rounded <= SMALL_BYTES, stream, self.captures.pool_for(stream))
         try:
             block = self.serve(size, rounded, home)
         except OutOfMemoryError:
@@ -141,21 +130,20 @@ class CachingAllocator:
         self.request_free(block)
         if not block.streams:
             self.complete_free(block)
-        elif self._captures:
-            self._deferred.setdefault(block, set())
+        else:
+            self.captures.note(block)
 
     def record_stream(self, block: Block, stream: int) -> None:
         """Note that another stream uses a block too."""
         if stream == block.home.stream:
             return
         block.streams = (block.streams or set()) | {stream}
-        if self._captures:
-            self._deferred.setdefault(block, set()).add(stream)
+        self.captures.note(block, stream)
 
     def finish(self, block: Block) -> None:
         """The other streams are done with a pending block."""
         if block in self.pending:
-            self._deferred.pop(block, None)
+            self.captures.forget(block)
             self.complete_free(block)
 
     def synchronize(self) -> None:
@@ -165,7 +153,7 @@ class CachingAllocator:
 
     def empty_cache(self) -> None:
         """Give all segments, and all pages of expandable ones, back to the driver that have nothing in use."""
-        release.release_cached(self, default_pool=not self._captures)
+        release.release_cached(self, default_pool=not self.captures)
 
     def set_memory_fraction(self, fraction: float) -> None:
         """Reserve no more than this share of the device; 1 for no limit."""
@@ -173,7 +161,7 @@ class CachingAllocator:
             raise ValueError("A fraction lies between 0 and 1.")
         has_limit = fraction < 1 and self.device_bytes is not None
         self.memory_limit = int(fraction * self.device_bytes) if has_limit and self.device_bytes else None
-        self._collects_garbage = has_limit and self._counts_searches
+        self.collects_garbage = has_limit and self._counts_searches
 
     def memory_stats(self) -> dict[str, int]:
         """Counters under the names of `torch.cuda.memory_stats`; of peaks, those that are kept."""
@@ -218,12 +206,11 @@ class CachingAllocator:
     def begin_allocate_to_pool(self, pool: PoolId, streams: frozenset[int] | None = None) -> None:
         """Serve requests of these streams, or of all, from a pool, as during the capture of a CUDA graph."""
         self.create_pool(pool)
-        self._captures.append((pool, streams))
+        self.captures.begin(pool, streams)
 
     def end_allocate_to_pool(self, pool: PoolId) -> None:
         """End the last such diversion to this pool."""
-        at = max(i for i, (name, _) in enumerate(self._captures) if name == pool)
-        del self._captures[at]
+        self.captures.end(pool)
 
     def release_pool(self, pool: PoolId) -> None:
         """One user less; without any, the next `empty_cache` or retry releases the pool's memory."""
@@ -256,7 +243,7 @@ class CachingAllocator:
             del keys[at]
             block = home.blocks.pop(at)
         else:
-            block = self._cached_block(size, home) or self._new_block(size, home)
+            block = self.cached_block(size, home) or reserving.new_block(self, size, home)
             home = block.home  # another one only where a pool helped out
         rest = block.size - size
         if rest >= home.min_rest and size < home.max_cut:
@@ -311,7 +298,7 @@ class CachingAllocator:
 
     # How a block is found.
 
-    def _cached_block(self, size: int, home: FreeBlocks) -> Block | None:
+    def cached_block(self, size: int, home: FreeBlocks) -> Block | None:
         """Take the best of the free blocks out of its list (`get_free_block`)."""
         if self._counts_searches:
             home.pool.searches += 1
@@ -337,52 +324,6 @@ class CachingAllocator:
             return block.size >= self._max_split
         return block.size >= size + self.settings.max_non_split_rounding_size
 
-    def _new_block(self, size: int, home: FreeBlocks) -> Block:
-        """Reserve more; where the driver has none, release what is cached, first little and then all."""
-        if self._collects_garbage:
-            release.collect_garbage(self)
-        block = self._reserve(size, home)
-        if block is None:
-            block = self._from_pools(size, home)
-        if block is None and release.release_available(self, size, home):
-            block = self._reserve(size, home)
-        if block is None and not self._captures:
-            release.release_cached(self)
-            self.num_retries += 1
-            block = self._reserve(size, home)
-        if block is None:
-            self.num_ooms += 1
-            asked = segment_size(size, self.settings.large_segment_size)
-            raise OutOfMemoryError(size, asked, self.reserved_bytes, self.allocated_bytes)
-        return block
-
-    def _reserve(self, size: int, home: FreeBlocks) -> Block | None:
-        """A new segment, or more pages of an expandable one (`alloc_block`)."""
-        asked = segment_size(size, self.settings.large_segment_size)
-        # Even where only pages are mapped, the limit is held against a whole segment.
-        if self.memory_limit is not None and self.reserved_bytes + asked > self.memory_limit:
-            return None
-        if home.pool.is_expandable:
-            return expandable.expand(self, size, home)
-        address = self.driver.reserve(asked, home.stream, home.pool.owner)
-        if address is None:
-            return None
-        block = Block(self.next_counter() | address, asked, home)
-        self.heads[address] = block
-        self.grow(asked, "segment_alloc", address, home)
-        return block
-
-    def _from_pools(self, size: int, home: FreeBlocks) -> Block | None:
-        """A free block of a private pool that helps out (`try_mempool_fallback`)."""
-        if home.pool.owner != DEFAULT_POOL:
-            return None
-        for pool in list(self.private_pools.values()):
-            if pool.use_on_oom:
-                block = self._cached_block(size, self.home(home.pool.is_small, home.stream, pool.owner))
-                if block is not None:
-                    return block
-        return None
-
     def _merge_and_add(self, block: Block) -> None:
         """Unite a block with the free ones beside it and put it into its list (`free_block`)."""
         self.requested_bytes -= block.requested
@@ -406,17 +347,6 @@ class CachingAllocator:
         if half.is_small or half.is_expandable:
             return FreeBlocks(half, stream, min_rest=MIN_BLOCK_BYTES, max_cut=NEVER)
         return FreeBlocks(half, stream, min_rest=SMALL_BYTES + 1, max_cut=self._max_split or NEVER)
-
-    def _pool_for(self, stream: int) -> PoolId:
-        """The pool that requests of a stream are diverted to."""
-        return next((pool for pool, only in reversed(self._captures) if only is None or stream in only), DEFAULT_POOL)
-
-    def _process_deferred(self) -> None:
-        """After a capture, blocks that only captured work used are free."""
-        for block, during_capture in list(self._deferred.items()):
-            del self._deferred[block]
-            if block in self.pending and block.streams is not None and block.streams <= during_capture:
-                self.complete_free(block)
 
     def _record(self, action: str, address: int, size: int, home: FreeBlocks) -> None:
         if self.history is not None:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tracer.allocator.blocks import Block
-from tracer.allocator.caching_allocator import NEWEST_TORCH, CachingAllocator, OutOfMemoryError
+from tracer.allocator.caching_allocator import NEWEST_TORCH, CachingAllocator
 from tracer.allocator.driver import PackingDriver
 from tracer.allocator.history import History, Op
 from tracer.allocator.requests import Requests
+from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import AllocatorSettings
 from tracer.allocator.sizes import SEGMENT_STEP_BYTES, SMALL_BYTES
 

@@ -8,88 +8,28 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
 
-from tracer.allocator.blocks import ADDRESS_MASK, DEFAULT_POOL, Block, FreeBlocks, PoolId
-from tracer.allocator.caching_allocator import NEWEST_TORCH, CachingAllocator, OutOfMemoryError
-from tracer.allocator.driver import PackingDriver
+from tracer.allocator.blocks import ADDRESS_MASK, DEFAULT_POOL, Block, FreeBlocks
+from tracer.allocator.caching_allocator import NEWEST_TORCH, CachingAllocator
 from tracer.allocator.end_state import read_end
 from tracer.allocator.history import RELEASES, History, Op, SegmentEvent
-from tracer.allocator.ranges import Ranges
+from tracer.allocator.recorded_driver import RecordedDriver
 from tracer.allocator.release import oldest_segments, release_cached, release_segment
+from tracer.allocator.reproduction import Matched, Reproduction, compare_ends
 from tracer.allocator.requests import Requests
+from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import AllocatorSettings
 from tracer.allocator.sizes import SMALL_BYTES, segment_size
 from tracer.allocator.start_state import StartState, load
-from tracer.allocator.statistics import Moment, SegmentInfo, moment
+from tracer.allocator.statistics import Moment, moment
 from tracer.snapshot.columns import DeviceState
 
-_ABOVE_ALL_DEVICES = 1 << 63
 # A recording of which most decisions do not come out was made by another allocator, and more of them tell no more.
 _ENOUGH_DIFFERENCES = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Matched:
-    """How many of the recorded decisions of one kind came out."""
-
-    equal: int = 0
-    recorded: int = 0
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether all did."""
-        return self.equal == self.recorded
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reproduction:
-    """What came of replaying a recording at its own settings.
-
-    Attributes:
-        addresses: Where each allocation was placed.
-        segments: Segments and pages taken from the driver.
-        releases: Segments and pages given back.
-        failures: Requests that ran out of memory.
-        end_segments: Segments at the end, with everything in them.
-        end_blocks: Blocks at the end.
-        num_extra: Segment events of the model that the recording does not have.
-        recorded_peak_bytes: The most that the recording had reserved.
-        peak_bytes: The most that the model had reserved.
-        first_difference: The trace entry of the first decision that did not come out; None if all did.
-        given_up_at: The trace entry at which comparing ended because most decisions did not come out; else None.
-        releases_by_program: Positions of operations at which the program emptied the cache.
-        num_retries: How often the recorded allocator emptied its cache for a request.
-        has_counters: Whether free blocks of one size were taken by the age of their segment, as since torch 2.13.
-        moments: All blocks at the moments asked for; none where comparing was given up.
-    """
-
-    addresses: Matched
-    segments: Matched
-    releases: Matched
-    failures: Matched
-    end_segments: Matched
-    end_blocks: Matched
-    num_extra: int
-    recorded_peak_bytes: int
-    peak_bytes: int
-    first_difference: int | None
-    given_up_at: int | None
-    releases_by_program: tuple[int, ...]
-    num_retries: int
-    has_counters: bool
-    moments: tuple[Moment, ...]
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether every decision came out."""
-        kinds = (self.addresses, self.segments, self.releases, self.failures, self.end_segments, self.end_blocks)
-        return (
-            all(kind.is_exact for kind in kinds) and not self.num_extra and self.peak_bytes == self.recorded_peak_bytes
-        )
 
 
 def reproduce(
@@ -136,63 +76,6 @@ class _TooDifferentError(Exception):
     """There is no point in going on."""
 
 
-class _RecordedDriver:
-    """Gives what the recorded driver gave, and refuses where it refused.
-
-    Attributes:
-        events: What the recording has next, up to the request that is being served.
-        is_exhausted: Whether it has no memory left when the events are at an end.
-        taken: The segments that the model has.
-    """
-
-    free_bytes = None
-
-    def __init__(self) -> None:
-        self.events: deque[SegmentEvent] = deque()
-        self.is_exhausted = False
-        self.taken = Ranges()
-        self._elsewhere = PackingDriver(top=_ABOVE_ALL_DEVICES)
-
-    def reserve(self, size: int, stream: int, pool: PoolId) -> int | None:
-        """The recorded segment; what the recording does not have lies above all devices."""
-        if self._refuses():
-            return None
-        event = self.events[0] if self.events else None
-        is_there = event is not None and event.action == "segment_alloc" and event.size == size
-        if event is None or not is_there or self.taken.overlaps(event.address, size):
-            return self._elsewhere.reserve(size, stream, pool)
-        self.events.popleft()
-        self.taken.add(event.address, size)
-        return event.address
-
-    def reserve_range(self, size: int, stream: int, pool: PoolId) -> int:
-        """Where the recording maps next, if only after it has released something."""
-        mapped = next((event.address for event in self.events if event.action == "segment_map"), None)
-        return self._elsewhere.reserve_range(size, stream, pool) if mapped is None else mapped
-
-    def map(self, address: int, size: int) -> bool:
-        """Whether the recorded driver had the memory."""
-        if self._refuses():
-            return False
-        if self.events and self.events[0].action == "segment_map":
-            self.events.popleft()
-        return True
-
-    def release(self, address: int, size: int) -> None:
-        """Go on in the recording."""
-        self.taken.remove(address, size)
-        self.unmap(address, size)
-
-    def unmap(self, address: int, size: int) -> None:
-        """Go on in the recording."""
-        if self.events and self.events[0].is_release:
-            self.events.popleft()
-
-    def _refuses(self) -> bool:
-        """A recorded driver that is asked and then given something back had nothing left."""
-        return self.events[0].is_release if self.events else self.is_exhausted
-
-
 _ALLOC, _FREE, _REQUEST, _COMPLETE, _SEGMENT = map(
     int, (Op.ALLOC, Op.FREE, Op.REQUEST_FREE, Op.COMPLETE_FREE, Op.SEGMENT)
 )
@@ -210,7 +93,7 @@ class _Run:
         device_bytes: int | None,
     ) -> None:
         self._history, self._start, self._settings = history, start, settings
-        self._driver = _RecordedDriver()
+        self._driver = RecordedDriver()
         settings = replace(settings, per_process_memory_fraction=1.0)  # the recorded driver says what it refused
         self.allocator = CachingAllocator(
             settings, driver=self._driver, device_bytes=device_bytes, torch_version=torch_version
@@ -284,7 +167,7 @@ class _Run:
         history, events, equal = self._history, self._history.segment_events, self._equal
         num_releases = sum(event.is_release for event in events)
         end = moment(self.allocator)
-        end_segments, end_blocks = _compare_ends(read_end(state, history.end_pools), end)
+        end_segments, end_blocks = compare_ends(read_end(state, history.end_pools), end)
         return Reproduction(
             addresses=Matched(equal["addresses"], history.num_allocations),
             segments=Matched(equal["segments"], len(events) - num_releases),
@@ -434,19 +317,3 @@ class _Run:
 
 def _change(event: SegmentEvent) -> int:
     return -event.size if event.is_release else event.size
-
-
-def _compare_ends(recorded: Moment, modelled: Moment) -> tuple[Matched, Matched]:
-    """Segments that agree in everything, and blocks that do, in whatever segment."""
-    found = set(map(_without_lives, modelled))
-    wanted = list(map(_without_lives, recorded))
-    blocks = {block for segment in found for block in segment.blocks}
-    num_segments = max(len(wanted), len(found))  # one too many is as wrong as one too few
-    equal_blocks = sum(block in blocks for segment in wanted for block in segment.blocks)
-    num_blocks = sum(len(segment.blocks) for segment in wanted)
-    return Matched(sum(segment in found for segment in wanted), num_segments), Matched(equal_blocks, num_blocks)
-
-
-def _without_lives(segment: SegmentInfo) -> SegmentInfo:
-    """What both sides know: the recording tells neither lives nor where the pages of an expandable segment begin."""
-    return replace(segment, page=None, blocks=tuple(replace(block, life=-1) for block in segment.blocks))

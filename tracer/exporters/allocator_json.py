@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tracer.allocator.replay import Outcome
-from tracer.allocator.reproduce import Reproduction
+from tracer.allocator.reproduction import Reproduction
 from tracer.analysis.snapshots.allocator_finding import AllocatorFinding
 from tracer.analysis.snapshots.reserved import Reserved
 from tracer.analysis.snapshots.what_if import SettingsOutcome, WhatIf

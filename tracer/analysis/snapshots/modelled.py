@@ -12,7 +12,8 @@ import numpy as np
 from tracer.allocator.caching_allocator import FIRST_TORCH_WITH_COUNTERS, NEWEST_TORCH
 from tracer.allocator.history import History, read_history
 from tracer.allocator.replay import Outcome, Program, program_of, replay
-from tracer.allocator.reproduce import Reproduction, reproduce
+from tracer.allocator.reproduce import reproduce
+from tracer.allocator.reproduction import Reproduction
 from tracer.allocator.settings import AllocatorSettings, recorded_settings
 from tracer.allocator.start_state import StartState, find_start
 from tracer.collector import paused_gc
