@@ -369,14 +369,36 @@ def snapshot(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write the page, of --device or of the worst one.")] = None,
     sqlite: Annotated[Path | None, typer.Option(help="Also write the memory report of that device.")] = None,
+    settings: Annotated[
+        list[str], typer.Option(help="Replay it under other allocator settings: expandable_segments:True. Repeatable.")
+    ] = [],  # noqa: B006
+    search_settings: Annotated[
+        bool, typer.Option("--search-settings", help="Replay it under the settings that are worth trying.")
+    ] = False,
+    gpu_memory: Annotated[
+        str | None, typer.Option(help="Replay it on a GPU of 16GiB, say; exit with 3 if it does not run there.")
+    ] = None,
 ) -> None:
     """Say what filled each device at its peak, from an allocator snapshot made anywhere, and why it ran out."""
     from tracer.commands.snapshots import show_snapshot
 
     with _errors_for_people(), screen() as console:
-        written = show_snapshot(file, console, device=device, top=top, as_json=as_json, html=html, sqlite=sqlite)
-        for path in written:
+        shown = show_snapshot(
+            file,
+            console,
+            device=device,
+            top=top,
+            as_json=as_json,
+            html=html,
+            sqlite=sqlite,
+            settings=settings,
+            search_settings=search_settings,
+            gpu_memory=gpu_memory,
+        )
+        for path in shown.files:
             say(f"Wrote {path}  (open with {'a browser' if path == html else 'sqlite3, or a reader of Skyline'})")
+    if not shown.runs:
+        raise typer.Exit(3)
 
 
 @app.command()

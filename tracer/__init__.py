@@ -6,6 +6,7 @@ The folders are the data flow: what happened, what it means, who wants to know.
     collector          Python's garbage collector, paused where both readers run
     capture/           what happened: the only rooms that touch a running torch
     snapshot/          what happened, from a file: allocator snapshots of any age and machine
+    allocator/         the caching allocator as a model: settings, allocate and free, replay of a history
     analysis/          what it means: pure functions from columns to frozen findings
     exporters/         who wants to know: one file per output format
     timeline_tracer    the on_trace_ready callback

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracer.errors import MissingPackageError, OutputError, SnapshotError
+from tracer.errors import MissingPackageError, OutputError, SettingsError, SnapshotError
 from tracer.runs.termination import FilesInTurn
 from tracer.snapshot.load import load_snapshot
 
@@ -22,6 +23,19 @@ PEAK_NAME = "peak.json"
 _HINT = "Name two snapshots, or two folders that a run wrote (of one rank each)."
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What became of `show_snapshot`.
+
+    Attributes:
+        files: The files written.
+        runs: Whether the recording runs on the GPU asked about, on every device of it; True if none was.
+    """
+
+    files: Sequence[Path]
+    runs: bool
+
+
 def show_snapshot(
     path: Path,
     console: Console,
@@ -31,7 +45,10 @@ def show_snapshot(
     as_json: bool = False,
     html: Path | None = None,
     sqlite: Path | None = None,
-) -> Sequence[Path]:
+    settings: Sequence[str] = (),
+    search_settings: bool = False,
+    gpu_memory: str | None = None,
+) -> Shown:
     """Explain a snapshot on a console, as text or as JSON, and in files.
 
     A page and a database are about one device: the one named, or else the worst, see `SnapshotFinding.worst`.
@@ -44,15 +61,18 @@ def show_snapshot(
         as_json: Print JSON instead of text.
         html: Where to write the page.
         sqlite: Where to write the memory report.
-
-    Returns:
-        The files written.
+        settings: Settings of the allocator to replay the recording under.
+        search_settings: Also replay it under those that are worth trying.
+        gpu_memory: A GPU to replay it on, such as `16GiB`.
 
     Raises:
         SnapshotError: The file cannot be read, or has nothing of that device.
+        SettingsError: torch would not start with some of the settings, or the GPU's memory is no size.
         OutputError: A file cannot be written, or the page lacks plotly.
         WritingInterrupted: Ctrl-C has come while the files were written.
     """
+    memory = _checked_size(gpu_memory)
+    wanted = _checked_settings(settings, search=search_settings)
     outputs = [out for out in (html, sqlite) if out is not None]
     with _hint_for_outputs():
         _check_outputs(snapshot_path(path), outputs)
@@ -61,22 +81,46 @@ def show_snapshot(
 
         check_plotly()
     snapshot = load_snapshot(snapshot_path(path))
+    from tracer.analysis.snapshots.allocator_finding import explain_allocator
     from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 
     replayed = replay_snapshot(snapshot, device=device)
     finding = explain_replayed(replayed)
+    allocator = explain_allocator(replayed, settings=wanted, gpu_memory=memory)
     if outputs:
         with _hint_for_outputs():
             _write(replayed, finding, html=html, sqlite=sqlite, file=path)
     if as_json:
         from tracer.exporters.snapshot_json import snapshot_json
 
-        console.file.write(snapshot_json(finding, file=str(path)) + "\n")
+        console.file.write(snapshot_json(finding, file=str(path), allocator=allocator) + "\n")
     else:
+        from tracer.exporters.allocator_screen import print_allocator
         from tracer.exporters.snapshot_screen import print_snapshot
 
         print_snapshot(finding, console, file=str(path), top=top)
-    return outputs
+        print_allocator(allocator, console, top=top)
+    return Shown(outputs, all(found.what_if is None or found.what_if.runs for found in allocator))
+
+
+def _checked_size(text: str | None) -> int | None:
+    from tracer.units import parse_size
+
+    try:
+        return parse_size(text) if text is not None else None
+    except ValueError as error:
+        raise SettingsError(str(error), hint="Write the GPU's memory as 16GiB, 80GiB or 8192MiB.") from None
+
+
+def _checked_settings(settings: Sequence[str], *, search: bool) -> Sequence[str]:
+    """Those asked for and those to search, each once; checked before a large file is read."""
+    from tracer.allocator.settings import parse_settings
+    from tracer.analysis.snapshots.what_if import WORTH_TRYING
+
+    wanted = dict.fromkeys([*settings, *(WORTH_TRYING if search else ())])
+    for text in wanted:
+        parse_settings(text)
+    return list(wanted)
 
 
 @contextmanager
