@@ -41,11 +41,11 @@ def in_fresh_process(function: Callable[..., T], *arguments: Any) -> Returned[T]
     """Call it elsewhere; arguments and value are pickled."""
     try:
         return _call(function, arguments)
-    except _ServerDied:
+    except _ServerDiedError:
         return _call(function, arguments)
 
 
-class _ServerDied(Exception):
+class _ServerDiedError(Exception):
     """The process that the others are forked from is gone; the next call starts another."""
 
 
@@ -66,7 +66,7 @@ def _call(function: Callable[..., T], arguments: tuple[Any, ...]) -> Returned[T]
     except EOFError:
         process.join()
         if process.exitcode == _NO_STATUS:
-            raise _ServerDied from None
+            raise _ServerDiedError from None
         return Returned(None, f"the process died with exit code {process.exitcode}")
     finally:
         ours.close()
