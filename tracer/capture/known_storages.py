@@ -51,7 +51,7 @@ class KnownStorages:
     names: tuple[str, ...]
     devices: tuple[str, ...]
     ends_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    """[Z] When storages that a walk had found were let go, in order of time."""
+    """[Z] When storages that a walk had found, and inputs, were let go, in order of time."""
     ends_address: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     ends_device: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """[Z] Index in `devices`."""
@@ -120,11 +120,11 @@ class StorageObserver:
                     name_index = self._names.setdefault(name, len(self._names))
                     device_index = self._devices.setdefault(device, len(self._devices))
                     self._rows.append((now, address, size_bytes, int(role), name_index, device_index))
-                    if is_walk and device == "cpu":
+                    if device == "cpu" and (is_walk or role == Role.INPUT):
                         self._watch(storage, address, device)
 
     def _watch(self, storage: torch.UntypedStorage, address: int, device: str) -> None:
-        """Note when a storage is let go: the CPU's allocator does not report it of what was there before a recording.
+        """Note when a storage is let go, which the CPU's allocator does not report of what it did not see being made.
 
         The reference is weak and keeps nothing alive. The storage's Python object lives as long as its memory.
         """

@@ -79,6 +79,16 @@ def test_the_last_use_of_all_lasts_to_the_end() -> None:
     assert unseen_lives(follow_storages(recording, WALK, 0)) == [(500, 60, 0, 3)]
 
 
+def test_an_input_counts_until_it_was_seen_to_be_let_go() -> None:
+    """Key 1 is used at 12 and 52; the batch of the first step is let go at 38, that of the second never."""
+    recording = with_steps(recording_of(events(8), KEYS), 0, 35)
+    recording = with_flow(recording, (12, 1), (22, 0), (52, 1), (62, 0))
+    known = known_of((-5, 100, 40, Role.HELD, ""), (11, 500, 60, Role.INPUT, "x"), (51, 500, 60, Role.INPUT, "x"))
+    storages = follow_storages(recording, walked(let_go(known, (38, 500)), -5), 0)
+    # Event 4 is the first behind 38.
+    assert unseen_lives(storages) == [(500, 60, 0, 4), (500, 60, 4, 8)]
+
+
 def test_an_address_that_is_handed_out_ends_it() -> None:
     some = [*events(3), Event(520, 8, 50, at_ns=30), *[replace(one, at_ns=40, number=7) for one in events(1)]]
     recording = with_flow(with_steps(recording_of(some, KEYS), 0), (12, 1), (45, 1))
