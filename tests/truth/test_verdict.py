@@ -38,6 +38,11 @@ def test_a_peak_lies_within_its_bounds(told: int, bounds: tuple[int, int], is_ri
     assert (not wrong_peak({"allocator_peak_bytes": told}, bounds)) == is_right
 
 
+def test_a_peak_that_is_said_to_lack_threads_is_not_held_against_the_tracer() -> None:
+    assert wrong_peak({"allocator_peak_bytes": 9, "threads_not_recorded": []}, (10, 12))
+    assert not wrong_peak({"allocator_peak_bytes": 9, "threads_not_recorded": ["worker"]}, (10, 12))
+
+
 def test_bounds() -> None:
     truth = Truth(peak_bytes=100, start_bytes=40, foreign_bytes=5, instants=())
     entry = Entry("a", lambda: Program(lambda: None))

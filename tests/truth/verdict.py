@@ -148,7 +148,7 @@ def bounds_of(entry: Entry, truth: Truth, counted: tuple[int, int]) -> tuple[int
 def wrong_peak(peak: Mapping[str, Any], bounds: tuple[int, int]) -> str:
     """How the peak, as it is told, lies outside the bounds; that it lacks what named threads held is told too."""
     told, (least, most) = peak["allocator_peak_bytes"], bounds
-    if peak["threads_not_recorded"]:
+    if peak.get("threads_not_recorded"):
         return ""
     if told < least:
         return f"{told:,} is {least - told:,} less than tensors held"
