@@ -12,11 +12,11 @@ import pytest
 # Threads of torch's kernels that spin while they wait take the cores from other processes of a test run.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import torch  # noqa: E402
-from hypothesis import settings  # noqa: E402
+import torch
+from hypothesis import settings
 
-from tests.training_steps import Recorded, record_workload  # noqa: E402
-from tracer.capture.live_tensors import LiveTensors  # noqa: E402
+from tests.training_steps import Recorded, record_workload
+from tracer.capture.live_tensors import LiveTensors
 
 # A busy machine is no fault of the code: no test may fail for the time that it took.
 settings.register_profile("untimed", deadline=None)
