@@ -32,7 +32,7 @@ ROOMS: dict[str, set[str]] = {
     "tracer.commands": {*_WRITES, "tracer.runs", "tracer.workloads"},
     "tracer": set(),  # the map of the house; it loads its public names when they are first used
     "models": {"tracer.workloads"},
-    "main": {*_WRITES, "tracer.runs", "tracer.workloads", "tracer.commands", "models"},
+    "main": {"tracer.commands"},
 }
 # Inside a room too: folders, from those that know nothing of the others to those that know all before them.
 FLOORS: dict[str, tuple[str, ...]] = {

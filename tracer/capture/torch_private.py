@@ -259,7 +259,7 @@ def as_plain_tensors() -> Any:
 
 
 def made_by(tensor: torch.Tensor) -> Any:
-    """The autograd node that made a tensor, or None; of a view that of its base: a changed view would make a new one."""
+    """The autograd node that made a tensor, or None; of a view its base's: asking a changed view makes one."""
     try:
         if tensor._is_view():
             return None if tensor._base is None else tensor._base.grad_fn

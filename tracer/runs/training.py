@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import warnings
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -28,8 +27,6 @@ from tracer.runs.session import ProfileSession, Schedule, tell_of_fault
 from tracer.runs.termination import Termination
 
 _DEFAULT_SCHEDULE = Schedule()
-# Kineto, the library below torch's profiler, logs every start and stop of a recording to stderr; 99 is silence.
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 class TrainingProfile(ProfileSession):
@@ -102,8 +99,6 @@ class TrainingProfile(ProfileSession):
         if self.rank is not None:
             begin(self.rank, self.save_dir)
             self._termination.watch()
-        # torch says at the end of each cycle that it forgets the events, which are kept here.
-        warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
         return super().__enter__()
 
     def _call_hooks(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> CallHooks:
