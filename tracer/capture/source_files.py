@@ -95,6 +95,7 @@ def _found(file_name: str) -> Path | None:
 
 @cache
 def _hidden_files() -> frozenset[str]:
-    modules = list(sys.modules.values())
-    hidden = (vars(module).get("__file__") for module in modules if vars(module).get("__tracebackhide__") is True)
+    # None stands for a module that must not be imported, and lazy ones are not to be woken up.
+    modules = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
+    hidden = (names.get("__file__") for names in modules if names.get("__tracebackhide__") is True)
     return frozenset(os.path.abspath(file) for file in hidden if file)  # noqa: PTH100 - as the profiler has them
