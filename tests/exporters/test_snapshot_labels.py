@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.training_steps import build_workload
-from tracer.analysis.profiles.classify_blocks import explain_all
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.analysis.snapshots.findings import explain_snapshot
 from tracer.exporters.memory_snapshot import (
@@ -41,7 +40,7 @@ def cycle() -> CycleFindings:
 
 @pytest.fixture(scope="module")
 def labels(cycle: CycleFindings) -> Labels:
-    blocks = explain_all(cycle.recording, cycle.categories, cycle.attribution, cycle.storages)
+    blocks = cycle.blocks
     return labels_of(cycle.recording, cycle.attribution, blocks)
 
 
@@ -116,9 +115,11 @@ def test_blocks_that_live_on_are_labelled_in_their_segments(cycle: CycleFindings
 def test_a_parameter_is_labelled_with_its_name() -> None:
     session = profiled("convnet", Schedule(0, 1, 1, 1))
     cycle, known = session.findings.worst, session.known
-    blocks = explain_all(cycle.recording, cycle.categories, cycle.attribution, cycle.storages, known=known)
+    blocks = cycle.blocks
     texts = labels_of(cycle.recording, cycle.attribution, blocks, known=known).text
-    for name, _ in session.model.named_parameters():
+    names = [name for name, _ in build_workload("convnet").model.named_parameters()]
+    assert names
+    for name in names:
         assert f"PARAMETER {name}, made before recording" in texts
 
 
@@ -126,7 +127,7 @@ def test_our_own_snapshot_is_read_back_with_what_it_says(tmp_path: Path) -> None
     """What was there before the recording has no entry and no stack: its kind is in the label alone."""
     session = profiled("convnet", Schedule(0, 1, 1, 1))
     cycle, known = session.findings.worst, session.known
-    blocks = explain_all(cycle.recording, cycle.categories, cycle.attribution, cycle.storages, known=known)
+    blocks = cycle.blocks
     labels = labels_of(cycle.recording, cycle.attribution, blocks, known=known)
     path = tmp_path / "memory_snapshot.pkl"
     write_memory_snapshot(snapshot_of_recording(cycle.recording, cycle.storages, labels=labels), path)

@@ -8,8 +8,12 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from multiprocessing.forkserver import ensure_running
 from typing import Any, Generic, TypeVar
+from unittest.mock import patch
 
 T = TypeVar("T")
 # Nothing here takes so long; what hangs is a defect that has to be seen as one.
@@ -34,8 +38,7 @@ class Returned(Generic[T]):
 
 def in_fresh_process(function: Callable[..., T], *arguments: Any) -> Returned[T]:
     """Call it elsewhere; arguments and value are pickled."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context = _server()
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(theirs, function, arguments))
     process.start()
@@ -54,6 +57,17 @@ def in_fresh_process(function: Callable[..., T], *arguments: Any) -> Returned[T]
         if process.is_alive():
             process.kill()
             process.join()
+
+
+@cache
+def _server() -> ForkServerContext:
+    """Starts the process that the others are forked from."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    # OpenMP's threads wait by spinning, which takes fifty times as long where more of them run than there are cores.
+    with patch.dict(os.environ, OMP_WAIT_POLICY="passive", KINETO_LOG_LEVEL="99"):
+        ensure_running()
+    return context
 
 
 def _work(connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

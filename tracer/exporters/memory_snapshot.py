@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.allocator_join import join_entries
 from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.block_lifetimes import Storages
-from tracer.analysis.profiles.classify_blocks import Blocks, Kind
+from tracer.analysis.profiles.classify_blocks import Blocks
 from tracer.analysis.profiles.peak_rows import op_label
 from tracer.analysis.snapshots.sites import LABEL_BEFORE
 from tracer.capture.known_storages import KnownStorages
@@ -53,7 +54,7 @@ def labels_of(
     Args:
         recording: One cycle.
         attribution: Of the same recording.
-        blocks: One row per block, as `explain_all` gives them.
+        blocks: One row per block.
         known: The objects that the blocks' names are of.
     """
     category, text = [], []

@@ -102,6 +102,32 @@ def test_what_is_looked_at_after_the_walk_was_there_too() -> None:
     assert storages.level_bytes.tolist() == [101, 102]
 
 
+def let_go(known: KnownStorages, *ends: tuple[int, int]) -> KnownStorages:
+    """Storages at these addresses were let go at these times."""
+    ends_ns = START_NS + np.array([at for at, _ in ends], np.int64)
+    address = np.array([place for _, place in ends], np.int64)
+    return replace(known, ends_ns=ends_ns, ends_address=address, ends_device=np.zeros(len(ends), np.int64))
+
+
+@pytest.mark.parametrize(
+    ("at_ns", "levels"),
+    [(-1, [1, 2, 3]), (12, [41, 42, 3]), (20, [41, 42, 3]), (99, [41, 42, 43]), (-9, [41, 42, 43])],
+    ids=["before the first event", "before the third", "with the third", "after the last", "before the walk"],
+)
+def test_what_is_seen_to_be_let_go_is_gone(at_ns: int, levels: list[int]) -> None:
+    """Of an earlier tenant of the address, from before the walk, it says nothing."""
+    known = let_go(WALK, (at_ns, 100), (at_ns, 777))
+    storages = follow_storages(recording_of(events(3), KEYS[:1]), known, 0)
+    assert storages.level_bytes.tolist() == storages.allocator_bytes.tolist() == levels
+    assert storages.died_unseen.tolist()[0] == (levels[-1] < 43)
+
+
+def test_a_reported_free_is_more_exact_than_when_it_was_let_go() -> None:
+    recording = recording_of([*events(2), Event(100, -40, 1, key=0, at_ns=30), Event(9, 1, 70, at_ns=40)], KEYS[:1])
+    storages = follow_storages(recording, let_go(WALK, (5, 100)), 0)
+    assert storages.level_bytes.tolist() == storages.allocator_bytes.tolist() == [41, 42, 2, 3]
+
+
 @pytest.mark.parametrize("walks", [(-9, -5), (-5, 999)])
 def test_the_last_walk_before_the_recording_counts(walks: tuple[int, ...]) -> None:
     known = walked(known_of((-9, 900, 7, Role.HELD, ""), (-5, 100, 40, Role.HELD, "")), *walks)

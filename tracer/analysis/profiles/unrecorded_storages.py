@@ -265,13 +265,39 @@ def ends_unseen(
 ) -> Ints:
     """[P] position by which each storage from before must be gone without a recorded free; one past the last if none.
 
-    Its address was handed out again, or it was a gradient that `zero_grad` let go of.
+    It was seen to be let go, its address was handed out again, or it was a gradient that `zero_grad` let go of.
     """
     made = np.flatnonzero(recording.allocations.size_bytes[events] > 0)
     made_address = recording.allocations.address[events][made]
     made_size = recording.allocations.size_bytes[events][made]
     reused = _reused_at(address, size_bytes, made_address, made_size, made, len(events))
-    return np.minimum(reused, _cleared_at(recording, known, device, events, address))
+    let_go = _let_go_at(recording, known, device, events, address)
+    return np.minimum(np.minimum(reused, _cleared_at(recording, known, device, events, address)), let_go)
+
+
+def _let_go_at(recording: Recording, known: KnownStorages | None, device: int, events: Ints, address: Ints) -> Ints:
+    """[P] position of the first event after a storage was seen to be let go; one past the last if it was not.
+
+    Where the allocator reports the free as well, that is the more exact.
+    """
+    end, name = len(events), recording.devices[device]
+    found = np.full(len(address), end, np.int64)
+    since = last_walk_ns(recording, known, events)
+    if known is None or since is None or name not in known.devices or not end:
+        return found
+    times = recording.allocations.time_ns[events]
+    mine = np.flatnonzero((known.ends_device == known.devices.index(name)) & (known.ends_ns >= since))
+    first: dict[int, int] = {}
+    for place, time_ns in zip(known.ends_address[mine].tolist(), known.ends_ns[mine].tolist(), strict=True):
+        first.setdefault(place, time_ns)
+    allocations = recording.allocations
+    number, size = allocations.allocation_id[events], allocations.size_bytes[events]
+    made = np.isin(number, number[size > 0])
+    reported = set(allocations.address[events][(size < 0) & ~made].tolist())
+    for row, place in enumerate(address.tolist()):
+        if place in first and place not in reported:
+            found[row] = np.searchsorted(times, first[place], side="left")
+    return found
 
 
 def _reused_at(address: Ints, size_bytes: Ints, made_address: Ints, made_size: Ints, made: Ints, end: int) -> Ints:
