@@ -20,6 +20,7 @@ from tracer.capture.parameter_origins import describe_parameters
 from tracer.capture.project_files import project_root
 from tracer.errors import OutputError, RecordingError
 from tracer.exporters.files import check_folder
+from tracer.nested import leaves
 from tracer.runs.outputs import Written, left_from_earlier, left_sentence, write_outputs, written_lines
 from tracer.runs.ranks import Rank, announce, begin, finish, this_rank
 from tracer.runs.results import Failure, RunResults, allocator_state
@@ -139,7 +140,7 @@ class TrainingProfile(ProfileSession):
             return
         with self._never_the_loops_fault():
             self._note_thread()
-            given = [value for value in _leaves([*args, *kwargs.values()]) if not value.requires_grad]
+            given = [value for _, value in leaves([args, kwargs], torch.Tensor) if not value.requires_grad]
             self._observer.observe(input_tensors(given))
 
     def __exit__(
@@ -237,14 +238,6 @@ def _without_traceback(error: BaseException) -> BaseException:
 
 def _steps(count: int) -> str:
     return f"{count} step" if count == 1 else f"{count} steps"
-
-
-def _leaves(value: Any) -> list[torch.Tensor]:
-    """The tensors in nested lists, tuples and mappings."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return [leaf for each in inner for leaf in _leaves(each)]
 
 
 def print_screen(results: RunResults, written: Collection[Written] = ()) -> None:
