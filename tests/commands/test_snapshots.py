@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import main
-import tracer.commands.snapshots
+import tracer.commands.snapshot
 from tests.allocator.recorded import Program
 from tests.exporters.page_samples import peak_row
 from tests.exporters.report_readers import query
@@ -115,7 +115,7 @@ def test_what_ends_the_command_while_files_are_written(
 def test_reading_a_snapshot_does_not_wait_for_torch(file: Path, tmp_path: Path) -> None:
     program = (
         "import sys, main; from pathlib import Path; from rich.console import Console\n"
-        "from tracer.commands.snapshots import show_diff, show_snapshot\n"
+        "from tracer.commands.diff import show_diff\nfrom tracer.commands.snapshot import show_snapshot\n"
         "file, folder = map(Path, sys.argv[1:])\n"
         "show_snapshot(file, Console(), html=folder / 'a.html', sqlite=folder / 'a.sqlite')\n"
         "show_diff(file, file, Console())\n"
@@ -150,7 +150,7 @@ def test_without_plotly_the_page_is_refused_before_anything_is_read(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(tracer.commands.snapshots, "load_snapshot", lambda path: pytest.fail("it was read"))
+    monkeypatch.setattr(tracer.commands.snapshot, "load_snapshot", lambda path: pytest.fail("it was read"))
     code, out, err = run("snapshot", file, "--html", tmp_path / "page.html")
     assert (code, out) == (1, "")
     assert "plotly" in err and "pip install plotly" in err

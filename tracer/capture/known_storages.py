@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from tracer.capture import torch_private
 from tracer.capture.plain_tensors import plain_tensors
+from tracer.nested import leaves
 
 Ints = npt.NDArray[np.int64]
 
@@ -207,12 +208,5 @@ def optimizer_tensors(
 
 
 def input_tensors(batch: object, name: str = "batch") -> Iterator[tuple[Role, str, Tensor]]:
-    """The tensors in a batch of nested tuples, lists and dicts, named by their place."""
-    if isinstance(batch, Tensor):
-        yield Role.INPUT, name, batch
-    elif isinstance(batch, Mapping):
-        for key, value in batch.items():
-            yield from input_tensors(value, f"{name}.{key}")
-    elif isinstance(batch, list | tuple):
-        for index, value in enumerate(batch):
-            yield from input_tensors(value, f"{name}[{index}]")
+    """The tensors in a batch, however it is nested, named by their place."""
+    return ((Role.INPUT, place, tensor) for place, tensor in leaves(batch, Tensor, name))

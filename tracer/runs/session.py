@@ -7,7 +7,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -31,6 +31,7 @@ from tracer.capture.known_storages import (
 )
 from tracer.capture.live_tensors import live_tensors
 from tracer.capture.profiler_trace import ProfilerTrace
+from tracer.capture.quiet_profiler import quiet_profiler
 from tracer.errors import SnapshotError, TracerError
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import snapshot_in_memory
@@ -112,6 +113,7 @@ class ProfileSession:
             keep_traces=trace,
         )
         self._profiler: Any = None
+        self._quiet = ExitStack()
         self._hooks = self._call_hooks(model, optimizer)
         self._thread = threading.get_ident()
         self._history_columns: Snapshot | None = None
@@ -138,6 +140,7 @@ class ProfileSession:
 
     def _switch_on(self) -> None:
         self._thread = threading.get_ident()
+        self._quiet.enter_context(quiet_profiler())
         activities = [ProfilerActivity.CPU]
         if self.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -164,6 +167,7 @@ class ProfileSession:
             torch_private.let_go_of(profiler)
         self._ours(self._hooks.stop)
         self._ours(self.history.stop)
+        self._ours(self._quiet.close)
 
     def _ours(self, work: Callable[[], object]) -> None:
         """Do something of the session's own; its failure is kept, and never the loop's."""

@@ -1,4 +1,4 @@
-"""The commands `snapshot` and `diff` from a path to the screen, so that the command line only parses."""
+"""`torch-timeline snapshot`: what filled each device, from an allocator snapshot made anywhere."""
 
 from __future__ import annotations
 
@@ -6,21 +6,57 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from tracer.commands.common import errors_for_people, snapshot_path
 from tracer.errors import MissingPackageError, OutputError, SettingsError, SnapshotError
+from tracer.exporters.terminal import say, screen
 from tracer.runs.termination import FilesInTurn
 from tracer.snapshot.load import load_snapshot
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tracer.analysis.snapshots.diff import DeviceDiff, Grown
     from tracer.analysis.snapshots.findings import ReplayedSnapshot, SnapshotFinding
 
-SNAPSHOT_NAME = "memory_snapshot.pkl"
-PEAK_NAME = "peak.json"
-_HINT = "Name two snapshots, or two folders that a run wrote (of one rank each)."
+
+def snapshot(
+    file: Annotated[Path, typer.Argument(help="A pickle or JSON of torch.cuda.memory._snapshot(), or a --save-dir.")],
+    device: Annotated[int | None, typer.Option(min=0, help="Index of the only device to look at.")] = None,
+    top: Annotated[int, typer.Option(min=0, help="Rows of each table.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Also write the page, of --device or of the worst one.")] = None,
+    sqlite: Annotated[Path | None, typer.Option(help="Also write the memory report of that device.")] = None,
+    settings: Annotated[
+        list[str], typer.Option(help="Replay it under other allocator settings: expandable_segments:True. Repeatable.")
+    ] = [],  # noqa: B006
+    search_settings: Annotated[
+        bool, typer.Option("--search-settings", help="Replay it under the settings that are worth trying.")
+    ] = False,
+    gpu_memory: Annotated[
+        str | None, typer.Option(help="Replay it on a GPU of 16GiB, say; exit with 3 if it does not run there.")
+    ] = None,
+) -> None:
+    """Say what filled each device at its peak, from an allocator snapshot made anywhere, and why it ran out."""
+    with errors_for_people(), screen() as console:
+        shown = show_snapshot(
+            file,
+            console,
+            device=device,
+            top=top,
+            as_json=as_json,
+            html=html,
+            sqlite=sqlite,
+            settings=settings,
+            search_settings=search_settings,
+            gpu_memory=gpu_memory,
+        )
+        for path in shown.files:
+            say(f"Wrote {path}  (open with {'a browser' if path == html else 'sqlite3, or a reader of Skyline'})")
+    if not shown.runs:
+        raise typer.Exit(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,93 +220,3 @@ def _described(file: Path, finding: SnapshotFinding) -> dict[str, str | int | fl
     """What a reader wants to know of the recording."""
     devices = ", ".join(str(one.device) for one in finding.devices)
     return {"file": str(file), "devices": devices, "entries": f"{sum(one.entries for one in finding.devices):,}"}
-
-
-def show_diff(
-    before: Path, after: Path, console: Console, *, top: int = 10, fail_above: str | None = None
-) -> Sequence[Grown]:
-    """Compare two peaks on a console.
-
-    Two save directories with a peak.json each are compared by category, module, operator and line; else their
-    snapshots, or the two snapshots named, by kind and stack.
-
-    Args:
-        before: A snapshot or a save directory.
-        after: Another one.
-        console: Where to print.
-        top: Rows of each table but the first.
-        fail_above: A threshold such as `5%` or `100MiB`; checked before anything is read.
-
-    Returns:
-        The devices whose peak grew by more than the threshold; none without one.
-
-    Raises:
-        SnapshotError: One of them cannot be read.
-        TracerError: The threshold is none.
-    """
-    from tracer.analysis.snapshots.diff import parse_threshold
-
-    threshold = parse_threshold(fail_above) if fail_above is not None else None
-    names = {"before": str(before), "after": str(after)}
-    diffs: Sequence[Grown]
-    if _what_to_compare(before, after) == PEAK_NAME:
-        from tracer.analysis.peak_diff import diff_peaks
-        from tracer.exporters.peak_diff_screen import print_peak_diff
-        from tracer.exporters.peak_json import read_peak_json
-
-        peaks = diff_peaks(read_peak_json(before / PEAK_NAME), read_peak_json(after / PEAK_NAME))
-        print_peak_diff(peaks, console, **names, top=top)
-        diffs = [peaks]
-    else:
-        from tracer.exporters.snapshot_screen import print_diff
-
-        devices = compare_files(before, after)
-        print_diff(devices, console, **names, top=top)
-        diffs = devices
-    return [diff for diff in diffs if threshold is not None and threshold.is_exceeded_by(diff)]
-
-
-def _what_to_compare(before: Path, after: Path) -> str:
-    """The name of the file that both sides have, the better one first.
-
-    Raises:
-        SnapshotError: Two directories have no file in common.
-    """
-    folders = [side for side in (before, after) if side.is_dir()]
-    if not folders:
-        return SNAPSHOT_NAME
-    have = {name: [side for side in folders if (side / name).is_file()] for name in (PEAK_NAME, SNAPSHOT_NAME)}
-    if len(have[PEAK_NAME]) == 2:
-        return PEAK_NAME
-    without = [side for side in folders if side not in have[SNAPSHOT_NAME]]
-    if without:
-        raise SnapshotError(f"{without[0]} has no {SNAPSHOT_NAME}{_instead(without[0], before, after)}.", hint=_HINT)
-    return SNAPSHOT_NAME
-
-
-def _instead(folder: Path, before: Path, after: Path) -> str:
-    """What a directory without a snapshot has instead, and why that does not help."""
-    other = after if folder == before else before
-    if (folder / PEAK_NAME).is_file():
-        lacks = "has none" if other.is_dir() else "is not a --save-dir"
-        return f", and its {PEAK_NAME} cannot be compared because {other} {lacks}"
-    if any(folder.glob(f"rank*/{PEAK_NAME}")):
-        return f" and no {PEAK_NAME}, but a folder for each rank"
-    return f" and no {PEAK_NAME}"
-
-
-def compare_files(before: Path, after: Path) -> tuple[DeviceDiff, ...]:
-    """Load two snapshots, or those of two save directories, and compare their peaks.
-
-    Raises:
-        SnapshotError: One of them cannot be read.
-    """
-    sides = [load_snapshot(snapshot_path(path)) for path in (before, after)]
-    from tracer.analysis.snapshots.diff import diff_snapshots
-
-    return diff_snapshots(*sides)
-
-
-def snapshot_path(path: Path) -> Path:
-    """The snapshot itself, or the one in a save directory."""
-    return path / SNAPSHOT_NAME if path.is_dir() else path
