@@ -44,11 +44,31 @@ WRONG_BY_CHANCE: dict[tuple[str, str], str] = {
     ("data_loader_with_workers", "wrong_peak"): "how many batches have come from the workers is chance",
 }
 
+# One of each class of programs, for the quick run; the others take some seconds each.
+QUICK = {
+    "gan_two_optimizers",
+    "generate_with_cache",
+    "forward_in_a_thread_pool",
+    "data_loader_with_workers",
+    "functional_gradients",
+    "nested_jagged",
+    "wrapper_subclass",
+    "scripted_model",
+    "compiled_fullgraph",
+    "compiled_step_function",
+    "idle_cache",
+    "leaking_losses",
+    "assigned_state_dict",
+    "activations_offloaded",
+    "optimizer_inside_backward",
+    "inference_only",
+}
+
 judged = cache(judge)
 
 
 def _marks(name: str, column: str) -> Iterator[pytest.MarkDecorator]:
-    if entry_of(name).slow:
+    if entry_of(name).slow or name not in QUICK:
         yield pytest.mark.slow
     if reason := KNOWN_DEFECTS.get((name, column)):
         yield pytest.mark.xfail(strict=True, reason=reason)
@@ -91,6 +111,7 @@ def _names_of_programs() -> set[str]:
 def test_known_defects_are_of_programs() -> None:
     known = {*KNOWN_DEFECTS, *WRONG_BY_CHANCE}
     assert known <= {(name, column) for name in {*names(), *PROGRAMS} for column in COLUMNS}
+    assert set(PROGRAMS) >= QUICK
 
 
 def test_no_program_is_known_to_the_tracer() -> None:
