@@ -16,7 +16,7 @@ import numpy as np
 
 from tracer.capture import torch_private
 from tracer.capture.device_kernels import read_kernels
-from tracer.capture.inline_operators import inline_frames
+from tracer.capture.inline_operators import inline_frames, user_text
 from tracer.capture.recording import (
     Allocations,
     CallKind,
@@ -31,7 +31,7 @@ from tracer.capture.recording import (
     Recording,
     Spans,
 )
-from tracer.capture.source_files import is_package_code, is_user_code, whole_path
+from tracer.capture.source_files import is_own_code, is_package_code, is_user_code, whole_path
 from tracer.capture.torch_private import (
     BACKWARD_SCOPE,
     MIXED_LIST,
@@ -85,6 +85,7 @@ _ENGINE_PREFIX = "autograd::engine::evaluate_function: "
 # Plain numbers: an enumeration's member takes longer to store.
 _PYTHON, _C_FUNCTION = int(CallKind.PYTHON), int(CallKind.C_FUNCTION)
 _INLINE_FRAME = list(Ops.__dataclass_fields__).index("inline_frame")
+_OP_WIDTH = len(Ops.__dataclass_fields__) - 1  # until sources are read, the last frame is the inline one
 
 
 class _Interned:
@@ -462,8 +463,7 @@ class _Reader:
     # ------------------------------------------------------------------------------------------------- to columns
     def _place_inline_operators(self) -> None:
         """Put the operators that ran in a Python function itself on lines of their own."""
-        width = len(Ops.__dataclass_fields__)
-        name, kind, _, call, start_ns, _, _, _, last_frame, _ = _columns(self.ops, width)
+        name, kind, _, call, start_ns, _, _, _, last_frame, _ = _columns(self.ops, _OP_WIDTH)
         call_kind, parent, _, frame, function, _, call_start_ns, *_ = _columns(self.calls, 9)
         if not len(call_kind):
             return
@@ -474,10 +474,11 @@ class _Reader:
             for row in inline.tolist()
         ]
         frames = self.frames.values()
-        for row, place in list(inline_frames(ops, parent, call_start_ns, frame, function, frames)):
-            self.ops[row * width + _INLINE_FRAME] = self.frames(place)
+        for row, place in list(inline_frames(ops, parent, call_start_ns, frame, function, frames, text_of=user_text)):
+            self.ops[row * _OP_WIDTH + _INLINE_FRAME] = self.frames(place)
 
     def recording(self) -> Recording:
+        last_frame = _columns(self.ops, _OP_WIDTH)[_INLINE_FRAME].copy()
         self._place_inline_operators()
         allocations = _columns(self.allocations, 9)
         keys, key_of = self._keys(*allocations[:4])
@@ -489,7 +490,7 @@ class _Reader:
             allocations=self._allocation_columns(allocations, key_of),
             keys=keys,
             flow=self._flow(key_of),
-            ops=Ops(*_columns(self.ops, 10)),
+            ops=Ops(*(*_columns(self.ops, _OP_WIDTH), last_frame)),
             calls=Calls(*_columns(self.calls, 9)),
             spans=Spans(*_columns(self.spans, 4)),
             frames=frames,
@@ -507,7 +508,8 @@ class _Reader:
             for (file, line, function), mine in zip(self.frames.values(), user, strict=True)
         ]
         file, line, function = _table(rows, 3)
-        return Frames(file, line, function, np.array(user, bool))
+        own = [is_own_code(file) for file, *_ in self.frames.values()]
+        return Frames(file, line, function, np.array(user, bool), np.array(own, bool))
 
     def _keys(self, time_ns: Ints, address: Ints, size_bytes: Ints, number: Ints) -> tuple[Keys, dict[int, int]]:
         """Storages that were seen as tensors, in torch's order of keys, and the row of each allocation id."""

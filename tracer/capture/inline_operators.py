@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from tracer.capture.operator_lines import function_source
+from tracer.capture.operator_lines import function_source, source_text
 from tracer.capture.source_files import is_user_code, whole_path
 
 Ints = npt.NDArray[np.int64]
@@ -23,6 +23,8 @@ def inline_frames(
     call_frame: Ints,
     call_function: Ints,
     frames: Sequence[Frame],
+    *,
+    text_of: Callable[[str], str],
 ) -> Iterator[tuple[int, Frame]]:
     """Find the lines of operators that ran in a Python function itself.
 
@@ -33,6 +35,7 @@ def inline_frames(
         call_frame: [C] Where each was called from, a row of `frames`.
         call_function: [C] The function called, a row of `frames` with its first line, or -1.
         frames: File, line and function, as recorded.
+        text_of: The source of a file of the user's; "" for others, and where there is none.
 
     Yields:
         Row and place, for those operators whose line the source tells.
@@ -42,7 +45,8 @@ def inline_frames(
     for row, name, call, start_ns, last in ops:
         function = int(call_function[call])
         file, first_line, called = frames[function] if function >= 0 else ("", 0, "")
-        if not file or not is_user_code(file):
+        text = text_of(file) if file else ""
+        if not text:
             continue
         num_before, following = inside.around(call, start_ns)
         number = counted[call, num_before, name]
@@ -50,13 +54,18 @@ def inline_frames(
         around = [frames[frame] if frame >= 0 else None for frame in (last, following)]
         if any(frame is not None and (frame[0], frame[2]) != (file, called) for frame in around):
             continue  # called from elsewhere, as hooks are
-        source = function_source(whole_path(file), first_line, called)
+        source = function_source(text, first_line, called)
         if source is None:
             continue
         after, before = (frame[1] if frame is not None else None for frame in around)
         line = source.line_of(name, after=after, before=before, number=number)
         if line is not None:
             yield row, (file, line, called)
+
+
+def user_text(file: str) -> str:
+    """The source of a file of the user's, as this process has it; "" for others."""
+    return source_text(whole_path(file)) if is_user_code(file) else ""
 
 
 class _CallsInside:
