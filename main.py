@@ -111,6 +111,9 @@ def profile(
     trace: Annotated[
         bool, typer.Option(help="Write trace.json.gz, the profiler's trace with memory above the operators.")
     ] = False,
+    keep_recording: Annotated[
+        bool, typer.Option(help="Write recording.npz, from which `report` writes every file again.")
+    ] = False,
 ) -> None:
     """Explain every byte of a training run's memory peak.
 
@@ -195,6 +198,7 @@ def profile(
             leave_out=leave_out,
             timing=cuda_timing,
             trace=trace,
+            keep_recording=keep_recording,
             settings=settings,
             parameter_lines=lines,
             root=project_root,
@@ -395,6 +399,21 @@ def diff(
         grown = show_diff(before, after, console, top=top, fail_above=fail_above)
     if grown:
         raise typer.Exit(3)
+
+
+@app.command()
+def report(
+    recording: Annotated[Path, typer.Argument(help="A --save-dir with a recording.npz, or that file.")],
+    save_dir: Annotated[Path | None, typer.Option(help="Folder for the files; by default the recording's.")] = None,
+    only: Annotated[list[str], typer.Option(help="Write only this one: peak-json, memory-report, ...")] = [],  # noqa: B006
+) -> None:
+    """Write any output of a run again from its kept recording, also elsewhere and with a later version."""
+    from tracer.commands.report import show_report
+
+    with _errors_for_people(), screen() as console:
+        succeeded = show_report(recording, console, save_dir=save_dir, only=only, say=say)
+    if not succeeded:
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":
