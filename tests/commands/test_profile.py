@@ -25,7 +25,7 @@ import tracer.runs.outputs
 import tracer.runs.ranks
 import tracer.runs.workload_run
 from tests.exporters.test_text_files import MAX_KEYS, parse_max_mem, parse_total_time
-from tests.runs import Pieces, noise, raising
+from tests.profiled_runs import Pieces, noise, raising
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
 from tracer.capture.allocator_history import AllocatorHistory
 from tracer.errors import OutputError

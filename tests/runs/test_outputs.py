@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import Pieces, raising
+from tests.profiled_runs import Pieces, raising
 from tracer.errors import OutputError
 from tracer.exporters.timeline_page import timeline_page
 from tracer.runs import outputs

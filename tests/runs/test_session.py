@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.runs import Pieces, mlp_with_state, noise, raising, random_states, seeded, tiny_fno
+from tests.profiled_runs import Pieces, mlp_with_state, noise, raising, random_states, seeded, tiny_fno
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
 from tests.training_steps import WORKLOADS, build_workload
 from tracer.analysis.profiles.allocator_join import join_history

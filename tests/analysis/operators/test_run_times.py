@@ -359,7 +359,7 @@ def test_a_sum_is_a_row_although_it_makes_four_bytes() -> None:
 def test_frames_lead_from_the_call_outward() -> None:
     (row,) = [row for row in times("zero_grad_at_end").rows if row.name == "mse_loss"]
     files = [frame.file.rpartition("/")[2] for frame in row.frames]
-    assert files[0] == "workloads.py"
+    assert files[0] == "training_steps.py"
     source = open(row.frames[0].file).read().splitlines()  # noqa: SIM115, PTH123
     assert "mse_loss" in source[row.frames[0].line - 1]
     assert "step()" in source[row.frames[1].line - 1]

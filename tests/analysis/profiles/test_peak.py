@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.histories import Event, Key, known_of, recording_of
-from tests.runs import Pieces, tiny_fno
+from tests.profiled_runs import Pieces, tiny_fno
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.findings import Findings, find_in_cycle
