@@ -248,3 +248,5 @@ def test_a_history_that_cannot_be_read_is_a_note_anew(tmp_path: Path) -> None:
     (note,) = again.notes
     assert note.startswith(session.HISTORY_LEFT_OUT) and not note.endswith("something")
     assert again.findings is not None
+    assert [one.error for one in write_outputs(again, tmp_path) if one.error is not None] == []
+    assert pickle.loads((tmp_path / "memory_snapshot.pkl").read_bytes()) == on_cuda(odd=True).snapshot

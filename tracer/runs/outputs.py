@@ -31,6 +31,7 @@ from tracer.exporters.timeline_page import slow_modules, write_memory_timeline
 from tracer.exporters.trace import write_trace
 from tracer.runs.kept import kept_run
 from tracer.runs.results import RunResults
+from tracer.runs.session import HISTORY_LEFT_OUT
 from tracer.runs.termination import FilesInTurn
 from tracer.snapshot.load import snapshot_in_memory
 from tracer.units import format_bytes
@@ -193,10 +194,11 @@ def _write_snapshot(material: Material, path: Path) -> None:
     """The last cycle's, which the allocator's own history covers on CUDA; elsewhere the one with the largest peak."""
     results = material.results
     findings = results.findings
-    if findings is None:
-        assert results.snapshot is not None
+    is_odd = any(note.startswith(HISTORY_LEFT_OUT) for note in results.notes)
+    if results.snapshot is not None and (findings is None or is_odd):
         write_memory_snapshot(results.snapshot, path)
         return
+    assert findings is not None
     cycle = findings.worst if results.snapshot is None else findings.cycles[-1]
     recording, storages = cycle.recording, cycle.storages
     labels = labels_of(recording, cycle.attribution, material.explained(cycle), known=results.known)

@@ -43,6 +43,15 @@ def save_kept_run(path: Path, kept: KeptRun) -> None:
         OutputError: The file cannot be written.
         RecordingError: The profiler did not give its trace.
     """
+    write_columns(path, kept_run_columns(kept))
+
+
+def kept_run_columns(kept: KeptRun) -> Arrays:
+    """The columns of a run, by the names that docs/recording.md has.
+
+    Raises:
+        RecordingError: The profiler did not give its trace.
+    """
     columns: Arrays = {"run": np.frombuffer(json.dumps(_document(kept)).encode(), np.uint8)}
     for number, cycle in enumerate(kept.cycles):
         columns |= recording_columns(cycle.recording, f"cycle{number}")
@@ -54,7 +63,7 @@ def save_kept_run(path: Path, kept: KeptRun) -> None:
         columns |= object_columns("history", kept.snapshot)
     if kept.trace is not None:
         columns["trace.packed"] = _packed(kept.trace.trace)
-    write_columns(path, columns)
+    return columns
 
 
 def _document(kept: KeptRun) -> dict[str, Any]:
@@ -133,7 +142,15 @@ def load_kept_run(path: Path) -> KeptRun:
     Raises:
         RecordingError: It cannot be read, is damaged, of a later version, or another program's.
     """
-    columns = Columns(read_columns(path))
+    return kept_run_from(Columns(read_columns(path)))
+
+
+def kept_run_from(columns: Columns) -> KeptRun:
+    """The run of which these are the columns.
+
+    Raises:
+        RecordingError: They are those of none.
+    """
     document = Document(columns.blob("run"))
     document.check_format(FORMAT, VERSION)
     cycles = document.documents("cycles", at_most=MAX_CYCLES)
@@ -203,9 +220,10 @@ def _snapshot_from(columns: Columns, device: str) -> dict[str, Any] | None:
     if "history.code" not in columns:
         return None
     snapshot = object_from(columns, "history")
-    if not isinstance(snapshot, dict) or ":" not in device:
-        raise RecordingError("What is kept of the allocator is no snapshot of a device.", hint=DAMAGED)
-    return snapshot
+    if isinstance(snapshot, dict) and ":" in device:
+        if all(isinstance(snapshot.get(name), list) for name in ("segments", "device_traces")):
+            return snapshot
+    raise RecordingError("What is kept of the allocator is no snapshot of a device.", hint=DAMAGED)
 
 
 def _timings_from(columns: Columns, document: Document) -> PhaseTimings | None:
