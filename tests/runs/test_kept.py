@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +12,19 @@ import pytest
 import torch
 from torch import nn
 
+from tests.exporters.recording_file.samples import SHORT, on_cpu, on_cuda
 from tests.profiled_runs import Pieces, raising
 from tests.training_steps import WORKLOADS, build_workload
-from tracer.analysis.profiles.findings import find_in_cycle, put_together, with_allocator_history
 from tracer.capture.inline_operators import place_inline_operators
 from tracer.capture.kept_run import KeptRun
-from tracer.exporters.memory_snapshot import snapshot_of_recording
 from tracer.exporters.recording_file.kept_run_file import load_kept_run, save_kept_run
 from tracer.runs import session
 from tracer.runs.failure_words import failure_lines
 from tracer.runs.kept import kept_run, results_of
 from tracer.runs.outputs import OUTPUTS, run_description, write_outputs
-from tracer.runs.results import Failure, RunResults
-from tracer.runs.session import Schedule
+from tracer.runs.results import RunResults
 from tracer.runs.training import profile_training
 from tracer.runs.workload_run import run_profile
-from tracer.snapshot.load import snapshot_in_memory
-
-SHORT = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=2)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 
@@ -65,12 +59,6 @@ def test_every_output_is_written_again_to_the_byte(name: str, tmp_path: Path) ->
     assert_same(files(first), written_again(first, tmp_path / "again"))
 
 
-@cache
-def timed() -> RunResults:
-    settings = {"batch_size": 8, "data_size": (8, 8), "inputs": ("3x4", "5"), "odd": [1, 2], "ratio": 0.5, "seed": None}
-    return run_profile(Pieces(), schedule=SHORT, settings=settings, trace=True, keep_recording=True)
-
-
 def through_a_file(results: RunResults, folder: Path) -> KeptRun:
     path = folder / "recording.npz"
     save_kept_run(path, kept_run(results))
@@ -88,10 +76,10 @@ def assert_written_again(results: RunResults, folder: Path) -> RunResults:
 
 
 def test_a_run_with_its_times_settings_and_losses_is_written_again(tmp_path: Path) -> None:
-    again = assert_written_again(timed(), tmp_path)
-    assert again.timings == timed().timings
-    assert (again.losses, again.num_steps) == (timed().losses, timed().num_steps)
-    assert (again.unused_parameters, again.parameters) == (timed().unused_parameters, timed().parameters)
+    again = assert_written_again(on_cpu(), tmp_path)
+    assert again.timings == on_cpu().timings
+    assert (again.losses, again.num_steps) == (on_cpu().losses, on_cpu().num_steps)
+    assert (again.unused_parameters, again.parameters) == (on_cpu().unused_parameters, on_cpu().parameters)
 
 
 def test_the_run_is_described_and_not_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +104,7 @@ def test_a_run_that_failed_tells_so_again(tmp_path: Path) -> None:
 
 
 def test_a_run_of_which_nothing_was_recorded_keeps_its_times(tmp_path: Path) -> None:
-    again = assert_written_again(dataclasses.replace(timed(), findings=None, trace=None), tmp_path)
+    again = assert_written_again(dataclasses.replace(on_cpu(), findings=None, trace=None), tmp_path)
     assert again.findings is None
     assert list(files(tmp_path / "again")) == ["cuda_timing.txt"]
 
@@ -196,34 +184,12 @@ def test_without_a_text_the_lines_that_were_read_stay(own_model: RunResults, tmp
 # ---- with an allocator's history, as on CUDA -------------------------------------------------------------------------
 
 
-def on_cuda(*, oom: bool = False, odd: bool = False) -> RunResults:
-    """A run's recordings as if they were of a GPU, with the history that its allocator would have left."""
-    plain = timed()
-    assert plain.findings is not None
-    names = plain.module_names
-    known = dataclasses.replace(plain.known, devices=("cuda:0",) * len(plain.known.devices))
-    cycles = []
-    for cycle in plain.findings.cycles:
-        recording = dataclasses.replace(cycle.recording, devices=("cuda:0",))
-        cycles.append(find_in_cycle(recording, known=known, module_names=names, device="cuda:0"))
-    # torch makes each of its words anew, where Python has one of each for all code.
-    snapshot = pickle.loads(pickle.dumps(snapshot_of_recording(cycles[-1].recording, cycles[-1].storages)))
-    if oom:
-        snapshot["device_traces"][0].append(
-            {"action": "oom", "size": 1 << 40, "device_free": 5, "stream": 0, "frames": [], "time_us": 1}
-        )
-    findings, notes = put_together(cycles), ()
-    if odd:
-        snapshot["segments"] = []
-        snapshot["device_traces"][0][0]["size"] = "much"
-        notes = (f"{session.HISTORY_LEFT_OUT}something",)
-    else:
-        findings = with_allocator_history(findings, snapshot_in_memory(snapshot), known=known)
-        assert findings.cycles[-1].peak.allocator is not None
-    failure = Failure(torch.OutOfMemoryError("CUDA out of memory"), 2, {"allocated": 5}) if oom else None
-    return dataclasses.replace(
-        plain, findings=findings, known=known, snapshot=snapshot, failure=failure, notes=notes, device="cuda:0"
-    )
+def with_odd_history() -> RunResults:
+    """Of a version that could not read it, or of a torch that writes it differently."""
+    run = on_cuda()
+    assert run.snapshot is not None
+    run.snapshot["device_traces"][0][0]["size"] = "much"
+    return dataclasses.replace(run, notes=(f"{session.HISTORY_LEFT_OUT}something",))
 
 
 def test_the_allocators_history_is_kept(tmp_path: Path) -> None:
@@ -244,9 +210,9 @@ def test_what_ran_out_of_memory_is_explained_again(tmp_path: Path) -> None:
 
 def test_a_history_that_cannot_be_read_is_a_note_anew(tmp_path: Path) -> None:
     """Of this version's, not of the one that kept it."""
-    again = results_of(through_a_file(on_cuda(odd=True), tmp_path))
+    again = results_of(through_a_file(with_odd_history(), tmp_path))
     (note,) = again.notes
     assert note.startswith(session.HISTORY_LEFT_OUT) and not note.endswith("something")
     assert again.findings is not None
     assert [one.error for one in write_outputs(again, tmp_path) if one.error is not None] == []
-    assert pickle.loads((tmp_path / "memory_snapshot.pkl").read_bytes()) == on_cuda(odd=True).snapshot
+    assert pickle.loads((tmp_path / "memory_snapshot.pkl").read_bytes()) == with_odd_history().snapshot
