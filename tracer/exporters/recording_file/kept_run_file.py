@@ -251,10 +251,13 @@ def _trace_from(columns: Columns, document: Document, num_cycles: int) -> KeptTr
 def _unpacked(packed: bytes) -> Iterator[bytes]:
     unpacker, num_bytes = zlib.decompressobj(), 0
     try:
-        while packed and num_bytes <= MAX_UNPACKED_BYTES:
-            yield (piece := unpacker.decompress(packed, _CHUNK_BYTES))
+        # `flush` would give all that is left at once, however much that is.
+        while not unpacker.eof and num_bytes <= MAX_UNPACKED_BYTES:
+            piece = unpacker.decompress(packed, _CHUNK_BYTES)
             num_bytes, packed = num_bytes + len(piece), unpacker.unconsumed_tail
-        yield unpacker.flush()
+            if not piece and not packed:
+                break
+            yield piece
     except zlib.error as error:
         raise RecordingError("The trace in the recording is damaged.", hint=DAMAGED) from error
     if not unpacker.eof:
