@@ -90,7 +90,7 @@ def test_structure_is_that_of_skylines_own_file(tmp_path: Path) -> None:
     assert {name: ours.get(name) for name in theirs} == theirs
     assert theirs["user_version"] == 1
     assert set(ours) - set(theirs) == {
-        "weight_details", "activation_details", "peak_by_category", "total_sizes", "settings"
+        "weight_details", "activation_details", "peak_by_category", "total_sizes", "format", "settings"
     }  # fmt: skip
 
 

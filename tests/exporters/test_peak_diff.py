@@ -146,6 +146,9 @@ def test_text_is_made_safe(tmp_path: Path) -> None:
         (b'{"rows": [], "peak_bytes": NaN}', "peak_bytes"),
         (b'{"rows": [], "peak_bytes": 1, "device": "cpu"}', "sum to 0 B, its peak is 1 B"),
         (b'{"rows": [], "peak_bytes": 0, "device": 0}', "device is not a text"),
+        (b'{"format": "torch-timeline recording", "version": 1}', "not a peak.json of this program"),
+        (b'{"format": "torch-timeline peak", "version": 2}', "of format version 2, and this program reads up to 1"),
+        (b'{"format": "torch-timeline peak", "version": "1"}', "version is not a whole number"),
     ],
 )
 def test_what_is_no_peak_is_one_sentence(tmp_path: Path, content: bytes, complaint: str) -> None:
@@ -154,6 +157,12 @@ def test_what_is_no_peak_is_one_sentence(tmp_path: Path, content: bytes, complai
     with pytest.raises(SnapshotError, match=complaint) as caught:
         read_peak_json(path)
     assert caught.value.hint
+
+
+def test_a_file_without_a_version_is_one_of_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "peak.json"
+    for content in (document(peak_row(5)), document(peak_row(5), format="torch-timeline peak", version=1)):
+        assert read_peak_json(write(path, content)).bytes == 5
 
 
 @pytest.mark.parametrize(

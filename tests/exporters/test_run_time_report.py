@@ -64,6 +64,7 @@ def test_structure_is_that_of_skylines_own_file(tmp_path: Path) -> None:
         "bookkeeping_operations",
         "step_times",
         "device_time",
+        "format",
         "settings",
     }
 
@@ -152,6 +153,18 @@ def test_the_document_names_every_table_and_column(tmp_path: Path) -> None:
             assert f"`{name}`" in text, f"{kind} {name}"
             for column in query(path, f"PRAGMA table_info({name})"):
                 assert f"`{column[1]}`" in text, f"{name}.{column[1]}"
+
+
+def test_the_format_of_our_tables_is_in_the_file_and_in_the_document(tmp_path: Path) -> None:
+    """Beside `user_version`, which is the originals'."""
+    memory = tmp_path / "memory_report.sqlite"
+    write_memory_report(memory_report(put_together([find_in_cycle(record_named("loop").recordings[0])])), memory,
+                        relative=ProjectFiles(ROOT))  # fmt: skip
+    files = {"memory": memory, "run-time": written(by_hand(), tmp_path)}
+    for name, path in files.items():
+        assert query(path, "SELECT name, version FROM format") == [(f"torch-timeline {name} report", 1)]
+        assert query(path, "PRAGMA user_version") == [(1,)]
+        assert f"`torch-timeline {name} report` and 1" in DOCUMENT.read_text()
 
 
 def test_where_the_devices_time_went(tmp_path: Path) -> None:

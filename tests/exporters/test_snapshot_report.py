@@ -19,7 +19,10 @@ from tracer.exporters.snapshot_report import write_snapshot_report
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import load_snapshot
 
-EXTRA = ("entry_counts", "peak_by_category", "devices", "peak_groups", "out_of_memory", "timeline", "settings")
+EXTRA = (
+    *("entry_counts", "peak_by_category", "devices", "peak_groups", "out_of_memory", "timeline"),
+    *("format", "settings"),
+)
 skyline = pytest.importorskip("skyline.tracking.memory.report", reason="needs the package skyline-cli")
 
 
@@ -89,6 +92,14 @@ def test_the_document_names_every_table_and_column(tmp_path: Path) -> None:
             (line,) = [line for line in part.splitlines() if line.startswith(f"| `{table}` |")]
             columns = [f"`{column[1]}`" for column in rows[0]]
             assert line.split(" | ")[1] == ", ".join(columns)
+
+
+def test_the_format_of_our_tables_is_in_the_file_and_in_the_document(tmp_path: Path) -> None:
+    path = written(load(tmp_path / "s", out_of_memory()), tmp_path)
+    assert query(path, "SELECT name, version FROM format") == [("torch-timeline snapshot report", 1)]
+    assert query(path, "PRAGMA user_version") == [(1,)]
+    text = (Path(__file__).resolve().parents[2] / "docs" / "reports.md").read_text("utf-8")
+    assert "`torch-timeline snapshot report` and 1" in text
 
 
 def test_text_of_a_recording_is_a_value(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from hypothesis import strategies as st
 
 from tests.analysis.profiles.test_breakdown import cycle, findings_of
 from tests.training_steps import WORKLOADS, Recorded
+from tracer.analysis.profiles.allocator_count import CountedParts
 from tracer.analysis.profiles.breakdown import Breakdown, breakdown
+from tracer.analysis.profiles.peak import AllocatorPeak
 from tracer.capture.phase_timing import PHASES, PhaseTimings
 from tracer.exporters.cuda_timing import cuda_timing_text, write_cuda_timing
 from tracer.exporters.max_mem import max_mem_text, write_max_mem
-from tracer.exporters.peak_json import peak_document, write_peak_json
+from tracer.exporters.peak_json import FORMAT, VERSION, peak_document, write_peak_json
 
 GIB = 1 << 30
 MAX_KEYS = ["Parameter", "Opt", "Input", "Temp", "Activation", "Grads", "Autograd_detail", "Intermediate"]
@@ -188,3 +191,21 @@ def test_rows_are_told_apart_as_the_report_tells_them(recorded: Callable[[str], 
     assert [row["bytes"] for row in document["rows"]] == [row.bytes for row in peaks[0].rows]
     assert any(row["file"] and row["file"].endswith("fno_layers.py") and row["line"] > 0 for row in document["rows"])
     assert any(row["module"] for row in document["rows"])
+
+
+def test_the_document_describes_every_key_of_peak_json(recorded: Callable[[str], Recorded]) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "peak-json.md").read_text("utf-8")
+    document = peak_document(findings_of(recorded("lbfgs").recordings).peaks)
+    keys, rows = ({key for line in part.splitlines() if line.startswith("| `") for key in keys_of(line)}
+                  for part in text.split("Of each row:"))  # fmt: skip
+    assert keys == set(document)
+    assert rows == set(document["rows"][0])
+    assert f"| `{FORMAT}` and {VERSION}. |" in text
+    assert (document["format"], document["version"]) == (FORMAT, VERSION)
+    inner = [one.name for kind in (AllocatorPeak, CountedParts) for one in fields(kind)]
+    assert [name for name in inner if f"`{name}`" not in text] == []
+
+
+def keys_of(line: str) -> list[str]:
+    """Those in a table row's first column."""
+    return re.findall(r"`(\w+)`", line.split(" | ")[0])

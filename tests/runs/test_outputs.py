@@ -12,6 +12,7 @@ import pytest
 
 from tests.pieces import Pieces, raising
 from tracer.analysis.profiles import findings as findings_module
+from tracer.capture.run_origin import RunOrigin
 from tracer.errors import OutputError
 from tracer.exporters.timeline_page import timeline_page
 from tracer.runs import outputs
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 
 @cache
 def results() -> RunResults:
-    return run_profile(Pieces(), schedule=Schedule(0, 1, 1, 1), trace=True)
+    return run_profile(Pieces(), schedule=Schedule(0, 1, 1, 1), trace=True, keep_recording=True)
 
 
 def write(folder: Path, run: RunResults | None = None, **options: Any) -> dict[str, Written]:
@@ -131,12 +132,26 @@ def test_without_timings_there_is_no_timing_file(tmp_path: Path) -> None:
 def test_without_a_trace_there_is_no_trace_file(tmp_path: Path) -> None:
     write(tmp_path, dataclasses.replace(results(), trace=None))
     assert names_in(tmp_path) == sorted(set(FILES) - {"trace.json.gz"})
-    assert [output.name for output in OUTPUTS if output.on_request] == ["trace"]
+    assert [output.name for output in OUTPUTS if output.on_request] == ["trace", "keep-recording"]
+
+
+def test_a_recording_is_kept_only_where_it_is_asked_for(tmp_path: Path) -> None:
+    write(tmp_path, dataclasses.replace(results(), keep_recording=False))
+    assert names_in(tmp_path) == sorted(set(FILES) - {"recording.npz"})
+
+
+def test_the_size_of_a_recording_is_told_by_the_event(tmp_path: Path) -> None:
+    (line,) = outputs.written_lines(write(tmp_path)["keep-recording"])
+    path, findings = tmp_path / "recording.npz", results().findings
+    assert findings is not None
+    per_event = path.stat().st_size / sum(cycle.recording.num_events for cycle in findings.cycles)
+    assert line.startswith(f"Wrote {path}  (open with python main.py report; ")
+    assert line.endswith(f" KiB, {per_event:.1f} bytes an event)")
 
 
 def test_without_findings_only_the_timings_are_written(tmp_path: Path) -> None:
     write(tmp_path, dataclasses.replace(results(), findings=None))
-    assert names_in(tmp_path) == ["cuda_timing.txt"]
+    assert names_in(tmp_path) == ["cuda_timing.txt", "recording.npz"]
 
 
 def test_a_run_that_failed_at_once_writes_nothing(tmp_path: Path) -> None:
@@ -168,7 +183,7 @@ def test_writing_twice_writes_the_same(tmp_path: Path) -> None:
     for output in OUTPUTS:
         for folder in ("one", "two"):
             output.write(outputs.Material(results()), tmp_path / folder / output.file_name)
-    for name in ("max_mem.txt", "peak.json", "cuda_timing.txt", "trace.json.gz"):
+    for name in ("max_mem.txt", "peak.json", "cuda_timing.txt", "trace.json.gz", "recording.npz"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     one, two = (pickle.loads((tmp_path / folder / "memory_snapshot.pkl").read_bytes()) for folder in ("one", "two"))
     assert one == two
@@ -176,7 +191,9 @@ def test_writing_twice_writes_the_same(tmp_path: Path) -> None:
 
 def test_the_page_says_what_was_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/somewhere/train.py", "--name", "a b"])
-    described = outputs.run_description(results())
+    run = dataclasses.replace(results(), origin=RunOrigin.here())
+    monkeypatch.setattr("sys.argv", ["main.py", "report"])
+    described = outputs.run_description(run)
     assert described["command"] == "train.py --name 'a b'"
     # Linear 12 to 16, batch norm of 16, Linear 16 to 3.
     assert described["parameters"] == f"6 tensors, {4 * (12 * 16 + 16 + 2 * 16 + 16 * 3 + 3) / 1024:.2f} KiB"

@@ -16,7 +16,7 @@ import numpy as np
 
 from tracer.capture import torch_private
 from tracer.capture.device_kernels import read_kernels
-from tracer.capture.inline_operators import inline_frames
+from tracer.capture.inline_operators import place_inline_operators
 from tracer.capture.recording import (
     Allocations,
     CallKind,
@@ -26,12 +26,11 @@ from tracer.capture.recording import (
     Ints,
     Keys,
     Modules,
-    OpKind,
     Ops,
     Recording,
     Spans,
 )
-from tracer.capture.source_files import is_package_code, is_user_code, whole_path
+from tracer.capture.source_files import is_own_code, is_package_code, is_user_code, whole_path
 from tracer.capture.torch_private import (
     BACKWARD_SCOPE,
     MIXED_LIST,
@@ -85,6 +84,7 @@ _ENGINE_PREFIX = "autograd::engine::evaluate_function: "
 # Plain numbers: an enumeration's member takes longer to store.
 _PYTHON, _C_FUNCTION = int(CallKind.PYTHON), int(CallKind.C_FUNCTION)
 _INLINE_FRAME = list(Ops.__dataclass_fields__).index("inline_frame")
+_OP_WIDTH = len(Ops.__dataclass_fields__) - 1  # until sources are read, the last frame is the inline one
 
 
 class _Interned:
@@ -460,36 +460,19 @@ class _Reader:
             self.gradients.append(self._tensor(gradient))
 
     # ------------------------------------------------------------------------------------------------- to columns
-    def _place_inline_operators(self) -> None:
-        """Put the operators that ran in a Python function itself on lines of their own."""
-        width = len(Ops.__dataclass_fields__)
-        name, kind, _, call, start_ns, _, _, _, last_frame, _ = _columns(self.ops, width)
-        call_kind, parent, _, frame, function, _, call_start_ns, *_ = _columns(self.calls, 9)
-        if not len(call_kind):
-            return
-        inline = np.flatnonzero((kind == OpKind.OPERATOR) & (call >= 0) & (call_kind[call] != CallKind.C_FUNCTION))
-        strings = self.strings.values()
-        ops = [
-            (row, strings[name[row]], int(call[row]), int(start_ns[row]), int(last_frame[row]))
-            for row in inline.tolist()
-        ]
-        frames = self.frames.values()
-        for row, place in list(inline_frames(ops, parent, call_start_ns, frame, function, frames)):
-            self.ops[row * width + _INLINE_FRAME] = self.frames(place)
-
     def recording(self) -> Recording:
-        self._place_inline_operators()
         allocations = _columns(self.allocations, 9)
         keys, key_of = self._keys(*allocations[:4])
         frames = self._frame_columns()
-        return Recording(
+        ops = _columns(self.ops, _OP_WIDTH)
+        recording = Recording(
             strings=self.strings.values(),
             shapes=self.shapes.values(),
             devices=tuple(str(device) for device in self.devices.values()),
             allocations=self._allocation_columns(allocations, key_of),
             keys=keys,
             flow=self._flow(key_of),
-            ops=Ops(*_columns(self.ops, 10)),
+            ops=Ops(*(*ops, ops[_INLINE_FRAME])),
             calls=Calls(*_columns(self.calls, 9)),
             spans=Spans(*_columns(self.spans, 4)),
             frames=frames,
@@ -499,6 +482,7 @@ class _Reader:
             optimizer_state_keys=_key_set(self.optimizer_states, key_of),
             num_events=self.num_events,
         )
+        return place_inline_operators(recording)
 
     def _frame_columns(self) -> Frames:
         user = [is_user_code(file) for file, *_ in self.frames.values()]
@@ -507,7 +491,8 @@ class _Reader:
             for (file, line, function), mine in zip(self.frames.values(), user, strict=True)
         ]
         file, line, function = _table(rows, 3)
-        return Frames(file, line, function, np.array(user, bool))
+        own = [is_own_code(file) for file, *_ in self.frames.values()]
+        return Frames(file, line, function, np.array(user, bool), np.array(own, bool))
 
     def _keys(self, time_ns: Ints, address: Ints, size_bytes: Ints, number: Ints) -> tuple[Keys, dict[int, int]]:
         """Storages that were seen as tensors, in torch's order of keys, and the row of each allocation id."""

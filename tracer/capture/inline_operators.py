@@ -4,69 +4,121 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
-from tracer.capture.operator_lines import function_source
-from tracer.capture.source_files import is_user_code, whole_path
+from tracer.capture.operator_lines import FunctionSource, function_source, source_text
+from tracer.capture.recording import CallKind, Frames, Ints, OpKind, Recording
 
-Ints = npt.NDArray[np.int64]
-Frame = tuple[str, int, str]
+Place = tuple[int, int, int]
+"""File and function, as indices of `Recording.strings`, and the line between them."""
+TextOf = Callable[[str], str | None]
 
 
-def inline_frames(
-    ops: Sequence[tuple[int, str, int, int, int]],
-    call_parent: Ints,
-    call_start_ns: Ints,
-    call_frame: Ints,
-    call_function: Ints,
-    frames: Sequence[Frame],
-) -> Iterator[tuple[int, Frame]]:
-    """Find the lines of operators that ran in a Python function itself.
+def place_inline_operators(recording: Recording, text_of: TextOf = source_text) -> Recording:
+    """Put the operators that ran in a Python function of the user's itself on lines of their own.
+
+    What an earlier look at the sources has found is forgotten where there is a source now, and stays where there is
+    none.
 
     Args:
-        ops: In order, per operator its row, name, enclosing call, start in ns, and the frame of the last call or -1.
-        call_parent: [C] Row of the enclosing call, or -1.
-        call_start_ns: [C]
-        call_frame: [C] Where each was called from, a row of `frames`.
-        call_function: [C] The function called, a row of `frames` with its first line, or -1.
-        frames: File, line and function, as recorded.
-
-    Yields:
-        Row and place, for those operators whose line the source tells.
+        recording: One cycle.
+        text_of: The source of a file of the user's by its absolute path; nothing where there is none any more.
     """
-    inside = _CallsInside(call_parent, call_start_ns, call_frame)
-    counted: dict[tuple[int, int, str], int] = defaultdict(int)
-    for row, name, call, start_ns, last in ops:
-        function = int(call_function[call])
-        file, first_line, called = frames[function] if function >= 0 else ("", 0, "")
-        if not file or not is_user_code(file):
-            continue
+    ops, calls, frames = recording.ops, recording.calls, recording.frames
+    rows = np.flatnonzero((ops.kind == OpKind.OPERATOR) & (ops.call >= 0))
+    rows = rows[calls.kind[ops.call[rows]] != CallKind.C_FUNCTION]
+    sources = _Sources(recording, text_of)
+    functions = calls.function[ops.call[rows]]
+    readable = np.array([function >= 0 and sources.has_text(function) for function in functions.tolist()], bool)
+    rows = rows[readable]
+    inline_frame = ops.inline_frame.copy()
+    inline_frame[rows] = ops.last_frame[rows]
+    known = {place: row for row, place in reversed(list(enumerate(sources.places)))}
+    added: list[tuple[Place, int]] = []
+    for row, place, function in _inline_places(recording, rows, sources):
+        if place not in known:
+            known[place] = len(sources.places) + len(added)
+            added.append((place, function))
+        inline_frame[row] = known[place]
+    return replace(recording, ops=replace(ops, inline_frame=inline_frame), frames=_with(frames, added))
+
+
+def _with(frames: Frames, added: list[tuple[Place, int]]) -> Frames:
+    """More frames at the end, of the same owners as the functions that they are in."""
+    places = np.array([place for place, _ in added], np.int64).reshape(-1, 3)
+    of = np.array([function for _, function in added], np.int64)
+    return Frames(
+        file=np.concatenate([frames.file, places[:, 0]]),
+        line=np.concatenate([frames.line, places[:, 1]]),
+        function=np.concatenate([frames.function, places[:, 2]]),
+        user=np.concatenate([frames.user, frames.user[of]]),
+        own=np.concatenate([frames.own, frames.own[of]]),
+    )
+
+
+class _Sources:
+    """The functions of the user's that a recording names, with their sources."""
+
+    def __init__(self, recording: Recording, text_of: TextOf) -> None:
+        frames = recording.frames
+        self.places: list[Place] = list(
+            zip(frames.file.tolist(), frames.line.tolist(), frames.function.tolist(), strict=True)
+        )
+        self._user, self._strings = frames.user.tolist(), recording.strings
+        self._text_of, self._texts = text_of, dict[int, str]()
+
+    def _text(self, function: int) -> str:
+        file = self.places[function][0]
+        if file not in self._texts:
+            self._texts[file] = (self._text_of(self._strings[file]) or "") if self._user[function] else ""
+        return self._texts[file]
+
+    def has_text(self, function: int) -> bool:
+        """Whether the file of a function, by its row in `Frames`, is the user's and can be read."""
+        return bool(self._text(function))
+
+    def function(self, function: int) -> FunctionSource | None:
+        """The source of a function, by its row in `Frames`."""
+        _, first_line, name = self.places[function]
+        return function_source(self._text(function), first_line, self._strings[name])
+
+
+def _inline_places(recording: Recording, rows: Ints, sources: _Sources) -> Iterator[tuple[int, Place, int]]:
+    """Row, place and function of those operators whose line the source tells."""
+    ops, strings, places = recording.ops, recording.strings, sources.places
+    inside = _CallsInside(recording)
+    counted: dict[tuple[int, int, int], int] = defaultdict(int)
+    columns = (rows, ops.name[rows], ops.call[rows], ops.start_ns[rows], ops.last_frame[rows])
+    for row, name, call, start_ns, last in zip(*(column.tolist() for column in columns), strict=True):
+        function = int(recording.calls.function[call])
+        file, _, called = places[function]
         num_before, following = inside.around(call, start_ns)
         number = counted[call, num_before, name]
         counted[call, num_before, name] += 1
-        around = [frames[frame] if frame >= 0 else None for frame in (last, following)]
+        around = [places[frame] if frame >= 0 else None for frame in (last, following)]
         if any(frame is not None and (frame[0], frame[2]) != (file, called) for frame in around):
             continue  # called from elsewhere, as hooks are
-        source = function_source(whole_path(file), first_line, called)
+        source = sources.function(function)
         if source is None:
             continue
         after, before = (frame[1] if frame is not None else None for frame in around)
-        line = source.line_of(name, after=after, before=before, number=number)
+        line = source.line_of(strings[name], after=after, before=before, number=number)
         if line is not None:
-            yield row, (file, line, called)
+            yield row, (file, line, called), function
 
 
 class _CallsInside:
     """The calls that each call makes, in order."""
 
-    def __init__(self, parent: Ints, start_ns: Ints, frame: Ints) -> None:
-        order = np.lexsort((start_ns, parent))
-        self._parent = parent[order]
-        self._start_ns = start_ns[order].tolist()
-        self._frame = frame[order].tolist()
+    def __init__(self, recording: Recording) -> None:
+        calls = recording.calls
+        order = np.lexsort((calls.start_ns, calls.parent))
+        self._parent = calls.parent[order]
+        self._start_ns = calls.start_ns[order].tolist()
+        self._frame = calls.frame[order].tolist()
 
     def around(self, call: int, time_ns: int) -> tuple[int, int]:
         """How many calls it has made by then, and from which frame it makes the next one; -1 if it makes none."""

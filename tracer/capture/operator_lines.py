@@ -195,18 +195,28 @@ def _block(branches: Branches, origins: Branches, blocked: set[Branches]) -> boo
 
 
 @cache
-def function_source(file: str, first_line: int, name: str) -> FunctionSource | None:
-    """The source of a function.
+def source_text(file: str) -> str:
+    """The source of a file as Python's tracebacks have it, "" where there is none any more.
 
     Args:
         file: An absolute path.
+    """
+    return "".join(linecache.getlines(file))
+
+
+@cache
+def function_source(text: str, first_line: int, name: str) -> FunctionSource | None:
+    """The source of a function.
+
+    Args:
+        text: The source of the file that it is in.
         first_line: Line of its `def`, or of its first decorator, as code objects have it.
         name: Without the class.
 
     Returns:
-        None if there is no such function, as for comprehensions, no source any more, or one too deep to be walked.
+        None if there is no such function, as for comprehensions, or one too deep to be walked.
     """
-    for node in _functions(file):
+    for node in _functions(text):
         first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
         if node.name == name and first_line in (first, node.lineno):
             try:
@@ -217,10 +227,10 @@ def function_source(file: str, first_line: int, name: str) -> FunctionSource | N
 
 
 @cache
-def _functions(file: str) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef, ...]:
+def _functions(text: str) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef, ...]:
     try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError, RecursionError):
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
     return tuple(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 

@@ -135,6 +135,8 @@ class Ops:
     """
     input_shapes: Ints
     """Index in `Recording.shapes`."""
+    last_frame: Ints
+    """Row in `Frames`: the last call that the enclosing call had made by then, or -1; no source was read for it."""
 
     def __post_init__(self) -> None:
         _same_length(self)
@@ -188,6 +190,8 @@ class Frames:
 
     The file is an absolute path here and for installed packages; torch's and Python's keep the name they go by.
     """
+    own: Bools
+    """This program's, or of a module that sets `__tracebackhide__`."""
 
     def __post_init__(self) -> None:
         _same_length(self)

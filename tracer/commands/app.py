@@ -6,6 +6,7 @@ import typer
 
 from tracer.commands.diff import diff
 from tracer.commands.profile import profile
+from tracer.commands.report import report
 from tracer.commands.snapshot import snapshot
 
 app = typer.Typer(
@@ -18,3 +19,4 @@ app = typer.Typer(
 app.callback(invoke_without_command=True)(profile)
 app.command()(snapshot)
 app.command()(diff)
+app.command()(report)

@@ -90,6 +90,9 @@ def profile(
     trace: Annotated[
         bool, typer.Option(help="Write trace.json.gz, the profiler's trace with memory above the operators.")
     ] = False,
+    keep_recording: Annotated[
+        bool, typer.Option(help="Write recording.npz, from which `report` writes every file again.")
+    ] = False,
 ) -> None:
     """Explain every byte of a training run's memory peak.
 
@@ -134,6 +137,7 @@ def _profile(context: typer.Context) -> bool:
         leave_out=[name.replace("_", "-") for name in _SWITCHES if not given[name]],
         timing=given["cuda_timing"],
         trace=given["trace"],
+        keep_recording=given["keep_recording"],
         settings=options.settings,
         parameter_lines=lines,
         root=given["project_root"],

@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracer.exporters.sqlite_file import SETTINGS_TABLE, create, insert, insert_settings, write_database
+from tracer.exporters.sqlite_file import (
+    FORMAT_TABLE,
+    SETTINGS_TABLE,
+    create,
+    insert,
+    insert_format,
+    insert_settings,
+    write_database,
+)
 
 if TYPE_CHECKING:
     from tracer.analysis.operators.memory_report import MemoryReport
@@ -58,6 +66,8 @@ TABLES = (
 )""",
 )
 
+FORMAT, VERSION = "torch-timeline memory report", 1
+"""Of the tables that are not the originals'."""
 EXTRA_TABLES = (
     """CREATE TABLE weight_details (
   weight_id INTEGER PRIMARY KEY,
@@ -82,6 +92,7 @@ EXTRA_TABLES = (
   name TEXT PRIMARY KEY,
   size_bytes INTEGER NOT NULL
 )""",
+    FORMAT_TABLE,
     SETTINGS_TABLE,
 )
 
@@ -146,6 +157,7 @@ def _fill(connection: sqlite3.Connection, report: MemoryReport, relative: Relati
         ],
     )
     _insert_details(connection, report)
+    insert_format(connection, FORMAT, VERSION)
 
 
 def insert_entries(

@@ -18,6 +18,7 @@ from tracer.units import MIB, NS_PER_US
 if TYPE_CHECKING:
     from tracer.analysis.profiles.peak import PeakReport
 
+FORMAT, VERSION = "torch-timeline peak", 1
 MAX_BYTES = 256 * MIB
 """Of a file to be read: a row has some 400 bytes, so this is half a million rows."""
 _MAX_INT = 2**53
@@ -36,6 +37,8 @@ def peak_document(peaks: Sequence[PeakReport]) -> dict[str, Any]:
     cycle = worst_of(peaks)
     peak = peaks[cycle]
     return {
+        "format": FORMAT,
+        "version": VERSION,
         "device": peak.device,
         "peak_bytes": peak.peak_bytes,
         "allocator_peak_bytes": peak.allocator_peak_bytes,
@@ -58,12 +61,13 @@ def write_peak_json(peaks: Sequence[PeakReport], path: Path) -> None:
 
 
 def read_peak_json(path: Path) -> SavedPeak:
-    """Read a peak.json of this or another version: rows may lack what came later, and have more than is known here.
+    """Read a peak.json of this or an earlier version: rows may lack what came later, and have more than is known here.
 
     Raises:
-        SnapshotError: The file cannot be read, is no peak.json, or its rows do not sum to its peak.
+        SnapshotError: It cannot be read, is no peak.json or a later version's, or its rows do not sum to its peak.
     """
     document = _document(path)
+    _check_format(path, document)
     rows = document.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise SnapshotError(f"{path} has no list of rows.", hint=_DAMAGED)
@@ -77,6 +81,17 @@ def read_peak_json(path: Path) -> SavedPeak:
     if (total := sum(row.bytes for row in saved.rows)) != peak_bytes:
         raise SnapshotError(f"{path}: its rows sum to {total:,} B, its peak is {peak_bytes:,} B.", hint=_DAMAGED)
     return saved
+
+
+def _check_format(path: Path, document: dict[str, Any]) -> None:
+    """Files from before there was a version are read as its first."""
+    if document.get("format", FORMAT) != FORMAT:
+        raise SnapshotError(f"{path} is not a peak.json of this program.", hint=_DAMAGED)
+    if (version := _number(path, "version", document.get("version", VERSION))) > VERSION:
+        raise SnapshotError(
+            f"{path} is of format version {version}, and this program reads up to {VERSION}.",
+            hint="Use the version of this program that wrote it, or a later one.",
+        )
 
 
 def _document(path: Path) -> dict[str, Any]:

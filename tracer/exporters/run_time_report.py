@@ -10,7 +10,15 @@ from pathlib import Path
 
 from tracer.analysis.operators.run_times import RunTimeRow, RunTimes, StepTime
 from tracer.exporters.memory_report import RelativeName, project_frames
-from tracer.exporters.sqlite_file import SETTINGS_TABLE, create, insert, insert_settings, write_database
+from tracer.exporters.sqlite_file import (
+    FORMAT_TABLE,
+    SETTINGS_TABLE,
+    create,
+    insert,
+    insert_format,
+    insert_settings,
+    write_database,
+)
 from tracer.units import ms
 
 USER_VERSION = 1
@@ -32,6 +40,8 @@ TABLES = (
 )""",
 )
 
+FORMAT, VERSION = "torch-timeline run-time report", 1
+"""Of the tables that are not the originals'."""
 EXTRA_TABLES = (
     """CREATE TABLE run_time_details (
   entry_id INTEGER PRIMARY KEY,
@@ -71,6 +81,7 @@ EXTRA_TABLES = (
   part TEXT PRIMARY KEY,
   ms REAL NOT NULL
 )""",
+    FORMAT_TABLE,
     SETTINGS_TABLE,
 )
 
@@ -125,6 +136,7 @@ def write_run_time_report(
 
     def fill(connection: sqlite3.Connection) -> None:
         create(connection, (*TABLES, *EXTRA_TABLES, *VIEWS))
+        insert_format(connection, FORMAT, VERSION)
         _insert_entries(connection, report, relative)
         insert(
             connection,

@@ -10,8 +10,18 @@ from tracer.analysis.snapshots.categories import peak_by_category
 from tracer.analysis.snapshots.memory_report import Entry, SnapshotReport
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.exporters.memory_report import TABLES, USER_VERSION, insert_entries
-from tracer.exporters.sqlite_file import SETTINGS_TABLE, create, insert, insert_settings, write_database
+from tracer.exporters.sqlite_file import (
+    FORMAT_TABLE,
+    SETTINGS_TABLE,
+    create,
+    insert,
+    insert_format,
+    insert_settings,
+    write_database,
+)
 
+FORMAT, VERSION = "torch-timeline snapshot report", 1
+"""Of the tables that are not the originals'."""
 EXTRA_TABLES = (
     """CREATE TABLE entry_counts (
   entry_type INTEGER NOT NULL,
@@ -75,6 +85,7 @@ EXTRA_TABLES = (
   allocated_bytes INTEGER NOT NULL,
   reserved_bytes INTEGER NOT NULL
 )""",
+    FORMAT_TABLE,
     SETTINGS_TABLE,
 )
 
@@ -90,6 +101,7 @@ def write_snapshot_report(report: SnapshotReport, path: Path) -> None:
 
 def _fill(connection: sqlite3.Connection, report: SnapshotReport) -> None:
     create(connection, (*TABLES, *EXTRA_TABLES))
+    insert_format(connection, FORMAT, VERSION)
     entries = (*report.weights, *report.activations)
     insert_entries(
         connection,

@@ -53,6 +53,15 @@ def insert(connection: sqlite3.Connection, table: str, rows: Iterable[Row]) -> N
     connection.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * num_columns)})", rows)
 
 
+# `user_version` is Skyline's number for the tables that its readers know; this one is for ours beside them.
+FORMAT_TABLE = "CREATE TABLE format (name TEXT PRIMARY KEY, version INTEGER NOT NULL)"
+
+
+def insert_format(connection: sqlite3.Connection, name: str, version: int) -> None:
+    """What our own tables in the file are called and in which version."""
+    insert(connection, "format", [(name, version)])
+
+
 SETTINGS_TABLE = "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL)"
 
 

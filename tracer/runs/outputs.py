@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import platform
-import shlex
-import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-
-import torch
 
 from tracer.analysis.operators.memory_report import memory_report
 from tracer.analysis.operators.run_times import RunTimes, run_times
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.timeline import device_timeline
-from tracer.capture.project_files import ProjectFiles
 from tracer.errors import MissingPackageError, OutputError, TracerError
 from tracer.exporters.cuda_timing import write_cuda_timing
 from tracer.exporters.max_mem import write_max_mem
@@ -30,11 +23,14 @@ from tracer.exporters.memory_snapshot import (
     write_memory_snapshot,
 )
 from tracer.exporters.peak_json import write_peak_json
+from tracer.exporters.recording_file.kept_run_file import save_kept_run
 from tracer.exporters.run_time_report import write_run_time_report
 from tracer.exporters.snapshot_page import write_snapshot_page
 from tracer.exporters.timeline_page import slow_modules, write_memory_timeline
 from tracer.exporters.trace import write_trace
+from tracer.runs.kept import kept_run
 from tracer.runs.results import RunResults
+from tracer.runs.session import HISTORY_LEFT_OUT
 from tracer.runs.termination import FilesInTurn
 from tracer.snapshot.load import snapshot_in_memory
 from tracer.units import format_bytes
@@ -58,6 +54,11 @@ def _has_timings(results: RunResults) -> bool:
     return results.timings is not None
 
 
+def _is_to_be_kept(results: RunResults) -> bool:
+    """Only where it was asked for, of whatever there is."""
+    return results.keep_recording and (_has_snapshot(results) or _has_timings(results))
+
+
 class Material:
     """A run's results, and what several outputs are made of, worked out once and let go with this."""
 
@@ -74,11 +75,6 @@ class Material:
         if self.results.findings is None:
             raise ValueError("this output needs findings")
         return self.results.findings
-
-    @property
-    def project(self) -> ProjectFiles:
-        """Names files from the project's root."""
-        return ProjectFiles(self.results.project_root or Path.cwd())
 
     @cached_property
     def run_times(self) -> RunTimes:
@@ -97,6 +93,7 @@ class Output:
         write: Writes it.
         needs: Whether results have what it is made of.
         on_request: Whether it is written only where it is asked for.
+        detail: What there is to say of the file once it is written, or nothing.
     """
 
     name: str
@@ -105,20 +102,21 @@ class Output:
     write: Callable[[Material, Path], None]
     needs: Callable[[RunResults], bool] = _has_findings
     on_request: bool = False
+    detail: Callable[[RunResults, Path], str] = lambda results, path: ""
 
 
 def run_description(results: RunResults) -> dict[str, str | int | float]:
     """What a reader wants to know of the run: when, where, with what."""
     described: dict[str, str | int | float] = {
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
+        "command": results.origin.command,
+        "date": results.origin.date,
+        "torch": results.origin.torch,
+        "python": results.origin.python,
     }
     if (findings := results.findings) is not None:
         described |= {"device": findings.device, "cycles": len(findings.cycles)}
-        if findings.device.startswith("cuda") and torch.cuda.is_available():
-            described["device name"] = torch.cuda.get_device_name(findings.device)
+        if results.origin.device_name:
+            described["device name"] = results.origin.device_name
     if results.parameters:
         size_bytes = sum(parameter.size_bytes for parameter in results.parameters)
         described["parameters"] = f"{len(results.parameters):,} tensors, {format_bytes(size_bytes)}"
@@ -166,12 +164,12 @@ def _write_memory_report(material: Material, path: Path) -> None:
     report = memory_report(
         material.findings, parameters=results.parameters, known=results.known, settings=run_description(results)
     )
-    write_memory_report(report, path, relative=material.project)
+    write_memory_report(report, path, relative=material.results.name_in_project)
 
 
 def _write_run_time_report(material: Material, path: Path) -> None:
     settings = run_description(material.results)
-    write_run_time_report(material.run_times, path, relative=material.project, settings=settings)
+    write_run_time_report(material.run_times, path, relative=material.results.name_in_project, settings=settings)
 
 
 def _write_max_mem(material: Material, path: Path) -> None:
@@ -183,10 +181,11 @@ def _write_snapshot(material: Material, path: Path) -> None:
     """The last cycle's, which the allocator's own history covers on CUDA; elsewhere the one with the largest peak."""
     results = material.results
     findings = results.findings
-    if findings is None:
-        assert results.snapshot is not None
+    is_odd = any(note.startswith(HISTORY_LEFT_OUT) for note in results.notes)
+    if results.snapshot is not None and (findings is None or is_odd):
         write_memory_snapshot(results.snapshot, path)
         return
+    assert findings is not None
     cycle = findings.worst if results.snapshot is None else findings.cycles[-1]
     recording, storages = cycle.recording, cycle.storages
     labels = labels_of(recording, cycle.attribution, cycle.blocks, known=results.known)
@@ -209,6 +208,17 @@ def _write_timing(material: Material, path: Path) -> None:
         write_cuda_timing(timings, path)
 
 
+def _write_recording(material: Material, path: Path) -> None:
+    save_kept_run(path, kept_run(material.results))
+
+
+def _recording_size(results: RunResults, path: Path) -> str:
+    """Of the file, and for each event of the profiler's."""
+    size_bytes, findings = path.stat().st_size, results.findings
+    num_events = sum(cycle.recording.num_events for cycle in findings.cycles) if findings is not None else 0
+    return format_bytes(size_bytes) + (f", {size_bytes / num_events:.1f} bytes an event" if num_events else "")
+
+
 def _write_peak_json(material: Material, path: Path) -> None:
     write_peak_json(material.findings.peaks, path)
 
@@ -229,16 +239,26 @@ OUTPUTS = (
         _has_trace,
         on_request=True,
     ),
+    Output(
+        "keep-recording",
+        "recording.npz",
+        "python main.py report",
+        _write_recording,
+        _is_to_be_kept,
+        on_request=True,
+        detail=_recording_size,
+    ),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of one output: its path, or the error that kept it from being written."""
+    """What became of one output: its path, with what there is to say of it, or the error that prevented it."""
 
     output: Output
     path: Path
     error: TracerError | None = None
+    detail: str = ""
 
 
 def write_outputs(
@@ -278,7 +298,7 @@ def write_outputs(
             except TracerError as error:
                 done.append(replace(each, error=error))
             else:
-                done.append(each)
+                done.append(replace(each, detail=each.output.detail(results, each.path)))
             tell(done[-1])
     return tuple(done)
 
@@ -287,7 +307,8 @@ def written_lines(written: Written) -> tuple[str, ...]:
     """What a person is told of one output."""
     error = written.error
     if error is None:
-        return (f"Wrote {written.path}  (open with {written.output.read_with})",)
+        detail = f"; {written.detail}" if written.detail else ""
+        return (f"Wrote {written.path}  (open with {written.output.read_with}{detail})",)
     if isinstance(error, MissingPackageError):
         return (f"Left out: {error} {error.hint}",)
     return error.lines

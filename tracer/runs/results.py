@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,8 @@ from tracer.capture.known_storages import KnownStorages
 from tracer.capture.parameter_origins import Parameter
 from tracer.capture.phase_timing import PhaseTimings
 from tracer.capture.profiler_trace import ProfilerTrace
+from tracer.capture.project_files import ProjectFiles
+from tracer.capture.run_origin import RunOrigin
 from tracer.runs.session import ProfileSession
 
 
@@ -96,6 +98,12 @@ class RunResults:
         project_root: The folder from which reports name files.
         failed_allocation: What the device had no memory for, explained; None where the allocator's history has none.
         trace: The profiler's own, of the cycle with the largest peak; None if it was not asked for.
+        module_names: Dotted names of the model's modules by `id()`.
+        origin: When, where and with what the run was made.
+        project_names: What the user's project calls each file, None for those that are not of it; None where that is
+            to be asked of the disk.
+        device: That the run is about, as `str(torch.device)` writes it.
+        keep_recording: Whether recording.npz is wanted.
     """
 
     findings: Findings | None
@@ -112,6 +120,18 @@ class RunResults:
     project_root: Path | None = None
     failed_allocation: OutOfMemory | None = None
     trace: ProfilerTrace | None = None
+    module_names: Mapping[int, str] = field(default_factory=dict)
+    origin: RunOrigin = field(default_factory=RunOrigin.here)
+    project_names: Mapping[str, str | None] | None = None
+    device: str = "cpu"
+    keep_recording: bool = False
+
+    @property
+    def name_in_project(self) -> Callable[[str], str | None]:
+        """Names files from the project's root, as they were where the run was made."""
+        if self.project_names is not None:
+            return self.project_names.get
+        return ProjectFiles(self.project_root or Path.cwd())
 
 
 def allocator_state(device: torch.device) -> dict[str, int]:

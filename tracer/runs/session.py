@@ -40,6 +40,7 @@ from tracer.timeline_tracer import TimelineTracer
 # Memory runs out in the first step, or in the second, when there is optimizer state: the allocator's history, which
 # costs some microseconds an allocation, is on in these even if they are not recorded.
 _NUM_FIRST_STEPS = 2
+HISTORY_LEFT_OUT = "Requested sizes and segments are left out: "
 _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 
@@ -86,6 +87,7 @@ class ProfileSession:
         num_steps_done: Steps that have ended.
         unused_parameters: Parameters that want a gradient and had none when the optimizer stepped, by name.
         fault: What went wrong in the session itself, or None.
+        module_names: Dotted names of the model's modules by `id()`.
     """
 
     def __init__(
@@ -106,9 +108,10 @@ class ProfileSession:
         self.fault: Exception | None = None
         self.history = AllocatorHistory(self.device)
         self._observer = StorageObserver()
+        self.module_names = {id(module): name for name, module in model.named_modules()}
         self._tracer = TimelineTracer(
             device=self.device,
-            module_names={id(module): name for name, module in model.named_modules()},
+            module_names=self.module_names,
             known=self._observer.observations,
             keep_traces=trace,
         )
@@ -363,7 +366,7 @@ class ProfileSession:
         try:
             yield
         except SnapshotError as error:
-            note = f"Requested sizes and segments are left out: {error}"
+            note = f"{HISTORY_LEFT_OUT}{error}"
             if note not in self._odd_history:
                 self._odd_history.append(note)
 

@@ -18,6 +18,7 @@ from tracer.capture.error_place import error_place
 from tracer.capture.known_storages import input_tensors
 from tracer.capture.parameter_origins import describe_parameters
 from tracer.capture.project_files import project_root
+from tracer.capture.run_origin import RunOrigin
 from tracer.errors import OutputError, RecordingError
 from tracer.exporters.files import check_folder
 from tracer.nested import leaves
@@ -61,6 +62,7 @@ class TrainingProfile(ProfileSession):
         screen: bool = False,
         leave_out: Collection[str] = (),
         trace: bool = False,
+        keep_recording: bool = False,
         settings: Mapping[str, object] | None = None,
     ) -> None:
         """Prepare; nothing is switched on.
@@ -74,6 +76,7 @@ class TrainingProfile(ProfileSession):
             screen: Whether to print the answer at the end, on rank 0 only.
             leave_out: Names of files that are not wanted, as in `--no-<name>`.
             trace: Whether to write trace.json.gz, the profiler's trace with memory above the operators.
+            keep_recording: Whether to write recording.npz, from which `main.py report` writes every file again.
             settings: What to remember of the run.
 
         Raises:
@@ -87,6 +90,7 @@ class TrainingProfile(ProfileSession):
         self.written: tuple[Written, ...] = ()
         self._termination = Termination()
         self._is_announced = False
+        self._keep_recording = keep_recording
         self._screen, self._leave_out, self._settings = screen, leave_out, dict(settings or {})
         check_folder(self.save_dir)
 
@@ -203,6 +207,10 @@ class TrainingProfile(ProfileSession):
             project_root=project_root(model),
             failed_allocation=self.failed_allocation if failure is not None and failure.out_of_memory else None,
             trace=self.trace if findings is not None else None,
+            module_names=self.module_names,
+            origin=RunOrigin.here(str(self.device)),
+            device=str(self.device),
+            keep_recording=self._keep_recording,
         )
 
     def _tell(self, error: BaseException | None) -> None:

@@ -15,6 +15,7 @@ from tracer.analysis.profiles.findings import Findings
 from tracer.capture.parameter_origins import Line, describe_parameters
 from tracer.capture.phase_timing import PhaseTimings, time_phases
 from tracer.capture.project_files import project_root
+from tracer.capture.run_origin import RunOrigin
 from tracer.errors import RecordingError
 from tracer.runs.results import Failure, RunResults, is_out_of_memory
 from tracer.runs.session import ProfileSession, Schedule, fault_text
@@ -32,6 +33,7 @@ def run_profile(
     schedule: Schedule,
     timing: bool = True,
     trace: bool = False,
+    keep_recording: bool = False,
     progress: Progress = lambda done, total: None,
     settings: Mapping[str, object] | None = None,
     parameter_lines: Mapping[str, tuple[Line, ...]] | None = None,
@@ -48,6 +50,7 @@ def run_profile(
         schedule: Which steps are profiled.
         timing: Whether to run the timing pass.
         trace: Whether to keep the profiler's own trace.
+        keep_recording: Whether recording.npz is to be among the files.
         progress: Called with steps done and steps in all.
         settings: What to remember of the run.
         parameter_lines: Where each parameter was constructed, by dotted name; else its class's source is searched.
@@ -106,6 +109,10 @@ def run_profile(
         project_root=root or project_root(workload.model),
         failed_allocation=failed,
         trace=session.trace if findings is not None else None,
+        module_names=session.module_names,
+        origin=RunOrigin.here(str(session.device)),
+        device=str(session.device),
+        keep_recording=keep_recording,
     )
 
 

@@ -85,7 +85,7 @@ def by_hand() -> tuple[Recording, Attribution]:
         _ints(*column) for column in zip(*rows, strict=True)
     )
     none = np.full(len(rows), -1, np.int64)
-    ops = Ops(name, kind, parent, none, start, end, number, np.zeros(len(rows), np.int64), none, none * 0)
+    ops = Ops(name, kind, parent, none, start, end, number, np.zeros(len(rows), np.int64), none, none * 0, none)
     # linear, the function, tanh, the loss and node 1 make memory.
     made = _ints(0, 2, 3, 4, 10)
     recording = Recording(
@@ -102,7 +102,7 @@ def by_hand() -> tuple[Recording, Attribution]:
         ops=ops,
         calls=_table(Calls),
         spans=Spans(_ints(6), _ints(0), _ints(200), _ints(0)),
-        frames=Frames(_ints(), _ints(), _ints(), np.zeros(0, bool)),
+        frames=Frames(_ints(), _ints(), _ints(), np.zeros(0, bool), np.zeros(0, bool)),
         modules=_table(Modules),
         gradient_keys=_ints(),
         parameter_keys=_ints(),

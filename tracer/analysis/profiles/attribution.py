@@ -10,14 +10,13 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from pathlib import Path
+from pathlib import PurePosixPath, PureWindowsPath
 
 import numpy as np
 import numpy.typing as npt
 
 from tracer.analysis.profiles.closures import backward_calls, closure_calls
 from tracer.capture.recording import CallKind, OpKind, Recording
-from tracer.capture.source_files import is_own_code
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -85,6 +84,11 @@ def attribute(recording: Recording, *, module_names: Mapping[int, str] | None = 
     return _Attributor(recording, module_names or {}).run()
 
 
+def _is_whole(file: str) -> bool:
+    """Whether a path is absolute on the machine that made the recording, which may be another."""
+    return PurePosixPath(file).is_absolute() or PureWindowsPath(file).is_absolute()
+
+
 class _Attributor:
     def __init__(self, recording: Recording, module_names: Mapping[int, str]) -> None:
         self.recording = recording
@@ -100,9 +104,9 @@ class _Attributor:
         a search.
         """
         strings, frames = self.recording.strings, self.recording.frames
-        files = {file: strings[file] for file in np.unique(frames.file).tolist()}
-        rank = {file: -1 if is_own_code(name) else int(Path(name).is_absolute()) for file, name in files.items()}
-        return np.where(frames.user, 2, np.array([rank[file] for file in frames.file.tolist()], np.int64))
+        whole = {file: int(_is_whole(strings[file])) for file in np.unique(frames.file).tolist()}
+        other = np.array([whole[file] for file in frames.file.tolist()], np.int64)
+        return np.select([frames.user, frames.own], [2, -1], other)
 
     def run(self) -> Attribution:
         recording = self.recording

@@ -1,0 +1,64 @@
+"""Kept runs for the tests of the file: one of the CPU, and one with all that a file can have."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from functools import cache
+
+import numpy as np
+import torch
+
+from tests.pieces import Pieces
+from tracer.analysis.profiles.findings import find_in_cycle, put_together, with_allocator_history
+from tracer.capture.device_kernels import Kernels
+from tracer.capture.kept_run import KeptRun
+from tracer.exporters.memory_snapshot import snapshot_of_recording
+from tracer.runs.kept import kept_run
+from tracer.runs.results import Failure, RunResults
+from tracer.runs.session import Schedule
+from tracer.runs.workload_run import run_profile
+from tracer.snapshot.load import snapshot_in_memory
+
+SHORT = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=2)
+SETTINGS = {"batch_size": 8, "data_size": (8, 8), "inputs": ("3x4", "5"), "odd": [1, 2], "ratio": 0.5, "seed": None}
+
+
+@cache
+def on_cpu() -> RunResults:
+    """A run with its timing pass, its trace and settings of every kind."""
+    return run_profile(Pieces(), schedule=SHORT, settings=SETTINGS, trace=True, keep_recording=True)
+
+
+def on_cuda(*, oom: bool = False) -> RunResults:
+    """That run's recordings as if they were of a GPU, with the history that its allocator would have left."""
+    plain = on_cpu()
+    assert plain.findings is not None
+    known = dataclasses.replace(plain.known, devices=("cuda:0",) * len(plain.known.devices))
+    cycles = []
+    for cycle in plain.findings.cycles:
+        ops = cycle.recording.ops
+        kernels = Kernels(ops.start_ns.copy(), ops.thread.copy(), np.full(len(ops.name), 1000))
+        recording = dataclasses.replace(cycle.recording, devices=("cuda:0",), kernels=kernels)
+        cycles.append(find_in_cycle(recording, known=known, module_names=plain.module_names, device="cuda:0"))
+    # torch makes each of its words anew, where Python has one of each for all code.
+    snapshot = pickle.loads(pickle.dumps(snapshot_of_recording(cycles[-1].recording, cycles[-1].storages)))
+    if oom:
+        failed = {"action": "oom", "size": 1 << 40, "device_free": 5, "stream": 0, "frames": [], "time_us": 1}
+        snapshot["device_traces"][0].append(failed)
+    findings = with_allocator_history(put_together(cycles), snapshot_in_memory(snapshot), known=known)
+    failure = Failure(torch.OutOfMemoryError("CUDA out of memory"), 2, {"allocated": 5}) if oom else None
+    return dataclasses.replace(
+        plain, findings=findings, known=known, snapshot=snapshot, failure=failure, device="cuda:0"
+    )
+
+
+@cache
+def kept_on_cpu() -> KeptRun:
+    return kept_run(on_cpu())
+
+
+@cache
+def kept_on_cuda() -> KeptRun:
+    """With a history, a failure, kernels and a trace."""
+    return kept_run(on_cuda(oom=True))

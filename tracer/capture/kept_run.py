@@ -1,0 +1,113 @@
+"""All that was observed of a run: what has to be stored so that everything said of it can be said again, anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tracer.capture.known_storages import KnownStorages
+from tracer.capture.operator_lines import source_text
+from tracer.capture.parameter_origins import Parameter
+from tracer.capture.phase_timing import PhaseTimings
+from tracer.capture.profiler_trace import ProfilerTrace
+from tracer.capture.recording import Recording
+from tracer.capture.run_origin import RunOrigin
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file that a recording or a parameter names.
+
+    Attributes:
+        path: As they name it.
+        project_name: Its path from the root of the user's project, or None for a file that is not of the project.
+        text: Its source, from which lines were read; None for files that are not the user's.
+    """
+
+    path: str
+    project_name: str | None
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptCycle:
+    """One cycle's recording, and whether all of its steps were recorded to their end."""
+
+    recording: Recording
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptTrace:
+    """The profiler's own trace of one cycle, by its number."""
+
+    cycle: int
+    trace: ProfilerTrace
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptRun:
+    """What was observed of a run, and nothing that was concluded from it.
+
+    Attributes:
+        cycles: Those with memory on the device, in order; none if not one step was recorded.
+        device: That is explained, as `str(torch.device)` writes it.
+        known: Objects that were observed.
+        module_names: Dotted names of the model's modules by `id()`.
+        snapshot: The allocator's own, on CUDA; elsewhere None.
+        parameters: The model's, with the lines that constructed them.
+        timings: Of the timing pass; None if there was none.
+        unused_parameters: Names of parameters without gradient; None where nobody looked.
+        losses: One per step.
+        num_steps: Steps that ended.
+        failure: What ended the run early, in the lines that were shown; none if nothing did.
+        ran_out_of_memory: Whether that was for want of memory.
+        notes: Sentences on what could not be observed.
+        settings: What the run was made with, by name.
+        origin: When, where and with what it was made.
+        sources: Every file that the recordings and the parameters name.
+        trace: The profiler's own; None if it was not asked for.
+    """
+
+    cycles: tuple[KeptCycle, ...]
+    device: str
+    known: KnownStorages
+    module_names: Mapping[int, str]
+    snapshot: dict[str, Any] | None
+    parameters: tuple[Parameter, ...]
+    timings: PhaseTimings | None
+    unused_parameters: tuple[str, ...] | None
+    losses: tuple[float, ...]
+    num_steps: int
+    failure: tuple[str, ...]
+    ran_out_of_memory: bool
+    notes: tuple[str, ...]
+    settings: Mapping[str, object]
+    origin: RunOrigin
+    sources: tuple[SourceFile, ...]
+    trace: KeptTrace | None = None
+
+    @property
+    def num_events(self) -> int:
+        """Of all cycles."""
+        return sum(cycle.recording.num_events for cycle in self.cycles)
+
+
+def named_files(recordings: Iterable[Recording], parameters: Iterable[Parameter]) -> dict[str, bool]:
+    """Every file that these name, and whether it is the user's, whose source was read."""
+    found: dict[str, bool] = {}
+    for recording in recordings:
+        frames, strings = recording.frames, recording.strings
+        user = set(np.unique(frames.file[frames.user]).tolist())
+        found |= {strings[file]: file in user for file in np.unique(frames.file).tolist() if strings[file]}
+    for line in (line for parameter in parameters for line in parameter.lines):
+        found.setdefault(line.file, True)
+    return found
+
+
+def source_of(path: str, *, is_users: bool) -> str | None:
+    """The source of a file of the user's, as lines were read from it."""
+    return (source_text(path) or None) if is_users else None

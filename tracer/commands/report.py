@@ -1,0 +1,128 @@
+"""`torch-timeline report`: the files of a run again, from its kept recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tracer.commands.common import errors_for_people
+from tracer.errors import MissingPackageError, RecordingError, TracerError
+from tracer.exporters.terminal import say, screen
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tracer.runs.results import RunResults
+
+RECORDING_NAME = "recording.npz"
+
+
+def report(
+    recording: Annotated[Path, typer.Argument(help="A --save-dir with a recording.npz, or that file.")],
+    save_dir: Annotated[Path | None, typer.Option(help="Folder for the files; by default the recording's.")] = None,
+    only: Annotated[list[str], typer.Option(help="Write only this one: peak-json, memory-report, ...")] = [],  # noqa: B006
+) -> None:
+    """Write any output of a run again from its kept recording, also elsewhere and with a later version."""
+    with errors_for_people(), screen() as console:
+        succeeded = show_report(recording, console, save_dir=save_dir, only=only, say=say)
+    if not succeeded:
+        raise typer.Exit(1)
+
+
+def show_report(
+    path: Path,
+    console: Console,
+    *,
+    save_dir: Path | None = None,
+    only: Collection[str] = (),
+    say: Callable[[str], None] = lambda line: None,
+) -> bool:
+    """Write the files of a run again from its recording, then the answer on a console.
+
+    Args:
+        path: The recording, or a folder that holds a `recording.npz`.
+        console: Where to print the answer.
+        save_dir: Where to write; by default beside the recording.
+        only: Names of the outputs that are wanted, as in `--no-<name>`; by default all that the recording allows.
+        say: Takes a line on what was written, and on what there is to say of the run.
+
+    Returns:
+        False if a file could not be written.
+
+    Raises:
+        RecordingError: The recording cannot be read, or an output that is wanted is not in it.
+        OutputError: The folder cannot be written to, or the console takes nothing.
+        WritingInterrupted: Ctrl-C has come while the files were written.
+    """
+    file = recording_path(path)
+    folder = save_dir or file.parent
+    from tracer.exporters.files import check_folder
+    from tracer.exporters.recording_file.kept_run_file import load_kept_run
+    from tracer.runs.kept import results_of
+    from tracer.runs.outputs import Written, write_outputs, written_lines
+    from tracer.runs.screen import print_results
+
+    def tell(written: Written) -> None:
+        for line in written_lines(written):
+            say(line)
+
+    _check_names(only)
+    check_folder(folder)
+    kept = load_kept_run(file)
+    results = results_of(kept)
+    unwanted = _unwanted(only, results)
+    for line in (*(f"Of that run: {line}" for line in kept.failure), *(f"Note: {note}" for note in results.notes)):
+        say(line)
+    written = write_outputs(results, folder, leave_out=unwanted, tell=tell)
+    print_results(results, console)
+    return all(one.error is None or isinstance(one.error, MissingPackageError) for one in written)
+
+
+def _check_names(only: Collection[str]) -> None:
+    """Before anything is read.
+
+    Raises:
+        TracerError: One is the name of no output.
+    """
+    from tracer.runs.outputs import OUTPUTS
+
+    names = [output.name for output in OUTPUTS if output.file_name != RECORDING_NAME]
+    for name in only:
+        if name not in names:
+            raise TracerError(f"There is no output {name}.", hint=f"Name one of {', '.join(names)}.")
+
+
+def _unwanted(only: Collection[str], results: RunResults) -> Collection[str]:
+    """The outputs to leave out.
+
+    Raises:
+        RecordingError: One that is wanted cannot be made of the results.
+    """
+    from tracer.runs.outputs import OUTPUTS
+
+    if not only:
+        return ()
+    for output in OUTPUTS:
+        if output.name in only and not output.needs(results):
+            raise RecordingError(
+                f"The recording has nothing for {output.file_name}.",
+                hint="What the run itself left out, such as the timing pass or the trace, cannot be made afterwards.",
+            )
+    return [output.name for output in OUTPUTS if output.name not in only]
+
+
+def recording_path(path: Path) -> Path:
+    """The recording itself, or the one in a folder.
+
+    Raises:
+        RecordingError: There is none.
+    """
+    file = path / RECORDING_NAME if path.is_dir() else path
+    if not file.is_file():
+        raise RecordingError(
+            f"There is no {file}.", hint="Profile with --keep-recording, and name the --save-dir (of one rank)."
+        )
+    return file

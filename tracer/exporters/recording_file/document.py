@@ -1,0 +1,105 @@
+"""A JSON document of a file that may be anybody's: every value is checked as it is taken."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tracer.errors import RecordingError
+from tracer.exporters.recording_file.checked_columns import DAMAGED
+from tracer.snapshot.printable import printable
+
+_MAX_NUMBER = 1 << 53
+_MAX_DOCUMENT_BYTES = 64 << 20
+
+
+class Document:
+    """A JSON object."""
+
+    def __init__(self, data: bytes | dict[str, Any]) -> None:
+        self._values = data if isinstance(data, dict) else _parse(data)
+
+    def check_format(self, name: str, version: int) -> None:
+        """Refuse what is of another program or of a later version.
+
+        Raises:
+            RecordingError: It is.
+        """
+        if self._values.get("format") != name:
+            raise RecordingError("The file is not a recording of this program.", hint=DAMAGED)
+        found = self.number("version")
+        if found > version:
+            raise RecordingError(
+                f"The recording is of format version {found}, and this program reads up to {version}.",
+                hint="Use the version of this program that wrote it, or a later one.",
+            )
+
+    def _value(self, name: str, kind: type) -> Any:
+        value = self._values.get(name)
+        if type(value) is not kind:
+            raise RecordingError(f"{name} of the recording is not what it should be.", hint=DAMAGED)
+        return value
+
+    def number(self, name: str) -> int:
+        """A whole number from 0 on."""
+        value: int = self._value(name, int)
+        if not 0 <= value <= _MAX_NUMBER:
+            raise RecordingError(f"{name} of the recording is not a number from 0 to 2**53.", hint=DAMAGED)
+        return value
+
+    def truth(self, name: str) -> bool:
+        """True or false."""
+        return bool(self._value(name, bool))
+
+    def text(self, name: str) -> str:
+        """A text, without what a terminal obeys."""
+        return printable(self._value(name, str))
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of texts."""
+        values = self._value(name, list)
+        if not all(type(value) is str for value in values):
+            raise RecordingError(f"{name} of the recording are not all texts.", hint=DAMAGED)
+        return tuple(map(printable, values))
+
+    def texts_or_none(self, name: str) -> tuple[str, ...] | None:
+        """A list of texts, or none."""
+        return None if self._values.get(name) is None else self.texts(name)
+
+    def documents(self, name: str, *, at_most: int) -> list[Document]:
+        """A list of documents."""
+        values = self._value(name, list)
+        if len(values) > at_most or not all(type(value) is dict for value in values):
+            raise RecordingError(f"{name} of the recording are not what they should be.", hint=DAMAGED)
+        return [Document(value) for value in values]
+
+    def document_or_none(self, name: str) -> Document | None:
+        """A document inside this one, or none."""
+        return None if self._values.get(name) is None else Document(self._value(name, dict))
+
+    def settings(self, name: str) -> dict[str, object]:
+        """Texts, numbers and lists of these by name; a list comes back as the tuple that it was."""
+        return {printable(key): _setting(value) for key, value in self._value(name, dict).items()}
+
+
+def _setting(value: object) -> object:
+    if isinstance(value, list):
+        return tuple(_setting(one) if not isinstance(one, list) else printable(str(one)) for one in value)
+    if isinstance(value, dict):
+        return printable(str(value))
+    return printable(value) if isinstance(value, str) else value
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    if len(data) > _MAX_DOCUMENT_BYTES:
+        raise RecordingError("The recording's own description is larger than any.", hint=DAMAGED)
+    try:
+        document = json.loads(data)
+    # Bad numbers and bad encodings are ValueErrors too; brackets without end are a RecursionError.
+    except (ValueError, RecursionError) as error:
+        raise RecordingError(
+            f"The recording's own description is not JSON ({type(error).__name__}).", hint=DAMAGED
+        ) from error
+    if not isinstance(document, dict):
+        raise RecordingError("The recording's own description is no JSON object.", hint=DAMAGED)
+    return document

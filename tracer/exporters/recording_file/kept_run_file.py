@@ -1,0 +1,264 @@
+"""recording.npz: a `KeptRun` as named columns and one document, and back."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tracer.capture.kept_run import KeptCycle, KeptRun, KeptTrace, SourceFile
+from tracer.capture.parameter_origins import Line, Parameter
+from tracer.capture.phase_timing import PHASES, PhaseTimings
+from tracer.capture.profiler_trace import ProfilerTrace
+from tracer.capture.run_origin import RunOrigin
+from tracer.errors import RecordingError
+from tracer.exporters.recording_file.checked_columns import DAMAGED, Columns, text_columns
+from tracer.exporters.recording_file.document import Document
+from tracer.exporters.recording_file.npz import MAX_UNPACKED_BYTES, read_columns, write_columns
+from tracer.exporters.recording_file.plain_objects import object_columns, object_from
+from tracer.exporters.recording_file.recording_columns import (
+    Arrays,
+    known_columns,
+    known_from,
+    recording_columns,
+    recording_from,
+)
+
+FORMAT, VERSION = "torch-timeline recording", 1
+MAX_CYCLES = 10_000
+_DEVICE = re.compile(r"cpu|[a-z]+(:\d{1,4})?")
+_CHUNK_BYTES = 1 << 20
+
+
+def save_kept_run(path: Path, kept: KeptRun) -> None:
+    """Write recording.npz, whole or not at all.
+
+    Raises:
+        OutputError: The file cannot be written.
+        RecordingError: The profiler did not give its trace.
+    """
+    write_columns(path, kept_run_columns(kept))
+
+
+def kept_run_columns(kept: KeptRun) -> Arrays:
+    """The columns of a run, by the names that docs/recording.md has.
+
+    Raises:
+        RecordingError: The profiler did not give its trace.
+    """
+    columns: Arrays = {"run": np.frombuffer(json.dumps(_document(kept)).encode(), np.uint8)}
+    for number, cycle in enumerate(kept.cycles):
+        columns |= recording_columns(cycle.recording, f"cycle{number}")
+    columns |= {**known_columns(kept.known), **_module_columns(kept), **_source_columns(kept)}
+    columns |= {**_parameter_columns(kept), "losses": np.array(kept.losses, np.float64)}
+    if kept.timings is not None:
+        columns |= {f"timings.{name}": np.array(kept.timings.durations_ms[name], np.float64) for name in PHASES}
+    if kept.snapshot is not None:
+        columns |= object_columns("history", kept.snapshot)
+    if kept.trace is not None:
+        columns["trace.packed"] = _packed(kept.trace.trace)
+    return columns
+
+
+def _document(kept: KeptRun) -> dict[str, Any]:
+    """All that is no column."""
+    timings, trace, origin = kept.timings, kept.trace, kept.origin
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "device": kept.device,
+        "cycles": [{"is_whole": one.is_whole, "num_events": one.recording.num_events} for one in kept.cycles],
+        "num_steps": kept.num_steps,
+        "command": origin.command,
+        "date": origin.date,
+        "torch": origin.torch,
+        "python": origin.python,
+        "device_name": origin.device_name,
+        "settings": {str(name): _plain(value) for name, value in kept.settings.items()},
+        "notes": list(kept.notes),
+        "failure": list(kept.failure),
+        "ran_out_of_memory": kept.ran_out_of_memory,
+        "unused_parameters": None if kept.unused_parameters is None else list(kept.unused_parameters),
+        "timings": None if timings is None else {"device": timings.device, "clock": timings.clock},
+        "trace": None if trace is None else {"cycle": trace.cycle, "process_id": trace.trace.process_id},
+    }
+
+
+def _plain(value: object) -> object:
+    """A setting as JSON has it; a tuple is a list there, and what is neither is its text."""
+    if isinstance(value, tuple):
+        return [_plain(one) if not isinstance(one, tuple) else str(one) for one in value]
+    return value if value is None or type(value) in (bool, int, float, str) else str(value)
+
+
+def _module_columns(kept: KeptRun) -> Arrays:
+    return {
+        "modules.id": np.array(list(kept.module_names), np.int64),
+        **text_columns("modules.name", kept.module_names.values()),
+    }
+
+
+def _source_columns(kept: KeptRun) -> Arrays:
+    sources = kept.sources
+    return {
+        **text_columns("sources.path", [one.path for one in sources]),
+        **text_columns("sources.project_name", [one.project_name or "" for one in sources]),
+        **text_columns("sources.text", [one.text or "" for one in sources]),
+        "sources.is_of_project": np.array([one.project_name is not None for one in sources], np.bool_),
+        "sources.has_text": np.array([one.text is not None for one in sources], np.bool_),
+    }
+
+
+def _parameter_columns(kept: KeptRun) -> Arrays:
+    parameters, row = kept.parameters, {one.path: row for row, one in enumerate(kept.sources)}
+    lines = [line for one in parameters for line in one.lines]
+    return {
+        **text_columns("parameters.name", [one.name for one in parameters]),
+        **text_columns("parameters.module", [one.module for one in parameters]),
+        "parameters.size_bytes": np.array([one.size_bytes for one in parameters], np.int64),
+        "parameters.wants_gradient": np.array([one.wants_gradient for one in parameters], np.bool_),
+        "parameters.line_ends": np.cumsum([len(one.lines) for one in parameters], dtype=np.int64),
+        "parameter_lines.source": np.array([row[line.file] for line in lines], np.int64),
+        "parameter_lines.line": np.array([line.line for line in lines], np.int64),
+    }
+
+
+def _packed(trace: ProfilerTrace) -> Any:
+    packer = zlib.compressobj(6)
+    pieces = [packer.compress(chunk) for chunk in trace.chunks()]
+    return np.frombuffer(b"".join([*pieces, packer.flush()]), np.uint8)
+
+
+# ------------------------------------------------------------------------------------------------------------ reading
+def load_kept_run(path: Path) -> KeptRun:
+    """Read recording.npz of this version or an earlier one. Nothing in it is executed, and every index is checked.
+
+    Raises:
+        RecordingError: It cannot be read, is damaged, of a later version, or another program's.
+    """
+    return kept_run_from(Columns(read_columns(path)))
+
+
+def kept_run_from(columns: Columns) -> KeptRun:
+    """The run of which these are the columns.
+
+    Raises:
+        RecordingError: They are those of none.
+    """
+    document = Document(columns.blob("run"))
+    document.check_format(FORMAT, VERSION)
+    cycles = document.documents("cycles", at_most=MAX_CYCLES)
+    device = document.text("device")
+    if not _DEVICE.fullmatch(device):
+        raise RecordingError(f"{device[:80]!r} is not the name of a device.", hint=DAMAGED)
+    sources = _sources_from(columns)
+    return KeptRun(
+        cycles=tuple(_cycle_from(columns, number, one) for number, one in enumerate(cycles)),
+        device=device,
+        known=known_from(columns),
+        module_names=_module_names_from(columns),
+        snapshot=_snapshot_from(columns, device),
+        parameters=_parameters_from(columns, sources),
+        timings=_timings_from(columns, document),
+        unused_parameters=document.texts_or_none("unused_parameters"),
+        losses=tuple(columns.floats("losses").tolist()),
+        num_steps=document.number("num_steps"),
+        failure=document.texts("failure"),
+        ran_out_of_memory=document.truth("ran_out_of_memory"),
+        notes=document.texts("notes"),
+        settings=document.settings("settings"),
+        origin=RunOrigin(
+            **{name: document.text(name) for name in ("command", "date", "torch", "python", "device_name")}
+        ),
+        sources=sources,
+        trace=_trace_from(columns, document, len(cycles)),
+    )
+
+
+def _cycle_from(columns: Columns, number: int, document: Document) -> KeptCycle:
+    num_events = document.number("num_events")
+    return KeptCycle(recording_from(columns, f"cycle{number}", num_events=num_events), document.truth("is_whole"))
+
+
+def _module_names_from(columns: Columns) -> Mapping[int, str]:
+    names = columns.texts("modules.name")
+    return dict(zip(columns.ints("modules.id", length=len(names)).tolist(), names, strict=True))
+
+
+def _sources_from(columns: Columns) -> tuple[SourceFile, ...]:
+    paths = columns.texts("sources.path")
+    names = columns.texts("sources.project_name", length=len(paths))
+    texts = columns.texts("sources.text", length=len(paths), as_is=True)
+    in_project = columns.bools("sources.is_of_project", length=len(paths)).tolist()
+    has_text = columns.bools("sources.has_text", length=len(paths)).tolist()
+    rows = zip(paths, names, texts, in_project, has_text, strict=True)
+    return tuple(
+        SourceFile(path, name if is_in else None, text if has else None) for path, name, text, is_in, has in rows
+    )
+
+
+def _parameters_from(columns: Columns, sources: tuple[SourceFile, ...]) -> tuple[Parameter, ...]:
+    names = columns.texts("parameters.name")
+    modules = columns.texts("parameters.module", length=len(names))
+    sizes = columns.bytes_column("parameters.size_bytes", length=len(names)).tolist()
+    wanting = columns.bools("parameters.wants_gradient", length=len(names)).tolist()
+    file = columns.ints("parameter_lines.source", low=0, high=len(sources) - 1).tolist()
+    line = columns.ints("parameter_lines.line", length=len(file)).tolist()
+    ends = columns.ends("parameters.line_ends", total=len(file), length=len(names)).tolist()
+    lines = [Line(sources[at].path, number) for at, number in zip(file, line, strict=True)]
+    rows = zip(names, sizes, wanting, modules, [0, *ends], ends, strict=False)
+    return tuple(Parameter(name, size, wants, of, tuple(lines[a:b])) for name, size, wants, of, a, b in rows)
+
+
+def _snapshot_from(columns: Columns, device: str) -> dict[str, Any] | None:
+    if "history.code" not in columns:
+        return None
+    snapshot = object_from(columns, "history")
+    lists = ("segments", "device_traces")
+    if isinstance(snapshot, dict) and ":" in device and all(isinstance(snapshot.get(name), list) for name in lists):
+        return snapshot
+    raise RecordingError("What is kept of the allocator is no snapshot of a device.", hint=DAMAGED)
+
+
+def _timings_from(columns: Columns, document: Document) -> PhaseTimings | None:
+    found = document.document_or_none("timings")
+    if found is None:
+        return None
+    durations_ms = {name: tuple(columns.floats(f"timings.{name}").tolist()) for name in PHASES}
+    if not np.isfinite([value for values in durations_ms.values() for value in values]).all():
+        raise RecordingError("Times of phases are not all numbers.", hint=DAMAGED)
+    if len({len(values) for values in durations_ms.values()}) > 1 or not durations_ms[PHASES[0]]:
+        raise RecordingError("Phases were not timed equally often.", hint=DAMAGED)
+    return PhaseTimings(found.text("device"), found.text("clock"), durations_ms)
+
+
+def _trace_from(columns: Columns, document: Document, num_cycles: int) -> KeptTrace | None:
+    found = document.document_or_none("trace")
+    if found is None:
+        return None
+    cycle, packed = found.number("cycle"), columns.blob("trace.packed")
+    if cycle >= num_cycles:
+        raise RecordingError("The trace is of a cycle that is not there.", hint=DAMAGED)
+    return KeptTrace(cycle, ProfilerTrace(found.number("process_id"), partial(_unpacked, packed)))
+
+
+def _unpacked(packed: bytes) -> Iterator[bytes]:
+    unpacker, num_bytes = zlib.decompressobj(), 0
+    try:
+        # `flush` would give all that is left at once, however much that is.
+        while not unpacker.eof and num_bytes <= MAX_UNPACKED_BYTES:
+            piece = unpacker.decompress(packed, _CHUNK_BYTES)
+            num_bytes, packed = num_bytes + len(piece), unpacker.unconsumed_tail
+            if not piece and not packed:
+                break
+            yield piece
+    except zlib.error as error:
+        raise RecordingError("The trace in the recording is damaged.", hint=DAMAGED) from error
+    if not unpacker.eof:
+        raise RecordingError("The trace in the recording ends in the middle, or never.", hint=DAMAGED)

@@ -1,0 +1,186 @@
+"""Plain objects as columns: dicts, lists, tuples, texts and numbers, each object once however often it is pointed to.
+
+So the allocator's own snapshot is kept. As JSON the stack of every entry would be written out; and what is pickled
+again is the same to the byte only if what was one object is one object again.
+
+Two equal texts that are two objects stay two, since pickle tells them apart.
+
+Shapes: X objects, each behind all that it holds; I items of containers, one container after the other; T texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracer.errors import RecordingError
+from tracer.exporters.recording_file.checked_columns import DAMAGED, Columns, text_columns
+
+MAX_VISITS = 1_000_000_000
+"""Objects in a walk that follows every pointer. An object that holds itself many times over would be without end."""
+
+
+class Code(IntEnum):
+    """What a row of `<name>.code` stands for; `<name>.value` has the rest."""
+
+    NONE = 0
+    FALSE = 1
+    TRUE = 2
+    INT = 3
+    """The number itself."""
+    LARGE_INT = 4
+    """Row of the texts: in decimals, what 64 bits do not hold."""
+    FLOAT = 5
+    """The number's bits."""
+    TEXT = 6
+    """Row of the texts."""
+    LIST = 7
+    """How many items it has; so for TUPLE. The items are rows of objects."""
+    TUPLE = 8
+    DICT = 9
+    """How many entries it has: of each the key, then the value."""
+
+
+_SIMPLE = {None: Code.NONE, False: Code.FALSE, True: Code.TRUE}
+_CONTAINERS: dict[type, Code] = {list: Code.LIST, tuple: Code.TUPLE, dict: Code.DICT}
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.code: list[int] = []
+        self.value: list[int] = []
+        self.items: list[int] = []
+        self.texts: list[str] = []
+        self._row: dict[int, int] = {}
+
+    def add(self, root: Any) -> None:
+        """Add an object behind all that it holds, without recursion: a stack may be any depth."""
+        pending: list[tuple[Any, bool]] = [(root, False)]
+        while pending:
+            one, is_open = pending.pop()
+            if id(one) in self._row:
+                continue
+            inner = _inner(one)
+            if inner is None:
+                self._put(one, *self._scalar(one))
+            elif is_open:
+                self.items += [self._row[id(each)] for each in inner]
+                self._put(one, _CONTAINERS[type(one)], len(one))
+            else:
+                pending.append((one, True))
+                pending += [(each, False) for each in reversed(inner)]
+
+    def _put(self, one: Any, code: int, value: int) -> None:
+        self._row[id(one)] = len(self.code)
+        self.code.append(code)
+        self.value.append(value)
+
+    def _scalar(self, one: Any) -> tuple[int, int]:
+        if one is None or one is True or one is False:
+            return _SIMPLE[one], 0
+        if type(one) is int:
+            if -(1 << 63) <= one < 1 << 63:
+                return Code.INT, one
+            return Code.LARGE_INT, self._text(str(one))
+        if type(one) is float:
+            return Code.FLOAT, int(np.float64(one).view(np.int64))
+        if type(one) is str:
+            return Code.TEXT, self._text(one)
+        raise TypeError(f"a {type(one).__name__} is not a plain object")
+
+    def _text(self, text: str) -> int:
+        self.texts.append(text)
+        return len(self.texts) - 1
+
+
+def _inner(one: Any) -> list[Any] | None:
+    """What a container holds, keys before their values; None for what holds nothing."""
+    if type(one) is dict:
+        return [each for entry in one.items() for each in entry]
+    return list(one) if type(one) in (list, tuple) else None
+
+
+def object_columns(name: str, root: Any) -> dict[str, npt.NDArray[Any]]:
+    """The columns of an object, of which the last row is itself.
+
+    Args:
+        name: Before the name of each column.
+        root: Dicts, lists, tuples, texts, numbers and None, nothing of which holds itself.
+
+    Raises:
+        TypeError: It holds something else.
+    """
+    writer = _Writer()
+    writer.add(root)
+    columns = {"code": writer.code, "value": writer.value, "items": writer.items}
+    return {
+        **{f"{name}.{key}": np.array(column, np.int64) for key, column in columns.items()},
+        **text_columns(f"{name}.texts", writer.texts),
+    }
+
+
+def object_from(columns: Columns, name: str) -> Any:
+    """The object of which these are the columns.
+
+    Raises:
+        RecordingError: They are those of none.
+    """
+    codes = columns.ints(f"{name}.code", low=0, high=max(Code))
+    values = columns.ints(f"{name}.value", low=-(1 << 63), high=(1 << 63) - 1, length=len(codes))
+    items = columns.ints(f"{name}.items", low=0, high=len(codes) - 1).tolist()
+    texts = columns.texts(f"{name}.texts", as_is=True)
+    made: list[Any] = []
+    visits: list[int] = []
+    at = 0
+    for code, value in zip(codes.tolist(), values.tolist(), strict=True):
+        width = _width(code, value)
+        inner = items[at : at + width]
+        at += width
+        if width < 0 or len(inner) < width or any(row >= len(made) for row in inner):
+            raise RecordingError(f"Objects of {name} hold what is not there.", hint=DAMAGED)
+        made.append(_made(name, code, value, [made[row] for row in inner], texts))
+        visits.append(1 + sum(visits[row] for row in inner))
+        if visits[-1] > MAX_VISITS:
+            raise RecordingError(f"Objects of {name} hold each other without end.", hint=DAMAGED)
+    if not made or at != len(items):
+        raise RecordingError(f"Objects of {name} are not complete.", hint=DAMAGED)
+    return made[-1]
+
+
+def _width(code: int, value: int) -> int:
+    """Items that an object has."""
+    return {Code.LIST: value, Code.TUPLE: value, Code.DICT: 2 * value}.get(Code(code), 0)
+
+
+def _made(name: str, code: int, value: int, inner: list[Any], texts: tuple[str, ...]) -> Any:
+    if code in (Code.LARGE_INT, Code.TEXT):
+        if not 0 <= value < len(texts):
+            raise RecordingError(f"Objects of {name} name a text that is not there.", hint=DAMAGED)
+        return texts[value] if code == Code.TEXT else _large(name, texts[value])
+    if code == Code.DICT:
+        return dict(_entries(name, inner))
+    containers = {Code.LIST: list, Code.TUPLE: tuple}
+    if code in containers:
+        return containers[Code(code)](inner)
+    if code == Code.FLOAT:
+        return float(np.int64(value).view(np.float64))
+    return value if code == Code.INT else {Code.NONE: None, Code.FALSE: False, Code.TRUE: True}[Code(code)]
+
+
+def _large(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise RecordingError(f"Objects of {name} have a number that is none.", hint=DAMAGED) from error
+
+
+def _entries(name: str, inner: list[Any]) -> Iterator[tuple[Any, Any]]:
+    """Keys are texts and numbers, as in every snapshot."""
+    for key, value in zip(inner[::2], inner[1::2], strict=True):
+        if not isinstance(key, str | int):
+            raise RecordingError(f"Objects of {name} have a key that is none.", hint=DAMAGED)
+        yield key, value

@@ -1,0 +1,133 @@
+"""What is kept of a run's results, and the results made anew from what was kept."""
+
+from __future__ import annotations
+
+from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together, with_allocator_history
+from tracer.analysis.snapshots.oom import OutOfMemory, last_failed_allocation
+from tracer.capture.inline_operators import place_inline_operators
+from tracer.capture.kept_run import KeptCycle, KeptRun, KeptTrace, SourceFile, named_files, source_of
+from tracer.errors import SnapshotError
+from tracer.runs.failure_words import failure_lines
+from tracer.runs.results import RunResults
+from tracer.runs.session import HISTORY_LEFT_OUT
+from tracer.snapshot.columns import Snapshot
+from tracer.snapshot.load import snapshot_in_memory
+
+
+def kept_run(results: RunResults) -> KeptRun:
+    """All that was observed, of the results that were concluded from it."""
+    findings, failure = results.findings, results.failure
+    cycles = findings.cycles if findings is not None else ()
+    trace = None
+    if findings is not None and results.trace is not None:
+        trace = KeptTrace(next(n for n, cycle in enumerate(cycles) if cycle is findings.worst), results.trace)
+    return KeptRun(
+        cycles=tuple(KeptCycle(cycle.recording, cycle.is_whole) for cycle in cycles),
+        device=results.device,
+        known=results.known,
+        module_names=results.module_names,
+        snapshot=results.snapshot,
+        parameters=results.parameters,
+        timings=results.timings,
+        unused_parameters=results.unused_parameters,
+        losses=results.losses,
+        num_steps=results.num_steps,
+        failure=tuple(failure_lines(results)),
+        ran_out_of_memory=failure is not None and failure.out_of_memory,
+        notes=tuple(note for note in results.notes if not note.startswith(HISTORY_LEFT_OUT)),
+        settings=results.settings,
+        origin=results.origin,
+        sources=_sources(results),
+        trace=trace,
+    )
+
+
+def _sources(results: RunResults) -> tuple[SourceFile, ...]:
+    cycles = results.findings.cycles if results.findings is not None else ()
+    files = named_files([cycle.recording for cycle in cycles], results.parameters)
+    in_project = results.name_in_project
+    return tuple(SourceFile(path, in_project(path), source_of(path, is_users=users)) for path, users in files.items())
+
+
+def results_of(kept: KeptRun) -> RunResults:
+    """Every question asked again, by this version of the program.
+
+    Raises:
+        RecordingError: The recordings have nothing of the device.
+    """
+    notes = list(kept.notes)
+    history = _history(kept, notes)
+    findings = _findings(kept, history, notes)
+    is_same = findings is not None and kept.trace is not None and findings.cycles[kept.trace.cycle] is findings.worst
+    if kept.trace is not None and not is_same:
+        notes.append("The trace that was kept is of another cycle than the one with the largest peak.")
+    return RunResults(
+        findings=findings,
+        timings=kept.timings,
+        snapshot=kept.snapshot,
+        known=kept.known,
+        unused_parameters=kept.unused_parameters,
+        losses=kept.losses,
+        num_steps=kept.num_steps,
+        failure=None,
+        settings=kept.settings,
+        notes=tuple(notes),
+        parameters=kept.parameters,
+        failed_allocation=_failed_allocation(kept, history, notes),
+        trace=kept.trace.trace if kept.trace is not None and is_same else None,
+        module_names=kept.module_names,
+        origin=kept.origin,
+        project_names={source.path: source.project_name for source in kept.sources},
+        device=kept.device,
+    )
+
+
+def _findings(kept: KeptRun, history: Snapshot | None, notes: list[str]) -> Findings | None:
+    if not kept.cycles:
+        return None
+    texts = {source.path: source.text for source in kept.sources}
+    found = put_together(
+        [
+            find_in_cycle(
+                place_inline_operators(cycle.recording, texts.get),
+                known=kept.known,
+                module_names=kept.module_names,
+                device=kept.device,
+                is_whole=cycle.is_whole,
+            )
+            for cycle in kept.cycles
+        ]
+    )
+    if history is None:
+        return found
+    try:
+        return with_allocator_history(found, history, known=kept.known)
+    except SnapshotError as error:
+        _note(notes, error)
+        return found
+
+
+def _history(kept: KeptRun, notes: list[str]) -> Snapshot | None:
+    if kept.snapshot is None:
+        return None
+    try:
+        return snapshot_in_memory(kept.snapshot)
+    except SnapshotError as error:
+        _note(notes, error)
+        return None
+
+
+def _failed_allocation(kept: KeptRun, history: Snapshot | None, notes: list[str]) -> OutOfMemory | None:
+    if history is None or not kept.ran_out_of_memory:
+        return None
+    try:
+        index = int(kept.device.rpartition(":")[2])
+        return last_failed_allocation(history, index, held=kept.known.words_at(kept.device))
+    except SnapshotError as error:
+        _note(notes, error)
+        return None
+
+
+def _note(notes: list[str], error: SnapshotError) -> None:
+    if (note := f"{HISTORY_LEFT_OUT}{error}") not in notes:
+        notes.append(note)
