@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,16 +99,17 @@ def profile(
 
         python main.py --batch-size 16 --device cuda:0
     """
+    given = dict(locals())
     if context.invoked_subcommand is not None:
         return
     with errors_for_people(), kept_import_path():
-        succeeded = _profile(context)
+        succeeded = _profile(context, given)
     if not succeeded:
         raise typer.Exit(1)
 
 
-def _profile(context: typer.Context) -> bool:
-    """The command with the options that the context holds; False if the run or a file failed."""
+def _profile(context: typer.Context, given: Mapping[str, Any]) -> bool:
+    """The command with its options by name; False if the run or a file failed."""
     import torch
 
     from tracer.capture.parameter_origins import ParameterOrigins
@@ -115,10 +117,9 @@ def _profile(context: typer.Context) -> bool:
     from tracer.runs.ranks import this_rank
     from tracer.runs.session import Schedule
 
-    given = context.params
     rank = this_rank()
     schedule = Schedule(*(given[f"n_{name}"] for name in ("wait_steps", "warmup_steps", "active_steps", "repeats")))
-    options = workload_options(context)
+    options = workload_options(context, given)
     named = was_given(context, "device")
     text = f"cuda:{rank.local_index}" if rank is not None and not named else given["device"]
     place = chosen_device(text, named=named)
