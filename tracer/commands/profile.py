@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -168,22 +169,26 @@ def run_and_report(
 
 
 def _run(workload: Workload, schedule: Schedule, **options: Any) -> RunResults:
-    """The profiled run behind a bar on stderr, which a terminal shows and a log does not."""
+    from tracer.runs.workload_run import run_profile
+
+    with _progress() as progress:
+        return run_profile(workload, schedule=schedule, **options, progress=progress)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr, which a terminal shows and a log does not; it is moved by steps done and steps in all."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from tracer.runs.workload_run import run_profile
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True, highlight=False)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    if not console.is_terminal:
+        yield lambda done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("Training steps", total=None)
-        return run_profile(
-            workload,
-            schedule=schedule,
-            **options,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _write(results: RunResults, save_dir: Path, leave_out: list[str]) -> bool:
