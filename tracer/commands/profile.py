@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -101,16 +103,17 @@ def profile(
 
         python main.py --batch-size 16 --device cuda:0
     """
+    given = dict(locals())
     if context.invoked_subcommand is not None:
         return
     with errors_for_people(), kept_import_path():
-        succeeded = _profile(context)
+        succeeded = _profile(context, given)
     if not succeeded:
         raise typer.Exit(1)
 
 
-def _profile(context: typer.Context) -> bool:
-    """The command with the options that the context holds; False if the run or a file failed."""
+def _profile(context: typer.Context, given: Mapping[str, Any]) -> bool:
+    """The command with its options by name; False if the run or a file failed."""
     import torch
 
     from tracer.capture.parameter_origins import ParameterOrigins
@@ -118,10 +121,9 @@ def _profile(context: typer.Context) -> bool:
     from tracer.runs.ranks import this_rank
     from tracer.runs.session import Schedule
 
-    given = context.params
     rank = this_rank()
     schedule = Schedule(*(given[f"n_{name}"] for name in ("wait_steps", "warmup_steps", "active_steps", "repeats")))
-    options = workload_options(context)
+    options = workload_options(context, given)
     named = was_given(context, "device")
     text = f"cuda:{rank.local_index}" if rank is not None and not named else given["device"]
     place = chosen_device(text, named=named)
@@ -171,22 +173,26 @@ def run_and_report(
 
 
 def _run(workload: Workload, schedule: Schedule, **options: Any) -> RunResults:
-    """The profiled run behind a bar on stderr, which a terminal shows and a log does not."""
+    from tracer.runs.workload_run import run_profile
+
+    with _progress() as progress:
+        return run_profile(workload, schedule=schedule, **options, progress=progress)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr, which a terminal shows and a log does not; it is moved by steps done and steps in all."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from tracer.runs.workload_run import run_profile
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True, highlight=False)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    if not console.is_terminal:
+        yield lambda done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("Training steps", total=None)
-        return run_profile(
-            workload,
-            schedule=schedule,
-            **options,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _write(results: RunResults, save_dir: Path, leave_out: list[str]) -> bool:

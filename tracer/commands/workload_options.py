@@ -82,13 +82,16 @@ class WorkloadOptions:
         return workload
 
 
-def workload_options(context: typer.Context) -> WorkloadOptions:
-    """Those that a command was called with.
+def workload_options(context: typer.Context, given: Mapping[str, Any]) -> WorkloadOptions:
+    """Those of a command.
+
+    Args:
+        context: Knows which of them the user wrote.
+        given: All by the names of the command's parameters.
 
     Raises:
         TracerError: They make no sense, alone or together.
     """
-    given = context.params
     sizes = {"data_size": _numbers("data-size", given["data_size"]), "n_modes": _numbers("n-modes", given["n_modes"])}
     if not given["model"]:
         refuse(context, _MODEL_ONLY, "with --model")
