@@ -539,7 +539,7 @@ def test_sys_exit_in_a_step_is_a_failure_like_any_other(tmp_path: Path, monkeypa
     failing(monkeypatch, SystemExit(0), step=1)
     ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
     assert ended.code == 1
-    assert ended.stderr.startswith("Error: Step 1 ended the program (tests/runs.py:")
+    assert ended.stderr.startswith("Error: Step 1 ended the program (tests/pieces.py:")
 
 
 def test_sigterm_ends_a_run_like_ctrl_c_and_the_default_comes_back(
