@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from tracer.exporters.recording_file.kept_run_file import load_kept_run
 from tracer.runs.session import Schedule
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -61,9 +62,10 @@ def hf_trainer(tmp_path: Path, *callbacks: Any, **arguments: Any) -> Any:
 def test_a_trainer_is_profiled_step_by_step(tmp_path: Path, accumulate: int) -> None:
     from tracer.integrations.transformers import TimelineCallback
 
-    callback = TimelineCallback(tmp_path / "out", schedule=SHORT)
+    callback = TimelineCallback(tmp_path / "out", schedule=SHORT, keep_recording=True)
     hf_trainer(tmp_path, callback, gradient_accumulation_steps=accumulate).train()
     check(callback, tmp_path / "out", 5)
+    assert load_kept_run(tmp_path / "out" / "recording.npz").num_steps == 5
     assert "batch[0]" in callback.session.known.names
     assert "transformer.wte.weight" in callback.session.known.names
     assert any(name.endswith(".exp_avg") for name in callback.session.known.names)
@@ -149,9 +151,10 @@ def lightning_fit(module: Any, *callbacks: Any, **options: Any) -> None:
 def test_a_lightning_training_is_profiled_step_by_step(tmp_path: Path, accumulate: int) -> None:
     from tracer.integrations.lightning import TimelineCallback
 
-    callback = TimelineCallback(tmp_path / "out", schedule=SHORT)
+    callback = TimelineCallback(tmp_path / "out", schedule=SHORT, keep_recording=True)
     lightning_fit(lightning_module(), callback, accumulate_grad_batches=accumulate)
     check(callback, tmp_path / "out", 5)
+    assert load_kept_run(tmp_path / "out" / "recording.npz").num_steps == 5
     assert {"batch[0]", "layers.0.weight", "layers.0.weight.exp_avg"} <= set(callback.session.known.names)
 
 

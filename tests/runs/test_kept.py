@@ -94,13 +94,15 @@ def test_the_run_is_described_and_not_the_report(tmp_path: Path, monkeypatch: py
 
 
 def test_a_run_that_failed_tells_so_again(tmp_path: Path) -> None:
-    failing = Pieces(before=raising(ValueError("no such batch"), piece="forward", step=2))
+    """In its second cycle, which is cut short, and of which no means are taken."""
+    failing = Pieces(before=raising(ValueError("no such batch"), piece="backward", step=3))
     results = run_profile(failing, schedule=SHORT, trace=True)
-    assert_written_again(results, tmp_path)
+    again = assert_written_again(results, tmp_path)
+    assert again.findings is not None
+    assert [cycle.is_whole for cycle in again.findings.cycles] == [True, False]
     kept = through_a_file(results, tmp_path)
     assert kept.failure == tuple(failure_lines(results))
-    assert kept.failure[0].startswith("Error: Step 2 raised ValueError: no such batch")
-    assert [cycle.is_whole for cycle in kept.cycles] == [cycle.is_whole for cycle in results.findings.cycles]  # type: ignore[union-attr]
+    assert kept.failure[0].startswith("Error: Step 3 raised ValueError: no such batch")
 
 
 def test_a_run_of_which_nothing_was_recorded_keeps_its_times(tmp_path: Path) -> None:
@@ -174,6 +176,18 @@ def test_lines_are_read_from_the_text_that_was_kept(own_model: RunResults, tmp_p
         if recording.strings[recording.frames.file[recording.ops.inline_frame[row]]].endswith("/project/net.py")
     }
     assert lines >= {("aten::mul", 10), ("aten::add", 12)}
+
+
+def test_a_report_reads_the_lines_again(own_model: RunResults, tmp_path: Path) -> None:
+    """So a later version that reads more of them says more."""
+    kept = through_a_file(own_model, tmp_path)
+    recording = kept.cycles[0].recording
+    unread = dataclasses.replace(recording.ops, inline_frame=recording.ops.last_frame)
+    cycle = dataclasses.replace(kept.cycles[0], recording=dataclasses.replace(recording, ops=unread))
+    again = results_of(dataclasses.replace(kept, cycles=(cycle,)))
+    assert again.findings is not None
+    assert np.array_equal(again.findings.cycles[0].recording.ops.inline_frame, recording.ops.inline_frame)
+    assert not np.array_equal(recording.ops.inline_frame, recording.ops.last_frame)
 
 
 def test_without_a_text_the_lines_that_were_read_stay(own_model: RunResults, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ class TimelineCallback(Callback):  # type: ignore[misc, unused-ignore]  # untype
 
         Args:
             save_dir: Folder for the files.
-            options: As `tracer.profile_training` takes them: `schedule`, `screen`, `leave_out`, ...
+            options: As `tracer.profile_training` takes them: `schedule`, `screen`, `leave_out`, `keep_recording`, ...
         """
         self.session: TrainingProfile | None = None
         self._save_dir, self._options = save_dir, options

@@ -26,7 +26,7 @@ class TimelineCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  #
 
         Args:
             save_dir: Folder for the files.
-            options: As `tracer.profile_training` takes them: `schedule`, `screen`, `leave_out`, ...
+            options: As `tracer.profile_training` takes them: `schedule`, `screen`, `leave_out`, `keep_recording`, ...
         """
         self.session: TrainingProfile | None = None
         self._save_dir, self._options = save_dir, options

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,10 +15,12 @@ from torch.utils.checkpoint import checkpoint
 
 from models.fno_memory import saved_bytes_closed_form
 from models.fno_workload import build_fno_workload
+from tests.exporters.recording_file.samples import kept_on_cpu
 from tests.training_steps import WORKLOADS, build_workload
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.attribution import Phase, attribute
 from tracer.analysis.profiles.findings import CycleFindings
+from tracer.capture.recording import Bools
 from tracer.exporters import screen, timeline_page
 from tracer.runs.session import ProfileSession, Schedule
 
@@ -332,3 +336,18 @@ def test_phases_of_a_step_come_in_order_and_the_peak_is_in_its_own() -> None:
         assert before.end_ns <= after.start_ns
     peaks = {(phase.step, phase.phase): phase.peak_bytes for phase in findings.step_phases}
     assert peaks[findings.peak.step, findings.peak.phase] == findings.peak.peak_bytes  # type: ignore[index]
+
+
+def test_what_called_this_program_explains_nothing() -> None:
+    """Here it is a file of the tests, as a package's: its lines would be named where no user's code is."""
+    recording = kept_on_cpu().cycles[0].recording
+    frames = recording.frames
+
+    def files(own: Bools) -> set[str]:
+        nobodys = replace(frames, user=np.zeros(len(own), bool), own=own)
+        rows = np.unique(attribute(replace(recording, frames=nobodys)).op_frame)
+        return {recording.strings[frames.file[row]] for row in rows.tolist() if row >= 0}
+
+    assert frames.own.any() and not (frames.own & frames.user).any()
+    assert not [file for file in files(frames.own) if file.endswith("samples.py")]
+    assert [file for file in files(np.zeros_like(frames.own)) if file.endswith("samples.py")]

@@ -1,0 +1,177 @@
+"""`--keep-recording` and `report` as a person meets them: the same files again, and every way to get it wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.profiled_runs import Pieces, raising
+from typer.testing import CliRunner
+
+import main
+import tracer.runs.outputs
+from tests.commands.test_profile import SHORT, TINY, own_state
+from tests.exporters.recording_file.samples import kept_on_cpu
+from tracer.exporters.recording_file.kept_run_file import save_kept_run
+from tracer.runs.kept import kept_run
+from tracer.runs.outputs import OUTPUTS
+from tracer.runs.session import Schedule
+from tracer.runs.workload_run import run_profile
+
+ROOT = Path(main.__file__).parent
+FILES = {output.file_name for output in OUTPUTS}
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of the command, on a terminal of 80 columns."""
+    result = CliRunner().invoke(main.app, [str(one) for one in arguments], env={"COLUMNS": "80"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording alone in its folder."""
+    folder = tmp_path_factory.mktemp("kept")
+    save_kept_run(folder / "recording.npz", kept_on_cpu())
+    return folder
+
+
+def test_a_run_by_the_command_line_is_written_again_to_the_byte(tmp_path: Path) -> None:
+    """By another process, in another folder."""
+    first, again = tmp_path / "first", tmp_path / "again"
+    with own_state():
+        code, out, err = run(*TINY, *SHORT, "--trace", "--keep-recording", "--save-dir", first)
+    assert code == 0
+    assert names_in(first) == FILES
+    assert " bytes an event)" in err.splitlines()[-1]
+    command = [sys.executable, str(ROOT / "main.py"), "report", "first", "--save-dir", "again"]
+    environment = {**os.environ, "COLUMNS": "80"}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, names_in(again)) == (0, FILES - {"recording.npz"}), ended.stderr
+    assert [name for name in names_in(again) if (again / name).read_bytes() != (first / name).read_bytes()] == []
+    # Paths are shown from the working directory, which is another one here; what they say is the same.
+    assert out.split("By line")[0] == ended.stdout.split("By line")[0]
+    assert [line.split()[0] for line in ended.stderr.splitlines()] == ["Wrote"] * (len(FILES) - 1)
+
+
+def test_nothing_is_kept_that_was_not_asked_for(tmp_path: Path) -> None:
+    with own_state():
+        run(*TINY, *SHORT, "--no-cuda-timing", "--save-dir", tmp_path)
+    assert "recording.npz" not in names_in(tmp_path)
+
+
+def test_without_a_folder_the_files_lie_beside_the_recording(tmp_path: Path) -> None:
+    save_kept_run(tmp_path / "recording.npz", kept_on_cpu())
+    content = (tmp_path / "recording.npz").read_bytes()
+    code, out, _ = run("report", tmp_path)
+    assert (code, names_in(tmp_path)) == (0, FILES)
+    assert "What filled it" in out and "Loss: " in out and "no profiler" in out
+    assert (tmp_path / "recording.npz").read_bytes() == content
+
+
+def test_some_outputs_and_the_recording_by_its_own_name(kept: Path, tmp_path: Path) -> None:
+    file = tmp_path / "of another name.npz"
+    file.write_bytes((kept / "recording.npz").read_bytes())
+    code, _, err = run("report", file, "--save-dir", tmp_path / "out", "--only", "peak-json", "--only", "max-mem")
+    assert (code, names_in(tmp_path / "out")) == (0, {"peak.json", "max_mem.txt"})
+    assert [line.split()[1] for line in err.splitlines()] == [
+        str(tmp_path / "out" / name) for name in ("max_mem.txt", "peak.json")
+    ]
+
+
+def test_what_ended_the_run_is_told(tmp_path: Path) -> None:
+    failing = Pieces(before=raising(ValueError("no such batch"), piece="forward", step=2))
+    save_kept_run(tmp_path / "recording.npz", kept_run(run_profile(failing, schedule=Schedule(0, 1, 1, 2))))
+    code, out, err = run("report", tmp_path, "--only", "peak-json")
+    assert (code, "What filled it" in out) == (0, True)
+    assert err.startswith("Of that run: Error: Step 2 raised ValueError: no such batch (")
+    assert "Of that run: Hint: " in err
+
+
+# ---- every way to get it wrong ---------------------------------------------------------------------------------------
+
+
+def sentence(*arguments: object) -> str:
+    """The error of a command that writes nothing, one line and a hint."""
+    code, out, err = run("report", *arguments)
+    assert (code, out) == (1, "")
+    error, hint = err.splitlines()
+    assert hint.startswith("Hint: ")
+    return error
+
+
+def test_a_folder_without_a_recording_is_told_so(tmp_path: Path) -> None:
+    assert sentence(tmp_path) == f"Error: There is no {tmp_path}/recording.npz."
+    assert sentence(tmp_path / "nothing") == f"Error: There is no {tmp_path}/nothing."
+
+
+def test_an_output_that_there_is_not(kept: Path, tmp_path: Path) -> None:
+    assert sentence(kept, "--only", "peak.json") == "Error: There is no output peak.json."
+    assert sentence(kept, "--only", "keep-recording") == "Error: There is no output keep-recording."
+    save_kept_run(tmp_path / "recording.npz", dataclasses.replace(kept_on_cpu(), timings=None))
+    assert sentence(tmp_path, "--only", "cuda-timing") == "Error: The recording has nothing for cuda_timing.txt."
+    assert names_in(tmp_path) == {"recording.npz"}
+
+
+def test_a_folder_that_cannot_be_written(kept: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "is a file, not a folder" in sentence(kept, "--save-dir", tmp_path / "file")
+
+
+@pytest.mark.parametrize("content", [b"", b"GIF89a", b"PK\x03\x04 and no more", b"{}"])
+def test_a_file_of_something_else(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "recording.npz").write_bytes(content)
+    assert "recording.npz is no recording that can be read" in sentence(tmp_path)
+    assert names_in(tmp_path) == {"recording.npz"}
+
+
+def test_a_recording_that_is_cut(kept: Path, tmp_path: Path) -> None:
+    content = (kept / "recording.npz").read_bytes()
+    for length in range(1, len(content), len(content) // 20):
+        (tmp_path / "recording.npz").write_bytes(content[:length])
+        sentence(tmp_path)
+
+
+def test_a_recording_of_which_nothing_can_be_said(tmp_path: Path) -> None:
+    """Nothing of it is on the device that it names."""
+    save_kept_run(tmp_path / "recording.npz", dataclasses.replace(kept_on_cpu(), device="cuda:3"))
+    assert sentence(tmp_path) == "Error: Nothing was allocated on cuda:3 while the profiler recorded."
+
+
+def test_a_file_that_cannot_be_written_costs_no_other(kept: Path, tmp_path: Path) -> None:
+    (tmp_path / "peak.json").mkdir()
+    code, out, err = run("report", kept, "--save-dir", tmp_path)
+    assert (code, "What filled it" in out) == (1, True)
+    assert "Error: " in err
+    assert names_in(tmp_path) == FILES - {"recording.npz"}
+
+
+@pytest.mark.usefixtures("usual_signals")
+def test_ctrl_c_while_files_are_written(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = OUTPUTS[0].write
+
+    def signalled(*arguments: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        write(*arguments)
+
+    monkeypatch.setattr(
+        tracer.runs.outputs, "OUTPUTS", (dataclasses.replace(OUTPUTS[0], write=signalled), *OUTPUTS[1:])
+    )
+    code, out, err = run("report", kept, "--save-dir", tmp_path)
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1].startswith("Error: Interrupted while writing: wrote max_mem.txt; not written: ")
+    assert names_in(tmp_path) == {"max_mem.txt"}
