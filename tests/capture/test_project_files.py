@@ -30,6 +30,7 @@ def forgotten() -> Iterator[None]:
         (["alone.py"], "alone"),
         (["regular/__init__.py", "regular/net.py"], "regular.net"),
         (["inside/__init__.py"], "inside"),
+        (["folder/inside/__init__.py"], "folder.inside"),
         (["folder/net.py"], "folder.net"),
         (["folder/sub/net.py"], "folder.sub.net"),
         (["folder/regular/__init__.py", "folder/regular/net.py"], "folder.regular.net"),
