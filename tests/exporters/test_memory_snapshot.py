@@ -208,7 +208,7 @@ def test_frames_lead_from_the_operator_to_the_program(converted: Convert) -> Non
     for frames in spectra:
         assert all(set(frame) == {"name", "filename", "line"} for frame in frames)
         files = [Path(frame["filename"]).name for frame in frames]
-        assert files.index("fno_layers.py") < files.index("workloads.py"), "innermost first"
+        assert files.index("fno_layers.py") < files.index("training_steps.py"), "innermost first"
         assert Path(next(f["filename"] for f in frames if f["filename"].endswith("fno_layers.py"))).is_file()
 
 
