@@ -33,7 +33,7 @@ OURS = """
 import sys
 from pathlib import Path
 from rich.console import Console
-from tracer.commands.snapshots import show_snapshot
+from tracer.commands.snapshot import show_snapshot
 show_snapshot(Path(sys.argv[1]), Console(), html=Path(sys.argv[2]) if sys.argv[2:] else None)
 """
 PAGE = "page.html"

@@ -139,7 +139,7 @@ def _rows(at_peak: list[int], num_rows: int, random: np.random.Generator) -> tup
                     count=1 + i % 4,
                     category=category.name,
                     torch_category=None if category == Category.UNTAGGED else category.name,
-                    evidence="the object was held" if held else "torch's data flow",
+                    evidence="address of a live, named tensor" if held else "torch's data flow",
                     phase="before" if held else _PHASES[i % 2],
                     module=f"blocks.{i % 6}.{('conv', 'mlp', 'skip')[i % 3]}",
                     op=None if held else ("aten::convolution", "aten::_fft_r2c", "aten::gelu", "aten::einsum")[i % 4],

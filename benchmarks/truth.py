@@ -20,7 +20,7 @@ from functools import reduce
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
-from benchmarks.engine import Table, as_markdown
+from benchmarks.engine import as_markdown
 from tests.truth.catalogue import names
 from tests.truth.verdict import Share, Verdict, judge
 
@@ -46,7 +46,7 @@ def row_of(verdict: Verdict) -> list[str]:
     if verdict.crash:
         return [verdict.name, "CRASH", *[""] * (len(HEADER) - 2)]
     least, most = verdict.true_bytes
-    bounds = f"{least:,}" if most == least else f"{least:,} to {most:,}" if most >= 0 else f"{least:,} or more"
+    bounds = f"{least:,}" if most == least else f"{least:,} to {most:,}"
     checks = [_mark(not verdict.changed), _mark(not verdict.kept), _mark(not verdict.wrong_sum)]
     shares = [_percent(verdict.kinds), _fraction(verdict.modules), _fraction(verdict.lines)]
     return [
@@ -91,6 +91,10 @@ def details_of(verdict: Verdict) -> list[str]:
     return [f"- {verdict.name}, {what}: {text.strip().splitlines()[-1]}" for what, text in found if text]
 
 
+def line_of(row: Sequence[str]) -> str:
+    return f"| {' | '.join(row)} |"
+
+
 def _mark(is_right: bool) -> str:
     return "yes" if is_right else "NO"
 
@@ -108,9 +112,12 @@ def main() -> None:
     parser.add_argument("--programs", nargs="+", choices=names(), default=names(), metavar="NAME")
     parser.add_argument("--details", action="store_true", help="say below the table what is wrong")
     options = parser.parse_args()
-    verdicts = [judge(name) for name in options.programs]
-    table: Table = [HEADER, *map(row_of, verdicts), total_row(verdicts)]
-    print(as_markdown(table))
+    print(as_markdown([HEADER]), flush=True)
+    verdicts = []
+    for name in options.programs:
+        verdicts.append(judge(name))
+        print(line_of(row_of(verdicts[-1])), flush=True)
+    print(line_of(total_row(verdicts)))
     if options.details:
         print("\n".join(["", *(line for verdict in verdicts for line in details_of(verdict))]))
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
+
+# Threads of torch's kernels that spin while they wait take the cores from other processes of a test run.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch
 from hypothesis import settings
 
 from tests.training_steps import Recorded, record_workload
+from tracer.capture.live_tensors import LiveTensors
 
 # A busy machine is no fault of the code: no test may fail for the time that it took.
 settings.register_profile("untimed", deadline=None)
@@ -26,6 +32,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def recorded() -> Callable[[str], Recorded]:
     """`recorded(name)`: two cycles of two steps of a workload, recorded at the first request."""
     return cache(record_workload)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions do not see what other tests of this process keep alive: a walk finds only what is named anyway."""
+    monkeypatch.setattr("tracer.runs.session.live_tensors", lambda: LiveTensors((), is_complete=True))
 
 
 @pytest.fixture

@@ -209,4 +209,7 @@ def histories(draw: st.DrawFn) -> History:
         address, size, made, before, seen = alive.pop(number)
         if not before or seen:
             lives.append(Life(address, size, made, end, number))
-    return History(tuple(events), tuple(keys), tuple(lives), draw(st.integers(0, 1000)))
+    # The counter has what it was told of before; it cannot fall below nothing.
+    before = {life.number for life in lives if life.made < 0}
+    told_before = sum(-event.size_bytes for event in events if event.size_bytes < 0 and event.number in before)
+    return History(tuple(events), tuple(keys), tuple(lives), told_before + draw(st.integers(0, 1000)))

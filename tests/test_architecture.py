@@ -13,17 +13,19 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 # Room: rooms that it may import, besides itself. The first room that a module's name starts with is its own.
-_BASE = {"tracer.errors", "tracer.units", "tracer.collector"}
-_RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot"}
+_BASE = {"tracer.errors", "tracer.units", "tracer.collector", "tracer.nested"}
+_RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot", "tracer.allocator"}
 _MEANS = {*_RECORDS, "tracer.analysis"}
 _WRITES = {*_MEANS, "tracer.exporters"}
 ROOMS: dict[str, set[str]] = {
     "tracer.errors": set(),
     "tracer.units": set(),
     "tracer.collector": set(),
+    "tracer.nested": set(),
     "tracer.workloads": _BASE,
     "tracer.capture": _BASE,
     "tracer.snapshot": _BASE,
+    "tracer.allocator": {*_BASE, "tracer.snapshot"},
     "tracer.analysis": _RECORDS,
     "tracer.exporters": _MEANS,
     "tracer.timeline_tracer": _WRITES,
@@ -32,12 +34,14 @@ ROOMS: dict[str, set[str]] = {
     "tracer.commands": {*_WRITES, "tracer.runs", "tracer.workloads"},
     "tracer": set(),  # the map of the house; it loads its public names when they are first used
     "models": {"tracer.workloads"},
-    "main": {*_WRITES, "tracer.runs", "tracer.workloads", "tracer.commands", "models"},
+    "main": {"tracer.commands"},
 }
 # Inside a room too: folders, from those that know nothing of the others to those that know all before them.
 FLOORS: dict[str, tuple[str, ...]] = {
     "tracer.analysis": ("tracer.analysis.snapshots", "tracer.analysis.profiles", "tracer.analysis.operators"),
 }
+# The model of the allocator stands alone; only what reads a recording knows how recordings are stored.
+READ_RECORDINGS = {f"tracer.allocator.{name}" for name in ("history", "start_state", "end_state", "reproduce")}
 PRIVATE_TORCH = "tracer.capture.torch_private"
 
 
@@ -176,9 +180,17 @@ def test_that_one_file_does_use_them() -> None:
     assert private_torch(MODULES[PRIVATE_TORCH].read_text(encoding="utf-8"))
 
 
+@pytest.mark.parametrize("module", [module for module in MODULES if module.startswith("tracer.allocator.")])
+def test_the_model_of_the_allocator_knows_recordings_in_few_places(module: str) -> None:
+    names = {name for name, _ in imports(MODULES[module].read_text(encoding="utf-8"), set(MODULES))}
+    reads = {name for name in names if room_of(name) == "tracer.snapshot"}
+    assert bool(reads) == (module in READ_RECORDINGS)
+
+
 def test_snapshots_are_read_without_torch() -> None:
     """On a laptop without a GPU, in a moment."""
-    names = [m for m in MODULES if room_of(m) == "tracer.snapshot" or m.startswith("tracer.analysis.snapshots.")]
+    rooms = ("tracer.snapshot", "tracer.allocator")
+    names = [m for m in MODULES if room_of(m) in rooms or m.startswith("tracer.analysis.snapshots.")]
     assert names
     program = "import importlib, sys\n" + "".join(f"importlib.import_module({name!r})\n" for name in sorted(names))
     program += "print([name for name in ('torch', 'tracer.capture.recording') if name in sys.modules])"

@@ -30,3 +30,25 @@ def test_slow_tests_wait_until_they_are_asked_for() -> None:
     options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     assert shlex.split(options["addopts"])[-2:] == ["-m", "not slow"]
     assert any(marker.startswith("slow:") for marker in options["markers"])
+
+
+def test_the_oldest_torch_is_the_one_that_is_promised() -> None:
+    assert any(command[:2] == ["uv", "pip"] and "lowest-direct" in command for command in SCRIPT)
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    (oldest,) = [each.removeprefix("torch>=") for each in dependencies if each.startswith("torch>=")]
+    assert f"({oldest} or newer)" in (ROOT / "README.md").read_text()
+    assert f'"torch {oldest} to' in (ROOT / "tracer/capture/torch_private.py").read_text()
+
+
+def test_the_tests_that_run_on_it_are_there() -> None:
+    named = re.findall(r"^ +(tests/\S+\.py)(?:::(\w+))?", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    assert named
+    for file, test in named:
+        assert f"def {test or 'test_'}" in (ROOT / file).read_text()
+
+
+def test_what_the_extras_bring_is_there_when_tests_run() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras, groups = project["project"]["optional-dependencies"], project["dependency-groups"]
+    assert set(extras["page"]) <= set(groups["dev"])
+    assert set(extras["integrations"]) <= set(groups["integrations"])

@@ -4,30 +4,26 @@ The folders are the data flow: what happened, what it means, who wants to know.
 
     errors, units      the two things that everybody may use
     collector          Python's garbage collector, paused where both readers run
+    nested             the walk over nested inputs and outputs
+    workloads/         how a model, a file:factory or a step function becomes a training step
     capture/           what happened: the only rooms that touch a running torch
     snapshot/          what happened, from a file: allocator snapshots of any age and machine
+    allocator/         the caching allocator as a model: settings, allocate and free, replay of a history
     analysis/          what it means: pure functions from columns to frozen findings
     exporters/         who wants to know: one file per output format
     timeline_tracer    the on_trace_ready callback
-    termination        SIGTERM and Ctrl-C, so that what was recorded is written, and no half of a file
-    session            what is switched on around a training loop, and off again
-    run_results        what a run brought to light, and what ended it
-    run                a profiled run of a workload from start to finish
-    failure_words      what ended a run, in the lines of the command line
-    run_screen         the answer of a run, on a terminal
-    outputs            which files a run leaves behind
-    ranks              several processes: a folder for each, and what differs
-    training           a session around somebody's own loop
+    runs/              a session around a loop, a run of a workload, its results, its files, several ranks
     integrations/      the same as callbacks of other people's trainers
-    snapshot_commands  the commands that read recordings made elsewhere
+    commands/          the command line, one file a command
 
-Imports point one way, from the top of this list to the bottom. The public names below are loaded when first used, so
+Imports point one way, from the bottom of this list to the top. The public names are loaded when they are first used, so
 that reading a snapshot does not wait for torch.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,6 +33,7 @@ if TYPE_CHECKING:
     from tracer.runs.training import profile_training
     from tracer.timeline_tracer import TimelineTracer
 
+__version__ = "0.2.0.dev0"
 __all__ = ["MemoryTimeline", "ProfileSession", "Schedule", "TimelineTracer", "TracerError", "profile_training"]
 
 _HOMES = {
@@ -52,4 +49,10 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'tracer' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    loaded = (name for name, value in globals().items() if name.startswith("__") or isinstance(value, ModuleType))
+    return sorted({*__all__, *loaded})

@@ -31,6 +31,10 @@ class SnapshotError(TracerError):
     """A file is not a readable allocator snapshot."""
 
 
+class SettingsError(TracerError):
+    """Settings of the caching allocator that torch would refuse, or that name another allocator."""
+
+
 class OutputError(TracerError):
     """An output file cannot be written."""
 

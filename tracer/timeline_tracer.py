@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from tracer.analysis.profiles.classify_blocks import explain_all
 from tracer.analysis.profiles.findings import CycleFindings, Findings, find_in_cycle, put_together
 from tracer.capture import torch_private
 from tracer.capture.event_tree import read_recording
@@ -189,9 +188,7 @@ class TimelineTracer:
         if self.out_file is not None:
             write_max_mem(findings.breakdown, [cycle.peak for cycle in findings.averaged], self.out_file)
         if self.trace_file is not None and (trace := self.trace) is not None:
-            cycle, known = findings.worst, self._known() if self._known is not None else None
-            blocks = explain_all(cycle.recording, cycle.categories, cycle.attribution, cycle.storages, known=known)
-            write_trace(trace, cycle, blocks, self.trace_file)
+            write_trace(trace, findings.worst, self.trace_file)
         return findings
 
 

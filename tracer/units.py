@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
@@ -35,3 +37,19 @@ def format_bytes(size_bytes: float) -> str:
         if size < unit * 1023.995:
             return f"{sign}{size / unit:.2f} {name}"
     return f"{sign}{size / (GIB * 1024):.2f} TiB"
+
+
+_SIZE_UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": GIB * 1024}
+
+
+def parse_size(text: str) -> int:
+    """Read `24GiB`, `500 MiB`, `1.5G` or a number of bytes.
+
+    Raises:
+        ValueError: The text is no size above zero.
+    """
+    found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)(?:iB|B)?\s*", text, re.IGNORECASE)
+    size = int(float(found[1]) * _SIZE_UNITS[found[2].upper()]) if found else 0
+    if not size:
+        raise ValueError(f"{text} is not a size.")
+    return size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -62,10 +63,11 @@ def test_a_storage_counts_once_a_look_and_the_first_name_stays() -> None:
 
 def test_looks_are_in_order_of_time_and_each_is_one_instant(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter((5, 9))
+    kept = torch.zeros(1), torch.zeros(1), torch.zeros(1)
     monkeypatch.setattr(known_storages.time, "time_ns", lambda: next(times))
     observer = StorageObserver()
-    observer.observe(inputs(torch.zeros(1), torch.zeros(1)))
-    observer.observe(inputs(torch.zeros(1)))
+    observer.observe(inputs(*kept[:2]))
+    observer.observe(inputs(kept[2]))
     assert observer.observations().time_ns.tolist() == [5, 5, 9]
 
 
@@ -170,3 +172,28 @@ def test_a_batch_may_be_nested() -> None:
     assert all(tensor is one for (_, tensor), one in zip(found, (x, y, z), strict=True))
     assert names(input_tensors(x)) == [("INPUT", "batch")]
     assert names(input_tensors(7)) == []
+
+
+def test_a_storage_that_a_walk_found_is_seen_to_go_when_its_last_holder_goes() -> None:
+    """And not with the tensor that it was found by; nothing is kept alive, and every storage goes once."""
+    observer, tensor, other = StorageObserver(), torch.zeros(40), torch.zeros(30)
+    address, kept = tensor.data_ptr(), other.view(5, 6)
+    observer.observe(inputs(tensor, other), is_walk=True)
+    observer.observe(inputs(tensor, other), is_walk=True)
+    assert observer.observations().ends_address.tolist() == []
+    del tensor, other
+    known = observer.observations()
+    assert known.ends_address.tolist() == [address]
+    assert known.walks_ns[-1] <= known.ends_ns[0] <= time.time_ns()
+    assert known.devices[known.ends_device[0]] == "cpu"
+    del kept
+    assert len(observer.observations().ends_address) == 2
+
+
+def test_what_no_walk_found_and_what_goes_after_the_end_is_not_watched() -> None:
+    observer, seen, walked = StorageObserver(), torch.zeros(40), torch.zeros(30)
+    observer.observe(inputs(seen))
+    observer.observe(inputs(walked), is_walk=True)
+    observer.stop()
+    del seen, walked
+    assert observer.observations().ends_address.tolist() == []

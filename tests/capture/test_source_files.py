@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 
+import main
 import models.fno
 import tests.training_steps
 import tracer.runs.session
 from tests.training_steps import build_workload, record
 from tracer.capture import source_files
 from tracer.capture.event_tree import read_recording
-from tracer.capture.source_files import is_user_code, whole_path
+from tracer.capture.source_files import is_own_code, is_user_code, whole_path
 
 
 @pytest.fixture
@@ -96,3 +98,24 @@ def test_frames_of_a_recording_name_files_that_can_be_opened() -> None:
     assert all(Path(file).is_file() for file in files)
     others = {recording.strings[file] for file in recording.frames.file[~recording.frames.user].tolist()}
     assert any(file.startswith("torch/") for file in others)
+
+
+def test_a_module_that_must_not_be_imported_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "not_to_be_imported", None)  # type: ignore[arg-type]
+    source_files._hidden_files.cache_clear()
+    assert str(Path(main.__file__).resolve()) in source_files._hidden_files()
+    source_files._hidden_files.cache_clear()
+
+
+def test_the_models_inside_an_installed_package_are_as_good_as_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = tmp_path / "site-packages" / "tracer"
+    monkeypatch.setattr(source_files, "_OURS", inside)
+    monkeypatch.setattr(source_files, "_SHIPPED_MODELS", inside / "_models")
+    assert is_user_code(str(inside / "_models" / "fno.py")) and not is_own_code(str(inside / "_models" / "fno.py"))
+    assert is_own_code(str(inside / "runs" / "session.py")) and not is_user_code(str(inside / "runs" / "session.py"))
+
+
+def test_a_command_that_a_package_installed_is_not_the_users() -> None:
+    assert not is_user_code(str(Path(sysconfig.get_path("scripts")) / "torch-timeline"))

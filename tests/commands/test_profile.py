@@ -20,22 +20,25 @@ import torch
 from typer.testing import CliRunner
 
 import main
-import models.fno_workload
 import tracer.runs.outputs
 import tracer.runs.ranks
 import tracer.runs.workload_run
 from tests.exporters.test_text_files import MAX_KEYS, parse_max_mem, parse_total_time
-from tests.profiled_runs import Pieces, noise, raising
+from tests.pieces import Pieces, noise, raising
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
 from tracer.capture.allocator_history import AllocatorHistory
-from tracer.errors import OutputError
+from tracer.commands.profile import run_and_report
+from tracer.commands.workload_options import chosen_device
+from tracer.errors import OutputError, TracerError
 from tracer.runs.outputs import OUTPUTS
 from tracer.runs.ranks import Rank
 from tracer.runs.results import RunResults
 from tracer.runs.session import Schedule
 from tracer.runs.workload_run import run_profile
+from tracer.workloads.shipped_models import shipped_model
 
 ROOT = Path(main.__file__).parent
+FNO = shipped_model("fno_workload")
 USUAL = tuple(output for output in OUTPUTS if not output.on_request)
 TINY = [
     *("--hidden-channels", "4", "--data-size", "8", "--n-modes", "4", "--n-layers", "1"),
@@ -146,7 +149,7 @@ def test_stdout_has_the_answer_in_80_columns(done: tuple[Ended, Path]) -> None:
 
 def test_the_rows_on_the_screen_sum_to_the_peak(done: tuple[Ended, Path]) -> None:
     ended, _ = done
-    rows, allocator = re.search(r"([\d,]+) bytes in the rows below, ([\d,]+) by", ended.stdout).groups()  # type: ignore[union-attr]
+    rows, allocator = re.search(r"([\d,]+) bytes in the rows below, ([\d,]+) counted", ended.stdout).groups()  # type: ignore[union-attr]
     assert rows == allocator
     table = ended.stdout.split("What filled it")[1].split("\n\n")[0]
     numbers = [int(n.replace(",", "")) for n in re.findall(r"^\S+ +([\d,]+) ", table, re.MULTILINE)]
@@ -256,7 +259,7 @@ def test_a_reader_who_has_seen_enough_costs_nothing(tmp_path: Path, monkeypatch:
         monkeypatch.setattr(sys, "stdout", pipe)
         monkeypatch.setattr(sys, "__stdout__", pipe)  # the process's own, so that its buffer is passed by
         arguments = {"leave_out": ["trace"], "timing": False, "trace": False, "settings": {}}
-        assert main._run_and_report(Pieces(), Schedule(0, 1, 1, 1), save_dir=tmp_path, **arguments)
+        assert run_and_report(Pieces(), Schedule(0, 1, 1, 1), save_dir=tmp_path, **arguments)
     assert {path.name for path in tmp_path.iterdir()} == {output.file_name for output in USUAL}
 
 
@@ -311,7 +314,7 @@ def test_a_summary_of_ranks_that_cannot_be_written_is_said_before_the_answer(
     monkeypatch.setattr(tracer.runs.ranks, "this_rank", lambda: Rank(0, 2, 0, "a run"))
     monkeypatch.setattr(tracer.runs.ranks, "finish", full)
     options = {"leave_out": ["trace"], "timing": False, "trace": False, "settings": {}}
-    assert not main._run_and_report(Pieces(), Schedule(0, 1, 1, 1), save_dir=tmp_path, **options)
+    assert not run_and_report(Pieces(), Schedule(0, 1, 1, 1), save_dir=tmp_path, **options)
     printed = capsys.readouterr()
     assert printed.err.splitlines()[-1] == "Error: The disk is full."
     assert printed.out.lstrip().startswith("Peak: ")
@@ -330,7 +333,7 @@ def test_each_switch_leaves_its_file_out(output: Any, tmp_path: Path) -> None:
 
 def test_without_timing_the_phases_are_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = Pieces(before=raising(AssertionError("copied"), piece="copy", step=2))
-    monkeypatch.setattr(models.fno_workload, "build_fno_workload", lambda **_: workload)
+    monkeypatch.setattr(FNO, "build_fno_workload", lambda **_: workload)
     ended = run(*TINY, *SHORT, "--save-dir", tmp_path, "--no-cuda-timing")
     assert ended.code == 0
     assert "no profiler" not in ended.stdout
@@ -356,12 +359,12 @@ def test_the_default_device_falls_back_and_says_so(tmp_path: Path, monkeypatch: 
 def test_devices_that_are_there_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert main._device("cuda:0", named=False) == torch.device("cuda:0")
-    assert main._device("cuda:1", named=True) == torch.device("cuda:1")
-    assert main._device("cuda", named=True) == torch.device("cuda:0")
-    assert main._device("cpu", named=True) == torch.device("cpu")
-    with pytest.raises(main.TracerError, match=r"no device cuda:2; torch sees cuda:0 to cuda:1"):
-        main._device("cuda:2", named=True)
+    assert chosen_device("cuda:0", named=False) == torch.device("cuda:0")
+    assert chosen_device("cuda:1", named=True) == torch.device("cuda:1")
+    assert chosen_device("cuda", named=True) == torch.device("cuda:0")
+    assert chosen_device("cpu", named=True) == torch.device("cpu")
+    with pytest.raises(TracerError, match=r"no device cuda:2; torch sees cuda:0 to cuda:1"):
+        chosen_device("cuda:2", named=True)
 
 
 # ---- mistakes --------------------------------------------------------------------------------------------------------
@@ -413,7 +416,7 @@ def test_a_folder_that_cannot_be_is_refused_before_anything_runs(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(models.fno_workload, "build_fno_workload", None)
+    monkeypatch.setattr(FNO, "build_fno_workload", None)
     assert_two_lines(run(*TINY, "--save-dir", tmp_path / folder), "is a file, not a folder")
 
 
@@ -434,7 +437,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str], tmp_path: Path) -> None:
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException, *, step: int) -> None:
     workload = Pieces(before=raising(error, piece="backward", step=step))
-    monkeypatch.setattr(models.fno_workload, "build_fno_workload", lambda **_: workload)
+    monkeypatch.setattr(FNO, "build_fno_workload", lambda **_: workload)
 
 
 @pytest.mark.parametrize(
@@ -465,7 +468,7 @@ def test_a_step_that_fails_is_named_and_what_was_recorded_is_written(
 
 def test_a_failure_in_the_timing_pass_is_in_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = Pieces(before_in_copy=raising(KeyError("bug"), piece="forward", step=0))
-    monkeypatch.setattr(models.fno_workload, "build_fno_workload", lambda **_: workload)
+    monkeypatch.setattr(FNO, "build_fno_workload", lambda **_: workload)
     ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
     assert ended.code == 1
     assert ended.stderr.startswith("Error: The timing pass raised KeyError: 'bug'")
@@ -520,14 +523,14 @@ def test_files_of_an_earlier_run_are_named(tmp_path: Path, monkeypatch: pytest.M
 def test_data_that_end_are_said_to_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = iter([noise(), noise()])
     workload = Pieces(batch=lambda: next(batches))
-    monkeypatch.setattr(models.fno_workload, "build_fno_workload", lambda **_: workload)
+    monkeypatch.setattr(FNO, "build_fno_workload", lambda **_: workload)
     ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
     assert ended.code == 1
     first, hint, *_ = ended.stderr.splitlines()
     line = next(
         number for number, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "next(batches)" in text
     )
-    assert first == f"Error: The data ended in step 2 (tests/test_main.py:{line})."
+    assert first == f"Error: The data ended in step 2 (tests/commands/test_profile.py:{line})."
     assert hint.startswith("Hint: Let the data begin again, or ask for fewer steps")
     assert (tmp_path / "peak.json").exists()
 
@@ -536,7 +539,7 @@ def test_sys_exit_in_a_step_is_a_failure_like_any_other(tmp_path: Path, monkeypa
     failing(monkeypatch, SystemExit(0), step=1)
     ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
     assert ended.code == 1
-    assert ended.stderr.startswith("Error: Step 1 ended the program (tests/profiled_runs.py:")
+    assert ended.stderr.startswith("Error: Step 1 ended the program (tests/pieces.py:")
 
 
 def test_sigterm_ends_a_run_like_ctrl_c_and_the_default_comes_back(
@@ -546,7 +549,7 @@ def test_sigterm_ends_a_run_like_ctrl_c_and_the_default_comes_back(
         if (piece, step) == ("backward", 1):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(models.fno_workload, "build_fno_workload", lambda **_: Pieces(before=before))
+    monkeypatch.setattr(FNO, "build_fno_workload", lambda **_: Pieces(before=before))
     ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
     assert ended.code == 1
     assert ended.stderr.splitlines()[0] == "Error: Ended by SIGTERM in step 1."
@@ -570,6 +573,6 @@ def test_unused_parameters_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     model.spare = torch.nn.Identity()  # type: ignore[assignment]
     model.spare.weight = torch.nn.Parameter(torch.zeros(3))
     model.forward = lambda x: model[0](x)  # type: ignore[method-assign]
-    monkeypatch.setattr(models.fno_workload, "build_fno_workload", lambda **_: Pieces(model))
+    monkeypatch.setattr(FNO, "build_fno_workload", lambda **_: Pieces(model))
     ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
     assert "1 parameter received no gradient: spare.weight." in ended.stdout

@@ -16,7 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 import main
-import tracer.commands.snapshots
+import tracer.commands.snapshot
+from tests.allocator.recorded import Program
 from tests.exporters.page_samples import peak_row
 from tests.exporters.report_readers import query
 from tests.exporters.snapshot_samples import out_of_memory
@@ -114,7 +115,7 @@ def test_what_ends_the_command_while_files_are_written(
 def test_reading_a_snapshot_does_not_wait_for_torch(file: Path, tmp_path: Path) -> None:
     program = (
         "import sys, main; from pathlib import Path; from rich.console import Console\n"
-        "from tracer.commands.snapshots import show_diff, show_snapshot\n"
+        "from tracer.commands.diff import show_diff\nfrom tracer.commands.snapshot import show_snapshot\n"
         "file, folder = map(Path, sys.argv[1:])\n"
         "show_snapshot(file, Console(), html=folder / 'a.html', sqlite=folder / 'a.sqlite')\n"
         "show_diff(file, file, Console())\n"
@@ -149,7 +150,7 @@ def test_without_plotly_the_page_is_refused_before_anything_is_read(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(tracer.commands.snapshots, "load_snapshot", lambda path: pytest.fail("it was read"))
+    monkeypatch.setattr(tracer.commands.snapshot, "load_snapshot", lambda path: pytest.fail("it was read"))
     code, out, err = run("snapshot", file, "--html", tmp_path / "page.html")
     assert (code, out) == (1, "")
     assert "plotly" in err and "pip install plotly" in err
@@ -255,3 +256,54 @@ def test_a_broken_peak_is_one_sentence(tmp_path: Path) -> None:
     code, out, err = run("diff", results(tmp_path / "a", 100, content="{"), results(tmp_path / "b", 100))
     assert (code, out) == (1, "")
     assert "is not JSON that can be read" in err and "Hint: " in err
+
+
+# ---- the allocator, replayed -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """60 MiB twice, one after the other freed, and 80 MiB: 140 MiB with a cache, 80 without."""
+    program = Program(0)
+    for size in (60, 80):
+        program.allocator.free(program.allocator.allocate(size * MIB))
+    return write(tmp_path / "modelled.pickle", program.snapshot())
+
+
+def test_a_recording_is_replayed_at_its_own_settings(recorded: Path) -> None:
+    code, out, _ = run("snapshot", recorded)
+    assert code == 0
+    assert "every decision of the allocator comes out: 2 of 2 addresses, 2 of 2 segments" in " ".join(out.split())
+    assert "Why so much is reserved" in out
+
+
+def test_other_settings_are_a_table(recorded: Path) -> None:
+    code, out, _ = run("snapshot", recorded, "--settings", "expandable_segments:True", "--settings", "backend:native")
+    assert code == 0
+    assert "as recorded" in out and "expandable_segments:True" in out and "backend:native" in out
+    code, out, _ = run("snapshot", recorded, "--search-settings", "--json")
+    assert code == 0
+    assert len(json.loads(out)["devices"][0]["allocator"]["what_if"]["rows"]) == 7
+
+
+def test_a_gpu_that_is_too_small_is_exit_status_3(recorded: Path) -> None:
+    assert run("snapshot", recorded, "--gpu-memory", "140MiB")[0] == 0
+    assert run("snapshot", recorded, "--gpu-memory", "80MiB")[0] == 0, "the cache is emptied for the second request"
+    code, out, err = run("snapshot", recorded, "--gpu-memory", "79MiB")
+    assert (code, err) == (3, "")
+    assert "As recorded: a request for 80.00 MiB fails at entry 5 of 8" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--settings", "max_split_size_mb:1"), "Error: max_split_size_mb is 1, and torch takes only 20 or more."),
+        (("--settings", "nonsense"), "Error: The setting 'nonsense' is not a name, a colon and a value."),
+        (("--gpu-memory", "much"), "Error: much is not a size."),
+        (("--gpu-memory", "0"), "Error: 0 is not a size."),
+    ],
+)
+def test_wrong_questions_are_refused_before_reading(tmp_path: Path, options: tuple[str, str], message: str) -> None:
+    code, out, err = run("snapshot", tmp_path / "missing.pickle", *options)
+    assert (code, out, err.splitlines()[0]) == (1, "", message)
+    assert err.splitlines()[1].startswith("Hint: ")

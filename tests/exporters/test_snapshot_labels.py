@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.training_steps import build_workload
-from tracer.analysis.profiles.classify_blocks import explain_all
-from tracer.analysis.profiles.findings import CycleFindings
+from tests.analysis.profiles.test_unrecorded_storages import KEYS, WALK, events, with_flow, with_steps
+from tests.histories import recording_of
+from tests.training_steps import WORKLOADS, Recorded, build_workload
+from tracer.analysis.profiles.block_lifetimes import follow_storages
+from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
+from tracer.analysis.snapshots.categories import peak_by_category
 from tracer.analysis.snapshots.findings import explain_snapshot
 from tracer.exporters.memory_snapshot import (
     Labels,
@@ -41,7 +45,7 @@ def cycle() -> CycleFindings:
 
 @pytest.fixture(scope="module")
 def labels(cycle: CycleFindings) -> Labels:
-    blocks = explain_all(cycle.recording, cycle.categories, cycle.attribution, cycle.storages)
+    blocks = cycle.blocks
     return labels_of(cycle.recording, cycle.attribution, blocks)
 
 
@@ -54,7 +58,7 @@ def test_every_allocation_of_ours_has_a_category_and_a_line_of_text(cycle: Cycle
     allocations = entries(snapshot, "alloc")
     assert len(allocations) == (cycle.storages.allocation >= 0).sum()
     assert {entry["category"] for entry in allocations} >= {"activation", "workspace", "gradient"}
-    assert all(entry["frames"][0]["filename"] == "<explained>" for entry in allocations)
+    assert all(entry["frames"][0]["filename"].startswith("<explained as ") for entry in allocations)
     assert any("ACTIVATION in forward, " in entry["frames"][0]["name"] for entry in allocations)
     # Without this word on some entry the viewer throws.
     assert "unknown" in {entry["category"] for entry in snapshot["device_traces"][0]}
@@ -68,8 +72,8 @@ def test_blocks_that_live_on_have_a_line_of_text_too(cycle: CycleFindings, label
     address = {int(cycle.storages.address[row]): row for row in cycle.storages.alive_at(len(cycle.storages.events) - 1)}
     assert len(living) > 10
     for block in living:
-        assert block["frames"][0]["filename"] == "<explained>"
-        assert block["frames"][0]["name"] == labels.text[address[block["address"]]]
+        assert block["frames"][0]["filename"].startswith("<explained as ")
+        assert block["frames"][0]["name"] == labels.frame[address[block["address"]]]["name"]
     assert "PARAMETER, made before recording" in {block["frames"][0]["name"] for block in living}
     assert all(block["frames"] == [] for block in blocks if block["state"] != "active_allocated")
 
@@ -116,9 +120,11 @@ def test_blocks_that_live_on_are_labelled_in_their_segments(cycle: CycleFindings
 def test_a_parameter_is_labelled_with_its_name() -> None:
     session = profiled("convnet", Schedule(0, 1, 1, 1))
     cycle, known = session.findings.worst, session.known
-    blocks = explain_all(cycle.recording, cycle.categories, cycle.attribution, cycle.storages, known=known)
-    texts = labels_of(cycle.recording, cycle.attribution, blocks, known=known).text
-    for name, _ in session.model.named_parameters():
+    blocks = cycle.blocks
+    texts = [frame["name"] for frame in labels_of(cycle.recording, cycle.attribution, blocks, known=known).frame]
+    names = [name for name, _ in build_workload("convnet").model.named_parameters()]
+    assert names
+    for name in names:
         assert f"PARAMETER {name}, made before recording" in texts
 
 
@@ -126,7 +132,7 @@ def test_our_own_snapshot_is_read_back_with_what_it_says(tmp_path: Path) -> None
     """What was there before the recording has no entry and no stack: its kind is in the label alone."""
     session = profiled("convnet", Schedule(0, 1, 1, 1))
     cycle, known = session.findings.worst, session.known
-    blocks = explain_all(cycle.recording, cycle.categories, cycle.attribution, cycle.storages, known=known)
+    blocks = cycle.blocks
     labels = labels_of(cycle.recording, cycle.attribution, blocks, known=known)
     path = tmp_path / "memory_snapshot.pkl"
     write_memory_snapshot(snapshot_of_recording(cycle.recording, cycle.storages, labels=labels), path)
@@ -138,3 +144,25 @@ def test_our_own_snapshot_is_read_back_with_what_it_says(tmp_path: Path) -> None
     before = [group for group in device.peak.groups if group.is_before_recording]
     assert {group.site.frame for group in before} == {"before recording"}
     assert len(before) == len({group.kind for group in before})
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_snapshot_of_ours_gives_the_same_bytes_by_kind(
+    name: str, recorded: Callable[[str], Recorded], tmp_path: Path
+) -> None:
+    """Whoever reads it back is told what peak.json says, of every workload, to the byte."""
+    cycle = find_in_cycle(recorded(name).recordings[0])
+    labels = labels_of(cycle.recording, cycle.attribution, cycle.blocks)
+    path = tmp_path / "memory_snapshot.pkl"
+    write_memory_snapshot(snapshot_of_recording(cycle.recording, cycle.storages, labels=labels), path)
+    (device,) = explain_snapshot(load_snapshot(path)).devices
+    assert dict(peak_by_category(device)) == cycle.peak.by_category()
+
+
+def test_what_was_made_unseen_is_in_the_snapshot_from_where_it_counts(tmp_path: Path) -> None:
+    recording = with_flow(with_steps(recording_of(events(8), KEYS), 0, 35), (12, 1), (22, 1), (28, 0), (52, 1), (62, 0))
+    storages = follow_storages(recording, WALK, 0)
+    path = tmp_path / "memory_snapshot.pkl"
+    write_memory_snapshot(snapshot_of_recording(recording, storages), path)
+    (device,) = explain_snapshot(load_snapshot(path)).devices
+    assert device.peak.requested_bytes == storages.level_bytes.max()

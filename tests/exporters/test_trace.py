@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from tests.exporters.trace_format import check_nesting, read_trace
 from tests.training_steps import WORKLOADS, record_workload
-from tracer.analysis.profiles.classify_blocks import Blocks, Kind, explain_all
+from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
 from tracer.analysis.profiles.memory_by_kind import memory_by_kind
 from tracer.capture.event_tree import read_recording
@@ -37,7 +37,6 @@ HOSTILE = "</script><script>alert(1)</script> & <b>x</b>"
 @dataclass(frozen=True, eq=False)
 class Traced:
     cycle: CycleFindings
-    blocks: Blocks
     trace: ProfilerTrace
     store: TraceStore
 
@@ -50,8 +49,7 @@ def traced(results: Any) -> Traced:
     store = TraceStore()
     store.add(results)
     cycle = find_in_cycle(read_recording(results))
-    blocks = explain_all(cycle.recording, cycle.categories, cycle.attribution, cycle.storages)
-    return Traced(cycle, blocks, store.trace(0), store)
+    return Traced(cycle, store.trace(0), store)
 
 
 @cache
@@ -60,7 +58,7 @@ def workload(name: str) -> Traced:
 
 
 def written(one: Traced, folder: Path) -> dict[str, Any]:
-    write_trace(one.trace, one.cycle, one.blocks, folder / "trace.json.gz")
+    write_trace(one.trace, one.cycle, folder / "trace.json.gz")
     assert [path.name for path in folder.iterdir()] == ["trace.json.gz"]
     return read_trace(folder / "trace.json.gz")
 
@@ -157,7 +155,7 @@ def test_an_example_by_hand(tmp_path: Path) -> None:
 def test_counters_are_the_blocks_alive_counted_one_by_one(name: str, tmp_path: Path) -> None:
     one = workload(name)
     found = counters(written(one, tmp_path))
-    storages, blocks = one.cycle.storages, one.blocks
+    storages, blocks = one.cycle.storages, one.cycle.blocks
     times = one.cycle.recording.allocations.time_ns[storages.events].tolist()
     assert times == sorted(times)
     levels: list[dict[str, int]] = []
@@ -197,9 +195,7 @@ def test_a_clock_that_steps_back_stands_still() -> None:
     row = int(one.cycle.storages.events[10])
     try:
         times[row] = times[one.cycle.storages.events[9]] - 5
-        events = json.loads(
-            b"[" + b",".join(memory_events(one.cycle, one.blocks, base_ns=int(times.min()) - 1_000_000)) + b"]"
-        )
+        events = json.loads(b"[" + b",".join(memory_events(one.cycle, base_ns=int(times.min()) - 1_000_000)) + b"]")
     finally:
         times[:] = kept
     by_name: dict[str, list[float]] = {}
@@ -212,7 +208,7 @@ def test_a_clock_that_steps_back_stands_still() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_kinds_add_up_to_the_level(name: str) -> None:
     one = workload(name)
-    levels = memory_by_kind(one.cycle.storages, one.blocks)
+    levels = memory_by_kind(one.cycle.storages, one.cycle.blocks)
     assert (np.sum([level.values_bytes for level in levels], axis=0) == one.cycle.storages.allocator_bytes).all()
     assert len({level.kind for level in levels}) == len(levels) > 2
 
@@ -249,7 +245,7 @@ def test_metadata_that_torch_writes_wrong_is_one_sentence(tmp_path: Path) -> Non
     """Torch 2.15 does not escape quotes in it, so that the whole trace is no JSON."""
     one = traced(profiled("x", 'a "word"'))
     with pytest.raises(RecordingError, match="not JSON"):
-        write_trace(one.trace, one.cycle, one.blocks, tmp_path / "trace.json.gz")
+        write_trace(one.trace, one.cycle, tmp_path / "trace.json.gz")
     assert not list(tmp_path.iterdir())
 
 
@@ -275,7 +271,7 @@ def test_the_list_is_found_wherever_the_text_is_cut(size: int, tmp_path: Path) -
     }
     for ensure_ascii in (True, False):
         text = json.dumps(theirs, ensure_ascii=ensure_ascii).encode()
-        write_trace(given(text, size), one.cycle, one.blocks, tmp_path / "trace.json.gz")
+        write_trace(given(text, size), one.cycle, tmp_path / "trace.json.gz")
         trace = read_trace(tmp_path / "trace.json.gz")
         assert trace["meta"] == theirs["meta"]
         assert trace["traceEvents"][-1]["name"] == "x"
@@ -286,7 +282,7 @@ def test_the_list_is_found_wherever_the_text_is_cut(size: int, tmp_path: Path) -
 @pytest.mark.parametrize("text", ['{"traceEvents": []}', ' { "a" : 1 ,\n "traceEvents" :\n [ \n ] , "b": 2 }'])
 def test_a_trace_without_events_gets_ours(text: str, tmp_path: Path) -> None:
     one = workload("no_optimizer")
-    write_trace(given(text.encode(), 100), one.cycle, one.blocks, tmp_path / "trace.json.gz")
+    write_trace(given(text.encode(), 100), one.cycle, tmp_path / "trace.json.gz")
     events = read_trace(tmp_path / "trace.json.gz")["traceEvents"]
     assert {event["ph"] for event in events} == {"C", "X", "i"}
 
@@ -295,7 +291,7 @@ def test_a_trace_without_events_gets_ours(text: str, tmp_path: Path) -> None:
 def test_another_shape_is_one_sentence(text: str, tmp_path: Path) -> None:
     one = workload("no_optimizer")
     with pytest.raises(RecordingError, match="not JSON"):
-        write_trace(given(text.encode(), 100), one.cycle, one.blocks, tmp_path / "trace.json.gz")
+        write_trace(given(text.encode(), 100), one.cycle, tmp_path / "trace.json.gz")
     assert not list(tmp_path.iterdir())
 
 
@@ -303,7 +299,7 @@ def test_another_shape_is_one_sentence(text: str, tmp_path: Path) -> None:
 def test_the_same_trace_is_the_same_file(tmp_path: Path) -> None:
     one = workload("no_optimizer")
     for name in ("one", "two"):
-        write_trace(one.trace, one.cycle, one.blocks, tmp_path / name)
+        write_trace(one.trace, one.cycle, tmp_path / name)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
@@ -319,7 +315,7 @@ def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
 
     tracemalloc.start()
     try:
-        write_trace(ProfilerTrace(7, chunks), one.cycle, one.blocks, tmp_path / "trace.json.gz")
+        write_trace(ProfilerTrace(7, chunks), one.cycle, tmp_path / "trace.json.gz")
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -343,7 +339,7 @@ def test_a_trace_that_somebody_else_took_is_told_when_it_is_wanted(tmp_path: Pat
     results.save(str(tmp_path / "theirs.json"))
     one = traced(results)
     with pytest.raises(RecordingError, match="already saved") as caught:
-        write_trace(one.trace, one.cycle, one.blocks, tmp_path / "trace.json.gz")
+        write_trace(one.trace, one.cycle, tmp_path / "trace.json.gz")
     assert "export_chrome_trace" in caught.value.hint
     assert not (tmp_path / "trace.json.gz").exists()
 
@@ -355,7 +351,7 @@ def test_no_room_for_it_is_told_when_it_is_wanted(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("tracer.capture.profiler_trace.tempfile.TemporaryFile", refuse)
     one = traced(record_workload("no_optimizer", n_cycles=1).results[0])
     with pytest.raises(OutputError, match="No space left on device"):
-        write_trace(one.trace, one.cycle, one.blocks, tmp_path / "trace.json.gz")
+        write_trace(one.trace, one.cycle, tmp_path / "trace.json.gz")
 
 
 def test_the_callback_writes_the_worst_cycles_trace(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from tests.exporters.recording_file.samples import SHORT, on_cpu, on_cuda
-from tests.profiled_runs import Pieces, raising
+from tests.pieces import Pieces, raising
 from tests.training_steps import WORKLOADS, build_workload
 from tracer.capture.inline_operators import place_inline_operators
 from tracer.capture.kept_run import KeptRun

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.profiled_runs import Pieces, raising
+from tests.pieces import Pieces, raising
+from tracer.analysis.profiles import findings as findings_module
 from tracer.capture.run_origin import RunOrigin
 from tracer.errors import OutputError
 from tracer.exporters.timeline_page import timeline_page
@@ -201,7 +202,7 @@ def test_the_page_says_what_was_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_pages_bands_are_the_steps_and_their_phases() -> None:
     findings = results().findings
     assert findings is not None
-    page = timeline_page(findings, outputs.Material(results()).explained(findings.worst), run={})
+    page = timeline_page(findings, run={})
     assert [(band.kind, band.name) for band in page.bands] == [
         ("step", "ProfilerStep#1"),
         ("forward", "forward"),
@@ -212,14 +213,14 @@ def test_the_pages_bands_are_the_steps_and_their_phases() -> None:
 
 def test_what_several_files_are_made_of_is_worked_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    for name in ("explain_all", "run_times"):
-        work = getattr(outputs, name)
+    for module, name in ((findings_module, "classify_blocks"), (outputs, "run_times")):
+        work = getattr(module, name)
 
         def counted(*args: Any, name: str = name, work: Any = work, **kwargs: Any) -> Any:
             calls.append(name)
             return work(*args, **kwargs)
 
-        monkeypatch.setattr(outputs, name, counted)
+        monkeypatch.setattr(module, name, counted)
     written = list(outputs.write_outputs(results(), tmp_path))
     assert not [each.error for each in written if each.error is not None]
-    assert sorted(calls) == ["explain_all", "run_times"]
+    assert calls == ["run_times"], "blocks are classified with the findings, once for all files"

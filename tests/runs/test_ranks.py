@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.profiled_runs import Pieces
+from tests.pieces import Pieces
 from tracer.runs.ranks import (
     RANK_FILE,
     Rank,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.profiled_runs import Pieces, mlp_with_state, noise, raising, random_states, seeded, tiny_fno
+from tests.pieces import Pieces, mlp_with_state, noise, raising, random_states, seeded, tiny_fno
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
 from tests.training_steps import WORKLOADS, build_workload
 from tracer.analysis.profiles.allocator_join import join_history
@@ -265,6 +265,7 @@ def test_every_role_is_observed() -> None:
     assert {"0.weight", "1.running_var", "0.bias.exp_avg", "batch[0]", "batch[1]"} <= set(known.names)
 
 
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     "schedule", [Schedule(0, 0, 1, 2), Schedule(0, 0, 2, 1), Schedule(2, 0, 1, 1), Schedule(1, 2, 2, 2)]
 )

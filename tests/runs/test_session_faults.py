@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.profiled_runs import Pieces, raising
+from tests.pieces import Pieces, raising
 from tests.runs.test_training import SHORT, net, train_step
 from tracer import profile_training
 from tracer.capture.known_storages import StorageObserver

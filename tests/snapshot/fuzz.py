@@ -33,11 +33,13 @@ from rich.console import Console
 
 from tests.snapshot.allocator_model import AllocatorModel
 from tests.snapshot.dumps import block, frame, segment
+from tracer.analysis.snapshots.allocator_finding import explain_allocator
 from tracer.analysis.snapshots.diff import diff_snapshots
 from tracer.analysis.snapshots.findings import ReplayedSnapshot, SnapshotFinding, explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.memory_report import snapshot_report
 from tracer.analysis.snapshots.timeline import device_timeline
 from tracer.errors import SnapshotError
+from tracer.exporters.allocator_screen import print_allocator
 from tracer.exporters.page_data import page_json
 from tracer.exporters.snapshot_json import snapshot_json
 from tracer.exporters.snapshot_page import snapshot_page
@@ -160,7 +162,9 @@ def explain(path: Path, *, isolated: bool) -> str:
         finding = explain_replayed(replayed)
         console = Console(file=io.StringIO(), width=100)
         print_snapshot(finding, console, file="file")
-        snapshot_json(finding, file="file")
+        allocator = explain_allocator(replayed, settings=("expandable_segments:True",), gpu_memory=1 << 21)
+        print_allocator(allocator, console)
+        snapshot_json(finding, file="file", allocator=allocator)
         diff_snapshots(snapshot, snapshot)
         draw_and_report(replayed, finding, path.with_suffix(".sqlite"))
     except SnapshotError as error:
@@ -169,6 +173,9 @@ def explain(path: Path, *, isolated: bool) -> str:
         return "error"
     for device in finding.devices:
         assert sum(group.bytes for group in device.peak.groups) == device.peak.requested_bytes
+    for found in allocator:
+        for moment in (found.at_peak, found.at_end):
+            assert moment is None or sum(row.bytes for row in moment.rows) == moment.bytes
     return "result"
 
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
+from unittest.mock import patch
 
 T = TypeVar("T")
 # Nothing here takes so long; what hangs is a defect that has to be seen as one.
 _LIMIT_S = 300.0
+_STARTING = threading.Lock()
+_NO_STATUS = 255
+"""What multiprocessing puts where nobody was there to say with which status a process ended."""
 _PRELOADED = [
     "torch",
     "torch._dynamo",
@@ -34,11 +39,24 @@ class Returned(Generic[T]):
 
 def in_fresh_process(function: Callable[..., T], *arguments: Any) -> Returned[T]:
     """Call it elsewhere; arguments and value are pickled."""
+    try:
+        return _call(function, arguments)
+    except _ServerDiedError:
+        return _call(function, arguments)
+
+
+class _ServerDiedError(Exception):
+    """The process that the others are forked from is gone; the next call starts another."""
+
+
+def _call(function: Callable[..., T], arguments: tuple[Any, ...]) -> Returned[T]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(theirs, function, arguments))
-    process.start()
+    # OpenMP's threads wait by spinning, which takes fifty times as long where more of them run than there are cores.
+    with _STARTING, patch.dict(os.environ, OMP_WAIT_POLICY="passive", KINETO_LOG_LEVEL="99"):
+        process.start()
     theirs.close()
     try:
         if not ours.poll(_LIMIT_S):
@@ -47,6 +65,8 @@ def in_fresh_process(function: Callable[..., T], *arguments: Any) -> Returned[T]
         return returned
     except EOFError:
         process.join()
+        if process.exitcode == _NO_STATUS:
+            raise _ServerDiedError from None
         return Returned(None, f"the process died with exit code {process.exitcode}")
     finally:
         ours.close()

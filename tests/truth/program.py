@@ -67,7 +67,7 @@ class Provable(Enum):
     """What the bookkeeper can be asked about a program's peak."""
 
     EXACT = "every tensor is seen, and every allocation of a kernel"
-    EAGER_TWIN = "compiled: what lives from step to step, as an eager twin has it"
+    EAGER_TWIN = "compiled: what the allocator counts; of tensors, what lives from step to step in an eager twin"
 
 
 @dataclass(frozen=True, slots=True)

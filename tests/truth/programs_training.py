@@ -185,7 +185,7 @@ def activations_compressed() -> Program:
     return supervised(model, torch.optim.Adam(model.parameters()), _pairs, F.mse_loss, call=call)
 
 
-class _Blocks(nn.Module):
+class _ResidualBlocks(nn.Module):
     def __init__(self, *, use_reentrant: bool) -> None:
         super().__init__()
         self.enter, self.leave = nn.Linear(64, 64), nn.Linear(64, 32)
@@ -203,14 +203,14 @@ class _Blocks(nn.Module):
 
 
 @program()
-def recomputed() -> Program:
-    model = _Blocks(use_reentrant=False)
+def blocks_recomputed() -> Program:
+    model = _ResidualBlocks(use_reentrant=False)
     return supervised(model, torch.optim.AdamW(model.parameters()), _pairs, F.mse_loss)
 
 
 @program()
-def recomputed_by_reentrant() -> Program:
-    model = _Blocks(use_reentrant=True)
+def blocks_recomputed_by_reentrant() -> Program:
+    model = _ResidualBlocks(use_reentrant=True)
     return supervised(model, torch.optim.AdamW(model.parameters()), _pairs, F.mse_loss)
 
 

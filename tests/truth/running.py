@@ -27,7 +27,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from tests.truth.bookkeeper import Bookkeeper, Instant
 from tests.truth.catalogue import entry_of
-from tests.truth.program import Program
+from tests.truth.program import Program, Provable
 from tests.truth.storages import parts_of, storages_in, tensors_in
 from tracer.runs.session import Schedule
 from tracer.runs.training import profile_training
@@ -139,16 +139,18 @@ def run_under_bookkeeper(name: str) -> tuple[tuple[str, ...], Truth]:
     )
 
 
-def run_counted(name: str) -> int:
-    """The peak by torch's allocator, as its events in a bare profiler tell it.
+def run_counted(name: str) -> tuple[int, int]:
+    """The least and the most that the peak can be by torch's allocator, as its events in a bare profiler tell it.
 
     They begin with the recorded steps, for which the bookkeeper leaves: some operators allocate more where a dispatch
-    mode looks on. It has entered what is there by then, and still sees what of it goes.
+    mode looks on. It has entered what is there by then, and still sees what of it goes. What is compiled is never
+    looked on: of what is there, the garbage collector knows.
     """
     book, kept = Bookkeeper(saves=False), list[Any]()
-    torch.compiler.set_stance("force_eager")
+    is_compiled = entry_of(name).provable is Provable.EAGER_TWIN
     with threads_in_line() if entry_of(name).threads else nullcontext(), ExitStack() as watching:
-        watching.enter_context(book.watching())
+        if not is_compiled:
+            watching.enter_context(book.watching())
         program, _ = _begin(name)
         book.knows(program)
 
@@ -208,19 +210,23 @@ def _begin(name: str) -> tuple[Program, dict[str, Any]]:
 # ---- the allocator's count -------------------------------------------------------------------------------------------
 
 
-def _counted_bytes(book: Bookkeeper, results: Any) -> int:
+def _counted_bytes(book: Bookkeeper, results: Any) -> tuple[int, int]:
     """What is left of the old storages, and the running total of torch's allocator, which begins with the recording.
 
-    Old storages only ever go: what was left of them a little earlier is an upper bound, whatever the two clocks say.
+    Old storages only ever go: what was left of them a little earlier is the most, whatever the two clocks say, and what
+    was left a little later is the least.
     """
     slack_ns = 200_000
     times, left = np.array(book.old_bytes, np.int64).T
     found = list(_allocator_totals(results.experimental_event_tree()))
     if not found:
-        return book.start_bytes
+        return book.start_bytes, book.start_bytes
     at, totals = np.array(found, np.int64).T
-    rows = np.maximum(np.searchsorted(times, at - slack_ns, side="right") - 1, 0)
-    return max(book.start_bytes, int((left[rows] + totals).max()))
+    peaks = []
+    for moment in (at + slack_ns, at - slack_ns):
+        rows = np.maximum(np.searchsorted(times, moment, side="right") - 1, 0)
+        peaks.append(max(book.start_bytes, int((left[rows] + totals).max())))
+    return peaks[0], peaks[1]
 
 
 def _allocator_totals(events: Iterable[Any]) -> Iterable[tuple[int, int]]:
@@ -243,7 +249,7 @@ def _claims(session: Any, warned: tuple[str, ...]) -> Claims:
     peak = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     blocks: tuple[tuple[int, str], ...] = ()
     if session.results is not None and session.results.findings is not None:
-        from tracer.analysis.profiles.classify_blocks import Kind
+        from tracer.analysis.kinds import Kind
 
         at_peak = session.results.findings.worst.peak.blocks
         columns = zip(at_peak.size_bytes.tolist(), at_peak.kind.tolist(), strict=True)

@@ -2,45 +2,137 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+import tempfile
+import warnings
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from tests.truth import programs_models, programs_processes, programs_torch, programs_training
 from tests.truth.catalogue import entry_of, names
+from tests.truth.isolate import in_fresh_process
+from tests.truth.program import PROGRAMS
 from tests.truth.verdict import Verdict, judge
+from tracer.runs.training import profile_training
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COLUMNS = ("crash", "changed", "kept", "wrong_sum", "wrong_peak")
 
-# Program, column: what is known to be wrong. An entry that is right fails: take it out.
-KNOWN_DEFECTS: dict[tuple[str, str], str] = {}
+_FUNCTIONAL = "torch.profiler itself, with record_shapes, keeps what torch.func wraps alive; a note says so"
+_MADE_ELSEWHERE = "what nobody recorded counts within the steps that use it, and not before; a note says so"
+
+# What is known to be wrong: (program, column). One that is right is a failure, so that it is taken out of here.
+KNOWN_DEFECTS: dict[tuple[str, str], str] = {
+    ("functional_gradients", "changed"): _FUNCTIONAL,
+    ("functional_gradients", "wrong_peak"): _FUNCTIONAL,
+    ("gradients_of_each_sample", "changed"): _FUNCTIONAL,
+    ("gradients_of_each_sample", "wrong_peak"): _FUNCTIONAL,
+    ("forward_mode_derivatives", "changed"): _FUNCTIONAL,
+    ("forward_mode_derivatives", "wrong_peak"): _FUNCTIONAL,
+    ("ensemble_by_vmap", "wrong_peak"): _FUNCTIONAL,
+    ("arrays_of_numpy", "wrong_peak"): _MADE_ELSEWHERE,
+    ("batches_made_in_a_thread", "wrong_peak"): _MADE_ELSEWHERE,
+}
+# Wrong in some runs only.
+WRONG_BY_CHANCE: dict[tuple[str, str], str] = {
+    ("data_loader_with_workers", "wrong_peak"): "how many batches have come from the workers is chance",
+}
+
+# One of each class of programs, for the quick run; the others take some seconds each.
+QUICK = {
+    "gan_two_optimizers",
+    "generate_with_cache",
+    "forward_in_a_thread_pool",
+    "data_loader_with_workers",
+    "functional_gradients",
+    "nested_jagged",
+    "wrapper_subclass",
+    "scripted_model",
+    "compiled_fullgraph",
+    "compiled_step_function",
+    "idle_cache",
+    "leaking_losses",
+    "assigned_state_dict",
+    "activations_offloaded",
+    "optimizer_inside_backward",
+    "inference_only",
+}
 
 judged = cache(judge)
 
 
-def _cases() -> list[object]:
-    cases = []
-    for name in names():
-        for column in COLUMNS:
-            marks: list[pytest.MarkDecorator] = [pytest.mark.slow] if entry_of(name).slow else []
-            if reason := KNOWN_DEFECTS.get((name, column)):
-                marks.append(pytest.mark.xfail(strict=True, reason=reason))
-            cases.append(pytest.param(name, column, marks=marks, id=f"{name}-{column}"))
-    return cases
+def _marks(name: str, column: str) -> Iterator[pytest.MarkDecorator]:
+    if entry_of(name).slow or name not in QUICK:
+        yield pytest.mark.slow
+    if reason := KNOWN_DEFECTS.get((name, column)):
+        yield pytest.mark.xfail(strict=True, reason=reason)
+    elif reason := WRONG_BY_CHANCE.get((name, column)):
+        yield pytest.mark.xfail(strict=False, reason=reason)
 
 
-@pytest.mark.parametrize(("name", "column"), _cases())
+CASES = [
+    pytest.param(name, column, marks=list(_marks(name, column)), id=f"{name}-{column}")
+    for name in names()
+    for column in COLUMNS
+]
+
+
+@pytest.mark.parametrize(("name", "column"), CASES)
 def test_the_tracer_tells_the_truth_and_changes_nothing(name: str, column: str) -> None:
     verdict: Verdict = judged(name)
     assert not verdict.broken
     if verdict.crash and column != "crash":
-        pytest.fail(f"crashed, so that nothing can be said of {column}")
+        pytest.skip(f"crashed, so that nothing can be said of {column}")
     assert not getattr(verdict, column)
 
 
+# ---- by rules, and not by name ---------------------------------------------------------------------------------------
+
+
+def _names_of_programs() -> set[str]:
+    """Names that nobody would choose by chance: of builders, of two words or more, and of classes."""
+    builders = {name.rpartition(":")[2] for name in names()}
+    modules = (programs_models, programs_processes, programs_torch, programs_training)
+    classes = {
+        name.strip("_")
+        for module in modules
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and value.__module__ == module.__name__
+    }
+    return {name for name in builders if "_" in name} | {name for name in classes if not name.islower()}
+
+
+def test_known_defects_are_of_programs() -> None:
+    known = {*KNOWN_DEFECTS, *WRONG_BY_CHANCE}
+    assert known <= {(name, column) for name in {*names(), *PROGRAMS} for column in COLUMNS}
+    assert set(PROGRAMS) >= QUICK
+
+
 def test_no_program_is_known_to_the_tracer() -> None:
-    sources = {path: path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("tracer/**/*.py"))}
-    assert sources
-    for name in (name for name in names() if "_" in name and ":" not in name):
-        assert [path.name for path, source in sources.items() if name in source] == []
+    sources = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("tracer/**/*.py")}
+    names = _names_of_programs()
+    assert len(sources) > 50 and len(names) > 80
+    found = {(name, path) for name in names for path, source in sources.items() if re.search(rf"\b{name}\b", source)}
+    assert found == set()
+
+
+@pytest.mark.xfail(strict=True, reason="profile_training adds a filter to the process's warnings, and leaves it")
+def test_no_warning_filter_is_left() -> None:
+    returned = in_fresh_process(_filters_of_profiler_warnings)
+    assert returned.error is None
+    assert returned.value == 0
+
+
+def _filters_of_profiler_warnings() -> int:
+    """Libraries that the tracer imports add filters of their own; those are not meant."""
+    with tempfile.TemporaryDirectory() as folder, profile_training(nn.Linear(2, 2), save_dir=folder) as session:
+        for _ in range(session.schedule.num_steps):
+            session.model(torch.ones(1, 2))
+            session.step()
+    return sum("Profiler" in str(pattern) for _, pattern, *_ in warnings.filters)

@@ -246,6 +246,7 @@ def test_a_profiled_step_has_all_its_micro_batches(nets: str) -> None:
     assert results.notes == ("The phases were timed with one of a step's 3 micro-batches.",)
 
 
+@pytest.mark.usefixtures("alone")
 def test_inference_keeps_nothing_for_backward(nets: str) -> None:
     workload = build(f"{nets}:Net", inputs=["8"], inference=True)
     assert not workload.model.training
@@ -542,6 +543,7 @@ def needs(package: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"needs {package}")
 
 
+@pytest.mark.usefixtures("alone")
 @needs("torchvision")
 def test_resnet50_of_torchvision(tmp_path: Path) -> None:
     arguments = ["torchvision.models:resnet50", "--input", "3x64x64", "--batch-size", "2", "--no-cuda-timing"]

@@ -7,6 +7,7 @@ kept alive, copied or touched, and no random state, gradient or counter changes.
 from __future__ import annotations
 
 import time
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from tracer.capture import torch_private
 from tracer.capture.plain_tensors import plain_tensors
+from tracer.nested import leaves
 
 Ints = npt.NDArray[np.int64]
 
@@ -49,6 +51,11 @@ class KnownStorages:
     """Index in `devices`."""
     names: tuple[str, ...]
     devices: tuple[str, ...]
+    ends_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """[Z] When storages that a walk had found, and inputs, were let go, in order of time."""
+    ends_address: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    ends_device: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """[Z] Index in `devices`."""
     walks_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """[W] Times of the observations that took in every tensor that Python could reach."""
     threads: tuple[str, ...] = ()
@@ -56,7 +63,8 @@ class KnownStorages:
 
     def __post_init__(self) -> None:
         columns = (self.time_ns, self.address, self.size_bytes, self.role, self.name, self.device)
-        if len({len(column) for column in columns}) > 1:
+        ends = (self.ends_ns, self.ends_address, self.ends_device)
+        if len({len(column) for column in columns}) > 1 or len({len(column) for column in ends}) > 1:
             raise ValueError("columns of KnownStorages differ in length")
 
     def words_at(self, device: str | None = None) -> dict[int, str]:
@@ -77,15 +85,19 @@ class StorageObserver:
     Attributes:
         unobserved: How many looks found a tensor without an address, by the name of its type.
         threads: Names of other threads that called the model.
+        sees_transforms: Whether a transform of torch.func had wrapped one of the tensors.
     """
 
     def __init__(self) -> None:
         self.unobserved: Counter[str] = Counter()
         self.threads: dict[str, None] = {}
+        self.sees_transforms = False
         self._rows: list[tuple[int, int, int, int, int, int]] = []
         self._names: dict[str, int] = {}
         self._devices: dict[str, int] = {}
         self._walks_ns: list[int] = []
+        self._ends: list[tuple[int, int, int]] = []
+        self._watched: dict[tuple[int, str], weakref.ref[torch.UntypedStorage]] = {}
 
     def observe(
         self, tensors: Iterable[tuple[Role, str, Tensor | torch.UntypedStorage]], *, is_walk: bool = False
@@ -101,21 +113,46 @@ class StorageObserver:
             self._walks_ns.append(now)
         with torch_private.as_plain_tensors():
             for role, name, tensor in tensors:
-                for address, size_bytes, device in self._storages(tensor):
+                for storage, device in self._storages(tensor):
+                    address, size_bytes = storage.data_ptr(), storage.nbytes()
                     if size_bytes == 0 or address == 0 or (address, device) in seen:
                         continue
                     seen.add((address, device))
                     name_index = self._names.setdefault(name, len(self._names))
                     device_index = self._devices.setdefault(device, len(self._devices))
                     self._rows.append((now, address, size_bytes, int(role), name_index, device_index))
+                    if device == "cpu" and (is_walk or role == Role.INPUT):
+                        self._watch(storage, address, device)
 
-    def _storages(self, tensor: Tensor | torch.UntypedStorage) -> list[tuple[int, int, str]]:
-        """Address, bytes and device of a tensor's storages; of one that has none, nothing."""
+    def _watch(self, storage: torch.UntypedStorage, address: int, device: str) -> None:
+        """Note when a storage is let go, which the CPU's allocator does not report of what it did not see being made.
+
+        The reference is weak and keeps nothing alive. The storage's Python object lives as long as its memory.
+        """
+        ends, place, device_index = self._ends, (address, device), self._devices[device]
+        if (watched := self._watched.get(place)) is not None and watched() is not None:
+            return
+
+        def ended(_: object) -> None:
+            ends.append((time.time_ns(), address, device_index))
+
+        self._watched[place] = weakref.ref(storage, ended)
+
+    def stop(self) -> None:
+        """Watch no storage any longer."""
+        self._watched.clear()
+
+    def _storages(self, tensor: Tensor | torch.UntypedStorage) -> list[tuple[torch.UntypedStorage, str]]:
+        """A tensor's storages that have an address, and their devices."""
         if isinstance(tensor, torch.UntypedStorage):
-            return [] if tensor.device.type == "meta" else [(tensor.data_ptr(), tensor.nbytes(), str(tensor.device))]
+            return [] if tensor.device.type == "meta" else [(tensor, str(tensor.device))]
+        self.sees_transforms |= torch_private.is_wrapped_by_transform(tensor)
         try:
-            storages = [(part.untyped_storage(), str(part.device)) for part in plain_tensors(tensor)]
-            return [(s.data_ptr(), s.nbytes(), device) for s, device in storages if s.device.type != "meta"]
+            parts = [(part.untyped_storage(), str(part.device)) for part in plain_tensors(tensor)]
+            found = [(storage, device) for storage, device in parts if storage.device.type != "meta"]
+            for storage, _ in found:
+                storage.data_ptr()  # a fake tensor's raises
+            return found
         # Tensors of other people's making raise what they like; that they were not observed is said in a note.
         except Exception:
             self.unobserved[type(tensor).__name__] += 1
@@ -125,9 +162,21 @@ class StorageObserver:
         """Everything observed so far."""
         table = np.array(self._rows, np.int64).reshape(-1, 6)
         time_ns, address, size_bytes, role, name, device = (np.ascontiguousarray(column) for column in table.T)
-        names, devices, walks_ns = tuple(self._names), tuple(self._devices), np.array(self._walks_ns, np.int64)
+        ends_ns, ends_address, ends_device = np.array(self._ends, np.int64).reshape(-1, 3).T
         return KnownStorages(
-            time_ns, address, size_bytes, role, name, device, names, devices, walks_ns, tuple(self.threads)
+            time_ns=time_ns,
+            address=address,
+            size_bytes=size_bytes,
+            role=role,
+            name=name,
+            device=device,
+            names=tuple(self._names),
+            devices=tuple(self._devices),
+            ends_ns=np.ascontiguousarray(ends_ns),
+            ends_address=np.ascontiguousarray(ends_address),
+            ends_device=np.ascontiguousarray(ends_device),
+            walks_ns=np.array(self._walks_ns, np.int64),
+            threads=tuple(self.threads),
         )
 
 
@@ -159,12 +208,5 @@ def optimizer_tensors(
 
 
 def input_tensors(batch: object, name: str = "batch") -> Iterator[tuple[Role, str, Tensor]]:
-    """The tensors in a batch of nested tuples, lists and dicts, named by their place."""
-    if isinstance(batch, Tensor):
-        yield Role.INPUT, name, batch
-    elif isinstance(batch, Mapping):
-        for key, value in batch.items():
-            yield from input_tensors(value, f"{name}.{key}")
-    elif isinstance(batch, list | tuple):
-        for index, value in enumerate(batch):
-            yield from input_tensors(value, f"{name}[{index}]")
+    """The tensors in a batch, however it is nested, named by their place."""
+    return ((Role.INPUT, place, tensor) for place, tensor in leaves(batch, Tensor, name))

@@ -17,6 +17,7 @@ import torch
 
 _TORCH = Path(torch.__file__).resolve().parent
 _OURS = Path(__file__).resolve().parent.parent
+_SHIPPED_MODELS = _OURS / "_models"  # in an installed package; as good as the user's own
 _PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
 
 
@@ -33,8 +34,11 @@ def _prefixes() -> tuple[Path, ...]:
 
 @cache
 def _library_folders() -> tuple[Path, ...]:
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    return tuple(Path(sysconfig.get_path(name)).resolve() for name in names)
+    """Folders of packages, and of the commands that they install."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
+    paths = [sysconfig.get_path(name) for name in names]
+    paths.append(sysconfig.get_path("scripts", sysconfig.get_preferred_scheme("user")))
+    return tuple(Path(path).resolve() for path in paths)
 
 
 @cache
@@ -56,6 +60,8 @@ def is_user_code(file_name: str) -> bool:
     Modules that set `__tracebackhide__` only pass calls on to the user's model and count as this program's.
     """
     path = _found(file_name)
+    if path is not None and path.resolve().is_relative_to(_SHIPPED_MODELS):
+        return True
     if path is None or _PACKAGE_FOLDERS.intersection(path.parts) or str(path) in _hidden_files():
         return False
     resolved = path.resolve()
@@ -75,7 +81,9 @@ def is_package_code(file_name: str) -> bool:
 def is_own_code(file_name: str) -> bool:
     """Whether a recorded file name is this program's, or a module's that sets `__tracebackhide__`."""
     path = _found(file_name)
-    return path is not None and (path.resolve().is_relative_to(_OURS) or str(path) in _hidden_files())
+    if path is None or is_user_code(file_name):
+        return False
+    return path.resolve().is_relative_to(_OURS) or str(path) in _hidden_files()
 
 
 def _found(file_name: str) -> Path | None:
@@ -87,6 +95,7 @@ def _found(file_name: str) -> Path | None:
 
 @cache
 def _hidden_files() -> frozenset[str]:
-    modules = list(sys.modules.values())
-    hidden = (vars(module).get("__file__") for module in modules if vars(module).get("__tracebackhide__") is True)
+    # None stands for a module that must not be imported, and lazy ones are not to be woken up.
+    modules = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
+    hidden = (names.get("__file__") for names in modules if names.get("__tracebackhide__") is True)
     return frozenset(os.path.abspath(file) for file in hidden if file)  # noqa: PTH100 - as the profiler has them

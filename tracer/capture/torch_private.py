@@ -259,7 +259,7 @@ def as_plain_tensors() -> Any:
 
 
 def made_by(tensor: torch.Tensor) -> Any:
-    """The autograd node that made a tensor, or None; of a view that of its base: a changed view would make a new one."""
+    """The autograd node that made a tensor, or None; of a view that of its base, as a changed view makes a new one."""
     try:
         if tensor._is_view():
             return None if tensor._base is None else tensor._base.grad_fn
@@ -268,13 +268,16 @@ def made_by(tensor: torch.Tensor) -> Any:
         return None
 
 
-def below_transforms(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that the transforms of torch.func (grad, vmap) have wrapped; any other is returned as it is."""
+def is_wrapped_by_transform(tensor: torch.Tensor) -> bool:
+    """Whether a transform of torch.func (grad, vmap) has wrapped a tensor."""
     functorch = getattr(torch._C, "_functorch", None)
-    if functorch is None:  # pragma: no cover - only on a torch whose private API has moved
-        return tensor
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = functorch.get_unwrapped(tensor)
+    return functorch is not None and bool(functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def below_transforms(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that the transforms of torch.func have wrapped; any other is returned as it is."""
+    while is_wrapped_by_transform(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
 
 

@@ -1,12 +1,16 @@
-"""The command `report` from a kept recording to files and the screen, so that the command line only parses."""
+"""`torch-timeline report`: the files of a run again, from its kept recording."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from tracer.commands.common import errors_for_people
 from tracer.errors import MissingPackageError, RecordingError, TracerError
+from tracer.exporters.terminal import say, screen
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,6 +18,18 @@ if TYPE_CHECKING:
     from tracer.runs.results import RunResults
 
 RECORDING_NAME = "recording.npz"
+
+
+def report(
+    recording: Annotated[Path, typer.Argument(help="A --save-dir with a recording.npz, or that file.")],
+    save_dir: Annotated[Path | None, typer.Option(help="Folder for the files; by default the recording's.")] = None,
+    only: Annotated[list[str], typer.Option(help="Write only this one: peak-json, memory-report, ...")] = [],  # noqa: B006
+) -> None:
+    """Write any output of a run again from its kept recording, also elsewhere and with a later version."""
+    with errors_for_people(), screen() as console:
+        succeeded = show_report(recording, console, save_dir=save_dir, only=only, say=say)
+    if not succeeded:
+        raise typer.Exit(1)
 
 
 def show_report(

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.allocator_join import join_entries
 from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.block_lifetimes import Storages
-from tracer.analysis.profiles.classify_blocks import Blocks, Kind
+from tracer.analysis.profiles.classify_blocks import Blocks
 from tracer.analysis.profiles.peak_rows import op_label
 from tracer.analysis.snapshots.sites import LABEL_BEFORE
 from tracer.capture.known_storages import KnownStorages
@@ -25,6 +27,7 @@ from tracer.units import NS_PER_US
 PICKLE_PROTOCOL = 4
 
 Frame = dict[str, Any]
+Ints = npt.NDArray[np.int64]
 
 
 def write_memory_snapshot(snapshot: dict[str, Any], path: Path) -> None:
@@ -38,11 +41,12 @@ class Labels:
 
     Attributes:
         category: A word by which the viewer colours.
-        text: One line, which it shows above the stack.
+        frame: On top of the stack: the viewer shows its text, and its file, which is none, names the kind to whoever
+            reads the snapshot.
     """
 
     category: Sequence[str]
-    text: Sequence[str]
+    frame: Sequence[Frame]
 
 
 def labels_of(
@@ -53,10 +57,10 @@ def labels_of(
     Args:
         recording: One cycle.
         attribution: Of the same recording.
-        blocks: One row per block, as `explain_all` gives them.
+        blocks: One row per block.
         known: The objects that the blocks' names are of.
     """
-    category, text = [], []
+    category, frame = [], []
     columns = (blocks.kind, blocks.phase, blocks.module, blocks.op, blocks.name)
     for kind, phase, module, op, name in zip(*(column.tolist() for column in columns), strict=True):
         word = Kind(kind).name
@@ -68,18 +72,14 @@ def labels_of(
             if phase >= 0
             else LABEL_BEFORE
         )
-        text.append(f"{word}{named}{made}")
-    return Labels(category, text)
+        file = f"<explained as {word.lower()}>"
+        frame.append({"name": f"{word}{named}{made}", "filename": file, "line": 0})
+    return Labels(category, frame)
 
 
 # The viewer needs this word on at least one entry as soon as one has a category: without it, its own way to add the
 # word throws (torch/utils/viz/MemoryViz.js, annotate_snapshot).
 _UNKNOWN = "unknown"
-
-
-def _label_frame(text: str) -> Frame:
-    """The only text of an entry that the viewer shows is its stack, so a label is a frame that is no file's."""
-    return {"name": text, "filename": "<explained>", "line": 0}
 
 
 def label_snapshot(
@@ -107,27 +107,27 @@ def label_snapshot(
     for position, block in block_of.items():
         entry = trace[position]
         entry["category"] = labels.category[block]
-        entry["frames"] = [_label_frame(labels.text[block]), *entry.get("frames", ())]
+        entry["frames"] = [labels.frame[block], *entry.get("frames", ())]
     if block_of:
         for entry in trace:
             entry.setdefault("category", _UNKNOWN)
     traces[device_index] = trace
     alive = storages.alive_at(len(storages.events) - 1).tolist()
-    text_at = {int(storages.address[block]): labels.text[block] for block in alive}
+    frame_at = {int(storages.address[block]): labels.frame[block] for block in alive}
     segments = [
-        _labelled_segment(segment, text_at) if segment.get("device", 0) == device_index else segment
+        _labelled_segment(segment, frame_at) if segment.get("device", 0) == device_index else segment
         for segment in snapshot["segments"]
     ]
     return {**snapshot, "device_traces": traces, "segments": segments}, len(block_of)
 
 
-def _labelled_segment(segment: Mapping[str, Any], text_at: Mapping[int, str]) -> dict[str, Any]:
+def _labelled_segment(segment: Mapping[str, Any], frame_at: Mapping[int, Frame]) -> dict[str, Any]:
     """The viewer shows of a block from before the history what its segment says of it."""
     blocks = []
     for block in segment["blocks"]:
-        text = text_at.get(block["address"]) if block["state"] == "active_allocated" else None
+        label = frame_at.get(block["address"]) if block["state"] == "active_allocated" else None
         frames = block.get("frames", ())
-        blocks.append(block if text is None else {**block, "frames": [_label_frame(text), *frames]})
+        blocks.append(block if label is None else {**block, "frames": [label, *frames]})
     return {**segment, "blocks": blocks}
 
 
@@ -208,29 +208,42 @@ class _Stacks:
 
 
 def _trace(recording: Recording, storages: Storages, stacks: _Stacks, labels: Labels | None) -> list[dict[str, Any]]:
+    """Entries in allocator order; what was made unseen has one without frames where it begins to count."""
     allocations = recording.allocations
     made = {int(row): block for block, row in enumerate(storages.allocation.tolist()) if row >= 0}
-    freed: dict[int, list[int]] = {}
-    for block, position in enumerate(storages.freed_at.tolist()):
-        if position < len(storages.events):
-            freed.setdefault(position, []).append(block)
+    freed = _blocks_at(storages.freed_at, np.arange(len(storages.freed_at)))
+    unseen = _blocks_at(storages.made_at, np.flatnonzero(storages.made_unseen))
     entries: list[dict[str, Any]] = []
+
+    def allocate(block: int, time_us: int, frames: list[Frame]) -> None:
+        entry = _entry("alloc", storages, block, time_us, frames)
+        if labels is not None:
+            entry["category"] = labels.category[block]
+            entry["frames"] = [labels.frame[block], *frames]
+        entries.append(entry)
+
     for position, row in enumerate(storages.events.tolist()):
         time_us = int(allocations.time_ns[row]) // NS_PER_US
         frames = stacks.of_allocation(row)
         for block in freed.get(position, ()):
             for action in ("free_requested", "free_completed"):
                 entries.append(_entry(action, storages, block, time_us, frames))
+        for block in unseen.get(position, ()):
+            allocate(block, time_us, [])
         if row in made:
-            entry = _entry("alloc", storages, made[row], time_us, frames)
-            if labels is not None:
-                entry["category"] = labels.category[made[row]]
-                entry["frames"] = [_label_frame(labels.text[made[row]]), *frames]
-            entries.append(entry)
+            allocate(made[row], time_us, frames)
     if labels is not None:
         for entry in entries:
             entry.setdefault("category", _UNKNOWN)
     return entries
+
+
+def _blocks_at(positions: Ints, blocks: Ints) -> dict[int, list[int]]:
+    """Some blocks by a position of theirs."""
+    found: dict[int, list[int]] = {}
+    for block in blocks.tolist():
+        found.setdefault(int(positions[block]), []).append(block)
+    return found
 
 
 def _entry(action: str, storages: Storages, block: int, time_us: int, frames: list[Frame]) -> dict[str, Any]:
@@ -263,7 +276,7 @@ def _segments(storages: Storages, stacks: _Stacks, labels: Labels | None) -> lis
             frames = stacks.of_allocation(int(storages.allocation[block]))
             if labels is not None:
                 # All that the viewer shows of a block from before the recording, such as a parameter's.
-                frames = [_label_frame(labels.text[block]), *frames]
+                frames = [labels.frame[block], *frames]
             blocks.append(_block(address, size, "active_allocated", frames))
             at = address + size
         if at < stop:

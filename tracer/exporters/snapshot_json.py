@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
+from tracer.analysis.snapshots.allocator_finding import AllocatorFinding
 from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
 from tracer.analysis.snapshots.groups import Group
 from tracer.analysis.snapshots.oom import OutOfMemory
+from tracer.exporters.allocator_json import allocator_values
 
 
-def snapshot_json(finding: SnapshotFinding, *, file: str) -> str:
+def snapshot_json(finding: SnapshotFinding, *, file: str, allocator: Sequence[AllocatorFinding] = ()) -> str:
     """The findings as a JSON text; every device's groups sum to its `peak_requested_bytes`.
 
     Args:
         finding: What `explain_snapshot` returned.
         file: The snapshot's name, as the person gave it.
+        allocator: What `explain_allocator` returned for the same devices.
     """
-    return json.dumps({"file": file, "devices": [_device(device) for device in finding.devices]}, indent=2)
+    modelled = {found.device: {"allocator": allocator_values(found)} for found in allocator}
+    devices = [_device(device) | modelled.get(device.device, {}) for device in finding.devices]
+    return json.dumps({"file": file, "devices": devices}, indent=2)
 
 
 def _device(found: DeviceFinding) -> dict[str, Any]:

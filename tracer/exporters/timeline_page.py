@@ -38,7 +38,6 @@ _BANDS: dict[str, BandKind] = {"forward": "forward", "backward": "backward", "op
 
 def write_memory_timeline(
     findings: Findings,
-    blocks: Blocks,
     path: Path,
     *,
     run: Mapping[str, str | int | float],
@@ -50,7 +49,6 @@ def write_memory_timeline(
 
     Args:
         findings: Of the run.
-        blocks: Every block of that cycle explained, as `explain_all` gives them.
         path: Where to.
         run: What to say of the run, by name.
         notes: Sentences on what could not be measured.
@@ -60,13 +58,12 @@ def write_memory_timeline(
     Raises:
         OutputError: The file cannot be written, or plotly is not installed.
     """
-    page = timeline_page(findings, blocks, run=run, notes=notes, slow_modules=slow_modules, failed=failed)
+    page = timeline_page(findings, run=run, notes=notes, slow_modules=slow_modules, failed=failed)
     write_page(page, path)
 
 
 def timeline_page(
     findings: Findings,
-    blocks: Blocks,
     *,
     run: Mapping[str, str | int | float],
     notes: tuple[str, ...] = (),
@@ -83,7 +80,7 @@ def timeline_page(
         device=peak.device,
         subtitle=f"{num_events} in {len(cycle.attribution.step_names)} recorded steps",
         times=times,
-        series=series_by_kind(storages, blocks),
+        series=series_by_kind(storages, cycle.blocks),
         lines=_reserved(cycle),
         marks=_marks(cycle),
         bands=_bands(cycle),

@@ -21,7 +21,6 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from tracer.analysis.profiles.classify_blocks import Blocks
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.analysis.profiles.memory_by_kind import memory_by_kind
 from tracer.capture.profiler_trace import ProfilerTrace
@@ -36,13 +35,12 @@ _ROWS_AT_A_TIME = 1 << 15
 _BASE_KEY = "baseTimeNanoseconds"
 
 
-def write_trace(trace: ProfilerTrace, cycle: CycleFindings, blocks: Blocks, path: Path) -> None:
+def write_trace(trace: ProfilerTrace, cycle: CycleFindings, path: Path) -> None:
     """Write trace.json.gz, whole or not at all, in pieces: memory does not grow with the trace.
 
     Args:
         trace: The profiler's, of the same cycle.
         cycle: What is known of it.
-        blocks: All its blocks explained, as `explain_all` gives them.
         path: Where to.
 
     Raises:
@@ -51,7 +49,7 @@ def write_trace(trace: ProfilerTrace, cycle: CycleFindings, blocks: Blocks, path
     """
     chunks = trace.chunks()
     head, rest, base_ns = _split_head(chunks)
-    events = memory_events(cycle, blocks, process_id=trace.process_id, base_ns=base_ns)
+    events = memory_events(cycle, process_id=trace.process_id, base_ns=base_ns)
     with replacing(path) as temporary, temporary.open("wb") as file, _packed(file) as packed:
         packed.write(head)
         is_first = True
@@ -125,7 +123,7 @@ def _expect(text: str, at: int, sign: str) -> int:
 
 
 # -------------------------------------------------------------------------------------------------------- ours
-def memory_events(cycle: CycleFindings, blocks: Blocks, *, process_id: int = 0, base_ns: int = 0) -> Iterator[bytes]:
+def memory_events(cycle: CycleFindings, *, process_id: int = 0, base_ns: int = 0) -> Iterator[bytes]:
     """Our trace events as JSON, some thousands at a time, with commas between them.
 
     A counter has an event where its value changes, in allocator order. A clock that steps back, as two threads' can
@@ -139,7 +137,7 @@ def memory_events(cycle: CycleFindings, blocks: Blocks, *, process_id: int = 0, 
     counters = [("memory total", int(total[0] - allocations.size_bytes[storages.events[0]]), total)]
     counters += [
         (f"memory {level.kind.name}", level.before_bytes, level.values_bytes)
-        for level in memory_by_kind(storages, blocks)
+        for level in memory_by_kind(storages, cycle.blocks)
     ]
     reserved = allocations.total_reserved_bytes[storages.events]
     if cycle.peak.device != "cpu" and reserved.any():

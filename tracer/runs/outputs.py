@@ -9,8 +9,7 @@ from pathlib import Path
 
 from tracer.analysis.operators.memory_report import memory_report
 from tracer.analysis.operators.run_times import RunTimes, run_times
-from tracer.analysis.profiles.classify_blocks import Blocks, explain_all
-from tracer.analysis.profiles.findings import CycleFindings, Findings
+from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.timeline import device_timeline
 from tracer.errors import MissingPackageError, OutputError, TracerError
@@ -65,7 +64,6 @@ class Material:
 
     def __init__(self, results: RunResults) -> None:
         self.results = results
-        self._explained: dict[int, Blocks] = {}
 
     @property
     def findings(self) -> Findings:
@@ -82,15 +80,6 @@ class Material:
     def run_times(self) -> RunTimes:
         """Of all cycles."""
         return run_times([(cycle.recording, cycle.attribution) for cycle in self.findings.cycles])
-
-    def explained(self, cycle: CycleFindings) -> Blocks:
-        """Every block of a cycle of these findings."""
-        found = self._explained.get(id(cycle))
-        if found is None:
-            found = self._explained[id(cycle)] = explain_all(
-                cycle.recording, cycle.categories, cycle.attribution, cycle.storages, known=self.results.known
-            )
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +133,9 @@ def _write_page(material: Material, path: Path) -> None:
     if findings is None:
         _write_page_of_history(material, path)
         return
-    blocks = material.explained(findings.worst)
     slow = slow_modules(material.run_times, findings.worst.peak)
     write_memory_timeline(
         findings,
-        blocks,
         path,
         run=run_description(results),
         notes=results.notes,
@@ -201,7 +188,7 @@ def _write_snapshot(material: Material, path: Path) -> None:
     assert findings is not None
     cycle = findings.worst if results.snapshot is None else findings.cycles[-1]
     recording, storages = cycle.recording, cycle.storages
-    labels = labels_of(recording, cycle.attribution, material.explained(cycle), known=results.known)
+    labels = labels_of(recording, cycle.attribution, cycle.blocks, known=results.known)
     if results.snapshot is None:
         snapshot = snapshot_of_recording(recording, storages, labels=labels)
     else:
@@ -213,7 +200,7 @@ def _write_snapshot(material: Material, path: Path) -> None:
 def _write_trace(material: Material, path: Path) -> None:
     if (trace := material.results.trace) is not None:
         cycle = material.findings.worst
-        write_trace(trace, cycle, material.explained(cycle), path)
+        write_trace(trace, cycle, path)
 
 
 def _write_timing(material: Material, path: Path) -> None:

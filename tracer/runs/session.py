@@ -7,7 +7,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -31,6 +31,7 @@ from tracer.capture.known_storages import (
 )
 from tracer.capture.live_tensors import live_tensors
 from tracer.capture.profiler_trace import ProfilerTrace
+from tracer.capture.quiet_profiler import quiet_profiler
 from tracer.errors import SnapshotError, TracerError
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import snapshot_in_memory
@@ -107,10 +108,6 @@ class ProfileSession:
         self.fault: Exception | None = None
         self.history = AllocatorHistory(self.device)
         self._observer = StorageObserver()
-        self._parameters = [
-            (name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
-        ]
-        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.module_names = {id(module): name for name, module in model.named_modules()}
         self._tracer = TimelineTracer(
             device=self.device,
@@ -119,6 +116,7 @@ class ProfileSession:
             keep_traces=trace,
         )
         self._profiler: Any = None
+        self._quiet = ExitStack()
         self._hooks = self._call_hooks(model, optimizer)
         self._thread = threading.get_ident()
         self._history_columns: Snapshot | None = None
@@ -145,6 +143,7 @@ class ProfileSession:
 
     def _switch_on(self) -> None:
         self._thread = threading.get_ident()
+        self._quiet.enter_context(quiet_profiler())
         activities = [ProfilerActivity.CPU]
         if self.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -171,6 +170,7 @@ class ProfileSession:
             torch_private.let_go_of(profiler)
         self._ours(self._hooks.stop)
         self._ours(self.history.stop)
+        self._ours(self._quiet.close)
 
     def _ours(self, work: Callable[[], object]) -> None:
         """Do something of the session's own; its failure is kept, and never the loop's."""
@@ -182,7 +182,7 @@ class ProfileSession:
     def _let_go(self) -> None:
         """Keep nothing of the user's."""
         self._model = self._optimizer = None
-        self._parameters.clear()
+        self._observer.stop()
 
     def step(self) -> None:
         """End a step. Call it once per step of training, after the optimizer's step."""
@@ -247,7 +247,8 @@ class ProfileSession:
         """Look at model and optimizer; in a walk, which is at the beginning of a cycle, at all that Python holds."""
         if self._model is None:
             return
-        state = optimizer_tensors(self._optimizer, self._names) if self._optimizer is not None else ()
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        state = optimizer_tensors(self._optimizer, names) if self._optimizer is not None else ()
         held = live_tensors() if is_walk else None
         self._walks_were_cut |= held is not None and not held.is_complete
         rest = held.tensors if held is not None else ()
@@ -270,13 +271,20 @@ class ProfileSession:
 
     def observe_gradients(self) -> None:
         """Look at the gradients. At the optimizer's step this happens by itself."""
-        gradients = [(name, parameter.grad) for name, parameter in self._parameters]
+        gradients = self._gradients()
         self.unused_parameters = tuple(name for name, gradient in gradients if gradient is None)
         self._observe_gradients(gradients)
 
     def _observe_gradients_left(self) -> None:
         """At the end of a step whose optimizer nobody sees: what there is; that there is none says nothing."""
-        self._observe_gradients([(name, parameter.grad) for name, parameter in self._parameters])
+        self._observe_gradients(self._gradients())
+
+    def _gradients(self) -> list[tuple[str, Tensor | None]]:
+        """What each parameter that wants a gradient has now; asked anew, since a loop may replace its parameters."""
+        if self._model is None:
+            return []
+        wanting = ((name, one) for name, one in self._model.named_parameters() if one.requires_grad)
+        return [(name, parameter.grad) for name, parameter in wanting]
 
     def _observe_gradients(self, gradients: Iterable[tuple[str, Tensor | None]]) -> None:
         if self._is_recording:
@@ -306,6 +314,11 @@ class ProfileSession:
         if kinds := self._observer.unobserved:
             sentences.append(
                 f"Tensors without an address of their own are known only by what operators did: {', '.join(kinds)}."
+            )
+        if self._observer.sees_transforms:
+            sentences.append(
+                "torch.profiler keeps what grad and vmap of torch.func wrap alive until a cycle has ended: the peak is "
+                "larger by that than without a profiler."
             )
         if self._walks_were_cut:
             sentences.append("More graphs are alive than were followed: some of what they keep may be missing.")

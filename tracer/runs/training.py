@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import warnings
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -22,6 +21,7 @@ from tracer.capture.project_files import project_root
 from tracer.capture.run_origin import RunOrigin
 from tracer.errors import OutputError, RecordingError
 from tracer.exporters.files import check_folder
+from tracer.nested import leaves
 from tracer.runs.outputs import Written, left_from_earlier, left_sentence, write_outputs, written_lines
 from tracer.runs.ranks import Rank, announce, begin, finish, this_rank
 from tracer.runs.results import Failure, RunResults, allocator_state
@@ -29,8 +29,6 @@ from tracer.runs.session import ProfileSession, Schedule, tell_of_fault
 from tracer.runs.termination import Termination
 
 _DEFAULT_SCHEDULE = Schedule()
-# Kineto, the library below torch's profiler, logs every start and stop of a recording to stderr; 99 is silence.
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 class TrainingProfile(ProfileSession):
@@ -106,8 +104,6 @@ class TrainingProfile(ProfileSession):
         if self.rank is not None:
             begin(self.rank, self.save_dir)
             self._termination.watch()
-        # torch says at the end of each cycle that it forgets the events, which are kept here.
-        warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
         return super().__enter__()
 
     def _call_hooks(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> CallHooks:
@@ -148,7 +144,7 @@ class TrainingProfile(ProfileSession):
             return
         with self._never_the_loops_fault():
             self._note_thread()
-            given = [value for value in _leaves([*args, *kwargs.values()]) if not value.requires_grad]
+            given = [value for _, value in leaves([args, kwargs], torch.Tensor) if not value.requires_grad]
             self._observer.observe(input_tensors(given))
 
     def __exit__(
@@ -250,14 +246,6 @@ def _without_traceback(error: BaseException) -> BaseException:
 
 def _steps(count: int) -> str:
     return f"{count} step" if count == 1 else f"{count} steps"
-
-
-def _leaves(value: Any) -> list[torch.Tensor]:
-    """The tensors in nested lists, tuples and mappings."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return [leaf for each in inner for leaf in _leaves(each)]
 
 
 def print_screen(results: RunResults, written: Collection[Written] = ()) -> None:

@@ -190,7 +190,7 @@ class Snapshot:
         devices: The devices with a trace entry or a segment, by index.
         stacks: The stacks that all devices share.
         texts: Names of annotations, categories, metadata and pools.
-        settings: What is known of `expandable_segments` and `roundup_power2_divisions`.
+        settings: What is known of the allocator's settings; those that decide what it reserves.
         has_host_memory: Pinned host memory was recorded too, which these columns leave out.
     """
 

@@ -30,6 +30,13 @@ CPU_SPARE_SECONDS = 20
 # How many times larger a gzipped snapshot may become.
 GZIP_FACTOR = 20
 OUT_OF_MEMORY_STATUS = 77
+_SPELLED_SETTINGS = "PYTORCH_CUDA_ALLOC_CONF"
+_SCALAR_SETTINGS = {
+    _SPELLED_SETTINGS: str,
+    "expandable_segments": bool,
+    "max_split_size": int,
+    "garbage_collection_threshold": float,
+}
 # More than any machine has; a list that is longer is no list of devices.
 MAX_DEVICES = 4096
 
@@ -113,8 +120,11 @@ def _settings(settings: Any) -> dict[str, Any]:
     if type(settings) is not dict:
         return {}
     found: dict[str, Any] = {}
-    if type(settings.get("expandable_segments")) is bool:
-        found["expandable_segments"] = settings["expandable_segments"]
+    for key, kind in _SCALAR_SETTINGS.items():
+        if type(settings.get(key)) is kind:
+            found[key] = settings[key]
+    if len(found.get(_SPELLED_SETTINGS, "")) > 1000:
+        del found[_SPELLED_SETTINGS]
     divisions = settings.get("roundup_power2_divisions")
     if type(divisions) is dict:
         found["roundup_power2_divisions"] = {

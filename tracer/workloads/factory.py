@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from tracer.workloads.shipped_models import is_shipped, shipped_model
 from tracer.workloads.user_errors import UserModelError, defined_at
 
 __tracebackhide__ = True  # what raises here is to be looked for in the factory
@@ -47,35 +48,12 @@ def load_factory(place: str) -> Any:
 
 
 def _make_importable(folders: Sequence[Path]) -> None:
-    """Let modules in these folders be imported, the first folder before the others, as Python does for what it runs.
-
-    Projects like to have a package `models`, and so has this program. What it needs of its own is loaded by now, so
-    theirs takes the name: ours is forgotten, and its folder no longer searched, since a folder without an `__init__.py`
-    would lose against a package that has one.
-    """
+    """Let modules in these folders be imported, the first folder before the others, as Python does for what it runs."""
     for folder in reversed([str(folder) for folder in folders]):
         if folder in sys.path:
             sys.path.remove(folder)
         sys.path.insert(0, folder)
-    if not any(folder != _OURS.parent and _has_own_models(folder) for folder in folders):
-        return
-    sys.path[:] = [folder for folder in sys.path if Path(folder or ".").resolve() != _OURS.parent]
-    for name in [name for name in sys.modules if name.split(".")[0] == _OURS.name]:
-        del sys.modules[name]
     importlib.invalidate_caches()
-    theirs = importlib.util.find_spec(_OURS.name)
-    if theirs is not None and theirs.origin is None:
-        # A package without an __init__.py has None for a file, on which `inspect`, which remembers our file under this
-        # name, and with it `torch.optim`, would stumble. Importing it runs nothing.
-        del importlib.import_module(_OURS.name).__file__
-
-
-_OURS = Path(__file__).resolve().parent
-
-
-def _has_own_models(folder: Path) -> bool:
-    inside = folder / _OURS.name
-    return inside.with_suffix(".py").is_file() or (inside.is_dir() and any(inside.glob("*.py")))
 
 
 def _load_module(name: str) -> ModuleType:
@@ -84,6 +62,8 @@ def _load_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            if is_shipped(name):
+                return shipped_model(name.removeprefix("models."))
             taken = importlib.util.find_spec(name.split(".")[0]) is not None
             hint = "Give the file instead: path/to/file.py:factory." if taken else "Install it, or give a file's path."
             raise UserModelError(f"There is no module {error.name}.", hint=hint) from None

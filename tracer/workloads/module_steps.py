@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tracer.nested import leaves
 from tracer.workloads.random_inputs import Batch
 from tracer.workloads.user_errors import UserModelError, defined_at
 
@@ -204,18 +205,7 @@ def _with_gradient(output: Any) -> list[Tensor]:
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists, mappings and dataclasses, in order."""
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, list | tuple):
-        for value in output:
-            yield from _tensors(value)
-    elif is_dataclass(output) and not isinstance(output, type):
-        for field in fields(output):
-            yield from _tensors(getattr(output, field.name))
+    return (tensor for _, tensor in leaves(output, Tensor))
 
 
 def _shape_of(tensor: Tensor) -> str:

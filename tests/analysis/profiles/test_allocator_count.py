@@ -14,6 +14,7 @@ from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.profiles import block_lifetimes as storages_module
 from tracer.analysis.profiles.attribution import attribute
 from tracer.analysis.profiles.block_lifetimes import follow_storages
+from tracer.analysis.profiles.classify_blocks import classify_blocks
 from tracer.analysis.profiles.peak import peak_report
 from tracer.analysis.profiles.torch_categories import categorize
 from tracer.analysis.profiles.unrecorded_storages import unrecorded_storages
@@ -99,6 +100,8 @@ def test_a_lost_block_is_unexplained(
         storages = replace(
             storages, freed_at=np.where(np.arange(len(storages.freed_at)) == block, -1, storages.freed_at)
         )
-    peak = peak_report(recording, categorize(recording), attribute(recording), storages)
+    attribution = attribute(recording)
+    blocks = classify_blocks(recording, categorize(recording), attribution, storages, time_ns=0)
+    peak = peak_report(recording, attribution, storages, blocks)
     assert peak.unexplained_bytes == lost[0] > 0
     assert peak.allocator_peak_bytes == peak.peak_bytes + lost[0]

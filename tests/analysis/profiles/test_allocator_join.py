@@ -15,9 +15,9 @@ from rich.console import Console
 
 from tests.histories import Event, Key, known_of, recording_of
 from tests.snapshot.allocator_model import AllocatorModel, rounded
+from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.allocator_join import join_entries
 from tracer.analysis.profiles.block_lifetimes import follow_storages
-from tracer.analysis.profiles.classify_blocks import Kind, explain_all
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together, with_allocator_history
 from tracer.analysis.profiles.memory_by_kind import memory_by_kind
 from tracer.capture.known_storages import Role
@@ -116,7 +116,7 @@ def test_a_peak_worked_by_hand() -> None:
         (1024, 1000, "before recording"),
         (8192, 8000, "other"),
     ]
-    assert [row.evidence for row in peak.rows[1:]] == ["there before the recording, in the allocator's history"] * 2
+    assert [row.evidence for row in peak.rows[1:]] == ["allocated before the recording, in the allocator's history"] * 2
 
 
 def test_what_was_made_before_the_recording_has_its_line() -> None:
@@ -213,7 +213,7 @@ def test_memory_that_no_block_shows_is_in_the_timeline() -> None:
     allocator.alloc(2048)
     allocator.free(gone)
     cycle = allocator.findings().worst
-    blocks = explain_all(cycle.recording, cycle.categories, cycle.attribution, cycle.storages)
+    blocks = cycle.blocks
     levels = {level.kind: level for level in memory_by_kind(cycle.storages, blocks)}
     assert levels[Kind.BEFORE_RECORDING].values_bytes.tolist() == [1536, 1024]
     assert levels[Kind.BEFORE_RECORDING].before_bytes == 1536
@@ -227,9 +227,7 @@ def test_the_page_and_the_screen_have_the_three_sizes() -> None:
     allocator.profiling = True
     allocator.alloc(1000)
     findings = joined(allocator)
-    cycle = findings.worst
-    blocks = explain_all(cycle.recording, cycle.categories, cycle.attribution, cycle.storages)
-    (section,) = timeline_page(findings, blocks, run={}).sections
+    (section,) = timeline_page(findings, run={}).sections
     assert section.sentences == (
         "At the peak 1000 B were asked for, which the allocator rounded up, block by block, to 1.00 KiB.",
     )

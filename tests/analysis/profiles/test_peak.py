@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.histories import Event, Key, known_of, recording_of
-from tests.profiled_runs import Pieces, tiny_fno
+from tests.pieces import Pieces, tiny_fno
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.findings import Findings, find_in_cycle
@@ -96,7 +96,7 @@ def test_the_first_of_equal_peaks_wins() -> None:
 def test_what_is_not_known_is_said_and_counted() -> None:
     peak = find_in_cycle(recording_of([Event(500, 7, 2)], [Key(10, 100, 1)])).peak
     assert rows_of(peak) == {
-        ("BEFORE_RECORDING", 100, "there before the recording, nobody said what it is", "before recording"),
+        ("BEFORE_RECORDING", 100, "allocated before the recording, role unknown", "before recording"),
         ("UNKNOWN", 7, "made outside forward, backward and optimizer", "other"),
     }
 
@@ -114,7 +114,7 @@ def test_a_held_object_has_its_role_and_name() -> None:
     rows = {row.category: row for row in find_in_cycle(recording, known=known).peak.rows}
     assert (rows["PARAMETER"].name, rows["PARAMETER"].module) == ("blocks.0.weight", "blocks.0")
     assert (rows["INPUT"].name, rows["INPUT"].module) == ("batch[0]", None)
-    assert {row.evidence for row in rows.values()} == {"the object was held"}
+    assert {row.evidence for row in rows.values()} == {"address of a live, named tensor"}
 
 
 def test_a_device_without_allocations_is_an_error() -> None:
@@ -182,14 +182,14 @@ def test_gradients_are_gradients_in_the_last_step_too() -> None:
     peak = peak_after_backward(optimizer=True)
     assert peak.step == "ProfilerStep#2"
     (row,) = (row for row in rows_in(peak, "GRADIENT") if row.name == "held.tensor")
-    assert (row.bytes, row.evidence) == (WEIGHT_BYTES, "the object was held")
+    assert (row.bytes, row.evidence) == (WEIGHT_BYTES, "address of a live, named tensor")
     assert row.torch_category != "GRADIENT", "torch itself has lost it: no later step shows that it is one"
     assert sum(row.bytes for row in rows_in(peak, "GRADIENT")) == bytes_of(SpectralModel().parameters())
 
 
 def test_weights_are_parameters_even_without_an_optimizer() -> None:
     (row,) = (row for row in rows_in(peak_after_backward(optimizer=False), "PARAMETER") if row.name == "held.tensor")
-    assert (row.bytes, row.evidence) == (WEIGHT_BYTES, "the object was held")
+    assert (row.bytes, row.evidence) == (WEIGHT_BYTES, "address of a live, named tensor")
     assert row.torch_category == "INPUT", "torch knows the parameters of called modules only"
 
 

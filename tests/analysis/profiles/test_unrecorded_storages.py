@@ -79,6 +79,16 @@ def test_the_last_use_of_all_lasts_to_the_end() -> None:
     assert unseen_lives(follow_storages(recording, WALK, 0)) == [(500, 60, 0, 3)]
 
 
+def test_an_input_counts_until_it_was_seen_to_be_let_go() -> None:
+    """Key 1 is used at 12 and 52; the batch of the first step is let go at 38, that of the second never."""
+    recording = with_steps(recording_of(events(8), KEYS), 0, 35)
+    recording = with_flow(recording, (12, 1), (22, 0), (52, 1), (62, 0))
+    known = known_of((-5, 100, 40, Role.HELD, ""), (11, 500, 60, Role.INPUT, "x"), (51, 500, 60, Role.INPUT, "x"))
+    storages = follow_storages(recording, walked(let_go(known, (38, 500)), -5), 0)
+    # Event 4 is the first behind 38.
+    assert unseen_lives(storages) == [(500, 60, 0, 4), (500, 60, 4, 8)]
+
+
 def test_an_address_that_is_handed_out_ends_it() -> None:
     some = [*events(3), Event(520, 8, 50, at_ns=30), *[replace(one, at_ns=40, number=7) for one in events(1)]]
     recording = with_flow(with_steps(recording_of(some, KEYS), 0), (12, 1), (45, 1))
@@ -100,6 +110,32 @@ def test_what_is_looked_at_after_the_walk_was_there_too() -> None:
     assert observed_before(recording, walked(known, -5), 0, allocator_order(recording, 0)) == {100: 40, 500: 60}
     storages = follow_storages(recording, walked(known, -5), 0)
     assert storages.level_bytes.tolist() == [101, 102]
+
+
+def let_go(known: KnownStorages, *ends: tuple[int, int]) -> KnownStorages:
+    """Storages at these addresses were let go at these times."""
+    ends_ns = START_NS + np.array([at for at, _ in ends], np.int64)
+    address = np.array([place for _, place in ends], np.int64)
+    return replace(known, ends_ns=ends_ns, ends_address=address, ends_device=np.zeros(len(ends), np.int64))
+
+
+@pytest.mark.parametrize(
+    ("at_ns", "levels"),
+    [(-1, [1, 2, 3]), (12, [41, 42, 3]), (20, [41, 42, 3]), (99, [41, 42, 43]), (-9, [41, 42, 43])],
+    ids=["before the first event", "before the third", "with the third", "after the last", "before the walk"],
+)
+def test_what_is_seen_to_be_let_go_is_gone(at_ns: int, levels: list[int]) -> None:
+    """Of an earlier tenant of the address, from before the walk, it says nothing."""
+    known = let_go(WALK, (at_ns, 100), (at_ns, 777))
+    storages = follow_storages(recording_of(events(3), KEYS[:1]), known, 0)
+    assert storages.level_bytes.tolist() == storages.allocator_bytes.tolist() == levels
+    assert storages.died_unseen.tolist()[0] == (levels[-1] < 43)
+
+
+def test_a_reported_free_is_more_exact_than_when_it_was_let_go() -> None:
+    recording = recording_of([*events(2), Event(100, -40, 1, key=0, at_ns=30), Event(9, 1, 70, at_ns=40)], KEYS[:1])
+    storages = follow_storages(recording, let_go(WALK, (5, 100)), 0)
+    assert storages.level_bytes.tolist() == storages.allocator_bytes.tolist() == [41, 42, 2, 3]
 
 
 @pytest.mark.parametrize("walks", [(-9, -5), (-5, 999)])

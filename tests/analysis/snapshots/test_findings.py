@@ -195,7 +195,12 @@ class TestKinds:
 
     @pytest.mark.parametrize(
         ("word", "kind"),
-        [("PARAMETER", "parameter"), ("autograd_detail", "temporary"), ("INPUT", "input"), ("unknown", "not known")],
+        [
+            ("PARAMETER", "parameter"),
+            ("autograd_detail", "autograd detail"),
+            ("INPUT", "input"),
+            ("unknown", "not known"),
+        ],
     )
     def test_what_the_recording_says_counts_first(self, tmp_path: Path, word: str, kind: str) -> None:
         end = [segment(BASE, MIB, [block(BASE, MIB)])]

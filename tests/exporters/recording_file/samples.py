@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from tests.profiled_runs import Pieces
+from tests.pieces import Pieces
 from tracer.analysis.profiles.findings import find_in_cycle, put_together, with_allocator_history
 from tracer.capture.device_kernels import Kernels
 from tracer.capture.kept_run import KeptRun

@@ -106,7 +106,7 @@ class _Attributor:
         strings, frames = self.recording.strings, self.recording.frames
         whole = {file: int(_is_whole(strings[file])) for file in np.unique(frames.file).tolist()}
         other = np.array([whole[file] for file in frames.file.tolist()], np.int64)
-        return np.select([frames.user, frames.own], [2, -1], other)
+        return np.select([frames.user.astype(np.bool_), frames.own.astype(np.bool_)], [2, -1], other)
 
     def run(self) -> Attribution:
         recording = self.recording

@@ -34,6 +34,12 @@ def unseen(recording: Recording, storages: Storages) -> tuple[str, ...]:
             f"{recording.num_assumed_frees} blocks were freed by a thread that the profiler does not record; they are "
             "taken to be free from when their address was handed out again."
         )
+    if num_unseen := len(set(storages.address[storages.made_unseen].tolist())):
+        sentences.append(
+            f"{num_unseen} storages were made where the profiler does not record, by another thread or a library "
+            "outside torch, such as numpy: each counts from the beginning of a step until its last use there, or until "
+            "an input was seen to be let go."
+        )
     if num_dead := int(storages.died_unseen.sum()):
         sentences.append(
             f"{num_dead} storages from before the recording were freed without a record of it; each counts until its "

@@ -1,19 +1,21 @@
-"""What each block is, and how that is known.
+"""What each block of a recording is, and how that is known: one ordered table of rules, and the first that holds wins.
 
-Evidence, strongest first: the object was held by somebody (`KnownStorages`); torch's data-flow category, where the
-block's life does not contradict it; the block's life; that it was never seen as a tensor.
+The strongest evidence comes first: that a live, named tensor lay at the block's address; then what autograd itself did
+with it; then torch's data flow, unless the block's life contradicts it; then the block's life alone.
 
 Shapes: B blocks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
+from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.block_lifetimes import Storages
 from tracer.analysis.profiles.torch_categories import Categories, Category
@@ -21,72 +23,120 @@ from tracer.capture.known_storages import KnownStorages, Role
 from tracer.capture.recording import Recording
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+NONE = -1
 
 
-class Kind(IntEnum):
-    """What a block is. Finer than torch's categories where there is evidence, and never empty."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Facts:
+    """What the rules look at, columns [B]; -1 is none.
 
-    PARAMETER = 0
-    OPTIMIZER_STATE = 1
-    INPUT = 2
-    TEMPORARY = 3
-    """Made and freed in one phase, and seen as a tensor."""
-    ACTIVATION = 4
-    """Made in forward and kept for backward."""
-    GRADIENT = 5
-    """Of a parameter."""
-    AUTOGRAD_DETAIL = 6
-    """Made in backward: gradients of activations, recomputed values."""
-    WORKSPACE = 7
-    """Never seen as a tensor: an operator's own scratch memory."""
-    BUFFER = 8
-    BEFORE_RECORDING = 9
-    """There before the recording began, and nobody said what it is."""
-    UNKNOWN = 10
+    Attributes:
+        role: `Role` of the strongest observation of a live tensor at the block's address.
+        made: `Phase` in which a recorded allocation made it; -1 for what was not seen being made.
+        is_made_unseen: Made during the recording, where the profiler does not record.
+        freed: `Phase` of the free; -1 where it lives on.
+        has_tensor: An operator saw it as a tensor.
+        freed_by_maker: The operator that made it freed it.
+        is_gradient: torch saw it as the gradient of a parameter, or AccumulateGrad made it.
+        is_recomputed: Made by a module that ran again inside backward.
+        category: torch's category.
+    """
 
+    role: Ints
+    made: Ints
+    is_made_unseen: Bools
+    freed: Ints
+    has_tensor: Bools
+    freed_by_maker: Bools
+    is_gradient: Bools
+    is_recomputed: Bools
+    category: Ints
 
-class Evidence(IntEnum):
-    """How a block's kind is known, strongest first."""
+    @property
+    def is_contradicted(self) -> Bools:
+        """The block's life speaks against torch's category.
 
-    HELD_OBJECT = 0
-    ACCUMULATED = 1
-    DATA_FLOW = 2
-    SAVED = 3
-    HELD_AFTER_BACKWARD = 4
-    WITHIN_FORWARD = 5
-    MADE_IN_BACKWARD = 6
-    RECOMPUTED = 7
-    OPTIMIZER_KEPT = 8
-    WITHIN_OPTIMIZER = 9
-    NO_TENSOR = 10
-    SEEN_BEFORE = 11
-    OUTSIDE = 12
-    HISTORY = 13
-    UNSEEN = 14
+        A parameter is not made in a training step, and not freed there: such blocks share an id with one, or are what
+        an operator made of parameters alone. An activation is made in forward; the optimizer's arithmetic is none.
+        """
+        no_parameter = (self.category == Category.PARAMETER) & ((self.freed != NONE) | (self.made != Phase.OTHER))
+        late = (self.made == Phase.BACKWARD) | (self.made == Phase.OPTIMIZER)
+        return np.asarray(no_parameter | ((self.category == Category.ACTIVATION) & late), np.bool_)
 
 
-EVIDENCE_TEXT = {
-    Evidence.HELD_OBJECT: "the object was held",
-    Evidence.ACCUMULATED: "AccumulateGrad took it",
-    Evidence.DATA_FLOW: "torch's data flow",
-    Evidence.SAVED: "made in forward, freed in backward",
-    Evidence.HELD_AFTER_BACKWARD: "made in forward, alive after backward",
-    Evidence.WITHIN_FORWARD: "made and freed in forward",
-    Evidence.MADE_IN_BACKWARD: "made in backward",
-    Evidence.RECOMPUTED: "made again in backward by its module",
-    Evidence.OPTIMIZER_KEPT: "made by the optimizer and kept",
-    Evidence.WITHIN_OPTIMIZER: "made and freed by the optimizer",
-    Evidence.NO_TENSOR: "never seen as a tensor, freed by its own operator",
-    Evidence.SEEN_BEFORE: "there before the recording, nobody said what it is",
-    Evidence.OUTSIDE: "made outside forward, backward and optimizer",
-    Evidence.HISTORY: "there before the recording, in the allocator's history",
-    Evidence.UNSEEN: "made by another thread or outside torch, where the profiler does not record",
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of the table.
+
+    Attributes:
+        evidence: How the kind is known.
+        kind: What it is, or [B] what each of them is.
+        holds: [B] for which blocks.
+    """
+
+    evidence: Evidence
+    kind: Kind | Callable[[Facts], Ints]
+    holds: Callable[[Facts], Bools]
+
+
+_KIND_OF_ROLE = {
+    Role.PARAMETER: Kind.PARAMETER,
+    Role.BUFFER: Kind.BUFFER,
+    Role.GRADIENT: Kind.GRADIENT,
+    Role.OPTIMIZER_STATE: Kind.OPTIMIZER_STATE,
+    Role.INPUT: Kind.INPUT,
 }
+
+
+def _by_role(facts: Facts) -> Ints:
+    of_role = np.full(max(Role) + 1, Kind.UNKNOWN, np.int64)
+    for role, kind in _KIND_OF_ROLE.items():
+        of_role[role] = kind
+    return of_role[facts.role]
+
+
+def _by_category(facts: Facts) -> Ints:
+    """Torch's categories have our kinds' names."""
+    of_category = np.array([Kind.__members__.get(one.name, Kind.UNKNOWN) for one in Category], np.int64)
+    return of_category[facts.category]
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(Evidence.HELD_OBJECT, _by_role, lambda f: f.role != NONE),
+    Rule(Evidence.UNSEEN, Kind.UNKNOWN, lambda f: f.is_made_unseen),
+    Rule(Evidence.SEEN_BEFORE, Kind.BEFORE_RECORDING, lambda f: (f.made == NONE) & (f.category == Category.UNTAGGED)),
+    Rule(Evidence.DATA_FLOW, _by_category, lambda f: f.made == NONE),
+    Rule(Evidence.NO_TENSOR, Kind.WORKSPACE, lambda f: ~f.has_tensor & f.freed_by_maker),
+    Rule(Evidence.ACCUMULATED, Kind.GRADIENT, lambda f: (f.made == Phase.BACKWARD) & f.is_gradient),
+    Rule(Evidence.RECOMPUTED, Kind.ACTIVATION, lambda f: (f.made == Phase.BACKWARD) & f.is_recomputed),
+    Rule(Evidence.DATA_FLOW, _by_category, lambda f: (f.category != Category.UNTAGGED) & ~f.is_contradicted),
+    Rule(Evidence.SAVED, Kind.ACTIVATION, lambda f: (f.made == Phase.FORWARD) & (f.freed == Phase.BACKWARD)),
+    Rule(Evidence.WITHIN_FORWARD, Kind.TEMPORARY, lambda f: (f.made == Phase.FORWARD) & (f.freed == Phase.FORWARD)),
+    Rule(Evidence.HELD_AFTER_BACKWARD, Kind.ACTIVATION, lambda f: f.made == Phase.FORWARD),
+    Rule(Evidence.MADE_IN_BACKWARD, Kind.AUTOGRAD_DETAIL, lambda f: f.made == Phase.BACKWARD),
+    Rule(Evidence.OPTIMIZER_KEPT, Kind.OPTIMIZER_STATE, lambda f: (f.made == Phase.OPTIMIZER) & (f.freed == NONE)),
+    Rule(Evidence.WITHIN_OPTIMIZER, Kind.TEMPORARY, lambda f: f.made == Phase.OPTIMIZER),
+    Rule(Evidence.OUTSIDE, Kind.UNKNOWN, lambda f: np.ones(len(f.made), np.bool_)),
+)
+
+
+def apply_rules(facts: Facts, rules: tuple[Rule, ...] = RULES) -> tuple[Ints, Ints]:
+    """[B] `Kind` and [B] `Evidence` by the first rule that holds."""
+    kind = np.full(len(facts.role), Kind.UNKNOWN, np.int64)
+    evidence = np.full(len(facts.role), Evidence.OUTSIDE, np.int64)
+    is_open = np.ones(len(facts.role), np.bool_)
+    for rule in rules:
+        rows = np.flatnonzero(is_open & rule.holds(facts))
+        evidence[rows] = rule.evidence
+        kind[rows] = int(rule.kind) if isinstance(rule.kind, Kind) else rule.kind(facts)[rows]
+        is_open[rows] = False
+    return kind, evidence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """Blocks, columns [B]. What was there before recording has allocation -1."""
+    """Blocks, columns [B]. What was not seen being made has allocation -1."""
 
     size_bytes: Ints
     address: Ints
@@ -100,6 +150,7 @@ class Blocks:
     phase: Ints
     """Phase in which it was made; -1 before recording, and for what was made unseen."""
     step: Ints
+    """Step in which it was made; of what was made unseen, the one that used it; -1 before recording."""
     module: Ints
     """Index in `Attribution.modules`, or -1."""
     op: Ints
@@ -113,190 +164,115 @@ class Blocks:
     stack: Ints
     """Number of the allocator's stack of what was there before and in no tensor; else -1."""
 
+    def take(self, rows: Ints) -> Self:
+        """Some of these, in the order of the rows."""
+        return type(self)(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
 
-def explain_all(
+
+def classify_blocks(
     recording: Recording,
     categories: Categories,
     attribution: Attribution,
     storages: Storages,
     *,
     known: KnownStorages | None = None,
+    time_ns: int,
 ) -> Blocks:
-    """Say of every block of a recording what it is and who made it, with torch's category as it was in the end.
+    """Say of every block of one device what it is, how that is known, and who made it.
+
+    Args:
+        recording: One cycle.
+        categories: Of the same recording.
+        attribution: Of the same recording.
+        storages: The device's blocks.
+        known: Observations of live tensors.
+        time_ns: The moment of which torch's categories are taken, that of the peak: they change where a tensor is
+            written to.
 
     Returns:
         One row per row of `storages`, in its order.
     """
-    rows, end = np.arange(len(storages.size_bytes)), np.iinfo(np.int64).max
-    return explain_at(recording, categories, attribution, storages, known=known, rows=rows, time_ns=int(end))
+    allocation = storages.allocation
+    category = _categories_at(recording, categories, storages, time_ns)
+
+    def of_allocation(column: Ints) -> Ints:
+        return np.where(allocation >= 0, column[allocation] if len(column) else NONE, NONE)
+
+    kind, evidence = apply_rules(facts_of(recording, attribution, storages, category, known))
+    observed = storages.observed_as
+    names = known.name if known is not None else np.empty(0, np.int64)
+    none = np.full(len(allocation), NONE, np.int64)
+    return Blocks(
+        size_bytes=storages.size_bytes,
+        address=storages.address,
+        allocation=allocation,
+        key=storages.key,
+        kind=kind,
+        torch_category=category,
+        evidence=evidence,
+        phase=of_allocation(attribution.allocation_phase),
+        step=_steps(attribution, storages),
+        module=of_allocation(attribution.allocation_module),
+        op=of_allocation(recording.allocations.op),
+        frame=of_allocation(attribution.allocation_frame),
+        name=np.where(observed >= 0, names[observed], NONE) if len(names) else none,
+        requested_bytes=none,
+        stack=none,
+    )
 
 
-def explain_at(
-    recording: Recording,
-    categories: Categories,
-    attribution: Attribution,
-    storages: Storages,
-    *,
-    known: KnownStorages | None,
-    rows: Ints,
-    time_ns: int,
-) -> Blocks:
-    """Say of some rows of `storages` what they are, with torch's category as it was at one time."""
-    return _Explainer(recording, categories, attribution, known, storages, rows, time_ns).blocks()
+def facts_of(
+    recording: Recording, attribution: Attribution, storages: Storages, category: Ints, known: KnownStorages | None
+) -> Facts:
+    """What the rules look at, for every block."""
+    allocation, observed = storages.allocation, storages.observed_as
+    made_here = allocation >= 0
+    freed_by = _freed_by(storages)
+    op = recording.allocations.op
+    maker = np.where(made_here, op[allocation] if len(op) else NONE, NONE)
+    freer = np.where(freed_by >= 0, op[freed_by] if len(op) else NONE, NONE)
+    phase = attribution.allocation_phase
+    roles = known.role if known is not None else np.empty(0, np.int64)
+    recomputed = attribution.op_recomputed
+    return Facts(
+        role=np.where(observed >= 0, roles[observed], NONE) if len(roles) else np.full(len(allocation), NONE, np.int64),
+        made=np.where(made_here, phase[allocation] if len(phase) else NONE, NONE),
+        is_made_unseen=storages.made_unseen,
+        freed=np.where(freed_by >= 0, phase[freed_by] if len(phase) else NONE, NONE),
+        has_tensor=storages.key >= 0,
+        freed_by_maker=(maker >= 0) & (maker == freer),
+        is_gradient=np.isin(storages.key, recording.gradient_keys) | _in_accumulate_grad(recording, attribution, maker),
+        is_recomputed=(maker >= 0) & (recomputed[maker] if len(recomputed) else False),
+        category=category,
+    )
 
 
-class _Explainer:
-    """Says of some blocks what they are, in the version that they had at one time, and who made them."""
-
-    def __init__(
-        self,
-        recording: Recording,
-        categories: Categories,
-        attribution: Attribution,
-        known: KnownStorages | None,
-        storages: Storages,
-        rows: Ints,
-        time_ns: int,
-    ) -> None:
-        self.recording, self.attribution, self.known, self.storages = recording, attribution, known, storages
-        self.alive, self.time_ns = rows, time_ns
-        self.tag = self._torch_categories(categories)
-        self.gradients = set(recording.gradient_keys.tolist())
-
-    def _torch_categories(self, categories: Categories) -> Ints:
-        """[B] torch's category of each block in the version that it had at the peak."""
-        edges = self.recording.flow
-        written = edges.edge_mutated & ~edges.edge_allocated & ~edges.edge_freed
-        written &= edges.node_time_ns[edges.edge_node] <= self.time_ns
-        version = np.bincount(edges.edge_key[written], minlength=len(self.recording.keys.id))
-        key = self.storages.key[self.alive]
-        return categories.of(key, np.where(key >= 0, version[key] if len(version) else 0, 0))
-
-    def blocks(self) -> Blocks:
-        storages, attribution, alive = self.storages, self.attribution, self.alive
-        allocation = storages.allocation[alive]
-        made_here = allocation >= 0
-
-        def of_allocation(column: Ints) -> Ints:
-            return np.where(made_here, column[allocation] if len(column) else -1, -1)
-
-        phase = of_allocation(attribution.allocation_phase)
-        explained = [self._explain(block, tag) for block, tag in zip(alive.tolist(), self.tag.tolist(), strict=True)]
-        kinds, evidence = np.array(explained, np.int64).reshape(-1, 2).T
-        observed = storages.observed_as[alive]
-        name = np.full(len(alive), -1, np.int64)
-        if self.known is not None:
-            name = np.where(observed >= 0, self.known.name[observed] if len(self.known.name) else -1, -1)
-        return Blocks(
-            size_bytes=storages.size_bytes[alive],
-            address=storages.address[alive],
-            allocation=allocation,
-            key=storages.key[alive],
-            kind=kinds,
-            torch_category=self.tag,
-            evidence=evidence,
-            phase=phase,
-            step=self._steps(),
-            module=of_allocation(attribution.allocation_module),
-            op=of_allocation(self.recording.allocations.op),
-            frame=of_allocation(attribution.allocation_frame),
-            name=name,
-            requested_bytes=np.full(len(alive), -1, np.int64),
-            stack=np.full(len(alive), -1, np.int64),
-        )
-
-    def _steps(self) -> Ints:
-        """[B] step in which each was made; of what was made unseen, the one that used it; -1 before recording."""
-        storages, column = self.storages, self.attribution.allocation_step
-        made_at = storages.made_at[self.alive]
-        inside = (made_at >= 0) & (made_at < len(storages.events))
-        event = storages.events[np.where(inside, made_at, 0)] if len(storages.events) else made_at
-        return np.where(inside, column[event] if len(column) else -1, -1)
-
-    # ---------------------------------------------------------------------------------------------- the evidence
-    def _explain(self, block: int, tag: int) -> tuple[int, int]:
-        observed = int(self.storages.observed_as[block])
-        if observed >= 0 and self.known is not None:
-            return _KIND_OF_ROLE[Role(int(self.known.role[observed]))], Evidence.HELD_OBJECT
-        if self.storages.allocation[block] < 0 and self.storages.made_at[block] >= 0:
-            return Kind.UNKNOWN, Evidence.UNSEEN
-        if self.storages.allocation[block] < 0:
-            if tag == Category.UNTAGGED:
-                return Kind.BEFORE_RECORDING, Evidence.SEEN_BEFORE
-            return _KIND_OF_CATEGORY[Category(tag)], Evidence.DATA_FLOW
-        return self._explain_made_here(block, tag)
-
-    def _explain_made_here(self, block: int, tag: int) -> tuple[int, int]:
-        allocation, key = int(self.storages.allocation[block]), int(self.storages.key[block])
-        made = Phase(int(self.attribution.allocation_phase[allocation]))
-        freed_by = self._freed_by(block)
-        if key < 0 and freed_by >= 0 and self._same_operator(allocation, freed_by):
-            return Kind.WORKSPACE, Evidence.NO_TENSOR
-        if made == Phase.BACKWARD and (key in self.gradients or self._in_accumulate_grad(allocation)):
-            return Kind.GRADIENT, Evidence.ACCUMULATED
-        op = int(self.recording.allocations.op[allocation])
-        if made == Phase.BACKWARD and op >= 0 and self.attribution.op_recomputed[op]:
-            return Kind.ACTIVATION, Evidence.RECOMPUTED
-        if tag != Category.UNTAGGED and not _contradicted(tag, made, freed_by >= 0):
-            return _KIND_OF_CATEGORY[Category(tag)], Evidence.DATA_FLOW
-        freed = Phase(int(self.attribution.allocation_phase[freed_by])) if freed_by >= 0 else None
-        return _by_life(made, freed)
-
-    def _freed_by(self, block: int) -> int:
-        """Row of the free, or -1 where the block lives on."""
-        position = int(self.storages.freed_at[block])
-        return int(self.storages.events[position]) if position < len(self.storages.events) else -1
-
-    def _same_operator(self, allocation: int, free: int) -> bool:
-        op = self.recording.allocations.op
-        return bool(op[allocation] >= 0 and op[allocation] == op[free])
-
-    def _in_accumulate_grad(self, allocation: int) -> bool:
-        op = int(self.recording.allocations.op[allocation])
-        node = int(self.attribution.op_node[op]) if op >= 0 else -1
-        return node >= 0 and "AccumulateGrad" in self.recording.strings[int(self.recording.ops.name[node])]
+def _categories_at(recording: Recording, categories: Categories, storages: Storages, time_ns: int) -> Ints:
+    """[B] torch's category of each block in the version that it had at one time."""
+    edges = recording.flow
+    written = edges.edge_mutated & ~edges.edge_allocated & ~edges.edge_freed
+    written &= edges.node_time_ns[edges.edge_node] <= time_ns
+    version = np.bincount(edges.edge_key[written], minlength=len(recording.keys.id))
+    key = storages.key
+    return categories.of(key, np.where(key >= 0, version[key] if len(version) else 0, 0))
 
 
-def _contradicted(tag: int, made: Phase, freed: bool) -> bool:
-    """Whether a block's life speaks against torch's category for it.
-
-    A parameter is not made in a training step, and not freed there: such blocks share an id with one, or are what an
-    operator made of parameters alone. An activation is made in forward; the optimizer's arithmetic is none.
-    """
-    if tag == Category.PARAMETER:
-        return freed or made != Phase.OTHER
-    return tag == Category.ACTIVATION and made in (Phase.BACKWARD, Phase.OPTIMIZER)
+def _freed_by(storages: Storages) -> Ints:
+    """[B] row of the free in `Recording.allocations`, or -1 where the block lives on."""
+    end = len(storages.events)
+    lives_on = storages.freed_at >= end
+    return np.where(lives_on, NONE, storages.events[np.where(lives_on, 0, storages.freed_at)] if end else NONE)
 
 
-def _by_life(made: Phase, freed: Phase | None) -> tuple[int, int]:
-    if made == Phase.FORWARD:
-        if freed == Phase.BACKWARD:
-            return Kind.ACTIVATION, Evidence.SAVED
-        if freed == Phase.FORWARD:
-            return Kind.TEMPORARY, Evidence.WITHIN_FORWARD
-        return Kind.ACTIVATION, Evidence.HELD_AFTER_BACKWARD
-    if made == Phase.BACKWARD:
-        return Kind.AUTOGRAD_DETAIL, Evidence.MADE_IN_BACKWARD
-    if made == Phase.OPTIMIZER:
-        if freed is None:
-            return Kind.OPTIMIZER_STATE, Evidence.OPTIMIZER_KEPT
-        return Kind.TEMPORARY, Evidence.WITHIN_OPTIMIZER
-    return Kind.UNKNOWN, Evidence.OUTSIDE
+def _steps(attribution: Attribution, storages: Storages) -> Ints:
+    end, made_at, column = len(storages.events), storages.made_at, attribution.allocation_step
+    inside = (made_at >= 0) & (made_at < end)
+    return np.where(inside, column[storages.events[np.where(inside, made_at, 0)]] if end else NONE, NONE)
 
 
-_KIND_OF_ROLE = {
-    Role.PARAMETER: Kind.PARAMETER,
-    Role.BUFFER: Kind.BUFFER,
-    Role.GRADIENT: Kind.GRADIENT,
-    Role.OPTIMIZER_STATE: Kind.OPTIMIZER_STATE,
-    Role.INPUT: Kind.INPUT,
-}
-_KIND_OF_CATEGORY = {
-    Category.PARAMETER: Kind.PARAMETER,
-    Category.OPTIMIZER_STATE: Kind.OPTIMIZER_STATE,
-    Category.INPUT: Kind.INPUT,
-    Category.TEMPORARY: Kind.TEMPORARY,
-    Category.ACTIVATION: Kind.ACTIVATION,
-    Category.GRADIENT: Kind.GRADIENT,
-    Category.AUTOGRAD_DETAIL: Kind.AUTOGRAD_DETAIL,
-}
+def _in_accumulate_grad(recording: Recording, attribution: Attribution, op: Ints) -> Bools:
+    """[B] whether AccumulateGrad, or an operator inside it, is what made each block."""
+    accumulates = np.array(["AccumulateGrad" in text for text in recording.strings], np.bool_)
+    node = np.where(op >= 0, attribution.op_node[op] if len(attribution.op_node) else NONE, NONE)
+    name = np.where(node >= 0, recording.ops.name[node] if len(recording.ops.name) else NONE, NONE)
+    return (name >= 0) & (accumulates[name] if len(accumulates) else False)

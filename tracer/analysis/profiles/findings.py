@@ -9,10 +9,11 @@ from tracer.analysis.profiles.allocator_join import join_history
 from tracer.analysis.profiles.attribution import Attribution, attribute
 from tracer.analysis.profiles.block_lifetimes import Storages, follow_storages
 from tracer.analysis.profiles.breakdown import Breakdown, CycleBreakdown, breakdown, cycle_breakdown
+from tracer.analysis.profiles.classify_blocks import Blocks, classify_blocks
 from tracer.analysis.profiles.growth import Growth, find_growth
 from tracer.analysis.profiles.lost_track import LostTrack, find_lost_track
 from tracer.analysis.profiles.memory_timeline import MemoryTimeline, default_device, device_index, memory_timeline
-from tracer.analysis.profiles.peak import PeakReport, peak_report, worst_of
+from tracer.analysis.profiles.peak import PeakReport, peak_position, peak_report, worst_of
 from tracer.analysis.profiles.step_phases import StepPhase, step_phases
 from tracer.analysis.profiles.torch_categories import Categories, categorize
 from tracer.capture.known_storages import KnownStorages
@@ -25,6 +26,7 @@ from tracer.snapshot.columns import Snapshot
 class CycleFindings:
     """What one cycle's recording says about one device.
 
+    `blocks` are all of `storages`, classified once for every output; those of the peak are among them.
     `is_whole` is False for a cycle that the end of the run, or a failure, cut short.
     """
 
@@ -32,6 +34,7 @@ class CycleFindings:
     categories: Categories
     attribution: Attribution
     storages: Storages
+    blocks: Blocks
     timeline: MemoryTimeline
     breakdown: CycleBreakdown
     peak: PeakReport
@@ -102,12 +105,15 @@ def find_in_cycle(
     attribution = attribute(recording, module_names=module_names)
     storages = follow_storages(recording, known, index)
     timeline = memory_timeline(recording, categories, device=name)
-    peak = peak_report(recording, categories, attribution, storages, known=known)
+    peak_ns = int(recording.allocations.time_ns[storages.events[peak_position(storages)]])
+    blocks = classify_blocks(recording, categories, attribution, storages, known=known, time_ns=peak_ns)
+    peak = peak_report(recording, attribution, storages, blocks, known=known)
     return CycleFindings(
         recording=recording,
         categories=categories,
         attribution=attribution,
         storages=storages,
+        blocks=blocks,
         timeline=timeline,
         breakdown=cycle_breakdown(recording, categories, timeline, storages),
         peak=peak,
@@ -155,7 +161,6 @@ def with_allocator_history(findings: Findings, snapshot: Snapshot, *, known: Kno
     history = join_history(snapshot, findings.device, last.storages)
     if history is None:
         return findings
-    recording, categories, attribution = last.recording, last.categories, last.attribution
-    peak = peak_report(recording, categories, attribution, last.storages, known=known, history=history)
-    lost_track = find_lost_track(recording, categories, attribution, peak.blocks)
+    peak = peak_report(last.recording, last.attribution, last.storages, last.blocks, known=known, history=history)
+    lost_track = find_lost_track(last.recording, last.categories, last.attribution, peak.blocks)
     return replace(findings, cycles=(*findings.cycles[:-1], replace(last, peak=peak, lost_track=lost_track)))

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.block_lifetimes import Storages
-from tracer.analysis.profiles.classify_blocks import Blocks, Kind
+from tracer.analysis.profiles.classify_blocks import Blocks
 
 Ints = npt.NDArray[np.int64]
 
@@ -48,7 +49,7 @@ def memory_by_kind(storages: Storages, blocks: Blocks) -> tuple[KindLevel, ...]:
 
     Args:
         storages: One device's blocks.
-        blocks: The same blocks explained, as `explain_all` gives them.
+        blocks: The same blocks, classified.
 
     Returns:
         The kinds that occur, torch's first and in torch's order.

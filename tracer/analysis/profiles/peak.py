@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.allocator_count import CountedParts
 from tracer.analysis.profiles.allocator_join import InUse, JoinedHistory, in_use_at
 from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.block_lifetimes import Storages
-from tracer.analysis.profiles.classify_blocks import Blocks, Evidence, Kind, explain_at
+from tracer.analysis.profiles.classify_blocks import Blocks
 from tracer.analysis.profiles.peak_rows import group_rows
-from tracer.analysis.profiles.torch_categories import Categories, Category
+from tracer.analysis.profiles.torch_categories import Category
 from tracer.capture.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 
@@ -102,11 +103,16 @@ def worst_of(peaks: Sequence[PeakReport]) -> int:
     return max(range(len(peaks)), key=lambda index: (peaks[index].peak_bytes, peaks[index].allocator is not None))
 
 
+def peak_position(storages: Storages) -> int:
+    """Position in `Storages.events` of the event after which most was allocated; the first maximum wins."""
+    return int(np.argmax(storages.allocator_bytes))
+
+
 def peak_report(
     recording: Recording,
-    categories: Categories,
     attribution: Attribution,
     storages: Storages,
+    blocks: Blocks,
     *,
     known: KnownStorages | None = None,
     history: JoinedHistory | None = None,
@@ -115,31 +121,29 @@ def peak_report(
 
     Args:
         recording: One cycle.
-        categories: Of the same recording.
         attribution: Of the same recording.
         storages: The device's blocks; there is at least one event.
+        blocks: The same, classified.
         known: Objects that somebody held during the run, the strongest evidence.
         history: The allocator's own, joined with these storages.
 
     Returns:
         The report. The first maximum wins.
     """
-    position = int(np.argmax(storages.allocator_bytes))
-    allocator_peak_bytes = int(storages.allocator_bytes[position])
+    position = peak_position(storages)
     event = int(storages.events[position])
-    alive, now_ns = storages.alive_at(position), int(recording.allocations.time_ns[event])
+    alive = storages.alive_at(position)
     in_use = in_use_at(history, storages, position) if history is not None else None
     if in_use is not None:
-        alive = in_use.block[in_use.block >= 0]
-    blocks = explain_at(recording, categories, attribution, storages, known=known, rows=alive, time_ns=now_ns)
-    if in_use is not None:
-        blocks = _by_the_allocators_books(blocks, in_use)
+        blocks = _by_the_allocators_books(blocks.take(in_use.block[in_use.block >= 0]), in_use)
+    else:
+        blocks = blocks.take(alive)
     allocations = recording.allocations
     step = int(attribution.allocation_step[event])
     return PeakReport(
         device=recording.devices[storages.device],
         peak_bytes=int(blocks.size_bytes.sum()),
-        allocator_peak_bytes=allocator_peak_bytes,
+        allocator_peak_bytes=int(storages.allocator_bytes[position]),
         counted=storages.count.at(position),
         reserved_bytes=max(0, int(allocations.total_reserved_bytes[event])),
         time_ns=int(allocations.time_ns[event]),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.allocator_join import JoinedHistory
 from tracer.analysis.profiles.attribution import Attribution, Phase
-from tracer.analysis.profiles.classify_blocks import EVIDENCE_TEXT, Blocks, Evidence, Kind
+from tracer.analysis.profiles.classify_blocks import Blocks
 from tracer.analysis.profiles.torch_categories import Category
 from tracer.capture.known_storages import KnownStorages
 from tracer.capture.recording import Recording

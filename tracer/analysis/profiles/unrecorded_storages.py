@@ -17,6 +17,7 @@ from tracer.capture.recording import Recording
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+_NEVER = int(np.iinfo(np.int64).max)
 
 # The caching allocator hands out multiples of this many bytes (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize).
 CUDA_ROUNDING_BYTES = 512
@@ -208,7 +209,8 @@ def unseen_keys(recording: Recording, known: KnownStorages | None, device: int, 
 def _made_unseen(recording: Recording, known: KnownStorages | None, device: int, events: Ints) -> UnrecordedStorages:
     """Storages made unseen, once for each step that uses them: from the step's beginning until the last use in it.
 
-    Neither their beginning nor their end is recorded. An address that is handed out again ends them too.
+    Neither their beginning nor their end is recorded; an input was seen to be let go. An address that is handed out
+    again ends them too.
     """
     keys = unseen_keys(recording, known, device, events)
     step_of_node, step_starts = _steps_of_nodes(recording)
@@ -218,10 +220,15 @@ def _made_unseen(recording: Recording, known: KnownStorages | None, device: int,
         at = (key, int(step_of_node[node]))
         lives[at] = max(lives.get(at, -1), node)
     times = recording.allocations.time_ns[events]
-    next_node_ns = np.append(recording.flow.node_time_ns[1:], np.iinfo(np.int64).max)
-    rows = np.array(
-        [(key, step_starts[step], next_node_ns[last]) for (key, step), last in sorted(lives.items())], np.int64
-    )
+    next_node_ns = np.append(recording.flow.node_time_ns[1:], _NEVER)
+    let_go = _inputs_let_go(recording, known, device)
+    table = []
+    for (key, step), last in sorted(lives.items()):
+        ends = let_go.get(int(recording.keys.address[key]))
+        used_ns = int(recording.flow.node_time_ns[last])
+        end_ns = next_node_ns[last] if ends is None else next((end for end in ends if end > used_ns), _NEVER)
+        table.append((key, step_starts[step], end_ns))
+    rows = np.array(table, np.int64)
     key, start_ns, end_ns = rows.reshape(-1, 3).T
     address, size_bytes = recording.keys.address[key], recording.keys.size_bytes[key]
     made_at = np.searchsorted(times, start_ns, side="left")
@@ -232,6 +239,19 @@ def _made_unseen(recording: Recording, known: KnownStorages | None, device: int,
     freed_at = np.minimum(freed_at, np.array(recorded, np.int64))
     none = np.zeros(len(key), np.bool_)
     return UnrecordedStorages(address, size_bytes, key, made_at, np.maximum(freed_at, made_at), none)
+
+
+def _inputs_let_go(recording: Recording, known: KnownStorages | None, device: int) -> dict[int, list[int]]:
+    """When the inputs at each address were let go, in order; an address without an input is not in it."""
+    rows = observations_of(recording, known, device)
+    if known is None or not len(rows):
+        return {}
+    found: dict[int, list[int]] = {place: [] for place in known.address[rows[known.role[rows] == Role.INPUT]].tolist()}
+    mine = known.ends_device == known.devices.index(recording.devices[device])
+    for place, time_ns in zip(known.ends_address[mine].tolist(), known.ends_ns[mine].tolist(), strict=True):
+        if place in found:
+            found[place].append(time_ns)
+    return found
 
 
 def _steps_of_nodes(recording: Recording) -> tuple[Ints, Ints]:
@@ -265,13 +285,39 @@ def ends_unseen(
 ) -> Ints:
     """[P] position by which each storage from before must be gone without a recorded free; one past the last if none.
 
-    Its address was handed out again, or it was a gradient that `zero_grad` let go of.
+    It was seen to be let go, its address was handed out again, or it was a gradient that `zero_grad` let go of.
     """
     made = np.flatnonzero(recording.allocations.size_bytes[events] > 0)
     made_address = recording.allocations.address[events][made]
     made_size = recording.allocations.size_bytes[events][made]
     reused = _reused_at(address, size_bytes, made_address, made_size, made, len(events))
-    return np.minimum(reused, _cleared_at(recording, known, device, events, address))
+    let_go = _let_go_at(recording, known, device, events, address)
+    return np.minimum(np.minimum(reused, _cleared_at(recording, known, device, events, address)), let_go)
+
+
+def _let_go_at(recording: Recording, known: KnownStorages | None, device: int, events: Ints, address: Ints) -> Ints:
+    """[P] position of the first event after a storage was seen to be let go; one past the last if it was not.
+
+    Where the allocator reports the free as well, that is the more exact.
+    """
+    end, name = len(events), recording.devices[device]
+    found = np.full(len(address), end, np.int64)
+    since = last_walk_ns(recording, known, events)
+    if known is None or since is None or name not in known.devices or not end:
+        return found
+    times = recording.allocations.time_ns[events]
+    mine = np.flatnonzero((known.ends_device == known.devices.index(name)) & (known.ends_ns >= since))
+    first: dict[int, int] = {}
+    for place, time_ns in zip(known.ends_address[mine].tolist(), known.ends_ns[mine].tolist(), strict=True):
+        first.setdefault(place, time_ns)
+    allocations = recording.allocations
+    number, size = allocations.allocation_id[events], allocations.size_bytes[events]
+    made = np.isin(number, number[size > 0])
+    reported = set(allocations.address[events][(size < 0) & ~made].tolist())
+    for row, place in enumerate(address.tolist()):
+        if place in first and place not in reported:
+            found[row] = np.searchsorted(times, first[place], side="left")
+    return found
 
 
 def _reused_at(address: Ints, size_bytes: Ints, made_address: Ints, made_size: Ints, made: Ints, end: int) -> Ints:

@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.classify_blocks import NOT_KNOWN
 from tracer.analysis.snapshots.findings import DeviceFinding
 from tracer.analysis.snapshots.groups import Group
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING
 
 # In the order of a drawing's layers, lowest first.
-CATEGORY_OF_KIND: Final[Mapping[str, str]] = {
-    "parameter": "PARAMETER",
-    "buffer": "BUFFER",
-    "optimizer state": "OPTIMIZER_STATE",
-    BEFORE_RECORDING: "BEFORE_RECORDING",
-    "input": "INPUT",
-    "temporary": "TEMPORARY",
-    "activation": "ACTIVATION",
-    "gradient": "GRADIENT",
-    "workspace": "WORKSPACE",
-    NOT_KNOWN: "UNKNOWN",
-}
+_LAYERS: Final = (
+    Kind.PARAMETER,
+    Kind.BUFFER,
+    Kind.OPTIMIZER_STATE,
+    Kind.BEFORE_RECORDING,
+    Kind.INPUT,
+    Kind.TEMPORARY,
+    Kind.ACTIVATION,
+    Kind.GRADIENT,
+    Kind.AUTOGRAD_DETAIL,
+    Kind.WORKSPACE,
+    Kind.UNKNOWN,
+)
+CATEGORY_OF_KIND: Final[Mapping[str, str]] = {kind.words: kind.name for kind in _LAYERS}
 
 
 def category_of(group: Group, device: DeviceFinding) -> str:

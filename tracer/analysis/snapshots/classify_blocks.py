@@ -13,53 +13,56 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
 from tracer.analysis.snapshots.sites import Fact, Sites
 from tracer.snapshot.columns import Bools, DeviceState, Int64s, Snapshot
 from tracer.snapshot.replay import BEFORE, Lives
 
-NOT_KNOWN: Final = "not known"
+NOT_KNOWN: Final = Kind.UNKNOWN.words
+# What a block of a snapshot can be, in words: what was allocated before is told by its place in the recording.
 KINDS: Final = (
-    "parameter", "buffer", "optimizer state", "gradient", "activation", "temporary", "workspace", "input", NOT_KNOWN
-)  # fmt: skip
+    *(kind.words for kind in Kind if kind not in (Kind.UNKNOWN, Kind.BEFORE_RECORDING)),
+    NOT_KNOWN,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A kind, and the evidence that a block is of it."""
 
-    kind: str
-    evidence: str
+    what: Kind
+    how: Evidence
+
+    @property
+    def kind(self) -> str:
+        """In words."""
+        return self.what.words
+
+    @property
+    def evidence(self) -> str:
+        """In words."""
+        return EVIDENCE_TEXT[self.how]
 
 
 # Index 0 is what holds when nothing does.
 RULES: Final = (
-    Rule(NOT_KNOWN, "nothing in the recording proves what it is"),
-    Rule("workspace", "its stack is in a library's workspace"),
-    Rule("optimizer state", "its stack is where torch's optimizers create their state"),
-    Rule("gradient", "its stack is in the node that writes .grad"),
-    Rule("gradient", "zero_grad freed it"),
-    Rule("gradient", "backward made it, and the optimizer's step found it alive"),
-    Rule("optimizer state", "an optimizer's step made it, and it outlived the step"),
-    Rule("temporary", "an optimizer's step made and freed it"),
-    Rule("activation", "it was made outside of backward, and autograd let go of it"),
-    Rule("temporary", "backward made and freed it"),
-    Rule("parameter", "its stack is where modules create or move parameters and buffers, and it was never freed"),
-    Rule("temporary", "it was freed before any backward ran"),
+    Rule(Kind.UNKNOWN, Evidence.UNPROVED),
+    Rule(Kind.WORKSPACE, Evidence.WORKSPACE_STACK),
+    Rule(Kind.OPTIMIZER_STATE, Evidence.OPTIMIZER_STATE_STACK),
+    Rule(Kind.GRADIENT, Evidence.ACCUMULATE_GRAD_STACK),
+    Rule(Kind.GRADIENT, Evidence.FREED_BY_ZERO_GRAD),
+    Rule(Kind.GRADIENT, Evidence.BACKWARD_TO_STEP),
+    Rule(Kind.OPTIMIZER_STATE, Evidence.OUTLIVED_STEP),
+    Rule(Kind.TEMPORARY, Evidence.WITHIN_STEP),
+    Rule(Kind.ACTIVATION, Evidence.RELEASED_BY_AUTOGRAD),
+    Rule(Kind.TEMPORARY, Evidence.WITHIN_BACKWARD),
+    Rule(Kind.PARAMETER, Evidence.MODULE_SETUP_STACK),
+    Rule(Kind.TEMPORARY, Evidence.BEFORE_ANY_BACKWARD),
 )
 # Words that a tracer writes into an entry's `category`, in torch's spelling.
-_RECORDED = {
-    "parameter": "parameter",
-    "optimizer_state": "optimizer state",
-    "gradient": "gradient",
-    "activation": "activation",
-    "temporary": "temporary",
-    "autograd_detail": "temporary",
-    "input": "input",
-    "workspace": "workspace",
-    "buffer": "buffer",
-}
-RECORDED_EVIDENCE: Final = "the recording says so"
-HELD_EVIDENCE: Final = "the program held it when the recording began"
+_RECORDED = {kind.name.lower(): kind.words for kind in Kind if kind.words in KINDS and kind != Kind.UNKNOWN}
+RECORDED_EVIDENCE: Final = EVIDENCE_TEXT[Evidence.SAID_BY_RECORDING]
+HELD_EVIDENCE: Final = EVIDENCE_TEXT[Evidence.HELD_BY_PROGRAM]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,11 +187,11 @@ class KindFinder:
     def _recorded_numbers(self, lives: Lives, rows: Int64s) -> Int64s:
         """The index into `KINDS` that the recording itself gives each row, or -1."""
         entry, category = lives.alloc_entry[rows], self._state.trace.category
-        number = _kind_numbers(self._labels)[lives.stack[rows]]
+        number = np.array([_label_number(word) for word in self._labels], np.int64)[lives.stack[rows]]
         if len(category) and (category >= 0).any():
             of_text = _kind_numbers([*(text.lower() for text in self._snapshot.texts), ""])
             recorded = of_text[np.where(entry >= 0, category[np.maximum(entry, 0)], -1)]
-            number = np.where(recorded >= 0, recorded, number)
+            number = np.where(number >= 0, number, recorded)
         return number
 
     def _held_numbers(self, lives: Lives, rows: Int64s) -> Int64s:
@@ -248,6 +251,12 @@ def _kind_numbers(words: Sequence[str]) -> Int64s:
     """The index into `KINDS` of each recorded word, or -1."""
     kinds = (_RECORDED.get(word) for word in words)
     return np.array([KINDS.index(kind) if kind is not None else -1 for kind in kinds], dtype=np.int64)
+
+
+def _label_number(word: str) -> int:
+    """The index into `KINDS` that our own label gives a block, also where it is that nothing is known; else -1."""
+    kind = Kind.__members__.get(word.upper())
+    return KINDS.index(kind.words) if kind is not None and kind.words in KINDS else -1
 
 
 def _has(facts: NDArray[np.int64], fact: Fact) -> Bools:

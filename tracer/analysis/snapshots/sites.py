@@ -63,7 +63,7 @@ _STDLIB_FILE = re.compile(
 _WRAPPER_FILE = re.compile(
     r"[/\\](?:site|dist)-packages[/\\](?:einops|opt_einsum|jaxtyping|beartype|typeguard|functorch)[/\\]"
 )
-_PYTHON_FILE = re.compile(r"\.pyx?$|^<(?!explained>).+>$|^/tmp/ipykernel")
+_PYTHON_FILE = re.compile(r"\.pyx?$|^<(?!explained as ).+>$|^/tmp/ipykernel")
 _NODE = re.compile(r"torch::autograd::(?:generated::)?(\w+?)(?:_apply_functional|::apply|::accumulateGrad)\b")
 _OPERATION = re.compile(r"\bat::_ops::(\w+)::")
 _BACKWARD_CALL = re.compile(r"torch::autograd::Engine::(?:evaluate_function|call_function|thread_main)\b")
@@ -77,7 +77,7 @@ _PLUMBING = re.compile(
     r"|_?Py[A-Z_]|_PyEval|__?\w*libc|_start$|__clone|clone$|start_thread|pthread_|\?\?$|$|_object\*)"
 )
 # Our own label on top of a stack, see exporters/memory_snapshot.py; no code has run there.
-_LABEL_FILE = "<explained>"
+_LABEL = re.compile(r"^<explained as (\w+)>$")
 LABEL_BEFORE: Final = ", made before recording"
 _OPTIMIZER_STEPS = ("step", "wrapper", "_init_group", "_use_grad", "_multi_tensor_", "_single_tensor_", "_fused_")
 _MODULE_SETUP_NAMES = ("__init__", "_apply", "convert", "reset_parameters", "to_empty", "register_buffer")
@@ -99,7 +99,7 @@ class Sites:
     def facts(self) -> NDArray[np.int64]:
         """The `Fact`s of every stack [S]."""
         of_frame = np.array(
-            [0 if frame.file == _LABEL_FILE else int(_facts_of(frame) | Fact.STACK) for frame in self._stacks.frames],
+            [0 if _LABEL.match(frame.file) else int(_facts_of(frame) | Fact.STACK) for frame in self._stacks.frames],
             dtype=np.int64,
         )
         facts = np.zeros(len(self._stacks), dtype=np.int64)
@@ -110,11 +110,9 @@ class Sites:
 
     @cached_property
     def labels(self) -> list[str]:
-        """The category in our own label on top of every stack, as `optimizer_state`; empty where there is none [S]."""
-        of_frame = [
-            frame.name.replace(",", " ").split(" ")[0].lower() if frame.file == _LABEL_FILE else ""
-            for frame in self._stacks.frames
-        ]
+        """The kind in our own label on top of every stack, as `optimizer_state`; empty where there is none [S]."""
+        matches = (_LABEL.match(frame.file) for frame in self._stacks.frames)
+        of_frame = ["" if match is None else match.group(1) for match in matches]
         deep = np.flatnonzero(np.diff(self._stacks.offset))
         top = self._stacks.frame_of[self._stacks.offset[deep]]
         labels = [""] * len(self._stacks)
@@ -196,7 +194,7 @@ def _python_facts(frame: Frame) -> Fact:
 
 
 def _deciding_site(frames: list[Frame]) -> Site:
-    if not frames or all(frame.file == _LABEL_FILE and frame.name.endswith(LABEL_BEFORE) for frame in frames):
+    if not frames or all(_LABEL.match(frame.file) and frame.name.endswith(LABEL_BEFORE) for frame in frames):
         return Site(NO_FRAMES)
     python = [frame for frame in frames if is_python(frame)]
     best = next(filter(_is_users, python), python[0] if python else None)
@@ -223,7 +221,7 @@ def _innermost_function(frames: list[Frame]) -> str:
 
 
 def _is_plumbing(frame: Frame) -> bool:
-    return frame.file == _LABEL_FILE or (not is_python(frame) and bool(_PLUMBING.search(frame.name)))
+    return bool(_LABEL.match(frame.file)) or (not is_python(frame) and bool(_PLUMBING.search(frame.name)))
 
 
 def _spelled(frame: Frame) -> str:

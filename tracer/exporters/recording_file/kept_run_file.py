@@ -34,7 +34,6 @@ FORMAT, VERSION = "torch-timeline recording", 1
 MAX_CYCLES = 10_000
 _DEVICE = re.compile(r"cpu|[a-z]+(:\d{1,4})?")
 _CHUNK_BYTES = 1 << 20
-_SNAPSHOT_LISTS = ("segments", "device_traces")
 
 
 def save_kept_run(path: Path, kept: KeptRun) -> None:
@@ -221,11 +220,10 @@ def _snapshot_from(columns: Columns, device: str) -> dict[str, Any] | None:
     if "history.code" not in columns:
         return None
     snapshot = object_from(columns, "history")
-    is_one = isinstance(snapshot, dict) and all(isinstance(snapshot.get(name), list) for name in _SNAPSHOT_LISTS)
-    if not is_one or ":" not in device:
-        raise RecordingError("What is kept of the allocator is no snapshot of a device.", hint=DAMAGED)
-    found: dict[str, Any] = snapshot
-    return found
+    lists = ("segments", "device_traces")
+    if isinstance(snapshot, dict) and ":" in device and all(isinstance(snapshot.get(name), list) for name in lists):
+        return snapshot
+    raise RecordingError("What is kept of the allocator is no snapshot of a device.", hint=DAMAGED)
 
 
 def _timings_from(columns: Columns, document: Document) -> PhaseTimings | None:

@@ -222,7 +222,8 @@ def _check_flow(flow: DataFlow) -> None:
 
 def known_columns(known: KnownStorages) -> Arrays:
     """The columns of what was observed."""
-    names = ("time_ns", "address", "size_bytes", "role", "name", "device", "walks_ns")
+    observed = ("time_ns", "address", "size_bytes", "role", "name", "device")
+    names = (*observed, "walks_ns", "ends_ns", "ends_address", "ends_device")
     return {
         **{f"known.{name}": getattr(known, name) for name in names},
         **text_columns("known.names", known.names),
@@ -238,7 +239,7 @@ def known_from(columns: Columns) -> KnownStorages:
         RecordingError: They are those of nothing.
     """
     names, devices = columns.texts("known.names"), columns.texts("known.devices")
-    length = columns.length("known.time_ns")
+    length, num_ends = columns.length("known.time_ns"), columns.length("known.ends_ns")
     return KnownStorages(
         time_ns=columns.ints("known.time_ns", low=0),
         address=columns.ints("known.address", length=length),
@@ -249,5 +250,8 @@ def known_from(columns: Columns) -> KnownStorages:
         names=names,
         devices=devices,
         walks_ns=columns.ints("known.walks_ns", low=0),
+        ends_ns=columns.ints("known.ends_ns", low=0),
+        ends_address=columns.ints("known.ends_address", length=num_ends),
+        ends_device=columns.ints("known.ends_device", low=0, high=len(devices) - 1, length=num_ends),
         threads=columns.texts("known.threads"),
     )

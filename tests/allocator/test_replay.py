@@ -1,0 +1,160 @@
+"""Histories replayed under other settings and on other devices."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.allocator.recorded import GIB, MIB, Program, device_of, parts, reproduced
+from tests.snapshot.dumps import write
+from tracer.allocator.caching_allocator import CachingAllocator
+from tracer.allocator.history import Op
+from tracer.allocator.replay import (
+    BEFORE_THE_RECORDING,
+    program_of,
+    replay,
+    smallest_capacity,
+)
+from tracer.allocator.replay import (
+    Program as Requests,
+)
+from tracer.allocator.settings import AllocatorSettings, parse_settings
+from tracer.snapshot.load import load_snapshot
+
+DEFAULT = AllocatorSettings()
+
+
+def requests_of(program: Program) -> Requests:
+    loaded = device_of(program.snapshot())
+    found, _ = reproduced(*loaded)
+    return program_of(parts(*loaded)[1], found.releases_by_program)
+
+
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True", "max_split_size_mb:64", "roundup_power2_divisions:4"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_replay_is_the_program_run_again(conf: str, seed: int) -> None:
+    """Recorded under the defaults, replayed under others: the peak of a program that really ran under these."""
+    settings = parse_settings(conf)
+    really = Program(seed, settings, empties=0.0).run(1200).allocator
+    outcome = replay(requests_of(Program(seed, empties=0.0).run(1200)), settings)
+    assert outcome.reserved_peak_bytes == really.peak_reserved_bytes
+    assert outcome.allocated_peak_bytes == really.peak_allocated_bytes
+    assert outcome.num_driver_calls == really.num_driver_calls
+    assert outcome.failure is None
+
+
+def test_waits_are_replayed() -> None:
+    options = {"waits": True, "streams": 2, "empties": 0.0}
+    really = Program(3, AllocatorSettings(expandable_segments=True), **options).run(1200).allocator
+    outcome = replay(requests_of(Program(3, **options).run(1200)), really.settings)
+    assert outcome.reserved_peak_bytes == really.peak_reserved_bytes
+
+
+def test_retries_of_the_recorded_device_are_left_out() -> None:
+    """On a device with room, the program empties its cache only where it says so."""
+    large = Program(5, empties=0.0).run(900)
+    needed = requests_of(large)
+    least = smallest_capacity(needed, DEFAULT, unlimited=replay(needed, DEFAULT))
+    small = Program(5, capacity=least, empties=0.0).run(900)
+    assert (small.allocator.num_retries > 0, small.allocator.num_ooms) == (True, 0)
+    requests = requests_of(small)
+    assert Op.RELEASE not in requests.code
+    assert replay(requests, DEFAULT).reserved_peak_bytes == large.allocator.peak_reserved_bytes
+    again = replay(requests, DEFAULT, capacity=least)
+    assert (again.num_retries, again.failure) == (small.allocator.num_retries, None)
+
+
+def test_where_it_fails_and_with_what() -> None:
+    """By hand: 60 and 60 MiB on a device of 100, the second at entry 2."""
+    program = Program(0)
+    for size in (60, 60):
+        program.allocator.allocate(size * MIB)
+    outcome = replay(requests_of(program), DEFAULT, capacity=100 * MIB)
+    assert outcome.failure is not None
+    assert (outcome.failure.entry, outcome.failure.size) == (3, 60 * MIB)
+    assert (outcome.failure.reserved_bytes, outcome.failure.allocated_bytes) == (60 * MIB, 60 * MIB)
+    assert outcome.num_retries == 1
+
+
+def test_what_was_there_before_may_be_too_much_already() -> None:
+    program = Program(0)
+    blocks = [program.allocator.allocate(60 * MIB), program.allocator.allocate(60 * MIB)]
+    program.allocator.history = []
+    program.allocator.free(blocks[0])
+    outcome = replay(requests_of(program), DEFAULT, capacity=100 * MIB)
+    assert outcome.failure is not None
+    assert outcome.failure.entry == BEFORE_THE_RECORDING
+
+
+def test_a_request_that_failed_is_made_again() -> None:
+    """On a larger device it is served; what became of it there is not known, so that it is freed at once."""
+    program = Program(0, capacity=100 * MIB)
+    program.allocator.allocate(60 * MIB)
+    with pytest.raises(Exception, match="out of reach"):
+        program.allocator.allocate(50 * MIB)
+    requests = requests_of(program)
+    assert replay(requests, DEFAULT).reserved_peak_bytes == 110 * MIB
+    assert replay(requests, DEFAULT, capacity=100 * MIB).failure is not None
+    assert replay(requests, DEFAULT, capacity=110 * MIB).failure is None
+
+
+def test_a_block_that_an_emptied_cache_waited_for_is_not_finished_twice() -> None:
+    """By hand: its memory serves another waiting block by the time its own completion comes."""
+    program = Program(0)
+    allocator = program.allocator
+    allocator.free(allocator.allocate(512))
+    first = allocator.allocate(30 * MIB)
+    allocator.record_stream(first, 5)
+    allocator.free(first)
+    keeper = allocator.allocate(30 * MIB)
+    requests = requests_of(program)
+    del keeper
+    small = replay(requests, DEFAULT, capacity=40 * MIB)
+    assert (small.failure, small.num_retries) == (None, 1)
+
+
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
+def test_the_smallest_device_is_just_large_enough(conf: str) -> None:
+    settings = parse_settings(conf)
+    requests = requests_of(Program(7, empties=0.0).run(700))
+    unlimited = replay(requests, settings)
+    least = smallest_capacity(requests, settings, unlimited=unlimited)
+    assert unlimited.allocated_peak_bytes <= least <= unlimited.reserved_peak_bytes + 2 * MIB
+    assert replay(requests, settings, capacity=least).failure is None
+    assert replay(requests, settings, capacity=least - 2 * MIB).failure is not None
+    roughly = smallest_capacity(requests, settings, unlimited=unlimited, resolution=64 * MIB)
+    assert least <= roughly <= least + 64 * MIB
+
+
+def test_a_memory_fraction_is_of_the_device() -> None:
+    requests = requests_of(Program(7).run(300))
+    peak = replay(requests, DEFAULT).reserved_peak_bytes
+    half = AllocatorSettings(per_process_memory_fraction=0.5)
+    assert replay(requests, half, capacity=2 * peak).failure is None
+    assert replay(requests, half, capacity=peak // 2).failure is not None
+
+
+def test_the_modelled_snapshot_opens_as_any_other(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """Our loader reads what `snapshot()` gives, with the trace, the settings and every block."""
+    program = Program(1, AllocatorSettings(expandable_segments=True), waits=True, streams=2).run(400)
+    loaded = load_snapshot(write(tmp_path / "modelled.pickle", program.snapshot()), isolated=False)
+    (state,) = loaded.devices
+    assert int(state.segments.total_size.sum()) == program.allocator.reserved_bytes
+    assert len(state.trace) == len(program.allocator.history or ())
+    assert loaded.settings["expandable_segments"] is True
+    used = state.blocks.size[state.blocks.state == 1]
+    assert int(used.sum()) == program.allocator.allocated_bytes
+
+
+def test_torchs_own_viewer_reads_a_modelled_snapshot() -> None:
+    from torch.cuda import _memory_viz
+
+    snapshot = Program(1).run(200).snapshot()
+    assert "segments" in _memory_viz.segsum(snapshot) or _memory_viz.segsum(snapshot)
+    assert _memory_viz.trace(snapshot)
+
+
+def test_a_device_may_hold_a_whole_program_or_not() -> None:
+    model = CachingAllocator(device_bytes=GIB)
+    assert model.driver.free_bytes == GIB
+    model.allocate(100 * MIB)
+    assert model.driver.free_bytes == GIB - 100 * MIB

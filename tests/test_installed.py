@@ -1,0 +1,158 @@
+"""What `pip install .` gives: the wheel, in an empty environment, used from another folder.
+
+The environment borrows torch and the few other packages from the one that runs the tests, all but plotly.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import tracer
+
+ROOT = Path(tracer.__file__).parent.parent
+TINY = [
+    *("--hidden-channels", "4", "--data-size", "8", "--n-modes", "4", "--n-layers", "1", "--batch-size", "2"),
+    *("--n-wait-steps", "0", "--n-active-steps", "1", "--n-repeats", "1", "--device", "cpu"),
+]
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("hatchling") is None or shutil.which("uv") is None,
+    reason="needs hatchling, which builds the wheel, and uv, which installs it",
+)
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An environment with the wheel in it, and a folder to work in that is not the checkout."""
+
+    environment: Path
+    folder: Path
+
+    @property
+    def packages(self) -> Path:
+        (found,) = self.environment.glob("lib/python*/site-packages")
+        return found
+
+    def run(self, *command: object, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """A program of the environment's."""
+        name, *arguments = map(str, command)
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        return subprocess.run(
+            [str(self.environment / "bin" / name), *arguments],
+            cwd=folder or self.folder, env=variables | {"OMP_NUM_THREADS": "1", "COLUMNS": "80"},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    def python(self, program: str, folder: Path | None = None) -> list[str]:
+        """What a program in Python prints."""
+        ended = self.run("python", "-c", textwrap.dedent(program), folder=folder)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    place = tmp_path_factory.mktemp("installed")
+    quiet = {"check": True, "capture_output": True}
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", place], cwd=ROOT, **quiet)
+    (wheel,) = place.glob("*.whl")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / "env"], **quiet)
+    made = Installed(place / "env", place / "elsewhere")
+    made.folder.mkdir()
+    into = ["--python", place / "env" / "bin" / "python"]
+    subprocess.run(["uv", "pip", "install", "--offline", "--no-deps", *into, wheel], cwd=place, **quiet)
+    borrowed = f"{sysconfig.get_path('purelib')}\nimport sys; sys.modules['plotly'] = None\n"
+    (made.packages / "borrowed.pth").write_text(borrowed)
+    return made
+
+
+def test_one_package_is_installed_and_nothing_called_models(installed: Installed) -> None:
+    there = {path.name for path in installed.packages.iterdir()} - {"borrowed.pth", "__pycache__", "_virtualenv.py"}
+    assert there == {"tracer", f"torch_timeline_tracer-{tracer.__version__}.dist-info"}
+    shipped = {path.name for path in (installed.packages / "tracer" / "_models").iterdir()}
+    assert shipped == {path.name for path in (ROOT / "models").glob("*.py")}
+    assert installed.python("import importlib.util as i; print(i.find_spec('models'))") == ["None"]
+
+
+def test_it_is_typed_has_a_version_and_its_names_are_seen_without_torch(installed: Installed) -> None:
+    program = """
+        import importlib.metadata, sys, tracer
+        print(tracer.__file__)
+        print(tracer.__version__, importlib.metadata.version("torch-timeline-tracer"))
+        print({*tracer.__all__} - {*dir(tracer)}, "torch" in sys.modules)
+    """
+    file, versions, seen = installed.python(program)
+    assert Path(file).is_relative_to(installed.packages)
+    assert (Path(file).parent / "py.typed").is_file()
+    assert versions == f"{tracer.__version__} {tracer.__version__}"
+    assert seen == "set() False"
+
+
+def test_the_command_has_a_help(installed: Installed) -> None:
+    ended = installed.run("torch-timeline", "--help")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "Usage: torch-timeline" in ended.stdout
+    assert "snapshot" in ended.stdout and "--batch-size" in ended.stdout
+
+
+@pytest.mark.slow
+def test_a_run_leaves_its_files_and_its_snapshot_is_read(installed: Installed) -> None:
+    ended = installed.run("torch-timeline", *TINY, "--save-dir", "results")
+    assert ended.returncode == 0, ended.stderr
+    left_out = [line for line in ended.stderr.splitlines() if not line.startswith("Wrote ")]
+    assert len(left_out) == 1 and left_out[0].startswith("Left out: "), "the page, which needs plotly"
+    results = installed.folder / "results"
+    written = {path.name for path in results.iterdir()}
+    assert {"max_mem.txt", "peak.json", "memory_report.sqlite", "memory_snapshot.pkl"} <= written
+    assert "memory_timeline.html" not in written
+    peak = json.loads((results / "peak.json").read_text())
+    assert sum(row["bytes"] for row in peak["rows"]) == peak["allocator_peak_bytes"] > 0
+    lines = {row["file"] for row in peak["rows"] if row["category"] == "ACTIVATION"}
+    assert str(installed.packages / "tracer" / "_models" / "fno_layers.py") in lines
+    assert not any(str(file).endswith("torch-timeline") for file in lines)
+    read = installed.run("torch-timeline", "snapshot", "results")
+    assert read.returncode == 0, read.stderr
+    assert "tracer/_models/fno_layers.py" in "".join(read.stdout.split())
+
+
+@pytest.mark.slow
+def test_the_library_profiles_a_loop(installed: Installed) -> None:
+    program = """
+        import torch
+        from tracer import Schedule, profile_training
+        model = torch.nn.Linear(4, 4)
+        with profile_training(model, save_dir="loop", schedule=Schedule(0, 1, 1, 1)) as session:
+            for _ in range(3):
+                model(torch.ones(2, 4)).sum().backward()
+                session.step()
+        print([written.path.name for written in session.written if written.error is None][0])
+    """
+    assert installed.python(program) == ["max_mem.txt"]
+
+
+@pytest.mark.slow
+def test_models_by_name_are_the_users_where_they_have_some_and_else_ours(installed: Installed, tmp_path: Path) -> None:
+    program = """
+        from tracer.workloads.factory import load_factory
+        print(load_factory("models.gpt:build").__code__.co_filename)
+    """
+    assert installed.python(program) == [str(installed.packages / "tracer" / "_models" / "gpt.py")]
+    (tmp_path / "models").mkdir()
+    assert installed.python(program, tmp_path) == [str(installed.packages / "tracer" / "_models" / "gpt.py")]
+    (tmp_path / "models" / "gpt.py").write_text("def build(): ...\n")
+    assert installed.python(program, tmp_path) == [str(tmp_path / "models" / "gpt.py")]
+    (tmp_path / "models" / "gpt.py").unlink()
+    (tmp_path / "models" / "__init__.py").touch()
+    ended = installed.run("python", "-c", textwrap.dedent(program), folder=tmp_path)
+    assert "There is no module models.gpt" in ended.stderr

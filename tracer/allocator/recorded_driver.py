@@ -1,0 +1,69 @@
+"""The driver of a recording: it gives what was given, where it was given, and refuses what was refused."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from tracer.allocator.blocks import PoolId
+from tracer.allocator.driver import PackingDriver
+from tracer.allocator.history import SegmentEvent
+from tracer.allocator.ranges import Ranges
+
+_ABOVE_ALL_DEVICES = 1 << 63
+
+
+class RecordedDriver:
+    """Gives what the recorded driver gave, and refuses where it refused.
+
+    Attributes:
+        events: What the recording has next, up to the request that is being served.
+        is_exhausted: Whether it has no memory left when the events are at an end.
+        taken: The segments that the model has.
+    """
+
+    free_bytes = None
+
+    def __init__(self) -> None:
+        self.events: deque[SegmentEvent] = deque()
+        self.is_exhausted = False
+        self.taken = Ranges()
+        self._elsewhere = PackingDriver(top=_ABOVE_ALL_DEVICES)
+
+    def reserve(self, size: int, stream: int, pool: PoolId) -> int | None:
+        """The recorded segment; what the recording does not have lies above all devices."""
+        if self._refuses():
+            return None
+        event = self.events[0] if self.events else None
+        is_there = event is not None and event.action == "segment_alloc" and event.size == size
+        if event is None or not is_there or self.taken.overlaps(event.address, size):
+            return self._elsewhere.reserve(size, stream, pool)
+        self.events.popleft()
+        self.taken.add(event.address, size)
+        return event.address
+
+    def reserve_range(self, size: int, stream: int, pool: PoolId) -> int:
+        """Where the recording maps next, if only after it has released something."""
+        mapped = next((event.address for event in self.events if event.action == "segment_map"), None)
+        return self._elsewhere.reserve_range(size, stream, pool) if mapped is None else mapped
+
+    def map(self, address: int, size: int) -> bool:
+        """Whether the recorded driver had the memory."""
+        if self._refuses():
+            return False
+        if self.events and self.events[0].action == "segment_map":
+            self.events.popleft()
+        return True
+
+    def release(self, address: int, size: int) -> None:
+        """Go on in the recording."""
+        self.taken.remove(address, size)
+        self.unmap(address, size)
+
+    def unmap(self, address: int, size: int) -> None:
+        """Go on in the recording."""
+        if self.events and self.events[0].is_release:
+            self.events.popleft()
+
+    def _refuses(self) -> bool:
+        """A recorded driver that is asked and then given something back had nothing left."""
+        return self.events[0].is_release if self.events else self.is_exhausted

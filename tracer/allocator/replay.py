@@ -1,0 +1,223 @@
+"""A recorded history again, under other settings or on another device, from a clean allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tracer.allocator.blocks import Block
+from tracer.allocator.caching_allocator import NEWEST_TORCH, CachingAllocator
+from tracer.allocator.driver import PackingDriver
+from tracer.allocator.history import History, Op
+from tracer.allocator.requests import Requests
+from tracer.allocator.reserving import OutOfMemoryError
+from tracer.allocator.settings import AllocatorSettings
+from tracer.allocator.sizes import SEGMENT_STEP_BYTES, SMALL_BYTES
+
+BEFORE_THE_RECORDING = -1
+_ALLOC, _FREE, _REQUEST, _COMPLETE, _RELEASE, _OOM = map(
+    int, (Op.ALLOC, Op.FREE, Op.REQUEST_FREE, Op.COMPLETE_FREE, Op.RELEASE, Op.OOM)
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """What a history asked for, without what its allocator made of that.
+
+    Attributes:
+        history: The history.
+        code: Codes of `Op`: requests, frees and emptied caches.
+        operand: As in the history.
+        entry: Trace entry of each operation.
+    """
+
+    history: History
+    code: list[int]
+    operand: list[int]
+    entry: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A request that could not be served.
+
+    Attributes:
+        entry: Its trace entry; `BEFORE_THE_RECORDING` (-1) if it was for a block that was there at the start.
+        size: The rounded request.
+        reserved_bytes: What was reserved then.
+        allocated_bytes: What of that was in use.
+    """
+
+    entry: int
+    size: int
+    reserved_bytes: int
+    allocated_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a history needs under some settings.
+
+    Attributes:
+        reserved_peak_bytes: The most that was reserved.
+        allocated_peak_bytes: The most that was in use, rounded.
+        num_driver_calls: Segments and pages taken and given back, which is what other settings cost in time.
+        num_retries: How often the cache was emptied for a request.
+        failure: The first request that could not be served; None if all could.
+    """
+
+    reserved_peak_bytes: int
+    allocated_peak_bytes: int
+    num_driver_calls: int
+    num_retries: int
+    failure: Failure | None
+
+
+def program_of(history: History, releases_by_program: Sequence[int] = ()) -> Program:
+    """What the program asked for.
+
+    Args:
+        history: Its recording.
+        releases_by_program: Positions of operations before which it emptied the cache; see `reproduce`.
+    """
+    releases = set(releases_by_program)
+    code, operand, entry = [], [], []
+    entries = history.entry.tolist()
+    for position, what in enumerate(history.code):
+        if position in releases:
+            code.append(_RELEASE)
+            operand.append(0)
+            entry.append(entries[position])
+        if what != Op.SEGMENT:
+            code.append(what)
+            operand.append(history.operand[position])
+            entry.append(entries[position])
+    return Program(history, code, operand, entry)
+
+
+def replay(
+    program: Program,
+    settings: AllocatorSettings,
+    *,
+    capacity: int | None = None,
+    torch_version: tuple[int, int] = NEWEST_TORCH,
+) -> Outcome:
+    """Run a program's requests through an allocator that has nothing cached.
+
+    What was there before the recording is allocated first. Requests that failed in the recording are made as well, and
+    what they get is freed at once. The first request that fails here ends the replay.
+
+    Args:
+        program: The requests.
+        settings: The allocator's.
+        capacity: Bytes that it can reserve; None for no limit.
+        torch_version: The torch whose rules hold.
+    """
+    allocator = CachingAllocator(
+        settings, driver=PackingDriver(capacity), device_bytes=capacity, torch_version=torch_version
+    )
+    run = _Run(program, settings, allocator)
+    failure = run.failure()
+    return Outcome(
+        reserved_peak_bytes=allocator.peak_reserved_bytes,
+        allocated_peak_bytes=allocator.peak_allocated_bytes,
+        num_driver_calls=allocator.num_driver_calls,
+        num_retries=allocator.num_retries,
+        failure=failure,
+    )
+
+
+class _Run:
+    """One replay."""
+
+    def __init__(self, program: Program, settings: AllocatorSettings, allocator: CachingAllocator) -> None:
+        self._program, self._allocator = program, allocator
+        self._requests = Requests(program.history, settings, allocator)
+        self._live: list[Block | None] = [None] * len(program.history.lives)
+        self._position = BEFORE_THE_RECORDING
+
+    def failure(self) -> Failure | None:
+        """Run to the end, or to the first request that fails."""
+        try:
+            self._start()
+            self._operations()
+        except OutOfMemoryError as error:
+            at = self._position
+            entry = BEFORE_THE_RECORDING if at < 0 else self._program.entry[at]
+            return Failure(entry, error.size, error.reserved, error.allocated)
+        return None
+
+    def _start(self) -> None:
+        """What was there before, in the order of its addresses, since that of time is not known."""
+        history, requests, allocator = self._program.history, self._requests, self._allocator
+        for life in history.first_lives.tolist():
+            block = allocator.serve(requests.requested[life], requests.size[life], requests.home[life])
+            self._live[life] = block
+            if history.waits_at_start[life]:
+                block.label = life
+                allocator.request_free(block)
+
+    def _operations(self) -> None:
+        program, live, requests = self._program, self._live, self._requests
+        serve, give_back = self._allocator.serve, self._allocator.give_back
+        requested, size, home = requests.requested, requests.size, requests.home
+        position = BEFORE_THE_RECORDING
+        # The hottest loop of a replay.
+        try:
+            operations = zip(program.code, program.operand, strict=True)
+            for position, (what, number) in enumerate(operations):  # noqa: B007, the handler below needs it
+                if what == _ALLOC:
+                    live[number] = serve(requested[number], size[number], home[number])
+                elif what == _FREE:
+                    freed, live[number] = live[number], None
+                    if freed is not None:
+                        give_back(freed)
+                else:
+                    self._rare(what, number)
+        except OutOfMemoryError:
+            self._position = position
+            raise
+
+    def _rare(self, what: int, number: int) -> None:
+        allocator, block = self._allocator, self._live[number] if what in (_REQUEST, _COMPLETE) else None
+        if what == _REQUEST and block is not None:
+            block.label = number
+            allocator.request_free(block)
+        elif what == _COMPLETE and block is not None:
+            self._live[number] = None
+            if block.label == number:  # else an emptied cache waited for it, and it serves another life by now
+                allocator.finish(block)
+        elif what == _RELEASE:
+            allocator.empty_cache()
+        elif what == _OOM:
+            wanted, stream = self._program.history.failed[number]
+            allocator.give_back(allocator.serve(wanted, wanted, allocator.home(wanted <= SMALL_BYTES, stream)))
+
+
+def smallest_capacity(
+    program: Program,
+    settings: AllocatorSettings,
+    *,
+    unlimited: Outcome,
+    resolution: int = SEGMENT_STEP_BYTES,
+    torch_version: tuple[int, int] = NEWEST_TORCH,
+) -> int:
+    """The least memory on which a history still runs, by bisection over replays.
+
+    Args:
+        program: The requests.
+        settings: The allocator's; without a memory fraction.
+        unlimited: What came of a replay without limit: with its peak as the capacity nothing changes.
+        resolution: How many bytes it may be off.
+        torch_version: The torch whose rules hold.
+    """
+    low = unlimited.allocated_peak_bytes // SEGMENT_STEP_BYTES - 1
+    high = -(-unlimited.reserved_peak_bytes // SEGMENT_STEP_BYTES)
+    while low + 1 < high and (high - low) * SEGMENT_STEP_BYTES > resolution:
+        middle = (low + high) // 2
+        outcome = replay(program, settings, capacity=middle * SEGMENT_STEP_BYTES, torch_version=torch_version)
+        if outcome.failure is None:
+            high = middle
+        else:
+            low = middle
+    return high * SEGMENT_STEP_BYTES

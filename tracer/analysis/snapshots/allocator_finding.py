@@ -1,0 +1,65 @@
+"""Everything that the model of the allocator has to say about a snapshot: the findings behind `snapshot --settings`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tracer.allocator.settings import recorded_settings
+from tracer.analysis.snapshots.findings import ReplayedSnapshot
+from tracer.analysis.snapshots.modelled import Modelled, agreement, model_device
+from tracer.analysis.snapshots.reserved import Reserved, reserved_at_end, reserved_at_peak
+from tracer.analysis.snapshots.what_if import WhatIf, what_if
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AllocatorFinding:
+    """What the model says about one device.
+
+    Attributes:
+        device: Its index.
+        modelled: The replay at the recorded settings; None without a history.
+        agreement: How far it agrees with the recording, in sentences.
+        at_peak: Why so much was reserved when the most was; None if the model cannot say.
+        at_end: Why so much was reserved when the snapshot was taken.
+        what_if: Other settings and devices, if any were asked about.
+    """
+
+    device: int
+    modelled: Modelled | None
+    agreement: tuple[str, ...]
+    at_peak: Reserved | None
+    at_end: Reserved
+    what_if: WhatIf | None
+
+
+def explain_allocator(
+    replayed: ReplayedSnapshot, *, settings: Sequence[str] = (), gpu_memory: int | None = None
+) -> tuple[AllocatorFinding, ...]:
+    """Replay every device of a snapshot through the model.
+
+    Args:
+        replayed: The snapshot.
+        settings: Settings to try, spelled as in PYTORCH_CUDA_ALLOC_CONF.
+        gpu_memory: Bytes of a GPU to ask about.
+
+    Raises:
+        SettingsError: torch would not start with some of the settings.
+    """
+    found = []
+    for device in replayed.devices:
+        modelled = model_device(replayed.snapshot, device.state, device.replay)
+        asks = modelled is not None and modelled.history.num_allocations > 0 and (settings or gpu_memory is not None)
+        own = modelled.settings if modelled is not None else recorded_settings(replayed.snapshot.settings)
+        lives = device.replay.lives
+        found.append(
+            AllocatorFinding(
+                device=device.state.device,
+                modelled=modelled,
+                agreement=tuple(agreement(modelled)) if modelled is not None else (),
+                at_peak=reserved_at_peak(modelled, replayed.sites) if modelled is not None else None,
+                at_end=reserved_at_end(replayed.snapshot, device.state, lives, replayed.sites, own),
+                what_if=what_if(modelled, settings, gpu_memory=gpu_memory) if modelled is not None and asks else None,
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,180 @@
+"""How far the model of the caching allocator agrees with a recording: what every answer about settings rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tracer.allocator.caching_allocator import FIRST_TORCH_WITH_COUNTERS, NEWEST_TORCH
+from tracer.allocator.history import History, read_history
+from tracer.allocator.replay import Outcome, Program, program_of, replay
+from tracer.allocator.reproduce import reproduce
+from tracer.allocator.reproduction import Reproduction
+from tracer.allocator.settings import AllocatorSettings, recorded_settings
+from tracer.allocator.start_state import StartState, find_start
+from tracer.collector import paused_gc
+from tracer.snapshot.columns import DeviceState, Snapshot
+from tracer.snapshot.replay import Replay
+from tracer.units import format_bytes
+
+OLDER_TORCH = (FIRST_TORCH_WITH_COUNTERS[0], FIRST_TORCH_WITH_COUNTERS[1] - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Modelled:
+    """One device's recording, and what the model makes of it.
+
+    Attributes:
+        device: Its index.
+        settings: Those it was recorded under, as far as the snapshot says.
+        history: What was asked of the allocator.
+        reproduction: What came of replaying it at these settings.
+        peak_entry: The entry with the most in use while the most was reserved; -1 for the start.
+        num_contradictions: Segment entries and blocks that do not fit the end state.
+        num_unclear_sizes: Blocks from before the recording whose size nothing tells.
+    """
+
+    device: int
+    settings: AllocatorSettings
+    history: History
+    reproduction: Reproduction
+    peak_entry: int
+    num_contradictions: int
+    num_unclear_sizes: int
+
+    @property
+    def torch_version(self) -> tuple[int, int]:
+        """A torch whose rules the recording follows."""
+        return NEWEST_TORCH if self.reproduction.has_counters else OLDER_TORCH
+
+    @cached_property
+    def program(self) -> Program:
+        """What the program asked for."""
+        return program_of(self.history, self.reproduction.releases_by_program)
+
+    @cached_property
+    def baseline(self) -> Outcome:
+        """What the program needs at the recorded settings, from a clean allocator."""
+        with paused_gc():
+            return replay(self.program, self.settings, torch_version=self.torch_version)
+
+
+def model_device(snapshot: Snapshot, state: DeviceState, replayed: Replay) -> Modelled | None:
+    """Replay one device's recording at its own settings.
+
+    A snapshot does not say which torch made it. Where the rules of the newest one do not give every decision, those of
+    older ones are tried, and the better ones kept.
+
+    Returns:
+        None if the device has no history.
+    """
+    if not len(state.trace):
+        return None
+    settings = recorded_settings(_with_what_shows(snapshot.settings, state))
+    with paused_gc():
+        history = read_history(snapshot, state, replayed)
+        start = find_start(state, history, settings)
+        peak_entry = reserved_peak_entry(replayed)
+        reproduction = _best_reproduction(state, history, start, settings, peak_entry)
+    return Modelled(
+        device=state.device,
+        settings=settings,
+        history=history,
+        reproduction=reproduction,
+        peak_entry=peak_entry,
+        num_contradictions=start.num_contradictions,
+        num_unclear_sizes=start.num_unclear_sizes,
+    )
+
+
+def _best_reproduction(
+    state: DeviceState, history: History, start: StartState, settings: AllocatorSettings, peak_entry: int
+) -> Reproduction:
+    """Under the rules that hold, or else under those that hold the longest."""
+
+    def under(version: tuple[int, int], *, to_the_end: bool) -> Reproduction:
+        return reproduce(
+            state,
+            history,
+            start,
+            settings,
+            torch_version=version,
+            moments=(peak_entry,),
+            stop_at_difference=not to_the_end,
+        )
+
+    reached = {}
+    for version in (OLDER_TORCH, NEWEST_TORCH):
+        found = under(version, to_the_end=False)
+        if found.is_exact:
+            return found
+        reached[version] = history.num_entries if found.first_difference is None else found.first_difference
+    return under(max(reached, key=lambda version: reached[version]), to_the_end=True)
+
+
+def _with_what_shows(recorded: Mapping[str, Any], state: DeviceState) -> Mapping[str, Any]:
+    """Older snapshots do not tell their settings; expandable segments show."""
+    if "expandable_segments" in recorded or not state.segments.is_expandable.any():
+        return recorded
+    return {**recorded, "expandable_segments": True}
+
+
+def reserved_peak_entry(replayed: Replay) -> int:
+    """The entry after which the most was reserved, and of those the one with the most in use; -1 for the start."""
+    at_peak = np.flatnonzero(replayed.reserved_bytes == replayed.reserved_bytes.max())
+    return int(at_peak[np.argmax(replayed.requested_bytes[at_peak])]) - 1
+
+
+def agreement(modelled: Modelled) -> list[str]:
+    """How many decisions came out, in sentences, and what it means where some did not."""
+    found = modelled.reproduction
+    if not found.addresses.recorded and not found.segments.recorded:
+        return ["The recording has no allocation, so there is no decision of the allocator to make again."]
+    parts = [f"{found.addresses.equal:,} of {found.addresses.recorded:,} addresses"]
+    for kind, name in ((found.segments, "segments"), (found.releases, "releases"), (found.failures, "failed requests")):
+        if kind.recorded:
+            parts.append(f"{kind.equal:,} of {kind.recorded:,} {name}")
+    parts.append(f"{found.end_blocks.equal:,} of {found.end_blocks.recorded:,} blocks at the end")
+    if found.is_exact:
+        exact = f"Replayed at its own settings, every decision of the allocator comes out: {', '.join(parts)}."
+        return [exact, *_retries(found.num_retries)]
+    if found.given_up_at is not None:
+        return [
+            f"Replayed at its own settings, most decisions do not come out ({parts[0]}), and the comparison ended at "
+            f"entry {found.given_up_at:,}: another allocator, or another torch, made this recording.",
+            "What follows is what torch's allocator would need for the same requests, not what this one did.",
+        ]
+    return [f"Replayed at its own settings: {', '.join(parts)}.", *_what_differs(modelled)]
+
+
+def _retries(number: int) -> list[str]:
+    times = {1: "once", 2: "twice"}.get(number, f"{number:,} times")
+    return (
+        [f"It ran out of memory and emptied its cache to try again {times}; each waits for the GPU."] if number else []
+    )
+
+
+def _what_differs(modelled: Modelled) -> list[str]:
+    found = modelled.reproduction
+    sentences = []
+    if found.first_difference is not None:
+        sentences.append(f"The first decision that does not come out is at entry {found.first_difference:,}.")
+    if modelled.num_contradictions:
+        sentences.append(f"{modelled.num_contradictions:,} entries or blocks contradict the segments at the end.")
+    if modelled.num_unclear_sizes:
+        sentences.append(f"Of {modelled.num_unclear_sizes:,} blocks from before the recording the size is not known.")
+    if modelled.history.num_unknown_actions:
+        number = modelled.history.num_unknown_actions
+        sentences.append(f"{number:,} entries have an action that this version does not know, and are left out.")
+    off = found.peak_bytes - found.recorded_peak_bytes
+    if off:
+        sentences.append(
+            f"The model's peak is {format_bytes(abs(off))} {'above' if off > 0 else 'below'} the recorded."
+        )
+    else:
+        sentences.append("The peak of reserved memory is the recorded one all the same.")
+    return sentences

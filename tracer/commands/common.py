@@ -1,0 +1,71 @@
+"""What all commands share: mistakes become a line or two, and options know whether they were given."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+
+from tracer.errors import TracerError
+from tracer.exporters.terminal import say
+from tracer.runs.termination import Terminated
+
+SNAPSHOT_NAME = "memory_snapshot.pkl"
+
+
+@contextmanager
+def errors_for_people() -> Iterator[None]:
+    """The one place where a mistake of the user's, or an early end, becomes a line or two and exit status 1."""
+    try:
+        yield
+    except TracerError as error:
+        say_all(error.lines)
+    except Terminated:
+        say("Error: Ended by SIGTERM.")
+    except KeyboardInterrupt as error:
+        say(f"Error: {str(error) or 'Interrupted.'}")
+    else:
+        return
+    raise typer.Exit(1)
+
+
+@contextmanager
+def kept_import_path() -> Iterator[None]:
+    """Put `sys.path` back when the block ends: what a user's model imports is looked for in the user's folders."""
+    before = list(sys.path)
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def say_all(lines: Iterable[str]) -> None:
+    """Lines on stderr."""
+    for line in lines:
+        say(line)
+
+
+def was_given(context: typer.Context, parameter: str) -> bool:
+    """Whether the user wrote the option, rather than leaving it at its default."""
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name != "DEFAULT"
+
+
+def refuse(context: typer.Context, parameters: Iterable[str], where: str) -> None:
+    """An option that would have no effect is a mistake.
+
+    Raises:
+        TracerError: One of them was given.
+    """
+    for parameter in parameters:
+        if was_given(context, parameter):
+            name = parameter.removeprefix("model_") if parameter == "model_input" else parameter.replace("_", "-")
+            raise TracerError(f"--{name} has a meaning only {where}.", hint="Leave it out.")
+
+
+def snapshot_path(path: Path) -> Path:
+    """The snapshot itself, or the one in a save directory."""
+    return path / SNAPSHOT_NAME if path.is_dir() else path

@@ -1,0 +1,122 @@
+"""`torch-timeline diff`: what changed between two peaks, to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tracer.commands.common import SNAPSHOT_NAME, errors_for_people, snapshot_path
+from tracer.errors import SnapshotError
+from tracer.exporters.terminal import screen
+from tracer.snapshot.load import load_snapshot
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tracer.analysis.snapshots.diff import DeviceDiff, Grown
+
+PEAK_NAME = "peak.json"
+_HINT = "Name two snapshots, or two folders that a run wrote (of one rank each)."
+
+
+def diff(
+    before: Annotated[Path, typer.Argument(help="A snapshot, or a --save-dir.")],
+    after: Annotated[Path, typer.Argument(help="The one to compare with it.")],
+    top: Annotated[int, typer.Option(min=0, help="Rows of each table but the first.")] = 10,
+    fail_above: Annotated[
+        str | None, typer.Option(help="Exit with 3 if a peak grew by more than this: 5%, 100MiB.")
+    ] = None,
+) -> None:
+    """Say what changed between two peaks, to the byte: by kind and stack, of two --save-dirs by module and line."""
+    with errors_for_people(), screen() as console:
+        grown = show_diff(before, after, console, top=top, fail_above=fail_above)
+    if grown:
+        raise typer.Exit(3)
+
+
+def show_diff(
+    before: Path, after: Path, console: Console, *, top: int = 10, fail_above: str | None = None
+) -> Sequence[Grown]:
+    """Compare two peaks on a console.
+
+    Two save directories with a peak.json each are compared by category, module, operator and line; else their
+    snapshots, or the two snapshots named, by kind and stack.
+
+    Args:
+        before: A snapshot or a save directory.
+        after: Another one.
+        console: Where to print.
+        top: Rows of each table but the first.
+        fail_above: A threshold such as `5%` or `100MiB`; checked before anything is read.
+
+    Returns:
+        The devices whose peak grew by more than the threshold; none without one.
+
+    Raises:
+        SnapshotError: One of them cannot be read.
+        TracerError: The threshold is none.
+    """
+    from tracer.analysis.snapshots.diff import parse_threshold
+
+    threshold = parse_threshold(fail_above) if fail_above is not None else None
+    names = {"before": str(before), "after": str(after)}
+    diffs: Sequence[Grown]
+    if _what_to_compare(before, after) == PEAK_NAME:
+        from tracer.analysis.peak_diff import diff_peaks
+        from tracer.exporters.peak_diff_screen import print_peak_diff
+        from tracer.exporters.peak_json import read_peak_json
+
+        peaks = diff_peaks(read_peak_json(before / PEAK_NAME), read_peak_json(after / PEAK_NAME))
+        print_peak_diff(peaks, console, **names, top=top)
+        diffs = [peaks]
+    else:
+        from tracer.exporters.snapshot_screen import print_diff
+
+        devices = compare_files(before, after)
+        print_diff(devices, console, **names, top=top)
+        diffs = devices
+    return [diff for diff in diffs if threshold is not None and threshold.is_exceeded_by(diff)]
+
+
+def _what_to_compare(before: Path, after: Path) -> str:
+    """The name of the file that both sides have, the better one first.
+
+    Raises:
+        SnapshotError: Two directories have no file in common.
+    """
+    folders = [side for side in (before, after) if side.is_dir()]
+    if not folders:
+        return SNAPSHOT_NAME
+    have = {name: [side for side in folders if (side / name).is_file()] for name in (PEAK_NAME, SNAPSHOT_NAME)}
+    if len(have[PEAK_NAME]) == 2:
+        return PEAK_NAME
+    without = [side for side in folders if side not in have[SNAPSHOT_NAME]]
+    if without:
+        raise SnapshotError(f"{without[0]} has no {SNAPSHOT_NAME}{_instead(without[0], before, after)}.", hint=_HINT)
+    return SNAPSHOT_NAME
+
+
+def _instead(folder: Path, before: Path, after: Path) -> str:
+    """What a directory without a snapshot has instead, and why that does not help."""
+    other = after if folder == before else before
+    if (folder / PEAK_NAME).is_file():
+        lacks = "has none" if other.is_dir() else "is not a --save-dir"
+        return f", and its {PEAK_NAME} cannot be compared because {other} {lacks}"
+    if any(folder.glob(f"rank*/{PEAK_NAME}")):
+        return f" and no {PEAK_NAME}, but a folder for each rank"
+    return f" and no {PEAK_NAME}"
+
+
+def compare_files(before: Path, after: Path) -> tuple[DeviceDiff, ...]:
+    """Load two snapshots, or those of two save directories, and compare their peaks.
+
+    Raises:
+        SnapshotError: One of them cannot be read.
+    """
+    sides = [load_snapshot(snapshot_path(path)) for path in (before, after)]
+    from tracer.analysis.snapshots.diff import diff_snapshots
+
+    return diff_snapshots(*sides)

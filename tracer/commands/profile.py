@@ -1,0 +1,220 @@
+"""`torch-timeline`, without a command: profile the training of a model, say what filled the device, write the files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tracer.commands.common import errors_for_people, kept_import_path, say_all, was_given
+from tracer.commands.workload_options import (
+    Accumulate,
+    Amp,
+    BatchSize,
+    Checkpoint,
+    Data,
+    DataSize,
+    HiddenChannels,
+    InChannels,
+    Inference,
+    Loss,
+    Model,
+    ModelArg,
+    ModelInput,
+    NumLayers,
+    NumModes,
+    Optimizer,
+    OutChannels,
+    Seed,
+    Spectrum,
+    chosen_device,
+    workload_options,
+)
+from tracer.errors import MissingPackageError, OutputError
+from tracer.exporters.terminal import say, screen
+from tracer.runs.termination import Termination
+
+if TYPE_CHECKING:
+    from tracer.runs.ranks import Rank
+    from tracer.runs.results import RunResults
+    from tracer.runs.session import Schedule
+    from tracer.workloads.workload import Workload
+
+DEFAULT_DEVICE = "cuda:0"
+_SWITCHES = (
+    *("max_mem", "memory_timeline", "peak_json", "memory_report", "run_time_report"),
+    *("memory_snapshot", "cuda_timing", "trace"),
+)
+
+
+def profile(
+    context: typer.Context,
+    batch_size: BatchSize = 8,
+    in_channels: InChannels = 3,
+    out_channels: OutChannels = 1,
+    hidden_channels: HiddenChannels = 64,
+    data_size: DataSize = "64",
+    n_modes: NumModes = "32",
+    n_layers: NumLayers = 4,
+    data: Data = "random",
+    spectrum: Spectrum = "new_zeros",
+    device: Annotated[
+        str, typer.Option(help="Where to train. Without a GPU the default becomes cpu.")
+    ] = DEFAULT_DEVICE,
+    save_dir: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("profiler_outputs"),
+    project_root: Annotated[
+        Path | None, typer.Option(help="Folder of your project, for the reports. By default that of the model's code.")
+    ] = None,
+    n_wait_steps: Annotated[int, typer.Option(help="Steps of a cycle that are not looked at.")] = 1,
+    n_warmup_steps: Annotated[int, typer.Option(help="Steps of a cycle in which the profiler warms up.")] = 1,
+    n_active_steps: Annotated[int, typer.Option(help="Steps of a cycle that are recorded.")] = 3,
+    n_repeats: Annotated[int, typer.Option(help="Cycles.")] = 2,
+    seed: Seed = 0,
+    model: Model = "",
+    model_arg: ModelArg = [],  # noqa: B006
+    model_input: ModelInput = [],  # noqa: B006
+    optimizer: Optimizer = "adamw",
+    loss: Loss = "auto",
+    amp: Amp = "off",
+    accumulate: Accumulate = 1,
+    checkpoint: Checkpoint = False,
+    inference: Inference = False,
+    max_mem: Annotated[bool, typer.Option(help="Write max_mem.txt, the breakdown at the peak.")] = True,
+    memory_timeline: Annotated[bool, typer.Option(help="Write memory_timeline.html, the page.")] = True,
+    peak_json: Annotated[bool, typer.Option(help="Write peak.json, every row of the peak.")] = True,
+    memory_report: Annotated[bool, typer.Option(help="Write memory_report.sqlite.")] = True,
+    run_time_report: Annotated[bool, typer.Option(help="Write run_time_report.sqlite.")] = True,
+    memory_snapshot: Annotated[bool, typer.Option(help="Write memory_snapshot.pkl.")] = True,
+    cuda_timing: Annotated[bool, typer.Option(help="Time the phases, and write cuda_timing.txt.")] = True,
+    trace: Annotated[
+        bool, typer.Option(help="Write trace.json.gz, the profiler's trace with memory above the operators.")
+    ] = False,
+    keep_recording: Annotated[
+        bool, typer.Option(help="Write recording.npz, from which `report` writes every file again.")
+    ] = False,
+) -> None:
+    """Explain every byte of a training run's memory peak.
+
+    Without a command, trains a Fourier Neural Operator for a few steps under torch's profiler, says what filled the
+    device at its worst moment, and writes the results to --save-dir.
+
+        python main.py --batch-size 16 --device cuda:0
+    """
+    given = dict(locals())
+    if context.invoked_subcommand is not None:
+        return
+    with errors_for_people(), kept_import_path():
+        succeeded = _profile(context, given)
+    if not succeeded:
+        raise typer.Exit(1)
+
+
+def _profile(context: typer.Context, given: Mapping[str, Any]) -> bool:
+    """The command with its options by name; False if the run or a file failed."""
+    import torch
+
+    from tracer.capture.parameter_origins import ParameterOrigins
+    from tracer.exporters.files import check_folder
+    from tracer.runs.ranks import this_rank
+    from tracer.runs.session import Schedule
+
+    rank = this_rank()
+    schedule = Schedule(*(given[f"n_{name}"] for name in ("wait_steps", "warmup_steps", "active_steps", "repeats")))
+    options = workload_options(context, given)
+    named = was_given(context, "device")
+    text = f"cuda:{rank.local_index}" if rank is not None and not named else given["device"]
+    place = chosen_device(text, named=named)
+    check_folder(given["save_dir"])
+    torch.manual_seed(given["seed"])
+    with ParameterOrigins() as origins:
+        workload = options.build(place, device_named=named)
+    lines = origins.take(workload.model)
+    return run_and_report(
+        workload,
+        schedule,
+        save_dir=given["save_dir"],
+        leave_out=[name.replace("_", "-") for name in _SWITCHES if not given[name]],
+        timing=given["cuda_timing"],
+        trace=given["trace"],
+        keep_recording=given["keep_recording"],
+        settings=options.settings,
+        parameter_lines=lines,
+        root=given["project_root"],
+    )
+
+
+def run_and_report(
+    workload: Workload, schedule: Schedule, *, save_dir: Path, leave_out: list[str], **options: Any
+) -> bool:
+    """Run, write, then answer, for this process or for its rank; False if the run or a file failed."""
+    from tracer.runs.ranks import begin, this_rank
+    from tracer.runs.screen import print_results
+
+    rank = this_rank()
+    if rank is not None:
+        begin(rank, save_dir)
+    termination = Termination()
+    termination.watch()
+    try:
+        results = _run(workload, schedule, termination=termination, **options)
+        folder = rank.folder(save_dir) if rank is not None else save_dir
+        succeeded = _write(results, folder, leave_out)
+        if rank is not None:
+            succeeded &= _summarize(rank, results, save_dir)
+    finally:
+        termination.close()
+    if rank is None or rank.index == 0:
+        with screen() as console:
+            print_results(results, console)
+    return succeeded and results.failure is None
+
+
+def _run(workload: Workload, schedule: Schedule, **options: Any) -> RunResults:
+    from tracer.runs.workload_run import run_profile
+
+    with _progress() as progress:
+        return run_profile(workload, schedule=schedule, **options, progress=progress)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr, which a terminal shows and a log does not; it is moved by steps done and steps in all."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("Training steps", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _write(results: RunResults, save_dir: Path, leave_out: list[str]) -> bool:
+    """Say what failed and what is noteworthy, and write the files; False if one could not be written."""
+    from tracer.runs.failure_words import failure_lines
+    from tracer.runs.outputs import left_from_earlier, left_sentence, write_outputs, written_lines
+
+    say_all(failure_lines(results))
+    say_all(f"Note: {note}" for note in results.notes)
+    written = write_outputs(results, save_dir, leave_out=leave_out, tell=lambda one: say_all(written_lines(one)))
+    if left := left_from_earlier(save_dir, written):
+        say(f"Note: {left_sentence(left)}")
+    return all(one.error is None or isinstance(one.error, MissingPackageError) for one in written)
+
+
+def _summarize(rank: Rank, results: RunResults, save_dir: Path) -> bool:
+    """Add this rank to the summary of all; False if it could not be written, which costs the answer nothing."""
+    from tracer.runs.ranks import finish
+
+    try:
+        finish(rank, results, save_dir)
+    except OutputError as error:
+        say_all(error.lines)
+        return False
+    return True

@@ -1,0 +1,172 @@
+"""The options that say what is trained, the same for every command that has them, and the workload they describe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from tracer.commands.common import refuse
+from tracer.errors import TracerError, WorkloadError
+from tracer.exporters.terminal import say
+
+if TYPE_CHECKING:
+    import torch
+
+    from tracer.workloads.workload import Workload
+
+BatchSize = Annotated[int, typer.Option(help="Samples in a batch.")]
+Seed = Annotated[int, typer.Option(help="Seed of weights and data.")]
+
+InChannels = Annotated[int, typer.Option(help="Channels of the model's input.")]
+OutChannels = Annotated[int, typer.Option(help="Channels of the model's output.")]
+HiddenChannels = Annotated[int, typer.Option(help="Width of the model.")]
+DataSize = Annotated[str, typer.Option(help="Grid points: 64 is 64 x 64; 128x96 or 32x32x32 also work.")]
+NumModes = Annotated[str, typer.Option(help="Fourier modes kept: 32 for every axis, or 32x16.")]
+NumLayers = Annotated[int, typer.Option(help="Fourier layers.")]
+Data = Annotated[Literal["random", "darcy"], typer.Option(help="Noise, or solved Darcy flow problems.")]
+Spectrum = Annotated[
+    Literal["new_zeros", "torch_zeros"],
+    typer.Option(help="How the padded spectrum is allocated; after torch_zeros torch's categories stop."),
+]
+
+Model = Annotated[str, typer.Option(help="Your own model: package.module:factory, or path/to/file.py:factory.")]
+ModelArg = Annotated[list[str], typer.Option(help="Argument of the factory: width=256.")]
+ModelInput = Annotated[
+    list[str], typer.Option("--input", help="Input of a module: 3x224x224, or ids=128:int64:0-50257.")
+]
+Optimizer = Annotated[str, typer.Option(help="Of torch.optim: adamw, sgd:lr=0.1,momentum=0.9, none.")]
+Loss = Annotated[
+    Literal["auto", "mean-square", "cross-entropy"], typer.Option(help="auto: the model's own, or mean-square.")
+]
+Amp = Annotated[Literal["off", "bfloat16", "float16"], typer.Option(help="Mixed precision.")]
+Accumulate = Annotated[int, typer.Option(help="Micro-batches of --batch-size in a step.")]
+Checkpoint = Annotated[bool, typer.Option("--checkpoint", help="Recompute repeated blocks in backward.")]
+Inference = Annotated[bool, typer.Option("--inference", help="Forward only, without gradients.")]
+
+_FNO_ONLY = ("in_channels", "out_channels", "hidden_channels", "data_size", "n_modes", "n_layers", "data", "spectrum")
+_STEP_ONLY = ("optimizer", "loss", "amp", "accumulate", "checkpoint", "inference")
+_MODEL_ONLY = ("model_arg", "model_input", *_STEP_ONLY)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadOptions:
+    """What is to be trained; nothing is built yet.
+
+    Attributes:
+        model: The factory of a user's model, or empty for the FNO.
+        model_args: Its arguments.
+        options: Those of `build_fno_workload`, or of `StepOptions`.
+    """
+
+    model: str
+    model_args: tuple[str, ...]
+    options: Mapping[str, Any]
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What is to be remembered of them."""
+        return {"model": self.model, **self.options} if self.model else dict(self.options)
+
+    def build(self, device: torch.device, *, device_named: bool) -> Workload:
+        """The workload on a device.
+
+        Raises:
+            WorkloadError: The user's model cannot be built as asked.
+        """
+        if self.model:
+            return _users_workload(self, device, device_named=device_named)
+        workload: Workload = _fno().build_fno_workload(device=device, **self.options)
+        return workload
+
+
+def workload_options(context: typer.Context, given: Mapping[str, Any]) -> WorkloadOptions:
+    """Those of a command.
+
+    Args:
+        context: Knows which of them the user wrote.
+        given: All by the names of the command's parameters.
+
+    Raises:
+        TracerError: They make no sense, alone or together.
+    """
+    sizes = {"data_size": _numbers("data-size", given["data_size"]), "n_modes": _numbers("n-modes", given["n_modes"])}
+    if not given["model"]:
+        refuse(context, _MODEL_ONLY, "with --model")
+        options = {name: given[name] for name in ("batch_size", *_FNO_ONLY, "seed")} | sizes
+        _check_fno(options)
+        return WorkloadOptions("", (), options)
+    refuse(context, _FNO_ONLY, "without --model")
+    inputs = {"inputs": tuple(given["model_input"])}
+    options = inputs | {name: given[name] for name in ("batch_size", *_STEP_ONLY, "seed")}
+    return WorkloadOptions(given["model"], tuple(given["model_arg"]), options)
+
+
+def _numbers(option: str, text: str) -> int | tuple[int, ...]:
+    """`64` is a number, `64x32` one per axis."""
+    try:
+        numbers = tuple(int(part) for part in text.lower().split("x"))
+    except ValueError:
+        raise TracerError(
+            f"--{option} {text} is not a size.", hint="Write one number, or one per axis such as 64x32."
+        ) from None
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _fno() -> Any:
+    from tracer.workloads.shipped_models import shipped_model
+
+    return shipped_model("fno_workload")
+
+
+def _check_fno(options: Mapping[str, Any]) -> None:
+    try:
+        _fno().check_fno_settings(**options)
+    except ValueError as error:
+        raise TracerError(str(error), hint="--help lists the options.") from error
+
+
+def _users_workload(options: WorkloadOptions, device: torch.device, *, device_named: bool) -> Workload:
+    from tracer.capture.error_place import error_place
+    from tracer.runs.failure_words import behind
+    from tracer.workloads.user_errors import UserModelError
+    from tracer.workloads.user_model import StepOptions, build_user_workload
+
+    try:
+        step = StepOptions(**options.options)
+        workload: Workload = build_user_workload(
+            options.model, device=device, model_args=options.model_args, options=step, device_named=device_named
+        )
+        return workload
+    except UserModelError as error:
+        at = error_place(error.__cause__) if error.__cause__ is not None else None
+        raise WorkloadError(f"{error}{behind(at)}", hint=error.hint) from error
+
+
+def chosen_device(text: str, *, named: bool) -> torch.device:
+    """The device asked for; the default one falls back to the CPU, visibly.
+
+    Raises:
+        TracerError: It is not there.
+    """
+    import torch
+
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise TracerError(f"{text} is not the name of a device.", hint="Use cpu, cuda:0, cuda:1, ...") from None
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise TracerError(f"Devices of type {device.type} are not supported.", hint="Use cpu, cuda:0, cuda:1, ...")
+    num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = device.index or 0
+    if index < num_devices:
+        return torch.device("cuda", index)
+    if named or num_devices:
+        there = f"cuda:0 to cuda:{num_devices - 1}" if num_devices else "only the CPU"
+        raise TracerError(f"There is no device {text}; torch sees {there}.", hint="Name one of those with --device.")
+    say("No CUDA device here: running on the CPU. Name a device with --device to insist on it.")
+    return torch.device("cpu")
