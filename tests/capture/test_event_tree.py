@@ -27,7 +27,7 @@ from tracer.errors import RecordingError
 TABLES = ("allocations", "keys", "flow", "ops", "calls", "spans", "frames", "modules")
 KEY_SETS = ("gradient_keys", "parameter_keys", "optimizer_state_keys")
 BOOL_COLUMNS = {
-    "assumed", "node_backward", "edge_allocated", "edge_freed", "edge_mutated", "user",
+    "assumed", "node_backward", "edge_allocated", "edge_freed", "edge_mutated", "user", "own",
 }  # fmt: skip
 
 
@@ -66,6 +66,7 @@ def assert_consistent(recording: Recording) -> None:
         (ops.kind, 0, len(OpKind)),
         (ops.call, -1, num_calls),
         (ops.inline_frame, -1, len(frames.file)),
+        (ops.last_frame, -1, len(frames.file)),
         (ops.input_shapes, 0, len(recording.shapes)),
         (calls.kind, 0, len(CallKind)),
         (calls.op, -1, num_ops),

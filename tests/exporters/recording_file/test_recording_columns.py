@@ -158,6 +158,14 @@ def test_a_number_that_is_allocated_twice_is_refused() -> None:
     refused(changed("allocations.allocation_id", same), "the same number")
 
 
+@pytest.mark.parametrize("name", ["flow.node_time_ns", "flow.edge_node", "flow.edge_key"])
+def test_a_data_flow_in_another_order_is_refused(name: str) -> None:
+    def swap(column: Any) -> None:
+        column[:] = column[::-1].copy()
+
+    refused(changed(name, swap), "not in order")
+
+
 # ---- texts -----------------------------------------------------------------------------------------------------------
 
 

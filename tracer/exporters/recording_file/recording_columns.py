@@ -137,6 +137,7 @@ def recording_from(columns: Columns, prefix: str, *, num_events: int) -> Recordi
         kernels=reader.table("kernels", Kernels) if has_kernels else None,
     )
     _check_allocations(recording.allocations)
+    _check_flow(recording.flow)
     return recording
 
 
@@ -210,6 +211,13 @@ def _check_allocations(allocations: Allocations) -> None:
     for rows in (size > 0, size < 0):
         if len(np.unique(number[rows])) < np.count_nonzero(rows):
             raise RecordingError("Allocations of the recording have the same number.", hint=DAMAGED)
+
+
+def _check_flow(flow: DataFlow) -> None:
+    """Nodes are in time order, and edges in that of node and key, each pair once."""
+    node, key = np.diff(flow.edge_node), np.diff(flow.edge_key)
+    if (np.diff(flow.node_time_ns) < 0).any() or (node < 0).any() or ((node == 0) & (key <= 0)).any():
+        raise RecordingError("The recording's data flow is not in order.", hint=DAMAGED)
 
 
 def known_columns(known: KnownStorages) -> Arrays:
