@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.profiled_runs import Pieces, raising
 from typer.testing import CliRunner
 
 import main
 import tracer.runs.outputs
 from tests.commands.test_profile import SHORT, TINY, own_state
 from tests.exporters.recording_file.samples import kept_on_cpu
+from tests.pieces import Pieces, raising
 from tracer.exporters.recording_file.kept_run_file import save_kept_run
 from tracer.runs.kept import kept_run
 from tracer.runs.outputs import OUTPUTS
