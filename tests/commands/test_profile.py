@@ -89,8 +89,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Path]:
     """One run from start to finish."""
     folder = tmp_path_factory.mktemp("run") / "results"
     with own_state():
-        options = ["--n-repeats", 2, "--trace", "--keep-recording", "--save-dir", folder]
-        return run(*TINY, *SHORT, *options), folder
+        return run(*TINY, *SHORT, "--n-repeats", 2, "--trace", "--keep-recording", "--save-dir", folder), folder
 
 
 @cache
@@ -160,8 +159,10 @@ def test_the_rows_on_the_screen_sum_to_the_peak(done: tuple[Ended, Path]) -> Non
 
 def test_stderr_names_each_file_and_what_opens_it(done: tuple[Ended, Path]) -> None:
     ended, folder = done
-    said = [line.partition(";")[0].rstrip(")") for line in ended.stderr.splitlines()]
-    assert said == [f"Wrote {folder / output.file_name}  (open with {output.read_with}" for output in OUTPUTS]
+    starts = [f"Wrote {folder / output.file_name}  (open with {output.read_with}" for output in OUTPUTS]
+    # The recording's line goes on with its size.
+    for line, start in zip(ended.stderr.splitlines(), starts, strict=True):
+        assert re.fullmatch(re.escape(start) + r"(?:; [\d.]+ [KM]iB, [\d.]+ bytes an event)?\)", line)
 
 
 def test_loss_of_first_and_last_step_is_shown(done: tuple[Ended, Path]) -> None:
