@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 COLUMNS = ("crash", "changed", "kept", "wrong_sum", "wrong_peak")
 
 _FUNCTIONAL = "torch.profiler itself, with record_shapes, keeps what torch.func wraps alive; a note says so"
+_COMPILE_WORKERS = "inductor's own threads, which compile, are there at the end or not"
 _MADE_ELSEWHERE = "what nobody recorded counts within the steps that use it, and not before; a note says so"
 
 # What is known to be wrong: (program, column). One that is right is a failure, so that it is taken out of here.
@@ -42,6 +43,9 @@ KNOWN_DEFECTS: dict[tuple[str, str], str] = {
 # Wrong in some runs only.
 WRONG_BY_CHANCE: dict[tuple[str, str], str] = {
     ("data_loader_with_workers", "wrong_peak"): "how many batches have come from the workers is chance",
+    ("compiled_inductor", "changed"): _COMPILE_WORKERS,
+    ("compiled_inductor_fullgraph", "changed"): _COMPILE_WORKERS,
+    ("workload:growing_list", "wrong_peak"): "the bookkeeper finds some KB more than a count by hand, in some runs",
 }
 
 # One of each class of programs, for the quick run; the others take some seconds each.
@@ -105,7 +109,8 @@ def _names_of_programs() -> set[str]:
         for name, value in vars(module).items()
         if inspect.isclass(value) and value.__module__ == module.__name__
     }
-    return {name for name in builders if "_" in name} | {name for name in classes if not name.islower()}
+    words = {name for name in builders if "_" in name} | {name for name in classes if not name.islower()}
+    return {name for name in words if not hasattr(torch, name)}  # torch's own words, such as inference_mode
 
 
 def test_known_defects_are_of_programs() -> None:
@@ -122,7 +127,6 @@ def test_no_program_is_known_to_the_tracer() -> None:
     assert found == set()
 
 
-@pytest.mark.xfail(strict=True, reason="profile_training adds a filter to the process's warnings, and leaves it")
 def test_no_warning_filter_is_left() -> None:
     returned = in_fresh_process(_filters_of_profiler_warnings)
     assert returned.error is None
@@ -131,8 +135,9 @@ def test_no_warning_filter_is_left() -> None:
 
 def _filters_of_profiler_warnings() -> int:
     """Libraries that the tracer imports add filters of their own; those are not meant."""
-    with tempfile.TemporaryDirectory() as folder, profile_training(nn.Linear(2, 2), save_dir=folder) as session:
+    model = nn.Linear(2, 2)
+    with tempfile.TemporaryDirectory() as folder, profile_training(model, save_dir=folder) as session:
         for _ in range(session.schedule.num_steps):
-            session.model(torch.ones(1, 2))
+            model(torch.ones(1, 2))
             session.step()
     return sum("Profiler" in str(pattern) for _, pattern, *_ in warnings.filters)

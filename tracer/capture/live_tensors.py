@@ -20,7 +20,7 @@ from tracer.capture.known_storages import Role, optimizer_tensors
 
 # Graphs that a leak has kept are followed this far, some two seconds; a note says where that was too little.
 MAX_NODES = 200_000
-Named = tuple[Role, str, Tensor | torch.UntypedStorage]
+Reached = tuple[Role, str, Tensor | torch.UntypedStorage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class LiveTensors:
         is_complete: Whether every graph was followed to its end.
     """
 
-    tensors: tuple[Named, ...]
+    tensors: tuple[Reached, ...]
     is_complete: bool
 
 
@@ -59,7 +59,7 @@ def _objects_of(classes: tuple[type, ...]) -> list[Any]:
     return [each for each in objects if type(each) in wanted]
 
 
-def _of_modules(modules: Iterable[nn.Module]) -> Iterator[Named]:
+def _of_modules(modules: Iterable[nn.Module]) -> Iterator[Reached]:
     """Parameters, their gradients and buffers of all modules that are in no other, by class and dotted name."""
     modules = list(modules)
     inner = {id(child) for module in modules for child in torch_private.child_modules(module).values()}
@@ -68,7 +68,7 @@ def _of_modules(modules: Iterable[nn.Module]) -> Iterator[Named]:
             yield from _of_module(type(module).__name__, module, set())
 
 
-def _of_module(path: str, module: nn.Module, seen: set[int]) -> Iterator[Named]:
+def _of_module(path: str, module: nn.Module, seen: set[int]) -> Iterator[Reached]:
     if id(module) in seen:
         return
     seen.add(id(module))
