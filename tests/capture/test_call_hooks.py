@@ -94,6 +94,26 @@ def test_all_leave_when_a_compilation_begins_and_only_the_models_comes_back(comp
     assert compilation.callbacks == []
 
 
+def test_between_steps_nothing_is_looked_for_unless_something_was_compiled(
+    compilation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no hook is on, as of a model whose own call is compiled: a loop may go on for days."""
+    searches: list[nn.Module] = []
+    monkeypatch.setattr(torch_private, "compiled_wrappers", lambda model: searches.append(model) or [])
+    model, _ = net()
+    model._compiled_call_impl = model._call_impl  # type: ignore[assignment]
+    hooks, _ = hooks_on(model)
+    hooks.start()
+    for _ in range(3):
+        hooks.renew()
+    assert len(searches) == 1
+    compilation.begin()
+    for _ in range(3):
+        hooks.renew()
+    assert len(searches) == 2
+    hooks.stop()
+
+
 def test_no_hook_comes_back_on_a_model_whose_own_call_is_compiled(compilation: Any) -> None:
     model, optimizer = net()
     hooks, _ = hooks_on(model, optimizer)

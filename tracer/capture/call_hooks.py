@@ -42,7 +42,7 @@ class CallHooks:
         self._optimizer, self._before_step, self._after_step = optimizer, before_step, after_step
         self._handles: list[Any] = []
         self._stop_watching: Callable[[], None] | None = None
-        self._is_stepping = False
+        self._is_stepping = self._were_driven_away = False
 
     @property
     def see_steps(self) -> bool:
@@ -59,7 +59,9 @@ class CallHooks:
     def renew(self) -> None:
         """Between two steps: register again what a compilation has driven away and what it will not look at."""
         self._is_stepping = False
-        if self._stop_watching is not None and not self._handles:
+        # Only behind a compilation: registering reads the collector's list of objects, which is nothing for every step.
+        if self._stop_watching is not None and self._were_driven_away:
+            self._were_driven_away = False
             self._register()
 
     def stop(self) -> None:
@@ -102,6 +104,7 @@ class CallHooks:
         # While the optimizer walks over its hooks, none may go; its own step is not what is being compiled then.
         if not self._is_stepping:
             self._remove()
+            self._were_driven_away = True
 
     def _remove(self) -> None:
         handles, self._handles = self._handles, []

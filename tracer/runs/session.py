@@ -192,7 +192,7 @@ class ProfileSession:
         with self._never_the_loops_fault():
             self._hooks.renew()
             now, after = (self._action_after(more) for more in (0, 1))
-            if not self._hooks.see_steps:
+            if self._is_recording and not self._hooks.see_steps:
                 self._observe_gradients_left()
             if after in _RECORDING and now not in _RECORDING:
                 self._cycle_begins(is_recorded=True)
