@@ -3,6 +3,7 @@
 The folders are the data flow: what happened, what it means, who wants to know.
 
     errors, units      the two things that everybody may use
+    arrays             the columns that everybody may use, by what a row of them is: events, blocks, operators
     collector          Python's garbage collector, paused where both readers run
     nested             the walk over nested inputs and outputs
     workloads/         how a model, a file:factory or a step function becomes a training step

@@ -15,7 +15,7 @@ Leaf = TypeVar("Leaf")
 
 
 def leaves(value: object, kind: type[Leaf], name: str = "") -> Iterator[tuple[str, Leaf]]:
-    """All of a kind in nested mappings, sequences and dataclasses, in order, each with its place: `batch.pair[0]`.
+    """All of a kind in nested mappings, sequences and dataclasses, in order, each with its path: `batch.pair[0]`.
 
     What holds itself is walked once.
 
@@ -31,12 +31,12 @@ def _walk(value: object, kind: type[Leaf], name: str, around: tuple[int, ...]) -
     if isinstance(value, kind):
         yield name, value
     elif id(value) not in around:
-        for place, inner in _held_by(value):
-            yield from _walk(inner, kind, name + place, (*around, id(value)))
+        for step, inner in _held_by(value):
+            yield from _walk(inner, kind, name + step, (*around, id(value)))
 
 
 def _held_by(value: Any) -> Iterator[tuple[str, object]]:
-    """What a container holds, by place; of anything else, nothing."""
+    """What a container holds, by what leads to it; of anything else, nothing."""
     if isinstance(value, Mapping):
         yield from ((f".{key}", inner) for key, inner in value.items())
     elif isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -8,15 +8,20 @@ about 0.2 KB an event. The analysis runs when the profiler stops.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 
+from tracer.analysis.compiled.origins import with_lines_of_nodes
+from tracer.analysis.profiles.devices_held import default_device, most_held_bytes
 from tracer.analysis.profiles.findings import CycleFindings, Findings, find_in_cycle, put_together
-from tracer.capture import torch_private
+from tracer.capture import devices, torch_private
+from tracer.capture.compile_watch import CompileWatch
+from tracer.capture.compiled_code import CompiledCode
+from tracer.capture.counter_reading import CounterReading, with_reading
 from tracer.capture.event_tree import read_recording
 from tracer.capture.known_storages import KnownStorages
 from tracer.capture.profiler_trace import ProfilerTrace, TraceStore
@@ -41,6 +46,9 @@ class TimelineTracer:
 
     The file is written when the profiler stops, at the end of the `with` block, also when the block ends early or by an
     exception. `findings` has all that is known, and asking for it earlier analyses what there is.
+
+    Attributes:
+        preferred: Where nobody named a device, the one to explain if anything was recorded of it.
     """
 
     def __init__(
@@ -52,25 +60,35 @@ class TimelineTracer:
         keep_traces: bool = False,
         module_names: Mapping[int, str] | None = None,
         known: Callable[[], KnownStorages] | None = None,
+        compiled: Callable[[Iterable[Recording]], CompiledCode] | None = None,
+        probable_device: torch.device | None = None,
     ) -> None:
         """Prepare; nothing is switched on or read.
 
         Args:
             out_file: Where to write max_mem.txt; None writes nothing.
-            device: The device to explain; by default the accelerator with the most traffic, else the CPU.
+            device: The device to explain; without an index the current one of its type. By default the accelerator
+                that held most, else the CPU.
             trace_file: Where to write the profiler's trace of the worst cycle with memory above the operators,
                 trace.json.gz for Perfetto; None writes nothing. Torch gives each cycle's trace only once, so nobody
                 else can export it then.
             keep_traces: Whether to keep what `trace` gives also without a file.
             module_names: Dotted names of the model's modules by `id()`; without them paths are made of class names.
-            known: Gives the objects that somebody held, once the run is over.
+            known: Gives the live tensors observed, once the run is over.
+            compiled: Gives what torch.compile made of the code in these recordings; by default what is known of it
+                without having watched it.
+            probable_device: The one that it will be by default, even if no step allocates anything on it.
         """
         self.out_file = None if out_file is None else Path(out_file)
         self.device = None if device is None else str(device)
+        self._probable_device = probable_device
+        self._readings: list[CounterReading | None] = []
         self.trace_file = None if trace_file is None else Path(trace_file)
         self.num_cycles = 0
+        self.preferred: str | None = None
         self._traces = TraceStore() if keep_traces or trace_file is not None else None
         self._module_names = module_names
+        self._compiled = compiled or CompileWatch().code
         self._known = known
         self._kept: list[Any] = []
         self._was_cut: list[bool] = []
@@ -82,12 +100,19 @@ class TimelineTracer:
         """Keep what the profiler has just recorded."""
         self._kept.append(torch_private.kineto_results(prof))
         self._was_cut.append(_is_stopping(prof))
+        self._readings.append(self._read_counter())
         self._findings = None
         self.num_cycles += 1
         if len(self._kept) > MAX_KEPT:
             self._read(self._kept.pop(0))
         if self.out_file is not None or self.trace_file is not None:
             self._finish_when_stopped(prof)
+
+    def _read_counter(self) -> CounterReading | None:
+        if self.device is not None:
+            self.device = str(devices.with_index(torch.device(self.device)))
+        device = torch.device(self.device) if self.device is not None else self._probable_device
+        return CounterReading.now(device) if device is not None else None
 
     def _read(self, results: Any) -> None:
         """Read what the profiler holds of a cycle, so that it can be let go."""
@@ -135,7 +160,9 @@ class TimelineTracer:
         if self._findings is None:
             while self._kept:
                 self._read(self._kept.pop(0))
-            self._findings = put_together(self._cycles())
+            code = self._compiled(self._recordings)
+            self._recordings = [with_lines_of_nodes(one, code.graphs) for one in self._recordings]
+            self._findings = put_together(self._cycles(code), compiled=code)
         return self._findings
 
     @property
@@ -151,31 +178,43 @@ class TimelineTracer:
         """The profiler's trace of a cycle; None if traces are not kept."""
         if self._traces is None:
             return None
-        return self._traces.trace(next(i for i, read in enumerate(self._recordings) if read is cycle.recording))
+        return self._traces.trace(next(i for i, read in enumerate(self._recordings) if read.ops is cycle.recording.ops))
 
-    def _cycles(self) -> list[CycleFindings]:
+    def _cycles(self, code: CompiledCode) -> list[CycleFindings]:
         known = self._known() if self._known is not None else None
-        first = None
         cycles, empty = [], None
-        for recording, was_cut in zip(self._recordings, self._was_cut, strict=True):
+        recordings = self._with_readings()
+        # All cycles are about one device.
+        device = self._chosen(recordings)
+        for recording, was_cut in zip(recordings, self._was_cut, strict=True):
             try:
                 cycle = find_in_cycle(
                     recording,
                     known=known,
                     module_names=self._module_names,
-                    device=self.device or first,
+                    device=device,
                     is_whole=not was_cut,
+                    graphs=code.graphs,
                 )
             except RecordingError as error:
                 # A cycle that was cut at its very beginning says nothing, and takes nothing from the others.
                 empty = empty or error
                 continue
-            # All cycles are about the device that the first one chose.
-            first = first or cycle.peak.device
             cycles.append(cycle)
         if empty is not None and not cycles:
             raise empty
         return cycles
+
+    def _with_readings(self) -> list[Recording]:
+        """The recordings; where a cycle has nothing of the device, with what its allocator's counter said."""
+        pairs = list(zip(self._recordings, self._readings, strict=True))
+        if self.device is None and most_held_bytes(self._recordings):
+            return self._recordings  # another accelerator is what the run is about
+        return [one if reading is None else with_reading(one, reading) for one, reading in pairs]
+
+    def _chosen(self, recordings: list[Recording]) -> str:
+        held = most_held_bytes(recordings)
+        return self.device or (self.preferred if self.preferred in held else None) or default_device(recordings)
 
     def finish(self) -> Findings:
         """Analyse what was kept and write the files.

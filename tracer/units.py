@@ -17,11 +17,6 @@ def gib(size_bytes: float) -> float:
     return size_bytes / GIB
 
 
-def mib(size_bytes: float) -> float:
-    """Bytes as MiB (2**20 bytes)."""
-    return size_bytes / MIB
-
-
 def ms(duration_ns: float) -> float:
     """Nanoseconds as milliseconds."""
     return duration_ns / NS_PER_MS
@@ -37,6 +32,13 @@ def format_bytes(size_bytes: float) -> str:
         if size < unit * 1023.995:
             return f"{sign}{size / unit:.2f} {name}"
     return f"{sign}{size / (GIB * 1024):.2f} TiB"
+
+
+def some(count: int, noun: str, verb: str = "") -> str:
+    """`1 block was`, `2 blocks were`: a number with its noun, and a verb given as `was/were`."""
+    one, _, several = verb.partition("/")
+    words = (f"{count:,}", noun if count == 1 else f"{noun}s", one if count == 1 else several)
+    return " ".join(word for word in words if word)
 
 
 _SIZE_UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": GIB * 1024}

@@ -1,4 +1,4 @@
-"""The CUDA caching allocator's history: on for the profiled steps, dumped, and off again."""
+"""The caching allocator's history: on for the profiled steps, dumped, and off again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_ENTRIES = 1_000_000
 
 
 class AllocatorHistory:
-    """Records the allocator's history of one device and keeps the latest snapshot; does nothing without CUDA.
+    """Records the allocator's history and keeps the latest snapshot; does nothing on a device without one.
 
     If somebody else was recording already, their recording is left on and as it is; it is only read.
 
@@ -26,11 +26,16 @@ class AllocatorHistory:
         self._recording = False
         self._ours = False
 
+    @property
+    def is_offered(self) -> bool:
+        """Whether the device's allocator has a history."""
+        return torch_private.has_allocator_history(self.device)
+
     def start(self) -> None:
-        """Begin to record, if this is a CUDA device."""
-        if self.device.type != "cuda" or self._recording:
+        """Begin to record, if the device's allocator can."""
+        if self._recording or not self.is_offered:
             return
-        self._ours = not torch_private.allocator_history_enabled()
+        self._ours = self._ours or not torch_private.allocator_history_enabled(self.device)
         if self._ours:
             torch_private.start_allocator_history(self.device, MAX_ENTRIES)
         self._recording = True

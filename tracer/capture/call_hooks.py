@@ -6,103 +6,117 @@ hook comes or goes. So all hooks leave when a compilation begins, and come back 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tracer.capture import torch_private
 
-OnCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+OnCall = Callable[..., None]
 OnStep = Callable[[torch.optim.Optimizer, tuple[Any, ...], dict[str, Any]], None]
 
 
 class CallHooks:
-    """Calls back before a model's call, and before and after an optimizer's step, while nothing of them is compiled.
-
-    Attributes:
-        refused: Sentences on what does not take a hook.
-    """
+    """Calls back before models' calls, and before and after any optimizer's step, while nothing of them is compiled."""
 
     def __init__(
         self,
         *,
-        model: nn.Module | None = None,
+        models: Iterable[nn.Module] = (),
         on_call: OnCall | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizers: Iterable[torch.optim.Optimizer] = (),
         before_step: OnStep | None = None,
         after_step: OnStep | None = None,
     ) -> None:
-        """Prepare; nothing is registered. A model without `on_call`, or an optimizer without both, is left alone."""
-        self.refused: list[str] = []
-        self._model: nn.Module | None = model
+        """Prepare; nothing is registered.
+
+        Args:
+            models: Whose calls are told.
+            on_call: Called before each of them; None leaves the models alone.
+            optimizers: That are expected to step. Every optimizer of torch's kind is told of, also one that is not
+                among them; of another kind, only these.
+            before_step: Called before any optimizer's step.
+            after_step: Called after it.
+        """
+        self._refused_calls: dict[str, None] = {}
+        self._refused_steps: dict[str, None] = {}
+        self._has_seen_steps = False
+        self._models: list[nn.Module] = list(models) if on_call is not None else []
         self._on_call: OnCall | None = on_call
-        self._optimizer, self._before_step, self._after_step = optimizer, before_step, after_step
+        self._optimizers = list(optimizers)
+        self._before_step, self._after_step = before_step, after_step
         self._handles: list[Any] = []
         self._stop_watching: Callable[[], None] | None = None
-        self._is_stepping = self._were_driven_away = False
+        self._num_stepping = 0
+        self._is_on = self._were_driven_away = False
 
     @property
     def see_steps(self) -> bool:
-        """Whether the optimizer's steps are seen: there is one, and nothing was compiled in this process."""
-        return self._optimizer is not None and not torch_private.has_compiled()
+        """Whether optimizers' steps are seen: nothing was compiled in this process."""
+        return self._is_on and not torch_private.has_compiled()
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """Sentences on what takes no hook and was not seen otherwise, as a wrapper's inner optimizer is."""
+        return (*self._refused_calls, *(() if self._has_seen_steps else self._refused_steps))
 
     def start(self) -> None:
         """Register."""
-        if self._model is None and self._optimizer is None:
-            return
+        self._is_on = True
         self._stop_watching = torch_private.on_compile_start(self._compilation_begins)
         self._register()
 
     def renew(self) -> None:
         """Between two steps: register again what a compilation has driven away and what it will not look at."""
-        self._is_stepping = False
+        self._num_stepping = 0
         # Only behind a compilation: registering reads the collector's list of objects, which is nothing for every step.
         if self._stop_watching is not None and self._were_driven_away:
             self._were_driven_away = False
             self._register()
 
     def stop(self) -> None:
-        """Remove all, and let go of model and optimizer."""
+        """Remove all, and let go of models and optimizers."""
+        self._is_on = False
         if self._stop_watching is not None:
             self._stop_watching()
             self._stop_watching = None
         self._remove()
-        self._model = self._on_call = self._optimizer = self._before_step = self._after_step = None
+        self._models, self._optimizers = [], []
+        self._on_call = self._before_step = self._after_step = None
 
     def _register(self) -> None:
-        optimizer, on_call = self._optimizer, self._on_call
-        if optimizer is not None and self.see_steps:
-            self._try(optimizer, lambda: optimizer.register_step_pre_hook(self._step_begins))
-            self._try(optimizer, lambda: optimizer.register_step_post_hook(self._step_ends))
-        if on_call is not None:
+        if self.see_steps:
+            self._handles += [
+                register_optimizer_step_pre_hook(self._step_begins),
+                register_optimizer_step_post_hook(self._step_ends),
+            ]
+            for optimizer in self._optimizers:
+                if not torch_private.calls_hooks_of_all_optimizers(optimizer):
+                    self._try(optimizer, partial(_register_on, optimizer, "register_step_pre_hook", self._step_begins))
+                    self._try(optimizer, partial(_register_on, optimizer, "register_step_post_hook", self._step_ends))
+        if self._on_call is not None:
             # Behind a graph break an eager model is called from compiled code, which would compile the hook as well.
-            on_call = torch.compiler.disable(on_call)  # type: ignore[no-untyped-call]
-            for module in self._modules():
-                self._try(module, partial(module.register_forward_pre_hook, on_call, with_kwargs=True))
-
-    def _modules(self) -> list[nn.Module]:
-        """The model, and what torch.compile has put around it, whose hooks run outside the compiled code."""
-        if self._model is None:
-            return []
-        wrappers = torch_private.compiled_wrappers(self._model)
-        return wrappers if torch_private.reads_hooks_in_compiled_code(self._model) else [self._model, *wrappers]
+            on_call = torch.compiler.disable(self._on_call)  # type: ignore[no-untyped-call]
+            for model in self._models:
+                for module in _outside_compiled_code(model):
+                    self._try(module, partial(module.register_forward_pre_hook, on_call, with_kwargs=True))
 
     def _try(self, target: object, register: Callable[[], Any]) -> None:
         """Register a hook; that something takes none, as a ScriptModule, is a sentence."""
         try:
             self._handles.append(register())
         except Exception as error:
-            what = "inputs" if isinstance(target, nn.Module) else "gradients"
-            sentence = f"The {what} of {type(target).__name__} are not observed: {str(error).splitlines()[0]}."
-            if sentence not in self.refused:
-                self.refused.append(sentence)
+            of_model = isinstance(target, nn.Module)
+            what, sentences = ("inputs", self._refused_calls) if of_model else ("gradients", self._refused_steps)
+            sentences[f"The {what} of {type(target).__name__} are not observed: {str(error).splitlines()[0]}."] = None
 
     def _compilation_begins(self) -> None:
-        # While the optimizer walks over its hooks, none may go; its own step is not what is being compiled then.
-        if not self._is_stepping:
+        # While an optimizer walks over the hooks, none may go; its own step is not what is being compiled then.
+        if not self._num_stepping:
             self._remove()
             self._were_driven_away = True
 
@@ -112,11 +126,22 @@ class CallHooks:
             handle.remove()
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._is_stepping = True
+        self._num_stepping += 1
+        self._has_seen_steps = True
         if self._before_step is not None:
             self._before_step(optimizer, args, kwargs)
 
     def _step_ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._is_stepping = False
+        self._num_stepping = max(0, self._num_stepping - 1)
         if self._after_step is not None:
             self._after_step(optimizer, args, kwargs)
+
+
+def _register_on(optimizer: torch.optim.Optimizer, method: str, hook: OnStep) -> Any:
+    return getattr(optimizer, method)(hook)
+
+
+def _outside_compiled_code(model: nn.Module) -> list[nn.Module]:
+    """The model, and what torch.compile has put around it, whose hooks run outside the compiled code."""
+    wrappers = torch_private.compiled_wrappers(model)
+    return wrappers if torch_private.reads_hooks_in_compiled_code(model) else [model, *wrappers]

@@ -7,22 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from tracer.arrays import Int, PerKernel
 from tracer.capture.torch_private import HOST_DEVICE_TYPE, check_kernel_events
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernels:
-    """Work of the device that an operator launched. Columns [K], in the order in which it was reported."""
+    """Work of the device that an operator launched. Columns [L], in the order in which it was reported."""
 
-    launched_ns: Ints
+    launched_ns: PerKernel[Int]
     """Start of the innermost operator that launched it, on the host."""
-    thread: Ints
+    thread: PerKernel[Int]
     """The operator's thread, numbered as in `Ops`; -1 for one without operators."""
-    duration_ns: Ints
+    duration_ns: PerKernel[Int]
     """On the device."""
 
     def __post_init__(self) -> None:
@@ -34,7 +32,7 @@ def read_kernels(results: Any, threads: Mapping[int, int], operators: Container[
     """Read what ran on the device.
 
     A kernel carries the number of the innermost operator that was running when it was launched. Kernels without one,
-    launched outside any operator, are left out: they are nobody's.
+    launched outside any operator, are left out: no row is theirs.
 
     Args:
         results: A profiler's `kineto_results`.
@@ -55,7 +53,10 @@ def read_kernels(results: Any, threads: Mapping[int, int], operators: Container[
     launched = [
         (event.linked_correlation_id(), event.duration_ns())
         for event in events
-        if event.device_type() != HOST_DEVICE_TYPE and event.linked_correlation_id() > 0
+        if event.device_type() != HOST_DEVICE_TYPE
+        and event.linked_correlation_id() > 0
+        # A region that the program named lies on the device's timeline too, over all the kernels launched inside it.
+        and not event.is_user_annotation()
     ]
     if not launched:
         return None

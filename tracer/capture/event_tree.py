@@ -10,11 +10,16 @@ import itertools
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import mul
+from struct import Struct
+from types import NoneType
 from typing import Any
 
 import numpy as np
 
+from tracer.arrays import Ints
 from tracer.capture import torch_private
+from tracer.capture.compiled_code import is_generated
 from tracer.capture.device_kernels import read_kernels
 from tracer.capture.inline_operators import place_inline_operators
 from tracer.capture.recording import (
@@ -23,14 +28,15 @@ from tracer.capture.recording import (
     Calls,
     DataFlow,
     Frames,
-    Ints,
     Keys,
     Modules,
+    OpKind,
     Ops,
     Recording,
     Spans,
 )
 from tracer.capture.source_files import is_own_code, is_package_code, is_user_code, whole_path
+from tracer.capture.torch_names import ACCUMULATE_GRAD, ENGINE_PREFIX
 from tracer.capture.torch_private import (
     BACKWARD_SCOPE,
     MIXED_LIST,
@@ -44,7 +50,7 @@ from tracer.capture.torch_private import (
     PyCallFields,
     PyCCallFields,
     TensorFields,
-    element_size,
+    device_text,
     match_schema,
 )
 from tracer.collector import paused_gc
@@ -72,32 +78,48 @@ def read_recording(profiler: Any) -> Recording:
         recording = reader.recording()
         if all(name == "cpu" for name in recording.devices):
             return recording
-        return replace(recording, kernels=read_kernels(results, reader.threads.number, reader.operator_names()))
+        return replace(recording, kernels=read_kernels(results, dict(reader.threads), reader.operator_names()))
 
 
 # A data-flow edge collects what happened to a storage below one node, as bits.
 _WRITTEN, _UNKNOWN, _READ, _FREED, _ALLOCATED = 1, 2, 4, 8, 16
 _ACCESS = {True: _WRITTEN, None: _UNKNOWN, False: _READ}
-_ENGINE_PREFIX = "autograd::engine::evaluate_function: "
 
 
 # Plain numbers: an enumeration's member takes longer to store.
 _PYTHON, _C_FUNCTION = int(CallKind.PYTHON), int(CallKind.C_FUNCTION)
+_OPERATOR, _ENGINE, _BACKWARD_NODE = int(OpKind.OPERATOR), int(OpKind.ENGINE), int(OpKind.BACKWARD_NODE)
+_BACKWARD, _USER = BACKWARD_SCOPE.value, USER_SCOPE.value
 _INLINE_FRAME = list(Ops.__dataclass_fields__).index("inline_frame")
 _OP_WIDTH = len(Ops.__dataclass_fields__) - 1  # until sources are read, the last frame is the inline one
+_ALLOCATION_WIDTH, _CALL_WIDTH, _SPAN_WIDTH = 9, 9, 4
+_ALLOCATION_ROW, _OP_ROW, _CALL_ROW, _SPAN_ROW = (
+    Struct(f"{width}q").pack for width in (_ALLOCATION_WIDTH, _OP_WIDTH, _CALL_WIDTH, _SPAN_WIDTH)
+)
+
+Called = tuple[int, int, int, dict[int, int] | None]
+"""What a call runs: kind, row of the function or -1, row of the module or -1, and frames of the function by line where
+only the line tells them apart."""
+_A_C_FUNCTION: Called = (_C_FUNCTION, -1, -1, None)
+Form = tuple[bool, Sequence[int] | None, tuple[int, ...]]
+"""Of an operator with arguments of these types: whether a schema matches, how each of its tensors is touched, and which
+arguments the tensors are. None for how: that takes a closer look."""
 
 
-class _Interned:
-    """Distinct values, numbered in order of appearance."""
+class _Interned(dict[Any, int]):
+    """Distinct values, numbered in order of appearance; a subscript gives the number."""
 
-    def __init__(self) -> None:
-        self.number: dict[Any, int] = {}
+    def __missing__(self, value: Any) -> int:
+        number = self[value] = len(self)
+        return number
 
-    def __call__(self, value: Any) -> int:
-        return self.number.setdefault(value, len(self.number))
 
-    def values(self) -> tuple[Any, ...]:
-        return tuple(self.number)
+class _DeviceTexts(dict[Any, str]):
+    """Names of devices: two objects of torch's may mean one."""
+
+    def __missing__(self, device: Any) -> str:
+        text = self[device] = device_text(device)
+        return text
 
 
 class _Reader:
@@ -105,19 +127,20 @@ class _Reader:
 
     def __init__(self) -> None:
         self.strings, self.frames, self.devices, self.shapes = _Interned(), _Interned(), _Interned(), _Interned()
+        self.device_texts = _DeviceTexts()
         self.threads = _Interned()
         # Work of other threads that hangs below a call of the thread that is being read.
         self.detached: list[Any] = []
         # Per call, the frame of the last call made from inside it.
         self.last_frame: dict[int, int] = {}
-        # Tables row by row, flat: 8 bytes a number instead of the 40 or more that lists of tuples take.
-        self.allocations, self.ops, self.calls, self.spans = array("q"), array("q"), array("q"), array("q")
+        # Tables row by row, packed: 8 bytes a number instead of the 40 or more that lists of tuples take, and a third
+        # of the time that an array takes to be extended.
+        self.allocations, self.ops, self.calls, self.spans = bytearray(), bytearray(), bytearray(), bytearray()
         self.num_ops = self.num_calls = 0
-        # Per name of a Python function, its frame. The name is made of file, line and function, and quicker to read.
-        self.functions: dict[str, int] = {}
-        # Per call the function that runs in it, where that is one of Python; and frames by function and line.
-        self.running: list[int] = []
-        self.places: dict[tuple[int, int], int] = {}
+        # Per function's frame, those of its lines; and both by the name of a Python function, which is made of file,
+        # line and function, and quicker to read.
+        self.lines: dict[int, dict[int, int]] = {}
+        self.functions: dict[str, Called] = {}
         self.modules: dict[int, int] = {}
         self.module_names: list[int] = []
         self.optimizers: set[int] = set()
@@ -127,6 +150,9 @@ class _Reader:
         # Per allocation id: (id, device, address) at first sight, and what its tensors span.
         self.storages: dict[int, tuple[int | None, int, int]] = {}
         self.span_bytes: dict[int, int] = {}
+        # Per allocation id shape and dtype of the first tensor of it that an operator was given.
+        self.descriptions: dict[int, tuple[int, int]] = {}
+        self.described: set[int] = set()
         # Allocation ids with an allocation or free so far: their size is known, their tensors need no look.
         self.sized: set[int] = set()
         # Bytes of the latest allocation under each number.
@@ -140,6 +166,8 @@ class _Reader:
         self.gradients: list[int] = []
         self.parameters: list[int] = []
         self.optimizer_states: list[int] = []
+        # By name and types of the arguments, and by what these turn out to be where the types do not say it.
+        self.forms: dict[tuple[Any, ...], Form] = {}
         self.matches: dict[tuple[Any, ...], tuple[bool, tuple[int, ...]]] = {}
         self.num_events = 0
 
@@ -157,105 +185,81 @@ class _Reader:
 
     def operator_names(self) -> set[str]:
         """Names of all operators, those inside operators too."""
-        return {signature[0] for signature in self.matches}
+        return {signature[0] for signature in self.forms}
 
     def _read_thread(self, root: Any) -> None:
         """Depth first, in order, with an explicit stack of child iterators: a tree may be deeper than Python's limit.
 
-        This loop runs once per event and is the cost of the whole analysis; that is why it is one function.
+        This loop runs once per event and is the cost of the whole analysis; that is why it is one function. What most
+        events need stands here, what few need in functions of its own.
 
-        The context of an event is: the enclosing call and operator rows, whether the next operator is called from
-        Python or the engine (and so gets a row of its own), the edges of the enclosing data-flow node, and whether an
-        autograd node encloses it.
+        The context of an event is: the enclosing call, the frames of its function by line, and the enclosing operator;
+        whether the next operator is called from Python or the engine (and so gets a row of its own), the edges of the
+        enclosing data-flow node, and whether an autograd node encloses it.
         """
         self.last_frame.pop(-1, None)  # outside any call, another thread's last frame says nothing
         tid = root.start_tid
-        thread = self.threads(tid)
-        stack: list[tuple[Any, int, int, bool, dict[int, int] | None, bool]] = []
+        thread = self.threads[tid]
+        stack: list[tuple[Any, int, dict[int, int] | None, int, bool, dict[int, int] | None, bool]] = []
         push, pop = stack.append, stack.pop
-        add_allocation, strings, matches = self.allocations.extend, self.strings, self.matches
-        live, sized, renamed = self.live, self.sized, self.renamed
+        allocations, calls, forms, functions = self.allocations, self.calls, self.forms, self.functions
+        live, sized, renamed, last_frame = self.live, self.sized, self.renamed, self.last_frame
+        described = self.described
         siblings = iter((root,))
-        call, op, outermost, node, backward = -1, -1, True, None, False
-        num_events = 0
+        num_events, num_calls = 1, self.num_calls
+        call, lines, op, outermost, node, backward = -1, None, -1, True, None, False
         while True:
             for event in siblings:
-                num_events += 1
                 fields = event.extra_fields
                 kind = type(fields)
                 if kind is OpFields:
-                    name = fields.name
-                    signature: list[Any] = [name]
-                    touched: list[Any] = []
-                    inputs = fields.inputs
-                    for value in inputs:
-                        if value is None:
-                            signature.append(NONE)
-                            continue
-                        value_type = type(value)
-                        if value_type is TensorFields:
-                            allocation_id = value.allocation_id
-                            if allocation_id not in sized and not self._see_tensor(value, allocation_id):
-                                signature.append(NONE)
-                                continue
-                            if renamed:
-                                allocation_id = renamed.get(allocation_id, allocation_id)
-                            signature.append(TENSOR)
-                            touched.append(allocation_id)
-                        elif value_type is list:
-                            ids = [self._tensor(tensor) for tensor in value]
-                            signature.append(MIXED_LIST if -1 in ids else TENSOR_LIST)
-                            touched.append(ids)
-                        else:
-                            signature.append(value_type)
-                    key = tuple(signature)
-                    match = matches.get(key)
-                    if match is None:
-                        match = matches[key] = self._match(key)
+                    name, inputs = fields.name, fields.inputs
+                    signature = (name, *map(type, inputs))
+                    form = forms.get(signature)
+                    if form is None:
+                        form = forms[signature] = self._form(signature)
+                    matched, accesses, tensors_at = form
+                    touched = [inputs[index].allocation_id for index in tensors_at]
+                    if not sized.issuperset(touched):
+                        for index, allocation_id in zip(tensors_at, touched, strict=True):
+                            if allocation_id not in sized and not self._see_tensor(inputs[index], allocation_id):
+                                accesses = None
+                    if accesses is None:
+                        matched, accesses, touched = self._lists_or_unknown(name, inputs)
+                    elif renamed:
+                        touched = [renamed.get(allocation_id, allocation_id) for allocation_id in touched]
+                    if not described.issuperset(touched):
+                        for index, allocation_id in zip(tensors_at, touched, strict=True):
+                            self._describe(inputs[index], allocation_id)
+                    inner_op, inner_outermost, inner_node, inner_backward = op, False, node, backward
                     is_backward_node = False
-                    inner_op, inner_outermost = op, False
                     if outermost or name[:6] != "aten::":
-                        scope = fields.scope
-                        is_backward_node = scope == BACKWARD_SCOPE
-                        if scope == USER_SCOPE:
-                            self.spans.extend((strings(name), event.start_time_ns, event.end_time_ns, thread))
+                        scope = fields.scope.value
+                        is_backward_node = scope == _BACKWARD
+                        if scope == _USER:
+                            self._add_span(event, name, thread)
                             inner_outermost = True
                         elif outermost or is_backward_node:
-                            op_kind = 0
-                            if is_backward_node:
-                                op_kind, inner_outermost = 2, True
-                            elif name.startswith(_ENGINE_PREFIX):
-                                if event.start_tid != tid:
-                                    self.detached.append(event)
-                                    num_events -= 1
-                                    continue
-                                op_kind, inner_outermost = 1, True
-                            inner_op = self.num_ops
-                            self.num_ops += 1
-                            self.ops.extend((
-                                strings(name), op_kind, op, call, event.start_time_ns, event.end_time_ns,
-                                fields.sequence_number, thread, self.last_frame.get(call, -1), self._shapes(inputs),
-                            ))  # fmt: skip
-                    children = event.children
-                    inner_backward = backward or is_backward_node
-                    inner_node: dict[int, int] | None = node
-                    if node is None and (match[0] or is_backward_node):
-                        inner_node = {}
-                        self.node_time.append(event.start_time_ns)
-                        self.node_backward.append(inner_backward)
-                        self.node_edges.append(inner_node)
+                            is_engine = not is_backward_node and name.startswith(ENGINE_PREFIX)
+                            if is_engine and event.start_tid != tid:
+                                self.detached.append(event)
+                                num_events -= 1
+                                continue
+                            inner_outermost = is_engine or is_backward_node
+                            op_kind = _BACKWARD_NODE if is_backward_node else _ENGINE if is_engine else _OPERATOR
+                            inner_op = self._add_operator(event, fields, name, inputs, op_kind, op, call, thread)
+                            inner_backward = backward or is_backward_node
+                    if node is None and (matched or is_backward_node):
+                        inner_node = self._add_node(event.start_time_ns, inner_backward)
                     if inner_node is not None:
-                        for which, access in zip(touched, match[1], strict=True):
-                            if type(which) is int:
-                                inner_node[which] = inner_node.get(which, 0) | access
-                            else:
-                                for one in which:
-                                    if one != -1:
-                                        inner_node[one] = inner_node.get(one, 0) | access
-                    if is_backward_node and children and name == "torch::autograd::AccumulateGrad":
-                        self._accumulated_gradient(children)
+                        for allocation_id, access in zip(touched, accesses, strict=True):
+                            inner_node[allocation_id] = inner_node.get(allocation_id, 0) | access
+                    children = event.children
                     if children:
-                        push((siblings, call, op, outermost, node, backward))
+                        if is_backward_node and name == ACCUMULATE_GRAD:
+                            self._accumulated_gradient(children)
+                        num_events += len(children)
+                        push((siblings, call, lines, op, outermost, node, backward))
                         siblings = iter(children)
                         op, outermost, node, backward = inner_op, inner_outermost, inner_node, inner_backward
                         break
@@ -266,51 +270,126 @@ class _Reader:
                         allocation_id = self._own_number(fields.device, address, size)
                     if allocation_id not in sized:
                         sized.add(allocation_id)
-                        self._see_allocation(fields, allocation_id)
+                        self._see_allocation(fields, allocation_id, address)
                     if size > 0:
                         if allocation_id in live:
                             self._free_unrecorded(allocation_id, time_ns, address, live[allocation_id])
                         live[allocation_id] = size
                     if renamed:
                         allocation_id = renamed.get(allocation_id, allocation_id)
-                    add_allocation((
+                    allocations += _ALLOCATION_ROW(
                         time_ns, address, size, allocation_id,
                         fields.total_allocated, fields.total_reserved, op, call, False,
-                    ))  # fmt: skip
-                    edges = node
-                    if edges is None:
-                        edges = {}
-                        self.node_time.append(time_ns)
-                        self.node_backward.append(backward)
-                        self.node_edges.append(edges)
+                    )  # fmt: skip
+                    edges = self._add_node(time_ns, backward) if node is None else node
                     if size:
                         edges[allocation_id] = edges.get(allocation_id, 0) | (_ALLOCATED if size > 0 else _FREED)
                 else:
-                    inner_call, inner_outermost = call, outermost
-                    if kind is PyCallFields or kind is PyCCallFields:
-                        inner_call, inner_outermost = self._call(event, fields, kind, call, op, thread), True
+                    inner_call, inner_lines, inner_outermost = call, lines, outermost
+                    if kind is PyCCallFields or kind is PyCallFields:
+                        state = fields.caller
+                        # Inside a Python function only the line is new; texts cost a microsecond each.
+                        frame = lines.get(state.line_number) if lines is not None else None
+                        if frame is None:
+                            frame = self._frame(state, lines)
+                        last_frame[call] = frame
+                        called = _A_C_FUNCTION
+                        if kind is PyCallFields:
+                            called = functions.get(event.name) or self._called(event.name, fields)
+                        call_kind, function, module, inner_lines = called
+                        calls += _CALL_ROW(
+                            call_kind, call, op, frame, function, module, event.start_time_ns, event.end_time_ns, thread
+                        )  # fmt: skip
+                        inner_call, inner_outermost = num_calls, True
+                        num_calls += 1
                     children = event.children
                     if children:
-                        push((siblings, call, op, outermost, node, backward))
+                        num_events += len(children)
+                        push((siblings, call, lines, op, outermost, node, backward))
                         siblings = iter(children)
-                        call, outermost = inner_call, inner_outermost
+                        call, lines, outermost = inner_call, inner_lines, inner_outermost
                         break
             else:
                 if not stack:
                     break
-                siblings, call, op, outermost, node, backward = pop()
+                siblings, call, lines, op, outermost, node, backward = pop()
         self.num_events += num_events
+        self.num_calls = num_calls
+
+    def _add_span(self, event: Any, name: str, thread: int) -> None:
+        self.spans += _SPAN_ROW(self.strings[name], event.start_time_ns, event.end_time_ns, thread)
+
+    def _add_operator(
+        self, event: Any, fields: Any, name: str, inputs: list[Any], kind: int, parent: int, call: int, thread: int
+    ) -> int:
+        self.ops += _OP_ROW(
+            self.strings[name], kind, parent, call, event.start_time_ns, event.end_time_ns,
+            fields.sequence_number, thread, self.last_frame.get(call, -1), self._shapes(inputs),
+        )  # fmt: skip
+        self.num_ops += 1
+        return self.num_ops - 1
+
+    def _add_node(self, time_ns: int, backward: bool) -> dict[int, int]:
+        """A data-flow node without edges so far."""
+        edges: dict[int, int] = {}
+        self.node_time.append(time_ns)
+        self.node_backward.append(backward)
+        self.node_edges.append(edges)
+        return edges
+
+    def _form(self, signature: tuple[Any, ...]) -> Form:
+        """What the types of an operator's arguments say, as long as the profiler can tell every tensor's storage."""
+        name, *types = signature
+        if list in types:
+            return False, None, ()
+        kinds = [TENSOR if one is TensorFields else NONE if one is NoneType else one for one in types]
+        matched, accesses = self._match((name, *kinds))
+        return matched, accesses, tuple(index for index, kind in enumerate(kinds) if kind is TENSOR)
+
+    def _lists_or_unknown(self, name: str, inputs: list[Any]) -> tuple[bool, list[int], list[int]]:
+        """The same for any arguments, lists and tensors without a storage among them.
+
+        Returns:
+            Whether a schema matches; per storage that was touched how, and which.
+        """
+        signature: list[Any] = [name]
+        touched: list[list[int]] = []
+        for value in inputs:
+            value_type = type(value)
+            if value_type is TensorFields:
+                number = self._tensor(value)
+                signature.append(TENSOR if number != -1 else NONE)
+                if number != -1:
+                    touched.append([number])
+            elif value_type is list:
+                numbers = [self._tensor(tensor) for tensor in value]
+                signature.append(MIXED_LIST if -1 in numbers else TENSOR_LIST)
+                touched.append([number for number in numbers if number != -1])
+            else:
+                signature.append(NONE if value is None else value_type)
+        matched, accesses = self._match(tuple(signature))
+        pairs = [(one, access) for which, access in zip(touched, accesses, strict=True) for one in which]
+        return matched, [access for _, access in pairs], [one for one, _ in pairs]
 
     def _match(self, signature: tuple[Any, ...]) -> tuple[bool, tuple[int, ...]]:
         """Whether a schema matches, and the access bits of the arguments that are tensors or lists of them."""
-        name, kinds = signature[0], signature[1:]
-        matched, mutable = match_schema(name, kinds)
-        tensors = (TENSOR, TENSOR_LIST, MIXED_LIST)
-        return matched, tuple(_ACCESS[m] for m, kind in zip(mutable, kinds, strict=True) if kind in tensors)
+        match = self.matches.get(signature)
+        if match is None:
+            name, *kinds = signature
+            matched, mutable = match_schema(name, tuple(kinds))
+            tensors = (TENSOR, TENSOR_LIST, MIXED_LIST)
+            accesses = tuple(_ACCESS[m] for m, kind in zip(mutable, kinds, strict=True) if kind in tensors)
+            match = self.matches[signature] = matched, accesses
+        return match
 
     def _shapes(self, inputs: list[Any]) -> int:
-        flat = (one for value in inputs for one in (value if type(value) is list else (value,)))
-        return self.shapes(tuple(tuple(one.sizes) for one in flat if type(one) is TensorFields))
+        shown: list[tuple[int, ...]] = []
+        for value in inputs:
+            if type(value) is TensorFields:
+                shown.append(tuple(value.sizes))
+            elif type(value) is list:
+                shown.extend(tuple(tensor.sizes) for tensor in value)
+        return self.shapes[tuple(shown)]
 
     # ------------------------------------------------------------------------------------------------- tensors
     def _tensor(self, tensor: Any) -> int:
@@ -318,7 +397,16 @@ class _Reader:
         allocation_id = tensor.allocation_id
         if allocation_id not in self.sized and not self._see_tensor(tensor, allocation_id):
             return -1
-        return int(self.renamed.get(allocation_id, allocation_id))
+        number = int(self.renamed.get(allocation_id, allocation_id))
+        self._describe(tensor, number)
+        return number
+
+    def _describe(self, tensor: Any, allocation_id: int) -> None:
+        """Note shape and dtype of the first tensor of a storage."""
+        if allocation_id not in self.described:
+            self.described.add(allocation_id)
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            self.descriptions[allocation_id] = self.shapes[(tuple(tensor.sizes),)], self.strings[dtype]
 
     def _see_tensor(self, tensor: Any, allocation_id: int | None) -> bool:
         """Note a storage, and the bytes that this tensor spans in it: the largest span stands in for the size.
@@ -335,18 +423,18 @@ class _Reader:
             address = tensor.storage_data_ptr
             if address is None or tensor.id is None:
                 return False
-            self.storages[allocation_id] = (tensor.id, self.devices(tensor.device), address)
+            self.storages[allocation_id] = (tensor.id, self.devices[self.device_texts[tensor.device]], address)
         if tensor.layout is not STRIDED:
             return True
         sizes = tensor.sizes
-        extent = max(map(int.__mul__, sizes, tensor.strides)) if sizes else 1
-        span_bytes = extent * element_size(tensor.dtype)
+        extent = max(map(mul, sizes, tensor.strides)) if sizes else 1
+        span_bytes = extent * tensor.dtype.itemsize
         if span_bytes > self.span_bytes.get(allocation_id, -1):
             self.span_bytes[allocation_id] = span_bytes
         return True
 
-    def _see_allocation(self, fields: Any, allocation_id: int) -> None:
-        self.storages[allocation_id] = (fields.id, self.devices(fields.device), fields.ptr)
+    def _see_allocation(self, fields: Any, allocation_id: int, address: int) -> None:
+        self.storages[allocation_id] = (fields.id, self.devices[self.device_texts[fields.device]], address)
 
     def _own_number(self, device: Any, address: int, size: int) -> int:
         """A number for the allocations of a recording in which no operator took a tensor; the profiler gives none then.
@@ -368,11 +456,8 @@ class _Reader:
         """
         old = self.renamed.get(allocation_id, allocation_id)
         before_ns = time_ns - 1  # the timeline puts frees behind allocations of the same time
-        self.allocations.extend((before_ns, address, -size, old, -1, -1, -1, -1, True))
-        edges: dict[int, int] = {old: _FREED}
-        self.node_time.append(before_ns)
-        self.node_backward.append(False)
-        self.node_edges.append(edges)
+        self.allocations += _ALLOCATION_ROW(before_ns, address, -size, old, -1, -1, -1, -1, True)
+        self._add_node(before_ns, False)[old] = _FREED
         # Negative and below -1: never one of torch's own numbers, and never "none".
         new = -2 - len(self.original)
         self.renamed[allocation_id], self.original[new] = new, allocation_id
@@ -394,44 +479,27 @@ class _Reader:
             if inputs and type(inputs[0]) is TensorFields:
                 self.gradients.append(self._tensor(inputs[0]))
 
-    def _call(self, event: Any, fields: Any, kind: Any, parent: int, op: int, thread: int) -> int:
-        frame = self._caller(fields.caller, parent)
-        self.last_frame[parent] = frame
-        function, module, call_kind, runs = -1, -1, _C_FUNCTION, -1
-        if kind is PyCallFields:
-            call_kind = _PYTHON
-            name = event.name
-            function = self.functions.get(name, -1)
-            if function == -1:
-                function = self._frame(fields.callsite)
-                if fields.module is not None:
-                    call_kind, module = int(CallKind.MODULE), self._module(fields.module, name)
-                elif fields.optimizer is not None:
-                    call_kind = int(CallKind.OPTIMIZER)
-                    self._optimizer(fields.optimizer)
-                else:
-                    self.functions[name] = function
-            runs = function if call_kind == _PYTHON else -1
-        self.running.append(runs)
-        self.calls.extend(
-            (call_kind, parent, op, frame, function, module, event.start_time_ns, event.end_time_ns, thread)
-        )
-        self.num_calls += 1
-        return self.num_calls - 1
+    def _called(self, name: str, fields: Any) -> Called:
+        """What a Python call ran: kind, function, module, and the frames of the function by line.
 
-    def _caller(self, state: Any, parent: int) -> int:
-        """Where a call was made from. Inside a Python function only the line is new; texts cost a microsecond each."""
-        function = self.running[parent] if parent >= 0 else -1
-        if function == -1:
-            return self._frame(state)
-        place = (function, state.line_number)
-        frame = self.places.get(place)
-        if frame is None:
-            frame = self.places[place] = self._frame(state)
+        A function is looked at once, under its name. A module or optimizer is looked at whenever it is called.
+        """
+        function = self._frame(fields.callsite)
+        if fields.module is not None:
+            return int(CallKind.MODULE), function, self._module(fields.module, name), None
+        if fields.optimizer is not None:
+            self._optimizer(fields.optimizer)
+            return int(CallKind.OPTIMIZER), function, -1, None
+        called = self.functions[name] = _PYTHON, function, -1, self.lines.setdefault(function, {})
+        return called
+
+    def _frame(self, state: Any, lines: dict[int, int] | None = None) -> int:
+        """The row of a place in the code, noted among the lines of its function."""
+        line = state.line_number
+        frame = self.frames[state.file_name, line, state.function_name]
+        if lines is not None:
+            lines[line] = frame
         return frame
-
-    def _frame(self, state: Any) -> int:
-        return self.frames((state.file_name, state.line_number, state.function_name))
 
     def _module(self, info: Any, event_name: str) -> int:
         """The module's row. The profiler describes a module once, at its first call, so later calls need no look."""
@@ -439,7 +507,7 @@ class _Reader:
         row = self.modules.get(self_ptr)
         if row is None:
             row = self.modules[self_ptr] = len(self.module_names)
-            self.module_names.append(self.strings(event_name.removeprefix("nn.Module: ")))
+            self.module_names.append(self.strings[event_name.removeprefix("nn.Module: ")])
             for _, parameter, gradient in info.parameters:
                 self._described(parameter, gradient)
         return row
@@ -461,20 +529,20 @@ class _Reader:
 
     # ------------------------------------------------------------------------------------------------- to columns
     def recording(self) -> Recording:
-        allocations = _columns(self.allocations, 9)
+        allocations = _columns(self.allocations, _ALLOCATION_WIDTH)
         keys, key_of = self._keys(*allocations[:4])
         frames = self._frame_columns()
         ops = _columns(self.ops, _OP_WIDTH)
         recording = Recording(
-            strings=self.strings.values(),
-            shapes=self.shapes.values(),
-            devices=tuple(str(device) for device in self.devices.values()),
+            strings=tuple(self.strings),
+            shapes=tuple(self.shapes),
+            devices=tuple(self.devices),
             allocations=self._allocation_columns(allocations, key_of),
             keys=keys,
             flow=self._flow(key_of),
             ops=Ops(*(*ops, ops[_INLINE_FRAME])),
-            calls=Calls(*_columns(self.calls, 9)),
-            spans=Spans(*_columns(self.spans, 4)),
+            calls=Calls(*_columns(self.calls, _CALL_WIDTH)),
+            spans=Spans(*_columns(self.spans, _SPAN_WIDTH)),
             frames=frames,
             modules=Modules(np.array(list(self.modules), np.int64), np.array(self.module_names, np.int64)),
             gradient_keys=_key_set(self.gradients, key_of),
@@ -485,13 +553,13 @@ class _Reader:
         return place_inline_operators(recording)
 
     def _frame_columns(self) -> Frames:
-        user = [is_user_code(file) for file, *_ in self.frames.values()]
+        user = [is_user_code(file) for file, *_ in self.frames]
         rows = [
-            (self.strings(whole_path(file) if mine or is_package_code(file) else file), line, self.strings(function))
-            for (file, line, function), mine in zip(self.frames.values(), user, strict=True)
+            (self.strings[whole_path(file) if mine or _has_path(file) else file], line, self.strings[function])
+            for (file, line, function), mine in zip(self.frames, user, strict=True)
         ]
         file, line, function = _table(rows, 3)
-        own = [is_own_code(file) for file, *_ in self.frames.values()]
+        own = [is_own_code(file) for file, *_ in self.frames]
         return Frames(file, line, function, np.array(user, bool), np.array(own, bool))
 
     def _keys(self, time_ns: Ints, address: Ints, size_bytes: Ints, number: Ints) -> tuple[Keys, dict[int, int]]:
@@ -508,8 +576,12 @@ class _Reader:
         ]
         tensors.sort()
         numbers = [row[3] for row in tensors]
-        rows = [(row[0], row[1], *self.storages[row[3]][1:], size_of.get(row[3], 0)) for row in tensors]
-        return Keys(*_table(rows, 5)), {number: row for row, number in enumerate(numbers)}
+        none = (-1, -1)
+        rows = [
+            (row[0], row[1], *self.storages[row[3]][1:], size_of.get(row[3], 0), *self.descriptions.get(row[3], none))
+            for row in tensors
+        ]
+        return Keys(*_table(rows, 7)), {number: row for row, number in enumerate(numbers)}
 
     def _allocation_columns(self, columns: tuple[Ints, ...], key_of: dict[int, int]) -> Allocations:
         time, address, size, number, allocated, reserved, op, call, assumed = columns
@@ -536,8 +608,10 @@ class _Reader:
         rank[order] = np.arange(len(order))
         num_edges = np.array([len(edges) for edges in self.node_edges], np.int64)
         node = np.repeat(rank, num_edges)
-        key = np.array([key_of.get(number, -1) for edges in self.node_edges for number in edges], np.int64)
-        bits = np.array([bit for edges in self.node_edges for bit in edges.values()], np.int64)
+        numbers = np.fromiter(itertools.chain.from_iterable(self.node_edges), np.int64)
+        distinct, inverse = np.unique(numbers, return_inverse=True)
+        key = np.array([key_of.get(number, -1) for number in distinct.tolist()], np.int64)[inverse]
+        bits = np.fromiter(itertools.chain.from_iterable(map(dict.values, self.node_edges)), np.int64)
         tensors = key >= 0
         node, key, bits = node[tensors], key[tensors], bits[tensors]
         sort = np.lexsort((key, node))
@@ -555,9 +629,14 @@ class _Reader:
         )
 
 
-def _columns(flat: array[int], width: int) -> tuple[Ints, ...]:
-    """A flat table as contiguous columns."""
-    rows = np.frombuffer(flat, np.int64) if flat else np.empty(0, np.int64)
+def _has_path(file: str) -> bool:
+    """Whether a file that is not the user's goes by its whole path."""
+    return is_package_code(file) or is_generated(file)
+
+
+def _columns(packed: bytearray | array[int], width: int) -> tuple[Ints, ...]:
+    """A table that was packed row by row as contiguous columns."""
+    rows = np.frombuffer(packed, np.int64) if packed else np.empty(0, np.int64)
     return tuple(np.ascontiguousarray(column) for column in rows.reshape(-1, width).T)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tracer.capture.compiled_code import NOTHING_COMPILED, CompiledCode
 from tracer.capture.known_storages import KnownStorages
 from tracer.capture.operator_lines import source_text
 from tracer.capture.parameter_origins import Parameter
@@ -15,6 +16,7 @@ from tracer.capture.phase_timing import PhaseTimings
 from tracer.capture.profiler_trace import ProfilerTrace
 from tracer.capture.recording import Recording
 from tracer.capture.run_origin import RunOrigin
+from tracer.capture.source_files import is_user_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class KeptRun:
         snapshot: The allocator's own, on CUDA; elsewhere None.
         parameters: The model's, with the lines that constructed them.
         timings: Of the timing pass; None if there was none.
-        unused_parameters: Names of parameters without gradient; None where nobody looked.
+        unused_parameters: Names of parameters without gradient; None where it was not looked at.
         losses: One per step.
         num_steps: Steps that ended.
         failure: What ended the run early, in the lines that were shown; none if nothing did.
@@ -70,6 +72,7 @@ class KeptRun:
         origin: When, where and with what it was made.
         sources: Every file that the recordings and the parameters name.
         trace: The profiler's own; None if it was not asked for.
+        compiled: What torch.compile made of the user's code, with the source of every generated file.
     """
 
     cycles: tuple[KeptCycle, ...]
@@ -89,6 +92,7 @@ class KeptRun:
     origin: RunOrigin
     sources: tuple[SourceFile, ...]
     trace: KeptTrace | None = None
+    compiled: CompiledCode = NOTHING_COMPILED
 
     @property
     def num_events(self) -> int:
@@ -104,7 +108,7 @@ def named_files(recordings: Iterable[Recording], parameters: Iterable[Parameter]
         user = set(np.unique(frames.file[frames.user]).tolist())
         found |= {strings[file]: file in user for file in np.unique(frames.file).tolist() if strings[file]}
     for line in (line for parameter in parameters for line in parameter.lines):
-        found.setdefault(line.file, True)
+        found.setdefault(line.file, is_user_code(line.file))
     return found
 
 

@@ -1,4 +1,4 @@
-"""What is certain because somebody holds the object: where parameters, gradients, optimizer state and inputs lie.
+"""Addresses of parameters, gradients, optimizer state and inputs, observed live.
 
 An observation says that at this time this address held this tensor. It takes addresses and sizes only: no tensor is
 kept alive, copied or touched, and no random state, gradient or counter changes.
@@ -14,15 +14,13 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from tracer.arrays import Int, Ints, PerObservation
 from tracer.capture import torch_private
 from tracer.capture.plain_tensors import plain_tensors
 from tracer.nested import leaves
-
-Ints = npt.NDArray[np.int64]
 
 
 class Role(IntEnum):
@@ -34,20 +32,29 @@ class Role(IntEnum):
     OPTIMIZER_STATE = 3
     INPUT = 4
     HELD = 5
-    """A tensor that Python could reach, and that is none of those above."""
+    """A tensor that Python could reach, and that is none of the others."""
+    ARGUMENT = 6
+    """What a model was called with: an input, unless the program has computed it."""
+    SAVED = 7
+    """What a graph from before the recording keeps for backward."""
+
+
+_WORDS = {Role.ARGUMENT: "input"}
+BATCH = (Role.INPUT, Role.ARGUMENT)
+"""What may be the batch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownStorages:
     """Observations in time order, columns [H]. A storage that several tensors share appears once per observation."""
 
-    time_ns: Ints
-    address: Ints
-    size_bytes: Ints
-    role: Ints
-    name: Ints
+    time_ns: PerObservation[Int]
+    address: PerObservation[Int]
+    size_bytes: PerObservation[Int]
+    role: PerObservation[Int]
+    name: PerObservation[Int]
     """Index in `names`."""
-    device: Ints
+    device: PerObservation[Int]
     """Index in `devices`."""
     names: tuple[str, ...]
     devices: tuple[str, ...]
@@ -68,15 +75,16 @@ class KnownStorages:
             raise ValueError("columns of KnownStorages differ in length")
 
     def words_at(self, device: str | None = None) -> dict[int, str]:
-        """What was held at each address by the latest look at it: `parameter`, `optimizer state` and so on.
+        """What lay at each address when it was last observed: `parameter`, `optimizer state` and so on.
 
         Args:
             device: As `str(torch.device)` writes it; None is all, whose addresses differ under CUDA.
         """
         wanted = [device in (None, name) for name in self.devices]
         columns = zip(self.address.tolist(), self.role.tolist(), self.device.tolist(), strict=True)
-        named = ((address, role) for address, role, at in columns if wanted[at] and role != Role.HELD)
-        return {address: Role(role).name.lower().replace("_", " ") for address, role in named}
+        unnamed = (Role.HELD, Role.SAVED)
+        named = ((address, role) for address, role, at in columns if wanted[at] and role not in unnamed)
+        return {address: _WORDS.get(Role(role), Role(role).name.lower().replace("_", " ")) for address, role in named}
 
 
 class StorageObserver:
@@ -121,7 +129,7 @@ class StorageObserver:
                     name_index = self._names.setdefault(name, len(self._names))
                     device_index = self._devices.setdefault(device, len(self._devices))
                     self._rows.append((now, address, size_bytes, int(role), name_index, device_index))
-                    if device == "cpu" and (is_walk or role == Role.INPUT):
+                    if device == "cpu" and (is_walk or role in BATCH):
                         self._watch(storage, address, device)
 
     def _watch(self, storage: torch.UntypedStorage, address: int, device: str) -> None:
@@ -129,14 +137,14 @@ class StorageObserver:
 
         The reference is weak and keeps nothing alive. The storage's Python object lives as long as its memory.
         """
-        ends, place, device_index = self._ends, (address, device), self._devices[device]
-        if (watched := self._watched.get(place)) is not None and watched() is not None:
+        ends, key, device_index = self._ends, (address, device), self._devices[device]
+        if (watched := self._watched.get(key)) is not None and watched() is not None:
             return
 
         def ended(_: object) -> None:
             ends.append((time.time_ns(), address, device_index))
 
-        self._watched[place] = weakref.ref(storage, ended)
+        self._watched[key] = weakref.ref(storage, ended)
 
     def stop(self) -> None:
         """Watch no storage any longer."""
@@ -203,10 +211,11 @@ def optimizer_tensors(
     for parameter, state in getattr(optimizer, "state", {}).items():
         owner = (names or {}).get(id(parameter), "parameter")
         for key, value in state.items() if isinstance(state, Mapping) else ():
-            if isinstance(value, Tensor):
-                yield Role.OPTIMIZER_STATE, f"{owner}.{key}", value
+            # LBFGS keeps lists of tensors.
+            for _, tensor in leaves(value, Tensor):
+                yield Role.OPTIMIZER_STATE, f"{owner}.{key}", tensor
 
 
-def input_tensors(batch: object, name: str = "batch") -> Iterator[tuple[Role, str, Tensor]]:
-    """The tensors in a batch, however it is nested, named by their place."""
-    return ((Role.INPUT, place, tensor) for place, tensor in leaves(batch, Tensor, name))
+def input_tensors(batch: object, name: str = "batch", *, role: Role = Role.INPUT) -> Iterator[tuple[Role, str, Tensor]]:
+    """The tensors in a batch, however it is nested, named by their path in it."""
+    return ((role, path, tensor) for path, tensor in leaves(batch, Tensor, name))

@@ -28,7 +28,8 @@ class LiveTensors:
     """What a walk found.
 
     Attributes:
-        tensors: Role, name and tensor: modules' by class and dotted name, optimizers' state, then all that has no name.
+        tensors: Role, name and tensor: modules' by class and dotted name, what else is trained, optimizers' state, what
+            graphs keep for backward, then all that has no name.
         is_complete: Whether every graph was followed to its end.
     """
 
@@ -45,11 +46,13 @@ def live_tensors() -> LiveTensors:
     with torch_private.as_plain_tensors():
         named = list(_of_modules([each for each in found if isinstance(each, nn.Module)]))
         names = {id(tensor): name for _, name, tensor in named}
+        trained = list(_trained(tensors, optimizers))
         state = [one for optimizer in optimizers for one in optimizer_tensors(optimizer, names)]
         saved, is_complete = _saved_for_backward(tensors)
-    unnamed: list[Tensor | torch.UntypedStorage] = [*tensors, *saved, *storages]
+    unnamed: list[Tensor | torch.UntypedStorage] = [*tensors, *storages]
     rest = [(Role.HELD, "", each) for each in unnamed]
-    return LiveTensors((*named, *state, *rest), is_complete)
+    kept = [(Role.SAVED, "", each) for each in saved]
+    return LiveTensors((*named, *trained, *state, *kept, *rest), is_complete)
 
 
 def _objects_of(classes: tuple[type, ...]) -> list[Any]:
@@ -57,6 +60,23 @@ def _objects_of(classes: tuple[type, ...]) -> list[Any]:
     objects = gc.get_objects()
     wanted = {one for one in set(map(type, objects)) if issubclass(one, classes)}
     return [each for each in objects if type(each) in wanted]
+
+
+def _trained(tensors: Iterable[Tensor], optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Reached]:
+    """What is trained outside of modules: an optimizer's parameters, and leaves that backward has given a gradient."""
+    groups = (group for optimizer in optimizers for group in vars(optimizer).get("param_groups", ()))
+    optimized = [each for group in groups for each in group["params"]]
+    for parameter in (*optimized, *(each for each in tensors if _has_accumulated(each))):
+        yield Role.PARAMETER, "parameter", parameter
+        if torch_private.is_leaf(parameter) and parameter.grad is not None:
+            yield Role.GRADIENT, "parameter", parameter.grad
+
+
+def _has_accumulated(tensor: Tensor) -> bool:
+    """Whether a backward has given a leaf its gradient."""
+    if torch_private.is_wrapped_by_transform(tensor) or not torch_private.is_leaf(tensor):
+        return False
+    return tensor.requires_grad and tensor.grad is not None
 
 
 def _of_modules(modules: Iterable[nn.Module]) -> Iterator[Reached]:

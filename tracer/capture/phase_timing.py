@@ -1,4 +1,4 @@
-"""How long forward, backward and optimizer step take: CUDA events on a GPU, the host's clock elsewhere."""
+"""How long forward, backward and optimizer step take: by the device's own events, or else by the host's clock."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tracer.capture import devices
 from tracer.units import NS_PER_MS
 
 PHASES = ("model_fwd", "loss_bk", "total_time", "opt_step")
@@ -23,7 +24,7 @@ class PhaseTimings:
 
     Attributes:
         device: Name as `str(torch.device)` writes it.
-        clock: `CUDA` for CUDA events, `CPU` for the host's clock.
+        clock: The device's type in capitals, such as `CUDA`, for its events; `CPU` for the host's clock.
         durations_ms: Per phase of `PHASES`, one duration per measured step.
     """
 
@@ -43,22 +44,21 @@ class PhaseTimings:
 class PhaseTimer:
     """Times phases of steps on one device.
 
-    On CUDA an event is recorded on the device's current stream at each edge, and the host waits for the device only
-    when a step ends. Elsewhere the host's clock is read at the edges.
+    Where the device has events, one is recorded on its current stream at each edge, and the host waits for the device
+    only when a step ends. Elsewhere the host's clock is read at the edges, after waiting for the device.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._on_cuda = device.type == "cuda"
+        self._has_events = devices.has_events(device)
         self._edges: list[tuple[str, Any, Any]] = []
         self._durations_ms: dict[str, list[float]] = {phase: [] for phase in PHASES}
 
     def _now(self) -> Any:
-        if not self._on_cuda:
-            return time.perf_counter_ns()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self.device))
-        return event
+        if self._has_events:
+            return devices.record_event(self.device)
+        devices.synchronize(self.device)
+        return time.perf_counter_ns()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -69,10 +69,9 @@ class PhaseTimer:
 
     def end_step(self, *, keep: bool) -> None:
         """Close a step; the durations of a warm-up step are thrown away."""
-        if self._on_cuda:
-            torch.cuda.synchronize(self.device)
+        devices.synchronize(self.device)
         for name, start, end in self._edges:
-            duration = start.elapsed_time(end) if self._on_cuda else (end - start) / NS_PER_MS
+            duration = start.elapsed_time(end) if self._has_events else (end - start) / NS_PER_MS
             if keep:
                 self._durations_ms[name].append(duration)
         self._edges.clear()
@@ -81,7 +80,7 @@ class PhaseTimer:
         """What was kept so far."""
         return PhaseTimings(
             device=str(self.device),
-            clock="CUDA" if self._on_cuda else "CPU",
+            clock=self.device.type.upper() if self._has_events else "CPU",
             durations_ms={name: tuple(values) for name, values in self._durations_ms.items()},
         )
 
@@ -108,8 +107,7 @@ def time_phases(
         after_step: Called after each step, outside the timing.
     """
     timer = PhaseTimer(device)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    devices.synchronize(device)
     for step in range(num_warmup_steps + num_steps):
         with timer.phase("total_time"):
             with timer.phase("model_fwd"):

@@ -8,20 +8,20 @@ from pathlib import Path
 
 from torch import nn
 
-from tracer.capture.source_files import is_user_code
+from tracer.capture.source_files import is_package_code, is_user_code
 
 _PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
 
 
 class ProjectFiles:
-    """The files under a root, without installed packages and virtual environments, which may lie there too."""
+    """Names of files for people: from the root of the user's project, or from the folder of installed packages."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
         self._names: dict[str, str | None] = {}
 
     def __call__(self, file: str) -> str | None:
-        """The file's path from the root, with forward slashes, or None for a file that is not of the project."""
+        """The path from the root, or of a library's file from the folder of packages, with forward slashes, or None."""
         if file not in self._names:
             self._names[file] = self._name(file)
         return self._names[file]
@@ -33,9 +33,8 @@ class ProjectFiles:
         # As it was imported, or, where that is a link, as it lies.
         for candidate in (path, path.resolve()):
             if candidate.is_relative_to(self.root) and not self._installed(candidate):
-                # Names of files are bytes; what is no text would be refused by readers of text.
-                return candidate.relative_to(self.root).as_posix().encode(errors="replace").decode()
-        return None
+                return _text(candidate.relative_to(self.root))
+        return _text(_from_package_folder(path)) if is_package_code(file) else None
 
     def _installed(self, path: Path) -> bool:
         inner = path.relative_to(self.root)
@@ -43,6 +42,17 @@ class ProjectFiles:
             return True
         folders = (self.root.joinpath(*inner.parts[:depth]) for depth in range(1, len(inner.parts)))
         return any(_is_virtual_environment(folder) for folder in folders)
+
+
+def _from_package_folder(path: Path) -> Path:
+    parts = path.parts
+    last = max(at for at, part in enumerate(parts) if part in _PACKAGE_FOLDERS)
+    return Path(*parts[last + 1 :])
+
+
+def _text(path: Path) -> str:
+    """Names of files are bytes; what is no text would be refused by readers of text."""
+    return path.as_posix().encode(errors="replace").decode()
 
 
 @cache

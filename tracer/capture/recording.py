@@ -12,13 +12,21 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from tracer.arrays import (
+    Bool,
+    Int,
+    PerAllocation,
+    PerCall,
+    PerEdge,
+    PerFrame,
+    PerKey,
+    PerModule,
+    PerNode,
+    PerOp,
+    PerSpan,
+    Rows,
+)
 from tracer.capture.device_kernels import Kernels
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 class OpKind(IntEnum):
@@ -53,29 +61,29 @@ def _same_length(table: Any) -> None:
 class Allocations:
     """Allocations and frees in the order of the event tree, which on one thread is the allocator's. Columns [A]."""
 
-    time_ns: Ints
-    address: Ints
-    size_bytes: Ints
+    time_ns: PerAllocation[Int]
+    address: PerAllocation[Int]
+    size_bytes: PerAllocation[Int]
     """Negative for a free."""
-    allocation_id: Ints
+    allocation_id: PerAllocation[Int]
     """A new number for every allocation of an address; the free carries the same."""
-    key: Ints
+    key: PerAllocation[Int]
     """Row in `Keys`, or -1 for memory that no operator ever saw as a tensor."""
-    device: Ints
+    device: PerAllocation[Int]
     """Index in `Recording.devices`."""
-    total_allocated_bytes: Ints
+    total_allocated_bytes: PerAllocation[Int]
     """The allocator's own counter after this event; on the CPU it starts at 0 with the first recording.
 
     -1 for an assumed free, which no allocator reported.
     """
-    total_reserved_bytes: Ints
+    total_reserved_bytes: PerAllocation[Int]
     """As above for reserved memory; 0 on the CPU."""
-    op: Ints
+    op: PerAllocation[Int]
     """Row in `Ops` of the innermost enclosing operator called from Python or from the engine, or -1."""
-    call: Ints
+    call: PerAllocation[Int]
     """Row in `Calls` of the innermost enclosing call, or -1."""
-    assumed: Bools
-    """True for a free that nobody recorded, put in because the address was handed out again."""
+    assumed: PerAllocation[Bool]
+    """True for a free without a record, put in because the address was handed out again."""
 
     def __post_init__(self) -> None:
         _same_length(self)
@@ -85,13 +93,17 @@ class Allocations:
 class Keys:
     """Tensor storages as torch's profiler tells them apart, in torch's sort order. Columns [K]."""
 
-    id: Ints
+    id: PerKey[Int]
     """Groups the allocations that one tensor showed in turn (`x.data = y`, resize)."""
-    allocation_id: Ints
-    device: Ints
-    address: Ints
-    size_bytes: Ints
+    allocation_id: PerKey[Int]
+    device: PerKey[Int]
+    address: PerKey[Int]
+    size_bytes: PerKey[Int]
     """What the allocator handed out; for storages without a recorded allocation, what their tensors span."""
+    shape: PerKey[Int]
+    """Index in `Recording.shapes`, a set of one: of the first tensor that an operator was given; -1 where none was."""
+    dtype: PerKey[Int]
+    """Index in `Recording.strings`, of the same tensor, such as `float32`; -1 where none was."""
 
     def __post_init__(self) -> None:
         _same_length(self)
@@ -99,16 +111,16 @@ class Keys:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DataFlow:
-    """Which operator read, wrote, made and freed which storage. Nodes [N] in time order, edges [E] by node and key."""
+    """Which operator read, wrote, made and freed which storage. Nodes [N] in time order, edges [X] by node and key."""
 
-    node_time_ns: Ints
-    node_backward: Bools
+    node_time_ns: PerNode[Int]
+    node_backward: PerNode[Bool]
     """The node runs inside an autograd node."""
-    edge_node: Ints
-    edge_key: Ints
-    edge_allocated: Bools
-    edge_freed: Bools
-    edge_mutated: Bools
+    edge_node: PerEdge[Int]
+    edge_key: PerEdge[Int]
+    edge_allocated: PerEdge[Bool]
+    edge_freed: PerEdge[Bool]
+    edge_mutated: PerEdge[Bool]
     """The node may have written to the storage."""
 
 
@@ -116,26 +128,26 @@ class DataFlow:
 class Ops:
     """Operators that Python or the autograd engine called; operators inside operators are not listed. Columns [O]."""
 
-    name: Ints
+    name: PerOp[Int]
     """Index in `Recording.strings`."""
-    kind: Ints
-    parent: Ints
+    kind: PerOp[Int]
+    parent: PerOp[Int]
     """Row of the enclosing operator or autograd node, or -1."""
-    call: Ints
-    start_ns: Ints
-    end_ns: Ints
-    sequence_number: Ints
+    call: PerOp[Int]
+    start_ns: PerOp[Int]
+    end_ns: PerOp[Int]
+    sequence_number: PerOp[Int]
     """Of the autograd node that it makes or is; -1 where there is none."""
-    thread: Ints
-    inline_frame: Ints
+    thread: PerOp[Int]
+    inline_frame: PerOp[Int]
     """Row in `Frames`: where an operator that makes no call, such as `a + b` or `x[i]`, stands in the calling function.
 
     Its line where the source tells it, else the line of the call before it; -1 where there was none. Of no meaning for
     an operator that Python called through a function, which has that call's frame.
     """
-    input_shapes: Ints
+    input_shapes: PerOp[Int]
     """Index in `Recording.shapes`."""
-    last_frame: Ints
+    last_frame: PerOp[Int]
     """Row in `Frames`: the last call that the enclosing call had made by then, or -1; no source was read for it."""
 
     def __post_init__(self) -> None:
@@ -146,20 +158,20 @@ class Ops:
 class Calls:
     """Python's calls. Columns [C]."""
 
-    kind: Ints
-    parent: Ints
+    kind: PerCall[Int]
+    parent: PerCall[Int]
     """Row of the enclosing call, or -1."""
-    op: Ints
+    op: PerCall[Int]
     """Row in `Ops` of the operator that encloses it (a custom autograd.Function, an autograd node), or -1."""
-    frame: Ints
+    frame: PerCall[Int]
     """Row in `Frames`: where it was called from, with the line."""
-    function: Ints
+    function: PerCall[Int]
     """Row in `Frames`: the function called, with the line of its `def`; -1 for C functions."""
-    module: Ints
+    module: PerCall[Int]
     """Row in `Modules`, or -1."""
-    start_ns: Ints
-    end_ns: Ints
-    thread: Ints
+    start_ns: PerCall[Int]
+    end_ns: PerCall[Int]
+    thread: PerCall[Int]
 
     def __post_init__(self) -> None:
         _same_length(self)
@@ -169,10 +181,10 @@ class Calls:
 class Spans:
     """`record_function` regions, `ProfilerStep#n` and `Optimizer.step#...` among them. Columns [S], in tree order."""
 
-    name: Ints
-    start_ns: Ints
-    end_ns: Ints
-    thread: Ints
+    name: PerSpan[Int]
+    start_ns: PerSpan[Int]
+    end_ns: PerSpan[Int]
+    thread: PerSpan[Int]
 
     def __post_init__(self) -> None:
         _same_length(self)
@@ -182,15 +194,15 @@ class Spans:
 class Frames:
     """Distinct places in Python code. Columns [F]; file and function index `Recording.strings`."""
 
-    file: Ints
-    line: Ints
-    function: Ints
-    user: Bools
+    file: PerFrame[Int]
+    line: PerFrame[Int]
+    function: PerFrame[Int]
+    user: PerFrame[Bool]
     """Neither torch's code nor Python's, an installed package's or this program's.
 
     The file is an absolute path here and for installed packages; torch's and Python's keep the name they go by.
     """
-    own: Bools
+    own: PerFrame[Bool]
     """This program's, or of a module that sets `__tracebackhide__`."""
 
     def __post_init__(self) -> None:
@@ -201,9 +213,9 @@ class Frames:
 class Modules:
     """Modules that were called. Columns [M]."""
 
-    self_ptr: Ints
+    self_ptr: PerModule[Int]
     """`id()` of the module, which joins it to a live one."""
-    name: Ints
+    name: PerModule[Int]
     """torch's name of it, class and number, such as `Linear_3`."""
 
     def __post_init__(self) -> None:
@@ -227,16 +239,16 @@ class Recording:
     spans: Spans
     frames: Frames
     modules: Modules
-    gradient_keys: Ints
+    gradient_keys: Rows
     """Storages that AccumulateGrad, a called module or an optimizer showed as a gradient."""
-    parameter_keys: Ints
+    parameter_keys: Rows
     """Storages that a called module or an optimizer listed as a parameter."""
-    optimizer_state_keys: Ints
+    optimizer_state_keys: Rows
     num_events: int
     kernels: Kernels | None = None
     """What ran on a device; None where nothing did."""
 
     @property
     def num_assumed_frees(self) -> int:
-        """Frees that nobody recorded and that were put in where an address was handed out again."""
+        """Frees without a record, put in where an address was handed out again."""
         return int(self.allocations.assumed.sum())

@@ -5,12 +5,13 @@ from __future__ import annotations
 import platform
 import shlex
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 import torch
+
+from tracer.capture import devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class RunOrigin:
         date: When the results were put together, with the zone's name.
         torch: Its version.
         python: Its version.
-        device_name: Of the CUDA device; empty elsewhere.
+        device_name: Of the accelerator; empty on the CPU.
     """
 
     command: str
@@ -43,14 +44,5 @@ class RunOrigin:
             date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
             torch=str(torch.__version__),
             python=platform.python_version(),
-            device_name=_device_name(device),
+            device_name=devices.device_name(torch.device(device)),
         )
-
-
-def _device_name(device: str) -> str:
-    name = ""
-    if device.startswith("cuda") and torch.cuda.is_available():
-        # Behind a kernel's error the driver answers every question with that error, which is being reported already.
-        with suppress(RuntimeError):
-            name = torch.cuda.get_device_name(device)
-    return name

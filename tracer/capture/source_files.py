@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from tracer.capture.compiled_code import is_generated
+
 _TORCH = Path(torch.__file__).resolve().parent
 _OURS = Path(__file__).resolve().parent.parent
 _SHIPPED_MODELS = _OURS / "_models"  # in an installed package; as good as the user's own
@@ -55,13 +57,15 @@ def whole_path(file_name: str) -> str:
 
 @cache
 def is_user_code(file_name: str) -> bool:
-    """Whether a recorded file name is neither torch's nor Python's nor an installed package's nor this program's.
+    """Whether a recorded file name is none of torch's, Python's, an installed package's, this program's or generated.
 
     Modules that set `__tracebackhide__` only pass calls on to the user's model and count as this program's.
     """
     path = _found(file_name)
     if path is not None and path.resolve().is_relative_to(_SHIPPED_MODELS):
         return True
+    if is_generated(file_name):
+        return False
     if path is None or _PACKAGE_FOLDERS.intersection(path.parts) or str(path) in _hidden_files():
         return False
     resolved = path.resolve()
@@ -72,7 +76,7 @@ def is_user_code(file_name: str) -> bool:
 def is_package_code(file_name: str) -> bool:
     """Whether a recorded file name is an installed package's other than torch's: named where no user code ran."""
     path = _found(file_name)
-    if path is None or not _PACKAGE_FOLDERS.intersection(path.parts):
+    if path is None or not _PACKAGE_FOLDERS.intersection(path.parts) or is_generated(file_name):
         return False
     return not path.resolve().is_relative_to(_TORCH)
 

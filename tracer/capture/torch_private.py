@@ -2,7 +2,8 @@
 
 Two private things are needed. The event tree of a finished recording (`torch._C._profiler`) says what happened; the
 schema registry (`torch._C._jit_get_schemas_for_operator`) says which arguments an operator may write to. The caching
-allocator's history (`torch.cuda.memory._record_memory_history`, `_snapshot`) is the third, and CUDA only.
+allocator's history (`_record_memory_history` and `_snapshot` of `torch.cuda.memory`, or of another backend's module) is
+the third.
 
 Source: rules as in `torch/profiler/_memory_profiler.py`, unchanged from torch 2.11 to 2.15.
 """
@@ -10,6 +11,7 @@ Source: rules as in `torch/profiler/_memory_profiler.py`, unchanged from torch 2
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -90,6 +92,7 @@ def check_kernel_events() -> None:
         "start_thread_id",
         "start_ns",
         "duration_ns",
+        "is_user_annotation",
         "name",
     ):
         if not hasattr(event, name):
@@ -138,9 +141,10 @@ def save_trace(results: Any, path: Path) -> None:
         )
 
 
-def element_size(dtype: torch.dtype) -> int:
-    """Bytes of one element."""
-    return dtype.itemsize
+def device_text(device: Any) -> str:
+    """A device as `str(torch.device)` writes it; what ROCm's events call HIP has the name CUDA everywhere else."""
+    text = str(device)
+    return f"cuda{text.removeprefix('hip')}" if text.startswith("hip") else text
 
 
 # ------------------------------------------------------------------------------------------------ operator schemas
@@ -215,20 +219,41 @@ def match_schema(name: str, kinds: tuple[Any, ...]) -> tuple[bool, tuple[bool | 
 
 
 # ------------------------------------------------------------------------------------------- the allocator's history
-def allocator_history_enabled() -> bool:
-    """Whether somebody records the CUDA allocator's history already.
+def _history_module(device: torch.device) -> Any:
+    """Where a device's history is switched on and dumped, such as `torch.cuda.memory`; None where there is none."""
+    try:
+        memory = getattr(torch.get_device_module(device), "memory", None)
+    except RuntimeError:
+        return None
+    return memory if hasattr(memory, "_record_memory_history") and hasattr(memory, "_snapshot") else None
+
+
+def has_allocator_history(device: torch.device) -> bool:
+    """Whether the allocator of a device can record what it does."""
+    return _history_module(device) is not None
+
+
+def allocator_history_enabled(device: torch.device) -> bool:
+    """Whether somebody records the allocator's history already.
 
     Raises:
         RecordingError: The allocator is not torch's own, which alone has a history and tells the profiler of its work.
     """
-    backend = torch.cuda.memory.get_allocator_backend()
+    memory = _history_module(device)
+    backend = memory.get_allocator_backend() if hasattr(memory, "get_allocator_backend") else "native"
     if backend != "native":
         raise RecordingError(
-            f"The CUDA allocator {backend} records no allocations, neither for the profiler nor in a history.",
+            f"The {device.type.upper()} allocator {backend} records no allocations, neither for the profiler nor in a "
+            "history.",
             hint="Use torch's own: leave out PYTORCH_CUDA_ALLOC_CONF=backend:... and change_current_allocator.",
         )
-    enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
-    return bool(enabled()) if enabled is not None else False
+    enabled = getattr(torch._C, f"_{device.type}_isHistoryEnabled", None)
+    if enabled is not None:
+        return bool(enabled())
+    if device.type != torch._C._get_privateuse1_backend_name():
+        return False
+    # A backend from outside torch does not say; what is off has no entries.
+    return any(memory._snapshot(device).get("device_traces", ()))
 
 
 def start_allocator_history(device: torch.device, max_entries: int) -> None:
@@ -236,19 +261,25 @@ def start_allocator_history(device: torch.device, max_entries: int) -> None:
 
     C++ stacks are left out: reading them took minutes on real runs, and the profiler knows the operators.
     """
-    torch.cuda.memory._record_memory_history(
-        enabled="all", context="all", stacks="python", max_entries=max_entries, device=device
-    )
+    _record_history(device, enabled="all", context="all", stacks="python", max_entries=max_entries, device=device)
 
 
 def stop_allocator_history(device: torch.device) -> None:
     """Stop recording; what was recorded is dropped."""
-    torch.cuda.memory._record_memory_history(enabled=None, device=device)
+    _record_history(device, enabled=None, device=device)
+
+
+def _record_history(of: torch.device, **options: Any) -> None:
+    """Switch it with those of the options that the backend knows: XPU's, for one, takes no device."""
+    record = _history_module(of)._record_memory_history
+    known = inspect.signature(record).parameters
+    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
+    record(**{name: value for name, value in options.items() if takes_all or name in known})
 
 
 def allocator_snapshot(device: torch.device) -> dict[str, Any]:
     """What `torch.cuda.memory._snapshot()` returns: segments as they are, and the recorded history."""
-    snapshot: dict[str, Any] = torch.cuda.memory._snapshot(device)
+    snapshot: dict[str, Any] = _history_module(device)._snapshot(device)
     return snapshot
 
 
@@ -266,6 +297,17 @@ def made_by(tensor: torch.Tensor) -> Any:
         return tensor.grad_fn
     except RuntimeError:  # torch does not tell the history of every tensor that was changed in place
         return None
+
+
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Whether no autograd node made a tensor; one that torch does not tell it of is none.
+
+    So it is with a view that was made with gradients off, after its base was changed with gradients on.
+    """
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False
 
 
 def is_wrapped_by_transform(tensor: torch.Tensor) -> bool:
@@ -289,6 +331,12 @@ def is_made_of_tensors(tensor: torch.Tensor) -> bool:
 def parts_of_sparse(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Values and indices of a sparse COO tensor, coalesced or not."""
     return tensor._values(), tensor._indices()
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a sharded tensor (DTensor) that lies here; any other is returned as it is."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local
 
 
 @cache
@@ -340,6 +388,11 @@ def has_compiled() -> bool:
     return convert_frame is not None and bool(getattr(convert_frame, "FRAME_COUNTER", 1))
 
 
+def calls_hooks_of_all_optimizers(optimizer: object) -> bool:
+    """Whether an optimizer's step calls the hooks that are registered for every optimizer: torch has wrapped it."""
+    return hasattr(getattr(type(optimizer), "step", None), "hooked")
+
+
 def on_compile_start(callback: Callable[[], None]) -> Callable[[], None]:
     """Have something called whenever torch.compile begins to compile, before it reads the code.
 
@@ -380,3 +433,104 @@ def let_go_of(profiler: Any) -> None:
     profiler.profiler = None
     if isinstance(getattr(profiler, "action_map", None), dict):
         profiler.action_map = {}
+
+
+# Of both the caches are left alone while Inductor is watched: a graph from a cache comes without its nodes.
+_GRAPH_CACHES = (
+    ("torch._inductor.config", "fx_graph_cache"),
+    ("torch._functorch.config", "enable_autograd_cache"),
+)
+
+
+def watch_inductor(callback: Callable[[Any, str, int | None], None]) -> Callable[[], None]:
+    """Be told of every graph that Inductor has written code for, while its nodes are still there.
+
+    The code is the same as without: nothing is asked of Inductor but what it knows.
+
+    Args:
+        callback: Given Inductor's graph, the path of the generated file, and how many of a forward graph's outputs
+            are the caller's, those behind them being kept for backward; None where that is not known.
+
+    Returns:
+        What ends that.
+    """
+    from torch._guards import TracingContext
+    from torch._inductor.graph import GraphLowering
+
+    original: Any = GraphLowering.compile_to_module
+    configs = [(sys.modules[name], option) for name, option in _GRAPH_CACHES if name in sys.modules]
+    before = [(config, option, getattr(config, option)) for config, option in configs if hasattr(config, option)]
+
+    def compile_to_module(lowering: Any) -> Any:
+        generated = original(lowering)
+        context = TracingContext.try_get()
+        metadata = getattr(context, "fw_metadata", None)
+        callback(lowering, str(generated.__file__), getattr(metadata, "num_forward", None))
+        return generated
+
+    def end() -> None:
+        if GraphLowering.compile_to_module is compile_to_module:
+            GraphLowering.compile_to_module = original  # type: ignore[method-assign]
+        for config, option, value in before:
+            setattr(config, option, value)
+
+    GraphLowering.compile_to_module = compile_to_module  # type: ignore[method-assign, assignment]
+    for config, option, _ in before:
+        setattr(config, option, False)
+    return end
+
+
+def compile_id() -> str:
+    """What torch.compile is compiling now: `0/1` is the second version of its first function; empty if it is not."""
+    guards = sys.modules.get("torch._guards")
+    current = guards.CompileContext.current_compile_id() if guards is not None else None
+    return "" if current is None else str(current)
+
+
+def compiled_functions() -> list[tuple[str, str, str, int, str]]:
+    """Of the last compilations: id, name, file and first line of the function, and why it was compiled again."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    metrics = utils.get_compilation_metrics() if utils is not None else []
+    return [
+        (
+            str(one.compile_id),
+            str(one.co_name or ""),
+            str(one.co_filename or ""),
+            int(one.co_firstlineno or 0),
+            str(getattr(one, "recompile_reason", None) or ""),
+        )
+        for one in metrics
+        if getattr(one, "is_forward", True) is not False
+    ]
+
+
+def graph_breaks() -> list[tuple[str, Any]]:
+    """Torch's reason for every break of a graph so far, and the user's stack there, outermost first."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    found = utils.graph_break_reasons if utils is not None else []
+    return [(str(one.reason), one.user_stack) for one in found]
+
+
+def wrapped_modules() -> dict[int, torch.nn.Module]:
+    """What each wrapper that torch.compile has put around a module wraps, by `id()` of the wrapper."""
+    wrapper = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", None)
+    if wrapper is None:
+        return {}
+    return {id(one): one._orig_mod for one in gc.get_objects() if type(one) is wrapper}
+
+
+def unwrapped(model: Any) -> Any:
+    """The module that torch.compile has wrapped; any other object is returned as it is."""
+    wrapper = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", None)
+    while wrapper is not None and type(model) is wrapper:
+        model = model._orig_mod
+    return model
+
+
+def graph_modules() -> list[Any]:
+    """Graphs that Python runs as they are, as the backend aot_eager leaves them."""
+    fx = sys.modules.get("torch.fx.graph_module")
+    graph_module = getattr(fx, "GraphModule", None)
+    if graph_module is None:
+        return []
+    return [one for one in gc.get_objects() if issubclass(type(one), graph_module)]

@@ -8,27 +8,28 @@ from pathlib import Path
 import torch
 
 from tracer.capture.source_files import is_user_code
+from tracer.capture.source_line import SourceLine
 
 _OUTSIDE = (Path(torch.__file__).resolve().parent, Path(__file__).resolve().parent.parent)
 
 
-def error_place(error: BaseException) -> tuple[str, int] | None:
-    """File and line, counted from 1, of the innermost frame of the user's code.
+def error_line(error: BaseException) -> SourceLine | None:
+    """The line, counted from 1, of the innermost frame of the user's code.
 
     Frames of code that runs a step for somebody, and is not to blame for what happens in it, are passed over: those
     that have set `__tracebackhide__`, as pytest has it. Where no frame is the user's, it is the innermost one outside
-    torch and this program, such as a line of a model library. An exception without a traceback has no place, except a
+    torch and this program, such as a line of a model library. An exception without a traceback has none, except a
     syntax error, which names it.
     """
     if isinstance(error, SyntaxError) and error.filename is not None and error.lineno is not None:
-        return error.filename, error.lineno
+        return SourceLine(error.filename, error.lineno)
     frames = [
-        (frame.f_code.co_filename, line)
+        SourceLine(frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
         if not frame.f_globals.get("__tracebackhide__")
     ]
-    own = [place for place in frames if is_user_code(place[0])]
-    others = [place for place in frames if _is_a_library(place[0])]
+    own = [line for line in frames if is_user_code(line.file)]
+    others = [line for line in frames if _is_a_library(line.file)]
     return own[-1] if own else others[-1] if others else None
 
 

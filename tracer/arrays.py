@@ -1,0 +1,66 @@
+"""Columns: arrays with one value per row of a table, named after the table. The legend of every shape in brackets.
+
+`PerBlock[Int]` has one integer per block, `PerOp[Bool]` one truth per operator; what an integer means, often a row
+number of another table, is said where it stands. Names are for readers: a type checker sees equal arrays.
+
+Of a recording:
+    [A] allocations and frees      [K] tensor storages, as torch's profiler tells them apart ("keys")
+    [N] data-flow nodes            [X] data-flow edges            [V] versions of keys ("slots")
+    [O] operators                  [C] Python's calls             [S] spans
+    [F] frames                     [M] modules                    [L] kernels that a device ran
+    [H] observations of live tensors         [Z] ends of the storages observed      [W] walks over all that is reachable
+Of one device in it:
+    [D] events in its allocator's order      [B] blocks      [U] storages whose allocation was not recorded
+    [E] rows of torch's timeline             [Q] blocks in use at one moment, by the allocator's own history
+Of its operators:
+    [R] invocations in forward     [P] forward passes             [G] autograd nodes that ran
+    [T] tensors saved for backward
+Of a page:
+    [Y] rows of its timeline
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+_Value = TypeVar("_Value", bound=np.generic)
+
+Int: TypeAlias = np.int64
+Bool: TypeAlias = np.bool_
+Float: TypeAlias = np.float64
+
+Column: TypeAlias = np.ndarray[tuple[Any, ...], np.dtype[_Value]]
+"""Values of no table in particular, or of any."""
+Ints: TypeAlias = Column[Int]
+Bools: TypeAlias = Column[Bool]
+Floats: TypeAlias = Column[Float]
+Rows: TypeAlias = Ints
+"""Row numbers of a table, as a selection has them."""
+
+PerAllocation: TypeAlias = Column[_Value]
+PerKey: TypeAlias = Column[_Value]
+PerNode: TypeAlias = Column[_Value]
+PerEdge: TypeAlias = Column[_Value]
+PerSlot: TypeAlias = Column[_Value]
+PerOp: TypeAlias = Column[_Value]
+PerCall: TypeAlias = Column[_Value]
+PerSpan: TypeAlias = Column[_Value]
+PerFrame: TypeAlias = Column[_Value]
+PerModule: TypeAlias = Column[_Value]
+PerKernel: TypeAlias = Column[_Value]
+PerObservation: TypeAlias = Column[_Value]
+
+PerEvent: TypeAlias = Column[_Value]
+PerBlock: TypeAlias = Column[_Value]
+PerUnrecorded: TypeAlias = Column[_Value]
+PerTimelineRow: TypeAlias = Column[_Value]
+PerBlockInUse: TypeAlias = Column[_Value]
+
+PerInvocation: TypeAlias = Column[_Value]
+PerForwardPass: TypeAlias = Column[_Value]
+PerEngineNode: TypeAlias = Column[_Value]
+PerSavedTensor: TypeAlias = Column[_Value]
+
+PerPageRow: TypeAlias = Column[_Value]

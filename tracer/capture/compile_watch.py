@@ -1,0 +1,217 @@
+"""Watches torch.compile at work: what it generates is described at the moment when it is generated.
+
+Nothing is switched on before the first compilation, and all is put back at the end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tracer.capture import torch_private
+from tracer.capture.compiled_code import (
+    NOTHING_COMPILED,
+    CompiledCode,
+    CompiledFunction,
+    CompiledGraph,
+    CompiledNode,
+    GraphBreak,
+    is_generated,
+)
+from tracer.capture.operator_lines import source_text
+from tracer.capture.recording import Recording
+from tracer.capture.source_files import is_package_code, is_user_code, whole_path
+from tracer.capture.source_line import SourceLine
+
+_STACK_LINE = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
+_VIEWS = {
+    *("_unsafe_view", "alias", "as_strided", "detach", "expand", "permute", "reshape", "select", "slice", "split"),
+    *("squeeze", "t", "transpose", "unsqueeze", "view"),
+}
+_ROOT = re.compile(r"^[LG]\['[^']*'\]\.?")
+
+
+class CompileWatch:
+    """Notes every graph that is compiled between `start` and `stop`."""
+
+    def __init__(self) -> None:
+        self.fault: Exception | None = None
+        self._graphs: dict[str, CompiledGraph] = {}
+        self._ends: list[Callable[[], None]] = []
+        self._is_watching = False
+        self._breaks_before: int | None = None
+        self._functions_before = 0
+
+    def start(self) -> None:
+        """Wait for the first compilation."""
+        self._breaks_before = len(torch_private.graph_breaks())
+        self._functions_before = len(torch_private.compiled_functions())
+        self._ends.append(torch_private.on_compile_start(self._compilation_begins))
+
+    def _compilation_begins(self) -> None:
+        if self._is_watching:
+            return
+        self._is_watching = True
+        try:
+            self._ends.append(torch_private.watch_inductor(self._lowered))
+        except Exception as fault:  # a torch whose inside is another: the user's compilation goes on
+            self.fault = self.fault or fault
+
+    def _lowered(self, lowering: Any, path: str, num_outputs: int | None) -> None:
+        """Describe a graph; what goes wrong here is no fault of the user's compilation."""
+        try:
+            self._graphs[path] = _inductor_graph(lowering, path, num_outputs)
+        except Exception as fault:
+            self.fault = self.fault or fault
+
+    def stop(self) -> None:
+        """Put all back."""
+        ends, self._ends = self._ends, []
+        for end in reversed(ends):
+            end()
+
+    def code(self, recordings: Iterable[Recording]) -> CompiledCode:
+        """What was compiled, and every generated file that the recordings name."""
+        named = {
+            recording.strings[file]
+            for recording in recordings
+            for file in np.unique(recording.frames.file).tolist()
+            if is_generated(recording.strings[file])
+        }
+        if not named and not self._is_watching:
+            return NOTHING_COMPILED
+        eager = _run_as_they_are(named)
+        graphs = (self._graphs.get(path) or eager.get(path) or _without_nodes(path) for path in sorted(named))
+        return CompiledCode(tuple(graphs), self._functions(), self._breaks())
+
+    def _functions(self) -> tuple[CompiledFunction, ...]:
+        found = torch_private.compiled_functions()[self._functions_before :]
+        return tuple(
+            CompiledFunction(number, name, SourceLine(file, line), why) for number, name, file, line, why in found
+        )
+
+    def _breaks(self) -> tuple[GraphBreak, ...]:
+        found = torch_private.graph_breaks()[self._breaks_before :]
+        breaks = (GraphBreak(_first_line(reason), _innermost(stack)) for reason, stack in found)
+        return tuple(dict.fromkeys(breaks))
+
+
+def compiled_wrapper_names(module_names: Mapping[int, str]) -> dict[int, str]:
+    """Names for the wrappers that torch.compile has put around modules: those of what they wrap.
+
+    Args:
+        module_names: Dotted names of modules by `id()`; one that is "" goes by its class.
+    """
+    if not torch_private.has_compiled():
+        return {}
+    wrapped = torch_private.wrapped_modules()
+    return {one: module_names.get(id(inner)) or type(inner).__name__ for one, inner in wrapped.items()}
+
+
+def _first_line(text: str) -> str:
+    return text.strip().split("\n", 1)[0].strip()
+
+
+def _innermost(stack: Any) -> SourceLine | None:
+    """The innermost line of the user's in a stack of Python's, outermost first."""
+    lines = [SourceLine(str(one.filename), int(one.lineno or 0)) for one in stack]
+    users = [line for line in lines if is_user_code(line.file)]
+    return users[-1] if users else None
+
+
+def _without_nodes(path: str) -> CompiledGraph:
+    return CompiledGraph(path, source_text(path))
+
+
+# ------------------------------------------------------------------------------------------------------- reading graphs
+def _inductor_graph(lowering: Any, path: str, num_outputs: int | None) -> CompiledGraph:
+    """Describe a graph of which Inductor has just written the code."""
+    fx_nodes = list(lowering.module.graph.nodes)
+    rows = {node.name: row for row, node in enumerate(fx_nodes) if node.op != "placeholder"}
+    is_forward = not lowering.is_backward and not lowering.is_inference
+    return CompiledGraph(
+        path=path,
+        text=Path(path).read_text(encoding="utf-8"),
+        compile_id=torch_private.compile_id(),
+        is_backward=bool(lowering.is_backward),
+        num_outputs=num_outputs if is_forward and num_outputs is not None else -1,
+        nodes=tuple(map(_node, fx_nodes)),
+        buffers={name: made for name, buffer in lowering.name_to_buffer.items() if (made := _made_of(buffer, rows))},
+        outputs=_outputs(fx_nodes),
+    )
+
+
+def _made_of(buffer: Any, rows: dict[str, int]) -> tuple[int, ...]:
+    """Rows of the nodes that a buffer is made of, first the one that it stands for: the last in the graph's order.
+
+    A kernel from outside computes one node, whatever was fused into what it is given.
+    """
+    stands_for = getattr(buffer, "origin_node", None)
+    origins = sorted(_rows(getattr(buffer, "origins", ()), rows), reverse=True)
+    found = dict.fromkeys([*_rows([stands_for] if stands_for is not None else (), rows), *origins])
+    is_extern = "Extern" in type(buffer).__name__ or "Fallback" in type(buffer).__name__
+    return tuple(found)[: 1 if is_extern else None]
+
+
+def _rows(fx_nodes: Iterable[Any], rows: dict[str, int]) -> set[int]:
+    """Rows of nodes, of a view that of what computed it: arguments of the graph have none."""
+    return {rows[node.name] for node in map(_computed, fx_nodes) if node.name in rows}
+
+
+def _computed(node: Any) -> Any:
+    """The node whose result a view shows."""
+    while str(node.target).startswith("aten.") and str(node.target).split(".")[1] in _VIEWS and node.args:
+        node = node.args[0]
+    return node
+
+
+def _outputs(fx_nodes: list[Any]) -> tuple[str, ...]:
+    returned = next((node.args[0] for node in reversed(fx_nodes) if node.op == "output"), ())
+    many = returned if isinstance(returned, tuple | list) else (returned,)
+    return tuple(str(getattr(one, "name", "")) for one in many)
+
+
+def _node(node: Any) -> CompiledNode:
+    module_id, module = _module(node.meta)
+    return CompiledNode(str(node.name), _lines(node.meta.get("stack_trace")), module_id, module)
+
+
+def _lines(stack_trace: str | None) -> tuple[SourceLine, ...]:
+    """The lines of a stack that somebody may want to see: not torch's own."""
+    lines = (SourceLine(whole_path(file), int(line)) for file, line in _STACK_LINE.findall(stack_trace or ""))
+    return tuple(line for line in lines if is_user_code(line.file) or is_package_code(line.file))
+
+
+def _module(meta: dict[str, Any]) -> tuple[int, str]:
+    """`id()` and name of the innermost module around a node, or of the one that it is the backward of."""
+    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
+    if not stack:
+        return -1, ""
+    key, (name, *_) = list(stack.items())[-1]
+    number = str(key).partition("@")[0]
+    return int(number) if number.isdecimal() else -1, _ROOT.sub("", str(name))
+
+
+def _run_as_they_are(paths: set[str]) -> dict[str, CompiledGraph]:
+    """Graphs that Python runs without Inductor, as the backend aot_eager does, by the name of their code."""
+    if not any(path.startswith("<") for path in paths):
+        return {}
+    found = {}
+    for module in torch_private.graph_modules():
+        forward = getattr(type(module), "forward", None)
+        path = str(getattr(getattr(forward, "__code__", None), "co_filename", ""))
+        if path in paths and path not in found:
+            fx_nodes = list(module.graph.nodes)
+            found[path] = CompiledGraph(
+                path=path,
+                text=source_text(path),
+                is_backward=any(node.name.startswith("tangents_") for node in fx_nodes if node.op == "placeholder"),
+                nodes=tuple(map(_node, fx_nodes)),
+                buffers={node.name: (row,) for row, node in enumerate(fx_nodes)},
+                outputs=_outputs(fx_nodes),
+            )
+    return found

@@ -1,0 +1,196 @@
+"""What a device can do, asked of torch: its allocator's counters, its history, events, random numbers, kernels.
+
+Nothing here knows a device by its name. Every accelerator has a module, `torch.cuda` or one that a package of others
+brings, and what that module lacks may still be answered by `torch.accelerator`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+
+_NOT_ACCELERATORS = ("cpu", "meta")
+
+
+def is_accelerator(device: torch.device) -> bool:
+    """Whether a device has memory of its own, which torch's allocator for it hands out."""
+    return device.type not in _NOT_ACCELERATORS
+
+
+def module_of(device: torch.device) -> ModuleType | None:
+    """The module of torch for the devices of this type, such as `torch.cuda`; None where there is none."""
+    try:
+        return torch.get_device_module(device)
+    except RuntimeError:
+        return None
+
+
+def num_devices(device: torch.device) -> int:
+    """How many devices of this type can be used now."""
+    module = module_of(device)
+    if module is None or not hasattr(module, "device_count"):
+        return 0
+    is_available = getattr(module, "is_available", lambda: True)
+    return int(module.device_count()) if is_available() else 0
+
+
+def with_index(device: torch.device) -> torch.device:
+    """A device with its number: without one it is the current one, as everywhere in torch."""
+    if ":" in str(device) or not is_accelerator(device):
+        return device
+    current = _function(device, "current_device")
+    index = int(current()) if current is not None else 0
+    return torch.device(device.type, index)
+
+
+def profiler_activities(device: torch.device) -> list[ProfilerActivity]:
+    """What the profiler is to record for a run on this device: the CPU, and the device's kernels where it can."""
+    return [ProfilerActivity.CPU, *_kernel_activities(device)]
+
+
+def _kernel_activities(device: torch.device) -> list[ProfilerActivity]:
+    if not is_accelerator(device):
+        return []
+    named = getattr(ProfilerActivity, device.type.upper(), None)
+    wanted = ProfilerActivity.PrivateUse1 if named is None else named
+    offered = torch.profiler.supported_activities()  # type: ignore[no-untyped-call]
+    return [wanted] if wanted in offered else []
+
+
+# ------------------------------------------------------------------------------------------------------ the allocator
+def allocator_counters(device: torch.device) -> dict[str, int]:
+    """What the allocator says of itself now, in bytes, which changes nothing; empty where it says nothing."""
+    if not is_accelerator(device):
+        return {}
+    asked = {
+        "allocated": "memory_allocated",
+        "reserved": "memory_reserved",
+        "largest allocated so far": "max_memory_allocated",
+    }
+    state = {word: value for word, name in asked.items() if isinstance(value := _answer(device, name), int)}
+    # Behind a kernel's error the driver answers every question with that error, which is being reported already.
+    with suppress(RuntimeError):
+        memory = _answer(device, "mem_get_info", "get_memory_info")
+        if memory is not None:
+            state["free on the device"], state["device"] = memory
+    return state
+
+
+def allocated_bytes(device: torch.device) -> int | None:
+    """What the allocator of an accelerator has handed out now; None where it does not say."""
+    value = _answer(device, "memory_allocated") if is_accelerator(device) else None
+    return int(value) if value is not None else None
+
+
+def reserved_bytes(device: torch.device) -> int | None:
+    """What the allocator of an accelerator has reserved now; None where it does not say."""
+    value = _answer(device, "memory_reserved") if is_accelerator(device) else None
+    return int(value) if value is not None else None
+
+
+def _answer(device: torch.device, *names: str) -> Any:
+    """What the first function of one of these names says of a device; None if there is none, or none that knows."""
+    for name in names:
+        ask = _function(device, name)
+        if ask is not None:
+            # A backend may have the function and not what is behind it.
+            with suppress(NotImplementedError):
+                return ask(device)
+    return None
+
+
+def _function(device: torch.device, name: str) -> Callable[..., Any] | None:
+    """A function of the device's own module, or of torch's for every accelerator."""
+    own = getattr(module_of(device), name, None)
+    if own is not None or not _is_current_accelerator(device):
+        return own
+    return getattr(torch.accelerator, name, None)
+
+
+def _is_current_accelerator(device: torch.device) -> bool:
+    """Whether torch.accelerator is about devices of this type: a process has one such type."""
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator is not None and accelerator.type == device.type
+
+
+# --------------------------------------------------------------------------------------------------------------- time
+def has_events(device: torch.device) -> bool:
+    """Whether the device's own clock can be read between two pieces of work."""
+    return is_accelerator(device) and (
+        hasattr(module_of(device), "Event") or (_is_current_accelerator(device) and hasattr(torch, "Event"))
+    )
+
+
+def record_event(device: torch.device) -> Any:
+    """An event behind the work that was launched on the device's current stream."""
+    own = getattr(module_of(device), "Event", None)
+    event = own(enable_timing=True) if own is not None else torch.Event(device=device, enable_timing=True)
+    stream = _function(device, "current_stream")
+    if not _parameters(event.record):
+        event.record()  # a backend with one stream, such as MPS
+    elif stream is not None:
+        event.record(stream(device))
+    return event
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device, if there is something to wait for."""
+    if not is_accelerator(device):
+        return
+    wait = _function(device, "synchronize")
+    if wait is not None:
+        wait(device) if _parameters(wait) else wait()  # MPS, with one device, takes none
+
+
+def _parameters(function: Callable[..., Any]) -> bool:
+    """Whether a function takes an argument; one of C++ does not say, and is torch's own, which do."""
+    with suppress(ValueError, TypeError):
+        return bool(inspect.signature(function).parameters)
+    return True
+
+
+# --------------------------------------------------------------------------------------------------------------- more
+def has_random_state(device: torch.device) -> bool:
+    """Whether the device draws random numbers from a state of its own, which can be kept and put back."""
+    module = module_of(device)
+    return is_accelerator(device) and hasattr(module, "get_rng_state") and hasattr(module, "set_rng_state")
+
+
+def device_name(device: torch.device) -> str:
+    """What its maker calls it; empty where nobody says."""
+    name = getattr(module_of(device), "get_device_name", None) if is_accelerator(device) else None
+    if name is None or not num_devices(device):
+        return ""
+    # Behind a kernel's error the driver answers every question with that error, which is being reported already.
+    with suppress(RuntimeError):
+        return str(name(device))
+    return ""
+
+
+def lacks(device: torch.device, *, has_history: bool, has_kernels: bool) -> str | None:
+    """One sentence on what is missing on this device that the program would have used; None if nothing is.
+
+    Args:
+        device: Any.
+        has_history: Whether its allocator has a history.
+        has_kernels: Whether the profiler showed what ran on it.
+    """
+    if not is_accelerator(device):
+        return None
+    missing = list(_missing(device, has_history, has_kernels))
+    return f"What {device.type} does not offer: {'; '.join(missing)}." if missing else None
+
+
+def _missing(device: torch.device, has_history: bool, has_kernels: bool) -> Iterable[str]:
+    if not has_history:
+        yield "a history of its allocator (requested sizes, segments, and why memory ran out are left out)"
+    if not has_kernels:
+        yield "kernels to torch's profiler (run times are the host's)"
+    if not has_events(device):
+        yield "events (phases are timed by the host's clock)"
