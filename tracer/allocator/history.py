@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tracer.allocator.blocks import DEFAULT_POOL, PoolId
+from tracer.arrays import Bools, Ints
 from tracer.snapshot.actions import Action, BlockState
-from tracer.snapshot.columns import Bools, DeviceState, Int64s, Snapshot
+from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, Lives, Replay
 
 RELEASES = ("segment_free", "segment_unmap")
@@ -70,22 +71,22 @@ class History:
     """
 
     lives: Lives
-    stream: Int64s
-    pool: Int64s
+    stream: Ints
+    pool: Ints
     waits_at_start: Bools
     pools: tuple[PoolId, ...]
     code: list[int]
     operand: list[int]
-    entry: Int64s
+    entry: Ints
     segment_events: tuple[SegmentEvent, ...]
-    segment_entry: Int64s
+    segment_entry: Ints
     end_pools: tuple[PoolId, ...]
     failed: tuple[tuple[int, int], ...]
     num_entries: int
     num_unknown_actions: int
 
     @property
-    def first_lives(self) -> Int64s:
+    def first_lives(self) -> Ints:
         """Lives that were there before the first entry, by address."""
         rows = np.flatnonzero(self.lives.begin == BEFORE)
         return rows[np.argsort(self.lives.addr[rows], kind="stable")]
@@ -142,11 +143,11 @@ def pool_numbers(snapshot: Snapshot, state: DeviceState) -> tuple[PoolId, ...]:
     return tuple(pools.numbers[index] for index in pools.of_segment.tolist())
 
 
-def _rows(entry: Int64s, code: Op, operand: Int64s) -> Int64s:
+def _rows(entry: Ints, code: Op, operand: Ints) -> Ints:
     return np.stack([entry, np.full(len(entry), int(code)), operand], axis=1).astype(np.int64)
 
 
-def _waiting(state: DeviceState, lives: Lives) -> tuple[Bools, Int64s]:
+def _waiting(state: DeviceState, lives: Lives) -> tuple[Bools, Ints]:
     """Whether a life waits for another stream at the start, and the entry of the request of one that does at the end.
 
     Returns:
@@ -166,7 +167,7 @@ def _waiting(state: DeviceState, lives: Lives) -> tuple[Bools, Int64s]:
     return is_waiting & (len(requests) > 0), last_request
 
 
-def _life_operations(lives: Lives, waiting: Bools, last_request: Int64s, num_entries: int) -> Int64s:
+def _life_operations(lives: Lives, waiting: Bools, last_request: Ints, num_entries: int) -> Ints:
     """Allocations and frees; a free is in two steps only where something lies between them."""
     born, gone = np.flatnonzero(lives.begin != BEFORE), np.flatnonzero(lives.end < num_entries)
     request, end = lives.free_entry[gone], lives.end[gone]
@@ -223,7 +224,7 @@ def _pool_number(text: str, place: int) -> PoolId:
     return (int(first), int(second)) if first.isdecimal() and second.isdecimal() else (-1, place)
 
 
-def segment_of(state: DeviceState, address: Int64s) -> Int64s:
+def segment_of(state: DeviceState, address: Ints) -> Ints:
     """The segment of the end state that each address lies in, or -1."""
     segments = state.segments
     if not len(segments):
@@ -234,7 +235,7 @@ def segment_of(state: DeviceState, address: Int64s) -> Int64s:
     return np.where(inside, at, -1)
 
 
-def _homes(state: DeviceState, lives: Lives, pools: _Pools) -> tuple[Int64s, Int64s]:
+def _homes(state: DeviceState, lives: Lives, pools: _Pools) -> tuple[Ints, Ints]:
     """Stream and pool of each life: as an entry of its says, or else its segment in the end state."""
     trace = state.trace
     entry = np.where(lives.alloc_entry >= 0, lives.alloc_entry, np.minimum(lives.end, len(trace) - 1))
@@ -246,7 +247,7 @@ def _homes(state: DeviceState, lives: Lives, pools: _Pools) -> tuple[Int64s, Int
     return stream, pool
 
 
-def _segment_events(state: DeviceState, entries: Int64s, pools: _Pools) -> tuple[SegmentEvent, ...]:
+def _segment_events(state: DeviceState, entries: Ints, pools: _Pools) -> tuple[SegmentEvent, ...]:
     trace = state.trace
     actions = [Action(code).name.lower() for code in trace.action[entries].tolist()]
     numbers = [pools.numbers[index] for index in pools.of_entry[entries].tolist()]

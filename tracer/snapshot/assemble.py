@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tracer.arrays import Bools, Ints
 from tracer.errors import SnapshotError
-from tracer.snapshot.columns import (
-    Annotations,
-    Blocks,
-    DeviceState,
-    Frame,
-    Int32s,
-    Segments,
-    Snapshot,
-    Stacks,
-    Trace,
-)
+from tracer.snapshot.actions import Action
+from tracer.snapshot.columns import Annotations, Blocks, DeviceState, Frame, Int32s, Segments, Snapshot, Stacks, Trace
+from tracer.snapshot.parts import MAX_DEVICES
 from tracer.snapshot.printable import printable
-from tracer.snapshot.reader import MAX_DEVICES, RawSnapshot
+from tracer.snapshot.reader import RawSnapshot
+from tracer.snapshot.rows import UNKNOWN_FREE
 
 Table = Mapping[str, NDArray[Any]]
 _EMPTY_TRACE = {"action": np.uint8, "addr": np.int64, "size": np.int64, "stream": np.int64, "time_us": np.int64}
@@ -49,23 +44,29 @@ def assemble(raw: RawSnapshot, path: Path) -> Snapshot:
         SnapshotError: A number is negative or larger than any allocator writes.
     """
     columns = {name: np.frombuffer(column, dtype=column.typecode) for name, column in raw.columns.items()}
+    traces = _by_device(columns)
     for name, column in columns.items():
-        _check_range(name, column, path)
+        _check_range(name, column, path, columns)
     stack_of_id: Int32s = columns["stack_of_id"]
-    segments, blocks = _under(columns, "segment."), _under(columns, "block.")
+    segments, blocks, annotations = (_under(columns, f"{name}.") for name in ("segment", "block", "annotation"))
     segment_of_block = np.repeat(np.arange(len(segments["device"])), np.diff(segments["first_block"]))
-    devices = []
+    devices, remarks = [], list(raw.remarks)
     for device in sorted({*raw.devices, *np.unique(segments["device"]).tolist()}):
         in_device = segments["device"] == device
-        trace = _trace(_under(columns, f"trace.{device}."), stack_of_id)
+        trace = _trace(traces.get(device, {}), stack_of_id)
         if not len(trace) and not in_device.any():
             continue
+        trace, num_mended = _with_whole_times(trace)
+        if num_mended:
+            remarks.append(
+                f"Of device {device}, {num_mended:,} times are missing or go back: the last one before stands."
+            )
         state = DeviceState(
             device=device,
             trace=trace,
             segments=_segments(segments, in_device),
             blocks=_blocks(blocks, segments, segment_of_block, in_device, stack_of_id),
-            annotations=_annotations(_under(columns, "annotation."), device),
+            annotations=_annotations(annotations, device),
         )
         _check_total(state, path)
         devices.append(state)
@@ -75,11 +76,34 @@ def assemble(raw: RawSnapshot, path: Path) -> Snapshot:
         texts=tuple(map(printable, raw.texts)),
         settings=raw.settings,
         has_host_memory=raw.has_host_memory,
+        remarks=tuple(map(printable, remarks)),
     )
 
 
 def _under(columns: Table, prefix: str) -> dict[str, NDArray[Any]]:
     return {name.removeprefix(prefix): column for name, column in columns.items() if name.startswith(prefix)}
+
+
+def _by_device(columns: Table) -> dict[int, dict[str, NDArray[Any]]]:
+    """The columns of each device's trace; a file may claim thousands of devices."""
+    found: dict[int, dict[str, NDArray[Any]]] = {}
+    for name, column in columns.items():
+        table, _, rest = name.partition(".")
+        if table == "trace":
+            device, _, key = rest.partition(".")
+            found.setdefault(int(device), {})[key] = column
+    return found
+
+
+def _with_whole_times(trace: Trace) -> tuple[Trace, int]:
+    """The trace with times that never go back, and of how many entries they did, or were missing among others."""
+    times = trace.time_us
+    if not len(times) or (times < 0).all() or ((times[0] >= 0) and (np.diff(times) >= 0).all()):
+        return trace, 0
+    mended = np.maximum.accumulate(times)
+    first = int(mended[mended >= 0][0])
+    mended = np.where(mended < 0, first, mended)
+    return replace(trace, time_us=mended), int(np.count_nonzero(mended != times))
 
 
 def _trace(table: Table, stack_of_id: Int32s) -> Trace:
@@ -95,7 +119,7 @@ def _trace(table: Table, stack_of_id: Int32s) -> Trace:
     )
 
 
-def _segments(table: Table, chosen: NDArray[np.bool_]) -> Segments:
+def _segments(table: Table, chosen: Bools) -> Segments:
     return Segments(
         address=table["address"][chosen],
         total_size=table["total_size"][chosen],
@@ -106,9 +130,7 @@ def _segments(table: Table, chosen: NDArray[np.bool_]) -> Segments:
     )
 
 
-def _blocks(
-    table: Table, segments: Table, segment: NDArray[np.int64], in_device: NDArray[np.bool_], stack_of_id: Int32s
-) -> Blocks:
+def _blocks(table: Table, segments: Table, segment: Ints, in_device: Bools, stack_of_id: Int32s) -> Blocks:
     chosen = in_device[segment]
     return Blocks(
         address=table["address"][chosen],
@@ -136,9 +158,12 @@ def _stacks(columns: Table, strings: list[str]) -> Stacks:
     return Stacks(frames=frames, offset=columns["stack_offset"], frame_of=columns["stack_frame"])
 
 
-def _check_range(name: str, column: NDArray[Any], path: Path) -> None:
+def _check_range(name: str, column: NDArray[Any], path: Path, columns: Table) -> None:
     table, _, key = name.rpartition(".")
     low, high = _RANGES.get(key, (None, None))
+    if key == "addr":
+        ooms = columns[f"{table}.action"] == Action.OOM
+        column = np.where(ooms & (column == UNKNOWN_FREE), 0, column)
     if low is None or not len(column) or (column.min() >= low and column.max() <= high):
         return
     index = int(np.flatnonzero((column < low) | (column > high))[0])

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tracer.arrays import Bools, Column, Ints
 from tracer.snapshot.actions import Action, BlockState
 
-Int64s = NDArray[np.int64]
-Int32s = NDArray[np.int32]
-Bytes8 = NDArray[np.uint8]
-Bools = NDArray[np.bool_]
+Int32s: TypeAlias = Column[np.int32]
+Bytes8: TypeAlias = Column[np.uint8]
 
 
-def _check_lengths(*columns: NDArray[Any]) -> None:
+def _check_lengths(*columns: Column[Any]) -> None:
     if len({len(column) for column in columns}) > 1:
         raise ValueError("The columns of a table have different lengths.")
 
@@ -28,7 +26,7 @@ class Trace:
 
     Attributes:
         action: Codes of `Action`.
-        addr: Address of the block or segment; of an `oom` entry, the bytes that the device had free.
+        addr: Address of the block or segment; of an `oom` entry, the bytes that the device had free, -1 if not known.
         size: Bytes, as asked for; of segments, as reserved.
         stream: Stream the memory belongs to.
         time_us: Microseconds, never decreasing and often tied; -1 where the recording has no times.
@@ -39,10 +37,10 @@ class Trace:
     """
 
     action: Bytes8
-    addr: Int64s
-    size: Int64s
-    stream: Int64s
-    time_us: Int64s
+    addr: Ints
+    size: Ints
+    stream: Ints
+    time_us: Ints
     stack: Int32s
     category: Int32s
     metadata: Int32s
@@ -55,7 +53,7 @@ class Trace:
     def __len__(self) -> int:
         return len(self.action)
 
-    def where(self, *actions: Action) -> Int64s:
+    def where(self, *actions: Action) -> Ints:
         """Indices of the entries with one of these actions, in order."""
         wanted = np.zeros(256, dtype=np.bool_)
         wanted[list(actions)] = True
@@ -75,12 +73,12 @@ class Blocks:
         stream: Stream of the block's segment.
     """
 
-    address: Int64s
-    size: Int64s
-    requested_size: Int64s
+    address: Ints
+    size: Ints
+    requested_size: Ints
     state: Bytes8
     stack: Int32s
-    stream: Int64s
+    stream: Ints
 
     def __post_init__(self) -> None:
         _check_lengths(self.address, self.size, self.requested_size, self.state, self.stack, self.stream)
@@ -107,9 +105,9 @@ class Segments:
         pool: Numbers of texts, -1 for the default pool.
     """
 
-    address: Int64s
-    total_size: Int64s
-    stream: Int64s
+    address: Ints
+    total_size: Ints
+    stream: Ints
     is_small: Bools
     is_expandable: Bools
     pool: Int32s
@@ -127,7 +125,7 @@ class Annotations:
 
     name: Int32s
     is_start: Bools
-    time_us: Int64s
+    time_us: Ints
 
     def __post_init__(self) -> None:
         _check_lengths(self.name, self.is_start, self.time_us)
@@ -156,7 +154,7 @@ class Stacks:
     """
 
     frames: tuple[Frame, ...]
-    offset: Int64s
+    offset: Ints
     frame_of: Int32s
 
     def __len__(self) -> int:
@@ -192,6 +190,7 @@ class Snapshot:
         texts: Names of annotations, categories, metadata and pools.
         settings: What is known of the allocator's settings; those that decide what it reserves.
         has_host_memory: Pinned host memory was recorded too, which these columns leave out.
+        remarks: What was odd in the file and how it was read, in sentences.
     """
 
     devices: tuple[DeviceState, ...]
@@ -199,6 +198,7 @@ class Snapshot:
     texts: tuple[str, ...]
     settings: Mapping[str, Any]
     has_host_memory: bool = False
+    remarks: tuple[str, ...] = ()
 
     def text(self, number: int) -> str:
         """A text by its number; the empty one for -1."""

@@ -2,63 +2,46 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
-import pickle
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any
 
 from tracer.errors import SnapshotError
+from tracer.snapshot.containers import ZIP_MAGIC, opened
+from tracer.snapshot.remarks import Remarks
+from tracer.snapshot.unpickling import DataOnlyUnpickler, is_torchs_magic
 
 HOW_TO_RECORD = "Record one with torch.cuda.memory._record_memory_history() and torch.cuda.memory._dump_snapshot(path)."
-_GZIP_MAGIC = b"\x1f\x8b"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class _DataOnlyUnpickler(pickle.Unpickler):
-    """Loads containers, numbers and text; every global is refused, so nothing of the file is ever executed."""
+def read_objects(path: Path, remarks: Remarks) -> Any:
+    """Read the plain objects of a snapshot: a pickle of any protocol or its JSON dump, packed or not.
 
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise SnapshotError(
-            f"The pickle asks for the Python object {module[:80]}.{name[:80]}, which a snapshot never needs.",
-            hint="Do not load this file with pickle.load: it would run what the file says.",
-        )
-
-    def persistent_load(self, pid: object) -> NoReturn:
-        raise SnapshotError("The pickle refers to objects outside of the file, which a snapshot never does.")
-
-
-def read_objects(path: Path) -> Any:
-    """Read the plain objects of a snapshot: a pickle of any protocol or its JSON dump, either of them gzipped or not.
+    Args:
+        path: The file.
+        remarks: Where oddities go.
 
     Raises:
         SnapshotError: The file is missing, unreadable, truncated, of another kind, or asks for Python globals.
     """
     try:
-        with path.open("rb") as file:
-            if file.peek(2)[:2] == _GZIP_MAGIC:
-                with gzip.open(file, "rb") as unpacked:
-                    return _decode(unpacked, path)
-            return _decode(file, path)
+        with opened(path) as file:
+            return _decode(file, path, remarks)
     except OSError as error:
         reason = error.strerror or str(error)
         raise SnapshotError(f"Cannot read {path}: {reason}.", hint="Check the path and its permissions.") from error
 
 
-def is_gzipped(path: Path) -> bool:
-    """Whether the content, not the name, says gzip."""
-    with path.open("rb") as file:
-        return file.read(2) == _GZIP_MAGIC
-
-
-def _decode(file: io.BufferedReader | gzip.GzipFile, path: Path) -> Any:
-    head = file.peek(16)[:16]
-    if not head:
-        raise SnapshotError(f"{path} is empty (0 bytes).", hint="The dump was probably interrupted; take it again.")
+def _decode(file: IO[bytes], path: Path, remarks: Remarks) -> Any:
+    head = b""
     try:
-        if head.lstrip()[:1] in (b"{", b"["):
-            return json.load(file, object_hook=_FrameSharing())
-        return _DataOnlyUnpickler(file).load()
+        head = file.peek(16)[:16]  # type: ignore[attr-defined]
+        if not head:
+            raise SnapshotError(f"{path} is empty (0 bytes).", hint="The dump was probably interrupted; take it again.")
+        if head.removeprefix(_BYTE_ORDER_MARK).lstrip()[:1] in (b"{", b"["):
+            return _json(file)
+        return _unpickled(file, remarks)
     except (SnapshotError, OSError):
         raise
     except MemoryError as error:
@@ -70,9 +53,24 @@ def _decode(file: io.BufferedReader | gzip.GzipFile, path: Path) -> Any:
         raise SnapshotError(f"{path} {_complaint(head, error)}", hint=HOW_TO_RECORD) from error
 
 
+def _json(file: IO[bytes]) -> Any:
+    return json.loads(file.read().removeprefix(_BYTE_ORDER_MARK), object_hook=_FrameSharing())
+
+
+def _unpickled(file: IO[bytes], remarks: Remarks) -> Any:
+    """The first pickle of the file; of what torch.save wrote before its zip archives, the one that holds the data."""
+    found = DataOnlyUnpickler(file).load()
+    if is_torchs_magic(found):
+        for _ in ("protocol", "system", "data"):
+            found = DataOnlyUnpickler(file).load()
+    elif rest := file.read(1):
+        remarks.add("More follows the first pickle of the file and is not read", "it begins with", rest)
+    return found
+
+
 def _complaint(head: bytes, error: Exception) -> str:
-    if head.startswith(b"PK\x03\x04"):
-        return "is a zip archive (torch.save writes those), not an allocator snapshot."
+    if head.startswith(ZIP_MAGIC):
+        return "is a zip archive that cannot be read."
     if isinstance(error, EOFError) or "truncated" in str(error) or "exhausted before end" in str(error):
         return "is truncated: it ends in the middle of its data."
     return f"is neither a pickle nor JSON that can be read ({type(error).__name__})."
@@ -88,4 +86,7 @@ class _FrameSharing:
         if "filename" not in item or "name" not in item:
             return item
         key = (item["name"], item["filename"], item.get("line"))
-        return self._frames.setdefault(key, item)
+        try:
+            return self._frames.setdefault(key, item)
+        except TypeError:  # a list or dict where a text should be
+            return item

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def load_snapshot(path: Path, *, isolated: bool = True) -> Snapshot:
-    """Load an allocator snapshot of any age: pickle or JSON, gzipped or not.
+    """Load an allocator snapshot of any age: pickle or JSON, packed or not.
 
     The file is read in a child process, because plain unpickling cannot be kept from taking all memory or all time by
     anything else (see `reader.limit_resources`). Nothing in the file is ever executed, in either process.

@@ -17,7 +17,10 @@ from typing import IO, Any
 
 from tracer.collector import paused_gc
 from tracer.errors import SnapshotError
-from tracer.snapshot.files import HOW_TO_RECORD, is_gzipped, read_objects
+from tracer.snapshot.containers import packed_factor
+from tracer.snapshot.files import read_objects
+from tracer.snapshot.parts import settings_of, snapshot_parts
+from tracer.snapshot.remarks import Remarks
 from tracer.snapshot.rows import Texts, annotation_columns, segment_columns, trace_columns
 from tracer.snapshot.stacks import StackTable
 
@@ -27,18 +30,7 @@ MEMORY_SPARE_BYTES = 512 << 20
 # Measured: 40 to 70 MB/s; a hundredth of that is no longer reading.
 CPU_BYTES_PER_SECOND = 1 << 20
 CPU_SPARE_SECONDS = 20
-# How many times larger a gzipped snapshot may become.
-GZIP_FACTOR = 20
 OUT_OF_MEMORY_STATUS = 77
-_SPELLED_SETTINGS = "PYTORCH_CUDA_ALLOC_CONF"
-_SCALAR_SETTINGS = {
-    _SPELLED_SETTINGS: str,
-    "expandable_segments": bool,
-    "max_split_size": int,
-    "garbage_collection_threshold": float,
-}
-# More than any machine has; a list that is longer is no list of devices.
-MAX_DEVICES = 4096
 
 
 @dataclass(slots=True)
@@ -52,6 +44,7 @@ class RawSnapshot:
         devices: Index of every device that has a trace, even an empty one.
         settings: What the snapshot says of the allocator's settings.
         has_host_memory: Pinned host memory was recorded too.
+        remarks: What was odd and could be done without, in sentences.
     """
 
     columns: dict[str, array[int]]
@@ -60,6 +53,7 @@ class RawSnapshot:
     devices: list[int]
     settings: dict[str, Any] = field(default_factory=dict)
     has_host_memory: bool = False
+    remarks: list[str] = field(default_factory=list)
 
 
 def read_raw(path: Path) -> RawSnapshot:
@@ -69,26 +63,29 @@ def read_raw(path: Path) -> RawSnapshot:
         SnapshotError: The file is no snapshot that can be read.
     """
     with paused_gc():
-        return columns_of(read_objects(path), path)
+        remarks = Remarks()
+        return columns_of(read_objects(path, remarks), path, remarks)
 
 
-def columns_of(objects: Any, path: Path) -> RawSnapshot:
+def columns_of(objects: Any, path: Path, remarks: Remarks | None = None) -> RawSnapshot:
     """The columns of a snapshot that is in memory.
 
     Args:
         objects: What `torch.cuda.memory._snapshot()` returned, or what was read from a file.
         path: The file, for messages.
+        remarks: What was odd before.
 
     Raises:
         SnapshotError: These are other data, or damaged ones.
     """
-    parts = _parts(objects, path)
-    stacks, texts = StackTable(), Texts()
-    columns = segment_columns(parts["segments"], stacks=stacks, texts=texts)
+    remarks = Remarks() if remarks is None else remarks
+    parts = snapshot_parts(objects, path, remarks)
+    stacks, texts = StackTable(remarks), Texts()
+    columns = segment_columns(parts["segments"], stacks=stacks, texts=texts, remarks=remarks)
     for device, entries in enumerate(parts["device_traces"]):
-        for key, column in trace_columns(entries, device=device, stacks=stacks, texts=texts).items():
-            columns[f"trace.{device}.{key}"] = column
-    columns |= annotation_columns(parts.get("external_annotations") or [], texts=texts)
+        found = trace_columns(entries, device=device, stacks=stacks, texts=texts, remarks=remarks)
+        columns |= {f"trace.{device}.{key}": column for key, column in found.items()}
+    columns |= annotation_columns(parts.get("external_annotations") or [], texts=texts, remarks=remarks)
     table = stacks.by_value()
     strings = table.pop("strings")
     return RawSnapshot(
@@ -96,43 +93,10 @@ def columns_of(objects: Any, path: Path) -> RawSnapshot:
         strings=strings,  # type: ignore[arg-type]
         texts=list(texts),
         devices=list(range(len(parts["device_traces"]))),
-        settings=_settings(parts.get("allocator_settings")),
+        settings=settings_of(parts.get("allocator_settings")),
         has_host_memory=bool(parts.get("host_segments") or parts.get("host_traces")),
+        remarks=remarks.sentences(),
     )
-
-
-def _parts(objects: Any, path: Path) -> dict[str, Any]:
-    """The top level of the snapshot; the bare list of `torch.cuda.memory_snapshot()` has only segments."""
-    if type(objects) is list:
-        return {"segments": objects, "device_traces": []}
-    if type(objects) is dict and "traceEvents" in objects:
-        raise SnapshotError(f"{path} is a profiler trace, not an allocator snapshot.", hint=HOW_TO_RECORD)
-    if type(objects) is not dict or not ("segments" in objects or "device_traces" in objects):
-        raise SnapshotError(f"{path} holds other data than an allocator snapshot.", hint=HOW_TO_RECORD)
-    traces = objects.get("device_traces") or []
-    if type(traces) is not list or len(traces) > MAX_DEVICES:
-        raise SnapshotError(f"{path} has device_traces that are no list of devices.", hint="The file is damaged.")
-    return {**objects, "segments": objects.get("segments") or [], "device_traces": traces}
-
-
-def _settings(settings: Any) -> dict[str, Any]:
-    """The settings that an explanation uses; all others are ignored."""
-    if type(settings) is not dict:
-        return {}
-    found: dict[str, Any] = {}
-    for key, kind in _SCALAR_SETTINGS.items():
-        if type(settings.get(key)) is kind:
-            found[key] = settings[key]
-    if len(found.get(_SPELLED_SETTINGS, "")) > 1000:
-        del found[_SPELLED_SETTINGS]
-    divisions = settings.get("roundup_power2_divisions")
-    if type(divisions) is dict:
-        found["roundup_power2_divisions"] = {
-            key: value
-            for key, value in list(divisions.items())[:64]
-            if type(key) is str and len(key) < 20 and type(value) is int and 0 <= value <= 1 << 30
-        }
-    return found
 
 
 def write_raw(raw: RawSnapshot, out: IO[bytes]) -> None:
@@ -144,6 +108,7 @@ def write_raw(raw: RawSnapshot, out: IO[bytes]) -> None:
         "devices": raw.devices,
         "settings": raw.settings,
         "has_host_memory": raw.has_host_memory,
+        "remarks": raw.remarks,
     }
     out.write(json.dumps(head).encode() + b"\n")
     for column in raw.columns.values():
@@ -161,7 +126,7 @@ def limit_resources(path: Path) -> None:
         import resource
     except ImportError:
         return
-    size = path.stat().st_size * (GZIP_FACTOR if is_gzipped(path) else 1)
+    size = path.stat().st_size * packed_factor(path)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     seconds = CPU_SPARE_SECONDS + size // CPU_BYTES_PER_SECOND
     _lower(resource.RLIMIT_CPU, seconds)

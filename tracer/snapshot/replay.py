@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from tracer.arrays import Bools, Ints
 from tracer.errors import SnapshotError
 from tracer.snapshot.actions import Action
-from tracer.snapshot.columns import Blocks, Bools, DeviceState, Int32s, Int64s, Trace
+from tracer.snapshot.columns import Blocks, DeviceState, Int32s, Trace
 from tracer.snapshot.rounding import rounded_sizes
 from tracer.snapshot.stacks import NO_STACK
 
@@ -38,19 +39,19 @@ class Lives:
         stack: The stack that allocated it; 0 if none is known.
     """
 
-    addr: Int64s
-    requested_bytes: Int64s
-    allocated_bytes: Int64s
-    begin: Int64s
-    end: Int64s
-    alloc_entry: Int64s
-    free_entry: Int64s
+    addr: Ints
+    requested_bytes: Ints
+    allocated_bytes: Ints
+    begin: Ints
+    end: Ints
+    alloc_entry: Ints
+    free_entry: Ints
     stack: Int32s
 
     def __len__(self) -> int:
         return len(self.addr)
 
-    def alive_after(self, entry: int) -> Int64s:
+    def alive_after(self, entry: int) -> Ints:
         """Rows in use right after an entry; after -1 means at the start of the recording."""
         return np.flatnonzero((self.begin <= entry) & (self.end > entry))
 
@@ -90,8 +91,8 @@ class Replay:
     """
 
     lives: Lives
-    requested_bytes: Int64s
-    reserved_bytes: Int64s
+    requested_bytes: Ints
+    reserved_bytes: Ints
     oddities: Oddities
 
     @property
@@ -121,7 +122,7 @@ def replay(state: DeviceState, settings: Mapping[str, Any]) -> Replay:
     )
 
 
-def _live_blocks_by_address(state: DeviceState) -> Int64s:
+def _live_blocks_by_address(state: DeviceState) -> Ints:
     blocks = state.blocks
     rows = np.flatnonzero(blocks.is_live)
     rows = rows[np.argsort(blocks.address[rows], kind="stable")]
@@ -141,7 +142,7 @@ class _Matching:
     In that order each block's history is a run of rows, and what follows a row decides what became of the block.
     """
 
-    def __init__(self, trace: Trace, blocks: Blocks, live: Int64s) -> None:
+    def __init__(self, trace: Trace, blocks: Blocks, live: Ints) -> None:
         self._trace, self._blocks, self._live = trace, blocks, live
         done, self.frees_by_request = _completing_action(trace)
         entry = trace.where(Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED)
@@ -155,7 +156,7 @@ class _Matching:
         self.has_next = np.append(same, False)[: len(self.addr)]
         self.has_previous = np.append(False, same)[: len(self.addr)]
 
-    def _preceding_requests(self, entry: Int64s, done: Action) -> Int64s:
+    def _preceding_requests(self, entry: Ints, done: Action) -> Ints:
         """For each row the `free_requested` right before it at its address, or itself where it stands for the free."""
         if done == Action.FREE_REQUESTED:
             return entry
@@ -189,7 +190,7 @@ class _Matching:
         del table["block"]
         return Lives(**table), self._oddities(lost, unborn, reborn, freed, surviving, live_row)
 
-    def _in_end_state(self) -> tuple[Bools, Int64s]:
+    def _in_end_state(self) -> tuple[Bools, Ints]:
         """For each row whether its address is in use at the end, and by which block."""
         live_addr = self._blocks.address[self._live]
         if not len(live_addr):
@@ -200,15 +201,15 @@ class _Matching:
 
     def _rows(
         self,
-        addr: Int64s,
+        addr: Ints,
         *,
-        size: Int64s,
-        begin: Int64s | int,
-        end: Int64s | int,
-        alloc: Int64s | int = -1,
-        free: Int64s | int = -1,
+        size: Ints,
+        begin: Ints | int,
+        end: Ints | int,
+        alloc: Ints | int = -1,
+        free: Ints | int = -1,
         stack: Int32s | int = NO_STACK,
-        block: Int64s | int = -1,
+        block: Ints | int = -1,
     ) -> dict[str, Any]:
         def column(value: Any, kind: type[np.generic] = np.int64) -> Any:
             return np.broadcast_to(np.asarray(value, dtype=kind), len(addr))
@@ -224,7 +225,7 @@ class _Matching:
             "block": column(block),
         }
 
-    def _freed(self, rows: Int64s) -> dict[str, Any]:
+    def _freed(self, rows: Ints) -> dict[str, Any]:
         """Allocated and freed in the recording."""
         trace, born, freed = self._trace, self.entry[rows], self.entry[rows + 1]
         free, stack = self.free_entry[rows + 1], trace.stack[born]
@@ -232,42 +233,42 @@ class _Matching:
             self.addr[rows], size=trace.size[freed], begin=born, end=freed, alloc=born, free=free, stack=stack
         )
 
-    def _still_live(self, rows: Int64s, block: Int64s) -> dict[str, Any]:
+    def _still_live(self, rows: Ints, block: Ints) -> dict[str, Any]:
         """Allocated in the recording and in use at its end."""
         blocks, born = self._blocks, self.entry[rows]
         stack = np.where(self._trace.stack[born] == NO_STACK, blocks.stack[block], self._trace.stack[born])
         size, end = blocks.requested_size[block], len(self._trace)
         return self._rows(self.addr[rows], size=size, begin=born, end=end, alloc=born, stack=stack, block=block)
 
-    def _freed_unborn(self, rows: Int64s) -> dict[str, Any]:
+    def _freed_unborn(self, rows: Ints) -> dict[str, Any]:
         """Freed in the recording without an allocation: there before, or since an earlier free of the same address."""
         freed = self.entry[rows]
         begin = np.where(self.has_previous[rows], self.entry[rows - 1], BEFORE)
         size, free = self._trace.size[freed], self.free_entry[rows]
         return self._rows(self.addr[rows], size=size, begin=begin, end=freed, free=free)
 
-    def _reborn(self, rows: Int64s, block: Int64s) -> dict[str, Any]:
+    def _reborn(self, rows: Ints, block: Ints) -> dict[str, Any]:
         """In use at the end although the last entry of the address is a free: the allocation is not recorded."""
         size, stack = self._blocks.requested_size[block], self._blocks.stack[block]
         return self._rows(
             self.addr[rows], size=size, begin=self.entry[rows], end=len(self._trace), stack=stack, block=block
         )
 
-    def _always_live(self, block: Int64s) -> dict[str, Any]:
+    def _always_live(self, block: Ints) -> dict[str, Any]:
         """In use at the end and never mentioned: there before the recording."""
         blocks = self._blocks
         size, stack = blocks.requested_size[block], blocks.stack[block]
         addr = blocks.address[block]
         return self._rows(addr, size=size, begin=BEFORE, end=len(self._trace), stack=stack, block=block)
 
-    def _allocated(self, table: Mapping[str, Any], settings: Mapping[str, Any]) -> Int64s:
+    def _allocated(self, table: Mapping[str, Any], settings: Mapping[str, Any]) -> Ints:
         rounded = rounded_sizes(table["requested_bytes"], settings)
         known = table["block"] >= 0
         rounded[known] = self._blocks.size[table["block"][known]]
         return rounded
 
     def _oddities(
-        self, lost: Bools, unborn: Int64s, reborn: Int64s, freed: Int64s, surviving: Int64s, live_row: Int64s
+        self, lost: Bools, unborn: Ints, reborn: Ints, freed: Ints, surviving: Ints, live_row: Ints
     ) -> Oddities:
         trace = self._trace
         size = trace.size[self.entry]
@@ -293,7 +294,7 @@ def _completing_action(trace: Trace) -> tuple[Action, bool]:
     return (Action.FREE_REQUESTED if by_request else Action.FREE_COMPLETED), by_request
 
 
-def _requested_curve(lives: Lives, num_entries: int) -> Int64s:
+def _requested_curve(lives: Lives, num_entries: int) -> Ints:
     """Bytes in use at the start and after each entry; no two begins and no two ends share an entry."""
     curve = np.zeros(num_entries + 1, dtype=np.int64)
     there_before = lives.begin == BEFORE
@@ -304,7 +305,7 @@ def _requested_curve(lives: Lives, num_entries: int) -> Int64s:
     return np.cumsum(curve, out=curve)
 
 
-def _reserved_curve(state: DeviceState) -> Int64s:
+def _reserved_curve(state: DeviceState) -> Ints:
     """Reserved bytes at the start and after each entry, walked back from the segments of the end state."""
     trace = state.trace
     change = np.zeros(len(trace) + 1, dtype=np.int64)

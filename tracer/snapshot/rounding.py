@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from tracer.snapshot.columns import Int64s
+from tracer.arrays import Ints
 
 MIN_BLOCK_BYTES = 512
 _FIRST_INTERVAL = 20  # roundup_power2_divisions has one number per power of two from 1 MiB on
 _NUM_INTERVALS = 16
 
 
-def rounded_sizes(requested: Int64s, settings: Mapping[str, Any]) -> Int64s:
+def rounded_sizes(requested: Ints, settings: Mapping[str, Any]) -> Ints:
     """The sizes of the blocks that requests are served with.
 
     A block can be larger still, where the allocator does not split what it found.
@@ -38,7 +38,7 @@ def rounded_sizes(requested: Int64s, settings: Mapping[str, Any]) -> Int64s:
     return np.where((divisions > 1) & (requested > MIN_BLOCK_BYTES * divisions), by_power, multiples)
 
 
-def _divisions(settings: Mapping[str, Any]) -> Int64s:
+def _divisions(settings: Mapping[str, Any]) -> Ints:
     """The number of divisions for each interval of sizes; keys are its lower ends in MiB."""
     found = settings.get("roundup_power2_divisions", {})
     return np.array([found.get(str(1 << i), 0) for i in range(_NUM_INTERVALS)], dtype=np.int64)

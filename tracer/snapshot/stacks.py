@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable
 from typing import Any
 
-from tracer.errors import SnapshotError
+from tracer.snapshot.remarks import Remarks
 
 Frames = list[Any]
 
@@ -27,7 +27,8 @@ class StackTable:
     `by_value` settles the matter in the end, once for each distinct stack.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, remarks: Remarks) -> None:
+        self._remarks = remarks
         self._stacks: list[Frames] = [[]]  # also keeps the frame objects alive, so that their ids stay theirs
         self._candidates: dict[int, tuple[Frames, int]] = {}
         self._by_identity: dict[tuple[int, ...], int] = {}
@@ -75,12 +76,12 @@ class StackTable:
             `strings`; per frame `frame_name`, `frame_file` (indices into strings) and `frame_line`; per stack
             `stack_offset` [S + 1] into `stack_frame`; and `stack_of_id`, the stack of every number that `ids` gave out.
 
-        Raises:
-            SnapshotError: A frame is not a frame.
+        What is no frame is left out of its stack.
         """
-        frames = _FrameTable()
+        frames = _FrameTable(self._remarks)
         stacks: dict[tuple[int, ...], int] = {}
-        stack_of_id = array("i", [stacks.setdefault(tuple(map(frames.id_of, s)), len(stacks)) for s in self._stacks])
+        ids = (tuple(found for frame in s if (found := frames.id_of(frame)) is not None) for s in self._stacks)
+        stack_of_id = array("i", [stacks.setdefault(stack, len(stacks)) for stack in ids])
         offsets, flat = array("q", [0]), array("i")
         for stack in stacks:
             flat.extend(stack)
@@ -89,16 +90,39 @@ class StackTable:
 
 
 class _FrameTable:
-    def __init__(self) -> None:
-        self._by_identity: dict[int, int] = {}
+    def __init__(self, remarks: Remarks) -> None:
+        self._remarks = remarks
+        self._by_identity: dict[int, int | None] = {}
         self._by_value: dict[tuple[str, str, int], int] = {}
 
-    def id_of(self, frame: Any) -> int:
-        found = self._by_identity.get(id(frame))
-        if found is None:
-            value = _frame_value(frame)
-            found = self._by_identity[id(frame)] = self._by_value.setdefault(value, len(self._by_value))
-        return found
+    def id_of(self, frame: Any) -> int | None:
+        """The number of a frame; None for what is none."""
+        if id(frame) not in self._by_identity:
+            value = self._value(frame)
+            found = None if value is None else self._by_value.setdefault(value, len(self._by_value))
+            self._by_identity[id(frame)] = found
+        return self._by_identity[id(frame)]
+
+    def _value(self, frame: Any) -> tuple[str, str, int] | None:
+        if type(frame) is not dict:
+            self._remarks.add("A stack frame is no dict and is left out", "in a stack", frame)
+            return None
+        name, file = self._text(frame, "name"), self._text(frame, "filename")
+        return name, file, self._line(frame.get("line") or 0, name)
+
+    def _text(self, frame: dict[Any, Any], key: str) -> str:
+        value = frame.get(key, "")
+        if type(value) is str:
+            return value
+        self._remarks.add(f"A stack frame has a {key} that is no text", "in a stack", value)
+        return value.decode(errors="backslashreplace") if type(value) is bytes else ""
+
+    def _line(self, value: object, name: str) -> int:
+        """C++ writes an unknown line as 2**64 - 1, which is its -1."""
+        if type(value) is int and -1 <= value <= _MAX_LINE:
+            return value
+        self._remarks.add("A stack frame has a line that is no number of a line, read as 0", f"of {name[:60]}", value)
+        return 0
 
     def columns(self) -> dict[str, array[int] | list[str]]:
         strings: dict[str, int] = {}
@@ -108,12 +132,3 @@ class _FrameTable:
             files.append(strings.setdefault(file, len(strings)))
             lines.append(line)
         return {"strings": list(strings), "frame_name": names, "frame_file": files, "frame_line": lines}
-
-
-def _frame_value(frame: Any) -> tuple[str, str, int]:
-    if type(frame) is not dict:
-        raise SnapshotError(f"A stack frame is a {type(frame).__name__}, not a dict.", hint="The file is damaged.")
-    name, file, line = frame.get("name", ""), frame.get("filename", ""), frame.get("line") or 0
-    if type(name) is not str or type(file) is not str or type(line) is not int or not -1 <= line <= _MAX_LINE:
-        raise SnapshotError("A stack frame has a name, file or line of the wrong type.", hint="The file is damaged.")
-    return name, file, line

@@ -1,0 +1,54 @@
+"""What was odd in a file and could be done without: each kind once, with its number, place and first value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+# A hostile file cannot make this list long: the kinds of oddities are ours, not its own.
+_MAX_VALUE = 100
+
+
+@dataclass(slots=True)
+class Remarks:
+    """Collects oddities while a file is read."""
+
+    _found: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    def add(self, what: str, place: str, value: object) -> None:
+        """Note one.
+
+        Args:
+            what: What is odd and how it is read, a sentence without its full stop.
+            place: Where.
+            value: What is there instead.
+        """
+        self.add_many(what, 1, f"{place}: {spelled(value)[:_MAX_VALUE]}")
+
+    def add_many(self, what: str, count: int, first: str) -> None:
+        """Note several at once, the first of which is described."""
+        before, description = self._found.get(what, (0, first))
+        self._found[what] = (before + count, description)
+
+    def sentences(self) -> list[str]:
+        """One for each kind, in the order of their first appearance."""
+        return [
+            f"{what}: {count:,} {'time' if count == 1 else 'times'}, first {description}."
+            for what, (count, description) in self._found.items()
+        ]
+
+
+def spelled(value: object) -> str:
+    """A value for a message; nothing in a hostile file may make this expensive or raise."""
+    if value is None:
+        return "None"
+    if type(value) is int:
+        return str(value) if value.bit_length() <= 256 else f"an integer of {value.bit_length()} bits"
+    if type(value) in (float, bool):
+        return str(value)
+    if type(value) is str:
+        return repr(value[:200])
+    if type(value) is bytes:
+        return repr(value[:50])
+    if type(value) is dict:
+        return "; ".join(f"{k[:40]}: {v[:40]}" for k, v in list(value.items())[:5] if type(k) is type(v) is str)
+    return f"a {type(value).__name__}"
