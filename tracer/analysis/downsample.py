@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from tracer.arrays import Ints, Rows
 
 
-def reduce_rows(x: Ints, values: Ints, *, num_buckets: int, keep: Iterable[int] = ()) -> Ints:
+def reduce_rows(x: Ints, values: Ints, *, num_buckets: int, keep: Iterable[int] = ()) -> Rows:
     """Choose the rows that a drawing of `num_buckets` pixels needs.
 
     The range of x is cut into buckets of equal width. Of each bucket stay its first and last row and, for the total
@@ -19,13 +18,13 @@ def reduce_rows(x: Ints, values: Ints, *, num_buckets: int, keep: Iterable[int] 
     is one of the input's, with all its columns as they were.
 
     Args:
-        x: [E] Position of each row, in the order of the rows. A position smaller than an earlier one counts as that.
-        values: [E, S] Columns.
+        x: Position of each row, in the order of the rows. A position smaller than an earlier one counts as that.
+        values: [rows, columns]
         num_buckets: How many buckets; at least 1.
         keep: Further rows to choose.
 
     Returns:
-        Indices of the chosen rows, ascending, each once: at most `num_buckets * (2 * S + 4)` of them and `keep`.
+        Indices of the chosen rows, ascending, each once: at most `num_buckets * (2 * columns + 4)` of them and `keep`.
     """
     if values.ndim != 2 or len(x) != len(values):
         raise ValueError(f"{len(x)} positions, but values of shape {values.shape}")
@@ -46,7 +45,7 @@ def reduce_rows(x: Ints, values: Ints, *, num_buckets: int, keep: Iterable[int] 
     return np.flatnonzero(chosen)
 
 
-def bucket_starts(x: Ints, num_buckets: int) -> Ints:
+def bucket_starts(x: Ints, num_buckets: int) -> Rows:
     """First row of each bucket that has any; buckets have equal width, the last one includes the end of the range."""
     position = np.maximum.accumulate(x)
     offset, width = position - position[0], int(position[-1] - position[0])
@@ -55,7 +54,7 @@ def bucket_starts(x: Ints, num_buckets: int) -> Ints:
     return np.concatenate(([0], np.flatnonzero(np.diff(bucket)) + 1)).astype(np.int64)
 
 
-def _first_of(column: Ints, starts: Ints, extreme: np.ufunc) -> Ints:
+def _first_of(column: Ints, starts: Rows, extreme: np.ufunc) -> Rows:
     """The first row of each bucket that holds the bucket's extreme."""
     extremes = extreme.reduceat(column, starts)
     lengths = np.diff(np.append(starts, len(column)))

@@ -29,6 +29,10 @@ class Kind(IntEnum):
     BEFORE_RECORDING = 9
     """Allocated before the recording began; its role is unknown."""
     UNKNOWN = 10
+    EVALUATION = 11
+    """Made in forward with gradients off."""
+    HELD = 12
+    """Kept by Python, in a variable, a list or a cache; no backward uses it."""
 
     @property
     def words(self) -> str:
@@ -69,22 +73,64 @@ class Evidence(IntEnum):
     WITHIN_BACKWARD = 26
     MODULE_SETUP_STACK = 27
     BEFORE_ANY_BACKWARD = 28
+    FREED_BY_GRAD_ASSIGNMENT = 29
+    FREED_BY_DATA_ASSIGNMENT = 30
+    REPLACES_PARAMETER = 31
+    FREED_IN_STEP = 32
+    STEP_STACK_BEFORE = 33
+    BACKWARD_STACK_BEFORE = 34
+    RECOMPUTED_STACK = 35
+    RELEASED_IN_SILENCE = 36
+    SILENCE_TO_STEP = 37
+    WITHIN_SILENCE = 38
+    SAME_STACK = 39
+    GRADIENTS_SIZES = 40
+    AUTOCAST_COPY = 41
+    MODULE_CALL_STACK = 42
+    ALIVE_AT_END = 43
+    ONE_SET_OF_SIZES = 44
+    CONSTRUCTED = 45
+    # Of recordings again.
+    LISTED = 60
+    HELD_BY_GRAPH = 61
+    UNSEEN_SAVED = 62
+    LATER_BACKWARD = 63
+    FROM_OUTSIDE = 64
+    WITHOUT_GRAD = 65
+    FREED_IN_FORWARD = 66
+    NO_BACKWARD_YET = 67
+    WITHIN_LOOP = 68
+    COMPILED_SAVED = 69
+    COMPILED_INSIDE = 70
+    COMPILED_TAKEN_OVER = 71
 
 
 EVIDENCE_TEXT = {
     Evidence.HELD_OBJECT: "address of a live, named tensor",
     Evidence.ACCUMULATED: "AccumulateGrad made or took it",
     Evidence.DATA_FLOW: "torch's data flow",
-    Evidence.SAVED: "made in forward, freed in backward",
-    Evidence.HELD_AFTER_BACKWARD: "made in forward, alive after backward",
-    Evidence.WITHIN_FORWARD: "made and freed in forward",
+    Evidence.SAVED: "made before backward, which used it or let go of it",
+    Evidence.HELD_AFTER_BACKWARD: "made in forward, not used by backward, and alive after it",
+    Evidence.WITHIN_FORWARD: "made in forward, and freed before backward had ended, which did not use it",
     Evidence.MADE_IN_BACKWARD: "made in backward",
     Evidence.RECOMPUTED: "made again in backward by its module",
     Evidence.OPTIMIZER_KEPT: "made by the optimizer and kept",
     Evidence.WITHIN_OPTIMIZER: "made and freed by the optimizer",
     Evidence.NO_TENSOR: "never seen as a tensor, freed by its own operator",
     Evidence.SEEN_BEFORE: "allocated before the recording, role unknown",
-    Evidence.OUTSIDE: "made outside forward, backward and optimizer",
+    Evidence.OUTSIDE: "made outside forward, backward and optimizer, and kept",
+    Evidence.LISTED: "a module or an optimizer listed it",
+    Evidence.HELD_BY_GRAPH: "a graph from before the recording keeps it for backward",
+    Evidence.UNSEEN_SAVED: "made by another thread or outside torch, and used by backward",
+    Evidence.LATER_BACKWARD: "made in backward with gradients on, and used by a later backward",
+    Evidence.FROM_OUTSIDE: "the loop made it out of nothing or of what was there, and training used it",
+    Evidence.WITHOUT_GRAD: "made in forward with gradients off",
+    Evidence.FREED_IN_FORWARD: "made and freed in forward, and no backward went back to it",
+    Evidence.NO_BACKWARD_YET: "made in forward with gradients on, and no backward has come",
+    Evidence.WITHIN_LOOP: "made and freed outside forward, backward and optimizer",
+    Evidence.COMPILED_SAVED: "the compiled forward hands it to backward",
+    Evidence.COMPILED_TAKEN_OVER: "the compiled backward took over memory that forward had saved something in",
+    Evidence.COMPILED_INSIDE: "made and freed inside a compiled graph",
     Evidence.HISTORY: "allocated before the recording, in the allocator's history",
     Evidence.UNSEEN: "made by another thread or outside torch, where the profiler does not record",
     Evidence.SAID_BY_RECORDING: "the recording says so",
@@ -103,4 +149,31 @@ EVIDENCE_TEXT = {
         "its stack is where modules create or move parameters and buffers, and it was never freed"
     ),
     Evidence.BEFORE_ANY_BACKWARD: "it was freed before any backward ran",
+    Evidence.FREED_BY_GRAD_ASSIGNMENT: "an assignment to .grad freed it",
+    Evidence.FREED_BY_DATA_ASSIGNMENT: "an assignment to .data freed it",
+    Evidence.REPLACES_PARAMETER: "made where an optimizer's step makes what takes a parameter's place",
+    Evidence.FREED_IN_STEP: "likely: there before the recording, and an optimizer's step let go of it",
+    Evidence.STEP_STACK_BEFORE: "there before the recording, and its stack is in an optimizer's step",
+    Evidence.BACKWARD_STACK_BEFORE: "likely: there before the recording, never freed, and its stack is in backward",
+    Evidence.RECOMPUTED_STACK: "a module made it again in backward, and autograd let go of it",
+    Evidence.RELEASED_IN_SILENCE: "likely: made under Python, and freed where no Python runs, as on autograd's threads",
+    Evidence.SILENCE_TO_STEP: (
+        "likely: made where no Python runs, of a parameter's size, and the optimizer's step found it alive"
+    ),
+    Evidence.WITHIN_SILENCE: "likely: made and freed where no Python runs, as on autograd's threads",
+    Evidence.SAME_STACK: "likely: what else the same stack made is of this kind",
+    Evidence.GRADIENTS_SIZES: (
+        "likely: there before the recording, never freed, and there are as many gradients of its size"
+    ),
+    Evidence.AUTOCAST_COPY: "likely: autocast's copy of a weight in fewer bits",
+    Evidence.MODULE_CALL_STACK: "likely: made in the call of a module, and in use while backward ran",
+    Evidence.ALIVE_AT_END: (
+        "likely, or an output: made in the call of a module, never freed, and no backward has run since"
+    ),
+    Evidence.CONSTRUCTED: (
+        "likely: a constructor of the program made it, and nothing but an optimizer's step ever freed it"
+    ),
+    Evidence.ONE_SET_OF_SIZES: (
+        "likely: there before the recording and never freed, only forward ran, and its sizes are no copies of others"
+    ),
 }

@@ -34,7 +34,7 @@ class RowChange:
     """What has one name at the peaks of both runs.
 
     Attributes:
-        name: Category, module, operator, or all of them and the place, for people.
+        name: Category, module, operator, or all of them and the line, for people.
         before_bytes: At the first peak.
         after_bytes: At the second one.
         before_count: Blocks at the first peak.
@@ -63,8 +63,8 @@ class PeakDiff:
         by_category: Names are a category.
         by_module: Names are a module's path.
         by_operator: Names are an operator.
-        by_line: Names are category, module, operator and place. Rows are matched by file and not by line, because lines
-            move; the place says the lines of both sides.
+        by_line: Names are category, module, operator and line. Rows are matched by file and not by line, because lines
+            move; the name says the lines of both sides.
     """
 
     before: SavedPeak
@@ -148,8 +148,8 @@ def _line_key(row: PeakRow) -> Hashable:
 def _line_name(row: PeakRow, before: list[PeakRow], after: list[PeakRow]) -> tuple[str, ...]:
     file, was, now = _file(row), _lines(before), _lines(after)
     lines = f"{was} -> {now}" if was and now and was != now else was or now
-    place = f"{file}:{lines}" if lines else file
-    return row.category, _module(row), _operator(row), place or "no Python frame"
+    where = f"{file}:{lines}" if lines else file
+    return row.category, _module(row), _operator(row), where or "no Python frame"
 
 
 def _lines(rows: list[PeakRow]) -> str:

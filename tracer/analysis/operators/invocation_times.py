@@ -11,14 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from tracer.analysis.operators.invocations import OpInstances, op_instances, rows_starting_at
+from tracer.analysis.operators.invocations import OpInstances, rows_starting_at
 from tracer.analysis.profiles.attribution import Attribution
+from tracer.arrays import Bool, Int, Ints, PerEngineNode, PerForwardPass, PerInvocation, PerOp, Rows
 from tracer.capture.recording import OpKind, Recording
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 # What an operator may write and still count as bookkeeping: a counter or a flag.
 COUNTER_BYTES = 16
@@ -35,7 +32,7 @@ class InstanceTimes:
         recompute_ns: [R] The part of `backward_ns` in which forward operators ran again.
         has_backward: [R] Whether a node of it ran.
         bookkeeping: [R] Neither forward nor backward makes or writes memory, beyond a counter.
-        device_forward_ns: [R] Time of the kernels that it launched, on the device; None where nobody measured it.
+        device_forward_ns: [R] Time of the kernels that it launched, on the device; None where it was not measured.
         device_backward_ns: [R] As above.
         between_ns: [P] Python between operators, per stretch.
         engine_step: [G] Step of each node that ran.
@@ -45,29 +42,35 @@ class InstanceTimes:
     """
 
     instances: OpInstances
-    forward_ns: Ints
-    backward_ns: Ints
-    recompute_ns: Ints
-    has_backward: Bools
-    bookkeeping: Bools
-    device_forward_ns: Ints | None
-    device_backward_ns: Ints | None
-    between_ns: Ints
-    engine_step: Ints
-    engine_row: Ints
-    engine_ns: Ints
-    engine_start_ns: Ints
+    forward_ns: PerInvocation[Int]
+    backward_ns: PerInvocation[Int]
+    recompute_ns: PerInvocation[Int]
+    has_backward: PerInvocation[Bool]
+    bookkeeping: PerInvocation[Bool]
+    device_forward_ns: PerInvocation[Int] | None
+    device_backward_ns: PerInvocation[Int] | None
+    between_ns: PerForwardPass[Int]
+    engine_step: PerEngineNode[Int]
+    engine_row: PerEngineNode[Int]
+    engine_ns: PerEngineNode[Int]
+    engine_start_ns: PerEngineNode[Int]
 
 
-def instance_times(recording: Recording, attribution: Attribution, *, device_ns: Ints | None = None) -> InstanceTimes:
+def instance_times(
+    recording: Recording,
+    attribution: Attribution,
+    instances: OpInstances,
+    *,
+    device_ns: PerOp[Int] | None = None,
+) -> InstanceTimes:
     """Times of one cycle's invocations.
 
     Args:
         recording: One cycle.
         attribution: Its owners.
+        instances: Its invocations in forward.
         device_ns: See `run_times`.
     """
-    instances = op_instances(recording, attribution)
     ops, num = recording.ops, len(instances.op)
     span = ops.end_ns - ops.start_ns
     engine, nested_in = _engine(recording)
@@ -93,7 +96,7 @@ def instance_times(recording: Recording, attribution: Attribution, *, device_ns:
     )
 
 
-def sum_at(rows: Ints, values: Ints, length: int) -> Ints:
+def sum_at(rows: Rows, values: Ints, length: int) -> Ints:
     """[length] the sum of the values of each row."""
     total = np.zeros(length, np.int64)
     np.add.at(total, rows, values)
@@ -106,7 +109,7 @@ def _own(span_ns: Ints, within: Ints) -> Ints:
     return span_ns - sum_at(within[inner], span_ns[inner], len(span_ns))
 
 
-def _engine(recording: Recording) -> tuple[Ints, Ints]:
+def _engine(recording: Recording) -> tuple[Rows, PerEngineNode[Int]]:
     """Operators that are the engine at work on a node, and for each the one in which it is nested, or -1."""
     ops = recording.ops
     rows = np.flatnonzero(ops.kind == OpKind.ENGINE)
@@ -120,7 +123,9 @@ def _engine(recording: Recording) -> tuple[Ints, Ints]:
     return rows, nested
 
 
-def _recomputed(recording: Recording, attribution: Attribution, engine: Ints, owner: Ints, num: int) -> Ints:
+def _recomputed(
+    recording: Recording, attribution: Attribution, engine: Rows, owner: PerEngineNode[Int], num: int
+) -> PerInvocation[Int]:
     """[R] time in which forward operators ran again, inside the nodes of each row."""
     ops = recording.ops
     # Grad mode is on while forward runs again, so its operators are numbered; those of a node are not.
@@ -135,26 +140,26 @@ def _recomputed(recording: Recording, attribution: Attribution, engine: Ints, ow
     return sum_at(target[claimed], (ops.end_ns - ops.start_ns)[rows][claimed], num)
 
 
-def _is_bookkeeping(recording: Recording, instances: OpInstances) -> Bools:
+def _is_bookkeeping(recording: Recording, instances: OpInstances) -> PerInvocation[Bool]:
     """[R] invocations that make no memory and write no more than a counter, in forward and in their nodes."""
     made, written = _made_bytes(recording), _written_bytes(recording)
     known, num = instances.row_of_op >= 0, len(instances.op)
     made, written = (sum_at(instances.row_of_op[known], one[known], num) for one in (made, written))
-    # Without recorded shapes nobody knows what an in-place operator wrote; its name says that it did.
+    # Without recorded shapes it is not known what an in-place operator wrote; its name says that it did.
     blind = not recording.flow.edge_mutated.any()
     in_place = np.array([recording.strings[name].endswith("_") for name in recording.ops.name[instances.op]], bool)
-    found: Bools = (made == 0) & (written <= COUNTER_BYTES) & ~(in_place & blind)
+    found: PerInvocation[Bool] = (made == 0) & (written <= COUNTER_BYTES) & ~(in_place & blind)
     return found
 
 
-def _made_bytes(recording: Recording) -> Ints:
+def _made_bytes(recording: Recording) -> PerOp[Int]:
     """[O] bytes that each operator allocated."""
     allocations = recording.allocations
     made = (allocations.size_bytes > 0) & (allocations.op >= 0)
     return sum_at(allocations.op[made], allocations.size_bytes[made], len(recording.ops.name))
 
 
-def _written_bytes(recording: Recording) -> Ints:
+def _written_bytes(recording: Recording) -> PerOp[Int]:
     """[O] bytes of the storages that each operator may have written to."""
     ops, flow = recording.ops, recording.flow
     mutated = flow.edge_mutated
@@ -163,7 +168,7 @@ def _written_bytes(recording: Recording) -> Ints:
     return sum_at(op[op >= 0], size[op >= 0], len(ops.name))
 
 
-def _between(recording: Recording, instances: OpInstances) -> Ints:
+def _between(recording: Recording, instances: OpInstances) -> PerForwardPass[Int]:
     """[P] the gaps before, between and behind the operators of each stretch, one by one."""
     ops, passes = recording.ops, instances.passes
     top = np.flatnonzero(instances.within < 0)

@@ -8,13 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from tracer.analysis.profiles.attribution import Attribution, Phase
+from tracer.arrays import Bool, Int, Ints, PerCall, PerForwardPass, PerInvocation, PerOp, Rows
 from tracer.capture.recording import CallKind, OpKind, Recording
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 # Operators whose name differs from that of the function that people call.
 _CALLED = {
@@ -33,9 +30,9 @@ class ForwardPasses:
     likewise; an operator is its first if a module called it or if it made an autograd node.
     """
 
-    step: Ints
-    start_ns: Ints
-    end_ns: Ints
+    step: PerForwardPass[Int]
+    start_ns: PerForwardPass[Int]
+    end_ns: PerForwardPass[Int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,16 +52,16 @@ class OpInstances:
             operator to which they belong; -1 where there is none.
     """
 
-    op: Ints
-    step: Ints
-    forward_pass: Ints
-    within: Ints
-    module: Ints
+    op: PerInvocation[Int]
+    step: PerInvocation[Int]
+    forward_pass: PerInvocation[Int]
+    within: PerInvocation[Int]
+    module: PerInvocation[Int]
     passes: ForwardPasses
-    row_of_op: Ints
+    row_of_op: PerOp[Int]
 
 
-def op_name(recorded_name: str) -> str:
+def short_op_name(recorded_name: str) -> str:
     """An operator's name as a person calls it: `conv2d`, not `aten::conv2d`."""
     name = recorded_name.removeprefix("aten::")
     return _CALLED.get(name, name)
@@ -81,7 +78,7 @@ def op_instances(recording: Recording, attribution: Attribution) -> OpInstances:
     key = _stretches(recording, attribution, candidates)
     core = _core(recording, attribution)[candidates]
     calls = _outermost_module_calls(recording)
-    chosen: list[Ints] = []
+    chosen: list[Rows] = []
     windows: list[tuple[int, int, int]] = []
     for rows in _groups(key):
         first_to_last = np.flatnonzero(core[rows])
@@ -107,7 +104,7 @@ def op_instances(recording: Recording, attribution: Attribution) -> OpInstances:
     )
 
 
-def rows_starting_at(start_ns: Ints, times_ns: Ints) -> Ints:
+def rows_starting_at(start_ns: Ints, times_ns: Ints) -> Rows:
     """For each time the row that starts then, to the nanosecond, or -1: how a data-flow node finds its operator."""
     order = np.argsort(start_ns, kind="stable")
     at = np.searchsorted(start_ns[order], times_ns)
@@ -118,12 +115,12 @@ def rows_starting_at(start_ns: Ints, times_ns: Ints) -> Ints:
     return out
 
 
-def _step(attribution: Attribution) -> Ints:
+def _step(attribution: Attribution) -> PerOp[Int]:
     """[O] the step; a recording without marked steps is one step."""
     return attribution.op_step if attribution.step_names else np.zeros(len(attribution.op_step), np.int64)
 
 
-def _candidates(recording: Recording, attribution: Attribution) -> tuple[Ints, Ints]:
+def _candidates(recording: Recording, attribution: Attribution) -> tuple[Rows, PerOp[Int]]:
     """Operators outside backward and optimizer that Python called, and [O] the function that encloses each, or -1."""
     ops = recording.ops
     outside = (ops.kind == OpKind.OPERATOR) & (attribution.op_node < 0) & (attribution.op_phase != Phase.OPTIMIZER)
@@ -143,7 +140,7 @@ def _candidates(recording: Recording, attribution: Attribution) -> tuple[Ints, I
     return np.flatnonzero(visible), within
 
 
-def _core(recording: Recording, attribution: Attribution) -> Bools:
+def _core(recording: Recording, attribution: Attribution) -> PerOp[Bool]:
     """[O] operators that make a forward: a module called them, or they made an autograd node."""
     ops = recording.ops
     core = (attribution.op_phase == Phase.FORWARD) & (attribution.op_module >= 0)
@@ -154,11 +151,11 @@ def _core(recording: Recording, attribution: Attribution) -> Bools:
         core[rows[:-1]] |= number[1:] > number[:-1]
     engine = (ops.kind == OpKind.ENGINE) & (ops.sequence_number >= 0) & (attribution.op_forward >= 0)
     core[attribution.op_forward[engine]] = True
-    found: Bools = core & (attribution.op_node < 0)
+    found: PerOp[Bool] = core & (attribution.op_node < 0)
     return found
 
 
-def _stretches(recording: Recording, attribution: Attribution, candidates: Ints) -> Ints:
+def _stretches(recording: Recording, attribution: Attribution, candidates: Rows) -> Ints:
     """[candidates, 3]: what separates stretches of forward: step, thread, and how much backward has run before."""
     ops = recording.ops
     engine = np.sort(ops.start_ns[(ops.kind == OpKind.ENGINE)])
@@ -166,7 +163,7 @@ def _stretches(recording: Recording, attribution: Attribution, candidates: Ints)
     return np.stack([_step(attribution)[candidates], ops.thread[candidates], before], axis=1)
 
 
-def _groups(key: Ints) -> list[Ints]:
+def _groups(key: Ints) -> list[Rows]:
     """Rows with equal keys, each group in order."""
     if not len(key):
         return []
@@ -176,7 +173,7 @@ def _groups(key: Ints) -> list[Ints]:
     return np.split(order, np.flatnonzero(np.diff(inverse[order])) + 1)
 
 
-def _outermost_module_calls(recording: Recording) -> Ints:
+def _outermost_module_calls(recording: Recording) -> PerCall[Int]:
     """[C] row of the outermost module call that encloses each call, itself included, or -1."""
     calls = recording.calls
     outermost = [-1] * len(calls.kind)
@@ -186,7 +183,7 @@ def _outermost_module_calls(recording: Recording) -> Ints:
     return np.array(outermost, np.int64)
 
 
-def _window(recording: Recording, outermost: Ints, candidates: Ints, within: Ints) -> tuple[int, int]:
+def _window(recording: Recording, outermost: PerCall[Int], candidates: Rows, within: PerOp[Int]) -> tuple[int, int]:
     """Start and end of a stretch: the outermost module call around its first and its last operator, or these."""
     ops, calls = recording.ops, recording.calls
     top = candidates[within[candidates] < 0]
@@ -208,7 +205,9 @@ def _has_backward(recording: Recording, call: int) -> bool:
     return bool(((ops.kind == OpKind.ENGINE) & (ops.start_ns >= start) & (ops.start_ns < end)).any())
 
 
-def _with_backward(recording: Recording, attribution: Attribution, row_of_op: Ints, within: Ints) -> Ints:
+def _with_backward(
+    recording: Recording, attribution: Attribution, row_of_op: PerOp[Int], within: PerOp[Int]
+) -> PerOp[Int]:
     """[O] the row here of every operator; a backward or recomputed one has that of its forward operator."""
     ops = recording.ops
     out = row_of_op.copy()
@@ -227,7 +226,9 @@ def _with_backward(recording: Recording, attribution: Attribution, row_of_op: In
     return np.array(settled, np.int64)
 
 
-def _recomputed_twins(recording: Recording, attribution: Attribution, row_of_op: Ints, within: Ints) -> dict[int, int]:
+def _recomputed_twins(
+    recording: Recording, attribution: Attribution, row_of_op: PerOp[Int], within: PerOp[Int]
+) -> dict[int, int]:
     """Recomputed operators of a checkpointed function, each with the row of the operator that it repeats.
 
     The n-th of a name in a module repeats the n-th of that name in that module.

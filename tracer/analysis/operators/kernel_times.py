@@ -1,19 +1,17 @@
 """How long each operator's kernels took on the device.
 
-Shapes: O operators, K kernels.
+Shapes: O operators, L kernels.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from tracer.arrays import Int, PerKernel, PerOp
 from tracer.capture.recording import Recording
 
-Ints = npt.NDArray[np.int64]
 
-
-def kernel_times(recording: Recording) -> Ints | None:
+def kernel_times(recording: Recording) -> PerOp[Int] | None:
     """Sum up the kernels that each operator launched.
 
     Kernels on several streams may run at the same time; their durations add up all the same.
@@ -37,8 +35,8 @@ def kernel_times(recording: Recording) -> Ints | None:
     return total
 
 
-def _launched_by(recording: Recording) -> Ints:
-    """[K] the innermost listed operator that was running on the launching thread, or -1."""
+def _launched_by(recording: Recording) -> PerKernel[Int]:
+    """[L] the innermost listed operator that was running on the launching thread, or -1."""
     kernels, ops = recording.kernels, recording.ops
     assert kernels is not None
     found = np.full(len(kernels.launched_ns), -1, np.int64)

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.analysis.operators.invocation_times import sum_at
-from tracer.analysis.operators.invocations import OpInstances, op_instances, op_name
-from tracer.analysis.operators.saved_tensors import Evidence, SavedActivations, saved_activations
+from tracer.analysis.operators.invocations import OpInstances, op_instances, short_op_name
+from tracer.analysis.operators.saved_tensors import HowSaved, SavedActivations, saved_activations
 from tracer.analysis.operators.weights import Weight, weights
 from tracer.analysis.profiles.findings import CycleFindings, Findings
-from tracer.analysis.profiles.source_lines import Place, frames_of_op
+from tracer.analysis.profiles.source_lines import frames_of_op
 from tracer.capture.known_storages import KnownStorages
 from tracer.capture.parameter_origins import Parameter
+from tracer.capture.source_line import SourceLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class ActivationEntry:
     unread_bytes: int
     num_storages: int
     module: str | None
-    frames: tuple[Place, ...]
+    frames: tuple[SourceLine, ...]
     invocation: int
     invocations: int
     input_shapes: tuple[tuple[int, ...], ...]
@@ -89,6 +90,7 @@ class MemoryReport:
 def memory_report(
     findings: Findings,
     *,
+    instances: OpInstances | None = None,
     parameters: Iterable[Parameter] = (),
     known: KnownStorages | None = None,
     settings: Mapping[str, object] | None = None,
@@ -97,13 +99,14 @@ def memory_report(
 
     Args:
         findings: Of a run.
-        parameters: Of its model; none where nobody has it, then there are no weights.
+        instances: Invocations in forward of the cycle with the largest peak, where they are known already.
+        parameters: Of its model; none where there is no model, then there are no weights.
         known: What was observed, the same as the findings were made with.
         settings: What the run was made with.
     """
     worst = findings.worst
-    instances = op_instances(worst.recording, worst.attribution)
-    saved = saved_activations(worst.recording, worst.attribution, instances, worst.storages, known)
+    instances = instances or op_instances(worst.recording, worst.attribution)
+    saved = saved_activations(worst.recording, worst.attribution, instances, worst.lifetimes, worst.blocks.kind)
     step = _step_to_show(worst, instances, saved)
     names = worst.attribution.step_names
     return MemoryReport(
@@ -150,7 +153,7 @@ def activation_entries(
         for values in (
             mine.size_bytes,
             np.where(mine.is_input, mine.size_bytes, 0),
-            np.where(mine.evidence == Evidence.FREED_IN_BACKWARD, mine.size_bytes, 0),
+            np.where(mine.evidence == HowSaved.FREED_IN_BACKWARD, mine.size_bytes, 0),
             np.ones(len(mine.row), np.int64),
         )
     )
@@ -160,7 +163,7 @@ def activation_entries(
         module = int(attribution.op_module[op])
         entries.append(
             ActivationEntry(
-                name=op_name(recording.strings[recording.ops.name[op]]),
+                name=short_op_name(recording.strings[recording.ops.name[op]]),
                 size_bytes=int(size_bytes[row]),
                 input_bytes=int(input_bytes[row]),
                 unread_bytes=int(unread_bytes[row]),

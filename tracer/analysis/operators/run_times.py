@@ -2,7 +2,7 @@
 
 Forward of a step is the sum of its stretches (`op_instances.ForwardPasses`); inside them every nanosecond belongs to a
 row, to a bookkeeping operator, or to Python between operators. Backward is the time of the autograd engine's nodes;
-each belongs to a row, to a bookkeeping operator, or to nobody.
+each belongs to a row, to a bookkeeping operator, or to neither.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from tracer.analysis.operators.invocation_times import InstanceTimes, instance_times
-from tracer.analysis.operators.invocations import op_name
+from tracer.analysis.operators.invocations import OpInstances, op_instances, short_op_name
 from tracer.analysis.operators.kernel_times import kernel_times
-from tracer.analysis.profiles.attribution import OPTIMIZER_PREFIXES, Attribution
-from tracer.analysis.profiles.source_lines import Place, frames_of_op, place_of
+from tracer.analysis.profiles.attribution import Attribution
+from tracer.analysis.profiles.source_lines import frames_of_op, line_of_frame
+from tracer.arrays import Int, PerOp
 from tracer.capture.recording import Recording
-
-Ints = npt.NDArray[np.int64]
+from tracer.capture.source_line import SourceLine
+from tracer.capture.torch_names import OPTIMIZER_PREFIXES
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class RunTimeRow:
     host_backward_ns: float | None
     recompute_ns: float
     module: str | None
-    frames: tuple[Place, ...]
+    frames: tuple[SourceLine, ...]
     invocation: int
     invocations: int
     input_shapes: tuple[tuple[int, ...], ...]
@@ -112,7 +112,7 @@ class DeviceTime:
         forward_rows_ns: Launched in rows.
         backward_rows_ns: Launched in the autograd nodes of rows.
         bookkeeping_ns: Launched in bookkeeping operators and their nodes.
-        elsewhere_ns: Launched by the optimizer, by nodes that are nobody's, and outside of forward and backward.
+        elsewhere_ns: Launched by the optimizer, by nodes without a row, and outside of forward and backward.
     """
 
     total_ns: int
@@ -124,7 +124,7 @@ class DeviceTime:
 
 @dataclass(frozen=True, slots=True)
 class RunTimes:
-    """The answer.
+    """Run times of all cycles.
 
     Attributes:
         rows: Invocations in program order.
@@ -142,7 +142,10 @@ class RunTimes:
 
 
 def run_times(
-    cycles: Sequence[tuple[Recording, Attribution]], *, device_ns: Sequence[Ints | None] | None = None
+    cycles: Sequence[tuple[Recording, Attribution]],
+    *,
+    instances: Sequence[OpInstances] | None = None,
+    device_ns: Sequence[PerOp[Int] | None] | None = None,
 ) -> RunTimes:
     """Time every invocation of forward, averaged over the steps of all cycles.
 
@@ -150,11 +153,15 @@ def run_times(
 
     Args:
         cycles: Recordings with their owners.
+        instances: Per cycle, its invocations in forward, where they are known already.
         device_ns: Per cycle, [O] the time that the kernels launched in each operator took on the device, those of
             operators in it included; None where it was not measured. By default from the recordings' kernels.
     """
     device = device_ns or [kernel_times(recording) for recording, _ in cycles]
-    timed = [instance_times(*cycle, device_ns=one) for cycle, one in zip(cycles, device, strict=True)]
+    invoked = instances or [op_instances(*cycle) for cycle in cycles]
+    timed = [
+        instance_times(*cycle, ours, device_ns=one) for cycle, ours, one in zip(cycles, invoked, device, strict=True)
+    ]
     by_device = bool(timed) and all(times.device_forward_ns is not None for times in timed)
     merged = _Merged(by_device=by_device)
     for (recording, attribution), times in zip(cycles, timed, strict=True):
@@ -193,7 +200,9 @@ class _Merged:
         self.by_device = by_device
         self.order: list[Hashable] = []
         self.samples: dict[Hashable, list[tuple[float, float, bool, float, float, float]]] = defaultdict(list)
-        self.facts: dict[Hashable, tuple[str, str | None, tuple[Place, ...], int, tuple[tuple[int, ...], ...]]] = {}
+        self.facts: dict[
+            Hashable, tuple[str, str | None, tuple[SourceLine, ...], int, tuple[tuple[int, ...], ...]]
+        ] = {}
         self.in_step: dict[Hashable, int] = {}
 
     def add(self, recording: Recording, attribution: Attribution, times: InstanceTimes, rows: list[int]) -> None:
@@ -202,9 +211,9 @@ class _Merged:
         at = 0
         for row in rows:
             op = int(times.instances.op[row])
-            name = op_name(recording.strings[recording.ops.name[op]])
+            name = short_op_name(recording.strings[recording.ops.name[op]])
             module = attribution.modules[attribution.op_module[op]] if attribution.op_module[op] >= 0 else None
-            group: Hashable = (name, module, place_of(recording, int(attribution.op_frame[op])))
+            group: Hashable = (name, module, line_of_frame(recording, int(attribution.op_frame[op])))
             number = counts[group]
             counts[group] += 1
             if times.bookkeeping[row]:
@@ -264,7 +273,7 @@ def _bookkeeping(cycles: Iterable[tuple[Recording, InstanceTimes]]) -> tuple[Boo
     found: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     for recording, times in cycles:
         for row in np.flatnonzero(times.bookkeeping).tolist():
-            total = found[op_name(recording.strings[recording.ops.name[times.instances.op[row]]])]
+            total = found[short_op_name(recording.strings[recording.ops.name[times.instances.op[row]]])]
             total[0] += 1
             total[1] += int(times.forward_ns[row])
             total[2] += int(times.backward_ns[row])

@@ -1,11 +1,12 @@
 """What forward keeps for backward: for every operator invocation the bytes that its autograd nodes hold alive.
 
 A storage is saved if an autograd node reads it (torch's data flow shows what each node read) or if it was made in
-forward and freed while the autograd engine ran: whoever lets go there is the graph. It counts once, for the first
-invocation in program order whose node holds it, because that node is the last to let go. Parameters, buffers,
-gradients and optimizer state are nobody's activations; the batch is one when it is saved, and is marked as such.
+forward and freed while the autograd engine ran: whoever lets go there is the graph. It counts once in a step, for the
+first invocation in program order whose node holds it, because that node is the last to let go; a batch that lives for
+several steps is saved anew in each. Parameters, buffers, gradients and optimizer state are not activations; the batch
+is one when it is saved, and is marked as such.
 
-Shapes: B saved storages, R invocations.
+Shapes: T saved storages, R invocations.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
+from tracer.analysis.kinds import Kind
 from tracer.analysis.operators.invocations import OpInstances, rows_starting_at
-from tracer.analysis.profiles.attribution import OPTIMIZER_PREFIXES, Attribution, Phase
-from tracer.analysis.profiles.block_lifetimes import Storages
-from tracer.capture.known_storages import KnownStorages, Role
+from tracer.analysis.profiles.attribution import Attribution, Phase
+from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
+from tracer.arrays import Bool, Bools, Int, Ints, PerBlock, PerSavedTensor, Rows
 from tracer.capture.recording import Recording
+from tracer.capture.torch_names import OPTIMIZER_PREFIXES
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+_NOBODYS = (Kind.PARAMETER, Kind.BUFFER, Kind.GRADIENT, Kind.OPTIMIZER_STATE)
 
 
-class Evidence(IntEnum):
+class HowSaved(IntEnum):
     """How a storage is known to be saved."""
 
     READ_IN_BACKWARD = 0
@@ -36,23 +37,23 @@ class Evidence(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedActivations:
-    """Saved storages, each once. Columns [B].
+    """Saved storages, each once in a step. Columns [T].
 
     Attributes:
-        block: Row in `Storages`.
+        block: Row in `BlockLifetimes`.
         row: Row in `OpInstances`: the first invocation that saved it.
         step: Index of the step.
         size_bytes: As the allocator handed it out.
-        is_input: Made before the step's forward, or observed as the batch.
-        evidence: `Evidence`.
+        is_input: It is the batch.
+        evidence: `HowSaved`.
     """
 
-    block: Ints
-    row: Ints
-    step: Ints
-    size_bytes: Ints
-    is_input: Bools
-    evidence: Ints
+    block: PerSavedTensor[Int]
+    row: PerSavedTensor[Int]
+    step: PerSavedTensor[Int]
+    size_bytes: PerSavedTensor[Int]
+    is_input: PerSavedTensor[Bool]
+    evidence: PerSavedTensor[Int]
 
     def of_step(self, step: int) -> SavedActivations:
         """Those of one step."""
@@ -71,8 +72,8 @@ def saved_activations(
     recording: Recording,
     attribution: Attribution,
     instances: OpInstances,
-    storages: Storages,
-    known: KnownStorages | None = None,
+    lifetimes: BlockLifetimes,
+    kinds: PerBlock[Int],
 ) -> SavedActivations:
     """Find every storage that a forward keeps for its backward.
 
@@ -80,69 +81,65 @@ def saved_activations(
         recording: One cycle.
         attribution: Its owners.
         instances: Its invocations in forward.
-        storages: Blocks of one device.
-        known: Objects that somebody held, the same as `storages` were followed with.
+        lifetimes: Blocks of one device.
+        kinds: [B] What each of them is; the same as everywhere else.
     """
-    eligible = _eligible(recording, attribution, instances, storages, known)
-    block, row, evidence = _holders(recording, attribution, instances, storages)
-    good = eligible[block] & _made_before(recording, instances, storages, block, row)
+    eligible = _eligible(recording, attribution, instances, lifetimes, kinds)
+    block, row, evidence = _holders(recording, attribution, instances, lifetimes)
+    good = eligible[block] & _made_before(recording, instances, lifetimes, block, row)
     block, row, evidence = block[good], row[good], evidence[good]
-    # The earliest holder wins; for the evidence, a node that read it does.
-    order = np.lexsort((evidence, row, block))
-    block, row, evidence = block[order], row[order], evidence[order]
-    first = np.concatenate([[True], block[1:] != block[:-1]]) if len(block) else np.empty(0, bool)
-    was_read = np.zeros(len(storages.size_bytes), bool)
-    was_read[block[evidence == Evidence.READ_IN_BACKWARD]] = True
+    # The earliest holder of each step wins; for the evidence, a node that read it does.
+    step = instances.step[row]
+    order = np.lexsort((evidence, row, step, block))
+    block, row, evidence, step = block[order], row[order], evidence[order], step[order]
+    first = np.ones(len(block), bool)
+    first[1:] = (block[1:] != block[:-1]) | (step[1:] != step[:-1])
+    was_read = np.zeros(len(lifetimes.size_bytes), bool)
+    was_read[block[evidence == HowSaved.READ_IN_BACKWARD]] = True
     block, row = block[first], row[first]
     return SavedActivations(
         block=block,
         row=row,
         step=instances.step[row],
-        size_bytes=storages.size_bytes[block],
-        is_input=_is_input(recording, instances, storages, known, block, row),
-        evidence=np.where(was_read[block], Evidence.READ_IN_BACKWARD, Evidence.FREED_IN_BACKWARD),
+        size_bytes=lifetimes.size_bytes[block],
+        is_input=kinds[block] == Kind.INPUT,
+        evidence=np.where(was_read[block], HowSaved.READ_IN_BACKWARD, HowSaved.FREED_IN_BACKWARD),
     )
 
 
-def _made_before(recording: Recording, instances: OpInstances, storages: Storages, block: Ints, row: Ints) -> Bools:
+def _made_before(
+    recording: Recording, instances: OpInstances, lifetimes: BlockLifetimes, block: Rows, row: Rows
+) -> Bools:
     """Whether each block was there when the invocation ended: a node also reads what other nodes have just made."""
-    allocation = storages.allocation[block]
+    allocation = lifetimes.allocation[block]
     made_ns = np.where(allocation >= 0, recording.allocations.time_ns[allocation], -1)
     found: Bools = made_ns <= recording.ops.end_ns[instances.op[row]]
     return found
-
-
-def _roles(storages: Storages, known: KnownStorages | None) -> Ints:
-    """[L] what each block was observed as, or -1."""
-    role = np.full(len(storages.size_bytes), -1, np.int64)
-    if known is not None:
-        seen = storages.observed_as >= 0
-        role[seen] = known.role[storages.observed_as[seen]]
-    return role
 
 
 def _eligible(
     recording: Recording,
     attribution: Attribution,
     instances: OpInstances,
-    storages: Storages,
-    known: KnownStorages | None,
-) -> Bools:
-    """[L] blocks that can be activations: the batch, and what operators outside the optimizer made.
+    lifetimes: BlockLifetimes,
+    kinds: PerBlock[Int],
+) -> PerBlock[Bool]:
+    """[B] blocks that can be activations: the batch, and what operators outside the optimizer made.
 
     What no operator made is no saved tensor: the random states that checkpointing keeps, Python numbers as tensors.
     """
-    role = _roles(storages, known)
-    made_here = storages.allocation >= 0
+    made_here = lifetimes.allocation >= 0
     by_operator = np.zeros(len(made_here), bool)
-    by_operator[made_here] = recording.allocations.op[storages.allocation[made_here]] >= 0
+    by_operator[made_here] = recording.allocations.op[lifetimes.allocation[made_here]] >= 0
     by_optimizer = np.zeros(len(made_here), bool)
-    by_optimizer[made_here] = _in_optimizer(recording, attribution, instances, storages.allocation[made_here])
-    found: Bools = (made_here & by_operator & ~by_optimizer & (role < 0)) | (role == Role.INPUT)
-    return found
+    by_optimizer[made_here] = _in_optimizer(recording, attribution, instances, lifetimes.allocation[made_here])
+    found: PerBlock[Bool] = made_here & by_operator & ~by_optimizer & ~np.isin(kinds, _NOBODYS)
+    # Of what was there before, torch's data flow takes the buffers of a norm for a batch where no tensor was observed.
+    is_known = by_operator | (lifetimes.observed_as >= 0) | (~made_here & lifetimes.count.is_walked)
+    return np.asarray(found | ((kinds == Kind.INPUT) & is_known), np.bool_)
 
 
-def _in_optimizer(recording: Recording, attribution: Attribution, instances: OpInstances, allocation: Ints) -> Bools:
+def _in_optimizer(recording: Recording, attribution: Attribution, instances: OpInstances, allocation: Rows) -> Bools:
     """Whether each allocation was made while an optimizer ran, and not by a forward that the optimizer called.
 
     An optimizer that gives parameters new storages may leave autograd on, so that its operators look like forward.
@@ -157,21 +154,21 @@ def _in_optimizer(recording: Recording, attribution: Attribution, instances: OpI
 
 
 def _holders(
-    recording: Recording, attribution: Attribution, instances: OpInstances, storages: Storages
-) -> tuple[Ints, Ints, Ints]:
+    recording: Recording, attribution: Attribution, instances: OpInstances, lifetimes: BlockLifetimes
+) -> tuple[Rows, Rows, Ints]:
     """Pairs of block and the invocation whose node read or released it, with the evidence."""
-    read_block, read_row = _readers(recording, instances, storages)
-    freed_block, freed_row = _releasers(recording, attribution, instances, storages)
-    evidence = np.repeat([int(Evidence.READ_IN_BACKWARD), int(Evidence.FREED_IN_BACKWARD)],
+    read_block, read_row = _readers(recording, instances, lifetimes)
+    freed_block, freed_row = _releasers(recording, attribution, instances, lifetimes)
+    evidence = np.repeat([int(HowSaved.READ_IN_BACKWARD), int(HowSaved.FREED_IN_BACKWARD)],
                          [len(read_block), len(freed_block)])  # fmt: skip
     return np.concatenate([read_block, freed_block]), np.concatenate([read_row, freed_row]), evidence.astype(np.int64)
 
 
-def _readers(recording: Recording, instances: OpInstances, storages: Storages) -> tuple[Ints, Ints]:
+def _readers(recording: Recording, instances: OpInstances, lifetimes: BlockLifetimes) -> tuple[Rows, Rows]:
     flow, ops = recording.flow, recording.ops
     block_of_key = np.full(len(recording.keys.id), -1, np.int64)
-    tensors = storages.key >= 0
-    block_of_key[storages.key[tensors]] = np.flatnonzero(tensors)
+    tensors = lifetimes.key >= 0
+    block_of_key[lifetimes.key[tensors]] = np.flatnonzero(tensors)
     edges = np.flatnonzero(flow.node_backward[flow.edge_node] & ~flow.edge_allocated)
     block = block_of_key[flow.edge_key[edges]]
     op = rows_starting_at(ops.start_ns, flow.node_time_ns[flow.edge_node[edges]])
@@ -183,16 +180,16 @@ def _readers(recording: Recording, instances: OpInstances, storages: Storages) -
 
 
 def _releasers(
-    recording: Recording, attribution: Attribution, instances: OpInstances, storages: Storages
-) -> tuple[Ints, Ints]:
+    recording: Recording, attribution: Attribution, instances: OpInstances, lifetimes: BlockLifetimes
+) -> tuple[Rows, Rows]:
     """Blocks made in a stretch of forward and freed by the engine, with the invocation of the node that ran."""
     ops, allocations = recording.ops, recording.allocations
-    ended = storages.freed_at < len(storages.events)
-    made = (storages.allocation >= 0) & ended
+    ended = lifetimes.freed_at < len(lifetimes.events)
+    made = (lifetimes.allocation >= 0) & ended
     block = np.flatnonzero(made)
-    inside = _in_forward(recording, attribution, instances, storages.allocation[block])
+    inside = _in_forward(recording, attribution, instances, lifetimes.allocation[block])
     block = block[inside]
-    free = storages.events[storages.freed_at[block]]
+    free = lifetimes.events[lifetimes.freed_at[block]]
     op = allocations.op[free]
     node = np.where(op >= 0, attribution.op_node[op], -1)
     in_node = node >= 0
@@ -203,7 +200,7 @@ def _releasers(
     return block[good], row[good]
 
 
-def _in_forward(recording: Recording, attribution: Attribution, instances: OpInstances, allocation: Ints) -> Bools:
+def _in_forward(recording: Recording, attribution: Attribution, instances: OpInstances, allocation: Rows) -> Bools:
     """Whether each allocation was made within a stretch of forward, outside backward."""
     passes = instances.passes
     time_ns = recording.allocations.time_ns[allocation]
@@ -212,18 +209,3 @@ def _in_forward(recording: Recording, attribution: Attribution, instances: OpIns
     within[within] = time_ns[within] <= passes.end_ns[at[within]]
     inside: Bools = within & (attribution.allocation_phase[allocation] != Phase.BACKWARD)
     return inside
-
-
-def _is_input(
-    recording: Recording,
-    instances: OpInstances,
-    storages: Storages,
-    known: KnownStorages | None,
-    block: Ints,
-    row: Ints,
-) -> Bools:
-    allocation = storages.allocation[block]
-    begins = instances.passes.start_ns[instances.forward_pass[row]]
-    before = (allocation < 0) | (recording.allocations.time_ns[allocation] < begins)
-    observed: Bools = before | (_roles(storages, known)[block] == Role.INPUT)
-    return observed

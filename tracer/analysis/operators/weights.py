@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.analysis.profiles.attribution import Attribution
-from tracer.analysis.profiles.source_lines import Place
 from tracer.capture.known_storages import KnownStorages, Role
 from tracer.capture.parameter_origins import Parameter
 from tracer.capture.recording import OpKind, Recording
+from tracer.capture.source_line import SourceLine
+from tracer.capture.torch_names import is_accumulate_grad
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Weight:
     size_bytes: int
     grad_size_bytes: int
     module: str
-    frames: tuple[Place, ...]
+    frames: tuple[SourceLine, ...]
 
 
 def weights(
@@ -62,7 +63,7 @@ def weights(
                 parameter.size_bytes if all_have and parameter.wants_gradient else observed.get(parameter.name, 0),
             ),
             module=parameter.module,
-            frames=tuple(Place(line.file, line.line) for line in parameter.lines),
+            frames=parameter.lines,
         )
         for parameter in listed
     )
@@ -82,7 +83,7 @@ def _most_accumulated(cycles: Sequence[tuple[Recording, Attribution]]) -> int:
     """The most gradients that one step accumulated."""
     most = 0
     for recording, attribution in cycles:
-        names = [name.endswith("AccumulateGrad") for name in recording.strings]
+        names = [is_accumulate_grad(name) for name in recording.strings]
         nodes = (recording.ops.kind == OpKind.ENGINE) & np.array(names, bool)[recording.ops.name]
         steps = attribution.op_step[nodes]
         if len(steps):

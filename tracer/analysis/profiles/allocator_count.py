@@ -2,7 +2,7 @@
 
 On an accelerator the allocator's own running total says it. The CPU's begins with the recording, leaves out what other
 parts of torch map into memory (it reports a total of 0 with those), and knows nothing of what was there before or was
-made by a thread that nobody records; each of these is counted by itself here.
+made by a thread that is not recorded; each of these is counted by itself here.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from tracer.analysis.profiles.allocator_order import alive_bytes
 from tracer.analysis.profiles.unrecorded_storages import (
     UnrecordedStorages,
     ends_unseen,
@@ -20,11 +20,9 @@ from tracer.analysis.profiles.unrecorded_storages import (
     observed_before,
     unseen_keys,
 )
+from tracer.arrays import Bool, Int, PerEvent
 from tracer.capture.known_storages import KnownStorages
 from tracer.capture.recording import Recording
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,17 +34,17 @@ class AllocatorCount:
         mapped_bytes: In files and shared memory that torch mapped since then; the CPU only.
         before_bytes: In storages that were there before the recording, until they must be gone; the CPU only.
         unseen_bytes: In storages that were made where the profiler does not record; the CPU only.
-        is_walked: Whether somebody looked for all that Python could reach right before the recording.
+        is_walked: Whether all that Python could reach was looked at right before the recording.
     """
 
-    counter_bytes: Ints
-    mapped_bytes: Ints
-    before_bytes: Ints
-    unseen_bytes: Ints
+    counter_bytes: PerEvent[Int]
+    mapped_bytes: PerEvent[Int]
+    before_bytes: PerEvent[Int]
+    unseen_bytes: PerEvent[Int]
     is_walked: bool
 
     @property
-    def total_bytes(self) -> Ints:
+    def total_bytes(self) -> PerEvent[Int]:
         """[D] all of it."""
         return self.counter_bytes + self.mapped_bytes + self.before_bytes + self.unseen_bytes
 
@@ -73,7 +71,11 @@ class CountedParts:
 
 
 def allocator_count(
-    recording: Recording, known: KnownStorages | None, device: int, events: Ints, unrecorded: UnrecordedStorages
+    recording: Recording,
+    known: KnownStorages | None,
+    device: int,
+    events: PerEvent[Int],
+    unrecorded: UnrecordedStorages,
 ) -> AllocatorCount:
     """Count what was allocated after each event of one device.
 
@@ -82,7 +84,7 @@ def allocator_count(
         known: Observations.
         device: Index in `Recording.devices`.
         events: [D] The device's events in allocator order.
-        unrecorded: Of the same device; nobody but operators knows of what was made unseen.
+        unrecorded: Of the same device; of what was made unseen only operators tell.
 
     Source:
         `total_allocated` of the profiler's allocation events; c10/core/CPUAllocator.cpp (ProfiledCPUMemoryReporter),
@@ -99,21 +101,21 @@ def allocator_count(
         counter_bytes=_rise_of_the_counter(recording, events, mapped),
         mapped_bytes=np.cumsum(np.where(mapped, size, 0)),
         before_bytes=_before_bytes(recording, known, device, events),
-        unseen_bytes=_alive_bytes(
+        unseen_bytes=alive_bytes(
             unrecorded.size_bytes[unseen], unrecorded.made_at[unseen], unrecorded.freed_at[unseen], len(events)
         ),
         is_walked=is_walked,
     )
 
 
-def _running_total(recording: Recording, events: Ints) -> Ints:
-    """[D] an absolute counter; an assumed free, which nobody reported, leaves it as it was."""
+def _running_total(recording: Recording, events: PerEvent[Int]) -> PerEvent[Int]:
+    """[D] an absolute counter; an assumed free, which no allocator reported, leaves it as it was."""
     total, assumed = recording.allocations.total_allocated_bytes[events], recording.allocations.assumed[events]
     latest = np.maximum.accumulate(np.where(assumed, 0, np.arange(len(events))))
     return np.asarray(total[latest], np.int64) if len(events) else total
 
 
-def _is_mapped(recording: Recording, events: Ints) -> Bools:
+def _is_mapped(recording: Recording, events: PerEvent[Int]) -> PerEvent[Bool]:
     """[D] whether an event is of mapped memory: its total is 0 though something was just allocated, or still is."""
     allocations = recording.allocations
     total, size = allocations.total_allocated_bytes[events], allocations.size_bytes[events]
@@ -134,8 +136,8 @@ def _is_mapped(recording: Recording, events: Ints) -> Bools:
     return np.asarray(mapped, np.bool_)
 
 
-def _rise_of_the_counter(recording: Recording, events: Ints, mapped: Bools) -> Ints:
-    """[D] how much the CPU's counter has risen; it may begin anywhere, and a free that nobody recorded is put in."""
+def _rise_of_the_counter(recording: Recording, events: PerEvent[Int], mapped: PerEvent[Bool]) -> PerEvent[Int]:
+    """[D] how much the CPU's counter has risen; it may begin anywhere, and an assumed free is put in."""
     allocations = recording.allocations
     total, size, assumed = (
         column[events] for column in (allocations.total_allocated_bytes, allocations.size_bytes, allocations.assumed)
@@ -152,7 +154,9 @@ def _rise_of_the_counter(recording: Recording, events: Ints, mapped: Bools) -> I
     return np.asarray(np.where(latest >= 0, total[latest] - start, 0) + put_in, np.int64)
 
 
-def _before_bytes(recording: Recording, known: KnownStorages | None, device: int, events: Ints) -> Ints:
+def _before_bytes(
+    recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int]
+) -> PerEvent[Int]:
     """[D] bytes of the distinct addresses that were taken before the recording, until they must be gone.
 
     A free of one that the CPU's allocator reports is in its counter, but with the size that the address had when it was
@@ -172,20 +176,12 @@ def _before_bytes(recording: Recording, known: KnownStorages | None, device: int
         if size[position] < 0 and number[position] not in made:
             taken.setdefault(address[position], -size[position])
             freed.setdefault(address[position], position)
-    places = np.array(list(taken), np.int64)
+    addresses = np.array(list(taken), np.int64)
     size_bytes = np.array(list(taken.values()), np.int64)
-    unseen_ends = ends_unseen(recording, known, device, events, places, size_bytes)
-    recorded = np.array([freed.get(place, end) for place in taken], np.int64)
+    unseen_ends = ends_unseen(recording, known, device, events, addresses, size_bytes)
+    recorded = np.array([freed.get(addr, end) for addr in taken], np.int64)
     is_recorded = recorded <= np.minimum(unseen_ends, end - 1)
-    reported = np.array([-size[freed[place]] if place in freed else 0 for place in taken], np.int64)
-    level = _alive_bytes(size_bytes, np.full(len(places), -1, np.int64), np.where(is_recorded, end, unseen_ends), end)
+    reported = np.array([-size[freed[addr]] if addr in freed else 0 for addr in taken], np.int64)
+    level = alive_bytes(size_bytes, np.full(len(addresses), -1, np.int64), np.where(is_recorded, end, unseen_ends), end)
     wrong_by = (size_bytes - reported)[is_recorded]
-    return level - _alive_bytes(wrong_by, recorded[is_recorded], np.full(len(wrong_by), end, np.int64), end)
-
-
-def _alive_bytes(size_bytes: Ints, made_at: Ints, freed_at: Ints, end: int) -> Ints:
-    """[D] bytes alive after each event."""
-    change = np.zeros(end + 2, np.int64)
-    np.add.at(change, made_at + 1, size_bytes)
-    np.add.at(change, freed_at + 1, -size_bytes)
-    return np.asarray(np.cumsum(change)[1 : end + 1], np.int64)
+    return level - alive_bytes(wrong_by, recorded[is_recorded], np.full(len(wrong_by), end, np.int64), end)

@@ -1,10 +1,10 @@
 """The caching allocator's own history beside the profiler's recording: which entry made which block.
 
-Each knows what the other does not. The profiler knows operators, modules and tensors; the history what was asked for
+Each knows what the other does not. The profiler knows operators, modules and tensors; the history what was requested
 before rounding, the segments, and blocks from before the recording. Both saw the same allocations in the same order,
 so they are joined by device, address and order, never by time: a third of all entries share their microsecond.
 
-Shapes: L blocks of `Storages`, E entries of the trace, Q blocks in use at one moment.
+Shapes: B blocks of `BlockLifetimes`, Q blocks in use at one moment.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from tracer.analysis.profiles.block_lifetimes import Storages
+from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
 from tracer.analysis.snapshots.sites import Sites
+from tracer.arrays import Bools, Int, Ints, PerBlock, PerBlockInUse, Rows
 from tracer.snapshot.actions import Action, BlockState
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, Replay
 from tracer.snapshot.replay import replay as replay_device
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,13 +31,13 @@ class JoinedHistory:
         state: The device's part of the snapshot.
         replay: Its replay, with the profiler's exact sizes for the blocks that are in both.
         sites: The lines behind the snapshot's stacks.
-        entry: [L] Entry that made each block of `Storages`, or -1.
+        entry: [B] Entry that made each block of `BlockLifetimes`, or -1.
     """
 
     state: DeviceState
     replay: Replay
     sites: Sites
-    entry: Ints
+    entry: PerBlock[Int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,31 +45,31 @@ class InUse:
     """What the allocator had handed out at one moment, columns [Q].
 
     Attributes:
-        block: Row of `Storages`; -1 for what the recording never saw.
+        block: Row of `BlockLifetimes`; -1 for what the recording never saw.
         address: Where it begins.
         size_bytes: As the allocator rounds it.
-        requested_bytes: As it was asked for.
+        requested_bytes: As it was requested.
         stack: Number of the stack that allocated it; 0 is the empty one.
         pending_bytes: Freed by the program, but another stream may still be using it: in no row.
         memory: Reserved memory and the holes in it.
     """
 
-    block: Ints
-    address: Ints
-    size_bytes: Ints
-    requested_bytes: Ints
-    stack: Ints
+    block: PerBlockInUse[Int]
+    address: PerBlockInUse[Int]
+    size_bytes: PerBlockInUse[Int]
+    requested_bytes: PerBlockInUse[Int]
+    stack: PerBlockInUse[Int]
     pending_bytes: int
     memory: Fragmentation
 
 
-def join_history(snapshot: Snapshot, device: str, storages: Storages) -> JoinedHistory | None:
+def join_history(snapshot: Snapshot, device: str, lifetimes: BlockLifetimes) -> JoinedHistory | None:
     """Find a recording's allocations in a snapshot that was dumped right after it.
 
     Args:
         snapshot: With the history of at least the end of the recording.
         device: As `str(torch.device)` writes it.
-        storages: The device's blocks.
+        lifetimes: The device's blocks.
 
     Returns:
         None if the snapshot has nothing of the device.
@@ -85,72 +83,72 @@ def join_history(snapshot: Snapshot, device: str, storages: Storages) -> JoinedH
         return None
     trace = state.trace
     made = trace.where(Action.ALLOC)
-    entry = join_entries(made, trace.addr[made], trace.size[made], storages)
+    entry = join_entries(made, trace.addr[made], trace.size[made], lifetimes)
     replayed = replay_device(state, snapshot.settings)
     lives = replayed.lives
     block_of_entry = np.full(len(trace), -1, np.int64)
     joined = np.flatnonzero(entry >= 0)
     block_of_entry[entry[joined]] = joined
     block = np.where(lives.alloc_entry >= 0, block_of_entry[lives.alloc_entry], -1)
-    exact = np.where(block >= 0, storages.size_bytes[block], lives.allocated_bytes)
+    exact = np.where(block >= 0, lifetimes.size_bytes[block], lives.allocated_bytes)
     return JoinedHistory(
         state, replace(replayed, lives=replace(lives, allocated_bytes=exact)), Sites(snapshot.stacks), entry
     )
 
 
-def join_entries(entry: Ints, address: Ints, size_bytes: Ints, storages: Storages) -> Ints:
+def join_entries(entry: Ints, address: Ints, size_bytes: Ints, lifetimes: BlockLifetimes) -> PerBlock[Int]:
     """Find each block's allocation among a history's.
 
     The history begins before the profiler does and both end together, so that the last allocation of an address is the
-    same in both, and the one before it, and so on; the history's surplus is at its head. A pair in which more was asked
-    for than the block holds is none.
+    same in both, and the one before it, and so on; the history's surplus is at its head. A pair in which more was
+    requested than the block holds is none.
 
     Args:
         entry: Numbers of the history's allocations, ascending.
         address: Of the same.
-        size_bytes: Of the same, as asked for.
-        storages: The device's blocks.
+        size_bytes: Of the same, as requested.
+        lifetimes: The device's blocks.
 
     Returns:
-        [L] an entry for each block, or -1.
+        [B] an entry for each block, or -1.
     """
-    found = np.full(len(storages.address), -1, np.int64)
-    made = np.flatnonzero(storages.allocation >= 0)
-    made = made[np.argsort(storages.made_at[made], kind="stable")]
-    both = np.concatenate([address, storages.address[made]])
-    _, place = np.unique(both, return_inverse=True)
-    theirs, ours = np.split(place.reshape(-1), [len(address)])
+    found = np.full(len(lifetimes.address), -1, np.int64)
+    made = np.flatnonzero(lifetimes.allocation >= 0)
+    made = made[np.argsort(lifetimes.made_at[made], kind="stable")]
+    both = np.concatenate([address, lifetimes.address[made]])
+    _, number = np.unique(both, return_inverse=True)
+    theirs, ours = np.split(number.reshape(-1), [len(address)])
     width = max(len(theirs), len(ours), 1)
     _, at, row = np.intersect1d(
         theirs * width + _rank_from_end(theirs), ours * width + _rank_from_end(ours), return_indices=True
     )
-    fits = size_bytes[at] <= storages.size_bytes[made[row]]
+    fits = size_bytes[at] <= lifetimes.size_bytes[made[row]]
     found[made[row[fits]]] = entry[at[fits]]
     return found
 
 
-def _rank_from_end(place: Ints) -> Ints:
+def _rank_from_end(values: Ints) -> Ints:
     """How often each value comes again behind its row."""
-    order = np.argsort(place, kind="stable")
-    ordered = place[order]
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
     last = np.searchsorted(ordered, ordered, side="right") - 1
-    rank = np.empty(len(place), np.int64)
-    rank[order] = last - np.arange(len(place))
+    rank = np.empty(len(values), np.int64)
+    rank[order] = last - np.arange(len(values))
     return rank
 
 
-def in_use_at(history: JoinedHistory, storages: Storages, position: int) -> InUse | None:
+def in_use_at(history: JoinedHistory, lifetimes: BlockLifetimes, position: int) -> InUse | None:
     """What was in use right after an event of the recording, by the allocator's own books.
 
     Args:
         history: Joined with these storages.
-        storages: The device's blocks.
-        position: Of an allocation in `Storages.events`.
+        lifetimes: The device's blocks.
+        position: Of an allocation in `BlockLifetimes.events`.
 
     Returns:
         None if the history does not reach back to that event.
     """
-    maker = np.flatnonzero((storages.made_at == position) & (storages.allocation >= 0) & (history.entry >= 0))
+    maker = np.flatnonzero((lifetimes.made_at == position) & (lifetimes.allocation >= 0) & (history.entry >= 0))
     if not len(maker):
         return None
     entry = int(history.entry[maker[0]])
@@ -158,9 +156,9 @@ def in_use_at(history: JoinedHistory, storages: Storages, position: int) -> InUs
     held = lives.alive_after(entry)
     is_pending = _pending(history, held, entry)
     rows = held[~is_pending]
-    alive = storages.alive_at(position)
+    alive = lifetimes.alive_at(position)
     by_entry = {made: row for row, made in zip(alive.tolist(), history.entry[alive].tolist(), strict=True) if made >= 0}
-    by_address = {int(storages.address[row]): row for row in alive.tolist() if history.entry[row] < 0}
+    by_address = {int(lifetimes.address[row]): row for row in alive.tolist() if history.entry[row] < 0}
     block = [
         by_entry.get(made, -1) if made in by_entry else by_address.get(address, -1)
         for made, address in zip(lives.alloc_entry[rows].tolist(), lives.addr[rows].tolist(), strict=True)
@@ -176,7 +174,7 @@ def in_use_at(history: JoinedHistory, storages: Storages, position: int) -> InUs
     )
 
 
-def _pending(history: JoinedHistory, rows: Ints, entry: int) -> npt.NDArray[np.bool_]:
+def _pending(history: JoinedHistory, rows: Rows, entry: int) -> Bools:
     """Which blocks the program had freed by then, although their memory was still in use by another stream.
 
     The allocator's counter of allocated bytes, which the profiler reports, drops when the program frees.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from tracer.arrays import Int, Ints, PerEvent
 from tracer.capture.recording import Recording
 
-Ints = npt.NDArray[np.int64]
 
-
-def allocator_order(recording: Recording, device: int) -> Ints:
+def allocator_order(recording: Recording, device: int) -> PerEvent[Int]:
     """[D] rows of one device's allocations and frees, in the order in which its allocator served them.
 
     One thread's rows come in order. Those of several threads are merged by their nanoseconds; within one nanosecond
@@ -18,3 +16,18 @@ def allocator_order(recording: Recording, device: int) -> Ints:
     """
     rows = np.flatnonzero(recording.allocations.device == device)
     return rows[np.argsort(recording.allocations.time_ns[rows], kind="stable")]
+
+
+def alive_bytes(size_bytes: Ints, made_at: Ints, freed_at: Ints, num_events: int) -> PerEvent[Int]:
+    """[D] bytes alive after each event.
+
+    Args:
+        size_bytes: Of each block.
+        made_at: Position of the event that made it; -1 for what was there before.
+        freed_at: Position of the event that freed it; `num_events` where it lives on.
+        num_events: Of the device.
+    """
+    change = np.zeros(num_events + 2, np.int64)
+    np.add.at(change, made_at + 1, size_bytes)
+    np.add.at(change, freed_at + 1, -size_bytes)
+    return np.asarray(np.cumsum(change)[1 : num_events + 1], np.int64)

@@ -10,20 +10,16 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from pathlib import PurePosixPath, PureWindowsPath
 
 import numpy as np
-import numpy.typing as npt
 
+from tracer.analysis.compiled.origins import CompiledOrigins
 from tracer.analysis.profiles.closures import backward_calls, closure_calls
+from tracer.analysis.profiles.frame_ranks import Whose, whose_frames
+from tracer.analysis.profiles.time_spans import enclosing, merged
+from tracer.arrays import Bool, Bools, Int, Ints, PerAllocation, PerCall, PerFrame, PerOp
 from tracer.capture.recording import CallKind, OpKind, Recording
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-
-STEP_PREFIX = "ProfilerStep#"
-ZERO_GRAD_PREFIX = "Optimizer.zero_grad#"
-OPTIMIZER_PREFIXES = ("Optimizer.step#", ZERO_GRAD_PREFIX)
+from tracer.capture.torch_names import COMPILERS_MODULES, OPTIMIZER_PREFIXES, STEP_PREFIX, ZERO_GRAD_PREFIX
 
 
 class Phase(IntEnum):
@@ -43,7 +39,8 @@ class Attribution:
     Attributes:
         modules: Distinct module paths: dotted names where the model was given, else class names from the outermost in.
         op_module: [O] Index in `modules`.
-        op_frame: [O] Row in `Recording.frames`: the innermost line of user code.
+        op_frame: [O] Row in `Recording.frames`: the innermost line of the user or a library, as `frame_ranks` says.
+        op_caller: [O] Where that is a library's, the innermost line of the user that led there.
         op_phase: [O] `Phase`.
         op_step: [O] Index of the step in the recording, from 0.
         op_forward: [O] For backward operators the forward operator they belong to.
@@ -51,24 +48,31 @@ class Attribution:
         op_recomputed: [O] Whether it runs a module's forward again inside backward, as checkpointing does.
         allocation_module: [A] As above, for each row of `Recording.allocations`.
         allocation_frame: [A]
+        allocation_caller: [A]
         allocation_phase: [A]
         allocation_step: [A]
+        frame_whose: [F] `Whose` each row of `Recording.frames` is.
+        origins: What compiled regions allocated; None where nothing compiled ran.
         step_names: Names of the steps, `ProfilerStep#2` and so on.
     """
 
     modules: tuple[str, ...]
-    op_module: Ints
-    op_frame: Ints
-    op_phase: Ints
-    op_step: Ints
-    op_forward: Ints
-    op_node: Ints
-    op_recomputed: Bools
-    allocation_module: Ints
-    allocation_frame: Ints
-    allocation_phase: Ints
-    allocation_step: Ints
+    op_module: PerOp[Int]
+    op_frame: PerOp[Int]
+    op_caller: PerOp[Int]
+    op_phase: PerOp[Int]
+    op_step: PerOp[Int]
+    op_forward: PerOp[Int]
+    op_node: PerOp[Int]
+    op_recomputed: PerOp[Bool]
+    allocation_module: PerAllocation[Int]
+    allocation_frame: PerAllocation[Int]
+    allocation_caller: PerAllocation[Int]
+    allocation_phase: PerAllocation[Int]
+    allocation_step: PerAllocation[Int]
+    frame_whose: PerFrame[Int]
     step_names: tuple[str, ...] = field(default=())
+    origins: CompiledOrigins | None = None
 
 
 def attribute(recording: Recording, *, module_names: Mapping[int, str] | None = None) -> Attribution:
@@ -84,127 +88,141 @@ def attribute(recording: Recording, *, module_names: Mapping[int, str] | None = 
     return _Attributor(recording, module_names or {}).run()
 
 
-def _is_whole(file: str) -> bool:
-    """Whether a path is absolute on the machine that made the recording, which may be another."""
-    return PurePosixPath(file).is_absolute() or PureWindowsPath(file).is_absolute()
-
-
 class _Attributor:
     def __init__(self, recording: Recording, module_names: Mapping[int, str]) -> None:
         self.recording = recording
         self.module_names = module_names
         self.module_paths: dict[str, int] = {}
         self.first_path: dict[int, str] = {}
-        self.frame_rank = self._frame_ranks()
-
-    def _frame_ranks(self) -> Ints:
-        """[F] the user's code 2, an installed package's 1, torch's and Python's 0, this program's -1.
-
-        A package is named where no user code called. What called this program explains nothing, so that its frames end
-        a search.
-        """
-        strings, frames = self.recording.strings, self.recording.frames
-        whole = {file: int(_is_whole(strings[file])) for file in np.unique(frames.file).tolist()}
-        other = np.array([whole[file] for file in frames.file.tolist()], np.int64)
-        return np.select([frames.user.astype(np.bool_), frames.own.astype(np.bool_)], [2, -1], other)
+        self.whose = whose_frames(recording)
+        self.lines = _Lines(len(self.whose))
 
     def run(self) -> Attribution:
         recording = self.recording
         ops, allocations = recording.ops, recording.allocations
-        call_module, call_frame = self._calls()
+        call_module, call_line = self._calls()
         node, forward = self._forward_ops()
-        op_module, op_frame = self._own(call_module, call_frame)
-        recomputed = self._recomputed(node)
-        # Work of the engine belongs to the forward operator whose node it runs. A recomputation has lines of its own,
-        # and modules where it calls some; what it does outside of them is known from when it was done first.
-        of_engine = (node >= 0) & (forward >= 0) & ~recomputed
-        op_module[of_engine] = op_module[forward[of_engine]]
-        op_frame[of_engine] = op_frame[forward[of_engine]]
-        self._modules_of_first_run(recomputed, node, op_module, op_frame)
+        op_module, op_line = self._own(call_module, call_line)
+        called = self._called_in_backward(node)
+        recomputed = called & (ops.sequence_number >= 0)
+        self._give_to_forward((node >= 0) & (forward >= 0) & ~recomputed, called, node, forward, op_module, op_line)
+        self._modules_of_first_run(recomputed, node, op_module, op_line)
         op_step, step_names = self._steps(ops.start_ns)
-        windows = self._windows(node, forward, op_module)
+        steps_inside = called & self._in_optimizer_inside_backward(ops.start_ns)
+        op_module[steps_inside] = -1
+        windows = self._windows(node, forward, op_module, steps_inside)
         op_phase = self._phases(windows, node, ops.start_ns, op_module)
+        op_phase[steps_inside] = Phase.OPTIMIZER
 
         has_op, has_call = allocations.op >= 0, allocations.call >= 0
-        allocation_module, allocation_frame = np.full((2, len(allocations.op)), -1, np.int64)
+        allocation_module, allocation_line = np.full((2, len(allocations.op)), -1, np.int64)
         allocation_module[has_call] = call_module[allocations.call[has_call]]
-        allocation_frame[has_call] = call_frame[allocations.call[has_call]]
+        allocation_line[has_call] = call_line[allocations.call[has_call]]
         allocation_node = np.full(len(allocations.op), -1, np.int64)
         for column, source in (
             (allocation_module, op_module),
-            (allocation_frame, op_frame),
+            (allocation_line, op_line),
             (allocation_node, node),
         ):
             column[has_op] = source[allocations.op[has_op]]
+        allocation_phase = self._phases(windows, allocation_node, allocations.time_ns, allocation_module)
+        allocation_phase[has_op] = np.where(
+            steps_inside[allocations.op[has_op]], Phase.OPTIMIZER, allocation_phase[has_op]
+        )
         return Attribution(
             modules=tuple(self.module_paths),
             op_module=op_module,
-            op_frame=op_frame,
+            op_frame=self.lines.frame(op_line),
+            op_caller=self.lines.caller(op_line),
             op_phase=op_phase,
             op_step=op_step,
             op_forward=forward,
             op_node=node,
             op_recomputed=recomputed,
             allocation_module=allocation_module,
-            allocation_frame=allocation_frame,
-            allocation_phase=self._phases(windows, allocation_node, allocations.time_ns, allocation_module),
+            allocation_frame=self.lines.frame(allocation_line),
+            allocation_caller=self.lines.caller(allocation_line),
+            allocation_phase=allocation_phase,
             allocation_step=self._steps(allocations.time_ns)[0],
+            frame_whose=self.whose,
             step_names=step_names,
         )
 
     # ----------------------------------------------------------------------------------------------- Python's calls
-    def _calls(self) -> tuple[Ints, Ints]:
-        """[C] module and innermost user frame of every call, parents first."""
+    def _calls(self) -> tuple[PerCall[Int], PerCall[Int]]:
+        """[C] module and line of every call: the innermost of a library or the user, and the user's innermost."""
         recording, calls = self.recording, self.recording.calls
-        rank = self.frame_rank.tolist()
+        whose = [*self.whose.tolist(), Whose.TORCHS]  # of row -1, no frame
         names = [recording.strings[name] for name in recording.modules.name.tolist()]
         pointers = recording.modules.self_ptr.tolist()
-        module, frame = [-1] * len(calls.kind), [-1] * len(calls.kind)
+        module, frame, caller = ([-1] * len(calls.kind) for _ in range(3))
         rows = zip(calls.kind.tolist(), calls.parent.tolist(), calls.frame.tolist(), calls.module.tolist(), strict=True)
         paths: list[str] = []
-        for row, (kind, parent, place, which) in enumerate(rows):
+        asked_by = self._calls_of_engine()
+        for row, (kind, parent, called_from, which) in enumerate(rows):  # parents first
             module[row] = module[parent] if parent >= 0 else -1
-            outer = frame[parent] if parent >= 0 else -1
-            if rank[place] < 0:
-                frame[row] = outer if outer >= 0 and rank[outer] == 2 else -1
-            else:
-                frame[row] = place if rank[place] and (outer < 0 or rank[place] >= rank[outer]) else outer
+            above = parent if parent >= 0 else asked_by.get(row, -1)
+            frame[row], caller[row] = (frame[above], caller[above]) if above >= 0 else (-1, -1)
+            if whose[called_from] == Whose.USERS:
+                frame[row] = caller[row] = called_from
+            elif whose[called_from] == Whose.LIBRARYS:
+                frame[row] = called_from
+            elif whose[called_from] == Whose.OURS:
+                frame[row] = caller[row]
             if kind == CallKind.MODULE:
                 path = self._module_path(paths, module[row], pointers[which], names[which])
                 module[row] = self.module_paths.setdefault(path, len(self.module_paths))
                 if module[row] == len(paths):
                     paths.append(path)
-        return np.array(module, np.int64), np.array(frame, np.int64)
+        return np.array(module, np.int64), self.lines.of(np.array(frame, np.int64), np.array(caller, np.int64))
+
+    def _calls_of_engine(self) -> dict[int, int]:
+        """The call that asked for backward, for each outermost call on a thread of the engine's, as of a GPU.
+
+        There a checkpoint's forward has nothing above it; on the CPU it runs below the call of `backward`.
+        """
+        calls, asking = self.recording.calls, backward_calls(self.recording)
+        outermost = np.flatnonzero(calls.parent < 0)
+        found: dict[int, int] = {}
+        for ask in asking.tolist():
+            inside = (calls.start_ns[outermost] >= calls.start_ns[ask]) & (calls.end_ns[outermost] <= calls.end_ns[ask])
+            other = outermost[inside & (calls.thread[outermost] != calls.thread[ask]) & (outermost > ask)]
+            found |= dict.fromkeys(other.tolist(), ask)
+        return found
 
     def _module_path(self, paths: list[str], parent: int, pointer: int, name: str) -> str:
         known = self.module_names.get(pointer)
         if known is not None:
-            return known or name
+            # The model itself has no name but its class's; torch numbers the modules of a class.
+            return known or name.rpartition("_")[0] or name
+        # What torch.compile puts around and into a model are modules too, and no part of it.
+        if parent >= 0 and name.startswith(COMPILERS_MODULES):
+            return paths[parent]
         # Recomputation calls a module without those around it, which its first call has shown.
         if parent < 0 and pointer in self.first_path:
             return self.first_path[pointer]
         return self.first_path.setdefault(pointer, f"{paths[parent]}.{name}" if parent >= 0 else name)
 
-    def _own(self, call_module: Ints, call_frame: Ints) -> tuple[Ints, Ints]:
-        """[O] module and user frame of every operator, from the call that it was made in."""
+    def _own(self, call_module: PerCall[Int], call_line: PerCall[Int]) -> tuple[PerOp[Int], PerOp[Int]]:
+        """[O] module and line of every operator, from the call that it was made in."""
         ops, calls = self.recording.ops, self.recording.calls
-        module, frame = np.full((2, len(ops.name)), -1, np.int64)
+        module, line = np.full((2, len(ops.name)), -1, np.int64)
         called = ops.call >= 0
         module[called] = call_module[ops.call[called]]
-        frame[called] = call_frame[ops.call[called]]
+        line[called] = call_line[ops.call[called]]
         # `a + b` makes no call: the operator runs in the called function itself, behind the line that was seen last,
         # or, where none was, in the function that begins with its `def` line.
         function = np.full(len(ops.name), -1, np.int64)
         function[called] = calls.function[ops.call[called]]
-        rank = np.append(self.frame_rank, 0)  # so that row -1, no frame, is below all
-        direct = (function >= 0) & (rank[function] > 0) & (rank[function] >= rank[frame])
-        seen = ops.inline_frame >= 0
-        frame[direct & seen] = ops.inline_frame[direct & seen]
-        frame[direct & ~seen] = function[direct & ~seen]
-        return module, frame
+        whose = np.append(self.whose, Whose.TORCHS)  # of row -1, no frame
+        direct = whose[function] > Whose.TORCHS
+        frame = np.where(ops.inline_frame >= 0, ops.inline_frame, function)[direct]
+        users = whose[function[direct]] == Whose.USERS
+        line[direct] = self.lines.of(frame, np.where(users, frame, self.lines.user(line[direct])))
+        return module, line
 
     # ------------------------------------------------------------------------------------------- backward to forward
-    def _forward_ops(self) -> tuple[Ints, Ints]:
+    def _forward_ops(self) -> tuple[PerOp[Int], PerOp[Int]]:
         """[O] innermost enclosing autograd node, and the forward operator that made that node.
 
         An operator's sequence number is read on entry: it is the number that the next node on its thread will get. So
@@ -240,34 +258,61 @@ class _Attributor:
                 forward[row] = forward[above] if above >= 0 and forward[above] >= 0 else last_maker
         return np.array(node, np.int64), np.array(forward, np.int64)
 
-    def _recomputed(self, node: Ints) -> Bools:
-        """[O] operators that Python runs inside an autograd node with gradients on, as checkpointing does.
+    def _called_in_backward(self, node: PerOp[Int]) -> PerOp[Bool]:
+        """[O] operators that Python calls inside an autograd node: in a hook, in a custom function's backward.
 
-        The backward of a custom autograd.Function is Python as well, but runs with gradients off.
+        Those that run with gradients on are done again, as checkpointing does.
         """
         ops = self.recording.ops
-        inside = (node >= 0) & (ops.kind == OpKind.OPERATOR) & (ops.sequence_number >= 0)
+        inside = (node >= 0) & (ops.kind == OpKind.OPERATOR)
         return np.asarray(inside & (ops.call != np.where(node >= 0, ops.call[node], -1)), np.bool_)
 
-    def _modules_of_first_run(self, recomputed: Bools, node: Ints, op_module: Ints, op_frame: Ints) -> None:
+    def _give_to_forward(
+        self,
+        of_engine: PerOp[Bool],
+        called: PerOp[Bool],
+        node: PerOp[Int],
+        forward: PerOp[Int],
+        op_module: PerOp[Int],
+        op_line: PerOp[Int],
+    ) -> None:
+        """Work of the engine belongs to the forward operator whose node it runs.
+
+        A recomputation has lines of its own, and modules where it calls some; what it does outside of them is known
+        from when it was done first. What Python calls inside backward has the line that it was called from, where that
+        is not the line that asked for backward. The second backward goes back to the first, and through it to forward.
+        """
+        has_line = called & (op_line >= 0) & (op_line != np.where(node >= 0, op_line[node], -1))
+        has_module = called & (op_module >= 0) & (op_module != np.where(node >= 0, op_module[node], -1))
+        root = np.where(of_engine, forward, -1)
+        while (inner := (root >= 0) & of_engine[root] & ~has_line[root] & (forward[root] < root)).any():
+            root[inner] = forward[root[inner]]
+        rows = np.flatnonzero(of_engine & ~has_module)
+        op_module[rows] = op_module[root[rows]]
+        rows = np.flatnonzero(of_engine & ~has_line)
+        op_line[rows] = op_line[root[rows]]
+
+    def _modules_of_first_run(
+        self, recomputed: PerOp[Bool], node: PerOp[Int], op_module: PerOp[Int], op_line: PerOp[Int]
+    ) -> None:
         """Give recomputed operators outside any module call the module of the same operator at the same line."""
         lost = recomputed & (op_module < 0)
         if not lost.any():
             return
-        name = self.recording.ops.name
+        name, frame = self.recording.ops.name, self.lines.frame(op_line)
         module_at: dict[tuple[int, int], int] = {}
         for op in np.flatnonzero((node < 0) | lost).tolist():
-            place = (int(name[op]), int(op_frame[op]))
+            operator = (int(name[op]), int(frame[op]))
             if lost[op]:
-                op_module[op] = module_at.get(place, -1)
+                op_module[op] = module_at.get(operator, -1)
             else:
-                module_at[place] = int(op_module[op])
+                module_at[operator] = int(op_module[op])
 
     # ------------------------------------------------------------------------------------------------ steps and phases
     def _steps(self, times_ns: Ints) -> tuple[Ints, tuple[str, ...]]:
         """Index of the step that encloses each time, -1 outside."""
         start, end, names = self._spans((STEP_PREFIX,))
-        return _enclosing(start, end, times_ns), names
+        return enclosing(start, end, times_ns), names
 
     def _spans(self, prefixes: tuple[str, ...]) -> tuple[Ints, Ints, tuple[str, ...]]:
         recording, spans = self.recording, self.recording.spans
@@ -279,7 +324,9 @@ class _Attributor:
         names = tuple(recording.strings[name] for name in spans.name[rows].tolist())
         return spans.start_ns[rows], spans.end_ns[rows], names
 
-    def _windows(self, node: Ints, forward: Ints, op_module: Ints) -> dict[Phase, tuple[Ints, Ints]]:
+    def _windows(
+        self, node: PerOp[Int], forward: PerOp[Int], op_module: PerOp[Int], steps_inside: PerOp[Bool]
+    ) -> dict[Phase, tuple[Ints, Ints]]:
         """Start and end of each stretch of forward and backward work, in order.
 
         Forward work is what a module calls or what some autograd node goes back to; a stretch lasts until backward or
@@ -291,6 +338,7 @@ class _Attributor:
         kind[op_module >= 0] = Phase.FORWARD
         kind[forward[forward >= 0]] = Phase.FORWARD
         kind[node >= 0] = Phase.BACKWARD
+        kind[steps_inside] = Phase.OPTIMIZER
         rows = np.flatnonzero(kind >= 0)
         rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
         step = self._steps(ops.start_ns[rows])[0]
@@ -303,7 +351,7 @@ class _Attributor:
         called_start, called_end = self._backward_calls()
         return {
             Phase.FORWARD: (stretch_start[forward_work], stretch_end[forward_work]),
-            Phase.BACKWARD: _merged(
+            Phase.BACKWARD: merged(
                 np.concatenate([stretch_start[backward_work], called_start]),
                 np.concatenate([stretch_end[backward_work], called_end]),
             ),
@@ -318,22 +366,52 @@ class _Attributor:
         """Whether an optimizer works at each time; what it calls back to have the loss evaluated is not its work."""
 
         def within(spans: tuple[Ints, Ints]) -> Bools:
-            return np.asarray(_enclosing(*_merged(*spans), times_ns) >= 0, np.bool_)
+            return np.asarray(enclosing(*merged(*spans), times_ns) >= 0, np.bool_)
 
         calls, rows = self.recording.calls, closure_calls(self.recording)
         closures = (calls.start_ns[rows], calls.end_ns[rows])
         zero_grads, all_spans = self._spans((ZERO_GRAD_PREFIX,))[:2], self._spans(OPTIMIZER_PREFIXES)[:2]
         return within(zero_grads) | (within(all_spans) & ~within(closures))
 
+    def _in_optimizer_inside_backward(self, times_ns: Ints) -> Bools:
+        """Whether an optimizer that was called inside backward, as by a hook on a gradient, works at each time."""
+        start, end = self._spans(OPTIMIZER_PREFIXES)[:2]
+        inside = enclosing(*merged(*self._backward_calls()), start) >= 0
+        return np.asarray(enclosing(*merged(start[inside], end[inside]), times_ns) >= 0, np.bool_)
+
     def _phases(self, windows: dict[Phase, tuple[Ints, Ints]], node: Ints, times_ns: Ints, module: Ints) -> Ints:
         """Phase of each row. Inside an optimizer that evaluates the model (LBFGS), forward and backward stay such."""
         phase = np.full(len(times_ns), int(Phase.OTHER), np.int64)
         phase[self._in_optimizer(times_ns)] = Phase.OPTIMIZER
         for which in (Phase.FORWARD, Phase.BACKWARD):
-            phase[_enclosing(*windows[which], times_ns) >= 0] = which
+            phase[enclosing(*windows[which], times_ns) >= 0] = which
         phase[module >= 0] = Phase.FORWARD
         phase[node >= 0] = Phase.BACKWARD
         return phase
+
+
+class _Lines:
+    """A line and the user's line that led to it as one number; -1 is none."""
+
+    def __init__(self, num_frames: int) -> None:
+        self._base = num_frames + 1
+
+    def of(self, frame: Ints, user: Ints) -> Ints:
+        """Numbers for rows of frames: the line itself, and the user's, which may be the same, or -1."""
+        return np.where(frame >= 0, frame * self._base + user + 1, -1)
+
+    def frame(self, line: Ints) -> Ints:
+        """Rows of the lines themselves."""
+        return np.where(line >= 0, line // self._base, -1)
+
+    def user(self, line: Ints) -> Ints:
+        """Rows of the user's lines."""
+        return np.where(line >= 0, line % self._base - 1, -1)
+
+    def caller(self, line: Ints) -> Ints:
+        """Rows of the user's lines where they are others than the lines themselves."""
+        user = self.user(line)
+        return np.where(user == self.frame(line), -1, user)
 
 
 class _Makers:
@@ -356,22 +434,3 @@ class _Makers:
             if at >= 0:
                 return rows[at]
         return -1
-
-
-def _merged(start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Stretches in order, those that overlap made one."""
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], np.maximum.accumulate(end[order]) if len(end) else end
-    apart = np.ones(len(start), bool)
-    apart[1:] = start[1:] > end[:-1]
-    first = np.flatnonzero(apart)
-    last = np.append(first[1:], len(start)) - 1
-    return start[first], end[last] if len(first) else end
-
-
-def _enclosing(start: Ints, end: Ints, times_ns: Ints) -> Ints:
-    """Index of the span that encloses each time, -1 where none does; spans are in order and do not overlap."""
-    if not len(start):
-        return np.full(len(times_ns), -1, np.int64)
-    at = np.searchsorted(start, times_ns, side="right") - 1
-    return np.where((at >= 0) & (times_ns < end[at]), at, -1).astype(np.int64)

@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from tracer.analysis.profiles.block_lifetimes import Storages
+from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.memory_timeline import MemoryTimeline
 from tracer.analysis.profiles.torch_categories import Categories, Category
+from tracer.arrays import Int, PerTimelineRow
 from tracer.capture.recording import Recording
-
-Ints = npt.NDArray[np.int64]
 
 TAGGED = tuple(category for category in Category if category != Category.UNTAGGED)
 
@@ -28,27 +26,18 @@ class CycleBreakdown:
 
     Attributes:
         true_peak_bytes: The most bytes in use at one instant, as the allocator counted them.
-        true_peak_ns: When.
         at_tagged_peak_bytes: [7] Bytes by category, without UNTAGGED, when the categories together held most.
         tagged_peak_ns: When.
-        at_true_peak_bytes: [8] Bytes by category when the device held most.
     """
 
     true_peak_bytes: int
-    true_peak_ns: int
     at_tagged_peak_bytes: tuple[int, ...]
     tagged_peak_ns: int
-    at_true_peak_bytes: tuple[int, ...]
 
     @property
     def tagged_peak_bytes(self) -> int:
         """The most bytes that torch had a category for at one instant."""
         return sum(self.at_tagged_peak_bytes)
-
-    @property
-    def intermediate_bytes(self) -> int:
-        """True peak less tagged peak: the two are taken at different instants, each exact."""
-        return self.true_peak_bytes - self.tagged_peak_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,48 +72,44 @@ class Breakdown:
 
 
 def cycle_breakdown(
-    recording: Recording, categories: Categories, timeline: MemoryTimeline, storages: Storages
+    recording: Recording, categories: Categories, timeline: MemoryTimeline, lifetimes: BlockLifetimes
 ) -> CycleBreakdown:
     """Find both peaks of one cycle.
 
     Args:
         recording: One cycle.
         categories: Of the same recording.
-        timeline: Of the same recording, on the device of `storages`.
-        storages: The device's blocks, which know what the allocator counted.
+        timeline: Of the same recording, on the device of `lifetimes`.
+        lifetimes: The device's blocks, which know what the allocator counted.
     """
-    sizes = _without_the_dead(recording, categories, timeline, storages)
+    sizes = _without_the_dead(recording, categories, timeline, lifetimes)
     tagged = int(np.argmax(sizes[:, : len(TAGGED)].sum(axis=1)))
-    position = int(np.argmax(storages.allocator_bytes))
-    peak_ns = int(recording.allocations.time_ns[storages.events[position]])
-    at_peak = max(0, int(np.searchsorted(timeline.times_ns, peak_ns, side="right")) - 1)
+    position = int(np.argmax(lifetimes.allocator_bytes))
     return CycleBreakdown(
-        true_peak_bytes=int(storages.allocator_bytes[position]),
-        true_peak_ns=peak_ns,
+        true_peak_bytes=int(lifetimes.allocator_bytes[position]),
         at_tagged_peak_bytes=tuple(sizes[tagged, : len(TAGGED)].tolist()),
         tagged_peak_ns=int(timeline.times_ns[tagged]),
-        at_true_peak_bytes=tuple(sizes[at_peak].tolist()),
     )
 
 
 def _without_the_dead(
-    recording: Recording, categories: Categories, timeline: MemoryTimeline, storages: Storages
-) -> Ints:
+    recording: Recording, categories: Categories, timeline: MemoryTimeline, lifetimes: BlockLifetimes
+) -> PerTimelineRow[Int]:
     """[E, 8] the timeline less memory from before the recording whose address was handed out again.
 
     Nobody records the end of such memory on the CPU, so torch's timeline keeps it to its last row.
     """
     sizes = timeline.sizes_bytes
-    dead = np.flatnonzero(storages.died_unseen & (storages.key >= 0))
+    dead = np.flatnonzero(lifetimes.died_unseen & (lifetimes.key >= 0))
     if not len(dead):
         return sizes
     sizes = sizes.copy()
     last_version = np.diff(categories.flow.slot_offset) - 1
-    times = recording.allocations.time_ns[storages.events]
+    times = recording.allocations.time_ns[lifetimes.events]
     for block in dead.tolist():
-        key = storages.key[block : block + 1]
+        key = lifetimes.key[block : block + 1]
         category = int(categories.of(key, last_version[key])[0])
-        since = np.searchsorted(timeline.times_ns, times[storages.freed_at[block]])
+        since = np.searchsorted(timeline.times_ns, times[lifetimes.freed_at[block]])
         sizes[since:, category] -= recording.keys.size_bytes[key]
     return sizes
 

@@ -13,56 +13,15 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
 from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.profiles.attribution import Attribution, Phase
-from tracer.analysis.profiles.block_lifetimes import Storages
+from tracer.analysis.profiles.block_facts import NONE, Facts, facts_of
+from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.torch_categories import Categories, Category
-from tracer.capture.known_storages import KnownStorages, Role
+from tracer.arrays import Bool, Int, PerAllocation, PerBlock, Rows
+from tracer.capture.known_storages import BATCH, KnownStorages, Role
 from tracer.capture.recording import Recording
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-NONE = -1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Facts:
-    """What the rules look at, columns [B]; -1 is none.
-
-    Attributes:
-        role: `Role` of the strongest observation of a live tensor at the block's address.
-        made: `Phase` in which a recorded allocation made it; -1 for what was not seen being made.
-        is_made_unseen: Made during the recording, where the profiler does not record.
-        freed: `Phase` of the free; -1 where it lives on.
-        has_tensor: An operator saw it as a tensor.
-        freed_by_maker: The operator that made it freed it.
-        is_gradient: torch saw it as the gradient of a parameter, or AccumulateGrad made it.
-        is_recomputed: Made by a module that ran again inside backward.
-        category: torch's category.
-    """
-
-    role: Ints
-    made: Ints
-    is_made_unseen: Bools
-    freed: Ints
-    has_tensor: Bools
-    freed_by_maker: Bools
-    is_gradient: Bools
-    is_recomputed: Bools
-    category: Ints
-
-    @property
-    def is_contradicted(self) -> Bools:
-        """The block's life speaks against torch's category.
-
-        A parameter is not made in a training step, and not freed there: such blocks share an id with one, or are what
-        an operator made of parameters alone. An activation is made in forward; the optimizer's arithmetic is none.
-        """
-        no_parameter = (self.category == Category.PARAMETER) & ((self.freed != NONE) | (self.made != Phase.OTHER))
-        late = (self.made == Phase.BACKWARD) | (self.made == Phase.OPTIMIZER)
-        return np.asarray(no_parameter | ((self.category == Category.ACTIVATION) & late), np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +35,8 @@ class Rule:
     """
 
     evidence: Evidence
-    kind: Kind | Callable[[Facts], Ints]
-    holds: Callable[[Facts], Bools]
+    kind: Kind | Callable[[Facts], PerBlock[Int]]
+    holds: Callable[[Facts], PerBlock[Bool]]
 
 
 _KIND_OF_ROLE = {
@@ -86,42 +45,110 @@ _KIND_OF_ROLE = {
     Role.GRADIENT: Kind.GRADIENT,
     Role.OPTIMIZER_STATE: Kind.OPTIMIZER_STATE,
     Role.INPUT: Kind.INPUT,
+    Role.ARGUMENT: Kind.INPUT,
 }
 
 
-def _by_role(facts: Facts) -> Ints:
+def _by_role(facts: Facts) -> PerBlock[Int]:
     of_role = np.full(max(Role) + 1, Kind.UNKNOWN, np.int64)
     for role, kind in _KIND_OF_ROLE.items():
         of_role[role] = kind
     return of_role[facts.role]
 
 
-def _by_category(facts: Facts) -> Ints:
+def _by_category(facts: Facts) -> PerBlock[Int]:
     """Torch's categories have our kinds' names."""
     of_category = np.array([Kind.__members__.get(one.name, Kind.UNKNOWN) for one in Category], np.int64)
     return of_category[facts.category]
 
 
+def _by_gradient(facts: Facts) -> PerBlock[Int]:
+    return np.where(facts.is_gradient, int(Kind.GRADIENT), int(Kind.AUTOGRAD_DETAIL))
+
+
+def _is_held(facts: Facts) -> PerBlock[Bool]:
+    """A model may be called with what the program has computed, and the batch of an earlier step is none any more.
+
+    The indices of a sparse gradient may be the batch itself.
+    """
+    is_batch = np.isin(facts.role, BATCH)
+    is_stale = is_batch & facts.is_over
+    is_result = (facts.role == Role.ARGUMENT) & facts.is_computed
+    is_indices = (facts.role == Role.GRADIENT) & facts.is_source
+    return np.asarray(
+        (facts.role != NONE) & (facts.role != Role.SAVED) & ~(is_stale | is_result | is_indices), np.bool_
+    )
+
+
+def _is_known_from_before(facts: Facts) -> PerBlock[Bool]:
+    """What torch's data flow may say of storages from before: parameters only where nothing else names any."""
+    is_parameter = (facts.category == Category.PARAMETER) & facts.names_no_parameter & ~facts.is_made_unseen
+    is_batch = (facts.category == Category.INPUT) & facts.is_target & ~facts.is_over
+    return np.asarray((facts.made == NONE) & (is_parameter | is_batch), np.bool_)
+
+
+def _made_in(phase: Phase) -> Callable[[Facts], PerBlock[Bool]]:
+    return lambda facts: facts.made == phase
+
+
+def _outside_backward(facts: Facts) -> PerBlock[Bool]:
+    return np.asarray((facts.made == Phase.FORWARD) | (facts.made == Phase.OTHER), np.bool_)
+
+
+def _is_batch(facts: Facts) -> PerBlock[Bool]:
+    is_used = (facts.category == Category.INPUT) | facts.used_by_backward
+    return np.asarray(facts.is_source & is_used & ~facts.is_over & ~facts.is_compiled_buffer, np.bool_)
+
+
+def _is_saved(facts: Facts) -> PerBlock[Bool]:
+    is_let_go_of = (facts.made == Phase.FORWARD) & (facts.freed == Phase.BACKWARD)
+    return np.asarray(_outside_backward(facts) & (facts.used_by_backward | is_let_go_of), np.bool_)
+
+
 RULES: tuple[Rule, ...] = (
-    Rule(Evidence.HELD_OBJECT, _by_role, lambda f: f.role != NONE),
+    Rule(Evidence.HELD_OBJECT, _by_role, _is_held),
+    Rule(Evidence.HELD_BY_GRAPH, Kind.ACTIVATION, lambda f: f.role == Role.SAVED),
+    Rule(Evidence.DATA_FLOW, _by_category, _is_known_from_before),
+    Rule(Evidence.UNSEEN_SAVED, Kind.ACTIVATION, lambda f: f.is_made_unseen & f.used_by_backward),
     Rule(Evidence.UNSEEN, Kind.UNKNOWN, lambda f: f.is_made_unseen),
-    Rule(Evidence.SEEN_BEFORE, Kind.BEFORE_RECORDING, lambda f: (f.made == NONE) & (f.category == Category.UNTAGGED)),
-    Rule(Evidence.DATA_FLOW, _by_category, lambda f: f.made == NONE),
-    Rule(Evidence.NO_TENSOR, Kind.WORKSPACE, lambda f: ~f.has_tensor & f.freed_by_maker),
+    Rule(Evidence.COMPILED_TAKEN_OVER, _by_gradient, lambda f: f.is_taken_over_by_compiled),
+    Rule(Evidence.COMPILED_SAVED, Kind.ACTIVATION, lambda f: f.is_saved_by_compiled),
+    Rule(Evidence.COMPILED_INSIDE, Kind.TEMPORARY, lambda f: f.is_freed_inside_compiled & (f.made != Phase.BACKWARD)),
+    Rule(Evidence.LISTED, _by_category, lambda f: f.is_listed & ((f.made == NONE) | (f.made == Phase.OTHER))),
+    Rule(Evidence.SEEN_BEFORE, Kind.BEFORE_RECORDING, lambda f: f.made == NONE),
+    Rule(Evidence.NO_TENSOR, Kind.WORKSPACE, lambda f: ~f.has_tensor & f.freed_by_maker & ~f.is_compiled_buffer),
     Rule(Evidence.ACCUMULATED, Kind.GRADIENT, lambda f: (f.made == Phase.BACKWARD) & f.is_gradient),
     Rule(Evidence.RECOMPUTED, Kind.ACTIVATION, lambda f: (f.made == Phase.BACKWARD) & f.is_recomputed),
-    Rule(Evidence.DATA_FLOW, _by_category, lambda f: (f.category != Category.UNTAGGED) & ~f.is_contradicted),
-    Rule(Evidence.SAVED, Kind.ACTIVATION, lambda f: (f.made == Phase.FORWARD) & (f.freed == Phase.BACKWARD)),
-    Rule(Evidence.WITHIN_FORWARD, Kind.TEMPORARY, lambda f: (f.made == Phase.FORWARD) & (f.freed == Phase.FORWARD)),
-    Rule(Evidence.HELD_AFTER_BACKWARD, Kind.ACTIVATION, lambda f: f.made == Phase.FORWARD),
-    Rule(Evidence.MADE_IN_BACKWARD, Kind.AUTOGRAD_DETAIL, lambda f: f.made == Phase.BACKWARD),
-    Rule(Evidence.OPTIMIZER_KEPT, Kind.OPTIMIZER_STATE, lambda f: (f.made == Phase.OPTIMIZER) & (f.freed == NONE)),
-    Rule(Evidence.WITHIN_OPTIMIZER, Kind.TEMPORARY, lambda f: f.made == Phase.OPTIMIZER),
-    Rule(Evidence.OUTSIDE, Kind.UNKNOWN, lambda f: np.ones(len(f.made), np.bool_)),
+    Rule(Evidence.LATER_BACKWARD, Kind.ACTIVATION, lambda f: (f.made == Phase.BACKWARD) & f.used_by_later_backward),
+    Rule(Evidence.MADE_IN_BACKWARD, Kind.AUTOGRAD_DETAIL, _made_in(Phase.BACKWARD)),
+    Rule(
+        Evidence.OPTIMIZER_KEPT,
+        Kind.OPTIMIZER_STATE,
+        lambda f: (f.made == Phase.OPTIMIZER) & (f.outlived_step | f.outlived_two_backwards),
+    ),
+    Rule(Evidence.WITHIN_OPTIMIZER, Kind.TEMPORARY, _made_in(Phase.OPTIMIZER)),
+    Rule(Evidence.FROM_OUTSIDE, Kind.INPUT, _is_batch),
+    Rule(Evidence.SAVED, Kind.ACTIVATION, _is_saved),
+    Rule(Evidence.WITHOUT_GRAD, Kind.EVALUATION, lambda f: (f.made == Phase.FORWARD) & f.is_without_grad),
+    Rule(
+        Evidence.WITHIN_FORWARD,
+        Kind.TEMPORARY,
+        lambda f: (f.made == Phase.FORWARD) & f.went_back & ~f.outlived_backward,
+    ),
+    Rule(Evidence.HELD_AFTER_BACKWARD, Kind.HELD, lambda f: (f.made == Phase.FORWARD) & f.went_back),
+    Rule(
+        Evidence.DATA_FLOW,
+        Kind.ACTIVATION,
+        lambda f: (f.made == Phase.FORWARD) & (f.category == Category.ACTIVATION),
+    ),
+    Rule(Evidence.FREED_IN_FORWARD, Kind.TEMPORARY, lambda f: (f.made == Phase.FORWARD) & (f.freed == Phase.FORWARD)),
+    Rule(Evidence.NO_BACKWARD_YET, Kind.ACTIVATION, _made_in(Phase.FORWARD)),
+    Rule(Evidence.WITHIN_LOOP, Kind.TEMPORARY, lambda f: (f.freed == Phase.OTHER) & ~f.outlived_step),
+    Rule(Evidence.OUTSIDE, Kind.HELD, lambda f: np.ones(len(f.made), np.bool_)),
 )
 
 
-def apply_rules(facts: Facts, rules: tuple[Rule, ...] = RULES) -> tuple[Ints, Ints]:
+def apply_rules(facts: Facts, rules: tuple[Rule, ...] = RULES) -> tuple[PerBlock[Int], PerBlock[Int]]:
     """[B] `Kind` and [B] `Evidence` by the first rule that holds."""
     kind = np.full(len(facts.role), Kind.UNKNOWN, np.int64)
     evidence = np.full(len(facts.role), Evidence.OUTSIDE, np.int64)
@@ -135,36 +162,38 @@ def apply_rules(facts: Facts, rules: tuple[Rule, ...] = RULES) -> tuple[Ints, In
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Blocks:
+class ClassifiedBlocks:
     """Blocks, columns [B]. What was not seen being made has allocation -1."""
 
-    size_bytes: Ints
-    address: Ints
-    allocation: Ints
+    size_bytes: PerBlock[Int]
+    address: PerBlock[Int]
+    allocation: PerBlock[Int]
     """Row in `Recording.allocations`, or -1."""
-    key: Ints
+    key: PerBlock[Int]
     """Row in `Recording.keys`, or -1."""
-    kind: Ints
-    torch_category: Ints
-    evidence: Ints
-    phase: Ints
+    kind: PerBlock[Int]
+    torch_category: PerBlock[Int]
+    evidence: PerBlock[Int]
+    phase: PerBlock[Int]
     """Phase in which it was made; -1 before recording, and for what was made unseen."""
-    step: Ints
+    step: PerBlock[Int]
     """Step in which it was made; of what was made unseen, the one that used it; -1 before recording."""
-    module: Ints
+    module: PerBlock[Int]
     """Index in `Attribution.modules`, or -1."""
-    op: Ints
+    op: PerBlock[Int]
     """Row in `Recording.ops`, or -1."""
-    frame: Ints
+    frame: PerBlock[Int]
     """Row in `Recording.frames`, or -1."""
-    name: Ints
+    caller: PerBlock[Int]
+    """Row in `Recording.frames` of the user's line that led to a library's, or -1."""
+    name: PerBlock[Int]
     """Index in `KnownStorages.names`, or -1."""
-    requested_bytes: Ints
-    """What was asked for before rounding; -1 where nobody knows."""
-    stack: Ints
+    requested_bytes: PerBlock[Int]
+    """Requested, before rounding; -1 where that is not known."""
+    stack: PerBlock[Int]
     """Number of the allocator's stack of what was there before and in no tensor; else -1."""
 
-    def take(self, rows: Ints) -> Self:
+    def take(self, rows: Rows) -> Self:
         """Some of these, in the order of the rows."""
         return type(self)(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
 
@@ -173,106 +202,68 @@ def classify_blocks(
     recording: Recording,
     categories: Categories,
     attribution: Attribution,
-    storages: Storages,
+    lifetimes: BlockLifetimes,
     *,
     known: KnownStorages | None = None,
     time_ns: int,
-) -> Blocks:
+) -> ClassifiedBlocks:
     """Say of every block of one device what it is, how that is known, and who made it.
 
     Args:
         recording: One cycle.
         categories: Of the same recording.
         attribution: Of the same recording.
-        storages: The device's blocks.
+        lifetimes: The device's blocks.
         known: Observations of live tensors.
         time_ns: The moment of which torch's categories are taken, that of the peak: they change where a tensor is
             written to.
 
     Returns:
-        One row per row of `storages`, in its order.
+        One row per row of `lifetimes`, in its order.
     """
-    allocation = storages.allocation
-    category = _categories_at(recording, categories, storages, time_ns)
+    allocation = lifetimes.allocation
+    category = _categories_at(recording, categories, lifetimes, time_ns)
 
-    def of_allocation(column: Ints) -> Ints:
+    def of_allocation(column: PerAllocation[Int]) -> PerBlock[Int]:
         return np.where(allocation >= 0, column[allocation] if len(column) else NONE, NONE)
 
-    kind, evidence = apply_rules(facts_of(recording, attribution, storages, category, known))
-    observed = storages.observed_as
+    kind, evidence = apply_rules(facts_of(recording, categories, attribution, lifetimes, category, known, time_ns))
+    observed = lifetimes.observed_as
     names = known.name if known is not None else np.empty(0, np.int64)
     none = np.full(len(allocation), NONE, np.int64)
-    return Blocks(
-        size_bytes=storages.size_bytes,
-        address=storages.address,
+    return ClassifiedBlocks(
+        size_bytes=lifetimes.size_bytes,
+        address=lifetimes.address,
         allocation=allocation,
-        key=storages.key,
+        key=lifetimes.key,
         kind=kind,
         torch_category=category,
         evidence=evidence,
         phase=of_allocation(attribution.allocation_phase),
-        step=_steps(attribution, storages),
+        step=_steps(attribution, lifetimes),
         module=of_allocation(attribution.allocation_module),
         op=of_allocation(recording.allocations.op),
         frame=of_allocation(attribution.allocation_frame),
+        caller=of_allocation(attribution.allocation_caller),
         name=np.where(observed >= 0, names[observed], NONE) if len(names) else none,
         requested_bytes=none,
         stack=none,
     )
 
 
-def facts_of(
-    recording: Recording, attribution: Attribution, storages: Storages, category: Ints, known: KnownStorages | None
-) -> Facts:
-    """What the rules look at, for every block."""
-    allocation, observed = storages.allocation, storages.observed_as
-    made_here = allocation >= 0
-    freed_by = _freed_by(storages)
-    op = recording.allocations.op
-    maker = np.where(made_here, op[allocation] if len(op) else NONE, NONE)
-    freer = np.where(freed_by >= 0, op[freed_by] if len(op) else NONE, NONE)
-    phase = attribution.allocation_phase
-    roles = known.role if known is not None else np.empty(0, np.int64)
-    recomputed = attribution.op_recomputed
-    return Facts(
-        role=np.where(observed >= 0, roles[observed], NONE) if len(roles) else np.full(len(allocation), NONE, np.int64),
-        made=np.where(made_here, phase[allocation] if len(phase) else NONE, NONE),
-        is_made_unseen=storages.made_unseen,
-        freed=np.where(freed_by >= 0, phase[freed_by] if len(phase) else NONE, NONE),
-        has_tensor=storages.key >= 0,
-        freed_by_maker=(maker >= 0) & (maker == freer),
-        is_gradient=np.isin(storages.key, recording.gradient_keys) | _in_accumulate_grad(recording, attribution, maker),
-        is_recomputed=(maker >= 0) & (recomputed[maker] if len(recomputed) else False),
-        category=category,
-    )
-
-
-def _categories_at(recording: Recording, categories: Categories, storages: Storages, time_ns: int) -> Ints:
+def _categories_at(
+    recording: Recording, categories: Categories, lifetimes: BlockLifetimes, time_ns: int
+) -> PerBlock[Int]:
     """[B] torch's category of each block in the version that it had at one time."""
     edges = recording.flow
     written = edges.edge_mutated & ~edges.edge_allocated & ~edges.edge_freed
     written &= edges.node_time_ns[edges.edge_node] <= time_ns
     version = np.bincount(edges.edge_key[written], minlength=len(recording.keys.id))
-    key = storages.key
+    key = lifetimes.key
     return categories.of(key, np.where(key >= 0, version[key] if len(version) else 0, 0))
 
 
-def _freed_by(storages: Storages) -> Ints:
-    """[B] row of the free in `Recording.allocations`, or -1 where the block lives on."""
-    end = len(storages.events)
-    lives_on = storages.freed_at >= end
-    return np.where(lives_on, NONE, storages.events[np.where(lives_on, 0, storages.freed_at)] if end else NONE)
-
-
-def _steps(attribution: Attribution, storages: Storages) -> Ints:
-    end, made_at, column = len(storages.events), storages.made_at, attribution.allocation_step
+def _steps(attribution: Attribution, lifetimes: BlockLifetimes) -> PerBlock[Int]:
+    end, made_at, column = len(lifetimes.events), lifetimes.made_at, attribution.allocation_step
     inside = (made_at >= 0) & (made_at < end)
-    return np.where(inside, column[storages.events[np.where(inside, made_at, 0)]] if end else NONE, NONE)
-
-
-def _in_accumulate_grad(recording: Recording, attribution: Attribution, op: Ints) -> Bools:
-    """[B] whether AccumulateGrad, or an operator inside it, is what made each block."""
-    accumulates = np.array(["AccumulateGrad" in text for text in recording.strings], np.bool_)
-    node = np.where(op >= 0, attribution.op_node[op] if len(attribution.op_node) else NONE, NONE)
-    name = np.where(node >= 0, recording.ops.name[node] if len(recording.ops.name) else NONE, NONE)
-    return (name >= 0) & (accumulates[name] if len(accumulates) else False)
+    return np.where(inside, column[lifetimes.events[np.where(inside, made_at, 0)]] if end else NONE, NONE)

@@ -6,31 +6,27 @@ With a closure, as LBFGS wants one and Lightning always gives one, the whole tra
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from tracer.arrays import Rows
 from tracer.capture.recording import Recording
-
-Ints = npt.NDArray[np.int64]
-
-_OPTIMIZERS = "torch/optim/"
-_DECORATORS = "torch/utils/_contextlib.py"
+from tracer.capture.torch_names import STEP_WRAPPER, is_a_decorators, is_an_optimizers, is_asking_for_backward
 
 
-def backward_calls(recording: Recording) -> Ints:
+def backward_calls(recording: Recording) -> Rows:
     """Rows of the calls of `torch.autograd.backward` and `grad`, through which every backward pass is asked for."""
     frames, strings = recording.frames, recording.strings
     entries = [
         row
         for row, (file, function) in enumerate(zip(frames.file.tolist(), frames.function.tolist(), strict=True))
-        if strings[function] in ("backward", "grad") and strings[file].endswith("torch/autograd/__init__.py")
+        if is_asking_for_backward(strings[file], strings[function])
     ]
     return np.flatnonzero(np.isin(recording.calls.function, np.array(entries, np.int64)))
 
 
-def closure_calls(recording: Recording) -> Ints:
+def closure_calls(recording: Recording) -> Rows:
     """Rows of the calls that an optimizer made to have the loss evaluated: those that lead to a backward pass.
 
-    A closure is what torch's optimizer calls; of an optimizer of somebody else's it is what its `step` calls.
+    A closure is what torch's optimizer calls; of one outside torch it is what its `step` calls.
     """
     found = {_closure(recording, row) for row in backward_calls(recording).tolist()}
     return np.array(sorted(found - {-1}), np.int64)
@@ -40,15 +36,15 @@ def _closure(recording: Recording, row: int) -> int:
     """The outermost call below the innermost code of optimizers above a call; -1 if there is none above it."""
     calls = recording.calls
     path: list[int] = []
-    while row >= 0 and _OPTIMIZERS not in _function(recording, row)[0]:
+    while row >= 0 and not is_an_optimizers(_function(recording, row)[0]):
         path.append(row)
         row = int(calls.parent[row])
     if row < 0:
         return -1
-    is_hook = _function(recording, row)[1] == "wrapper"  # which torch puts around every optimizer's `step`
+    is_hook = _function(recording, row)[1] == STEP_WRAPPER
     for call in reversed(path):
         file, name = _function(recording, call)
-        if _DECORATORS in file:
+        if is_a_decorators(file):
             continue
         if is_hook and name == "step":
             is_hook = False

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from tracer.analysis.compiled.origins import compiled_origins
 from tracer.analysis.profiles.allocator_join import join_history
 from tracer.analysis.profiles.attribution import Attribution, attribute
-from tracer.analysis.profiles.block_lifetimes import Storages, follow_storages
+from tracer.analysis.profiles.block_lifetimes import BlockLifetimes, follow_blocks
 from tracer.analysis.profiles.breakdown import Breakdown, CycleBreakdown, breakdown, cycle_breakdown
-from tracer.analysis.profiles.classify_blocks import Blocks, classify_blocks
+from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks, classify_blocks
+from tracer.analysis.profiles.compiled_owners import with_compiled_owners
+from tracer.analysis.profiles.devices_held import default_device, most_held_bytes
 from tracer.analysis.profiles.growth import Growth, find_growth
 from tracer.analysis.profiles.lost_track import LostTrack, find_lost_track
-from tracer.analysis.profiles.memory_timeline import MemoryTimeline, default_device, device_index, memory_timeline
+from tracer.analysis.profiles.memory_timeline import device_index, memory_timeline
 from tracer.analysis.profiles.peak import PeakReport, peak_position, peak_report, worst_of
 from tracer.analysis.profiles.step_phases import StepPhase, step_phases
+from tracer.analysis.profiles.survivors import Survivors, find_survivors
 from tracer.analysis.profiles.torch_categories import Categories, categorize
+from tracer.arrays import Int, PerBlock
+from tracer.capture.compiled_code import NOTHING_COMPILED, CompiledCode, CompiledGraph
 from tracer.capture.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.errors import RecordingError
@@ -26,22 +32,23 @@ from tracer.snapshot.columns import Snapshot
 class CycleFindings:
     """What one cycle's recording says about one device.
 
-    `blocks` are all of `storages`, classified once for every output; those of the peak are among them.
+    `blocks` are all of `lifetimes`, classified once for every output; those of the peak are among them.
+    `history_entry` is the entry of the allocator's history that made each of them, or -1; None where none was joined.
     `is_whole` is False for a cycle that the end of the run, or a failure, cut short.
     """
 
     recording: Recording
     categories: Categories
     attribution: Attribution
-    storages: Storages
-    blocks: Blocks
-    timeline: MemoryTimeline
+    lifetimes: BlockLifetimes
+    blocks: ClassifiedBlocks
     breakdown: CycleBreakdown
     peak: PeakReport
     lost_track: tuple[LostTrack, ...]
-    growth: tuple[Growth, ...]
+    survivors: Survivors
     step_phases: tuple[StepPhase, ...]
     is_whole: bool = True
+    history_entry: PerBlock[Int] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,11 +59,17 @@ class Findings:
         device: Name as `str(torch.device)` writes it.
         cycles: One or more, in order.
         breakdown: Means over the cycles in `averaged`.
+        growth: What stays from step to step, or None.
+        other_devices: The most that the allocator of each other accelerator had handed out, by name, largest first.
+        compiled: What torch.compile made of the user's code.
     """
 
     device: str
     cycles: tuple[CycleFindings, ...]
     breakdown: Breakdown
+    growth: Growth | None = None
+    other_devices: Mapping[str, int] = field(default_factory=dict)
+    compiled: CompiledCode = NOTHING_COMPILED
 
     @property
     def worst(self) -> CycleFindings:
@@ -81,20 +94,22 @@ def find_in_cycle(
     module_names: Mapping[int, str] | None = None,
     device: str | None = None,
     is_whole: bool = True,
+    graphs: tuple[CompiledGraph, ...] = (),
 ) -> CycleFindings:
     """Ask all questions of one cycle.
 
     Args:
         recording: One cycle.
-        known: Objects that somebody held during the run.
+        known: Live tensors observed during the run.
         module_names: Dotted names of live modules by `id()`.
         device: Name; by default `default_device`.
         is_whole: Whether all of its steps were recorded to their end.
+        graphs: What torch.compile made of it; the recording has frames for the lines of their nodes.
 
     Raises:
         RecordingError: Nothing was allocated on the device.
     """
-    name = device or default_device(recording)
+    name = device or default_device([recording])
     index = device_index(recording, name)
     if index < 0 or not (recording.allocations.device == index).any():
         raise RecordingError(
@@ -102,35 +117,45 @@ def find_in_cycle(
             hint="Profile with profile_memory=True, and name the device that the model is on.",
         )
     categories = categorize(recording)
-    attribution = attribute(recording, module_names=module_names)
-    storages = follow_storages(recording, known, index)
+    lifetimes = follow_blocks(recording, known, index)
+    peak_ns = int(recording.allocations.time_ns[lifetimes.events[peak_position(lifetimes)]])
+    attribution = with_compiled_owners(
+        attribute(recording, module_names=module_names),
+        recording,
+        compiled_origins(recording, graphs, time_ns=peak_ns),
+        module_names or {},
+    )
     timeline = memory_timeline(recording, categories, device=name)
-    peak_ns = int(recording.allocations.time_ns[storages.events[peak_position(storages)]])
-    blocks = classify_blocks(recording, categories, attribution, storages, known=known, time_ns=peak_ns)
-    peak = peak_report(recording, attribution, storages, blocks, known=known)
+    blocks = classify_blocks(recording, categories, attribution, lifetimes, known=known, time_ns=peak_ns)
+    peak = peak_report(recording, attribution, lifetimes, blocks, known=known)
     return CycleFindings(
         recording=recording,
         categories=categories,
         attribution=attribution,
-        storages=storages,
+        lifetimes=lifetimes,
         blocks=blocks,
-        timeline=timeline,
-        breakdown=cycle_breakdown(recording, categories, timeline, storages),
+        breakdown=cycle_breakdown(recording, categories, timeline, lifetimes),
         peak=peak,
         lost_track=find_lost_track(recording, categories, attribution, peak.blocks),
-        growth=find_growth(recording, attribution, storages),
-        step_phases=step_phases(recording, attribution, storages),
+        survivors=find_survivors(
+            recording, attribution, lifetimes, blocks, is_whole=is_whole, is_complete=lifetimes.count.is_walked
+        ),
+        step_phases=step_phases(recording, attribution, lifetimes),
         is_whole=is_whole,
     )
 
 
 def _averaged(cycles: Sequence[CycleFindings]) -> tuple[CycleFindings, ...]:
-    """A cycle that was cut short may have been so before its peak, or by it."""
+    """Of whole cycles: a truncated cycle may have missed its peak."""
     return tuple(cycle for cycle in cycles if cycle.is_whole) or tuple(cycles)
 
 
-def put_together(cycles: Sequence[CycleFindings]) -> Findings:
+def put_together(cycles: Sequence[CycleFindings], *, compiled: CompiledCode = NOTHING_COMPILED) -> Findings:
     """Findings of a run from those of its cycles, all of one device.
+
+    Args:
+        cycles: At least one.
+        compiled: What torch.compile made of the user's code.
 
     Raises:
         RecordingError: There are none.
@@ -143,7 +168,10 @@ def put_together(cycles: Sequence[CycleFindings]) -> Findings:
     device = cycles[0].peak.device
     averaged = _averaged(cycles)
     means = breakdown(device, [cycle.breakdown for cycle in averaged], num_left_out=len(cycles) - len(averaged))
-    return Findings(device, tuple(cycles), means)
+    held = most_held_bytes([cycle.recording for cycle in cycles])
+    others = {name: bytes_ for name, bytes_ in held.items() if name != device and bytes_}
+    growth = find_growth([cycle.survivors for cycle in cycles])
+    return Findings(device, tuple(cycles), means, growth, others, compiled)
 
 
 def with_allocator_history(findings: Findings, snapshot: Snapshot, *, known: KnownStorages | None = None) -> Findings:
@@ -152,15 +180,16 @@ def with_allocator_history(findings: Findings, snapshot: Snapshot, *, known: Kno
     Args:
         findings: Of a run.
         snapshot: Dumped when its last cycle ended.
-        known: Objects that somebody held during the run.
+        known: Live tensors observed during the run.
 
     Raises:
         SnapshotError: The snapshot contradicts itself.
     """
     last = findings.cycles[-1]
-    history = join_history(snapshot, findings.device, last.storages)
+    history = join_history(snapshot, findings.device, last.lifetimes)
     if history is None:
         return findings
-    peak = peak_report(last.recording, last.attribution, last.storages, last.blocks, known=known, history=history)
+    peak = peak_report(last.recording, last.attribution, last.lifetimes, last.blocks, known=known, history=history)
     lost_track = find_lost_track(last.recording, last.categories, last.attribution, peak.blocks)
-    return replace(findings, cycles=(*findings.cycles[:-1], replace(last, peak=peak, lost_track=lost_track)))
+    joined = replace(last, peak=peak, lost_track=lost_track, history_entry=history.entry)
+    return replace(findings, cycles=(*findings.cycles[:-1], joined))

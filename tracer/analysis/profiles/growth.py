@@ -1,92 +1,101 @@
-"""What stays alive from one step to the next although it should not: memory that grows, with the line that made it."""
+"""Whether memory grows from step to step although it should not, by how much, and which lines make what stays.
+
+The total decides: a full ring buffer keeps something new in every step and lets go of as much, which is no growth,
+and a list that grows from two lines in turn grows although neither line keeps something in every step.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
+from tracer.analysis.profiles.survivors import Site, Survivors
 
-from tracer.analysis.profiles.attribution import Attribution
-from tracer.analysis.profiles.block_lifetimes import Storages
-from tracer.analysis.profiles.peak_rows import op_label, place
-from tracer.capture.recording import Recording
+
+@dataclass(frozen=True, slots=True)
+class GrowingPlace:
+    """What one site adds to the growth."""
+
+    site: Site
+    bytes_per_step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Blocks from one place that outlive the step after their own, step after step.
+    """Blocks that outlive the step after their own, more in every step or in every cycle.
 
     Attributes:
-        bytes_per_step: Mean over the steps that could be judged.
-        num_judged_steps: Steps that could be judged: all but the last of the recording.
-        op: Operator.
-        module: Path of the module, or None.
-        file: Source file of the user's line, or None.
-        line: Its number, or None.
+        bytes_per_step: By which they become more: the mean over judged steps.
+        num_judged_steps: All recorded steps but each cycle's last.
+        places: Which sites' blocks these are, largest first. What was let go of in exchange is taken off sites that
+            made blocks of the same size.
     """
 
     bytes_per_step: int
     num_judged_steps: int
-    op: str | None
-    module: str | None
-    file: str | None
-    line: int | None
+    places: tuple[GrowingPlace, ...]
 
 
-def find_growth(recording: Recording, attribution: Attribution, storages: Storages) -> tuple[Growth, ...]:
-    """Find what every judged step leaves behind beyond the end of the step after it.
+def find_growth(cycles: Sequence[Survivors]) -> Growth | None:
+    """Decide whether the memory of a run grows.
 
-    A result or batch that a loop variable holds dies in the next step, when the variable is set anew, and gradients
-    that are cleared at the beginning of a step die there; neither counts. What only the first step leaves, such as
-    the optimizer's state, does not count either, so that at least three steps have to be recorded.
+    It does if every judged step of every cycle, two at least, leaves more bytes and more blocks than there were. It
+    also does if every cycle, two at least, leaves more, one site among what it leaves, and the next cycle begins with
+    that still there: something is kept in every second step. Of what only the first step makes, neither holds.
 
     Args:
-        recording: One cycle.
-        attribution: Of the same recording.
-        storages: One device's blocks.
+        cycles: Of one device, in order.
 
     Returns:
-        Places, largest growth first.
+        None where it does not grow.
     """
-    num_steps = len(attribution.step_names)
-    num_judged = num_steps - 1
-    if num_judged < 2:
-        return ()
-    made_here = storages.allocation >= 0
-    allocation = storages.allocation[made_here]
-    step = attribution.allocation_step[allocation]
-    last_event = _last_events(attribution, storages, num_steps)
-    outlives = (step >= 0) & (step < num_judged)
-    outlives[outlives] = storages.freed_at[made_here][outlives] > last_event[step[outlives] + 1]
-    totals: dict[tuple[str | None, str | None, str | None, int | None], dict[int, int]] = {}
-    for row, which, size in zip(
-        allocation[outlives].tolist(),
-        step[outlives].tolist(),
-        storages.size_bytes[made_here][outlives].tolist(),
-        strict=True,
-    ):
-        module = int(attribution.allocation_module[row])
-        site = (
-            op_label(recording, int(recording.allocations.op[row])),
-            attribution.modules[module] if module >= 0 else None,
-            *place(recording, int(attribution.allocation_frame[row])),
-        )
-        by_step = totals.setdefault(site, {})
-        by_step[which] = by_step.get(which, 0) + size
-    found = [
-        Growth(sum(by_step.values()) // num_judged, num_judged, *site)
-        for site, by_step in totals.items()
-        if len(by_step) == num_judged
-    ]
-    return tuple(sorted(found, key=lambda one: -one.bytes_per_step))
+    judged = [cycle for cycle in cycles if cycle.num_judged]
+    if _grows_in_every_step([cycle for cycle in judged if cycle.num_judged > 1]):
+        return _growth([cycle for cycle in judged if cycle.num_judged > 1])
+    if _grows_in_every_cycle(judged):
+        return _growth(judged)
+    return None
 
 
-def _last_events(
-    attribution: Attribution, storages: Storages, num_steps: int
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """[steps] position of the last event in each step."""
-    last = np.full(num_steps, -1, np.int64)
-    step = attribution.allocation_step[storages.events]
-    inside = np.flatnonzero(step >= 0)
-    np.maximum.at(last, step[inside], inside)
-    return last
+def _grows_in_every_step(cycles: Sequence[Survivors]) -> bool:
+    changes = [cycle.changes() for cycle in cycles]
+    return bool(changes) and all((in_bytes > 0).all() and (in_blocks > 0).all() for in_bytes, in_blocks in changes)
+
+
+def _grows_in_every_cycle(cycles: Sequence[Survivors]) -> bool:
+    if len(cycles) < 2 or not all(cycle.is_complete for cycle in cycles):
+        return False
+    nets = [tuple(int(change.sum()) for change in cycle.changes()) for cycle in cycles]
+    stays = (
+        after.held_before_bytes - before.held_before_bytes >= net_bytes
+        for before, after, (net_bytes, _) in zip(cycles, cycles[1:], nets, strict=False)
+    )
+    of_each = [{cycle.sites[row] for row in set(cycle.site.tolist()) if row >= 0} for cycle in cycles]
+    return all(min(net) > 0 for net in nets) and all(stays) and bool(set.intersection(*of_each))
+
+
+def _growth(cycles: Sequence[Survivors]) -> Growth:
+    num_judged = sum(cycle.num_judged for cycle in cycles)
+    net = sum(int(cycle.changes()[0].sum()) for cycle in cycles)
+    made: dict[Site, dict[int, int]] = defaultdict(lambda: defaultdict(int))  # blocks by site and size
+    ended: dict[int, int] = defaultdict(int)  # blocks by size
+    for cycle in cycles:
+        for site, size in zip(cycle.site.tolist(), cycle.size_bytes.tolist(), strict=True):
+            if site >= 0:
+                made[cycle.sites[site]][size] += 1
+            else:
+                ended[-size] += 1
+    _take_off(made, ended)
+    totals = {site: sum(size * count for size, count in sizes.items()) for site, sizes in made.items()}
+    places = [GrowingPlace(site, total // num_judged) for site, total in totals.items() if total]
+    return Growth(net // num_judged, num_judged, tuple(sorted(places, key=lambda one: -one.bytes_per_step)))
+
+
+def _take_off(made: dict[Site, dict[int, int]], ended: dict[int, int]) -> None:
+    """Of blocks of one size that ended, as many were replaced by new ones: first at the site that made most of them."""
+    for size, count in ended.items():
+        for sizes in sorted((sizes for sizes in made.values() if size in sizes), key=lambda sizes: -sizes[size]):
+            taken = min(count, sizes[size])
+            sizes[size] -= taken
+            count -= taken

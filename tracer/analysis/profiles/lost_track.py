@@ -9,20 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.attribution import Attribution
-from tracer.analysis.profiles.classify_blocks import Blocks
-from tracer.analysis.profiles.peak_rows import op_label, place
+from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
+from tracer.analysis.profiles.peak_rows import recorded_op_name
+from tracer.analysis.profiles.source_lines import line_of_frame
 from tracer.analysis.profiles.torch_categories import Categories, Category
+from tracer.arrays import Int, PerKey
 from tracer.capture.recording import Recording
 
-Ints = npt.NDArray[np.int64]
+_NOT_KNOWN = (Kind.UNKNOWN, Kind.BEFORE_RECORDING)
 
 
 @dataclass(frozen=True, slots=True)
 class LostTrack:
-    """One place where torch's categories stopped.
+    """One line where torch's categories stopped.
 
     Attributes:
         op: Operator that made the tensor without a category, or None where it was there before the recording.
@@ -31,6 +33,7 @@ class LostTrack:
         line: Its number, or None.
         bytes: Bytes at the peak that have no category of torch's because of it.
         count: Blocks.
+        known_bytes: Those of them whose kind is known all the same.
     """
 
     op: str | None
@@ -39,10 +42,11 @@ class LostTrack:
     line: int | None
     bytes: int
     count: int
+    known_bytes: int
 
 
 def find_lost_track(
-    recording: Recording, categories: Categories, attribution: Attribution, blocks: Blocks
+    recording: Recording, categories: Categories, attribution: Attribution, blocks: ClassifiedBlocks
 ) -> tuple[LostTrack, ...]:
     """Trace the peak's blocks without a category back to where the category was lost.
 
@@ -53,7 +57,7 @@ def find_lost_track(
         blocks: Live blocks at its peak.
 
     Returns:
-        Places, largest first. Blocks that were never tensors have no data flow and are left out.
+        Lines, largest first. Blocks that were never tensors have no data flow and are left out.
     """
     origin = _origins(recording, categories)
     made_by = _allocation_of_key(recording)
@@ -61,10 +65,13 @@ def find_lost_track(
     untagged = (blocks.torch_category == Category.UNTAGGED) & (blocks.key >= 0)
     for block in np.flatnonzero(untagged).tolist():
         source = origin.get(int(blocks.key[block]), int(blocks.key[block]))
-        total = totals.setdefault(_site(recording, attribution, int(made_by[source])), [0, 0])
+        total = totals.setdefault(_site(recording, attribution, int(made_by[source])), [0, 0, 0])
         total[0] += int(blocks.size_bytes[block])
         total[1] += 1
-    places = [LostTrack(*site, bytes=size, count=count) for site, (size, count) in totals.items()]
+        total[2] += int(blocks.size_bytes[block]) if blocks.kind[block] not in _NOT_KNOWN else 0
+    places = [
+        LostTrack(*site, bytes=size, count=count, known_bytes=known) for site, (size, count, known) in totals.items()
+    ]
     return tuple(sorted(places, key=lambda one: -one.bytes))
 
 
@@ -95,7 +102,7 @@ def _origins(recording: Recording, categories: Categories) -> dict[int, int]:
     return origin
 
 
-def _allocation_of_key(recording: Recording) -> Ints:
+def _allocation_of_key(recording: Recording) -> PerKey[Int]:
     """[K] row of the allocation that made each key, -1 for what was there before."""
     allocations = recording.allocations
     made = np.full(len(recording.keys.id), -1, np.int64)
@@ -111,7 +118,7 @@ def _site(
         return None, None, None, None
     module = int(attribution.allocation_module[allocation])
     return (
-        op_label(recording, int(recording.allocations.op[allocation])),
+        recorded_op_name(recording, int(recording.allocations.op[allocation])),
         attribution.modules[module] if module >= 0 else None,
-        *place(recording, int(attribution.allocation_frame[allocation])),
+        *(line_of_frame(recording, int(attribution.allocation_frame[allocation])) or (None, None)),
     )

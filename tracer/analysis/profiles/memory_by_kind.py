@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from tracer.analysis.kinds import Kind
-from tracer.analysis.profiles.block_lifetimes import Storages
-from tracer.analysis.profiles.classify_blocks import Blocks
-
-Ints = npt.NDArray[np.int64]
+from tracer.analysis.profiles.allocator_order import alive_bytes
+from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
+from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
+from tracer.arrays import Int, PerEvent
 
 # Torch's columns first, in torch's order, then what we know beyond them.
 _ORDER = (
@@ -24,6 +21,8 @@ _ORDER = (
     Kind.GRADIENT,
     Kind.AUTOGRAD_DETAIL,
     Kind.WORKSPACE,
+    Kind.EVALUATION,
+    Kind.HELD,
     Kind.BEFORE_RECORDING,
     Kind.UNKNOWN,
 )
@@ -36,33 +35,31 @@ class KindLevel:
     Attributes:
         kind: Which.
         before_bytes: Alive before the first event.
-        values_bytes: [D] Alive after each of `Storages.events`.
+        values_bytes: [D] Alive after each of `BlockLifetimes.events`.
     """
 
     kind: Kind
     before_bytes: int
-    values_bytes: Ints
+    values_bytes: PerEvent[Int]
 
 
-def memory_by_kind(storages: Storages, blocks: Blocks) -> tuple[KindLevel, ...]:
-    """Follow each kind over a recording; together they are `Storages.level_bytes`.
+def memory_by_kind(lifetimes: BlockLifetimes, blocks: ClassifiedBlocks) -> tuple[KindLevel, ...]:
+    """Follow each kind over a recording; together they are all that is alive.
 
     Args:
-        storages: One device's blocks.
+        lifetimes: One device's blocks.
         blocks: The same blocks, classified.
 
     Returns:
         The kinds that occur, torch's first and in torch's order.
     """
     found = []
-    end = len(storages.events)
+    end = len(lifetimes.events)
     for kind in _ORDER:
         mine = blocks.kind == kind
         if not mine.any():
             continue
-        change = np.zeros(end + 2, np.int64)
-        np.add.at(change, storages.made_at[mine] + 1, storages.size_bytes[mine])
-        np.add.at(change, storages.freed_at[mine] + 1, -storages.size_bytes[mine])
-        level = np.cumsum(change)
-        found.append(KindLevel(kind, int(level[0]), np.asarray(level[1 : end + 1], np.int64)))
+        size_bytes, made_at = lifetimes.size_bytes[mine], lifetimes.made_at[mine]
+        level = alive_bytes(size_bytes, made_at, lifetimes.freed_at[mine], end)
+        found.append(KindLevel(kind, int(size_bytes[made_at < 0].sum()), level))
     return tuple(found)

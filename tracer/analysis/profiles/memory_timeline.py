@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracer.analysis.profiles.devices_held import default_device
 from tracer.analysis.profiles.torch_categories import Categories, Category, categorize
+from tracer.arrays import Int, Ints, PerTimelineRow
 from tracer.capture.event_tree import read_recording
 from tracer.capture.recording import Recording
-
-Ints = npt.NDArray[np.int64]
 
 _PREEXISTING, _CREATE, _INCREMENT_VERSION, _DESTROY = 1, 2, 3, 4
 _BEFORE = -1  # the time of what was there before the recording
@@ -32,8 +32,8 @@ class MemoryTimeline:
     """
 
     device: str
-    times_ns: Ints
-    sizes_bytes: Ints
+    times_ns: PerTimelineRow[Int]
+    sizes_bytes: PerTimelineRow[Int]
     num_preexisting: int
     categories: tuple[Category, ...] = tuple(Category)
 
@@ -56,7 +56,7 @@ class MemoryTimeline:
         return memory_timeline(recording, categorize(recording), device=device)
 
     @property
-    def totals_bytes(self) -> Ints:
+    def totals_bytes(self) -> PerTimelineRow[Int]:
         """[E] Bytes of all categories after each event."""
         return np.asarray(self.sizes_bytes.sum(axis=1), np.int64)
 
@@ -64,7 +64,7 @@ class MemoryTimeline:
         """The last row of each of torch's microseconds: what `MemoryProfileTimeline._coalesce_timeline` returns.
 
         Returns:
-            Microseconds [U] and sizes [U, 9], whose first column is 0 as torch's is.
+            Microseconds [rows] and sizes [rows, 9], whose first column is 0 as torch's is.
 
         Source:
             `_coalesce_timeline`, which truncates a floating-point division; `torch_microseconds` has its integer form.
@@ -78,22 +78,12 @@ class MemoryTimeline:
         return microseconds[new_row], np.concatenate([np.zeros((len(sizes), 1), np.int64), sizes], axis=1)
 
 
-def torch_microseconds(times_ns: Ints) -> Ints:
+def torch_microseconds(times_ns: PerTimelineRow[Int]) -> PerTimelineRow[Int]:
     """[E] `int(t / 1000)` as torch computes it, in floating point, which rounds up from 875 ns on.
 
     Exact for real times until 2041: the quotient lies between 2**50 and 2**51, where doubles are 1/4 to 1/8 apart.
     """
     return np.asarray(times_ns // 1000 + (times_ns % 1000 >= 875), np.int64)
-
-
-def default_device(recording: Recording) -> str:
-    """The device that a person means when they name none: the accelerator with the most bytes, else the CPU."""
-    allocations = recording.allocations
-    moved = np.bincount(allocations.device, np.abs(allocations.size_bytes), minlength=len(recording.devices))
-    accelerators = [index for index, name in enumerate(recording.devices) if name != "cpu"]
-    if not accelerators:
-        return "cpu"
-    return recording.devices[max(accelerators, key=lambda index: float(moved[index]))]
 
 
 def device_index(recording: Recording, device: str) -> int:
@@ -118,7 +108,7 @@ def memory_timeline(recording: Recording, categories: Categories, *, device: str
     Source:
         `MemoryProfile.timeline` and `MemoryProfileTimeline`.
     """
-    name = device or default_device(recording)
+    name = device or default_device([recording])
     index = device_index(recording, name)
     rows = np.concatenate([_untracked_rows(recording, index), _tensor_rows(recording, categories, index)])
     order = np.lexsort((rows["action"], rows["time"]))

@@ -6,21 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.allocator_count import CountedParts
 from tracer.analysis.profiles.allocator_join import InUse, JoinedHistory, in_use_at
 from tracer.analysis.profiles.attribution import Attribution, Phase
-from tracer.analysis.profiles.block_lifetimes import Storages
-from tracer.analysis.profiles.classify_blocks import Blocks
+from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
+from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
 from tracer.analysis.profiles.peak_rows import group_rows
 from tracer.analysis.profiles.torch_categories import Category
+from tracer.arrays import Int, PerBlock
 from tracer.capture.known_storages import KnownStorages
 from tracer.capture.recording import Recording
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class AllocatorPeak:
     """What only the allocator's own history tells of the peak.
 
     Attributes:
-        requested_bytes: Sum of what was asked for; the peak is the same, rounded up block by block.
+        requested_bytes: Sum of what was requested; the peak is the same, rounded up block by block.
         pending_bytes: Freed by the program and still used by another stream: neither allocated nor free.
         reserved_bytes: Reserved from the driver.
         free_bytes: Of it, what was in no block in use.
@@ -61,7 +59,6 @@ class PeakReport:
         phase: Phase of the allocation that made the peak, or None.
         rows: Grouped blocks, largest first.
         blocks: The blocks themselves.
-        num_died_unseen: Storages from before the recording whose address was handed out again without a recorded free.
         allocator: From the allocator's own history; None where there is none.
         threads: Other threads that called the model, which the profiler does not record.
     """
@@ -75,8 +72,7 @@ class PeakReport:
     step: str | None
     phase: str | None
     rows: tuple[PeakRow, ...]
-    blocks: Blocks
-    num_died_unseen: int
+    blocks: ClassifiedBlocks
     allocator: AllocatorPeak | None = None
     threads: tuple[str, ...] = ()
 
@@ -88,7 +84,8 @@ class PeakReport:
     @property
     def unseen_bytes(self) -> int:
         """Of the rows, what was made where the profiler does not record."""
-        return int(self.blocks.size_bytes[self.blocks.evidence == Evidence.UNSEEN].sum())
+        is_unseen = np.isin(self.blocks.evidence, (Evidence.UNSEEN, Evidence.UNSEEN_SAVED))
+        return int(self.blocks.size_bytes[is_unseen].sum())
 
     def by_category(self) -> dict[str, int]:
         """Bytes by category, largest first."""
@@ -103,16 +100,16 @@ def worst_of(peaks: Sequence[PeakReport]) -> int:
     return max(range(len(peaks)), key=lambda index: (peaks[index].peak_bytes, peaks[index].allocator is not None))
 
 
-def peak_position(storages: Storages) -> int:
-    """Position in `Storages.events` of the event after which most was allocated; the first maximum wins."""
-    return int(np.argmax(storages.allocator_bytes))
+def peak_position(lifetimes: BlockLifetimes) -> int:
+    """Position in `BlockLifetimes.events` of the event after which most was allocated; the first maximum wins."""
+    return int(np.argmax(lifetimes.allocator_bytes))
 
 
 def peak_report(
     recording: Recording,
     attribution: Attribution,
-    storages: Storages,
-    blocks: Blocks,
+    lifetimes: BlockLifetimes,
+    blocks: ClassifiedBlocks,
     *,
     known: KnownStorages | None = None,
     history: JoinedHistory | None = None,
@@ -122,18 +119,18 @@ def peak_report(
     Args:
         recording: One cycle.
         attribution: Of the same recording.
-        storages: The device's blocks; there is at least one event.
+        lifetimes: The device's blocks; there is at least one event.
         blocks: The same, classified.
-        known: Objects that somebody held during the run, the strongest evidence.
+        known: Live tensors observed during the run, the strongest evidence.
         history: The allocator's own, joined with these storages.
 
     Returns:
         The report. The first maximum wins.
     """
-    position = peak_position(storages)
-    event = int(storages.events[position])
-    alive = storages.alive_at(position)
-    in_use = in_use_at(history, storages, position) if history is not None else None
+    position = peak_position(lifetimes)
+    event = int(lifetimes.events[position])
+    alive = lifetimes.alive_at(position)
+    in_use = in_use_at(history, lifetimes, position) if history is not None else None
     if in_use is not None:
         blocks = _by_the_allocators_books(blocks.take(in_use.block[in_use.block >= 0]), in_use)
     else:
@@ -141,23 +138,22 @@ def peak_report(
     allocations = recording.allocations
     step = int(attribution.allocation_step[event])
     return PeakReport(
-        device=recording.devices[storages.device],
+        device=recording.devices[lifetimes.device],
         peak_bytes=int(blocks.size_bytes.sum()),
-        allocator_peak_bytes=int(storages.allocator_bytes[position]),
-        counted=storages.count.at(position),
+        allocator_peak_bytes=int(lifetimes.allocator_bytes[position]),
+        counted=lifetimes.count.at(position),
         reserved_bytes=max(0, int(allocations.total_reserved_bytes[event])),
         time_ns=int(allocations.time_ns[event]),
         step=attribution.step_names[step] if step >= 0 else None,
         phase=Phase(int(attribution.allocation_phase[event])).name.lower(),
         rows=group_rows(recording, attribution, known, blocks, history=history),
         blocks=blocks,
-        num_died_unseen=int(storages.died_unseen.sum()),
-        allocator=_allocator_peak(blocks, history, in_use, storages),
+        allocator=_allocator_peak(blocks, history, in_use, lifetimes),
         threads=known.threads if known is not None else (),
     )
 
 
-def _by_the_allocators_books(blocks: Blocks, in_use: InUse) -> Blocks:
+def _by_the_allocators_books(blocks: ClassifiedBlocks, in_use: InUse) -> ClassifiedBlocks:
     """Sizes as the allocator has them, and behind the known blocks those that the recording never saw."""
     seen = in_use.block >= 0
     unseen = ~seen
@@ -174,7 +170,7 @@ def _by_the_allocators_books(blocks: Blocks, in_use: InUse) -> Blocks:
 
 
 def _allocator_peak(
-    blocks: Blocks, history: JoinedHistory | None, in_use: InUse | None, storages: Storages
+    blocks: ClassifiedBlocks, history: JoinedHistory | None, in_use: InUse | None, lifetimes: BlockLifetimes
 ) -> AllocatorPeak | None:
     if history is None or in_use is None:
         return None
@@ -186,17 +182,17 @@ def _allocator_peak(
         free_bytes=memory.free_bytes,
         largest_free_bytes=memory.largest_free_bytes,
         num_joined=int((history.entry >= 0).sum()),
-        num_blocks=int((storages.allocation >= 0).sum()),
+        num_blocks=int((lifetimes.allocation >= 0).sum()),
     )
 
 
-def _with_unseen(blocks: Blocks, **columns: Ints) -> Blocks:
+def _with_unseen(blocks: ClassifiedBlocks, **columns: PerBlock[Int]) -> ClassifiedBlocks:
     """Add blocks that the allocator counts and nothing in the recording shows: they were there before it."""
     usual = {"kind": Kind.BEFORE_RECORDING, "torch_category": Category.UNTAGGED, "evidence": Evidence.SEEN_BEFORE}
     num = len(columns["size_bytes"])
-    return Blocks(
+    return ClassifiedBlocks(
         **{
             name: np.append(getattr(blocks, name), columns.get(name, np.full(num, int(usual.get(name, -1)), np.int64)))
-            for name in Blocks.__dataclass_fields__
+            for name in ClassifiedBlocks.__dataclass_fields__
         }
     )

@@ -1,42 +1,43 @@
-"""Lines of user code, as findings name them."""
+"""Lines of source, as findings name them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from tracer.analysis.profiles.attribution import Attribution
+from tracer.analysis.profiles.frame_ranks import Whose
 from tracer.capture.recording import Recording
+from tracer.capture.source_line import SourceLine
 
 
-class Place(NamedTuple):
-    """A line of a file; the path is as the recording has it, absolute for user code."""
-
-    file: str
-    line: int
-
-
-def place_of(recording: Recording, frame: int) -> Place | None:
-    """A row of `Recording.frames` as a place; None for -1."""
+def line_of_frame(recording: Recording, frame: int) -> SourceLine | None:
+    """A row of `Recording.frames` as a line of source; None for -1."""
     if frame < 0:
         return None
-    return Place(recording.strings[recording.frames.file[frame]], int(recording.frames.line[frame]))
+    return SourceLine(recording.strings[recording.frames.file[frame]], int(recording.frames.line[frame]))
 
 
-def frames_of_op(recording: Recording, attribution: Attribution, op: int) -> tuple[Place, ...]:
-    """The lines of user code through which an operator was called, innermost first.
+def frames_of_op(recording: Recording, attribution: Attribution, op: int) -> tuple[SourceLine, ...]:
+    """The lines of the user and of libraries through which an operator was called, innermost first.
+
+    What called the user's outermost line, as a launcher did, is left out.
 
     Args:
         recording: One cycle.
         attribution: Its owners; the first line is the one that it gives to the operator.
         op: Row in `Recording.ops`, outside backward.
     """
-    frames = recording.frames
     rows = [int(attribution.op_frame[op])] if attribution.op_frame[op] >= 0 else []
+    is_ours_passed = False
     for frame in _call_frames(recording, int(recording.ops.call[op])):
-        if frames.user[frame] and (not rows or frame != rows[-1]):
+        whose = attribution.frame_whose[frame]
+        is_ours_passed |= bool(whose == Whose.OURS)
+        is_named = whose == Whose.USERS or (whose == Whose.LIBRARYS and not is_ours_passed)
+        if is_named and (not rows or frame != rows[-1]):
             rows.append(frame)
-    return tuple(place for row in rows if (place := place_of(recording, row)) is not None)
+    users = [at for at, row in enumerate(rows) if attribution.frame_whose[row] == Whose.USERS]
+    rows = rows[: users[-1] + 1] if users else rows
+    return tuple(line for row in rows if (line := line_of_frame(recording, row)) is not None)
 
 
 def _call_frames(recording: Recording, call: int) -> Iterator[int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.analysis.profiles.attribution import Attribution, Phase
-from tracer.analysis.profiles.block_lifetimes import Storages
+from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.capture.recording import Recording
 
 SHOWN = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
@@ -46,16 +46,16 @@ class StepPhase:
         return sum(end - start for start, end in self.stretches_ns)
 
 
-def step_phases(recording: Recording, attribution: Attribution, storages: Storages) -> tuple[StepPhase, ...]:
+def step_phases(recording: Recording, attribution: Attribution, lifetimes: BlockLifetimes) -> tuple[StepPhase, ...]:
     """Lay out the phases of every step: in each, that which ends first comes first.
 
     Args:
         recording: One cycle.
         attribution: Of the same recording.
-        storages: One device's blocks.
+        lifetimes: One device's blocks.
     """
-    event_step = attribution.allocation_step[storages.events]
-    event_phase = attribution.allocation_phase[storages.events]
+    event_step = attribution.allocation_step[lifetimes.events]
+    event_phase = attribution.allocation_phase[lifetimes.events]
     stretches = _stretches(recording, attribution)
     found = []
     for step, name in enumerate(attribution.step_names):
@@ -63,7 +63,7 @@ def step_phases(recording: Recording, attribution: Attribution, storages: Storag
             here = stretches.get((step, phase))
             if here is None:
                 continue
-            level = storages.allocator_bytes[(event_step == step) & (event_phase == phase)]
+            level = lifetimes.allocator_bytes[(event_step == step) & (event_phase == phase)]
             peak_bytes = int(np.max(level)) if len(level) else None
             found.append((step, StepPhase(name, phase.name.lower(), tuple(here), peak_bytes)))
     return tuple(one for _, one in sorted(found, key=lambda pair: (pair[0], pair[1].end_ns)))

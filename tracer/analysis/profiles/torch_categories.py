@@ -15,12 +15,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
 
+from tracer.arrays import Bool, Int, Ints, PerEdge, PerKey, PerSlot, Rows
 from tracer.capture.recording import DataFlow, Recording
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 class Category(IntEnum):
@@ -38,19 +35,19 @@ class Category(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flow:
-    """The data flow with versions: slot = one version of one key. Nodes [N], edges [E], slots [V]."""
+    """The data flow with versions: slot = one version of one key. Nodes [N], edges [X], slots [V]."""
 
     slot_offset: Ints
     """[K + 1]: the slots of key k are `slot_offset[k] : slot_offset[k + 1]`, version by version."""
-    edge_version: Ints
-    """[E]: the key's version when the node ran; for an allocation -1."""
+    edge_version: PerEdge[Int]
+    """[X]: the key's version when the node ran; for an allocation -1."""
     inputs: list[list[int]]
     """Per node, the slots it found."""
     outputs: list[list[int]]
     """Per node, the slots it left."""
-    intermediate_keys: Ints
+    intermediate_keys: Rows
     """Keys that one node allocated and freed."""
-    known_slots: Bools
+    known_slots: PerSlot[Bool]
     """[V]: slots that some node found, left or used up."""
 
 
@@ -62,11 +59,13 @@ class Categories:
         flow: Versions of storages, which the timeline follows.
         of_slot: [V] Category of each slot.
         known_slots: [V] Slots that the data flow or a rule by id has named; torch lists only these.
+        depends_on_parameter: [K] Whether a gradient or parameter went into it, or into a storage of the same id.
     """
 
     flow: Flow
-    of_slot: Ints
-    known_slots: Bools
+    of_slot: PerSlot[Int]
+    known_slots: PerSlot[Bool]
+    depends_on_parameter: PerKey[Bool]
 
     def of(self, keys: Ints, versions: Ints) -> Ints:
         """Categories of (key, version) pairs; key -1, never a tensor, is UNTAGGED."""
@@ -95,7 +94,7 @@ def build_flow(edges: DataFlow, num_keys: int) -> Flow:
     # A node that allocates a storage does not also bump it; one that frees it leaves no version behind.
     bumps = edges.edge_mutated & ~allocated & ~freed
     by_key = np.argsort(key, kind="stable")
-    before: Ints = np.cumsum(bumps[by_key]) - bumps[by_key]
+    before: PerEdge[Int] = np.cumsum(bumps[by_key]) - bumps[by_key]
     num_bumps = np.bincount(key, weights=bumps, minlength=num_keys).astype(np.int64)
     version = np.empty(len(key), np.int64)
     version[by_key] = before - np.concatenate(([0], np.cumsum(num_bumps)))[key[by_key]]
@@ -120,7 +119,7 @@ def build_flow(edges: DataFlow, num_keys: int) -> Flow:
     )
 
 
-def _per_node(node: Ints, slots: Ints, num_nodes: int) -> list[list[int]]:
+def _per_node(node: PerEdge[Int], slots: PerEdge[Int], num_nodes: int) -> list[list[int]]:
     bounds = np.searchsorted(node, np.arange(num_nodes + 1)).tolist()
     flat = slots.tolist()
     return [flat[a:b] for a, b in itertools.pairwise(bounds)]
@@ -161,14 +160,16 @@ class _Passes:
         self._set_autograd_detail()
         category = self._current()
         of_slot = np.where(category == _NONE, int(Category.UNTAGGED), category - 1)
-        return Categories(flow=self.flow, of_slot=of_slot, known_slots=self.known)
+        return Categories(
+            flow=self.flow, of_slot=of_slot, known_slots=self.known, depends_on_parameter=depends[self.id_of_key]
+        )
 
-    def _current(self) -> Ints:
+    def _current(self) -> PerSlot[Int]:
         """[V] the category of every slot as of now."""
         by_id, by_key = self.by_id[self.id_of_slot], self.by_key[self.key_of_slot]
         return np.where(by_id != _NONE, by_id, np.where(by_key != _NONE, by_key, self.by_slot))
 
-    def _set_by_id(self, keys: Ints, category: int) -> None:
+    def _set_by_id(self, keys: Rows, category: int) -> None:
         self.by_id[self.id_of_key[keys]] = category
         self.known[self.flow.slot_offset[keys]] = True
 
@@ -177,7 +178,7 @@ class _Passes:
             if self.by_slot[slot] == _NONE:
                 self.by_slot[slot] = category
 
-    def _depends_on_gradient_or_parameter(self) -> Bools:
+    def _depends_on_gradient_or_parameter(self) -> PerSlot[Bool]:
         """[ids] whether a tensor is one that a gradient or parameter went into, or such an operator's result.
 
         Source: `MemoryProfile._any_version_depends_on_gradient`, whose repeated loops are one closure.
@@ -189,8 +190,7 @@ class _Passes:
             for slot in inputs:
                 readers[ids[slot]].append(node)
         found = np.zeros(self.num_slots, bool)
-        for inputs in flow.inputs:
-            found[inputs] = True
+        found[list(itertools.chain.from_iterable(flow.inputs))] = True
         start = found & ((current == _GRADIENT) | (current == _PARAMETER))
         depends = np.zeros(len(self.by_id), bool)
         # Every node is followed once: an operator on lists has thousands of inputs and outputs.
@@ -206,7 +206,7 @@ class _Passes:
                         work.extend(ids[slot] for slot in flow.outputs[node])
         return depends
 
-    def _set_inputs(self, depends: Bools) -> None:
+    def _set_inputs(self, depends: PerSlot[Bool]) -> None:
         """INPUT: what leads to a gradient or parameter without depending on one.
 
         Source: `MemoryProfile._set_inputs`.
@@ -230,30 +230,27 @@ class _Passes:
         candidates = np.flatnonzero(slots_marked & ~depends[self.id_of_slot])
         self._set_by_slot(candidates.tolist(), _INPUT)
 
-    def _set_parameters_by_data_flow(self, depends: Bools) -> None:
+    def _set_parameters_by_data_flow(self, depends: PerSlot[Bool]) -> None:
         """PARAMETER: what a forward pass takes besides its inputs and a backward pass has a gradient for.
 
         Source: `MemoryProfile._set_parameters_using_data_flow`.
         """
-        current = self._current()
-        gradient = bytearray((current == _GRADIENT).astype(np.uint8).tobytes())
-        forward = bytearray(((current == _INPUT) & self.known).astype(np.uint8).tobytes())
+        current, flow = self._current(), self.flow
+        gradient = set(np.flatnonzero(current == _GRADIENT).tolist())
+        forward = set(np.flatnonzero((current == _INPUT) & self.known).tolist())
         candidates: set[int] = set()
-        flow = self.flow
         for inputs, outputs, backward in zip(flow.inputs, flow.outputs, self.backward, strict=True):
-            if backward or any(gradient[s] for s in inputs) or any(gradient[s] for s in outputs):
+            if backward or forward.isdisjoint(inputs):
                 continue
-            if any(forward[slot] for slot in inputs):
-                for slot in outputs:
-                    forward[slot] = 1
-                candidates.update(slot for slot in inputs if not forward[slot])
-        used = bytearray(gradient)
-        in_used = bytearray(self.num_slots)
+            if gradient.isdisjoint(inputs) and gradient.isdisjoint(outputs):
+                forward.update(outputs)
+                candidates.update(slot for slot in inputs if slot not in forward)
+        used, in_used = gradient, set[int]()
         for inputs, outputs in zip(reversed(flow.inputs), reversed(flow.outputs), strict=True):
-            if any(used[slot] for slot in outputs):
-                for slot in inputs:
-                    used[slot] = in_used[slot] = 1
-        slots = np.array([slot for slot in candidates if in_used[slot]], np.int64)
+            if not used.isdisjoint(outputs):
+                used.update(inputs)
+                in_used.update(inputs)
+        slots = np.array(list(candidates & in_used), np.int64)
         is_parameter = np.zeros(len(self.by_id), bool)
         is_parameter[self.id_of_slot[slots]] = True
         is_parameter &= depends

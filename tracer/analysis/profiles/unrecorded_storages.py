@@ -1,4 +1,4 @@
-"""Storages of one device whose allocation was not recorded: they were there before, or were made where nobody records.
+"""Storages of one device without a recorded allocation: there before, or made where the profiler does not record.
 
 A walk over all that Python can reach, right before a recording, tells the two apart. Without a walk, as behind the bare
 `TimelineTracer`, everything without an allocation is taken to have been there before.
@@ -9,46 +9,45 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from tracer.analysis.profiles.attribution import STEP_PREFIX
-from tracer.capture.known_storages import KnownStorages, Role
+from tracer.arrays import Bool, Int, Ints, PerEvent, PerNode, PerUnrecorded, Rows
+from tracer.capture.known_storages import BATCH, KnownStorages, Role
 from tracer.capture.recording import Recording
+from tracer.capture.torch_names import STEP_PREFIX
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 _NEVER = int(np.iinfo(np.int64).max)
 
-# The caching allocator hands out multiples of this many bytes (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize).
-CUDA_ROUNDING_BYTES = 512
+# No caching allocator is known to round small requests further up (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize). A
+# recording of large blocks only has multiples of more, which say nothing of small ones.
+MAX_ROUNDING_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnrecordedStorages:
-    """Columns [P].
+    """Columns [U].
 
     Attributes:
-        address: [P]
-        size_bytes: [P] As the allocator rounds it, where it is known to round.
-        key: [P] Row in `Recording.keys`, or -1.
-        made_at: [P] -1 for what was there before. Of what was made unseen, the first event of the step that used it.
-        freed_at: [P] Position of the recorded free, or of the event by which it must have been gone; one past the last
+        address: [U]
+        size_bytes: [U] As the allocator rounds it, where it is known to round.
+        key: [U] Row in `Recording.keys`, or -1.
+        made_at: [U] -1 for what was there before. Of what was made unseen, the first event of the step that used it.
+        freed_at: [U] Position of the recorded free, or of the event by which it must have been gone; one past the last
             where it lives on.
-        died_unseen: [P] There before, and freed without a record of it.
+        died_unseen: [U] There before, and freed without a record of it.
     """
 
-    address: Ints
-    size_bytes: Ints
-    key: Ints
-    made_at: Ints
-    freed_at: Ints
-    died_unseen: Bools
+    address: PerUnrecorded[Int]
+    size_bytes: PerUnrecorded[Int]
+    key: PerUnrecorded[Int]
+    made_at: PerUnrecorded[Int]
+    freed_at: PerUnrecorded[Int]
+    died_unseen: PerUnrecorded[Bool]
 
 
 def unrecorded_storages(
-    recording: Recording, known: KnownStorages | None, device: int, events: Ints
+    recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int]
 ) -> UnrecordedStorages:
-    """Find what operators used, or frees ended, or somebody held, and no recorded allocation made.
+    """Find what operators used, or frees ended, or observations show, and no recorded allocation made.
 
     Args:
         recording: One cycle.
@@ -74,7 +73,7 @@ def unrecorded_storages(
     return _with_what_the_counter_held(recording, device, events, table)
 
 
-def _frees(recording: Recording, events: Ints) -> dict[int, int]:
+def _frees(recording: Recording, events: PerEvent[Int]) -> dict[int, int]:
     """Position of the free of each allocation number."""
     number, size = recording.allocations.allocation_id[events], recording.allocations.size_bytes[events]
     freed = np.flatnonzero(size < 0)
@@ -84,15 +83,15 @@ def _frees(recording: Recording, events: Ints) -> dict[int, int]:
 # ------------------------------------------------------------------------------------------------ what was there before
 @dataclass(frozen=True, slots=True, eq=False)
 class _Before:
-    """Storages from before the recording, columns [P]; number is their allocation id, -1 where none was given."""
+    """Storages from before the recording, columns [U]; number is their allocation id, -1 where none was given."""
 
-    address: Ints
-    size_bytes: Ints
-    key: Ints
-    number: Ints
+    address: PerUnrecorded[Int]
+    size_bytes: PerUnrecorded[Int]
+    key: PerUnrecorded[Int]
+    number: PerUnrecorded[Int]
 
 
-def _before(recording: Recording, known: KnownStorages | None, device: int, events: Ints) -> _Before:
+def _before(recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int]) -> _Before:
     """What must have been there: tensors without an allocation, frees without one, and what was observed before."""
     allocations, keys = recording.allocations, recording.keys
     size, number = allocations.size_bytes[events], allocations.allocation_id[events]
@@ -108,20 +107,30 @@ def _before(recording: Recording, known: KnownStorages | None, device: int, even
     for event in np.flatnonzero((size < 0) & (allocations.key[events] < 0)).tolist():
         if int(number[event]) not in made:
             address = int(allocations.address[events][event])
+            reported = -int(size[event])
             # The CPU's allocator reports the size that the address had when it was last handed out in a recording.
-            others.append((address, observed.get(address, -int(size[event])), -1, int(number[event])))
+            held = observed.get(address, reported) if recording.devices[device] == "cpu" else reported
+            others.append((address, held, -1, int(number[event])))
     taken = {address for address, *_ in others}
     for address, size_bytes in observed.items():
         if address not in taken:
             seen = by_address.get(address, (0, -1, -1))
             by_address[address] = (max(size_bytes, seen[0]), *seen[1:])
-    rounding = CUDA_ROUNDING_BYTES if recording.devices[device].startswith("cuda") else 1
+    rounding = _rounding_bytes(recording, device, events)
     table = [(a, -(-n // rounding) * rounding, key, num) for a, (n, key, num) in by_address.items()] + others
     columns = np.array(table, np.int64).reshape(-1, 4).T
     return _Before(*(np.ascontiguousarray(column) for column in columns))
 
 
-def keys_not_made(recording: Recording, device: int) -> Ints:
+def _rounding_bytes(recording: Recording, device: int, events: PerEvent[Int]) -> int:
+    """What a device's allocator rounds requests up to, as the sizes that it reported show; the CPU's rounds none."""
+    if recording.devices[device] == "cpu":
+        return 1
+    common = int(np.gcd.reduce(recording.allocations.size_bytes[events], initial=0))
+    return min(common & -common, MAX_ROUNDING_BYTES) if common else MAX_ROUNDING_BYTES
+
+
+def keys_not_made(recording: Recording, device: int) -> Rows:
     """Rows of `Recording.keys` on a device that no recorded allocation made."""
     allocations, keys = recording.allocations, recording.keys
     made = np.zeros(len(keys.id), bool)
@@ -129,10 +138,12 @@ def keys_not_made(recording: Recording, device: int) -> Ints:
     return np.flatnonzero((keys.device == device) & ~made)
 
 
-def observed_before(recording: Recording, known: KnownStorages | None, device: int, events: Ints) -> dict[int, int]:
+def observed_before(
+    recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int]
+) -> dict[int, int]:
     """Address and size of all that was observed in the last walk before the first event, or after it until then.
 
-    Where nobody walked, of what was observed last before the first event.
+    Without a walk, of what was observed last before the first event.
     """
     rows = observations_of(recording, known, device)
     if known is None or not len(rows):
@@ -144,7 +155,7 @@ def observed_before(recording: Recording, known: KnownStorages | None, device: i
     return dict(zip(known.address[rows].tolist(), known.size_bytes[rows].tolist(), strict=True))
 
 
-def observations_of(recording: Recording, known: KnownStorages | None, device: int) -> Ints:
+def observations_of(recording: Recording, known: KnownStorages | None, device: int) -> Rows:
     """Rows of `KnownStorages` on a device of a recording."""
     name = recording.devices[device]
     if known is None or name not in known.devices:
@@ -152,19 +163,19 @@ def observations_of(recording: Recording, known: KnownStorages | None, device: i
     return np.flatnonzero(known.device == known.devices.index(name))
 
 
-def last_walk_ns(recording: Recording, known: KnownStorages | None, events: Ints) -> int | None:
-    """When all that Python can reach was last looked at before a device's first event; None if nobody did."""
+def last_walk_ns(recording: Recording, known: KnownStorages | None, events: PerEvent[Int]) -> int | None:
+    """When all that Python can reach was last looked at before a device's first event; None without a walk."""
     if known is None or not len(walks := known.walks_ns[known.walks_ns <= _first_ns(recording, events)]):
         return None
     return int(walks.max())
 
 
-def _first_ns(recording: Recording, events: Ints) -> int:
+def _first_ns(recording: Recording, events: PerEvent[Int]) -> int:
     return int(recording.allocations.time_ns[events[0]]) if len(events) else int(np.iinfo(np.int64).max)
 
 
 def _with_what_the_counter_held(
-    recording: Recording, device: int, events: Ints, table: UnrecordedStorages
+    recording: Recording, device: int, events: PerEvent[Int], table: UnrecordedStorages
 ) -> UnrecordedStorages:
     """Add what an absolute counter had when the recording began and no storage shows, as one block without an address.
 
@@ -188,7 +199,7 @@ def _with_what_the_counter_held(
 
 
 # ------------------------------------------------------------------------------------------------- what was made unseen
-def unseen_keys(recording: Recording, known: KnownStorages | None, device: int, events: Ints) -> Ints:
+def unseen_keys(recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int]) -> Rows:
     """Storages that operators used, no recorded allocation made, and a walk right before the recording did not find.
 
     Another thread made them, or a library outside torch, such as numpy. One whose free the CPU's allocator reports was
@@ -206,7 +217,9 @@ def unseen_keys(recording: Recording, known: KnownStorages | None, device: int, 
     return keys[~is_old]
 
 
-def _made_unseen(recording: Recording, known: KnownStorages | None, device: int, events: Ints) -> UnrecordedStorages:
+def _made_unseen(
+    recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int]
+) -> UnrecordedStorages:
     """Storages made unseen, once for each step that uses them: from the step's beginning until the last use in it.
 
     Neither their beginning nor their end is recorded; an input was seen to be let go. An address that is handed out
@@ -246,15 +259,15 @@ def _inputs_let_go(recording: Recording, known: KnownStorages | None, device: in
     rows = observations_of(recording, known, device)
     if known is None or not len(rows):
         return {}
-    found: dict[int, list[int]] = {place: [] for place in known.address[rows[known.role[rows] == Role.INPUT]].tolist()}
+    found: dict[int, list[int]] = {addr: [] for addr in known.address[rows[np.isin(known.role[rows], BATCH)]].tolist()}
     mine = known.ends_device == known.devices.index(recording.devices[device])
-    for place, time_ns in zip(known.ends_address[mine].tolist(), known.ends_ns[mine].tolist(), strict=True):
-        if place in found:
-            found[place].append(time_ns)
+    for addr, time_ns in zip(known.ends_address[mine].tolist(), known.ends_ns[mine].tolist(), strict=True):
+        if addr in found:
+            found[addr].append(time_ns)
     return found
 
 
-def _steps_of_nodes(recording: Recording) -> tuple[Ints, Ints]:
+def _steps_of_nodes(recording: Recording) -> tuple[PerNode[Int], PerNode[Int]]:
     """[N] step of each data-flow node, and [S + 1] when each begins; what comes before the first is a step too."""
     spans = recording.spans
     names = [recording.strings[name].startswith(STEP_PREFIX) for name in spans.name.tolist()]
@@ -262,8 +275,14 @@ def _steps_of_nodes(recording: Recording) -> tuple[Ints, Ints]:
     return np.searchsorted(starts, recording.flow.node_time_ns, side="right") - 1, starts
 
 
-def _handed_out_again(recording: Recording, events: Ints, address: Ints, size_bytes: Ints, after: Ints) -> Ints:
-    """[P] position of the first allocation behind `after` that begins in each storage; one past the last if none."""
+def _handed_out_again(
+    recording: Recording,
+    events: PerEvent[Int],
+    address: PerUnrecorded[Int],
+    size_bytes: PerUnrecorded[Int],
+    after: PerUnrecorded[Int],
+) -> PerUnrecorded[Int]:
+    """[U] position of the first allocation behind `after` that begins in each storage; one past the last if none."""
     allocations = recording.allocations
     made = np.flatnonzero(allocations.size_bytes[events] > 0)
     begin = allocations.address[events][made]
@@ -281,9 +300,14 @@ def _handed_out_again(recording: Recording, events: Ints, address: Ints, size_by
 
 # ------------------------------------------------------------------------------------------------ ends without a record
 def ends_unseen(
-    recording: Recording, known: KnownStorages | None, device: int, events: Ints, address: Ints, size_bytes: Ints
-) -> Ints:
-    """[P] position by which each storage from before must be gone without a recorded free; one past the last if none.
+    recording: Recording,
+    known: KnownStorages | None,
+    device: int,
+    events: PerEvent[Int],
+    address: PerUnrecorded[Int],
+    size_bytes: PerUnrecorded[Int],
+) -> PerUnrecorded[Int]:
+    """[U] position by which each storage from before must be gone without a recorded free; one past the last if none.
 
     It was seen to be let go, its address was handed out again, or it was a gradient that `zero_grad` let go of.
     """
@@ -295,8 +319,10 @@ def ends_unseen(
     return np.minimum(np.minimum(reused, _cleared_at(recording, known, device, events, address)), let_go)
 
 
-def _let_go_at(recording: Recording, known: KnownStorages | None, device: int, events: Ints, address: Ints) -> Ints:
-    """[P] position of the first event after a storage was seen to be let go; one past the last if it was not.
+def _let_go_at(
+    recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int], address: PerUnrecorded[Int]
+) -> PerUnrecorded[Int]:
+    """[U] position of the first event after a storage was seen to be let go; one past the last if it was not.
 
     Where the allocator reports the free as well, that is the more exact.
     """
@@ -308,20 +334,27 @@ def _let_go_at(recording: Recording, known: KnownStorages | None, device: int, e
     times = recording.allocations.time_ns[events]
     mine = np.flatnonzero((known.ends_device == known.devices.index(name)) & (known.ends_ns >= since))
     first: dict[int, int] = {}
-    for place, time_ns in zip(known.ends_address[mine].tolist(), known.ends_ns[mine].tolist(), strict=True):
-        first.setdefault(place, time_ns)
+    for addr, time_ns in zip(known.ends_address[mine].tolist(), known.ends_ns[mine].tolist(), strict=True):
+        first.setdefault(addr, time_ns)
     allocations = recording.allocations
     number, size = allocations.allocation_id[events], allocations.size_bytes[events]
     made = np.isin(number, number[size > 0])
     reported = set(allocations.address[events][(size < 0) & ~made].tolist())
-    for row, place in enumerate(address.tolist()):
-        if place in first and place not in reported:
-            found[row] = np.searchsorted(times, first[place], side="left")
+    for row, addr in enumerate(address.tolist()):
+        if addr in first and addr not in reported:
+            found[row] = np.searchsorted(times, first[addr], side="left")
     return found
 
 
-def _reused_at(address: Ints, size_bytes: Ints, made_address: Ints, made_size: Ints, made: Ints, end: int) -> Ints:
-    """[P] position of the first allocation that overlaps each block from before; `end` where none does."""
+def _reused_at(
+    address: PerUnrecorded[Int],
+    size_bytes: PerUnrecorded[Int],
+    made_address: Ints,
+    made_size: Ints,
+    made: Ints,
+    end: int,
+) -> PerUnrecorded[Int]:
+    """[U] position of the first allocation that overlaps each block from before; `end` where none does."""
     died = np.full(len(address), end, np.int64)
     if not len(address) or not len(made):
         return died
@@ -337,8 +370,10 @@ def _reused_at(address: Ints, size_bytes: Ints, made_address: Ints, made_size: I
     return died
 
 
-def _cleared_at(recording: Recording, known: KnownStorages | None, device: int, events: Ints, address: Ints) -> Ints:
-    """[P] position by which `zero_grad` had let go of a gradient from before; past the last for everything else.
+def _cleared_at(
+    recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int], address: PerUnrecorded[Int]
+) -> PerUnrecorded[Int]:
+    """[U] position by which `zero_grad` had let go of a gradient from before; past the last for everything else.
 
     A parameter whose gradient was at one address before the recording and is at another one later has lost the first:
     a gradient is only made anew where there is none. The first `zero_grad` after the beginning is where it went.
@@ -353,18 +388,18 @@ def _cleared_at(recording: Recording, known: KnownStorages | None, device: int, 
     gradients = rows[known.role[rows] == Role.GRADIENT]
     later = gradients[known.time_ns[gradients] > calls[0]]
     moved_to: dict[int, set[int]] = {}
-    for name, place in zip(known.name[later].tolist(), known.address[later].tolist(), strict=True):
-        moved_to.setdefault(name, set()).add(place)
+    for name, addr in zip(known.name[later].tolist(), known.address[later].tolist(), strict=True):
+        moved_to.setdefault(name, set()).add(addr)
     earlier = known.time_ns[rows[known.time_ns[rows] <= times[0]]]
     since = last_walk_ns(recording, known, events)
     since = since if since is not None else int(earlier.max(initial=-1))
     before = gradients[(known.time_ns[gradients] >= since) & (known.time_ns[gradients] <= times[0])]
     gone = {
-        place
-        for name, place in zip(known.name[before].tolist(), known.address[before].tolist(), strict=True)
-        if name in moved_to and place not in moved_to[name]
+        addr
+        for name, addr in zip(known.name[before].tolist(), known.address[before].tolist(), strict=True)
+        if name in moved_to and addr not in moved_to[name]
     }
-    mine = np.array([place in gone for place in address.tolist()], bool)
+    mine = np.array([addr in gone for addr in address.tolist()], bool)
     cleared[mine] = np.searchsorted(times, calls[0], side="right")
     return cleared
 

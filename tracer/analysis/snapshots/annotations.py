@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracer.snapshot.columns import Annotations, DeviceState, Int32s, Int64s
+from tracer.arrays import Ints
+from tracer.snapshot.columns import Annotations, DeviceState, Int32s
 
 OUTSIDE = -1
 
 
-def innermost_region(state: DeviceState, entries: Int64s) -> Int32s:
+def innermost_region(state: DeviceState, entries: Ints) -> Int32s:
     """The innermost region that was open at each entry, as numbers of texts; -1 where none was.
 
     An entry in the microsecond of a start counts as inside, one in that of an end as outside. Ends without a start are

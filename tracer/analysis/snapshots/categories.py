@@ -20,6 +20,8 @@ _LAYERS: Final = (
     Kind.INPUT,
     Kind.TEMPORARY,
     Kind.ACTIVATION,
+    Kind.EVALUATION,
+    Kind.HELD,
     Kind.GRADIENT,
     Kind.AUTOGRAD_DETAIL,
     Kind.WORKSPACE,

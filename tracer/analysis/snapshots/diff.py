@@ -9,14 +9,13 @@ from typing import Protocol
 
 import numpy as np
 
-from tracer.analysis.snapshots.classify_blocks import KindFinder
+from tracer.analysis.snapshots.kind_finder import KindFinder
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Sites
+from tracer.analysis.snapshots.stack_matching import Key, differing, match_stacks
 from tracer.errors import TracerError
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, replay
 from tracer.units import GIB, KIB, MIB
-
-Key = tuple[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +29,8 @@ class Change:
         after_bytes: At the peak of the second one.
         before_count: Blocks on the first side.
         after_count: Blocks on the second side.
+        was: The innermost frame that the first side has instead of `became`, where the stacks are not the same.
+        became: The frame of the second side.
     """
 
     kind: str
@@ -38,6 +39,8 @@ class Change:
     after_bytes: int
     before_count: int
     after_count: int
+    was: str = ""
+    became: str = ""
 
     @property
     def bytes(self) -> int:
@@ -55,7 +58,7 @@ class DeviceDiff:
         after_bytes: Requested bytes at the second one's.
         by_kind: Changes by kind, largest first; they sum to the change of the peak.
         by_stack: Changes by kind and stack, likewise.
-        before_phase: In which the first peak was: `backward`, `optimizer`, or empty if not known.
+        before_phase: In which the first peak was: `backward`, `optimizer`, the start, or empty if not known.
         after_phase: The same of the second one.
     """
 
@@ -140,9 +143,9 @@ class _Side:
 def _side(snapshot: Snapshot, state: DeviceState) -> _Side:
     replayed = replay(state, snapshot.settings)
     sites, lives = Sites(snapshot.stacks), replayed.lives
-    finder = KindFinder(snapshot, state, sites)
+    finder = KindFinder(snapshot, state, lives, sites)
     rows = lives.alive_after(replayed.peak_entry)
-    kinds = finder.kinds_and_evidence(lives, rows)
+    kinds = finder.kinds_and_evidence(rows)
     before = (lives.begin[rows] == BEFORE).tolist()
     stacks: dict[tuple[int, bool], tuple[str, ...]] = {}
     found: dict[Key, tuple[int, int]] = {}
@@ -153,7 +156,13 @@ def _side(snapshot: Snapshot, state: DeviceState) -> _Side:
         names = stacks[stack, is_before]
         total, count = found.get((kind, names), (0, 0))
         found[kind, names] = (total + size, count + 1)
-    return _Side(found, finder.phase_at(replayed.peak_entry))
+    return _Side(found, finder.phase_at(replayed.peak_entry) or _start(state, replayed.peak_entry))
+
+
+def _start(state: DeviceState, entry: int) -> str:
+    if entry >= 0:
+        return ""
+    return "the start of the recording" if len(state.trace) else "the moment of the snapshot"
 
 
 def _names(sites: Sites, stack: int, is_before: bool) -> tuple[str, ...]:
@@ -165,7 +174,10 @@ def _names(sites: Sites, stack: int, is_before: bool) -> tuple[str, ...]:
 
 def _diff(device: int, before_side: _Side, after_side: _Side) -> DeviceDiff:
     before, after = before_side.by_key, after_side.by_key
-    by_stack = [_change(key, before, after) for key in {**before, **after}]
+    pairs = match_stacks(before, after)
+    by_stack = [_change(key, pairs.get(key), before, after) for key in before]
+    new = after.keys() - pairs.values()
+    by_stack += [_change(None, key, before, after) for key in after if key in new]
     return DeviceDiff(
         device=device,
         before_bytes=sum(size for size, _ in before.values()),
@@ -177,9 +189,16 @@ def _diff(device: int, before_side: _Side, after_side: _Side) -> DeviceDiff:
     )
 
 
-def _change(key: Key, before: Mapping[Key, tuple[int, int]], after: Mapping[Key, tuple[int, int]]) -> Change:
-    (before_bytes, before_count), (after_bytes, after_count) = before.get(key, (0, 0)), after.get(key, (0, 0))
-    return Change(*key, before_bytes, after_bytes, before_count, after_count)
+def _change(
+    old: Key | None, new: Key | None, before: Mapping[Key, tuple[int, int]], after: Mapping[Key, tuple[int, int]]
+) -> Change:
+    """What became of one stack; it has the frames of the second side where it is there."""
+    (before_bytes, before_count) = before[old] if old is not None else (0, 0)
+    (after_bytes, after_count) = after[new] if new is not None else (0, 0)
+    key = old if new is None else new
+    assert key is not None
+    was, became = differing(old[1], new[1]) if old is not None and new is not None else ("", "")
+    return Change(*key, before_bytes, after_bytes, before_count, after_count, was, became)
 
 
 def _by_kind(changes: list[Change]) -> list[Change]:
@@ -187,7 +206,7 @@ def _by_kind(changes: list[Change]) -> list[Change]:
     for c in changes:
         numbers = (c.before_bytes, c.after_bytes, c.before_count, c.after_count)
         sums[c.kind] = list(np.add(sums.get(c.kind, [0] * 4), numbers).tolist())
-    return [Change(kind, (), *numbers) for kind, numbers in sums.items()]
+    return [Change(kind, (), n[0], n[1], n[2], n[3]) for kind, n in sums.items()]
 
 
 def _sorted(changes: Iterable[Change]) -> tuple[Change, ...]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tracer.analysis.snapshots.classify_blocks import KindFinder
+import numpy as np
+
 from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
 from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.kind_finder import KindFinder, kind_finders
 from tracer.analysis.snapshots.oom import MAX_EXPLAINED, OutOfMemory, explain_ooms
 from tracer.analysis.snapshots.peak import Peak, find_peak, never_freed
 from tracer.analysis.snapshots.sites import Sites
@@ -16,6 +18,11 @@ from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import Replay, replay
 from tracer.units import format_bytes
+
+# A peak of more than this many times the next one's is uneven.
+_UNEVEN = 2
+_MAX_NAMED = 7
+_STATES_AND_PARAMETERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,11 @@ class SnapshotFinding:
 
     devices: tuple[DeviceFinding, ...]
     notes: tuple[str, ...]
+
+    @property
+    def failed_first(self) -> tuple[DeviceFinding, ...]:
+        """The devices, those that ran out of memory before the others."""
+        return tuple(sorted(self.devices, key=lambda device: not device.oom))
 
     @property
     def worst(self) -> int | None:
@@ -128,20 +140,18 @@ def replay_snapshot(
             f"The snapshot has nothing of device {device}.", hint=f"Devices with memory or entries: {known}."
         )
     sites = Sites(snapshot.stacks)
-    devices = (
-        ReplayedDevice(state, replay(state, snapshot.settings), KindFinder(snapshot, state, sites, held=held))
-        for state in chosen
-    )
+    replays = [replay(state, snapshot.settings) for state in chosen]
+    lives = [(state, one.lives) for state, one in zip(chosen, replays, strict=True)]
+    finders = kind_finders(snapshot, lives, sites, held=held)
+    devices = (ReplayedDevice(*parts) for parts in zip(chosen, replays, finders, strict=True))
     return ReplayedSnapshot(snapshot, sites, tuple(devices))
 
 
 def explain_replayed(replayed: ReplayedSnapshot) -> SnapshotFinding:
     """Explain the devices of a replayed snapshot, in their order."""
     snapshot, sites = replayed.snapshot, replayed.sites
-    return SnapshotFinding(
-        devices=tuple(_explain_device(snapshot, device, sites) for device in replayed.devices),
-        notes=_snapshot_notes(snapshot),
-    )
+    devices = tuple(_explain_device(snapshot, device, sites) for device in replayed.devices)
+    return SnapshotFinding(devices=devices, notes=(*imbalance(devices), *_snapshot_notes(snapshot)))
 
 
 def _explain_device(snapshot: Snapshot, device: ReplayedDevice, sites: Sites) -> DeviceFinding:
@@ -157,7 +167,23 @@ def _explain_device(snapshot: Snapshot, device: ReplayedDevice, sites: Sites) ->
         end_fragmentation=fragmentation_after(state, replayed, last),
         never_freed=never_freed(replayed, kinds=kinds, sites=sites),
         oom=explain_ooms(snapshot, state, replayed, kinds=kinds, sites=sites),
-        notes=tuple(_device_notes(state, replayed)),
+        notes=(*_device_notes(state, replayed), *_copies(kinds)),
+    )
+
+
+def imbalance(devices: Sequence[DeviceFinding]) -> tuple[str, ...]:
+    """That one device has far more to hold than the others of its process, in a sentence."""
+    ranked = sorted(devices, key=lambda one: (-one.peak.requested_bytes, one.device))
+    if len(ranked) < 2 or ranked[1].peak.requested_bytes * _UNEVEN >= ranked[0].peak.requested_bytes:
+        return ()
+    worst, *others = ranked
+    named = sorted(others, key=lambda one: one.device)[:_MAX_NAMED]
+    held = ", ".join(f"{format_bytes(one.peak.requested_bytes)} on device {one.device}" for one in named)
+    more = f" and {len(others) - len(named)} more" if len(others) > len(named) else ""
+    ran_out = ", and it ran out of memory" if worst.oom else ""
+    return (
+        f"The devices are used unevenly: device {worst.device} holds {format_bytes(worst.peak.requested_bytes)} at its "
+        f"peak{ran_out}, beside {held}{more}.",
     )
 
 
@@ -167,7 +193,30 @@ def _snapshot_notes(snapshot: Snapshot) -> tuple[str, ...]:
         notes.append("The snapshot is empty: no device has a segment or an entry.")
     if snapshot.has_host_memory:
         notes.append("The snapshot also has pinned host memory, which is not shown.")
+    notes.extend(snapshot.remarks)
     return tuple(notes)
+
+
+def _copies(kinds: KindFinder) -> list[str]:
+    """That parameters and state from before the recording stand in the ratio of an optimizer's."""
+    times, size = kinds.copies_per_gradient
+    if times < _STATES_AND_PARAMETERS:
+        return []
+    return [
+        f"Of what was there before, {format_bytes(size)} are {times} blocks for each gradient of their size: likely "
+        f"parameters ({format_bytes(size // times)}) and optimizer state ({format_bytes(size - size // times)}), which "
+        "nothing tells apart."
+    ]
+
+
+def _overlap(replayed: Replay, entry: int) -> tuple[int, int] | None:
+    """How many blocks in use after an entry lie in memory that another one has, and their bytes; None if none does."""
+    lives = replayed.lives
+    rows = lives.alive_after(entry)
+    rows = rows[np.argsort(lives.addr[rows], kind="stable")]
+    ends = np.maximum.accumulate(lives.addr[rows] + lives.requested_bytes[rows])
+    inside = np.flatnonzero(lives.addr[rows][1:] < ends[:-1]) + 1
+    return (len(inside), int(lives.requested_bytes[rows[inside]].sum())) if len(inside) else None
 
 
 def _device_notes(state: DeviceState, replayed: Replay) -> list[str]:
@@ -180,6 +229,9 @@ def _device_notes(state: DeviceState, replayed: Replay) -> list[str]:
         notes.append("The recording has no allocations: everything counts as there before it.")
     if odd.frees_by_request:
         notes.append("The recording has no free_completed; free_requested stands for it.")
+    if noted := int(np.count_nonzero(state.trace.metadata >= 0)):
+        entries = "1 entry carries" if noted == 1 else f"{noted:,} entries carry"
+        notes.append(f"{entries} metadata of the program's, which is not shown.")
     if odd.num_missing_frees:
         size = format_bytes(odd.missing_free_bytes)
         notes.append(f"{odd.num_missing_frees} allocations ({size}) have no recorded end and are left out.")
@@ -187,6 +239,12 @@ def _device_notes(state: DeviceState, replayed: Replay) -> list[str]:
         notes.append(f"{odd.num_missing_allocs} blocks have no recorded allocation; they count from the free before.")
     if odd.num_size_mismatches:
         notes.append(f"{odd.num_size_mismatches} blocks changed their size between two records; the later one counts.")
+    if overlap := _overlap(replayed, replayed.peak_entry):
+        blocks = f"{overlap[0]:,} {'block lies' if overlap[0] == 1 else 'blocks lie'}"
+        notes.append(
+            f"The recording contradicts itself: at the peak {blocks} in memory of others "
+            f"({format_bytes(overlap[1])}). Entries are missing, and the peak may be wrong."
+        )
     if odd.num_unknown_actions:
         notes.append(f"{odd.num_unknown_actions} entries have an action that this version does not know.")
     if (num_ooms := len(state.trace.where(Action.OOM))) > MAX_EXPLAINED:

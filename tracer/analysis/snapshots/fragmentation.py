@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.snapshot.actions import Action
-from tracer.snapshot.columns import Bools, DeviceState, Int64s
-from tracer.snapshot.replay import Replay
+from tracer.allocator.sizes import SMALL_SEGMENT_BYTES
+from tracer.arrays import Bools, Ints
+from tracer.snapshot.actions import Action, BlockState
+from tracer.snapshot.columns import DeviceState
+from tracer.snapshot.replay import BEFORE, Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,61 @@ class Fragmentation:
     allocated_bytes: int
     free_bytes: int
     largest_free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usable:
+    """What of the reserved memory one request could have been served from: that of its stream, pool and size.
+
+    Attributes:
+        free_bytes: Not in use.
+        largest_free_bytes: The largest piece of it.
+        pending_bytes: Freed by the program, and kept until another stream has done with it.
+        largest_after_pending_bytes: The largest free piece once that has come back.
+    """
+
+    free_bytes: int
+    largest_free_bytes: int
+    pending_bytes: int
+    largest_after_pending_bytes: int
+
+
+def usable_after(state: DeviceState, replay: Replay, entry: int, *, is_small: bool) -> Usable:
+    """What an allocation that failed at an entry may be served from; where no pool is named it is the default.
+
+    Args:
+        state: The device.
+        replay: Of the device.
+        entry: The entry of the failure.
+        is_small: The request belongs to the pool of small segments.
+    """
+    trace, lives = state.trace, replay.lives
+    mapped = _mapped_after(state, entry)
+    own = mapped.only(
+        (mapped.stream == trace.stream[entry]) & (mapped.pool == trace.pool[entry]) & (mapped.is_small == is_small)
+    )
+    rows = lives.alive_after(entry)
+    is_pending = (lives.free_entry[rows] >= 0) & (lives.free_entry[rows] <= entry) | _is_pending_at_end(
+        state, replay, rows
+    )
+    holes = _hole_sizes(own, (lives.addr[rows], lives.allocated_bytes[rows]))
+    held = rows[~is_pending]
+    later = _hole_sizes(own, (lives.addr[held], lives.allocated_bytes[held]))
+    return Usable(
+        free_bytes=int(holes.sum()),
+        largest_free_bytes=int(holes.max(initial=0)),
+        pending_bytes=int(later.sum() - holes.sum()),
+        largest_after_pending_bytes=int(later.max(initial=0)),
+    )
+
+
+def _is_pending_at_end(state: DeviceState, replay: Replay, rows: Ints) -> Bools:
+    """Whose free was requested before the recording began: the end state tells."""
+    blocks, lives = state.blocks, replay.lives
+    pending = blocks.address[blocks.state == BlockState.ACTIVE_PENDING_FREE]
+    is_live = (lives.end[rows] == len(state.trace)) & (lives.free_entry[rows] < 0) & (lives.begin[rows] == BEFORE)
+    found: Bools = is_live & np.isin(lives.addr[rows], pending)
+    return found
 
 
 def fragmentation_after(state: DeviceState, replay: Replay, entry: int) -> Fragmentation:
@@ -52,12 +109,22 @@ class _Mapped:
         size: Its bytes.
         sign: +1 if it is there, -1 if it takes away from another.
         is_whole: A segment of its own, which no free block reaches beyond.
+        stream: The stream that its blocks serve.
+        pool: Number of the pool's name, -1 for the default pool.
+        is_small: Whether it serves small requests.
     """
 
-    address: Int64s
-    size: Int64s
-    sign: Int64s
+    address: Ints
+    size: Ints
+    sign: Ints
     is_whole: Bools
+    stream: Ints
+    pool: Ints
+    is_small: Bools
+
+    def only(self, chosen: Bools) -> _Mapped:
+        """Some of them."""
+        return _Mapped(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
 
 
 def _mapped_after(state: DeviceState, entry: int) -> _Mapped:
@@ -71,14 +138,23 @@ def _mapped_after(state: DeviceState, entry: int) -> _Mapped:
         size=np.concatenate([segments.total_size, trace.size[gone], trace.size[new]]),
         sign=np.repeat([1, 1, -1], [len(segments), len(gone), len(new)]),
         is_whole=np.concatenate(whole),
+        stream=np.concatenate([segments.stream, trace.stream[gone], trace.stream[new]]),
+        pool=np.concatenate([segments.pool, trace.pool[gone], trace.pool[new]]),
+        is_small=np.concatenate([segments.is_small, _is_small(trace.size[gone]), _is_small(trace.size[new])]),
     )
 
 
-def _since(entries: Int64s, entry: int) -> Int64s:
+def _is_small(size: Ints) -> Bools:
+    """Small requests are served from segments of one size, also from the pages of expandable ones."""
+    found: Bools = size == SMALL_SEGMENT_BYTES
+    return found
+
+
+def _since(entries: Ints, entry: int) -> Ints:
     return entries[entries > entry]
 
 
-def _hole_sizes(mapped: _Mapped, used: tuple[Int64s, Int64s]) -> Int64s:
+def _hole_sizes(mapped: _Mapped, used: tuple[Ints, Ints]) -> Ints:
     """Sizes of the free pieces between used blocks, in one sweep over all addresses where something begins or ends."""
     used_at, used_size = used
     at = np.concatenate([mapped.address, mapped.address + mapped.size, used_at, used_at + used_size])
@@ -97,13 +173,13 @@ def _hole_sizes(mapped: _Mapped, used: tuple[Int64s, Int64s]) -> Int64s:
     return _merged(np.diff(points), is_free[:-1], cut[:-1])
 
 
-def _running(change: Int64s, point_of: Int64s, num_points: int) -> Int64s:
+def _running(change: Ints, point_of: Ints, num_points: int) -> Ints:
     total = np.zeros(num_points, dtype=np.int64)
     np.add.at(total, point_of.reshape(-1), change)
     return np.cumsum(total)
 
 
-def _merged(length: Int64s, is_free: Bools, cut: Bools) -> Int64s:
+def _merged(length: Ints, is_free: Bools, cut: Bools) -> Ints:
     """Lengths of the maximal free runs of consecutive ranges; a cut begins a new run."""
     starts = is_free & (cut | ~np.append(False, is_free[:-1]))
     run = np.cumsum(starts) - 1

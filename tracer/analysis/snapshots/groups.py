@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracer.analysis.snapshots.classify_blocks import KindFinder
+from tracer.analysis.snapshots.kind_finder import KindFinder
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Site, Sites
-from tracer.snapshot.columns import Int64s
+from tracer.arrays import Ints
 from tracer.snapshot.replay import BEFORE, Lives
 
 
@@ -19,7 +19,7 @@ class Group:
         count: How many they are.
         kind: One of `KINDS`.
         evidence: Why they are of that kind; of the most bytes, where several rules agree.
-        site: The line to blame.
+        site: The line to blame; of backward that of its operation of forward, where it is certain, and says so.
         stack: The stack of the most bytes, innermost frame first, without unwinder, allocator and interpreter.
         is_before_recording: They were there before the first entry.
     """
@@ -33,7 +33,7 @@ class Group:
     is_before_recording: bool
 
 
-def group_rows(lives: Lives, rows: Int64s, *, kinds: KindFinder, sites: Sites) -> tuple[Group, ...]:
+def group_rows(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) -> tuple[Group, ...]:
     """Gather rows by kind, line, and whether they were there before the recording; largest first.
 
     Returns:
@@ -41,7 +41,7 @@ def group_rows(lives: Lives, rows: Int64s, *, kinds: KindFinder, sites: Sites) -
     """
     gathered: dict[tuple[str, Site, bool], list[_Part]] = {}
     for part in _parts(lives, rows, kinds):
-        site = sites.site(part.stack)
+        site = sites.site_of_backward(part.stack, part.forward)
         if part.is_before and site.frame == NO_FRAMES:
             site = Site(BEFORE_RECORDING)
         gathered.setdefault((part.kind, site, part.is_before), []).append(part)
@@ -51,30 +51,32 @@ def group_rows(lives: Lives, rows: Int64s, *, kinds: KindFinder, sites: Sites) -
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows that share stack, kind and evidence."""
+    """Rows that share stack, kind and evidence, and of backward the stack of their operation of forward, else -1."""
 
     bytes: int
     count: int
     kind: str
     evidence: str
     stack: int
+    forward: int
     is_before: bool
 
 
-def _parts(lives: Lives, rows: Int64s, kinds: KindFinder) -> list[_Part]:
-    sums: dict[tuple[int, bool, tuple[str, str]], list[int]] = {}
+def _parts(lives: Lives, rows: Ints, kinds: KindFinder) -> list[_Part]:
+    sums: dict[tuple[int, int, bool, tuple[str, str]], list[int]] = {}
     columns = (
         lives.stack[rows].tolist(),
+        kinds.backward_lines.forward_stacks(rows).tolist(),
         (lives.begin[rows] == BEFORE).tolist(),
-        kinds.kinds_and_evidence(lives, rows),
+        kinds.kinds_and_evidence(rows),
     )
     for *key, size in zip(*columns, lives.requested_bytes[rows].tolist(), strict=True):
         total = sums.setdefault(tuple(key), [0, 0])
         total[0] += size
         total[1] += 1
     return [
-        _Part(size, count, kind, evidence, stack, is_before)
-        for (stack, is_before, (kind, evidence)), (size, count) in sums.items()
+        _Part(size, count, kind, evidence, stack, forward, is_before)
+        for (stack, forward, is_before, (kind, evidence)), (size, count) in sums.items()
     ]
 
 

@@ -12,7 +12,7 @@ from tracer.analysis.snapshots.classify_blocks import KINDS
 from tracer.analysis.snapshots.findings import DeviceFinding, ReplayedDevice, ReplayedSnapshot, SnapshotFinding
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.timeline import START, DeviceTimeline
-from tracer.snapshot.columns import Int64s
+from tracer.arrays import Ints
 
 NUM_BUCKETS = 1000
 
@@ -46,11 +46,11 @@ class Levels:
         reserved_bytes: From the driver.
     """
 
-    entry: Int64s
-    time_us: Int64s
-    requested_bytes: Int64s
-    allocated_bytes: Int64s
-    reserved_bytes: Int64s
+    entry: Ints
+    time_us: Ints
+    requested_bytes: Ints
+    allocated_bytes: Ints
+    reserved_bytes: Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +99,7 @@ def snapshot_report(
     one, sites = replayed.devices[shown], replayed.sites
     lives = one.replay.lives
     rows = lives.alive_after(one.replay.peak_entry)
-    number = one.kinds.kind_numbers(lives, rows)
+    number = one.kinds.kind_numbers(rows)
     weights = rows[number == KINDS.index("parameter")]
     activations = rows[number == KINDS.index("activation")]
     return SnapshotReport(
@@ -112,13 +112,13 @@ def snapshot_report(
     )
 
 
-def _one_each(one: ReplayedDevice, rows: Int64s, sites: Sites) -> tuple[Entry, ...]:
+def _one_each(one: ReplayedDevice, rows: Ints, sites: Sites) -> tuple[Entry, ...]:
     lives = one.replay.lives
     columns = (lives.requested_bytes[rows].tolist(), lives.stack[rows].tolist())
     return tuple(_entry(size, 1, stack, sites) for size, stack in zip(*columns, strict=True))
 
 
-def _by_stack(one: ReplayedDevice, rows: Int64s, sites: Sites) -> tuple[Entry, ...]:
+def _by_stack(one: ReplayedDevice, rows: Ints, sites: Sites) -> tuple[Entry, ...]:
     lives = one.replay.lives
     stacks, stack_of = np.unique(lives.stack[rows], return_inverse=True)
     size = np.zeros(len(stacks), dtype=np.int64)

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.analysis.snapshots.annotations import innermost_region
-from tracer.analysis.snapshots.classify_blocks import KindFinder
 from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
 from tracer.analysis.snapshots.groups import Group, group_rows
+from tracer.analysis.snapshots.kind_finder import KindFinder
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, Sites
-from tracer.snapshot.columns import DeviceState, Int64s, Snapshot
+from tracer.arrays import Ints
+from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, Replay
 
 NO_ANNOTATION = "no annotation"
+_NOT_TOLD = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Peak:
         groups: By line and kind; they sum to the requested bytes, like the two below.
         by_kind: By kind alone.
         by_annotation: By the innermost region that was open at the allocation.
+        by_stream: By the stream and the pool that the memory belongs to, as far as entries and segments tell.
         fragmentation: Of the reserved bytes.
     """
 
@@ -54,6 +57,7 @@ class Peak:
     groups: tuple[Group, ...]
     by_kind: tuple[Share, ...]
     by_annotation: tuple[Share, ...]
+    by_stream: tuple[Share, ...]
     fragmentation: Fragmentation
 
     @property
@@ -81,6 +85,7 @@ def find_peak(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: 
         groups=groups,
         by_kind=_shares([(group.kind, group.bytes, group.count) for group in groups]),
         by_annotation=_by_annotation(snapshot, state, replay, rows),
+        by_stream=_by_stream(snapshot, state, replay, rows),
         fragmentation=fragmentation,
     )
 
@@ -92,7 +97,7 @@ def never_freed(replay: Replay, *, kinds: KindFinder, sites: Sites) -> tuple[Gro
     return group_rows(lives, rows, kinds=kinds, sites=sites)
 
 
-def _by_annotation(snapshot: Snapshot, state: DeviceState, replay: Replay, rows: Int64s) -> tuple[Share, ...]:
+def _by_annotation(snapshot: Snapshot, state: DeviceState, replay: Replay, rows: Ints) -> tuple[Share, ...]:
     lives = replay.lives
     region = innermost_region(state, lives.alloc_entry[rows])
     names = np.where(lives.begin[rows] == BEFORE, -2, region)
@@ -103,6 +108,30 @@ def _by_annotation(snapshot: Snapshot, state: DeviceState, replay: Replay, rows:
     spelled = {-2: BEFORE_RECORDING, -1: NO_ANNOTATION}
     triples = zip(found.tolist(), size.tolist(), count.tolist(), strict=True)
     return _shares([(spelled.get(name) or snapshot.text(name), bytes_, num) for name, bytes_, num in triples])
+
+
+def _by_stream(snapshot: Snapshot, state: DeviceState, replay: Replay, rows: Ints) -> tuple[Share, ...]:
+    """Of a block that no entry made or freed, the segment that it lies in tells."""
+    lives, trace, segments = replay.lives, state.trace, state.segments
+    made = np.where(lives.alloc_entry[rows] >= 0, lives.alloc_entry[rows], lives.free_entry[rows])
+    stream, pool = np.full(len(rows), _NOT_TOLD), np.full(len(rows), -1, dtype=np.int64)
+    if len(segments):
+        order = np.argsort(segments.address, kind="stable")
+        at = order[np.maximum(np.searchsorted(segments.address[order], lives.addr[rows], side="right") - 1, 0)]
+        offset = lives.addr[rows] - segments.address[at]
+        inside = (offset >= 0) & (offset < segments.total_size[at])
+        stream, pool = np.where(inside, segments.stream[at], stream), np.where(inside, segments.pool[at], pool)
+    if len(trace):
+        known = made >= 0
+        stream = np.where(known, trace.stream[np.maximum(made, 0)], stream)
+        pool = np.where(known, trace.pool[np.maximum(made, 0)], pool)
+    columns = (stream.tolist(), pool.tolist(), lives.requested_bytes[rows].tolist())
+    return _shares([(_place(snapshot, s, p), size, 1) for s, p, size in zip(*columns, strict=True)])
+
+
+def _place(snapshot: Snapshot, stream: int, pool: int) -> str:
+    of_stream = "stream not recorded" if stream == _NOT_TOLD else f"stream {stream}"
+    return f"{of_stream}, private pool {snapshot.text(pool)}" if pool >= 0 else of_stream
 
 
 def _shares(parts: list[tuple[str, int, int]]) -> tuple[Share, ...]:

@@ -1,37 +1,23 @@
-"""Which line of a stack is to blame, and what else a stack proves about the allocation or free that it belongs to."""
+"""Which line of a stack is to blame for an allocation."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import IntFlag
 from functools import cached_property
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tracer.analysis.snapshots.autograd_frames import AutogradFrames, autograd_frames
+from tracer.analysis.snapshots.frames import LABEL, compiled_graph, is_label, is_python, is_users
+from tracer.analysis.snapshots.stack_facts import constructors_of_stacks, facts_of_stacks
+from tracer.arrays import Ints
 from tracer.snapshot.columns import Frame, Stacks
 
 NO_FRAMES: Final = "no stack recorded"
 NO_PYTHON_FRAME: Final = "no Python frame"
 BEFORE_RECORDING: Final = "before recording"
-
-
-class Fact(IntFlag):
-    """What a stack proves. A stack may prove several facts, or none."""
-
-    NONE = 0
-    STACK = 1  # there is one at all
-    CPP = 2  # it has C++ frames, so that the absence of one means something
-    ENGINE = 4  # inside the backward pass, in a node that autograd's engine evaluates
-    ACCUMULATE_GRAD = 8  # inside the node that writes a leaf's .grad
-    RELEASE_SAVED = 16  # autograd lets go of what a forward operation saved for backward
-    OPTIMIZER_STEP = 32  # inside the step of a torch optimizer
-    OPTIMIZER_STATE = 64  # where torch's optimizers create their state
-    ZERO_GRAD = 128  # inside zero_grad
-    WORKSPACE = 256  # a library's workspace (cuBLAS, cuDNN, ...)
-    MODULE_SETUP = 512  # where modules create parameters and buffers or move them to a device
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +35,8 @@ class Site:
     line: int | None = None
 
 
-# The path of torch's own Python files, installed or in a checkout; a group has what follows `torch/`.
-_TORCH_FILE = re.compile(
-    r"[/\\](?:site|dist)-packages[/\\]torch[/\\](.+)"
-    r"|(?:^|[/\\])torch[/\\]((?:nn|optim|autograd|utils|cuda|amp|distributed|fx|_dynamo|_inductor|jit|func)[/\\].+"
-    r"|(?:functional|tensor|storage|_\w+)\.py)$"
-)
-_STDLIB_FILE = re.compile(
-    r"[/\\]lib[/\\]python3\.\d+[/\\](?!site-packages|dist-packages)|^<frozen "
-    r"|[/\\]Lib[/\\](?!site-packages)[^/\\]+\.py$"
-)
-# Libraries that only pass a call on: blaming them would hide the line that made it.
-_WRAPPER_FILE = re.compile(
-    r"[/\\](?:site|dist)-packages[/\\](?:einops|opt_einsum|jaxtyping|beartype|typeguard|functorch)[/\\]"
-)
-_PYTHON_FILE = re.compile(r"\.pyx?$|^<(?!explained as ).+>$|^/tmp/ipykernel")
 _NODE = re.compile(r"torch::autograd::(?:generated::)?(\w+?)(?:_apply_functional|::apply|::accumulateGrad)\b")
 _OPERATION = re.compile(r"\bat::_ops::(\w+)::")
-_BACKWARD_CALL = re.compile(r"torch::autograd::Engine::(?:evaluate_function|call_function|thread_main)\b")
-_RELEASE = re.compile(r"::release_variables\(|torch::autograd::SavedVariable::")
-_WORKSPACE = re.compile(r"[wW]orkspace|getCurrentCUDABlasHandle|CublasHandlePool")
 # What lies between an operation and the allocator, the dispatcher, and the interpreter itself: true of every stack.
 _PLUMBING = re.compile(
     r"^(?:torch::unwind|torch::CapturedTraceback|torch::cuda::\(anonymous namespace\)::gather|c10::|std::|void c10::"
@@ -76,11 +44,7 @@ _PLUMBING = re.compile(
     r"|torch::autograd::python::PythonEngine"
     r"|_?Py[A-Z_]|_PyEval|__?\w*libc|_start$|__clone|clone$|start_thread|pthread_|\?\?$|$|_object\*)"
 )
-# Our own label on top of a stack, see exporters/memory_snapshot.py; no code has run there.
-_LABEL = re.compile(r"^<explained as (\w+)>$")
 LABEL_BEFORE: Final = ", made before recording"
-_OPTIMIZER_STEPS = ("step", "wrapper", "_init_group", "_use_grad", "_multi_tensor_", "_single_tensor_", "_fused_")
-_MODULE_SETUP_NAMES = ("__init__", "_apply", "convert", "reset_parameters", "to_empty", "register_buffer")
 
 
 class Sites:
@@ -96,22 +60,24 @@ class Sites:
         self._sites: dict[int, Site] = {}
 
     @cached_property
-    def facts(self) -> NDArray[np.int64]:
+    def facts(self) -> Ints:
         """The `Fact`s of every stack [S]."""
-        of_frame = np.array(
-            [0 if _LABEL.match(frame.file) else int(_facts_of(frame) | Fact.STACK) for frame in self._stacks.frames],
-            dtype=np.int64,
-        )
-        facts = np.zeros(len(self._stacks), dtype=np.int64)
-        depth = np.diff(self._stacks.offset)
-        stack_of = np.repeat(np.arange(len(self._stacks)), depth)
-        np.bitwise_or.at(facts, stack_of, of_frame[self._stacks.frame_of])
-        return facts
+        return facts_of_stacks(self._stacks)
+
+    @cached_property
+    def autograd(self) -> AutogradFrames:
+        """The operation or the node that every stack is in."""
+        return autograd_frames(self._stacks)
+
+    @cached_property
+    def constructors(self) -> Ints:
+        """The number of every stack's outermost constructor, -1 where it has none [S]."""
+        return constructors_of_stacks(self._stacks, self.facts)
 
     @cached_property
     def labels(self) -> list[str]:
         """The kind in our own label on top of every stack, as `optimizer_state`; empty where there is none [S]."""
-        matches = (_LABEL.match(frame.file) for frame in self._stacks.frames)
+        matches = (LABEL.match(frame.file) for frame in self._stacks.frames)
         of_frame = ["" if match is None else match.group(1) for match in matches]
         deep = np.flatnonzero(np.diff(self._stacks.offset))
         top = self._stacks.frame_of[self._stacks.offset[deep]]
@@ -127,6 +93,13 @@ class Sites:
             found = self._sites[stack] = _deciding_site(self._stacks[stack])
         return found
 
+    def site_of_backward(self, stack: int, forward: int) -> Site:
+        """Of a block of backward: the line of its operation of forward where that stack is known (-1: it is not)."""
+        found = self.site(forward) if forward >= 0 else None
+        if found is None or found.file is None:
+            return self.site(stack)
+        return Site(f"backward of {found.frame}", found.file, found.line)
+
     def readable(self, stack: int) -> tuple[str, ...]:
         """A stack for people, innermost first, without the plumbing."""
         return tuple(_spelled(frame) for frame in self._stacks[stack] if not _is_plumbing(frame))
@@ -138,74 +111,26 @@ class Sites:
     def users_lines(self, stack: int) -> tuple[tuple[str, int], ...]:
         """File and line of each frame outside of torch, Python's own library and passing libraries, innermost first."""
         frames = self._stacks[stack]
-        return tuple((frame.file, frame.line) for frame in frames if is_python(frame) and _is_users(frame))
+        return tuple((frame.file, frame.line) for frame in frames if is_python(frame) and is_users(frame))
 
     def without_lines(self, stack: int) -> tuple[str, ...]:
         """What stays the same when lines move: the node or operation, and the functions and files that led to it."""
         frames = self._stacks[stack]
         below = _node_or_operation(frames)
         python = [frame for frame in frames if is_python(frame)]
-        chosen = [frame for frame in python if _is_users(frame)] or python
+        chosen = [frame for frame in python if is_users(frame)] or python
         return ((below,) if below else ()) + tuple(f"{frame.name} ({_short_file(frame.file)})" for frame in chosen)
 
 
-def is_python(frame: Frame) -> bool:
-    """Whether a frame is a line of Python."""
-    return bool(_PYTHON_FILE.search(frame.file))
-
-
-def _torch_file(frame: Frame) -> str | None:
-    """The file's path below `torch/`, with slashes, if it is one of torch's own."""
-    found = _TORCH_FILE.search(frame.file)
-    return (found.group(1) or found.group(2)).replace("\\", "/") if found else None
-
-
-def _facts_of(frame: Frame) -> Fact:
-    return _python_facts(frame) if is_python(frame) else _cpp_facts(frame.name)
-
-
-def _cpp_facts(name: str) -> Fact:
-    facts = Fact.CPP if "::" in name else Fact.NONE
-    if _BACKWARD_CALL.search(name):
-        facts |= Fact.ENGINE
-    if "torch::autograd::AccumulateGrad::" in name:
-        facts |= Fact.ACCUMULATE_GRAD
-    if _RELEASE.search(name):
-        facts |= Fact.RELEASE_SAVED
-    if _WORKSPACE.search(name):
-        facts |= Fact.WORKSPACE
-    return facts
-
-
-def _python_facts(frame: Frame) -> Fact:
-    facts = Fact.ZERO_GRAD if frame.name == "zero_grad" else Fact.NONE
-    path = _torch_file(frame)
-    if path is None:
-        return facts
-    if frame.name == "_engine_run_backward":
-        facts |= Fact.ENGINE
-    if path.startswith("optim/") and frame.name.startswith(_OPTIMIZER_STEPS) and "lr_scheduler" not in path:
-        facts |= Fact.OPTIMIZER_STEP
-    if path.startswith("optim/") and frame.name in ("_init_group", "load_state_dict"):
-        facts |= Fact.OPTIMIZER_STATE
-    if path.startswith(("nn/modules/", "nn/init.py")) and frame.name in _MODULE_SETUP_NAMES:
-        facts |= Fact.MODULE_SETUP
-    return facts
-
-
 def _deciding_site(frames: list[Frame]) -> Site:
-    if not frames or all(_LABEL.match(frame.file) and frame.name.endswith(LABEL_BEFORE) for frame in frames):
+    if not frames or all(is_label(frame) and frame.name.endswith(LABEL_BEFORE) for frame in frames):
         return Site(NO_FRAMES)
     python = [frame for frame in frames if is_python(frame)]
-    best = next(filter(_is_users, python), python[0] if python else None)
+    best = next(filter(is_users, python), python[0] if python else None)
     if best is not None:
-        return Site(best.name, best.file, best.line)
+        graph = next(filter(None, map(compiled_graph, python)), "")
+        return Site(f"{best.name}, compiled graph {graph}" if graph else best.name, best.file, best.line)
     return Site(_node_or_operation(frames) or _innermost_function(frames))
-
-
-def _is_users(frame: Frame) -> bool:
-    file = frame.file
-    return _torch_file(frame) is None and not _STDLIB_FILE.search(file) and not _WRAPPER_FILE.search(file)
 
 
 def _node_or_operation(frames: list[Frame]) -> str:
@@ -221,7 +146,7 @@ def _innermost_function(frames: list[Frame]) -> str:
 
 
 def _is_plumbing(frame: Frame) -> bool:
-    return bool(_LABEL.match(frame.file)) or (not is_python(frame) and bool(_PLUMBING.search(frame.name)))
+    return is_label(frame) or (not is_python(frame) and bool(_PLUMBING.search(frame.name)))
 
 
 def _spelled(frame: Frame) -> str:

@@ -7,9 +7,11 @@ from typing import Final, Literal
 
 import numpy as np
 
-from tracer.analysis.snapshots.classify_blocks import KINDS, NOT_KNOWN, KindFinder
+from tracer.analysis.snapshots.classify_blocks import KINDS, NOT_KNOWN
+from tracer.analysis.snapshots.kind_finder import KindFinder
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING
-from tracer.snapshot.columns import DeviceState, Int64s, Snapshot
+from tracer.arrays import Ints
+from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, Replay
 from tracer.units import NS_PER_US
 
@@ -27,7 +29,7 @@ class Curve:
     """Requested bytes of one kind in use, at the start of the recording and after each entry [E + 1]."""
 
     kind: str
-    bytes: Int64s
+    bytes: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +58,10 @@ class DeviceTimeline:
     """
 
     axis: Literal["time", "entry"]
-    times: Int64s
+    times: Ints
     curves: tuple[Curve, ...]
-    allocated_bytes: Int64s
-    reserved_bytes: Int64s
+    allocated_bytes: Ints
+    reserved_bytes: Ints
     stretches: tuple[Stretch, ...]
     left_out: tuple[Phase, ...]
 
@@ -84,7 +86,7 @@ def device_timeline(snapshot: Snapshot, state: DeviceState, replay: Replay, *, k
     )
 
 
-def _axis(state: DeviceState) -> tuple[Literal["time", "entry"], Int64s]:
+def _axis(state: DeviceState) -> tuple[Literal["time", "entry"], Ints]:
     time_us = state.trace.time_us
     if len(time_us) and time_us[0] >= 0 and time_us[-1] - time_us[0] <= _MAX_SPAN_US:
         since = (time_us - time_us[0]) * NS_PER_US
@@ -94,7 +96,7 @@ def _axis(state: DeviceState) -> tuple[Literal["time", "entry"], Int64s]:
 
 def _curves(replay: Replay, kinds: KindFinder, num_entries: int) -> tuple[Curve, ...]:
     lives = replay.lives
-    number = kinds.kind_numbers(lives, np.arange(len(lives)))
+    number = kinds.kind_numbers(np.arange(len(lives)))
     # One more kind for what was there before and is not known.
     names = (*KINDS, BEFORE_RECORDING)
     number[(number == KINDS.index(NOT_KNOWN)) & (lives.begin == BEFORE)] = len(KINDS)
@@ -106,7 +108,7 @@ def _curves(replay: Replay, kinds: KindFinder, num_entries: int) -> tuple[Curve,
     return tuple(curves)
 
 
-def _level(size: Int64s, begin: Int64s, end: Int64s, num_entries: int) -> Int64s:
+def _level(size: Ints, begin: Ints, end: Ints, num_entries: int) -> Ints:
     """Bytes in use at the start and after each entry; no two begins and no two ends share an entry."""
     level = np.zeros(num_entries + 1, dtype=np.int64)
     there_before = begin == BEFORE
@@ -117,10 +119,10 @@ def _level(size: Int64s, begin: Int64s, end: Int64s, num_entries: int) -> Int64s
     return np.cumsum(level, out=level)
 
 
-def _phases(kinds: KindFinder, times: Int64s) -> tuple[tuple[Phase, list[Stretch]], ...]:
+def _phases(kinds: KindFinder, times: Ints) -> tuple[tuple[Phase, list[Stretch]], ...]:
     """Backward and optimizer steps, from their entries; one that the recording does not end goes to its last entry."""
 
-    def stretches(phase: Phase, runs: tuple[Int64s, Int64s]) -> list[Stretch]:
+    def stretches(phase: Phase, runs: tuple[Ints, Ints]) -> list[Stretch]:
         last = len(times) - 1
         starts, ends = (times[np.minimum(entries + 1, last)].tolist() for entries in runs)
         return [Stretch(phase, phase, start, end) for start, end in zip(starts, ends, strict=True)]

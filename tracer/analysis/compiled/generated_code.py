@@ -1,0 +1,236 @@
+"""Generated code read as text: which buffer a line makes, what it becomes by reuse, which kernel writes it.
+
+Nothing is executed. Inductor's code is a function of single statements: `buf0 = empty_strided_cpu(...)`, a kernel that
+is given `buf0`, `buf1 = buf0; del buf0  # reuse`, and one `return`. What the backend aot_eager runs has the same form.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+END = 1 << 40
+"""A line behind every function's last: all of it has run."""
+# They check or look at memory, and compute nothing.
+_NO_KERNELS = ("assert_", "reinterpret_tensor", "check_", "del ", "print", "get_raw_stream", "start_graph", "end_graph")
+_ALLOCATES = ("empty_strided", "empty", "new_empty", "alloc_from_pool", "rand_strided")
+_SAME_STORAGE = ("reinterpret_tensor", "as_strided", "alias", "view")
+# Operators that never copy; `reshape` may.
+_VIEWS = {
+    *("alias", "as_strided", "detach", "diagonal", "expand", "permute", "select", "slice", "split", "squeeze", "t"),
+    *("transpose", "unfold", "unsqueeze", "view", "view_as_complex", "view_as_real"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Statement:
+    """One statement: the name that it assigns, and what it is."""
+
+    first_line: int
+    last_line: int
+    target: str | None
+    same_as: str | None
+    """The name whose storage the target shows, where the statement makes nothing new."""
+    is_reuse: bool
+    """Whether that name goes, and the target takes its storage over."""
+    item_of: str | None
+    """The name of several things of which the target is one."""
+    callee: str | None
+    arguments: tuple[str, ...]
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether it computes something."""
+        if self.callee is None or self.same_as is not None or self.callee.startswith(_NO_KERNELS):
+            return False
+        return not self.callee.rpartition(".")[2].startswith(_ALLOCATES)
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A generated function.
+
+    Attributes:
+        first_line: Of its `def`.
+        last_line: Of its last statement.
+        statements: In order, those inside of `with` blocks too.
+        returned: The name behind each thing that it returns, in order; "" for a constant.
+        parameters: Names that it takes its arguments apart into.
+    """
+
+    first_line: int
+    last_line: int
+    statements: tuple[_Statement, ...]
+    returned: tuple[str, ...]
+    parameters: tuple[str, ...]
+
+    def made_at(self, line: int) -> str | None:
+        """The name of what is made at a line: what it assigns, or what its kernel writes last."""
+        for statement in self.statements:
+            if statement.first_line <= line <= statement.last_line:
+                if statement.target is not None and statement.same_as is None:
+                    return statement.target
+                if statement.is_kernel and statement.arguments:
+                    return statement.arguments[-1]
+        return None
+
+    def is_scratch(self, line: int) -> bool:
+        """Whether a kernel that is given its outputs runs at a line: what is made there is its own."""
+        return any(
+            one.target is None and one.is_kernel for one in self.statements if one.first_line <= line <= one.last_line
+        )
+
+    def holds(self, name: str, line: int, *, is_written: bool = False) -> str:
+        """What the storage of a name holds once a line has run: a reuse gives it another meaning.
+
+        A name that nothing was written to is only a stop on the way to the next one; what is given is written already.
+        """
+        for statement in self.statements:
+            if statement.same_as == name and statement.target is not None:
+                if statement.is_reuse and (statement.first_line <= line or not is_written):
+                    name, is_written = statement.target, False
+            elif statement.is_kernel and (statement.target == name or name in statement.arguments):
+                is_written = True
+        return name
+
+    def made_from(self, name: str) -> tuple[str, ...]:
+        """What is written by kernels that are given a buffer, behind the one that writes it, in order."""
+        users = [one for one in self.statements if one.is_kernel and (name in one.arguments or one.target == name)]
+        return tuple(one.target or one.arguments[-1] for one in users[1:])
+
+    def items_of(self, name: str) -> tuple[str, ...]:
+        """The names that are given to the parts of a result of several."""
+        return tuple(one.target for one in self.statements if one.item_of == name and one.target is not None)
+
+    def shown_by(self, name: str) -> set[str]:
+        """Every name that shows a name's storage, or part of it, by the end: views too, that take nothing over."""
+        shown = {name}
+        for statement in self.statements:
+            if statement.target is not None and statement.same_as in shown and not statement.is_reuse:
+                shown.add(statement.target)
+        return shown
+
+    def kernel_of(self, name: str) -> str | None:
+        """The kernel that writes a buffer: the first one that is given it, or the call that returns it."""
+        for statement in self.statements:
+            if statement.is_kernel and (statement.target == name or name in statement.arguments):
+                return statement.callee
+        return None
+
+
+@cache
+def functions_of(text: str) -> tuple[Function, ...]:
+    """The functions of a generated file, in order; none if it is no Python."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    return tuple(_function(node) for node in sorted(found, key=lambda node: node.lineno))
+
+
+def function_at(functions: tuple[Function, ...], line: int) -> Function | None:
+    """The innermost function that a line is in."""
+    inside = [one for one in functions if one.first_line <= line <= one.last_line]
+    return inside[-1] if inside else None
+
+
+def _function(node: ast.FunctionDef) -> Function:
+    statements: list[_Statement] = []
+    returned: tuple[str, ...] = ()
+    parameters = tuple(one.arg for one in node.args.args if one.arg != "self")
+    body = list(_flat(node.body))
+    deleted = _deleted(body)
+    for statement in body:
+        if isinstance(statement, ast.Return):
+            returned = tuple(_base(one) or "" for one in _elements(statement.value))
+        elif isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr):
+            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Tuple | ast.List):
+                parameters = (*parameters, *(_base(one) or "" for one in statement.targets[0].elts))
+            elif (read := _statement(statement, deleted)) is not None:
+                statements.append(read)
+    return Function(node.lineno, node.end_lineno or node.lineno, tuple(statements), returned, parameters)
+
+
+def _deleted(body: list[ast.stmt]) -> set[tuple[int, str]]:
+    """Lines and names of what is deleted."""
+    deletes = [(one.lineno, target) for one in body if isinstance(one, ast.Delete) for target in one.targets]
+    return {(line, target.id) for line, target in deletes if isinstance(target, ast.Name)}
+
+
+def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            continue
+        yield statement
+        for block in ("body", "orelse", "finalbody"):
+            yield from _flat(getattr(statement, block, []))
+
+
+def _elements(value: ast.expr | None) -> list[ast.expr]:
+    if value is None:
+        return []
+    return value.elts if isinstance(value, ast.Tuple | ast.List) else [value]
+
+
+def _statement(node: ast.Assign | ast.AnnAssign | ast.Expr, deleted: set[tuple[int, str]]) -> _Statement | None:
+    target = None
+    if not isinstance(node, ast.Expr):
+        where = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        target = where.id if isinstance(where, ast.Name) else None
+    value = node.value
+    is_nothing = value is None or isinstance(value, ast.Constant)
+    if is_nothing or (target is None and not isinstance(value, ast.Call)):
+        return None
+    callee: str | None = None
+    same_as: str | None = None
+    item_of: str | None = None
+    arguments: tuple[str, ...] = ()
+    if isinstance(value, ast.Call):
+        callee = ast.unparse(value.func).removesuffix(".run").removesuffix(".default")
+        given = [*value.args, *(keyword.value for keyword in value.keywords if keyword.arg != "stream")]
+        arguments = tuple(base for one in given for base in _bases(one))
+        if isinstance(value.func, ast.Attribute) and value.func.attr.endswith("_") and _base(value.func):
+            callee, arguments = value.func.attr, (*arguments, _base(value.func) or "")
+        elif arguments and _is_view(callee):
+            same_as = arguments[0]
+    elif isinstance(value, ast.Name):
+        same_as = value.id
+    elif isinstance(value, ast.Subscript):
+        item_of = _base(value)
+    return _Statement(
+        node.lineno,
+        node.end_lineno or node.lineno,
+        target,
+        same_as,
+        (node.lineno, same_as) in deleted,
+        item_of,
+        callee,
+        arguments,
+    )
+
+
+def _is_view(callee: str) -> bool:
+    parts = callee.split(".")
+    return (
+        parts[2:3] == ["aten"] and parts[3] in _VIEWS if callee.startswith("torch.ops.") else parts[-1] in _SAME_STORAGE
+    )
+
+
+def _bases(value: ast.expr) -> Iterator[str]:
+    if isinstance(value, ast.List | ast.Tuple):
+        for one in value.elts:
+            yield from _bases(one)
+    elif (base := _base(value)) is not None:
+        yield base
+
+
+def _base(value: ast.expr) -> str | None:
+    """The name whose storage an expression shows: of `reinterpret_tensor(buf0, ...)` that is buf0."""
+    if isinstance(value, ast.Name):
+        return value.id
+    if isinstance(value, ast.Call):
+        return _base(value.args[0]) if value.args else None
+    return _base(value.value) if isinstance(value, ast.Attribute | ast.Subscript) else None

@@ -1,0 +1,260 @@
+"""What is known of every block before it is said what it is: the columns that the table of rules looks at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from tracer.analysis.profiles.attribution import Attribution
+from tracer.analysis.profiles.backward_passes import backward_passes, outermost_calls, records_grad
+from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
+from tracer.analysis.profiles.storage_uses import StorageUses, storage_uses
+from tracer.analysis.profiles.time_spans import enclosing, merged
+from tracer.analysis.profiles.torch_categories import Categories, Category
+from tracer.arrays import Bool, Column, Int, Ints, PerBlock, PerKey, PerOp
+from tracer.capture.known_storages import KnownStorages, Role
+from tracer.capture.recording import Recording
+from tracer.capture.torch_names import STEP_PREFIX
+
+_Value = TypeVar("_Value", bound=np.generic)
+
+NONE = -1
+_FOREVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Facts:
+    """What the rules look at, columns [B]; -1 is none.
+
+    Attributes:
+        role: `Role` of the strongest observation of a live tensor at the block's address.
+        made: `Phase` in which a recorded allocation made it; -1 for what was not seen being made.
+        is_made_unseen: Made during the recording, where the profiler does not record.
+        freed: `Phase` of the free; -1 where it lives on.
+        outlived_step: Freed in a later step than it was made in, or never.
+        outlived_two_backwards: Alive when the second backward pass after it had ended.
+        has_tensor: An operator saw it as a tensor.
+        freed_by_maker: The operator that made it freed it.
+        is_listed: A module or an optimizer that was called listed it, as what `category` says.
+        is_gradient: AccumulateGrad made or took it.
+        is_recomputed: Made by a module that ran again inside backward.
+        category: torch's category.
+        names_no_parameter: Nothing in the whole recording was listed or observed as a parameter.
+        is_computed: Made by a module or out of other tensors, as in `StorageUses`.
+        is_source: Data that the loop got from outside, as in `StorageUses`.
+        is_target: As in `StorageUses`.
+        is_over: Made before the step in which the peak is, and not used by any operator since that began.
+        used_by_backward: An autograd node used it or let go of it.
+        used_by_later_backward: Made in one backward pass with gradients on, and used in a later one.
+        outlived_backward: Alive when the next backward pass after it had ended.
+        went_back: Made in a call of a model that some backward pass went back to, or before one, outside of all calls.
+        is_compiled_buffer: Generated code asked for it, and named it.
+        is_saved_by_compiled: It is a buffer that a compiled forward returns for backward.
+        is_taken_over_by_compiled: A compiled backward has put something else where that was.
+        is_freed_inside_compiled: The invocation of generated code that made it freed it.
+        is_without_grad: Made by an operator that ran with gradients off, in a call of a model that did so throughout.
+    """
+
+    role: PerBlock[Int]
+    made: PerBlock[Int]
+    is_made_unseen: PerBlock[Bool]
+    freed: PerBlock[Int]
+    outlived_step: PerBlock[Bool]
+    outlived_two_backwards: PerBlock[Bool]
+    has_tensor: PerBlock[Bool]
+    freed_by_maker: PerBlock[Bool]
+    is_listed: PerBlock[Bool]
+    is_gradient: PerBlock[Bool]
+    is_recomputed: PerBlock[Bool]
+    category: PerBlock[Int]
+    names_no_parameter: PerBlock[Bool]
+    is_computed: PerBlock[Bool]
+    is_source: PerBlock[Bool]
+    is_target: PerBlock[Bool]
+    is_over: PerBlock[Bool]
+    used_by_backward: PerBlock[Bool]
+    used_by_later_backward: PerBlock[Bool]
+    outlived_backward: PerBlock[Bool]
+    went_back: PerBlock[Bool]
+    is_without_grad: PerBlock[Bool]
+    is_compiled_buffer: PerBlock[Bool]
+    is_saved_by_compiled: PerBlock[Bool]
+    is_taken_over_by_compiled: PerBlock[Bool]
+    is_freed_inside_compiled: PerBlock[Bool]
+
+
+def facts_of(
+    recording: Recording,
+    categories: Categories,
+    attribution: Attribution,
+    lifetimes: BlockLifetimes,
+    category: PerBlock[Int],
+    known: KnownStorages | None,
+    time_ns: int,
+) -> Facts:
+    """What the rules look at, for every block.
+
+    Args:
+        recording: One cycle.
+        categories: Of the same recording.
+        attribution: Of the same recording.
+        lifetimes: The device's blocks.
+        category: torch's category of each at the moment of the peak.
+        known: Observations of live tensors.
+        time_ns: The moment of the peak.
+    """
+    return _Finder(recording, attribution, lifetimes, storage_uses(recording, categories, attribution)).facts(
+        category, known, time_ns
+    )
+
+
+class _Finder:
+    def __init__(
+        self, recording: Recording, attribution: Attribution, lifetimes: BlockLifetimes, uses: StorageUses
+    ) -> None:
+        self.recording, self.attribution, self.lifetimes, self.uses = recording, attribution, lifetimes, uses
+        self.allocation: PerBlock[Int] = lifetimes.allocation
+        self.freed_by = _freed_by(lifetimes)
+        self.made_ns = _at(recording.allocations.time_ns, self.allocation, NONE)
+        self.freed_ns = _at(recording.allocations.time_ns, self.freed_by, _FOREVER)
+        self.maker = _at(recording.allocations.op, self.allocation, NONE)
+        self.passes = backward_passes(recording, attribution)
+
+    def facts(self, category: PerBlock[Int], known: KnownStorages | None, time_ns: int) -> Facts:
+        recording, lifetimes, uses = self.recording, self.lifetimes, self.uses
+        phase, step = self.attribution.allocation_phase, self.attribution.allocation_step
+        roles = known.role if known is not None else np.empty(0, np.int64)
+        freer = _at(recording.allocations.op, self.freed_by, NONE)
+        records = records_grad(recording)
+        freed_inside = self._freed_inside_compiled()
+        went_back, is_without_grad = self._calls(records)
+        names_none = not len(recording.parameter_keys) and not (roles == Role.PARAMETER).any()
+        return Facts(
+            role=_at(roles, lifetimes.observed_as, NONE),
+            made=_at(phase, self.allocation, NONE),
+            is_made_unseen=lifetimes.made_unseen,
+            freed=_at(phase, self.freed_by, NONE),
+            outlived_step=(self.freed_by < 0) | (_at(step, self.freed_by, NONE) > _at(step, self.allocation, NONE)),
+            outlived_two_backwards=self._outlived_backwards(2),
+            has_tensor=lifetimes.key >= 0,
+            freed_by_maker=(self.maker >= 0) & (self.maker == freer),
+            is_listed=self._is_listed(category),
+            is_gradient=self._was_accumulated() | self._in_accumulate_grad(),
+            is_recomputed=_at(self.attribution.op_recomputed, self.maker, False),
+            category=category,
+            names_no_parameter=np.full(len(self.allocation), names_none),
+            is_computed=self._of_key(uses.is_computed),
+            is_source=self._of_key(uses.is_source),
+            is_target=self._of_key(uses.is_target),
+            is_over=self._is_over(time_ns),
+            used_by_backward=self._of_key(uses.used_by_backward),
+            used_by_later_backward=self._used_by_later_backward(records),
+            outlived_backward=self._outlived_backwards(1),
+            went_back=went_back,
+            is_without_grad=is_without_grad,
+            is_compiled_buffer=self._of_origin("is_buffer"),
+            is_saved_by_compiled=self._of_origin("is_saved") & ~freed_inside,
+            is_taken_over_by_compiled=self._of_origin("is_taken_over"),
+            is_freed_inside_compiled=freed_inside,
+        )
+
+    def _of_origin(self, name: str) -> PerBlock[Bool]:
+        """[B] a truth of the compiled origins, by name."""
+        origins = self.attribution.origins
+        return _at(origins.column(name) if origins is not None else np.empty(0, np.bool_), self.allocation, False)
+
+    def _freed_inside_compiled(self) -> PerBlock[Bool]:
+        origins = self.attribution.origins
+        if origins is None:
+            return np.zeros(len(self.allocation), np.bool_)
+        return np.asarray(self.freed_ns <= _at(origins.invocation_end_ns, self.allocation, NONE), np.bool_)
+
+    def _of_key(self, column: PerKey[Bool]) -> PerBlock[Bool]:
+        return _at(column, self.lifetimes.key, False)
+
+    def _is_listed(self, category: PerBlock[Int]) -> PerBlock[Bool]:
+        """By the storage itself: torch's categories go by ids, and what is resized shares its id with others."""
+        recording, key = self.recording, self.lifetimes.key
+        listed = {
+            Category.PARAMETER: recording.parameter_keys,
+            Category.OPTIMIZER_STATE: recording.optimizer_state_keys,
+            Category.GRADIENT: recording.gradient_keys,
+        }
+        found: PerBlock[Bool] = np.zeros(len(key), bool)
+        for which, keys in listed.items():
+            found |= (category == which) & np.isin(key, keys)
+        return found
+
+    def _was_accumulated(self) -> PerBlock[Bool]:
+        """[B] whether AccumulateGrad was given it: that a module listed a gradient at its address says nothing.
+
+        What lay there before the recording may have been freed without a record, and its number gone to this block.
+        """
+        recording, edges = self.recording, self.recording.flow
+        names = np.array([*("AccumulateGrad" in text for text in recording.strings), False], np.bool_)
+        rows = np.flatnonzero(names[recording.ops.name])
+        spans = merged(recording.ops.start_ns[rows], recording.ops.end_ns[rows])
+        inside = (enclosing(*spans, edges.node_time_ns) >= 0)[edges.edge_node]
+        keys = np.intersect1d(edges.edge_key[inside], recording.gradient_keys)
+        return np.isin(self.lifetimes.key, keys)
+
+    def _in_accumulate_grad(self) -> PerBlock[Bool]:
+        """[B] whether AccumulateGrad itself made it; what its hooks call is theirs."""
+        recording, attribution = self.recording, self.attribution
+        accumulates = np.array([*("AccumulateGrad" in text for text in recording.strings), False], np.bool_)
+        node = _at(attribution.op_node, self.maker, NONE)
+        name = _at(recording.ops.name, node, NONE)
+        call, call_of_node = _at(recording.ops.call, self.maker, NONE), _at(recording.ops.call, node, NONE)
+        return np.asarray(accumulates[name] & (call == call_of_node), np.bool_)
+
+    def _is_over(self, time_ns: int) -> PerBlock[Bool]:
+        """[B] alive at the moment, and last used before the step began that the moment is in."""
+        spans, strings = self.recording.spans, self.recording.strings
+        rows = [row for row, name in enumerate(spans.name.tolist()) if strings[name].startswith(STEP_PREFIX)]
+        starts = spans.start_ns[np.array(rows, np.int64)]
+        start_ns = int(starts[starts <= time_ns].max(initial=NONE))
+        last_ns = _at(self.uses.last_used_ns, self.lifetimes.key, _FOREVER)
+        # What compiled code reads, no operator reads: of storages from before it says nothing that none did.
+        is_unseen_use = (last_ns < 0) & (self.made_ns < 0) & (self.attribution.origins is not None)
+        is_of_before = (self.made_ns < start_ns) & (last_ns < start_ns) & ~is_unseen_use
+        return np.asarray((self.freed_ns > time_ns) & is_of_before, np.bool_)
+
+    def _used_by_later_backward(self, records: PerOp[Bool]) -> PerBlock[Bool]:
+        made_in = enclosing(*self.passes, self.made_ns)
+        used_in = enclosing(*self.passes, _at(self.uses.last_used_by_backward_ns, self.lifetimes.key, NONE))
+        return np.asarray((made_in >= 0) & (used_in > made_in) & _at(records, self.maker, False), np.bool_)
+
+    def _outlived_backwards(self, number: int) -> PerBlock[Bool]:
+        start_ns, end_ns = self.passes
+        last = np.searchsorted(start_ns, self.made_ns, side="right") + number - 1
+        none: Ints = np.full(number, _FOREVER, np.int64)
+        return np.asarray(self.freed_ns > np.append(end_ns, none)[last], np.bool_)
+
+    def _calls(self, records: PerOp[Bool]) -> tuple[PerBlock[Bool], PerBlock[Bool]]:
+        """[B] whether a backward pass went back to where it was made, and whether gradients were off there."""
+        calls = outermost_calls(self.recording, self.attribution)
+        call = enclosing(calls.start_ns, calls.end_ns, self.made_ns)
+        start_ns, _ = self.passes
+        following = np.searchsorted(start_ns, self.made_ns, side="right")
+        is_followed = (following < len(start_ns)) & (self.made_ns >= 0)
+        given = np.array([*(len(shapes) > 0 for shapes in self.recording.shapes), False], np.bool_)
+        is_given = given[_at(self.recording.ops.input_shapes, self.maker, NONE)]
+        off = is_given & ~_at(records, self.maker, False)
+        return (
+            np.where(call >= 0, _at(calls.went_back, call, False), is_followed),
+            np.where(call >= 0, ~_at(calls.records_grad, call, True), off) & (self.maker >= 0),
+        )
+
+
+def _at(column: Column[_Value], rows: PerBlock[Int], none: int | bool) -> PerBlock[_Value]:
+    """A column's values at some rows, and another value where the row is -1."""
+    return np.where(rows >= 0, column[np.where(rows >= 0, rows, 0)] if len(column) else none, none)
+
+
+def _freed_by(lifetimes: BlockLifetimes) -> PerBlock[Int]:
+    """[B] row of the free in `Recording.allocations`, or -1 where the block lives on."""
+    end = len(lifetimes.events)
+    lives_on = lifetimes.freed_at >= end
+    return np.where(lives_on, NONE, lifetimes.events[np.where(lives_on, 0, lifetimes.freed_at)] if end else NONE)

@@ -1,0 +1,45 @@
+"""Whose line a Python frame is: which of them findings name, and which ends the search for one.
+
+A library's line says what was computed, as `transformers/models/t5/modeling_t5.py:562` does where a whole training is
+one call of a trainer; the user's line that led there says from where. Torch's and Python's own lines say neither.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from pathlib import PurePosixPath, PureWindowsPath
+
+import numpy as np
+
+from tracer.arrays import Int, PerFrame
+from tracer.capture.compiled_code import is_generated
+from tracer.capture.recording import Recording
+
+
+class Whose(IntEnum):
+    """Who wrote the code that a frame runs."""
+
+    OURS = -1
+    """This program's. What called it explains nothing, unless the user's code did."""
+    TORCHS = 0
+    """Or Python's own, or what torch.compile generated."""
+    LIBRARYS = 1
+    USERS = 2
+
+
+def whose_frames(recording: Recording) -> PerFrame[Int]:
+    """[F] `Whose` each frame is."""
+    strings, frames = recording.strings, recording.frames
+    is_whole = {file: int(_is_whole(strings[file])) for file in np.unique(frames.file).tolist()}
+    other = np.array([is_whole[file] for file in frames.file.tolist()], np.int64)
+    is_torchs = np.array([is_generated(text) for text in strings], np.bool_)[frames.file]
+    return np.select(
+        [is_torchs, frames.user.astype(np.bool_), frames.own.astype(np.bool_)],
+        [Whose.TORCHS, Whose.USERS, Whose.OURS],
+        other,
+    )
+
+
+def _is_whole(file: str) -> bool:
+    """Whether a path is absolute on the machine that made the recording, which may be another: torch's are not."""
+    return PurePosixPath(file).is_absolute() or PureWindowsPath(file).is_absolute()

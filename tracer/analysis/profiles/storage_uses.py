@@ -1,0 +1,224 @@
+"""What operators did with each storage: which of them backward used, which are data that the loop has got from outside.
+
+Shapes: K tensor storages ("keys"), N data-flow nodes, X edges, O operators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracer.analysis.profiles.attribution import Attribution, Phase
+from tracer.analysis.profiles.backward_passes import loader_calls
+from tracer.analysis.profiles.time_spans import enclosing
+from tracer.analysis.profiles.torch_categories import Categories
+from tracer.arrays import Bool, Int, PerEdge, PerKey, PerNode
+from tracer.capture.recording import DataFlow, Recording
+
+# Operators whose result has the elements of what they are given, in another place: how a batch is put together and
+# brought to a device. A plain copy beside the original is none of them.
+_PUTS_TOGETHER = frozenset({"stack", "cat", "concat", "_nested_tensor_from_tensor_list"})
+_MOVES = _PUTS_TOGETHER | frozenset(
+    {"to", "_to_copy", "copy_", "contiguous", "pin_memory", "_pin_memory", "index", "index_select", "gather", "take"}
+)
+_MAX_NODES_FOLLOWED = 1000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StorageUses:
+    """Columns [K].
+
+    Attributes:
+        used_by_backward: An autograd node, or Python code that it called, used it or let go of it.
+        last_used_by_backward_ns: When one did for the last time; -1 for none.
+        last_used_ns: When an operator used it for the last time; -1 for none.
+        is_computed: Made in the recording by a module, or by an operator out of other tensors: neither read from
+            somewhere, nor drawn at random, nor put together of what was there.
+        is_source: Made outside of modules, out of nothing or of tensors that were there before the step, and no mere
+            piece of another such one.
+        is_target: There before the recording, and of those that forward uses: beside a parameter, or, like a target,
+            with what parameters have made and behind the last of them.
+    """
+
+    used_by_backward: PerKey[Bool]
+    last_used_by_backward_ns: PerKey[Int]
+    last_used_ns: PerKey[Int]
+    is_computed: PerKey[Bool]
+    is_source: PerKey[Bool]
+    is_target: PerKey[Bool]
+
+
+def storage_uses(recording: Recording, categories: Categories, attribution: Attribution) -> StorageUses:
+    """Find what operators did with each storage.
+
+    Args:
+        recording: One cycle.
+        categories: Of the same recording.
+        attribution: Of the same recording.
+    """
+    return _Uses(recording, categories, attribution).run()
+
+
+class _Uses:
+    def __init__(self, recording: Recording, categories: Categories, attribution: Attribution) -> None:
+        self.recording, self.categories, self.attribution = recording, categories, attribution
+        flow = recording.flow
+        self.num_keys, self.num_nodes = len(recording.keys.id), len(flow.node_time_ns)
+        self.uses: PerEdge[Bool] = ~flow.edge_allocated
+        self.edge_ns: PerEdge[Int] = flow.node_time_ns[flow.edge_node]
+        self.allocation = self._allocations()
+
+    def run(self) -> StorageUses:
+        edges = self.recording.flow
+        by_backward = self.uses & edges.node_backward[edges.edge_node]
+        reads = self.uses & ~edges.edge_freed
+        last_backward_ns = self._last(by_backward)
+        is_given, moves, puts_together = self._makers(reads)
+        is_inside = self._of_allocation(self.attribution.allocation_module, -1) >= 0
+        made = self.allocation >= 0
+        from_loader = made & (enclosing(*loader_calls(self.recording), self._made_ns()) >= 0)
+        return StorageUses(
+            used_by_backward=last_backward_ns >= 0,
+            last_used_by_backward_ns=last_backward_ns,
+            last_used_ns=self._last(reads),
+            is_computed=made & (is_inside | (is_given & ~moves)) & ~from_loader,
+            is_source=self._sources(made & ~is_inside, is_given, moves, puts_together, from_loader, reads),
+            is_target=self._targets(~made, reads),
+        )
+
+    # ------------------------------------------------------------------------------------------------ who made it
+    def _allocations(self) -> PerKey[Int]:
+        """[K] row of the allocation that made it, or -1."""
+        allocations = self.recording.allocations
+        made: PerKey[Int] = np.full(self.num_keys, -1, np.int64)
+        rows = np.flatnonzero((allocations.key >= 0) & (allocations.size_bytes > 0))
+        made[allocations.key[rows]] = rows
+        return made
+
+    def _of_allocation(self, column: PerKey[Int], none: int) -> PerKey[Int]:
+        made = self.allocation >= 0
+        return np.where(made, column[np.where(made, self.allocation, 0)] if len(column) else none, none)
+
+    def _made_ns(self) -> PerKey[Int]:
+        return self._of_allocation(self.recording.allocations.time_ns, -1)
+
+    def _makers(self, reads: PerEdge[Bool]) -> tuple[PerKey[Bool], PerKey[Bool], PerKey[Bool]]:
+        """[K] whether what made it was given tensors, only moves elements, and puts several tensors together."""
+        edges, ops = self.recording.flow, self.recording.ops
+        given = np.bincount(edges.edge_node[reads], minlength=self.num_nodes) > 0
+        is_given: PerKey[Bool] = np.zeros(self.num_keys, bool)
+        is_given[edges.edge_key[edges.edge_allocated]] = given[edges.edge_node[edges.edge_allocated]]
+        op = self._of_allocation(self.recording.allocations.op, -1)
+        name = np.where(op >= 0, ops.name[op] if len(ops.name) else -1, -1)
+        words = [text.removeprefix("aten::") for text in self.recording.strings]
+        moves, puts = (np.array([*(word in chosen for word in words), False]) for chosen in (_MOVES, _PUTS_TOGETHER))
+        return is_given, moves[name], puts[name]
+
+    def _last(self, chosen: PerEdge[Bool]) -> PerKey[Int]:
+        """[K] time of the last of some edges."""
+        last: PerKey[Int] = np.full(self.num_keys, -1, np.int64)
+        np.maximum.at(last, self.recording.flow.edge_key[chosen], self.edge_ns[chosen])
+        return last
+
+    # ------------------------------------------------------------------------------------------------ data from outside
+    def _sources(
+        self,
+        outside: PerKey[Bool],
+        is_given: PerKey[Bool],
+        moves: PerKey[Bool],
+        puts_together: PerKey[Bool],
+        from_loader: PerKey[Bool],
+        reads: PerEdge[Bool],
+    ) -> PerKey[Bool]:
+        phase = self._of_allocation(self.attribution.allocation_phase, Phase.OTHER)
+        outside = outside & ((phase == Phase.OTHER) | (phase == Phase.FORWARD))
+        edges = self.recording.flow
+        step = self._of_allocation(self.attribution.allocation_step, -1)
+        maker: PerKey[Int] = np.full(self.num_keys, -1, np.int64)
+        maker[edges.edge_key[edges.edge_allocated]] = edges.edge_node[edges.edge_allocated]
+        node_step: PerNode[Int] = np.full(self.num_nodes + 1, -1, np.int64)
+        node_step[maker[maker >= 0]] = step[maker >= 0]
+        was_there = step[edges.edge_key] < node_step[edges.edge_node]
+        found = outside & (~is_given | from_loader)
+        moved = outside & is_given & moves & ~found
+        while True:
+            strange = reads & ~was_there & ~found[edges.edge_key]
+            is_pure: PerNode[Bool] = np.append(
+                np.bincount(edges.edge_node[strange], minlength=self.num_nodes) == 0, False
+            )
+            new = moved & is_pure[maker] & ~found
+            if not new.any():
+                return found & ~self._pieces(found & puts_together, maker, reads)
+            found = found | new
+
+    def _pieces(self, wholes: PerKey[Bool], maker: PerKey[Int], reads: PerEdge[Bool]) -> PerKey[Bool]:
+        """[K] whether nothing was done with it but to put it together with others."""
+        edges = self.recording.flow
+        puts_together: PerNode[Bool] = np.zeros(self.num_nodes, bool)
+        puts_together[maker[wholes]] = True
+        of_whole = puts_together[edges.edge_node]
+        # Views and looks at a size or a value make nothing and write nothing.
+        does_something = self._nodes_with((edges.edge_allocated & ~edges.edge_freed) | edges.edge_mutated)
+        is_piece, is_used_otherwise = (np.zeros(self.num_keys, bool) for _ in range(2))
+        is_piece[edges.edge_key[reads & of_whole]] = True
+        is_used_otherwise[edges.edge_key[reads & ~of_whole & does_something[edges.edge_node]]] = True
+        return np.asarray(is_piece & ~is_used_otherwise, np.bool_)
+
+    def _targets(self, before: PerKey[Bool], reads: PerEdge[Bool]) -> PerKey[Bool]:
+        edges, recording = self.recording.flow, self.recording
+        forward = reads & ~edges.node_backward[edges.edge_node]
+        is_parameter: PerKey[Bool] = np.zeros(self.num_keys, bool)
+        is_parameter[recording.parameter_keys] = True
+        with_parameter = self._nodes_with(forward & is_parameter[edges.edge_key])
+        depends = self.categories.depends_on_parameter
+        with_result = self._nodes_with(forward & depends[edges.edge_key])
+        found: PerKey[Bool] = np.zeros(self.num_keys, bool)
+        mine = forward & before[edges.edge_key] & ~depends[edges.edge_key]
+        found[edges.edge_key[mine & with_parameter[edges.edge_node]]] = True
+        rows = np.flatnonzero(mine & with_result[edges.edge_node] & ~found[edges.edge_key])
+        if len(rows):
+            followed = _Followed(recording.flow, forward)
+            for row in rows.tolist():
+                if not followed.leads_to(int(edges.edge_node[row]), with_parameter):
+                    found[edges.edge_key[row]] = True
+        return found
+
+    def _nodes_with(self, chosen: PerEdge[Bool]) -> PerNode[Bool]:
+        found: PerNode[Bool] = np.zeros(self.num_nodes, bool)
+        found[self.recording.flow.edge_node[chosen]] = True
+        return found
+
+
+class _Followed:
+    """The data flow of forward, to be followed from one node to those that read what it has made."""
+
+    def __init__(self, edges: DataFlow, forward: PerEdge[Bool]) -> None:
+        self.edges = edges
+        rows = np.flatnonzero(forward)
+        self.readers = rows[np.argsort(edges.edge_key[rows], kind="stable")]
+        self.reader_keys = edges.edge_key[self.readers]
+
+    def leads_to(self, node: int, wanted: PerNode[Bool]) -> bool:
+        """Whether what a node has made reaches one of some nodes; if that is not found out soon, it does."""
+        work, seen = [node], {node}
+        while work:
+            if len(seen) > _MAX_NODES_FOLLOWED:
+                return True
+            for reader in self._behind(work.pop()):
+                if wanted[reader]:
+                    return True
+                if reader not in seen:
+                    seen.add(reader)
+                    work.append(reader)
+        return False
+
+    def _behind(self, node: int) -> list[int]:
+        edges = self.edges
+        mine = slice(*np.searchsorted(edges.edge_node, [node, node + 1]).tolist())
+        made = (edges.edge_allocated[mine] | edges.edge_mutated[mine]) & ~edges.edge_freed[mine]
+        found: list[int] = []
+        for key in edges.edge_key[mine][made].tolist():
+            start, end = np.searchsorted(self.reader_keys, [key, key + 1]).tolist()
+            found += [reader for reader in edges.edge_node[self.readers[start:end]].tolist() if reader > node]
+        return found

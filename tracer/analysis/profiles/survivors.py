@@ -1,0 +1,149 @@
+"""What each step of a cycle leaves behind beyond the end of the step after it, and what it lets go of in exchange.
+
+A result or batch that a loop variable holds dies in the next step, when the variable is set anew, and gradients that
+are cleared at the beginning of a step die there: neither survives.
+
+Shapes: J judged steps, all of a cycle's whole steps but the last; S blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracer.analysis.kinds import Kind
+from tracer.analysis.profiles.attribution import Attribution
+from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
+from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
+from tracer.analysis.profiles.peak_rows import recorded_op_name
+from tracer.analysis.profiles.source_lines import line_of_frame
+from tracer.arrays import Ints, Rows
+from tracer.capture.recording import Recording
+
+# Known objects of the training, of which there are as many in one step as in another.
+_LASTING = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where blocks were made, and what they are.
+
+    Attributes:
+        kind: What they are.
+        op: Operator.
+        module: Path of the module, or None.
+        file: Source file of the user's line, or None.
+        line: Its number, or None.
+    """
+
+    kind: Kind
+    op: str | None
+    module: str | None
+    file: str | None
+    line: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Survivors:
+    """Blocks that survive judged steps, and older survivors that end there; parameters, buffers and state left out.
+
+    Attributes:
+        num_judged: J, 0 for a cycle of one step.
+        is_complete: Whether everything that was alive before the recording is known, so that its end is, too.
+        held_before_bytes: Bytes from before the first step that are alive at its end.
+        step: [S] Judged step that made the survivor, or in whose place an older one ended.
+        size_bytes: [S] Negative of what ended.
+        site: [S] Index in `sites`; -1 for what ended.
+        sites: Where survivors were made.
+    """
+
+    num_judged: int
+    is_complete: bool
+    held_before_bytes: int
+    step: Ints
+    size_bytes: Ints
+    site: Ints
+    sites: tuple[Site, ...]
+
+    def changes(self) -> tuple[Ints, Ints]:
+        """[J] bytes and [J] blocks by which the survivors become more in each judged step."""
+        bytes_ = np.zeros(self.num_judged, np.int64)
+        blocks = np.zeros(self.num_judged, np.int64)
+        np.add.at(bytes_, self.step, self.size_bytes)
+        np.add.at(blocks, self.step, np.sign(self.size_bytes))
+        return bytes_, blocks
+
+
+def find_survivors(
+    recording: Recording,
+    attribution: Attribution,
+    lifetimes: BlockLifetimes,
+    blocks: ClassifiedBlocks,
+    *,
+    is_whole: bool = True,
+    is_complete: bool = False,
+) -> Survivors:
+    """Find what the steps of one cycle leave behind.
+
+    A step's survivors are known at the end of the step after it, so the last one is not judged, and where the cycle
+    was cut short, the one before neither: its last step let go of nothing yet.
+
+    Args:
+        recording: One cycle.
+        attribution: Of the same recording.
+        lifetimes: One device's blocks.
+        blocks: What each of them is, one row per row of `lifetimes`.
+        is_whole: Whether the last step was recorded to its end.
+        is_complete: Whether all that was alive before the recording is among `lifetimes`.
+    """
+    ends = _last_events(attribution, lifetimes)[: len(attribution.step_names) - (not is_whole)]
+    num_judged = max(0, len(ends) - 1)
+    before = lifetimes.made_at < 0
+    made = np.where(before, -1, np.searchsorted(ends, lifetimes.made_at))
+    freed = np.searchsorted(ends, lifetimes.freed_at)
+    counts = ~lifetimes.made_unseen & ~np.isin(blocks.kind, _LASTING)
+    survives = np.flatnonzero(counts & (made >= 0) & (made < num_judged) & (freed > made + 1))
+    # Alive at the end of step f - 1, made before it, freed in step f: in exchange for what step f - 1 made.
+    ended = np.flatnonzero(counts & (freed >= 1) & (freed <= num_judged) & (made < freed - 1))
+    site, sites = _sites(recording, attribution, blocks, survives)
+    return Survivors(
+        num_judged=num_judged,
+        is_complete=is_complete,
+        held_before_bytes=int(lifetimes.size_bytes[before & (freed >= 1)].sum()) if num_judged else 0,
+        step=np.concatenate([made[survives], freed[ended] - 1]),
+        size_bytes=np.concatenate([lifetimes.size_bytes[survives], -lifetimes.size_bytes[ended]]),
+        site=np.concatenate([site, np.full(len(ended), -1, np.int64)]),
+        sites=sites,
+    )
+
+
+def _last_events(attribution: Attribution, lifetimes: BlockLifetimes) -> Ints:
+    """[steps] position of the last event in each step, or before it in one without events."""
+    last = np.full(len(attribution.step_names), -1, np.int64)
+    step = attribution.allocation_step[lifetimes.events]
+    inside = np.flatnonzero(step >= 0)
+    np.maximum.at(last, step[inside], inside)
+    return np.maximum.accumulate(last)
+
+
+def _sites(
+    recording: Recording, attribution: Attribution, blocks: ClassifiedBlocks, rows: Rows
+) -> tuple[Ints, tuple[Site, ...]]:
+    """[rows] index of the site of each of these blocks, and the sites."""
+    columns = np.stack([blocks.kind[rows], blocks.op[rows], blocks.module[rows], blocks.frame[rows]], axis=1)
+    different, which = np.unique(columns, axis=0, return_inverse=True)
+    sites: dict[Site, int] = {}
+    of_different = [
+        sites.setdefault(
+            Site(
+                Kind(kind),
+                recorded_op_name(recording, op),
+                attribution.modules[module] if module >= 0 else None,
+                *(line_of_frame(recording, frame) or (None, None)),
+            ),
+            len(sites),
+        )
+        for kind, op, module, frame in different.tolist()
+    ]
+    return np.array(of_different, np.int64)[which.reshape(-1)], tuple(sites)

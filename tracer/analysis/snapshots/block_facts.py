@@ -1,0 +1,211 @@
+"""What the rules of `classify_blocks` look at: how each block was made and freed, and what ran in between.
+
+Shapes: L blocks of one device, E entries of its trace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracer.analysis.snapshots.phases import Stretches, runs_of, steps_of, zero_grads_of
+from tracer.analysis.snapshots.sites import Sites
+from tracer.analysis.snapshots.stack_facts import Fact, has
+from tracer.arrays import Bools, Ints
+from tracer.snapshot.columns import DeviceState, Snapshot
+from tracer.snapshot.replay import BEFORE, Lives
+from tracer.snapshot.stacks import NO_STACK
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockFacts:
+    """What is known of each block, columns [L].
+
+    Attributes:
+        is_before: It was there before the first entry.
+        is_at_end: It is in use at the end of the recording.
+        has_stack: The stack that made it is known.
+        in_workspace: That stack is in a library's workspace.
+        in_state_setup: It is where torch's optimizers create their state.
+        in_accumulate: It is in the node that writes .grad.
+        in_module_setup: It is where modules create or move parameters and buffers.
+        constructor: The outermost constructor of the program's that it is in, and not in a module's call; -1 for none.
+        in_module: It is inside the call of a module.
+        in_autocast: It is where autocast makes a copy.
+        in_backward: It is in a node that autograd evaluates.
+        in_step: It was made in an optimizer's step.
+        in_silence: It has none, in a recording of a training's Python frames alone: autograd's threads have none.
+        freed_by_autograd: In a node that autograd evaluates, or as autograd let go of what it had saved.
+        freed_by_zero_grad: In a call of zero_grad.
+        freed_in_step: In an optimizer's step.
+        freed_in_silence: Without a stack, likewise.
+        data_was_set: By an assignment to .data.
+        grad_was_set: By an assignment to .grad.
+        outlives_step: It was in use when the step that made it was over.
+        meets_step: It was in use when the next step began.
+        meets_backward: Backward ran while it was in use.
+        is_long_lived: Two or more steps began while it was in use.
+        has_cpp: The recording has C++ frames, so that the absence of one means something.
+        has_only_forward: Modules were called in the recording, and neither backward nor an optimizer's step ran.
+        may_meet_backward: Backward may have run while it was in use: an entry of it, or one without a stack.
+        stack_kind: What every other block of the same stack is that is proved, as a `Kind`; -1 where they differ.
+        is_constructed: Made by constructors, kept or freed by a step, and there are as many gradients of its size.
+        is_replacing: Made by the stack that made what took the place of a known parameter.
+        has_size_of_staying: A block of its size was there before and is never freed.
+        is_as_many_as_gradients: There before, never freed, and of a size of which there are as many gradients.
+        is_of_parameters_size: A parameter has its size.
+        is_one_set: What was there before and is never freed has sizes of which none repeat as copies would.
+    """
+
+    is_before: Bools
+    is_at_end: Bools
+    has_stack: Bools
+    in_workspace: Bools
+    in_state_setup: Bools
+    in_accumulate: Bools
+    in_module_setup: Bools
+    constructor: Ints
+    in_module: Bools
+    in_autocast: Bools
+    in_backward: Bools
+    in_step: Bools
+    in_silence: Bools
+    freed_by_autograd: Bools
+    freed_by_zero_grad: Bools
+    freed_in_step: Bools
+    freed_in_silence: Bools
+    data_was_set: Bools
+    grad_was_set: Bools
+    outlives_step: Bools
+    meets_step: Bools
+    meets_backward: Bools
+    is_long_lived: Bools
+    has_cpp: Bools
+    has_only_forward: Bools
+    may_meet_backward: Bools
+    stack_kind: Ints
+    is_constructed: Bools
+    is_replacing: Bools
+    has_size_of_staying: Bools
+    is_as_many_as_gradients: Bools
+    is_of_parameters_size: Bools
+    is_one_set: Bools
+
+    def __len__(self) -> int:
+        return len(self.is_before)
+
+    @property
+    def outside(self) -> Bools:
+        """Made in the recording, by code that is seen to be neither backward's nor the optimizer's."""
+        return self.has_stack & ~self.in_backward & ~self.in_step & ~self.is_before
+
+
+class DevicePhases:
+    """Steps and backward passes of one device, and what every entry's stack proves.
+
+    Args:
+        snapshot: All of it.
+        state: The device's part.
+        facts: Of every stack [S].
+    """
+
+    def __init__(self, snapshot: Snapshot, state: DeviceState, facts: Ints) -> None:
+        self._facts = facts
+        self.of_entry = facts[state.trace.stack]
+        stacked = has(self.of_entry, Fact.STACK)
+        self.steps = steps_of(snapshot, state, self.of_entry)
+        self.zero_grads = zero_grads_of(snapshot, state, self.of_entry)
+        self.has_cpp = bool(has(facts, Fact.CPP).any())
+        trains = (
+            len(self.steps.start) or len(self.zero_grads.start) or has(facts, Fact.ENGINE, Fact.BACKWARD_CALL).any()
+        )
+        self.is_silence_autograd = bool(trains) and not self.has_cpp and bool(has(facts, Fact.STACK).any())
+        engine = has(self.of_entry, Fact.ENGINE)
+        self.backwards = runs_of(engine, stacked)
+        self.num_backward = _running_count(engine | (~stacked & self.is_silence_autograd))
+        self.num_maybe_backward = _running_count(engine | ~stacked)
+        self.has_only_forward = bool(
+            has(self.of_entry, Fact.MODULE_FORWARD).any() and not len(self.steps.start) and not self.num_backward[-1]
+        )
+
+
+def _running_count(wanted: Bools) -> Ints:
+    return np.concatenate([[0], np.cumsum(wanted)])
+
+
+def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Sites) -> BlockFacts:
+    """What stacks and lives say of every block; what counting says is false, see `counting.with_counts`."""
+    born, freed = sites.facts[lives.stack], _facts_of_frees(state, lives, sites.facts)
+    has_stack, begin, end = has(born, Fact.STACK), lives.begin, lives.end
+    in_step = has(born, Fact.OPTIMIZER_STEP) | (has_stack & (phases.steps.containing(begin) >= 0))
+    no = np.zeros(len(lives), dtype=np.bool_)
+    is_silent = no | phases.is_silence_autograd
+    runs_later = has(born, Fact.MODULE_FORWARD, Fact.ENGINE) | in_step
+    free_is_known = lives.free_entry >= 0
+    return BlockFacts(
+        is_before=begin == BEFORE,
+        is_at_end=end == len(state.trace),
+        has_stack=has_stack,
+        in_workspace=has(born, Fact.WORKSPACE),
+        in_state_setup=has(born, Fact.OPTIMIZER_STATE),
+        in_accumulate=has(born, Fact.ACCUMULATE_GRAD),
+        in_module_setup=has(born, Fact.MODULE_SETUP),
+        constructor=np.where(runs_later, -1, sites.constructors[lives.stack]),
+        in_module=has(born, Fact.MODULE_FORWARD),
+        in_autocast=has(born, Fact.AUTOCAST),
+        in_backward=has(born, Fact.ENGINE),
+        in_step=in_step,
+        in_silence=is_silent & ~has_stack & (begin > BEFORE),
+        freed_by_autograd=has(freed, Fact.ENGINE, Fact.RELEASE_SAVED),
+        freed_by_zero_grad=has(freed, Fact.ZERO_GRAD) | (phases.zero_grads.containing(lives.free_entry) >= 0),
+        freed_in_step=has(freed, Fact.OPTIMIZER_STEP)
+        | (free_is_known & (phases.steps.containing(lives.free_entry) >= 0)),
+        freed_in_silence=is_silent & free_is_known & _is_stackless(state, lives.free_entry),
+        data_was_set=has(freed, Fact.SET_DATA),
+        grad_was_set=has(freed, Fact.SET_GRAD),
+        outlives_step=in_step & (end >= phases.steps.end_after(begin)),
+        meets_step=end > phases.steps.next_start(begin),
+        meets_backward=_changes(phases.num_backward, begin, end),
+        is_long_lived=_num_started(phases.steps, end) - _num_started(phases.steps, begin) >= 2,
+        has_cpp=no | phases.has_cpp,
+        has_only_forward=no | phases.has_only_forward,
+        may_meet_backward=_changes(phases.num_maybe_backward, begin, end),
+        stack_kind=np.full(len(lives), -1, dtype=np.int64),
+        is_constructed=no,
+        is_replacing=no,
+        has_size_of_staying=no,
+        is_as_many_as_gradients=no,
+        is_of_parameters_size=no,
+        is_one_set=no,
+    )
+
+
+def _facts_of_frees(state: DeviceState, lives: Lives, facts: Ints) -> Ints:
+    """The facts of the stacks that freed the blocks.
+
+    A recording with `context="alloc"` repeats at the free the stack of the allocation, which proves nothing.
+    """
+    if not len(state.trace):
+        return np.zeros(len(lives), dtype=np.int64)
+    entry = lives.free_entry
+    stack = np.where(entry >= 0, state.trace.stack[np.maximum(entry, 0)], NO_STACK)
+    return np.where(stack == lives.stack, 0, facts[stack])
+
+
+def _is_stackless(state: DeviceState, entry: Ints) -> Bools:
+    if not len(state.trace):
+        return np.zeros(len(entry), dtype=np.bool_)
+    found: Bools = state.trace.stack[np.maximum(entry, 0)] == NO_STACK
+    return found
+
+
+def _changes(count: Ints, begin: Ints, end: Ints) -> Bools:
+    """Whether something that is counted happened after `begin` and before `end`."""
+    last = len(count) - 1
+    found: Bools = count[np.minimum(end, last)] != count[np.clip(begin, 0, last)]
+    return found
+
+
+def _num_started(stretches: Stretches, entry: Ints) -> Ints:
+    return np.searchsorted(stretches.start, entry, side="right")

@@ -1,0 +1,134 @@
+"""What the blocks of one device say about each other: equal stacks, equal sizes, and what took whose place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from tracer.analysis.kinds import Kind
+from tracer.analysis.snapshots.block_facts import BlockFacts
+from tracer.analysis.snapshots.sizes import as_many_as, copies_of, has_size_of, is_one_set, most_at_once
+from tracer.arrays import Bools, Ints
+from tracer.snapshot.columns import Int32s
+from tracer.snapshot.replay import Lives
+from tracer.snapshot.stacks import NO_STACK
+
+NONE, SEVERAL = -1, -2
+# To one parameter's .data in one step: weight decay, momentum, the update.
+_MAX_ASSIGNMENTS = 4
+
+
+def kinds_of_stacks(stack: Int32s, kind: Ints, num_stacks: int) -> Ints:
+    """The kind of all blocks of each stack that have one; `NONE`, or `SEVERAL` where they differ [S].
+
+    Args:
+        stack: Of each block [L].
+        kind: What it is proved to be, or `Kind.UNKNOWN` [L].
+        num_stacks: S.
+    """
+    rows = np.flatnonzero((kind != Kind.UNKNOWN) & (stack != NO_STACK))
+    low, high = np.full(num_stacks, len(Kind), dtype=np.int64), np.full(num_stacks, NONE, dtype=np.int64)
+    np.minimum.at(low, stack[rows], kind[rows])
+    np.maximum.at(high, stack[rows], kind[rows])
+    return np.where(high == NONE, NONE, np.where(low == high, high, SEVERAL))
+
+
+def agreed(parts: Iterable[Ints]) -> Ints:
+    """What several devices say of the same stacks [S]."""
+    first, *others = parts
+    found = first
+    for part in others:
+        same = (found == part) | (part == NONE)
+        found = np.where(found == NONE, part, np.where(same, found, SEVERAL))
+    return found
+
+
+def with_counts(facts: BlockFacts, lives: Lives, kind: Ints, stack_kind: Ints) -> BlockFacts:
+    """The facts, and what counting adds to them.
+
+    Args:
+        facts: Of every block.
+        lives: The blocks.
+        kind: What each is proved to be without counting, or `Kind.UNKNOWN`.
+        stack_kind: Of each stack, see `kinds_of_stacks`.
+    """
+    size = lives.requested_bytes
+    staying = facts.is_before & facts.is_at_end & (kind == Kind.UNKNOWN) & ~facts.has_stack
+    as_many = as_many_as(staying, size, *_gradients_at_once(facts, lives, kind))
+    parameters = size[as_many | facts.is_constructed | (kind == Kind.PARAMETER)]
+    return replace(
+        facts,
+        stack_kind=np.where(facts.has_stack, np.maximum(stack_kind[lives.stack], NONE), NONE),
+        has_size_of_staying=has_size_of(size, np.append(size[staying], parameters)),
+        is_as_many_as_gradients=as_many,
+        is_of_parameters_size=has_size_of(size, parameters),
+        is_one_set=staying & is_one_set(size[staying]),
+    )
+
+
+def copies_per_gradient(facts: BlockFacts, lives: Lives, kind: Ints) -> tuple[int, int]:
+    """How many blocks from before the recording there are for each gradient of their size, and their bytes.
+
+    More than one are parameters and an optimizer's state of their size, which nothing tells apart; 0 and 0 where the
+    numbers are not the same for every size. Arguments as of `with_counts`.
+    """
+    staying = facts.is_before & facts.is_at_end & (kind == Kind.UNKNOWN) & ~facts.has_stack
+    return copies_of(lives.requested_bytes[staying], *_gradients_at_once(facts, lives, kind))
+
+
+def _gradients_at_once(facts: BlockFacts, lives: Lives, kind: Ints) -> tuple[Ints, Ints]:
+    """The sizes of gradients and the most of each that were in use at once, likely ones of Python's stacks too."""
+    rows = np.flatnonzero((kind == Kind.GRADIENT) | (facts.in_silence & facts.meets_step))
+    return most_at_once(lives.requested_bytes[rows], lives.begin[rows], lives.end[rows])
+
+
+def with_parameters(facts: BlockFacts, lives: Lives, kind: Ints) -> BlockFacts:
+    """The facts, and which blocks are parameters as their constructors made them, and what took their place in a step.
+
+    `p.data = p.data - ...` makes the new one and lets go of the old one right away: of the blocks of its size, the
+    last one made before the old one went is the new one. Arguments as of `with_counts`.
+    """
+    size = lives.requested_bytes
+    made = (facts.constructor != NONE) & (facts.is_at_end | facts.freed_in_step)
+    made &= ~has_size_of(size, size[facts.in_module_setup])
+    made &= _is_of_first_maker(made, size, facts.constructor, lives.begin)
+    facts = replace(facts, is_constructed=as_many_as(made, size, *_gradients_at_once(facts, lives, kind)))
+    return replace(facts, is_replacing=_is_replacing(facts, lives))
+
+
+def _is_replacing(facts: BlockFacts, lives: Lives) -> Bools:
+    set_anew = (facts.data_was_set & ~facts.in_backward) | facts.in_module_setup | facts.is_constructed
+    olds, stacks = np.flatnonzero(facts.freed_in_step & set_anew), [np.zeros(0, dtype=np.int32)]
+    for _ in range(_MAX_ASSIGNMENTS):
+        news = _last_made_before(lives, olds)
+        news = news[(news >= 0) & (news != olds) & facts.in_step[news]]
+        stacks.append(lives.stack[news[facts.outlives_step[news]]])
+        # What was assigned and does not outlive the step was replaced in it: decay first, then the update.
+        olds = news[~facts.outlives_step[news] & facts.freed_in_step[news]]
+    found = np.unique(np.concatenate(stacks))
+    return facts.outlives_step & np.isin(lives.stack, found[found != NO_STACK])
+
+
+def _is_of_first_maker(chosen: Bools, size: Ints, maker: Ints, begin: Ints) -> Bools:
+    """Which blocks have the maker that made the first of their size: a model is made before its optimizer."""
+    rows = np.flatnonzero(chosen)
+    rows = rows[np.argsort(begin[rows], kind="stable")]
+    sizes, first, rank = np.unique(size[rows], return_index=True, return_inverse=True)
+    found = np.zeros(len(size), dtype=np.bool_)
+    found[rows] = maker[rows] == maker[rows[first]][rank.reshape(-1)] if len(sizes) else False
+    return found
+
+
+def _last_made_before(lives: Lives, rows: Ints) -> Ints:
+    """For each row the block of its size that was made last before the row was freed, or -1."""
+    if not len(rows):
+        return np.zeros(0, dtype=np.int64)
+    _, rank = np.unique(lives.requested_bytes, return_inverse=True)
+    span = int(lives.end.max()) + 2
+    key = rank.reshape(-1) * span + lives.begin + 1
+    order = np.argsort(key, kind="stable")
+    wanted = rank.reshape(-1)[rows] * span + lives.free_entry[rows] + 1
+    news = order[np.maximum(np.searchsorted(key[order], wanted) - 1, 0)]
+    return np.where(lives.requested_bytes[news] == lives.requested_bytes[rows], news, NONE)

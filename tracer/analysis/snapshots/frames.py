@@ -1,0 +1,59 @@
+"""What a stack frame is: a line of Python, of torch's own, of the program's, or our label."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from tracer.snapshot.columns import Frame
+
+# The path of torch's own Python files, installed or in a checkout; a group has what follows `torch/`.
+_TORCH_FILE = re.compile(
+    r"[/\\](?:site|dist)-packages[/\\]torch[/\\](.+)"
+    r"|(?:^|[/\\])torch[/\\]((?:nn|optim|autograd|utils|cuda|amp|distributed|fx|_dynamo|_inductor|jit|func)[/\\].+"
+    r"|(?:functional|tensor|storage|_\w+)\.py)$"
+)
+_STDLIB_FILE = re.compile(
+    r"[/\\]lib[/\\]python3\.\d+[/\\](?!site-packages|dist-packages)|^<frozen "
+    r"|[/\\]Lib[/\\](?!site-packages)[^/\\]+\.py$"
+)
+# Libraries that only pass a call on: blaming them would hide the line that made it.
+_WRAPPER_FILE = re.compile(
+    r"[/\\](?:site|dist)-packages[/\\](?:einops|opt_einsum|jaxtyping|beartype|typeguard|functorch)[/\\]"
+)
+# What Inductor writes for a graph: a file named after its content, in a folder of the first letters.
+_GENERATED_FILE = re.compile(r"torchinductor_[^/\\]*[/\\](?:.+[/\\])?(c\w+)\.py$")
+_PYTHON_FILE = re.compile(r"\.pyx?$|^<(?!explained as ).+>$|^/tmp/ipykernel")
+_GRAPH_LETTERS: Final = 8
+# Our own label on top of a stack, see exporters/memory_snapshot.py; no code has run there.
+LABEL: Final = re.compile(r"^<explained as (\w+)>$")
+
+
+def is_python(frame: Frame) -> bool:
+    """Whether a frame is a line of Python."""
+    return bool(_PYTHON_FILE.search(frame.file))
+
+
+def is_label(frame: Frame) -> bool:
+    """Whether it is our own label."""
+    return bool(LABEL.match(frame.file))
+
+
+def torch_file(frame: Frame) -> str | None:
+    """The file's path below `torch/`, with slashes, if it is one of torch's own."""
+    found = _TORCH_FILE.search(frame.file)
+    return (found.group(1) or found.group(2)).replace("\\", "/") if found else None
+
+
+def compiled_graph(frame: Frame) -> str:
+    """The name of the graph whose generated code this is; empty for other code. It changes with the graph."""
+    found = _GENERATED_FILE.search(frame.file)
+    return found.group(1)[:_GRAPH_LETTERS] if found else ""
+
+
+def is_users(frame: Frame) -> bool:
+    """Whether it is outside of torch, its generated code, Python's own library and what only passes calls on."""
+    file = frame.file
+    if compiled_graph(frame):
+        return False
+    return torch_file(frame) is None and not _STDLIB_FILE.search(file) and not _WRAPPER_FILE.search(file)

@@ -1,0 +1,207 @@
+"""Decides the kinds of one device's blocks: what the recording says, what the program held, or the table of rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
+from tracer.analysis.snapshots.backward_lines import BackwardLines
+from tracer.analysis.snapshots.block_facts import BlockFacts, DevicePhases, facts_of
+from tracer.analysis.snapshots.classify_blocks import KINDS, PROOFS, apply_rules
+from tracer.analysis.snapshots.counting import (
+    agreed,
+    copies_per_gradient,
+    kinds_of_stacks,
+    with_counts,
+    with_parameters,
+)
+from tracer.analysis.snapshots.sites import Sites
+from tracer.analysis.snapshots.stack_facts import Fact, has
+from tracer.arrays import Ints
+from tracer.snapshot.columns import DeviceState, Snapshot
+from tracer.snapshot.replay import BEFORE, Lives
+
+# Words that a tracer writes into an entry's `category`, in torch's spelling.
+_RECORDED: Final = {kind.name.lower(): kind.words for kind in Kind if kind.words in KINDS and kind != Kind.UNKNOWN}
+RECORDED_EVIDENCE: Final = EVIDENCE_TEXT[Evidence.SAID_BY_RECORDING]
+HELD_EVIDENCE: Final = EVIDENCE_TEXT[Evidence.HELD_BY_PROGRAM]
+
+
+class KindFinder:
+    """Decides the kinds of one device's blocks. Built once, asked for any rows of its `Lives`.
+
+    Args:
+        snapshot: All of it.
+        state: The device's part.
+        lives: Of the same device.
+        sites: Of the same snapshot.
+        held: Kinds by address of what the program held when the history began.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        state: DeviceState,
+        lives: Lives,
+        sites: Sites,
+        *,
+        held: Mapping[int, str] | None = None,
+    ) -> None:
+        self._snapshot, self._state, self._lives, self._sites = snapshot, state, lives, sites
+        self._held = dict(held or {})
+        self._phases = DevicePhases(snapshot, state, sites.facts)
+        self._together = _Together([self], sites)
+
+    def learn_from(self, together: _Together) -> None:
+        """Let all devices of the snapshot say what stacks make; before anything is asked."""
+        self._together = together
+
+    @cached_property
+    def proved_of_stacks(self) -> Ints:
+        """What the blocks of each stack are proved to be on this device, see `kinds_of_stacks` [S]."""
+        return kinds_of_stacks(self._lives.stack, self._proved, len(self._sites.facts))
+
+    @property
+    def backward_runs(self) -> tuple[Ints, Ints]:
+        """First entry of each run of entries in backward, and the entry at which it is over; stacks show them."""
+        return self._phases.backwards.start, self._phases.backwards.end
+
+    @property
+    def optimizer_runs(self) -> tuple[Ints, Ints]:
+        """The same of the optimizer's steps, which annotations or stacks show."""
+        return self._phases.steps.start, self._phases.steps.end
+
+    def phase_at(self, entry: int) -> str:
+        """`backward` or `optimizer`, where stacks or annotations show that an entry is in one, else the empty text."""
+        for phase, (start, end) in (("optimizer", self.optimizer_runs), ("backward", self.backward_runs)):
+            run = int(np.searchsorted(start, entry, side="right")) - 1
+            if entry >= 0 and run >= 0 and entry < end[run]:
+                return phase
+        return ""
+
+    @cached_property
+    def backward_lines(self) -> BackwardLines:
+        """The operations of forward that the blocks of backward belong to."""
+        skipped = has(self._sites.facts, Fact.WORKSPACE)
+        frames, phases = self._sites.autograd, self._phases
+        return BackwardLines(self._lives, frames, phases.backwards, phases.steps, skipped=skipped)
+
+    @property
+    def copies_per_gradient(self) -> tuple[int, int]:
+        """How many blocks from before the recording there are for each gradient, and their bytes; 0 if that varies."""
+        return copies_per_gradient(self._facts, self._lives, self._proved)
+
+    def kind_numbers(self, rows: Ints) -> Ints:
+        """The index into `KINDS` of each of these rows."""
+        number = _NUMBER_OF_KIND[self._kinds_and_evidence[0][rows]]
+        for known in (self._held_numbers(rows), self._recorded_numbers(rows)):
+            number = np.where(known >= 0, known, number)
+        return number
+
+    def kinds_and_evidence(self, rows: Ints) -> list[tuple[str, str]]:
+        """The kind of each row, and how it is known: from the recording, from the program, or by a rule."""
+        kind, evidence = self._kinds_and_evidence
+        columns = (
+            self._recorded_numbers(rows).tolist(),
+            self._held_numbers(rows).tolist(),
+            _NUMBER_OF_KIND[kind[rows]].tolist(),
+            evidence[rows].tolist(),
+        )
+        return [
+            (KINDS[recorded], RECORDED_EVIDENCE)
+            if recorded >= 0
+            else (KINDS[held], HELD_EVIDENCE)
+            if held >= 0
+            else (KINDS[ruled], _TEXT[how])
+            for recorded, held, ruled, how in zip(*columns, strict=True)
+        ]
+
+    @cached_property
+    def _kinds_and_evidence(self) -> tuple[Ints, Ints]:
+        """`Kind` and `Evidence` of every block, by the table of rules."""
+        of_stacks = self._together.kinds_of_stacks
+        return apply_rules(with_counts(self._facts, self._lives, self._proved, of_stacks))
+
+    @cached_property
+    def _facts(self) -> BlockFacts:
+        facts = facts_of(self._state, self._lives, self._phases, self._sites)
+        return with_parameters(facts, self._lives, apply_rules(facts, PROOFS)[0])
+
+    @cached_property
+    def _proved(self) -> Ints:
+        return apply_rules(self._facts, PROOFS)[0]
+
+    def _recorded_numbers(self, rows: Ints) -> Ints:
+        """The index into `KINDS` that the recording itself gives each row, or -1."""
+        lives = self._lives
+        entry, category = lives.alloc_entry[rows], self._state.trace.category
+        number = self._together.labels_of_stacks[lives.stack[rows]]
+        if len(category) and (category >= 0).any():
+            of_text = _kind_numbers([*(text.lower() for text in self._snapshot.texts), ""])
+            recorded = of_text[np.where(entry >= 0, category[np.maximum(entry, 0)], -1)]
+            number = np.where(number >= 0, number, recorded)
+        return number
+
+    def _held_numbers(self, rows: Ints) -> Ints:
+        """The index into `KINDS` of what the program held when the history began, or -1."""
+        lives = self._lives
+        number = np.full(len(rows), -1, dtype=np.int64)
+        if self._held:
+            before = np.flatnonzero(lives.begin[rows] == BEFORE)
+            held = [self._held.get(address) for address in lives.addr[rows[before]].tolist()]
+            number[before] = [KINDS.index(kind) if kind is not None else -1 for kind in held]
+        return number
+
+
+def kind_finders(
+    snapshot: Snapshot,
+    devices: Sequence[tuple[DeviceState, Lives]],
+    sites: Sites,
+    *,
+    held: Mapping[int, str] | None = None,
+) -> tuple[KindFinder, ...]:
+    """One for each device; what a stack makes on one of them counts on all."""
+    finders = tuple(KindFinder(snapshot, state, lives, sites, held=held) for state, lives in devices)
+    together = _Together(finders, sites)
+    for finder in finders:
+        finder.learn_from(together)
+    return finders
+
+
+class _Together:
+    """What the devices of a snapshot know in common, worked out once for all of them."""
+
+    def __init__(self, finders: Sequence[KindFinder], sites: Sites) -> None:
+        self._finders, self._sites = finders, sites
+
+    @cached_property
+    def kinds_of_stacks(self) -> Ints:
+        """What each stack makes, on whichever device [S]."""
+        return agreed(finder.proved_of_stacks for finder in self._finders)
+
+    @cached_property
+    def labels_of_stacks(self) -> Ints:
+        """The index into `KINDS` that our own label on top of each stack gives, or -1 [S]."""
+        return np.array([_label_number(word) for word in self._sites.labels], dtype=np.int64)
+
+
+_TEXT = {int(how): words for how, words in EVIDENCE_TEXT.items()}
+_NUMBER_OF_KIND = np.array(
+    [KINDS.index(kind.words) if kind.words in KINDS else len(KINDS) - 1 for kind in Kind], dtype=np.int64
+)
+
+
+def _kind_numbers(words: Sequence[str]) -> Ints:
+    """The index into `KINDS` of each recorded word, or -1."""
+    kinds = (_RECORDED.get(word) for word in words)
+    return np.array([KINDS.index(kind) if kind is not None else -1 for kind in kinds], dtype=np.int64)
+
+
+def _label_number(word: str) -> int:
+    """The index into `KINDS` that our own label gives a block, also where it is that nothing is known; else -1."""
+    kind = Kind.__members__.get(word.upper())
+    return KINDS.index(kind.words) if kind is not None and kind.words in KINDS else -1

@@ -1,0 +1,226 @@
+"""What was in use at any moment of a recording, what came and went between two, and what grew from step to step."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracer.analysis.snapshots.findings import ReplayedDevice
+from tracer.analysis.snapshots.groups import Group, group_rows
+from tracer.analysis.snapshots.sites import Sites
+from tracer.arrays import Ints
+from tracer.errors import SnapshotError
+from tracer.snapshot.actions import Action
+
+START = -1
+_US_PER_S = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one device held right after an entry.
+
+    Attributes:
+        device: Its index.
+        entry: The entry; -1 for the start of the recording.
+        time_us: Its time, or -1.
+        phase: `backward` or `optimizer` where the recording shows it, else empty.
+        requested_bytes: In use, as asked for.
+        reserved_bytes: Reserved from the driver.
+        groups: By line and kind; they sum to the requested bytes.
+    """
+
+    device: int
+    entry: int
+    time_us: int
+    phase: str
+    requested_bytes: int
+    reserved_bytes: int
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """What changed on one device from after one entry to after a later one; what came and went within is in neither.
+
+    Attributes:
+        device: Its index.
+        first: The earlier entry.
+        last: The later one.
+        first_bytes: In use at the earlier moment, as asked for.
+        last_bytes: At the later one.
+        came: Made in between and in use at its end.
+        went: In use at its begin and freed in between. Bytes that came less bytes that went are the change.
+    """
+
+    device: int
+    first: int
+    last: int
+    first_bytes: int
+    last_bytes: int
+    came: tuple[Group, ...]
+    went: tuple[Group, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LastBefore:
+    """The last allocations before a moment that together hold some bytes, of those in use then.
+
+    Attributes:
+        device: Its index.
+        entry: The moment.
+        first: The entry of the earliest of them.
+        bytes: What they hold; less than asked about if everything in use is less.
+        groups: By line and kind; they sum to the bytes.
+    """
+
+    device: int
+    entry: int
+    first: int
+    bytes: int
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepLevel:
+    """One step of the optimizer.
+
+    Attributes:
+        entry: The entry at which it was over.
+        end_bytes: In use then.
+        peak_bytes: The most in use since the step before was over.
+    """
+
+    entry: int
+    end_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """What was asked about one device beside its peak.
+
+    Attributes:
+        device: Its index.
+        held: What it held, at each moment asked about.
+        between: What came and went.
+        before_oom: The last allocations before it ran out of memory.
+        steps: The optimizer's steps that the recording shows.
+    """
+
+    device: int
+    held: tuple[Held, ...] = ()
+    between: Between | None = None
+    before_oom: LastBefore | None = None
+    steps: tuple[StepLevel, ...] = ()
+
+
+def entry_at(device: ReplayedDevice, moment: str) -> int:
+    """The entry that a person means.
+
+    Args:
+        device: The device.
+        moment: `start`, `peak`, `oom` (the first), `end`, the number of an entry, a time such as `1757253257us`, or
+            `2.5s` since the first entry.
+
+    Raises:
+        SnapshotError: It is none of these, or the recording has no such moment.
+    """
+    trace, num_entries = device.state.trace, len(device.state.trace)
+    named = {"start": START, "peak": device.replay.peak_entry, "end": num_entries - 1}
+    if moment in named:
+        return named[moment]
+    if moment == "oom":
+        failures = trace.where(Action.OOM)
+        if not len(failures):
+            raise SnapshotError(f"Device {device.state.device} did not run out of memory.", hint=_WORDS)
+        return int(failures[0])
+    found = re.fullmatch(r"(\d{1,19}(?:\.\d{1,6})?)(us|s)?", moment)
+    if not found or ("." in found.group(1) and found.group(2) != "s"):
+        raise SnapshotError(f"{moment!r} is no moment of a recording.", hint=_WORDS)
+    if found.group(2):
+        return _entry_at_time(device, float(found.group(1)), found.group(2))
+    entry = int(moment)
+    if entry >= num_entries:
+        last = f"the last one is {num_entries - 1:,}" if num_entries else "it has none"
+        raise SnapshotError(f"Device {device.state.device} has no entry {entry:,}: {last}.", hint=_WORDS)
+    return entry
+
+
+_WORDS = (
+    "Write start, peak, oom, end, the number of an entry, a time as in 1757253257us, or 2.5s since the first entry."
+)
+
+
+def _entry_at_time(device: ReplayedDevice, value: float, unit: str) -> int:
+    times = device.state.trace.time_us
+    if not len(times) or times[0] < 0:
+        raise SnapshotError(f"The entries of device {device.state.device} have no times.", hint=_WORDS)
+    wanted = int(value) if unit == "us" else int(times[0]) + round(value * _US_PER_S)
+    return int(np.searchsorted(times, wanted, side="right")) - 1
+
+
+def held_at(device: ReplayedDevice, sites: Sites, entry: int) -> Held:
+    """What was in use right after an entry."""
+    trace, replay = device.state.trace, device.replay
+    rows = replay.lives.alive_after(entry)
+    return Held(
+        device=device.state.device,
+        entry=entry,
+        time_us=int(trace.time_us[entry]) if entry >= 0 else -1,
+        phase=device.kinds.phase_at(entry),
+        requested_bytes=int(replay.requested_bytes[entry + 1]),
+        reserved_bytes=int(replay.reserved_bytes[entry + 1]),
+        groups=group_rows(replay.lives, rows, kinds=device.kinds, sites=sites),
+    )
+
+
+def between(device: ReplayedDevice, sites: Sites, first: int, last: int) -> Between:
+    """What came and what went from after one entry to after another, whichever is the earlier."""
+    first, last = sorted((first, last))
+    lives, level = device.replay.lives, device.replay.requested_bytes
+    was = (lives.begin <= first) & (lives.end > first)
+    stays = (lives.begin <= last) & (lives.end > last)
+
+    def groups(rows: Ints) -> tuple[Group, ...]:
+        return group_rows(lives, rows, kinds=device.kinds, sites=sites)
+
+    return Between(
+        device=device.state.device,
+        first=first,
+        last=last,
+        first_bytes=int(level[first + 1]),
+        last_bytes=int(level[last + 1]),
+        came=groups(np.flatnonzero(stays & ~was)),
+        went=groups(np.flatnonzero(was & ~stays)),
+    )
+
+
+def last_before(device: ReplayedDevice, sites: Sites, entry: int, size: int) -> LastBefore:
+    """The last allocations before an entry that hold at least `size` bytes together, of those in use then."""
+    lives = device.replay.lives
+    rows = lives.alive_after(entry)
+    rows = rows[np.argsort(-lives.begin[rows], kind="stable")]
+    sums = np.cumsum(lives.requested_bytes[rows])
+    chosen = rows[: int(np.searchsorted(sums, size)) + 1]
+    return LastBefore(
+        device=device.state.device,
+        entry=entry,
+        first=int(lives.begin[chosen].min(initial=entry)),
+        bytes=int(lives.requested_bytes[chosen].sum()),
+        groups=group_rows(lives, chosen, kinds=device.kinds, sites=sites),
+    )
+
+
+def step_levels(device: ReplayedDevice) -> tuple[StepLevel, ...]:
+    """What was in use as each visible step of the optimizer was over, and the most since the one before."""
+    level, num_entries = device.replay.requested_bytes, len(device.state.trace)
+    _, ends = device.kinds.optimizer_runs
+    found, before = [], 0
+    for end in np.minimum(ends, num_entries).tolist():
+        peak = int(level[before : end + 1].max())
+        found.append(StepLevel(entry=end, end_bytes=int(level[end]), peak_bytes=peak))
+        before = end
+    return tuple(found)

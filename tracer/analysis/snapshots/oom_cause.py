@@ -1,0 +1,182 @@
+"""Why a request failed, and what to do first: the causes in the order in which they rule each other out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from tracer.allocator.sizes import segment_size
+from tracer.analysis.snapshots.classify_blocks import NOT_KNOWN
+from tracer.analysis.snapshots.fragmentation import Fragmentation, Usable
+from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES
+from tracer.units import format_bytes
+
+Cause = Literal["limit", "pending frees", "fragmentation", "other pools", "kept whole", "too little", "not known"]
+
+_NUM_LINES: Final = 3
+_LASTING = "which no smaller batch shrinks: shard it (FSDP), or keep it in fewer bits."
+_REMEDIES = {
+    "activation": "activation: a smaller batch, torch.utils.checkpoint or bfloat16 shrinks it.",
+    "parameter": f"parameters, {_LASTING}",
+    "optimizer state": f"optimizer state, {_LASTING}",
+    "gradient": "gradients: free them with zero_grad(set_to_none=True) before the next forward, or shard them (FSDP).",
+    BEFORE_RECORDING: "from before the recording: record from the start of the program to see what it is.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What is known of one failed request.
+
+    Attributes:
+        asked_bytes: What was asked for.
+        device_free_bytes: What the driver said was free; None if the recording does not say.
+        memory: Of all reserved memory.
+        usable: Of the memory that this request may be served from.
+        is_expandable: Segments grow in place.
+        groups: What was in use.
+    """
+
+    asked_bytes: int
+    device_free_bytes: int | None
+    memory: Fragmentation
+    usable: Usable
+    is_expandable: bool
+    groups: Sequence[Group]
+
+    @property
+    def others_free_bytes(self) -> int:
+        """Free memory of other streams, of private pools, and of the pool of the other size."""
+        return max(self.memory.free_bytes - self.usable.free_bytes, 0)
+
+
+def segment_bytes(asked: int) -> int:
+    """What the allocator reserves from the driver for a request that no free block can serve."""
+    return segment_size(asked)
+
+
+def fits_without_fragmentation(failure: Failure) -> bool:
+    """Whether what the request may use and what the device is known to have had would have sufficed, in one piece."""
+    return failure.usable.free_bytes + (failure.device_free_bytes or 0) >= failure.asked_bytes
+
+
+def cause_of(failure: Failure) -> Cause:
+    """The cause, as far as the recording tells."""
+    asked, free, usable = failure.asked_bytes, failure.device_free_bytes, failure.usable
+    if free is not None and free >= segment_bytes(asked):
+        return "limit"
+    if usable.largest_free_bytes >= asked:
+        return "kept whole"
+    if asked <= usable.largest_after_pending_bytes:
+        return "pending frees"
+    if fits_without_fragmentation(failure):
+        return "fragmentation"
+    if failure.memory.free_bytes + (free or 0) >= asked:
+        return "other pools"
+    return "not known" if free is None else "too little"
+
+
+def advice_on(failure: Failure) -> str:
+    """The cause in a sentence, and what to do first."""
+    return _SENTENCES[cause_of(failure)](failure)
+
+
+def _limit(_: Failure) -> str:
+    return (
+        "The device had enough free memory, so a limit of this process stopped it: look for "
+        "torch.cuda.set_per_process_memory_fraction, or memory that another process took and gave back."
+    )
+
+
+def _pending(failure: Failure) -> str:
+    return (
+        f"{format_bytes(failure.usable.pending_bytes)} had been freed and were waiting for another stream; with them "
+        "the request fits. Fragmentation is not the cause: let fewer steps run ahead of the other stream "
+        "(record_stream), or synchronize with it before this line."
+    )
+
+
+def _fragmentation(failure: Failure) -> str:
+    if failure.is_expandable:
+        return (
+            "It would have fit if the free memory were in one piece, although segments are expandable: look for many "
+            "small blocks that stay between large ones."
+        )
+    return (
+        "It would have fit if the free memory were in one piece: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+    )
+
+
+def _other_pools(failure: Failure) -> str:
+    largest = failure.memory.largest_free_bytes
+    piece = (
+        f"A free block of {format_bytes(largest)} is large enough, but belongs"
+        if largest >= failure.asked_bytes
+        else f"{format_bytes(failure.others_free_bytes)} of free memory would help, but belong"
+    )
+    return (
+        f"{piece} to another stream or pool (CUDA graphs have their own), which this request may not use. "
+        "Fragmentation is not the cause: allocate and free on one stream, or call torch.cuda.empty_cache() between the "
+        "two."
+    )
+
+
+def _kept_whole(failure: Failure) -> str:
+    return (
+        f"A free block of {format_bytes(failure.usable.largest_free_bytes)} is large enough and its to use. The "
+        "allocator keeps large blocks whole under max_split_size_mb; without that setting it would have been split."
+    )
+
+
+def _too_little(failure: Failure) -> str:
+    missing = failure.asked_bytes - failure.memory.free_bytes - (failure.device_free_bytes or 0)
+    return (
+        f"Fragmentation is not the cause: with all free memory in one piece, {format_bytes(missing)} would still "
+        f"be missing. {_where_to_look(failure.groups)}"
+    )
+
+
+def _not_known(failure: Failure) -> str:
+    return (
+        "The recording does not say how much the device had free. What was reserved and free would not have sufficed. "
+        f"{_where_to_look(failure.groups)}"
+    )
+
+
+_SENTENCES: Final = {
+    "limit": _limit,
+    "pending frees": _pending,
+    "fragmentation": _fragmentation,
+    "other pools": _other_pools,
+    "kept whole": _kept_whole,
+    "too little": _too_little,
+    "not known": _not_known,
+}
+
+
+def _where_to_look(groups: Sequence[Group]) -> str:
+    """The lines that hold most, and what shrinks the kind that holds most."""
+    if not groups:
+        return "Nothing else was in use: the request alone is too large."
+    named = [group for group in groups if group.site.frame not in (BEFORE_RECORDING, NO_FRAMES)]
+    lines = "; ".join(f"{_place(group)} with {format_bytes(group.bytes)}" for group in named[:_NUM_LINES])
+    sums: dict[str, int] = {}
+    for group in groups:
+        is_unseen = group.is_before_recording and group.kind == NOT_KNOWN
+        kind = BEFORE_RECORDING if is_unseen else group.kind
+        sums[kind] = sums.get(kind, 0) + group.bytes
+    kind, most = max(sums.items(), key=lambda item: item[1])
+    remedy = _REMEDIES.get(kind)
+    parts = [
+        f"Look first at {lines}." if lines else "",
+        f"{100 * most / sum(sums.values()):.0f} % of what was in use is {remedy}" if remedy and most else "",
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def _place(group: Group) -> str:
+    if group.site.file is None:
+        return group.site.frame
+    return f"{group.site.frame} ({group.site.file}:{group.site.line})"

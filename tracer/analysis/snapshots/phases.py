@@ -1,0 +1,88 @@
+"""Optimizer steps, zero_grad calls and backward passes as stretches of entries, by annotations or by stacks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tracer.analysis.snapshots.stack_facts import Fact, has
+from tracer.arrays import Bools, Ints
+from tracer.snapshot.columns import DeviceState, Snapshot
+
+FAR: Final = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stretches:
+    """Stretches of one kind, as ranges of entries [N].
+
+    Attributes:
+        start: First entry of each, ascending.
+        end: The entry from which on it is over; beyond the trace if the recording ends in it.
+    """
+
+    start: Ints
+    end: Ints
+
+    def containing(self, entry: Ints) -> Ints:
+        """The stretch that each entry lies in, or -1."""
+        found = np.searchsorted(self.start, entry, side="right") - 1
+        if not len(self.start):
+            return found
+        return np.where((found >= 0) & (entry < self.end[np.maximum(found, 0)]), found, -1)
+
+    def next_start(self, entry: Ints) -> Ints:
+        """First entry of the next stretch after each entry; `FAR` where there is none."""
+        return np.append(self.start, FAR)[np.searchsorted(self.start, entry, side="right")]
+
+    def end_after(self, entry: Ints) -> Ints:
+        """The entry at which the stretch that each entry lies in is over; `FAR` where it lies in none."""
+        found = self.containing(entry)
+        return np.where(found >= 0, np.append(self.end, FAR)[found], FAR)
+
+
+def runs_of(wanted: Bools, stacked: Bools) -> Stretches:
+    """Maximal runs of wanted entries; those that are not stacked do not interrupt one.
+
+    Args:
+        wanted: Of each entry [E].
+        stacked: Whether it says anything [E].
+    """
+    saying = np.flatnonzero(stacked)
+    edge = np.diff(np.concatenate([[0], wanted[saying].astype(np.int8), [0]]))
+    first, past = np.flatnonzero(edge == 1), np.flatnonzero(edge == -1)
+    return Stretches(start=saying[first], end=np.append(saying, len(wanted) + 1)[past])
+
+
+def steps_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stretches:
+    """The optimizer's steps; `facts` are those of the entries' stacks [E]."""
+    return _annotated(snapshot, state, "Optimizer.step#") or runs_of(
+        has(facts, Fact.OPTIMIZER_STEP), has(facts, Fact.STACK)
+    )
+
+
+def zero_grads_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stretches:
+    """The calls of zero_grad."""
+    return _annotated(snapshot, state, "Optimizer.zero_grad#") or runs_of(
+        has(facts, Fact.ZERO_GRAD), has(facts, Fact.STACK)
+    )
+
+
+def _annotated(snapshot: Snapshot, state: DeviceState, prefix: str) -> Stretches | None:
+    """Stretches by annotations; None where there are none or the recording has no times to place them."""
+    notes, trace = state.annotations, state.trace
+    if not len(trace) or trace.time_us[0] < 0:
+        return None
+    named = np.array([text.startswith(prefix) for text in snapshot.texts], dtype=np.bool_)
+    chosen = named[notes.name] & (notes.name >= 0) if len(named) else np.zeros(len(notes), dtype=np.bool_)
+    starts = np.sort(notes.time_us[chosen & notes.is_start])
+    ends = np.sort(notes.time_us[chosen & ~notes.is_start])
+    if not len(starts):
+        return None
+    # A tied entry may lie on either side; it counts as inside.
+    start = np.searchsorted(trace.time_us, starts, side="left")
+    end = np.searchsorted(trace.time_us, ends, side="right")
+    after = np.searchsorted(ends, starts, side="left")
+    return Stretches(start=start, end=np.append(end, len(trace) + 1)[np.minimum(after, len(end))])

@@ -1,0 +1,137 @@
+"""What a stack proves about the allocation or free that it belongs to, each frame looked at once."""
+
+from __future__ import annotations
+
+import re
+from enum import IntFlag
+
+import numpy as np
+
+from tracer.analysis.snapshots.frames import is_label, is_python, is_users, torch_file
+from tracer.arrays import Bools, Ints
+from tracer.snapshot.columns import Frame, Stacks
+
+
+class Fact(IntFlag):
+    """What a stack proves. A stack may prove several facts, or none."""
+
+    NONE = 0
+    STACK = 1  # there is one at all
+    CPP = 2  # it has C++ frames, so that the absence of one means something
+    ENGINE = 4  # inside the backward pass, in a node that autograd's engine evaluates
+    ACCUMULATE_GRAD = 8  # inside the node that writes a leaf's .grad
+    RELEASE_SAVED = 16  # autograd lets go of what a forward operation saved for backward
+    OPTIMIZER_STEP = 32  # inside the step of a torch optimizer
+    OPTIMIZER_STATE = 64  # where torch's optimizers create their state
+    ZERO_GRAD = 128  # inside zero_grad
+    WORKSPACE = 256  # a library's workspace (cuBLAS, cuDNN, ...)
+    MODULE_SETUP = 512  # where modules create parameters and buffers or move them to a device
+    MODULE_FORWARD = 1024  # inside the call of a module
+    SET_DATA = 2048  # somebody assigns to a tensor's .data
+    SET_GRAD = 4096  # somebody assigns to a tensor's .grad
+    AUTOCAST = 8192  # autocast makes a copy in fewer bits
+    BACKWARD_CALL = 16384  # inside the call of backward, on the side of the program
+    CONSTRUCTOR = 32768  # inside a constructor of the program's
+
+
+_BACKWARD_NODE = re.compile(r"torch::autograd::Engine::(?:evaluate_function|call_function|thread_main)\b")
+_RELEASE = re.compile(r"::release_variables\(|torch::autograd::SavedVariable::")
+_WORKSPACE = re.compile(r"[wW]orkspace|getCurrentCUDABlasHandle|CublasHandlePool")
+_OF_CPP = (
+    (re.compile("::"), Fact.CPP),
+    (_BACKWARD_NODE, Fact.ENGINE),
+    (re.compile(r"torch::autograd::AccumulateGrad::"), Fact.ACCUMULATE_GRAD),
+    (_RELEASE, Fact.RELEASE_SAVED),
+    (_WORKSPACE, Fact.WORKSPACE),
+    (re.compile(r"THPVariable_set_data\b|VariableHooks::set_data\b"), Fact.SET_DATA),
+    (re.compile(r"THPVariable_set_grad\b"), Fact.SET_GRAD),
+    (re.compile(r"\bautocast::cached_cast\("), Fact.AUTOCAST),
+)
+_OPTIMIZER_STEPS = ("step", "wrapper", "_init_group", "_use_grad", "_multi_tensor_", "_single_tensor_", "_fused_")
+_MODULE_SETUP_NAMES = ("__init__", "_apply", "convert", "reset_parameters", "to_empty", "register_buffer")
+_MODULE_CALLS = ("_call_impl", "_wrapped_call_impl", "_slow_forward", "__call__")
+_BACKWARD_CALLS = (("_tensor.py", "backward"), ("autograd/__init__.py", "backward"), ("autograd/__init__.py", "grad"))
+# What autograd calls on threads of its own: there it is the outermost Python frame.
+_CALLED_BY_ENGINE = ("autograd/function.py", "autograd/graph.py", "utils/checkpoint.py", "utils/hooks.py")
+
+
+def facts_of_stacks(stacks: Stacks) -> Ints:
+    """The `Fact`s of every stack [S]."""
+    of_frame = np.array([_facts_of(frame) for frame in stacks.frames], dtype=np.int64)
+    facts = np.zeros(len(stacks), dtype=np.int64)
+    depth = np.diff(stacks.offset)
+    np.bitwise_or.at(facts, np.repeat(np.arange(len(stacks)), depth), of_frame[stacks.frame_of])
+    deep = np.flatnonzero(depth)
+    is_engines = np.array([_is_called_by_engine(frame) for frame in stacks.frames], dtype=np.bool_)
+    outermost = stacks.frame_of[stacks.offset[deep + 1] - 1]
+    facts[deep[is_engines[outermost]]] |= int(Fact.ENGINE)
+    return facts
+
+
+def constructors_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
+    """For every stack the number of its outermost constructor of the program's, -1 where there is none [S].
+
+    Modules are made in constructors that call each other; the outermost is the model's, or an optimizer's.
+    """
+    numbers: dict[tuple[str, str], int] = {}
+    found = np.full(len(stacks), -1, dtype=np.int64)
+    for stack in np.flatnonzero(has(facts, Fact.CONSTRUCTOR)).tolist():
+        outermost = next(frame for frame in reversed(stacks[stack]) if _python_facts_of(frame) & Fact.CONSTRUCTOR)
+        found[stack] = numbers.setdefault((outermost.name, outermost.file), len(numbers))
+    return found
+
+
+def has(facts: Ints, *wanted: Fact) -> Bools:
+    """Which stacks prove one of these facts."""
+    found: Bools = (facts & sum(map(int, wanted))) != 0
+    return found
+
+
+def _facts_of(frame: Frame) -> int:
+    """The facts of one frame; nothing has run in our own label on top of a stack."""
+    if is_label(frame):
+        return 0
+    return int((_python_facts(frame) if is_python(frame) else _cpp_facts(frame.name)) | Fact.STACK)
+
+
+def _python_facts_of(frame: Frame) -> Fact:
+    return _python_facts(frame) if is_python(frame) else Fact.NONE
+
+
+def _is_called_by_engine(frame: Frame) -> bool:
+    return is_python(frame) and torch_file(frame) in _CALLED_BY_ENGINE
+
+
+def _cpp_facts(name: str) -> Fact:
+    facts = Fact.NONE
+    for pattern, fact in _OF_CPP:
+        if pattern.search(name):
+            facts |= fact
+    return facts
+
+
+def _python_facts(frame: Frame) -> Fact:
+    facts = Fact.ZERO_GRAD if frame.name == "zero_grad" else Fact.NONE
+    path = torch_file(frame)
+    if path is None:
+        return facts | (Fact.CONSTRUCTOR if frame.name == "__init__" and is_users(frame) else Fact.NONE)
+    if frame.name == "_engine_run_backward":
+        facts |= Fact.ENGINE
+    if (path, frame.name) in _BACKWARD_CALLS:
+        facts |= Fact.BACKWARD_CALL
+    if path.startswith("optim/"):
+        facts |= _optimizer_facts(frame.name, path)
+    if path.startswith(("nn/modules/", "nn/init.py")) and frame.name in _MODULE_SETUP_NAMES:
+        facts |= Fact.MODULE_SETUP
+    if path == "nn/modules/module.py" and frame.name in _MODULE_CALLS:
+        facts |= Fact.MODULE_FORWARD
+    return facts
+
+
+def _optimizer_facts(name: str, path: str) -> Fact:
+    facts = Fact.NONE
+    if name.startswith(_OPTIMIZER_STEPS) and "lr_scheduler" not in path:
+        facts |= Fact.OPTIMIZER_STEP
+    if name in ("_init_group", "load_state_dict"):
+        facts |= Fact.OPTIMIZER_STATE
+    return facts
