@@ -20,7 +20,7 @@ from tracer.exporters.sqlite_file import (
 
 if TYPE_CHECKING:
     from tracer.analysis.operators.memory_report import MemoryReport
-    from tracer.analysis.profiles.source_lines import Place
+    from tracer.capture.source_line import SourceLine
 
 RelativeName = Callable[[str], str | None]
 
@@ -192,7 +192,7 @@ def insert_entries(
     )
 
 
-def project_frames(frames: Iterable[Place], relative: RelativeName) -> Iterable[tuple[int, str, int]]:
+def project_frames(frames: Iterable[SourceLine], relative: RelativeName) -> Iterable[tuple[int, str, int]]:
     """Ordering, path and line of the frames of the project, numbered without gaps."""
     named = ((relative(frame.file), frame.line) for frame in frames)
     return ((number, *frame) for number, frame in enumerate((file, line) for file, line in named if file is not None))

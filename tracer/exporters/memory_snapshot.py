@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tracer.analysis.kinds import Kind
-from tracer.analysis.profiles.allocator_join import join_entries
 from tracer.analysis.profiles.attribution import Attribution, Phase
-from tracer.analysis.profiles.block_lifetimes import Storages
-from tracer.analysis.profiles.classify_blocks import Blocks
-from tracer.analysis.profiles.peak_rows import op_label
+from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
+from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
+from tracer.analysis.profiles.peak_rows import recorded_op_name
 from tracer.analysis.snapshots.sites import LABEL_BEFORE
+from tracer.arrays import Int, Ints, PerBlock, Rows
 from tracer.capture.known_storages import KnownStorages
 from tracer.capture.recording import CallKind, Recording
+from tracer.errors import SnapshotError
 from tracer.exporters.files import write_atomically
 from tracer.units import NS_PER_US
 
@@ -27,7 +27,6 @@ from tracer.units import NS_PER_US
 PICKLE_PROTOCOL = 4
 
 Frame = dict[str, Any]
-Ints = npt.NDArray[np.int64]
 
 
 def write_memory_snapshot(snapshot: dict[str, Any], path: Path) -> None:
@@ -37,7 +36,7 @@ def write_memory_snapshot(snapshot: dict[str, Any], path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """What the viewer is to show of each block, columns [L] as in `Storages`.
+    """What the viewer is to show of each block, columns [B] as in `BlockLifetimes`.
 
     Attributes:
         category: A word by which the viewer colours.
@@ -50,7 +49,7 @@ class Labels:
 
 
 def labels_of(
-    recording: Recording, attribution: Attribution, blocks: Blocks, *, known: KnownStorages | None = None
+    recording: Recording, attribution: Attribution, blocks: ClassifiedBlocks, *, known: KnownStorages | None = None
 ) -> Labels:
     """Labels from what is known of every block.
 
@@ -68,7 +67,7 @@ def labels_of(
         named = f" {known.names[name]}" if known is not None and name >= 0 else ""
         where = attribution.modules[module] if module >= 0 else "no module"
         made = (
-            f" in {Phase(phase).name.lower()}, {where}, {op_label(recording, op) or 'no operator'}"
+            f" in {Phase(phase).name.lower()}, {where}, {recorded_op_name(recording, op) or 'no operator'}"
             if phase >= 0
             else LABEL_BEFORE
         )
@@ -83,42 +82,58 @@ _UNKNOWN = "unknown"
 
 
 def label_snapshot(
-    snapshot: dict[str, Any], recording: Recording, storages: Storages, labels: Labels, *, device_index: int
-) -> tuple[dict[str, Any], int]:
+    snapshot: dict[str, Any],
+    lifetimes: BlockLifetimes,
+    labels: Labels,
+    entry_of: PerBlock[Int] | None,
+    *,
+    device_index: int,
+) -> dict[str, Any]:
     """Write labels onto the entries of an allocator's own snapshot, and onto the blocks that are still in use.
-
-    They are joined by address and order, as in `allocator_join`.
 
     Args:
         snapshot: What `torch.cuda.memory._snapshot()` returned; it is not changed.
-        recording: The cycle that was recorded at the same time.
-        storages: The device's blocks.
+        lifetimes: The device's blocks.
         labels: Of those blocks.
+        entry_of: [B] Entry that made each of them, or -1; see `allocator_join`. None where none did.
         device_index: Which of the snapshot's traces is the device's.
 
     Returns:
-        A copy that shares what did not change, and the number of allocations that were found in both.
+        A copy that shares what did not change.
+
+    Raises:
+        SnapshotError: The entries are not those that the blocks were joined with.
     """
     traces = list(snapshot["device_traces"])
     if device_index >= len(traces):
-        return snapshot, 0
+        return snapshot
     trace = [dict(entry) for entry in traces[device_index]]
-    block_of = _join(trace, storages)
-    for position, block in block_of.items():
+    joined = _joined(entry_of)
+    for block, position in joined:
         entry = trace[position]
+        if entry["addr"] != lifetimes.address[block]:
+            raise SnapshotError("The recording was joined with another history of the allocator than this.")
         entry["category"] = labels.category[block]
         entry["frames"] = [labels.frame[block], *entry.get("frames", ())]
-    if block_of:
+    if joined:
         for entry in trace:
             entry.setdefault("category", _UNKNOWN)
     traces[device_index] = trace
-    alive = storages.alive_at(len(storages.events) - 1).tolist()
-    frame_at = {int(storages.address[block]): labels.frame[block] for block in alive}
+    alive = lifetimes.alive_at(len(lifetimes.events) - 1).tolist()
+    frame_at = {int(lifetimes.address[block]): labels.frame[block] for block in alive}
     segments = [
         _labelled_segment(segment, frame_at) if segment.get("device", 0) == device_index else segment
         for segment in snapshot["segments"]
     ]
-    return {**snapshot, "device_traces": traces, "segments": segments}, len(block_of)
+    return {**snapshot, "device_traces": traces, "segments": segments}
+
+
+def _joined(entry_of: PerBlock[Int] | None) -> list[tuple[int, int]]:
+    """Blocks that the history has, with their entries."""
+    if entry_of is None:
+        return []
+    blocks = np.flatnonzero(entry_of >= 0)
+    return list(zip(blocks.tolist(), entry_of[blocks].tolist(), strict=True))
 
 
 def _labelled_segment(segment: Mapping[str, Any], frame_at: Mapping[int, Frame]) -> dict[str, Any]:
@@ -131,16 +146,9 @@ def _labelled_segment(segment: Mapping[str, Any], frame_at: Mapping[int, Frame])
     return {**segment, "blocks": blocks}
 
 
-def _join(trace: Sequence[Mapping[str, Any]], storages: Storages) -> dict[int, int]:
-    """Position in the trace and row of `storages` of every allocation that is in both."""
-    made = [position for position, entry in enumerate(trace) if entry["action"] == "alloc"]
-    address, size_bytes = (np.array([trace[position][key] for position in made], np.int64) for key in ("addr", "size"))
-    entry = join_entries(np.array(made, np.int64), address, size_bytes, storages)
-    rows = np.flatnonzero(entry >= 0)
-    return dict(zip(entry[rows].tolist(), rows.tolist(), strict=True))
-
-
-def snapshot_of_recording(recording: Recording, storages: Storages, *, labels: Labels | None = None) -> dict[str, Any]:
+def snapshot_of_recording(
+    recording: Recording, lifetimes: BlockLifetimes, *, labels: Labels | None = None
+) -> dict[str, Any]:
     """The structure of an allocator snapshot, from the profiler's allocation events of one device.
 
     The CPU has no segments. Address ranges that blocks ever lay in, merged where they touch, stand in for them: each
@@ -148,19 +156,27 @@ def snapshot_of_recording(recording: Recording, storages: Storages, *, labels: L
 
     Args:
         recording: One cycle.
-        storages: The device's blocks.
+        lifetimes: The device's blocks.
         labels: What the viewer is to show of each.
 
     Returns:
         Segments as they are at the end of the recording, and one trace entry per allocation and two per free.
     """
     stacks = _Stacks(recording)
+    device = _device_number(recording, lifetimes)
     return {
-        "segments": _segments(storages, stacks, labels),
-        "device_traces": [_trace(recording, storages, stacks, labels)],
+        "segments": [{**segment, "device": device} for segment in _segments(lifetimes, stacks, labels)],
+        # One trace for each device up to this one: its place in the list is what says whose it is.
+        "device_traces": [*([] for _ in range(device)), _trace(recording, lifetimes, stacks, labels)],
         "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False},
-        "external_annotations": _annotations(recording),
+        "external_annotations": [{**mark, "device": device} for mark in _annotations(recording)],
     }
+
+
+def _device_number(recording: Recording, lifetimes: BlockLifetimes) -> int:
+    """The device's index; 0 for the CPU, which has none."""
+    number = recording.devices[lifetimes.device].rpartition(":")[2]
+    return int(number) if number.isdigit() else 0
 
 
 class _Stacks:
@@ -207,27 +223,29 @@ class _Stacks:
         return self.of_call[key]
 
 
-def _trace(recording: Recording, storages: Storages, stacks: _Stacks, labels: Labels | None) -> list[dict[str, Any]]:
+def _trace(
+    recording: Recording, lifetimes: BlockLifetimes, stacks: _Stacks, labels: Labels | None
+) -> list[dict[str, Any]]:
     """Entries in allocator order; what was made unseen has one without frames where it begins to count."""
     allocations = recording.allocations
-    made = {int(row): block for block, row in enumerate(storages.allocation.tolist()) if row >= 0}
-    freed = _blocks_at(storages.freed_at, np.arange(len(storages.freed_at)))
-    unseen = _blocks_at(storages.made_at, np.flatnonzero(storages.made_unseen))
+    made = {int(row): block for block, row in enumerate(lifetimes.allocation.tolist()) if row >= 0}
+    freed = _blocks_at(lifetimes.freed_at, np.arange(len(lifetimes.freed_at)))
+    unseen = _blocks_at(lifetimes.made_at, np.flatnonzero(lifetimes.made_unseen))
     entries: list[dict[str, Any]] = []
 
     def allocate(block: int, time_us: int, frames: list[Frame]) -> None:
-        entry = _entry("alloc", storages, block, time_us, frames)
+        entry = _entry("alloc", lifetimes, block, time_us, frames)
         if labels is not None:
             entry["category"] = labels.category[block]
             entry["frames"] = [labels.frame[block], *frames]
         entries.append(entry)
 
-    for position, row in enumerate(storages.events.tolist()):
+    for position, row in enumerate(lifetimes.events.tolist()):
         time_us = int(allocations.time_ns[row]) // NS_PER_US
         frames = stacks.of_allocation(row)
         for block in freed.get(position, ()):
             for action in ("free_requested", "free_completed"):
-                entries.append(_entry(action, storages, block, time_us, frames))
+                entries.append(_entry(action, lifetimes, block, time_us, frames))
         for block in unseen.get(position, ()):
             allocate(block, time_us, [])
         if row in made:
@@ -238,7 +256,7 @@ def _trace(recording: Recording, storages: Storages, stacks: _Stacks, labels: La
     return entries
 
 
-def _blocks_at(positions: Ints, blocks: Ints) -> dict[int, list[int]]:
+def _blocks_at(positions: Ints, blocks: Rows) -> dict[int, list[int]]:
     """Some blocks by a position of theirs."""
     found: dict[int, list[int]] = {}
     for block in blocks.tolist():
@@ -246,24 +264,24 @@ def _blocks_at(positions: Ints, blocks: Ints) -> dict[int, list[int]]:
     return found
 
 
-def _entry(action: str, storages: Storages, block: int, time_us: int, frames: list[Frame]) -> dict[str, Any]:
+def _entry(action: str, lifetimes: BlockLifetimes, block: int, time_us: int, frames: list[Frame]) -> dict[str, Any]:
     return {
         "action": action,
-        "addr": int(storages.address[block]),
-        "size": int(storages.size_bytes[block]),
+        "addr": int(lifetimes.address[block]),
+        "size": int(lifetimes.size_bytes[block]),
         "stream": 0,
         "time_us": time_us,
         "frames": frames,
     }
 
 
-def _segments(storages: Storages, stacks: _Stacks, labels: Labels | None) -> list[dict[str, Any]]:
-    end = len(storages.events)
-    alive = storages.alive_at(end - 1)
-    alive = alive[np.argsort(storages.address[alive], kind="stable")]
-    live = [(int(storages.address[block]), int(storages.size_bytes[block]), block) for block in alive.tolist()]
+def _segments(lifetimes: BlockLifetimes, stacks: _Stacks, labels: Labels | None) -> list[dict[str, Any]]:
+    end = len(lifetimes.events)
+    alive = lifetimes.alive_at(end - 1)
+    alive = alive[np.argsort(lifetimes.address[alive], kind="stable")]
+    live = [(int(lifetimes.address[block]), int(lifetimes.size_bytes[block]), block) for block in alive.tolist()]
     segments, next_live = [], 0
-    for start, stop in _ranges(storages):
+    for start, stop in _ranges(lifetimes):
         blocks: list[dict[str, Any]] = []
         at = start
         while next_live < len(live) and live[next_live][0] < stop:
@@ -273,7 +291,7 @@ def _segments(storages: Storages, stacks: _Stacks, labels: Labels | None) -> lis
                 continue
             if address > at:
                 blocks.append(_block(at, address - at, "inactive", []))
-            frames = stacks.of_allocation(int(storages.allocation[block]))
+            frames = stacks.of_allocation(int(lifetimes.allocation[block]))
             if labels is not None:
                 # All that the viewer shows of a block from before the recording, such as a parameter's.
                 frames = [labels.frame[block], *frames]
@@ -285,11 +303,11 @@ def _segments(storages: Storages, stacks: _Stacks, labels: Labels | None) -> lis
     return segments
 
 
-def _ranges(storages: Storages) -> list[tuple[int, int]]:
+def _ranges(lifetimes: BlockLifetimes) -> list[tuple[int, int]]:
     """Address ranges that blocks ever lay in, merged where they overlap or touch."""
-    order = np.argsort(storages.address, kind="stable")
+    order = np.argsort(lifetimes.address, kind="stable")
     ranges: list[tuple[int, int]] = []
-    for start, size in zip(storages.address[order].tolist(), storages.size_bytes[order].tolist(), strict=True):
+    for start, size in zip(lifetimes.address[order].tolist(), lifetimes.size_bytes[order].tolist(), strict=True):
         if ranges and start <= ranges[-1][1]:
             ranges[-1] = (ranges[-1][0], max(ranges[-1][1], start + size))
         else:
@@ -305,7 +323,6 @@ def _block(address: int, size: int, state: str, frames: list[Frame]) -> dict[str
 def _segment(address: int, size: int, blocks: list[dict[str, Any]]) -> dict[str, Any]:
     allocated = sum(block["size"] for block in blocks if block["state"] == "active_allocated")
     return {
-        "device": 0,
         "address": address,
         "total_size": size,
         "stream": 0,
@@ -326,7 +343,4 @@ def _annotations(recording: Recording) -> list[dict[str, Any]]:
     marks = []
     for name, start, end in zip(spans.name.tolist(), spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True):
         marks += [(start, "START", recording.strings[name]), (end, "END", recording.strings[name])]
-    return [
-        {"name": name, "stage": stage, "device": 0, "time_us": time_ns // NS_PER_US}
-        for time_ns, stage, name in sorted(marks)
-    ]
+    return [{"name": name, "stage": stage, "time_us": time_ns // NS_PER_US} for time_ns, stage, name in sorted(marks)]

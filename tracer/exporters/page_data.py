@@ -10,19 +10,48 @@ import base64
 import json
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tracer.analysis.downsample import reduce_rows
-from tracer.exporters.page_model import Ints, Line, Page, Peak, Place, Section, Table
+from tracer.arrays import Ints
+from tracer.exporters.page_model import (
+    Band,
+    Cell,
+    Curve,
+    FileCell,
+    Mark,
+    Page,
+    PageLostTrack,
+    PagePeak,
+    Section,
+    SlowModule,
+    StepTiming,
+    Table,
+)
+from tracer.exporters.page_payload import (
+    BandJson,
+    CellJson,
+    CurveJson,
+    LostTrackJson,
+    MarkJson,
+    Packed,
+    PageJson,
+    PeakJson,
+    RestJson,
+    SectionJson,
+    SlowModuleJson,
+    StacksJson,
+    TableJson,
+    TimelineJson,
+    TimingJson,
+)
 from tracer.exporters.page_words import CATEGORY_COLORS, CATEGORY_WORDS, headline
+from tracer.exporters.row_json import row_json
 
 if TYPE_CHECKING:
     from tracer.analysis.peak_row import PeakRow
-
-Packed = dict[str, Any]
 
 MAX_TIMELINE_CHARS = 700_000
 """With plotly's 2 MB and the longest tables the page stays below 4 MB, which a file share carries at once."""
@@ -39,7 +68,7 @@ def page_json(page: Page) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def page_data(page: Page) -> dict[str, Any]:
+def page_data(page: Page) -> PageJson:
     """Everything that the page shows, as JSON values; times count from the origin."""
     origin = _origin(page)
     return {
@@ -50,17 +79,15 @@ def page_data(page: Page) -> dict[str, Any]:
         "headline": headline(page),
         "axis": page.axis,
         "timeline": _timeline(page, origin),
-        "marks": [asdict(mark) | {"time": mark.time - origin} for mark in page.marks],
-        "bands": [
-            asdict(band) | {"start": band.start - origin, "end": band.end - origin} for band in page.bands[:MAX_BANDS]
-        ],
-        "peak": page.peak and _peak(page.peak, origin),
-        "lostTrack": [asdict(lost) for lost in page.lost_track[:MAX_OTHER_ROWS]],
-        "timings": [asdict(timing) for timing in page.timings[:MAX_OTHER_ROWS]],
+        "marks": [_mark(mark, origin) for mark in page.marks],
+        "bands": [_band(band, origin) for band in page.bands[:MAX_BANDS]],
+        "peak": None if page.peak is None else _peak(page.peak, origin),
+        "lostTrack": [_lost(lost) for lost in page.lost_track[:MAX_OTHER_ROWS]],
+        "timings": [_timing(timing) for timing in page.timings[:MAX_OTHER_ROWS]],
         "clock": page.clock,
-        "slowModules": [asdict(module) for module in page.slow_modules[:MAX_OTHER_ROWS]],
-        "run": [[str(name), str(value)] for name, value in page.run.items()],
-        "notes": list(page.notes),
+        "slowModules": [_slow_module(module) for module in page.slow_modules[:MAX_OTHER_ROWS]],
+        "run": [(str(name), str(value)) for name, value in page.run.items()],
+        "notes": page.notes,
         "sections": [_section(section) for section in page.sections],
         "categories": {
             name: {"light": light, "dark": dark, "words": CATEGORY_WORDS[name]}
@@ -76,20 +103,52 @@ def _origin(page: Page) -> int:
     return min(firsts, default=0)
 
 
-def _peak(peak: Peak, origin: int) -> dict[str, Any]:
+def _mark(mark: Mark, origin: int) -> MarkJson:
+    return {"kind": mark.kind, "label": mark.label, "time": mark.time - origin, "bytes": mark.bytes}
+
+
+def _band(band: Band, origin: int) -> BandJson:
+    return {"kind": band.kind, "name": band.name, "start": band.start - origin, "end": band.end - origin}
+
+
+def _lost(lost: PageLostTrack) -> LostTrackJson:
+    return {"op": lost.op, "bytes": lost.bytes, "module": lost.module, "file": lost.file, "line": lost.line}
+
+
+def _timing(timing: StepTiming) -> TimingJson:
+    return {
+        "name": timing.name,
+        "forward_ns": timing.forward_ns,
+        "backward_ns": timing.backward_ns,
+        "optimizer_ns": timing.optimizer_ns,
+        "total_ns": timing.total_ns,
+    }
+
+
+def _slow_module(slow: SlowModule) -> SlowModuleJson:
+    return {
+        "module": slow.module,
+        "forward_ns": slow.forward_ns,
+        "backward_ns": slow.backward_ns,
+        "peak_bytes": slow.peak_bytes,
+        "calls": slow.calls,
+    }
+
+
+def _peak(peak: PagePeak, origin: int) -> PeakJson:
     return {
         "bytes": peak.bytes,
         "time": None if peak.time is None else peak.time - origin,
         "step": peak.step,
         "phase": peak.phase,
-        "breakdown": [asdict(share) for share in peak.breakdown],
-        "rows": [asdict(row) for row in peak.rows[:MAX_PEAK_ROWS]],
+        "breakdown": [{"name": share.name, "bytes": share.bytes} for share in peak.breakdown],
+        "rows": [row_json(row) for row in peak.rows[:MAX_PEAK_ROWS]],
         "rest": _rest(peak.rows[MAX_PEAK_ROWS:]),
         "stacks": _stacks(peak),
     }
 
 
-def _stacks(peak: Peak) -> dict[str, Any]:
+def _stacks(peak: PagePeak) -> StacksJson:
     """Each frame once, and for each row the numbers of its frames."""
     number: dict[str, int] = {}
     shown = peak.stacks[:MAX_PEAK_ROWS]
@@ -97,23 +156,32 @@ def _stacks(peak: Peak) -> dict[str, Any]:
     return {"frames": list(number), "rows": rows, "cut": [max(len(stack) - MAX_STACK_FRAMES, 0) for stack in shown]}
 
 
-def _section(section: Section) -> dict[str, Any]:
-    return asdict(section) | {"tables": [_table(table) for table in section.tables]}
+def _section(section: Section) -> SectionJson:
+    return {
+        "title": section.title,
+        "sentences": section.sentences,
+        "tables": [_table(table) for table in section.tables],
+        "is_alarming": section.is_alarming,
+    }
 
 
-def _table(table: Table) -> dict[str, Any]:
+def _table(table: Table) -> TableJson:
     """The rows that there is room for, and how many more there are."""
-    rows = [[asdict(cell) if isinstance(cell, Place) else cell for cell in row] for row in table.rows[:MAX_OTHER_ROWS]]
+    rows = [[_cell(cell) for cell in row] for row in table.rows[:MAX_OTHER_ROWS]]
     return {"title": table.title, "columns": table.columns, "rows": rows, "left": len(table.rows) - len(rows)}
 
 
-def _rest(rows: Sequence[PeakRow]) -> dict[str, int]:
+def _cell(cell: Cell) -> int | str | CellJson:
+    return {"words": cell.words, "file": cell.file, "line": cell.line} if isinstance(cell, FileCell) else cell
+
+
+def _rest(rows: Sequence[PeakRow]) -> RestJson:
     """The rows that the page has no room for: they count, so that the sum is right."""
     return {"groups": len(rows), "count": sum(row.count for row in rows), "bytes": sum(row.bytes for row in rows)}
 
 
 # ---------------------------------------------------------------------------------------------------- long columns
-def _timeline(page: Page, origin: int) -> dict[str, Any]:
+def _timeline(page: Page, origin: int) -> TimelineJson:
     """Stack and lines, at the finest reduction that fits."""
     num_buckets = _MOST_BUCKETS
     while True:
@@ -124,7 +192,7 @@ def _timeline(page: Page, origin: int) -> dict[str, Any]:
         num_buckets //= 2
 
 
-def _timeline_in(page: Page, origin: int, num_buckets: int) -> dict[str, Any]:
+def _timeline_in(page: Page, origin: int, num_buckets: int) -> TimelineJson:
     values = np.empty((len(page.times), len(page.series)), np.int64)
     for column, series in enumerate(page.series):
         values[:, column] = series.values_bytes
@@ -135,8 +203,8 @@ def _timeline_in(page: Page, origin: int, num_buckets: int) -> dict[str, Any]:
     }
 
 
-def _line(line: Line, origin: int, num_buckets: int) -> dict[str, Any]:
-    return {"name": line.name} | _pack_rows(line.times, line.values_bytes.reshape(-1, 1), origin, num_buckets)
+def _line(line: Curve, origin: int, num_buckets: int) -> CurveJson:
+    return {"name": line.name, **_pack_rows(line.times, line.values_bytes.reshape(-1, 1), origin, num_buckets)}
 
 
 def _pack_rows(times: Ints, values: Ints, origin: int, num_buckets: int) -> Packed:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import numpy.typing as npt
+
+from tracer.arrays import Int, Ints, PerPageRow
 
 if TYPE_CHECKING:
     from tracer.analysis.peak_row import PeakRow
 
-Ints = npt.NDArray[np.int64]
 
 Axis = Literal["time", "entry"]
 MarkKind = Literal["peak", "tagged", "oom"]
@@ -33,12 +33,12 @@ class Series:
 
     Attributes:
         name: Of the category. Those of torch and of `Kind` have colours and words of their own.
-        values_bytes: [E] Bytes held after each row of `Page.times`.
+        values_bytes: [Y] Bytes held after each row of `Page.times`.
         color: `#rrggbb` or a CSS name; by default the category's.
     """
 
     name: str
-    values_bytes: Ints
+    values_bytes: PerPageRow[Int]
     color: str | None = None
 
     def __post_init__(self) -> None:
@@ -47,13 +47,13 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Line:
+class Curve:
     """A curve above the stack, such as allocated or reserved memory, with rows of its own.
 
     Attributes:
         name: For people: "allocated", "reserved".
-        times: [L] On the same axis as `Page.times`.
-        values_bytes: [L]
+        times: On the same axis as `Page.times`.
+        values_bytes: As many.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class KindBytes:
     """One row of the breakdown."""
 
     name: str
@@ -97,11 +97,11 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
+class PagePeak:
     """The worst moment.
 
     Attributes:
-        bytes: All that was held. Breakdown and rows should each sum to it; the page shows whether they do.
+        bytes: All that was allocated. Breakdown and rows should each sum to it; the page shows whether they do.
         time: On the axis of the page, or None.
         step: Name of the step, `ProfilerStep#3`.
         phase: `forward`, `backward`, `optimizer`, ...
@@ -114,7 +114,7 @@ class Peak:
     time: int | None = None
     step: str | None = None
     phase: str | None = None
-    breakdown: tuple[Share, ...] = ()
+    breakdown: tuple[KindBytes, ...] = ()
     rows: tuple[PeakRow, ...] = ()
     stacks: tuple[tuple[str, ...], ...] = ()
 
@@ -124,7 +124,7 @@ class Peak:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FileCell:
     """A line of a file as a table's cell; without a file, only the words."""
 
     words: str
@@ -132,7 +132,7 @@ class Place:
     line: int | None = None
 
 
-Cell = int | str | Place
+Cell = int | str | FileCell
 """Of a table: bytes, words, or a line of a file."""
 
 
@@ -167,7 +167,7 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class LostTrack:
+class PageLostTrack:
     """An operator at which torch's data flow lost a tensor's category, and the bytes that followed from it."""
 
     op: str
@@ -211,7 +211,7 @@ class Page:
         subtitle: One line below the title: model, number of events, date.
         axis: "time" for times in ns, "entry" for recordings whose entries have a number and no time.
         origin: What is 0 on the axis, same unit as `times`; by default the first row.
-        times: [E] int64, in allocator order. One that is smaller than an earlier one is drawn where that is.
+        times: [Y], in allocator order. One that is smaller than an earlier one is drawn where that is.
         series: Layers of the stack, lowest first.
         lines: Curves above it.
         marks: Points to name.
@@ -233,13 +233,13 @@ class Page:
     subtitle: str = ""
     axis: Axis = "time"
     origin: int | None = None
-    times: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    times: PerPageRow[Int] = field(default_factory=lambda: np.empty(0, np.int64))
     series: tuple[Series, ...] = ()
-    lines: tuple[Line, ...] = ()
+    lines: tuple[Curve, ...] = ()
     marks: tuple[Mark, ...] = ()
     bands: tuple[Band, ...] = ()
-    peak: Peak | None = None
-    lost_track: tuple[LostTrack, ...] = ()
+    peak: PagePeak | None = None
+    lost_track: tuple[PageLostTrack, ...] = ()
     timings: tuple[StepTiming, ...] = ()
     clock: str = ""
     slow_modules: tuple[SlowModule, ...] = ()

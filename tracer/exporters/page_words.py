@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from tracer.exporters.page_model import Page, Peak
+from tracer.capture.torch_names import STEP_PREFIX
+from tracer.exporters.page_model import Page, PagePeak
 from tracer.units import format_bytes
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ CATEGORY_COLORS = {
     # Kinds that torch does not tell apart.
     "WORKSPACE": ("#b0713a", "#c98a52"),
     "BUFFER": ("#2f8f8b", "#46b3ae"),
+    "EVALUATION": ("#c2185b", "#e3699a"),
+    "HELD": ("#6b7f2a", "#96ab52"),
     "BEFORE_RECORDING": ("#a9a9a9", "#6f6f6f"),
     "UNKNOWN": ("#808080", "#8b8b8b"),
 }
@@ -40,11 +43,11 @@ CATEGORY_WORDS = {
     "UNTAGGED": "memory that torch gave no category",
     "WORKSPACE": "operators' workspaces",
     "BUFFER": "buffers",
+    "EVALUATION": "evaluation",
+    "HELD": "tensors held by Python",
     "BEFORE_RECORDING": "memory from before the recording",
     "UNKNOWN": "memory that nothing explains",
 }
-
-STEP_PREFIX = "ProfilerStep#"
 
 
 def headline(page: Page) -> tuple[str, ...]:
@@ -55,15 +58,15 @@ def headline(page: Page) -> tuple[str, ...]:
     return (*(sentence for sentence in sentences if sentence), *page.headline_notes)
 
 
-def _when(peak: Peak, device: str) -> str:
-    places = [peak.step.replace(STEP_PREFIX, "step ") if peak.step else "", peak.phase.lower() if peak.phase else ""]
-    place = ", ".join(place for place in places if place)
+def _when(peak: PagePeak, device: str) -> str:
+    parts = [peak.step.replace(STEP_PREFIX, "step ") if peak.step else "", peak.phase.lower() if peak.phase else ""]
+    when = ", ".join(part for part in parts if part)
     # At a step or at the start, but in backward.
-    preposition = "at" if peak.step or place.startswith("the ") else "in"
-    return f"Peak: {format_bytes(peak.bytes)} on {device}" + (f" {preposition} {place}." if place else ".")
+    preposition = "at" if peak.step or when.startswith("the ") else "in"
+    return f"Peak: {format_bytes(peak.bytes)} on {device}" + (f" {preposition} {when}." if when else ".")
 
 
-def _what(peak: Peak) -> str:
+def _what(peak: PagePeak) -> str:
     shares = sorted((share for share in peak.breakdown if share.bytes > 0), key=lambda share: -share.bytes)
     if not shares:
         return ""
@@ -71,7 +74,7 @@ def _what(peak: Peak) -> str:
     return f"It is {first}" + (f", {' and '.join(others)}." if others else ".")
 
 
-def _where(peak: Peak) -> str:
+def _where(peak: PagePeak) -> str:
     """The source line that holds most; where no line is known, the largest piece."""
     lines: dict[tuple[str, int | None], list[PeakRow]] = {}
     for row in peak.rows:
@@ -81,11 +84,19 @@ def _where(peak: Peak) -> str:
         return f"The largest piece: {_piece(max(peak.rows, key=lambda row: row.bytes))}." if peak.rows else ""
     (file, line), rows = max(lines.items(), key=lambda item: sum(row.bytes for row in item[1]))
     size = sum(row.bytes for row in rows)
-    place = file.replace("\\", "/").rsplit("/", 1)[-1] + (f":{line}" if line else "")
+    where = _file_name(file) + (f":{line}" if line else "")
     ops, modules = _some(row.op for row in rows), _some(row.module for row in rows)
     made_by = " in ".join(part for part in (ops, modules) if part)
+    callers = {(row.caller_file, row.caller_line) for row in rows if row.caller_file}
+    if len(callers) == 1:
+        ((caller, caller_line),) = callers
+        where += f", called from {_file_name(caller)}:{caller_line}"
     held = f"{format_bytes(size)}, {_percent(size, peak.bytes)}"
-    return f"The line that holds most is {place}: {held}" + (f", made by {made_by}." if made_by else ".")
+    return f"The line that holds most is {where}: {held}" + (f", made by {made_by}." if made_by else ".")
+
+
+def _file_name(path: str) -> str:
+    return path.replace("\\", "/").rsplit("/", 1)[-1]
 
 
 def _piece(row: PeakRow) -> str:

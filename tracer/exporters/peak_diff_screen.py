@@ -47,7 +47,7 @@ def _print_changes(
         table.add_column(name, overflow="fold", no_wrap=name == "category")
     for change in islice(changes, top):
         first, *others = change.name
-        # One column for all that names a place: a narrow terminal has no room for three.
+        # One column for module, operator and line: a narrow terminal has no room for three.
         table.add_row(*_sizes([change]), Text(first), *([Text(", ".join(others))] if others else []))
     if rest := changes[top:]:
         table.add_row(*_sizes(rest), f"{len(rest)} more")

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from tracer.analysis.peak_diff import SavedPeak
 from tracer.analysis.peak_row import PeakRow
 from tracer.errors import SnapshotError
 from tracer.exporters.files import write_atomically
+from tracer.exporters.row_json import RowJson, row_json
 from tracer.snapshot.printable import printable
 from tracer.units import MIB, NS_PER_US
 
 if TYPE_CHECKING:
-    from tracer.analysis.profiles.peak import PeakReport
+    from tracer.analysis.profiles.allocator_count import CountedParts
+    from tracer.analysis.profiles.peak import AllocatorPeak, PeakReport
 
 FORMAT, VERSION = "torch-timeline peak", 1
 MAX_BYTES = 256 * MIB
@@ -26,7 +28,49 @@ _NUMBERS, _TEXTS = ("bytes", "count"), ("category", "evidence", "phase")
 _DAMAGED = "The file is damaged or of another program; profile the run again."
 
 
-def peak_document(peaks: Sequence[PeakReport]) -> dict[str, Any]:
+class CountedJson(TypedDict):
+    """What was counted apart from the rows, by whom."""
+
+    counter_bytes: int
+    mapped_bytes: int
+    before_bytes: int
+    unseen_bytes: int
+    is_walked: bool
+
+
+class AllocatorJson(TypedDict):
+    """What the allocator's history adds."""
+
+    requested_bytes: int
+    pending_bytes: int
+    reserved_bytes: int
+    free_bytes: int
+    largest_free_bytes: int
+    num_joined: int
+    num_blocks: int
+
+
+class PeakDocument(TypedDict):
+    """peak.json; docs/peak-json.md describes it."""
+
+    format: str
+    version: int
+    device: str
+    peak_bytes: int
+    allocator_peak_bytes: int
+    unexplained_bytes: int
+    counted: CountedJson
+    reserved_bytes: int
+    cycle: int
+    time_us: float
+    step: str | None
+    phase: str | None
+    allocator: AllocatorJson | None
+    threads_not_recorded: list[str]
+    rows: list[RowJson]
+
+
+def peak_document(peaks: Sequence[PeakReport]) -> PeakDocument:
     """The document for the cycle with the largest peak.
 
     Args:
@@ -43,15 +87,37 @@ def peak_document(peaks: Sequence[PeakReport]) -> dict[str, Any]:
         "peak_bytes": peak.peak_bytes,
         "allocator_peak_bytes": peak.allocator_peak_bytes,
         "unexplained_bytes": peak.unexplained_bytes,
-        "counted": asdict(peak.counted),
+        "counted": _counted(peak.counted),
         "reserved_bytes": peak.reserved_bytes,
         "cycle": cycle,
         "time_us": peak.time_ns / NS_PER_US,
         "step": peak.step,
         "phase": peak.phase,
-        "allocator": asdict(peak.allocator) if peak.allocator is not None else None,
+        "allocator": _allocator(peak.allocator) if peak.allocator is not None else None,
         "threads_not_recorded": list(peak.threads),
-        "rows": [asdict(row) for row in peak.rows],
+        "rows": [row_json(row) for row in peak.rows],
+    }
+
+
+def _counted(parts: CountedParts) -> CountedJson:
+    return {
+        "counter_bytes": parts.counter_bytes,
+        "mapped_bytes": parts.mapped_bytes,
+        "before_bytes": parts.before_bytes,
+        "unseen_bytes": parts.unseen_bytes,
+        "is_walked": parts.is_walked,
+    }
+
+
+def _allocator(peak: AllocatorPeak) -> AllocatorJson:
+    return {
+        "requested_bytes": peak.requested_bytes,
+        "pending_bytes": peak.pending_bytes,
+        "reserved_bytes": peak.reserved_bytes,
+        "free_bytes": peak.free_bytes,
+        "largest_free_bytes": peak.largest_free_bytes,
+        "num_joined": peak.num_joined,
+        "num_blocks": peak.num_blocks,
     }
 
 
@@ -83,7 +149,7 @@ def read_peak_json(path: Path) -> SavedPeak:
     return saved
 
 
-def _check_format(path: Path, document: dict[str, Any]) -> None:
+def _check_format(path: Path, document: dict[str, object]) -> None:
     """Files from before there was a version are read as its first."""
     if document.get("format", FORMAT) != FORMAT:
         raise SnapshotError(f"{path} is not a peak.json of this program.", hint=_DAMAGED)
@@ -94,7 +160,7 @@ def _check_format(path: Path, document: dict[str, Any]) -> None:
         )
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _document(path: Path) -> dict[str, object]:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -113,20 +179,28 @@ def _document(path: Path) -> dict[str, Any]:
     return document
 
 
-def _row(path: Path, row: dict[str, Any]) -> PeakRow:
+def _row(path: Path, row: dict[str, object]) -> PeakRow:
     """A row with every field checked."""
     found: dict[str, Any] = {}
     for field in fields(PeakRow):
         value = row.get(field.name)
         if field.name in _NUMBERS:
             found[field.name] = _number(path, field.name, value)
-        elif field.name == "line":
+        elif field.name in ("line", "caller_line"):
             found[field.name] = None if value is None else _number(path, field.name, value)
+        elif field.name == "shape":
+            found[field.name] = None if value is None else _shape(path, value)
         elif field.name in _TEXTS:
             found[field.name] = _text(path, field.name, value)
         else:
             found[field.name] = _text_or_none(path, field.name, value)
     return PeakRow(**found)
+
+
+def _shape(path: Path, value: object) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise SnapshotError(f"{path}: shape is not a list.", hint=_DAMAGED)
+    return tuple(_number(path, "shape", each) for each in value)
 
 
 def _number(path: Path, name: str, value: object) -> int:

@@ -12,16 +12,20 @@ from rich.text import Text
 
 from tracer.analysis.module_tree import module_tree
 from tracer.analysis.peak_row import PeakRow
-from tracer.analysis.profiles.caveats import counted, growth_sentence, left_out, not_recorded, unseen
+from tracer.analysis.profiles.caveats import counted, growth_sentences, left_out, not_recorded, unseen
+from tracer.analysis.profiles.compiled_words import compiled_sentences
 from tracer.analysis.profiles.findings import CycleFindings, Findings
+from tracer.analysis.profiles.lost_track import LostTrack
 from tracer.analysis.profiles.peak import AllocatorPeak, PeakReport
 from tracer.capture.phase_timing import PHASES, PhaseTimings
+from tracer.capture.torch_names import STEP_PREFIX
 from tracer.units import format_bytes
 
 NUM_ROWS = 8
 NUM_MODULES = 14
 MODULE_DEPTH = 3
 NUM_SENTENCES = 3
+NUM_SHORT_LINES = 3
 
 
 def peak_screen(findings: Findings) -> RenderableType:
@@ -36,18 +40,43 @@ def peak_screen(findings: Findings) -> RenderableType:
         Text(),
         _module_table(peak),
         Text(),
-        _table("By line", "line", peak, _line, width=48),
+        _line_table(peak),
         Text(),
         _phase_table(findings.worst),
     ]
     for sentence in (
-        *_growth(findings.worst),
+        *growth_sentences(findings.growth, file_name=short_path),
         *_lost_track(findings.worst),
         *left_out(findings),
-        *unseen(findings.worst.recording, findings.worst.storages),
+        *compiled_sentences(findings, file_name=short_path),
+        *unseen(findings.worst.recording, findings.worst.lifetimes),
     ):
         parts += [Text(), Text(sentence)]
     return Group(*parts)
+
+
+def short_screen(findings: Findings) -> tuple[str, ...]:
+    """The answer in a few lines: the headline, the largest lines of source, what grows."""
+    peak = findings.worst.peak
+    lines = _line_totals(peak.rows)
+    width = max((len(name) for name, _ in lines), default=0)
+    shares = (
+        f"  {name:<{width}}  {format_bytes(size):>11}  {100 * size / peak.peak_bytes:4.1f} %" for name, size in lines
+    )
+    missed = not_recorded(peak)
+    return (
+        headline(findings),
+        *shares,
+        *(() if missed is None else (missed,)),
+        *growth_sentences(findings.growth, file_name=short_path),
+    )
+
+
+def _line_totals(rows: Iterable[PeakRow]) -> list[tuple[str, int]]:
+    totals: dict[str, int] = {}
+    for row in rows:
+        totals[line_name(row)] = totals.get(line_name(row), 0) + row.bytes
+    return sorted(totals.items(), key=lambda item: -item[1])[:NUM_SHORT_LINES]
 
 
 def _module_table(peak: PeakReport) -> Table:
@@ -74,25 +103,29 @@ def _phase_table(cycle: CycleFindings) -> Table:
             continue
         most = format_bytes(phase.peak_bytes) if phase.peak_bytes is not None else "-"
         mark = "<- peak" if phase.phase == cycle.peak.phase else ""
-        table.add_row(phase.step.replace("ProfilerStep#", ""), phase.phase, most, mark)
+        table.add_row(phase.step.replace(STEP_PREFIX, ""), phase.phase, most, mark)
     return table
-
-
-def _growth(cycle: CycleFindings) -> Iterable[str]:
-    return (growth_sentence(place, file_name=short_path) for place in cycle.growth[:NUM_SENTENCES])
 
 
 def _lost_track(cycle: CycleFindings) -> Iterable[str]:
     """Only where it matters: from 1 % of the peak on."""
-    for place in cycle.lost_track[:NUM_SENTENCES]:
-        if place.bytes * 100 < cycle.peak.peak_bytes:
+    for lost in cycle.lost_track[:NUM_SENTENCES]:
+        if lost.bytes * 100 < cycle.peak.peak_bytes:
             continue
-        where = f" at {short_path(place.file)}:{place.line}" if place.file else ""
-        what = place.op or "a tensor from before the recording"
+        where = f" at {short_path(lost.file)}:{lost.line}" if lost.file else ""
+        what = lost.op or "a tensor from before the recording"
         yield (
-            f"torch's own categories stop at {what}{where}, in {place.module or 'no module'}: "
-            f"{format_bytes(place.bytes)} of the peak have none because of it. The rows above know them by their life."
+            f"torch's own categories stop at {what}{where}, in {lost.module or 'no module'}: "
+            f"{format_bytes(lost.bytes)} of the peak have none because of it. {_known_otherwise(lost)}"
         )
+
+
+def _known_otherwise(lost: LostTrack) -> str:
+    if lost.known_bytes == lost.bytes:
+        return "The rows above know what they are."
+    if not lost.known_bytes:
+        return "The rows above do not know what they are either."
+    return f"The rows above know what {format_bytes(lost.known_bytes)} of them are."
 
 
 def headline(findings: Findings) -> str:
@@ -107,7 +140,7 @@ def headline(findings: Findings) -> str:
 
 
 def _of_step(peak: PeakReport) -> str:
-    return f"of {peak.step.replace('ProfilerStep#', 'step ')}" if peak.step else ""
+    return f"of {peak.step.replace(STEP_PREFIX, 'step ')}" if peak.step else ""
 
 
 def _counts(findings: Findings) -> str:
@@ -128,7 +161,7 @@ def _counts(findings: Findings) -> str:
 
 
 def _three_sizes(peak: PeakReport, allocator: AllocatorPeak) -> str:
-    """What was asked for, what that was rounded to, and what was held from the driver for it."""
+    """Bytes requested, what they were rounded to, and what was reserved from the driver for them."""
     largest, pending = format_bytes(allocator.largest_free_bytes), allocator.pending_bytes
     return (
         f"Asked for: {format_bytes(allocator.requested_bytes)}. "
@@ -143,7 +176,25 @@ def _words(category: str) -> str:
     return category.replace("_", " ").lower()
 
 
-def _line(row: PeakRow) -> str:
+def _line_table(peak: PeakReport) -> Table:
+    """By line; below a library's line the user's that led there, which stands in the title if it is always the same."""
+    callers = {_caller(row) for row in peak.rows if row.caller_file}
+    is_one = len(callers) == 1
+
+    def line(row: PeakRow) -> str:
+        made = line_name(row)
+        return f"{made}\n  from {_caller(row)}" if row.caller_file and not is_one else made
+
+    title = f"By line; those of libraries were called from {callers.pop()}" if is_one else "By line"
+    return _table(title, "line", peak, line, width=48)
+
+
+def _caller(row: PeakRow) -> str:
+    return f"{short_path(row.caller_file or '')}:{row.caller_line}"
+
+
+def line_name(row: PeakRow) -> str:
+    """The line that made a row's blocks, or in brackets what they are and when they were made."""
     if row.file is None:
         return f"({_words(row.category)}, {row.phase})"
     return f"{short_path(row.file)}:{row.line}"

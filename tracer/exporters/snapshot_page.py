@@ -17,14 +17,14 @@ from tracer.exporters.page import write_page
 from tracer.exporters.page_model import (
     Band,
     BandKind,
-    Line,
+    Curve,
+    FileCell,
+    KindBytes,
     Mark,
     Page,
-    Peak,
-    Place,
+    PagePeak,
     Section,
     Series,
-    Share,
     Table,
 )
 from tracer.units import format_bytes
@@ -93,10 +93,10 @@ def _series(timeline: DeviceTimeline) -> tuple[Series, ...]:
     return tuple(Series(CATEGORY_OF_KIND[curve.kind], curve.bytes) for curve in curves)
 
 
-def _lines(timeline: DeviceTimeline) -> tuple[Line, ...]:
+def _lines(timeline: DeviceTimeline) -> tuple[Curve, ...]:
     return (
-        Line("allocated", timeline.times, timeline.allocated_bytes),
-        Line("reserved", timeline.times, timeline.reserved_bytes),
+        Curve("allocated", timeline.times, timeline.allocated_bytes),
+        Curve("reserved", timeline.times, timeline.reserved_bytes),
     )
 
 
@@ -113,16 +113,16 @@ def _marks(device: DeviceFinding, timeline: DeviceTimeline) -> tuple[Mark, ...]:
     return (peak, *ooms)
 
 
-def _peak(device: DeviceFinding, timeline: DeviceTimeline) -> Peak:
+def _peak(device: DeviceFinding, timeline: DeviceTimeline) -> PagePeak:
     found = device.peak
     phase: str | None = found.phase or None
     if found.entry == START:
         phase = "the start of the recording" if device.entries else "the moment of the snapshot"
-    return Peak(
+    return PagePeak(
         bytes=found.requested_bytes,
         time=int(timeline.times[found.entry + 1]) if device.entries else None,
         phase=phase,
-        breakdown=tuple(Share(name, size) for name, size in peak_by_category(device)),
+        breakdown=tuple(KindBytes(name, size) for name, size in peak_by_category(device)),
         rows=tuple(_row(group, device) for group in found.groups),
         stacks=tuple(group.stack for group in found.groups),
     )
@@ -177,9 +177,15 @@ def _distinct(events: tuple[OutOfMemory, ...]) -> list[OutOfMemory]:
     return list(firsts.values())[:_MAX_OOM_TABLES]
 
 
-def _oom_row(event: OutOfMemory) -> tuple[int | str | Place, ...]:
+def _oom_row(event: OutOfMemory) -> tuple[int | str | FileCell, ...]:
     sizes = (event.asked_bytes, event.device_free_bytes, event.allocated_bytes, event.reserved_bytes)
-    return (f"{event.entry:,}", _place(event.site), *sizes, event.unallocated_bytes, event.largest_free_bytes)
+    return (
+        f"{event.entry:,}",
+        _place(event.site),
+        *("not recorded" if size is None else size for size in sizes),
+        event.unallocated_bytes,
+        event.largest_free_bytes,
+    )
 
 
 def _sections(finding: SnapshotFinding, shown: int) -> tuple[Section, ...]:
@@ -237,8 +243,8 @@ def _kind(group: Group) -> str:
     return f"{group.kind}, before recording" if group.is_before_recording else group.kind
 
 
-def _place(site: Site) -> Place:
+def _place(site: Site) -> FileCell:
     if site.file is not None:
-        return Place(site.frame, site.file, site.line)
+        return FileCell(site.frame, site.file, site.line)
     is_named = site.frame not in (BEFORE_RECORDING, NO_FRAMES)
-    return Place(f"{site.frame} ({NO_PYTHON_FRAME})" if is_named else site.frame)
+    return FileCell(f"{site.frame} ({NO_PYTHON_FRAME})" if is_named else site.frame)

@@ -66,16 +66,19 @@ EXTRA_TABLES = (
   entry INTEGER NOT NULL,
   time_us INTEGER NOT NULL,
   asked_bytes INTEGER NOT NULL,
-  device_free_bytes INTEGER NOT NULL,
+  device_free_bytes INTEGER,
   requested_bytes INTEGER NOT NULL,
   allocated_bytes INTEGER NOT NULL,
   reserved_bytes INTEGER NOT NULL,
   unallocated_bytes INTEGER NOT NULL,
   largest_free_bytes INTEGER NOT NULL,
+  usable_free_bytes INTEGER NOT NULL,
+  pending_free_bytes INTEGER NOT NULL,
   fits_without_fragmentation INTEGER NOT NULL,
   function TEXT NOT NULL,
   file_path TEXT,
   line_number INTEGER,
+  cause TEXT NOT NULL,
   advice TEXT NOT NULL
 )""",
     """CREATE TABLE timeline (
@@ -168,6 +171,6 @@ def _oom_row(event: OutOfMemory) -> tuple[object, ...]:
     return (
         event.entry, event.time_us, event.asked_bytes, event.device_free_bytes, event.requested_bytes,
         event.allocated_bytes, event.reserved_bytes, event.unallocated_bytes, event.largest_free_bytes,
-        event.fits_without_fragmentation, event.site.frame, event.site.file, event.site.line,
-        event.advice,
+        event.usable_free_bytes, event.pending_free_bytes, event.fits_without_fragmentation, event.site.frame,
+        event.site.file, event.site.line, event.cause, event.advice,
     )  # fmt: skip

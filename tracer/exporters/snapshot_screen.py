@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from rich.console import Console
@@ -18,6 +18,8 @@ from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, NO_PYTH
 from tracer.units import format_bytes
 
 _STACK_LINES = 3
+MAX_DEVICES = 32
+"""Shown in full; no machine has more, but a file may claim thousands."""
 
 
 def print_snapshot(finding: SnapshotFinding, console: Console, *, file: str, top: int = 10) -> None:
@@ -32,8 +34,12 @@ def print_snapshot(finding: SnapshotFinding, console: Console, *, file: str, top
     _say(console, file, style="bold")
     for note in finding.notes:
         _say(console, f"Note: {note}", style="yellow")
-    for device in finding.devices:
+    devices = finding.failed_first
+    for device in devices[:MAX_DEVICES]:
         _print_device(device, console, top)
+    if others := devices[MAX_DEVICES:]:
+        peak = format_bytes(max(device.peak.requested_bytes for device in others))
+        _say(console, f"\n{len(others):,} more devices with peaks of {peak} at most (one of them: --device)")
 
 
 def print_diff(diffs: Sequence[DeviceDiff], console: Console, *, before: str, after: str, top: int = 10) -> None:
@@ -53,10 +59,16 @@ def print_diff(diffs: Sequence[DeviceDiff], console: Console, *, before: str, af
         sizes = f"{format_bytes(diff.before_bytes)} -> {format_bytes(diff.after_bytes)}"
         _say(console, f"\nDevice {diff.device}: peak {sizes}, {_signed(diff.bytes)} ({diff.bytes:+,} B)", style="bold")
         if diff.before_phase != diff.after_phase:
-            was, is_now = diff.before_phase or "an unknown phase", diff.after_phase or "an unknown phase"
-            _say(console, f"The peak was in {was} and is in {is_now} now: other memory is alive then.")
+            was, is_now = _phase(diff.before_phase), _phase(diff.after_phase)
+            _say(console, f"The peak was {was} and is {is_now} now: other memory is alive then.")
         _print_changes("By kind", diff.by_kind, console, top=len(diff.by_kind))
         _print_changes("By kind and stack", diff.by_stack, console, top=top)
+
+
+def _phase(words: str) -> str:
+    if not words:
+        return "in an unknown phase"
+    return f"at {words}" if words.startswith("the ") else f"in {words}"
 
 
 def _print_device(found: DeviceFinding, console: Console, top: int) -> None:
@@ -70,10 +82,12 @@ def _print_device(found: DeviceFinding, console: Console, top: int) -> None:
     for note in found.notes:
         _say(console, f"  Note: {note}", style="yellow")
     _print_ooms(found, console, top)
-    _print_groups("What filled it, by line and kind", peak.groups, console, top)
+    print_groups("What filled it, by line and kind", peak.groups, console, top)
     _print_shares("By kind", peak.by_kind, console, top)
     if peak.has_annotations:
         _print_shares("By annotation", peak.by_annotation, console, top)
+    if len(peak.by_stream) > 1:
+        _print_shares("By stream and pool", peak.by_stream, console, top)
     _print_fragmentation(found, console)
     _print_growth(found, console, top)
 
@@ -86,7 +100,16 @@ def _when(peak: Peak, found: DeviceFinding) -> str:
     return f"after entry {peak.entry:,}{time}{phase}"
 
 
-def _print_groups(title: str, groups: Sequence[Group], console: Console, top: int) -> None:
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], console: Console) -> None:
+    """Print a table of numbers."""
+    table = _table(title, *columns)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def print_groups(title: str, groups: Sequence[Group], console: Console, top: int) -> None:
+    """Print groups of blocks by line and kind; what those beyond the top hold together is said."""
     table = _table(title, "bytes", "blocks")
     for name in ("kind", "where"):
         table.add_column(name, overflow="fold")
@@ -116,7 +139,7 @@ def _print_changes(title: str, changes: Sequence[Change], console: Console, *, t
         table.add_column("stack, innermost first", overflow="fold")
     for change in islice(changes, top):
         sizes = (_signed(change.bytes), format_bytes(change.before_bytes), format_bytes(change.after_bytes))
-        table.add_row(*sizes, change.kind, Text(_short_stack(change.stack)))
+        table.add_row(*sizes, change.kind, Text(_short_stack(change.stack) + _moved(change)))
     if rest := changes[top:]:
         sums = [sum(c.bytes for c in rest), sum(c.before_bytes for c in rest), sum(c.after_bytes for c in rest)]
         table.add_row(_signed(sums[0]), *map(format_bytes, sums[1:]), f"{len(rest)} more", "")
@@ -137,7 +160,7 @@ def _print_growth(found: DeviceFinding, console: Console, top: int) -> None:
     start, end = format_bytes(found.start_requested_bytes), format_bytes(found.end_requested_bytes)
     _say(console, f"\n  Growth over the recording: {_signed(found.growth_bytes)} ({start} -> {end})")
     if found.never_freed:
-        _print_groups("Allocated and never freed", found.never_freed, console, top)
+        print_groups("Allocated and never freed", found.never_freed, console, top)
 
 
 def print_failed_allocation(event: OutOfMemory, console: Console, *, top: int = 10) -> None:
@@ -177,9 +200,12 @@ def _print_oom_sizes(event: OutOfMemory, console: Console, top: int) -> None:
         ("reserved", event.reserved_bytes),
         ("reserved but unallocated", event.unallocated_bytes),
         ("largest free block", event.largest_free_bytes),
+        ("free for this request", event.usable_free_bytes),
+        ("waiting for a stream", event.pending_free_bytes),
     ):
-        _say(console, f"    {name:<26}{_exact(size)}")
-    _print_groups("What was in use then", event.groups, console, top)
+        if size or name != "waiting for a stream":
+            _say(console, f"    {name:<26}{'not recorded' if size is None else _exact(size)}")
+    print_groups("What was in use then", event.groups, console, top)
 
 
 def place(site: Site) -> str:
@@ -187,6 +213,13 @@ def place(site: Site) -> str:
     if site.file is not None:
         return f"{site.frame}  {site.file}:{site.line}"
     return site.frame if site.frame in (BEFORE_RECORDING, NO_FRAMES) else f"{site.frame}  ({NO_PYTHON_FRAME})"
+
+
+def _moved(change: Change) -> str:
+    """Which frame differs between two stacks that are the same code."""
+    if not change.was and not change.became:
+        return ""
+    return f"\n(a frame differs: {change.was or 'none'} -> {change.became or 'none'})"
 
 
 def _short_stack(stack: tuple[str, ...]) -> str:

@@ -6,27 +6,28 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tracer.analysis.operators.run_times import RunTimes
-from tracer.analysis.profiles.attribution import STEP_PREFIX
-from tracer.analysis.profiles.block_lifetimes import Storages
-from tracer.analysis.profiles.caveats import counted, growth_sentence, left_out, not_recorded, unseen
-from tracer.analysis.profiles.classify_blocks import Blocks
+from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
+from tracer.analysis.profiles.caveats import counted, growth_sentences, left_out, not_recorded, unseen
+from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
+from tracer.analysis.profiles.compiled_words import compiled_sentences
 from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.memory_by_kind import memory_by_kind
 from tracer.analysis.profiles.peak import PeakReport
 from tracer.analysis.profiles.peak_rows import LOOP_OWNER
 from tracer.analysis.snapshots.oom import OutOfMemory
+from tracer.capture.torch_names import STEP_PREFIX
 from tracer.exporters.page import write_page
 from tracer.exporters.page_model import (
     Band,
     BandKind,
-    Line,
-    LostTrack,
+    Curve,
+    KindBytes,
     Mark,
     Page,
-    Peak,
+    PageLostTrack,
+    PagePeak,
     Section,
     Series,
-    Share,
     SlowModule,
     StepTiming,
 )
@@ -72,75 +73,81 @@ def timeline_page(
 ) -> Page:
     """The page's content."""
     cycle = findings.worst
-    recording, storages, peak = cycle.recording, cycle.storages, cycle.peak
-    times = recording.allocations.time_ns[storages.events]
+    recording, lifetimes, peak = cycle.recording, cycle.lifetimes, cycle.peak
+    times = recording.allocations.time_ns[lifetimes.events]
     num_events = f"{recording.num_events:,} events"
     return Page(
         title="Memory of a training run",
         device=peak.device,
         subtitle=f"{num_events} in {len(cycle.attribution.step_names)} recorded steps",
         times=times,
-        series=series_by_kind(storages, cycle.blocks),
+        series=series_by_kind(lifetimes, cycle.blocks),
         lines=_reserved(cycle),
         marks=_marks(cycle),
         bands=_bands(cycle),
-        peak=Peak(
+        peak=PagePeak(
             bytes=peak.peak_bytes,
             time=peak.time_ns,
             step=peak.step,
             phase=peak.phase,
-            breakdown=tuple(Share(name, size_bytes) for name, size_bytes in peak.by_category().items()),
+            breakdown=tuple(KindBytes(name, size_bytes) for name, size_bytes in peak.by_category().items()),
             rows=peak.rows,
         ),
         lost_track=tuple(
-            LostTrack(
-                place.op or "a tensor from before the recording", place.bytes, place.module, place.file, place.line
+            PageLostTrack(
+                lost.op or "a tensor from before the recording", lost.bytes, lost.module, lost.file, lost.line
             )
-            for place in cycle.lost_track
+            for lost in cycle.lost_track
         ),
         timings=_timings(cycle),
         clock="the host's clock, in the profiled steps",
         slow_modules=slow_modules,
         run=run,
         headline_notes=_headline_notes(peak),
-        notes=(*notes, *left_out(findings), *_notes(cycle)),
+        notes=(
+            *notes,
+            *left_out(findings),
+            *compiled_sentences(findings),
+            *unseen(recording, lifetimes),
+            *growth_sentences(findings.growth),
+        ),
         sections=(*(() if failed is None else (oom_section((failed,)),)), *_reserved_section(peak)),
     )
 
 
 def _reserved_section(peak: PeakReport) -> tuple[Section, ...]:
-    """What was asked for, allocated and reserved; only the allocator's history tells the first."""
+    """Bytes requested, allocated and reserved; only the allocator's history tells the first."""
     found = peak.allocator
     if found is None:
         return ()
     pending = f" {format_bytes(found.pending_bytes)} were freed and still used by a stream." * bool(found.pending_bytes)
     sentence = (
-        f"At the peak {format_bytes(found.requested_bytes)} were asked for, which the allocator rounded up, block by "
+        f"At the peak {format_bytes(found.requested_bytes)} were requested, which the allocator rounded up, block by "
         f"block, to {format_bytes(peak.peak_bytes)}.{pending}"
     )
     row = ("at the peak", found.reserved_bytes, peak.peak_bytes, found.free_bytes, found.largest_free_bytes)
     return (Section("Reserved memory", (sentence,), (reserved_table([row]),)),)
 
 
-def series_by_kind(storages: Storages, blocks: Blocks) -> tuple[Series, ...]:
+def series_by_kind(lifetimes: BlockLifetimes, blocks: ClassifiedBlocks) -> tuple[Series, ...]:
     """Bytes of each kind alive after each event; together they are the level that the blocks add up to."""
-    return tuple(Series(level.kind.name, level.values_bytes) for level in memory_by_kind(storages, blocks))
+    return tuple(Series(level.kind.name, level.values_bytes) for level in memory_by_kind(lifetimes, blocks))
 
 
-def _reserved(cycle: CycleFindings) -> tuple[Line, ...]:
-    events = cycle.storages.events
+def _reserved(cycle: CycleFindings) -> tuple[Curve, ...]:
+    events = cycle.lifetimes.events
     reserved = cycle.recording.allocations.total_reserved_bytes[events]
     if cycle.peak.device == "cpu" or not reserved.any():
         return ()
     times = cycle.recording.allocations.time_ns[events]
-    return (Line("allocated", times, cycle.storages.allocator_bytes), Line("reserved", times, reserved))
+    return (Curve("allocated", times, cycle.lifetimes.allocator_bytes), Curve("reserved", times, reserved))
 
 
 def _marks(cycle: CycleFindings) -> tuple[Mark, ...]:
     peak, found = cycle.peak, cycle.breakdown
     return (
         Mark("peak", "peak", peak.time_ns, peak.peak_bytes),
-        Mark("tagged", "torch's categories hold most", found.tagged_peak_ns, found.tagged_peak_bytes),
+        Mark("tagged", "peak of categorised memory", found.tagged_peak_ns, found.tagged_peak_bytes),
     )
 
 
@@ -182,10 +189,6 @@ def _headline_notes(peak: PeakReport) -> tuple[str, ...]:
     missed = not_recorded(peak)
     unexplained = (counted(peak),) if peak.unexplained_bytes else ()
     return (*(() if missed is None else (missed,)), *unexplained)
-
-
-def _notes(cycle: CycleFindings) -> tuple[str, ...]:
-    return (*unseen(cycle.recording, cycle.storages), *map(growth_sentence, cycle.growth))
 
 
 def slow_modules(times: RunTimes, peak: PeakReport) -> tuple[SlowModule, ...]:

@@ -16,23 +16,47 @@ import json
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Literal, TypedDict
 
 import numpy as np
-import numpy.typing as npt
 
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.analysis.profiles.memory_by_kind import memory_by_kind
+from tracer.arrays import Ints
 from tracer.capture.profiler_trace import ProfilerTrace
 from tracer.errors import RecordingError
 from tracer.exporters.files import replacing
 from tracer.units import format_bytes
 
-Ints = npt.NDArray[np.int64]
-
 _MAX_HEAD_BYTES = 64 << 20
 _ROWS_AT_A_TIME = 1 << 15
 _BASE_KEY = "baseTimeNanoseconds"
+
+
+class Instant(TypedDict):
+    """A point in time, of the whole process."""
+
+    ph: Literal["i"]
+    s: Literal["p"]
+    cat: str
+    name: str
+    pid: int
+    tid: int
+    ts: float
+    args: dict[str, int | str | None]
+
+
+class Slice(TypedDict):
+    """A stretch of time on a lane of its own."""
+
+    ph: Literal["X"]
+    cat: str
+    name: str
+    pid: int
+    tid: str
+    ts: float
+    dur: float
+    args: dict[str, int | str | None]
 
 
 def write_trace(trace: ProfilerTrace, cycle: CycleFindings, path: Path) -> None:
@@ -90,14 +114,14 @@ def _split_head(chunks: Iterator[bytes]) -> tuple[bytes, bytes, int]:
     )
 
 
-def _head(text: str) -> tuple[int, dict[str, Any]]:
+def _head(text: str) -> tuple[int, dict[str, object]]:
     """Bytes up to and with the bracket that opens the events, and the values before it.
 
     The keys are read one after the other, since a value, such as metadata of the user's, may have any name inside it.
     """
     decoder = json.JSONDecoder()
     at = _expect(text, 0, "{")
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     while True:
         key, at = decoder.raw_decode(text, _skip(text, at))
         at = _skip(text, _expect(text, at, ":"))
@@ -130,16 +154,16 @@ def memory_events(cycle: CycleFindings, *, process_id: int = 0, base_ns: int = 0
     by some nanoseconds, stands still instead: viewers sort by time. The total is the allocator's own count, so its
     largest value is the peak.
     """
-    storages, allocations = cycle.storages, cycle.recording.allocations
-    times = np.maximum.accumulate(allocations.time_ns[storages.events])
+    lifetimes, allocations = cycle.lifetimes, cycle.recording.allocations
+    times = np.maximum.accumulate(allocations.time_ns[lifetimes.events])
     start = _start_ns(cycle)
-    total = storages.allocator_bytes
-    counters = [("memory total", int(total[0] - allocations.size_bytes[storages.events[0]]), total)]
+    total = lifetimes.allocator_bytes
+    counters = [("memory total", int(total[0] - allocations.size_bytes[lifetimes.events[0]]), total)]
     counters += [
         (f"memory {level.kind.name}", level.before_bytes, level.values_bytes)
-        for level in memory_by_kind(storages, cycle.blocks)
+        for level in memory_by_kind(lifetimes, cycle.blocks)
     ]
-    reserved = allocations.total_reserved_bytes[storages.events]
+    reserved = allocations.total_reserved_bytes[lifetimes.events]
     if cycle.peak.device != "cpu" and reserved.any():
         counters.append(("memory reserved", int(reserved[0]), reserved))
     for name, before, values in counters:
@@ -147,14 +171,16 @@ def memory_events(cycle: CycleFindings, *, process_id: int = 0, base_ns: int = 0
     yield from _phases(cycle, process_id, base_ns)
     peak = cycle.peak
     yield _event(
-        ph="i",
-        s="p",
-        cat="memory",
-        name=f"peak {format_bytes(peak.peak_bytes)}",
-        pid=process_id,
-        tid=process_id,
-        ts=(peak.time_ns - base_ns) / 1000,
-        args={"bytes": peak.peak_bytes, "device": peak.device, "step": peak.step, "phase": peak.phase},
+        {
+            "ph": "i",
+            "s": "p",
+            "cat": "memory",
+            "name": f"peak {format_bytes(peak.peak_bytes)}",
+            "pid": process_id,
+            "tid": process_id,
+            "ts": (peak.time_ns - base_ns) / 1000,
+            "args": {"bytes": peak.peak_bytes, "device": peak.device, "step": peak.step, "phase": peak.phase},
+        }
     )
 
 
@@ -186,16 +212,18 @@ def _phases(cycle: CycleFindings, process_id: int, base_ns: int) -> Iterator[byt
     """A lane for each: phases of a step overlap where passes take turns, and slices of one lane may not."""
     for phase in cycle.step_phases:
         yield _event(
-            ph="X",
-            cat="memory",
-            name=phase.phase,
-            pid=process_id,
-            tid=f"phase {phase.phase}",
-            ts=(phase.start_ns - base_ns) / 1000,
-            dur=phase.duration_ns / 1000,
-            args={"step": phase.step, "peak bytes": phase.peak_bytes},
+            {
+                "ph": "X",
+                "cat": "memory",
+                "name": phase.phase,
+                "pid": process_id,
+                "tid": f"phase {phase.phase}",
+                "ts": (phase.start_ns - base_ns) / 1000,
+                "dur": phase.duration_ns / 1000,
+                "args": {"step": phase.step, "peak bytes": phase.peak_bytes},
+            }
         )
 
 
-def _event(**fields: object) -> bytes:
-    return json.dumps(fields).encode()
+def _event(event: Instant | Slice) -> bytes:
+    return json.dumps(event).encode()

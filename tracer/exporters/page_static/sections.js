@@ -67,7 +67,7 @@ const peakTable = (peak, source) => {
     { label: "Blocks", numeric: true, value: (row) => row.count, cell: (row) => grouped(row.count) },
     { label: "Category", value: (row) => row.category, cell: categoryCell },
     ...(source === "snapshot" ? snapshotColumns(peak) : profileColumns),
-    { label: "Source", value: (row) => row.file && `${row.file}:${String(row.line ?? 0).padStart(7, "0")}`, cell: (row) => sourceCell(row.file, row.line) },
+    { label: "Source", value: (row) => row.file && `${row.file}:${String(row.line ?? 0).padStart(7, "0")}`, cell: lineCell },
   ];
   const table = sortableTable({ caption: "Blocks at the peak", columns, rows: peak.rows });
   const count = el("p", { class: "quiet small", role: "status" });
@@ -95,7 +95,7 @@ const peakTable = (peak, source) => {
 const profileColumns = [
   { label: "Phase", value: (row) => row.phase, cell: (row) => twoLines(row.phase.toLowerCase(), row.step && stepName(row.step)) },
   { label: "Module", value: (row) => row.module, cell: (row) => twoLines(row.module, row.name) },
-  { label: "Operator", value: (row) => row.op, cell: (row) => twoLines(row.op) },
+  { label: "Operator", value: (row) => row.op, cell: (row) => twoLines(row.op, row.shape && `${row.dtype} ${row.shape.join(" x ") || "scalar"}`) },
 ];
 const snapshotColumns = (peak) => {
   const number = new Map(peak.rows.map((row, index) => [row, index]));
@@ -106,7 +106,10 @@ const snapshotColumns = (peak) => {
   ];
 };
 
-const haystack = (row) => [row.category, row.torch_category, row.phase, row.step, row.module, row.op, row.file, row.line, row.name, row.evidence].join(" ").toLowerCase();
+const haystack = (row) => [row.category, row.torch_category, row.phase, row.step, row.module, row.op, row.file, row.line, row.caller_file, row.caller_line, row.name, row.evidence].join(" ").toLowerCase();
+const lineCell = (row) => row.caller_file
+  ? el("span", { class: "two" }, sourceCell(row.file, row.line), el("span", { class: "quiet small" }, "from ", sourceCell(row.caller_file, row.caller_line)))
+  : sourceCell(row.file, row.line);
 const twoLines = (first, second) => el("span", { class: "two" }, first ? el("span", {}, breakable(first)) : el("span", { class: "quiet" }, "-"), second ? el("span", { class: "quiet small" }, breakable(second)) : null);
 const categoryCell = (row) => el("span", { class: "two" }, el("span", { class: "nowrap" }, swatch(row.category), row.category),
   row.torch_category && row.torch_category !== row.category ? el("span", { class: "quiet small" }, `torch: ${row.torch_category}`) : null,

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tracer.arrays import Bools, Floats, Ints
 from tracer.errors import RecordingError
 from tracer.snapshot.printable import printable
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
 Bytes8 = npt.NDArray[np.uint8]
 
 DAMAGED = "The file is damaged or of another program; profile again with --keep-recording."

@@ -55,6 +55,17 @@ class Document:
         """A text, without what a terminal obeys."""
         return printable(self._value(name, str))
 
+    def source(self, name: str) -> str:
+        """A source file's text, as it is: it is read and never shown."""
+        return str(self._value(name, str))
+
+    def numbers(self, name: str, *, below: int) -> tuple[int, ...]:
+        """A list of rows of a table that has so many."""
+        values = self._value(name, list)
+        if not all(type(value) is int and 0 <= value < below for value in values):
+            raise RecordingError(f"{name} of the recording are not all rows of what they name.", hint=DAMAGED)
+        return tuple(values)
+
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of texts."""
         values = self._value(name, list)

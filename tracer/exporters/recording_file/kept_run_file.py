@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from tracer.capture.kept_run import KeptCycle, KeptRun, KeptTrace, SourceFile
-from tracer.capture.parameter_origins import Line, Parameter
+from tracer.capture.parameter_origins import Parameter
 from tracer.capture.phase_timing import PHASES, PhaseTimings
 from tracer.capture.profiler_trace import ProfilerTrace
 from tracer.capture.run_origin import RunOrigin
+from tracer.capture.source_line import SourceLine
 from tracer.errors import RecordingError
 from tracer.exporters.recording_file.checked_columns import DAMAGED, Columns, text_columns
+from tracer.exporters.recording_file.compiled_columns import compiled_columns, compiled_from
 from tracer.exporters.recording_file.document import Document
 from tracer.exporters.recording_file.npz import MAX_UNPACKED_BYTES, read_columns, write_columns
 from tracer.exporters.recording_file.plain_objects import object_columns, object_from
@@ -56,6 +58,7 @@ def kept_run_columns(kept: KeptRun) -> Arrays:
     for number, cycle in enumerate(kept.cycles):
         columns |= recording_columns(cycle.recording, f"cycle{number}")
     columns |= {**known_columns(kept.known), **_module_columns(kept), **_source_columns(kept)}
+    columns |= compiled_columns(kept.compiled)
     columns |= {**_parameter_columns(kept), "losses": np.array(kept.losses, np.float64)}
     if kept.timings is not None:
         columns |= {f"timings.{name}": np.array(kept.timings.durations_ms[name], np.float64) for name in PHASES}
@@ -178,6 +181,7 @@ def kept_run_from(columns: Columns) -> KeptRun:
         ),
         sources=sources,
         trace=_trace_from(columns, document, len(cycles)),
+        compiled=compiled_from(columns),
     )
 
 
@@ -211,7 +215,7 @@ def _parameters_from(columns: Columns, sources: tuple[SourceFile, ...]) -> tuple
     file = columns.ints("parameter_lines.source", low=0, high=len(sources) - 1).tolist()
     line = columns.ints("parameter_lines.line", length=len(file)).tolist()
     ends = columns.ends("parameters.line_ends", total=len(file), length=len(names)).tolist()
-    lines = [Line(sources[at].path, number) for at, number in zip(file, line, strict=True)]
+    lines = [SourceLine(sources[at].path, number) for at, number in zip(file, line, strict=True)]
     rows = zip(names, sizes, wanting, modules, [0, *ends], ends, strict=False)
     return tuple(Parameter(name, size, wants, of, tuple(lines[a:b])) for name, size, wants, of, a, b in rows)
 

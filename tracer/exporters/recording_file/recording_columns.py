@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 
+from tracer.arrays import Bools, Ints
 from tracer.capture.device_kernels import Kernels
 from tracer.capture.known_storages import KnownStorages, Role
 from tracer.capture.recording import (
@@ -20,7 +21,6 @@ from tracer.capture.recording import (
     Calls,
     DataFlow,
     Frames,
-    Ints,
     Keys,
     Modules,
     OpKind,
@@ -69,6 +69,8 @@ INDEXES: dict[str, Index] = {
     "allocations.op": Index("ops"),
     "allocations.call": Index("calls"),
     "keys.device": Index("devices", can_lack=False),
+    "keys.shape": Index("shapes"),
+    "keys.dtype": Index("strings"),
     "flow.edge_node": Index("flow.nodes", can_lack=False),
     "flow.edge_key": Index("keys", can_lack=False),
     "ops.name": Index("strings", can_lack=False),
@@ -170,9 +172,9 @@ class _Reader:
     def table(self, name: str, kind: type[Table]) -> Table:
         """A table, with as many rows in every column as in its first."""
         found = {}
-        for one in fields(kind):  # type: ignore[arg-type]
-            rows = "flow.nodes" if name == "flow" and one.name in _NODES else name
-            found[one.name] = self.column(f"{name}.{one.name}", self._lengths[rows], is_bool=one.type == "Bools")
+        for column, type_ in get_type_hints(kind).items():
+            rows = "flow.nodes" if name == "flow" and column in _NODES else name
+            found[column] = self.column(f"{name}.{column}", self._lengths[rows], is_bool=type_ == Bools)
         return kind(**found)
 
     def column(self, name: str, length: int | None, *, is_bool: bool = False) -> Any:

@@ -1,0 +1,181 @@
+"""What the page's scripts are given: one JSON object, whose types are these. `data.js` reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+from tracer.exporters.page_model import Axis, BandKind, MarkKind, Source
+from tracer.exporters.row_json import RowJson
+
+
+class Packed(TypedDict):
+    """A table of integers as text; see `page_data.pack`."""
+
+    total: int
+    """Rows before they were reduced."""
+    rows: int
+    columns: int
+    packed: str
+
+
+class CurveJson(Packed):
+    """A curve above the stack: row number, time, bytes."""
+
+    name: str
+
+
+class SeriesJson(TypedDict):
+    """A layer of the stack, whose values are a column of it."""
+
+    name: str
+    color: str | None
+
+
+class TimelineJson(TypedDict):
+    """Stack and curves; the stack's columns are row number, time, then the series."""
+
+    series: list[SeriesJson]
+    stack: Packed
+    lines: list[CurveJson]
+
+
+class MarkJson(TypedDict):
+    """A point of the timeline with a label."""
+
+    kind: MarkKind
+    label: str
+    time: int
+    bytes: int
+
+
+class BandJson(TypedDict):
+    """A stretch of the axis."""
+
+    kind: BandKind
+    name: str
+    start: int
+    end: int
+
+
+class KindBytesJson(TypedDict):
+    """One row of the breakdown."""
+
+    name: str
+    bytes: int
+
+
+class RestJson(TypedDict):
+    """The rows that the page has no room for."""
+
+    groups: int
+    count: int
+    bytes: int
+
+
+class StacksJson(TypedDict):
+    """Each frame once, and for each row the numbers of its frames and how many more there were."""
+
+    frames: list[str]
+    rows: list[list[int]]
+    cut: list[int]
+
+
+class PeakJson(TypedDict):
+    """The worst moment."""
+
+    bytes: int
+    time: int | None
+    step: str | None
+    phase: str | None
+    breakdown: list[KindBytesJson]
+    rows: list[RowJson]
+    rest: RestJson
+    stacks: StacksJson
+
+
+class LostTrackJson(TypedDict):
+    """Where torch lost track."""
+
+    op: str
+    bytes: int
+    module: str | None
+    file: str | None
+    line: int | None
+
+
+class TimingJson(TypedDict):
+    """How long one step took."""
+
+    name: str
+    forward_ns: float | None
+    backward_ns: float | None
+    optimizer_ns: float | None
+    total_ns: float | None
+
+
+class SlowModuleJson(TypedDict):
+    """Time of a module beside its memory."""
+
+    module: str
+    forward_ns: float | None
+    backward_ns: float | None
+    peak_bytes: int | None
+    calls: int | None
+
+
+class CellJson(TypedDict):
+    """A line of a file as a table's cell."""
+
+    words: str
+    file: str | None
+    line: int | None
+
+
+class TableJson(TypedDict):
+    """The rows that there is room for, and how many more there are."""
+
+    title: str
+    columns: Sequence[str]
+    rows: list[list[int | str | CellJson]]
+    left: int
+
+
+class SectionJson(TypedDict):
+    """A part of the page with a title of its own."""
+
+    title: str
+    sentences: Sequence[str]
+    tables: list[TableJson]
+    is_alarming: bool
+
+
+class CategoryJson(TypedDict):
+    """How a category is drawn and called."""
+
+    light: str
+    dark: str
+    words: str
+
+
+class PageJson(TypedDict):
+    """All of the page; times count from its origin."""
+
+    title: str
+    device: str
+    subtitle: str
+    source: Source
+    headline: Sequence[str]
+    axis: Axis
+    timeline: TimelineJson
+    marks: list[MarkJson]
+    bands: list[BandJson]
+    peak: PeakJson | None
+    lostTrack: list[LostTrackJson]
+    timings: list[TimingJson]
+    clock: str
+    slowModules: list[SlowModuleJson]
+    run: list[tuple[str, str]]
+    notes: Sequence[str]
+    sections: list[SectionJson]
+    categories: dict[str, CategoryJson]

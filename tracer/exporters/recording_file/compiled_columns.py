@@ -1,0 +1,125 @@
+"""What torch.compile made, in recording.npz: a document of its own, and back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from tracer.capture.compiled_code import (
+    NOTHING_COMPILED,
+    CompiledCode,
+    CompiledFunction,
+    CompiledGraph,
+    CompiledNode,
+    GraphBreak,
+)
+from tracer.capture.source_line import SourceLine
+from tracer.errors import RecordingError
+from tracer.exporters.recording_file.checked_columns import DAMAGED, Columns
+from tracer.exporters.recording_file.document import Document
+from tracer.exporters.recording_file.recording_columns import Arrays
+
+_NAME = "compiled"
+_MAX = 1_000_000
+
+
+def compiled_columns(code: CompiledCode) -> Arrays:
+    """The document as a column; none where nothing was compiled."""
+    if code == NOTHING_COMPILED:
+        return {}
+    document = {
+        "graphs": [_graph(one) for one in code.graphs],
+        "functions": [
+            {"compile_id": one.compile_id, "name": one.name, "reason": one.reason, **_line(one.line)}
+            for one in code.functions
+        ],
+        "breaks": [{"reason": one.reason, **_line(one.line)} for one in code.breaks],
+    }
+    return {_NAME: np.frombuffer(json.dumps(document).encode(), np.uint8)}
+
+
+def _line(line: SourceLine | None) -> dict[str, Any]:
+    return {"file": line.file if line is not None else "", "line": line.line if line is not None else 0}
+
+
+def _graph(graph: CompiledGraph) -> dict[str, Any]:
+    lines = {line: None for node in graph.nodes for line in node.lines}
+    row = {line: number for number, line in enumerate(lines)}
+    return {
+        "path": graph.path,
+        "text": graph.text,
+        "compile_id": graph.compile_id,
+        "is_backward": graph.is_backward,
+        "num_outputs": graph.num_outputs + 1,
+        "lines": [_line(line) for line in lines],
+        "nodes": [
+            {
+                "name": node.name,
+                "lines": [row[line] for line in node.lines],
+                "module_id": str(node.module_id),
+                "module": node.module,
+            }
+            for node in graph.nodes
+        ],
+        "buffers": [{"name": name, "nodes": list(rows)} for name, rows in graph.buffers.items()],
+        "outputs": list(graph.outputs),
+    }
+
+
+def compiled_from(columns: Columns) -> CompiledCode:
+    """What was compiled, of a file that may be anybody's.
+
+    Raises:
+        RecordingError: The document is damaged.
+    """
+    if _NAME not in columns:
+        return NOTHING_COMPILED
+    document = Document(columns.blob(_NAME))
+    return CompiledCode(
+        graphs=tuple(map(_graph_from, document.documents("graphs", at_most=_MAX))),
+        functions=tuple(
+            CompiledFunction(one.text("compile_id"), one.text("name"), _line_from(one), one.text("reason"))
+            for one in document.documents("functions", at_most=_MAX)
+        ),
+        breaks=tuple(
+            GraphBreak(one.text("reason"), _line_from(one) if one.text("file") else None)
+            for one in document.documents("breaks", at_most=_MAX)
+        ),
+    )
+
+
+def _line_from(document: Document) -> SourceLine:
+    return SourceLine(document.text("file"), document.number("line"))
+
+
+def _graph_from(document: Document) -> CompiledGraph:
+    lines = [_line_from(one) for one in document.documents("lines", at_most=_MAX)]
+    nodes = tuple(
+        CompiledNode(
+            one.text("name"),
+            tuple(lines[row] for row in one.numbers("lines", below=len(lines))),
+            _module_id(one.text("module_id")),
+            one.text("module"),
+        )
+        for one in document.documents("nodes", at_most=_MAX)
+    )
+    buffers = document.documents("buffers", at_most=_MAX)
+    return CompiledGraph(
+        path=document.text("path"),
+        text=document.source("text"),
+        compile_id=document.text("compile_id"),
+        is_backward=document.truth("is_backward"),
+        num_outputs=document.number("num_outputs") - 1,
+        nodes=nodes,
+        buffers={one.text("name"): one.numbers("nodes", below=len(nodes)) for one in buffers},
+        outputs=document.texts("outputs"),
+    )
+
+
+def _module_id(text: str) -> int:
+    """As text, since an `id()` may be larger than the numbers that JSON's readers keep exactly."""
+    if not text.removeprefix("-").isdecimal() or len(text) > 20:
+        raise RecordingError("The number of a module is none.", hint=DAMAGED)
+    return int(text)
