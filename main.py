@@ -2,7 +2,9 @@
 
 from tracer.commands.app import app
 
-__tracebackhide__ = True  # a line of this file explains nothing about the model
+__all__ = ["app"]
+
+__tracebackhide__ = True  # the model's own lines are what explains an error
 
 if __name__ == "__main__":
     app()

@@ -7,6 +7,7 @@ import typer
 from tracer.commands.diff import diff
 from tracer.commands.profile import profile
 from tracer.commands.report import report
+from tracer.commands.run import CONTEXT, run
 from tracer.commands.snapshot import snapshot
 
 app = typer.Typer(
@@ -20,3 +21,4 @@ app.callback(invoke_without_command=True)(profile)
 app.command()(snapshot)
 app.command()(diff)
 app.command()(report)
+app.command(context_settings=CONTEXT)(run)

@@ -57,7 +57,7 @@ def show_diff(
 
     Raises:
         SnapshotError: One of them cannot be read.
-        TracerError: The threshold is none.
+        TracerError: `fail_above` is not a valid threshold.
     """
     from tracer.analysis.snapshots.diff import parse_threshold
 

@@ -31,6 +31,8 @@ from tracer.commands.workload_options import (
     Seed,
     Spectrum,
     chosen_device,
+    device_of_rank,
+    import_backends,
     workload_options,
 )
 from tracer.errors import MissingPackageError, OutputError
@@ -64,6 +66,9 @@ def profile(
     device: Annotated[
         str, typer.Option(help="Where to train. Without a GPU the default becomes cpu.")
     ] = DEFAULT_DEVICE,
+    import_: Annotated[
+        list[str], typer.Option("--import", help="Module to import first, such as one that registers a backend.")
+    ] = [],  # noqa: B006
     save_dir: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("profiler_outputs"),
     project_root: Annotated[
         Path | None, typer.Option(help="Folder of your project, for the reports. By default that of the model's code.")
@@ -125,16 +130,20 @@ def _profile(context: typer.Context, given: Mapping[str, Any]) -> bool:
     schedule = Schedule(*(given[f"n_{name}"] for name in ("wait_steps", "warmup_steps", "active_steps", "repeats")))
     options = workload_options(context, given)
     named = was_given(context, "device")
-    text = f"cuda:{rank.local_index}" if rank is not None and not named else given["device"]
-    place = chosen_device(text, named=named)
+    import_backends(given["import_"])
+    text = given["device"]
+    if rank is not None and (not named or ":" not in text):
+        text = device_of_rank(text, rank.local_index)
+    device = chosen_device(text, named=named)
     check_folder(given["save_dir"])
     torch.manual_seed(given["seed"])
     with ParameterOrigins() as origins:
-        workload = options.build(place, device_named=named)
+        workload = options.build(device, device_named=named)
     lines = origins.take(workload.model)
     return run_and_report(
         workload,
         schedule,
+        device_named=named,
         save_dir=given["save_dir"],
         leave_out=[name.replace("_", "-") for name in _SWITCHES if not given[name]],
         timing=given["cuda_timing"],
@@ -151,7 +160,7 @@ def run_and_report(
 ) -> bool:
     """Run, write, then answer, for this process or for its rank; False if the run or a file failed."""
     from tracer.runs.ranks import begin, this_rank
-    from tracer.runs.screen import print_results
+    from tracer.runs.screen import next_commands, print_results
 
     rank = this_rank()
     if rank is not None:
@@ -169,7 +178,10 @@ def run_and_report(
     if rank is None or rank.index == 0:
         with screen() as console:
             print_results(results, console)
-    return succeeded and results.failure is None
+    succeeded &= results.failure is None
+    if succeeded and (rank is None or rank.index == 0):
+        say_all(next_commands(folder, [path.name for path in folder.iterdir()]))
+    return succeeded
 
 
 def _run(workload: Workload, schedule: Schedule, **options: Any) -> RunResults:

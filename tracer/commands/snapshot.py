@@ -19,7 +19,8 @@ from tracer.snapshot.load import load_snapshot
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tracer.analysis.snapshots.findings import ReplayedSnapshot, SnapshotFinding
+    from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot, SnapshotFinding
+    from tracer.analysis.snapshots.moments import Moments
 
 
 def snapshot(
@@ -29,6 +30,16 @@ def snapshot(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
     html: Annotated[Path | None, typer.Option(help="Also write the page, of --device or of the worst one.")] = None,
     sqlite: Annotated[Path | None, typer.Option(help="Also write the memory report of that device.")] = None,
+    at: Annotated[
+        list[str],
+        typer.Option(help="Also what was in use at an entry, a time (2.5s), start, peak, oom or end. Repeatable."),
+    ] = [],  # noqa: B006
+    between: Annotated[
+        tuple[str, str] | None, typer.Option(help="Also what came and what went between two such moments.")
+    ] = None,
+    before_oom: Annotated[
+        str | None, typer.Option(help="Also the last allocations of 5GiB, say, before it ran out of memory.")
+    ] = None,
     settings: Annotated[
         list[str], typer.Option(help="Replay it under other allocator settings: expandable_segments:True. Repeatable.")
     ] = [],  # noqa: B006
@@ -49,6 +60,7 @@ def snapshot(
             as_json=as_json,
             html=html,
             sqlite=sqlite,
+            questions=Questions(tuple(at), between, before_oom),
             settings=settings,
             search_settings=search_settings,
             gpu_memory=gpu_memory,
@@ -57,6 +69,21 @@ def snapshot(
             say(f"Wrote {path}  (open with {'a browser' if path == html else 'sqlite3, or a reader of Skyline'})")
     if not shown.runs:
         raise typer.Exit(3)
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """What is asked beside the peak.
+
+    Attributes:
+        at: Moments of which the memory in use is shown, see `moments.entry_at`.
+        between: Two moments.
+        before_oom: How much of what was allocated last before it ran out of memory is shown, such as `5GiB`.
+    """
+
+    at: tuple[str, ...] = ()
+    between: tuple[str, str] | None = None
+    before_oom: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +108,7 @@ def show_snapshot(
     as_json: bool = False,
     html: Path | None = None,
     sqlite: Path | None = None,
+    questions: Questions = Questions(),
     settings: Sequence[str] = (),
     search_settings: bool = False,
     gpu_memory: str | None = None,
@@ -97,6 +125,7 @@ def show_snapshot(
         as_json: Print JSON instead of text.
         html: Where to write the page.
         sqlite: Where to write the memory report.
+        questions: What is asked beside the peak.
         settings: Settings of the allocator to replay the recording under.
         search_settings: Also replay it under those that are worth trying.
         gpu_memory: A GPU to replay it on, such as `16GiB`.
@@ -107,7 +136,8 @@ def show_snapshot(
         OutputError: A file cannot be written, or the page lacks plotly.
         WritingInterrupted: Ctrl-C has come while the files were written.
     """
-    memory = _checked_size(gpu_memory)
+    memory = _checked_size(gpu_memory, "Write the GPU's memory as 16GiB, 80GiB or 8192MiB.")
+    before_oom = _checked_size(questions.before_oom, "Write how much to look at as 5GiB or 512MiB.")
     wanted = _checked_settings(settings, search=search_settings)
     outputs = [out for out in (html, sqlite) if out is not None]
     with _hint_for_outputs():
@@ -123,29 +153,53 @@ def show_snapshot(
     replayed = replay_snapshot(snapshot, device=device)
     finding = explain_replayed(replayed)
     allocator = explain_allocator(replayed, settings=wanted, gpu_memory=memory)
+    moments = [_moments(replayed, one, questions, before_oom) for one in replayed.devices]
     if outputs:
         with _hint_for_outputs():
             _write(replayed, finding, html=html, sqlite=sqlite, file=path)
     if as_json:
         from tracer.exporters.snapshot_json import snapshot_json
+        from tracer.exporters.snapshot_moments import moments_values
 
-        console.file.write(snapshot_json(finding, file=str(path), allocator=allocator) + "\n")
+        more = {one.device: moments_values(one) for one in moments}
+        console.file.write(snapshot_json(finding, file=str(path), allocator=allocator, more=more) + "\n")
     else:
         from tracer.exporters.allocator_screen import print_allocator
+        from tracer.exporters.snapshot_moments import print_moments
         from tracer.exporters.snapshot_screen import print_snapshot
 
         print_snapshot(finding, console, file=str(path), top=top)
+        for one in moments:
+            print_moments(one, console, top=top)
         print_allocator(allocator, console, top=top)
     return Shown(outputs, all(found.what_if is None or found.what_if.runs for found in allocator))
 
 
-def _checked_size(text: str | None) -> int | None:
+def _moments(replayed: ReplayedSnapshot, one: ReplayedDevice, questions: Questions, before_oom: int | None) -> Moments:
+    """The answers to what is asked of one device beside its peak."""
+    from tracer.analysis.snapshots.moments import Moments, between, entry_at, held_at, last_before, step_levels
+    from tracer.snapshot.actions import Action
+
+    sites = replayed.sites
+    pair = [entry_at(one, moment) for moment in questions.between or ()]
+    ran_out = len(one.state.trace.where(Action.OOM)) > 0
+    asks_last = before_oom is not None and (ran_out or len(replayed.devices) == 1)
+    return Moments(
+        device=one.state.device,
+        held=tuple(held_at(one, sites, entry_at(one, moment)) for moment in questions.at),
+        between=between(one, sites, *pair) if pair else None,
+        before_oom=last_before(one, sites, entry_at(one, "oom"), before_oom) if asks_last and before_oom else None,
+        steps=step_levels(one),
+    )
+
+
+def _checked_size(text: str | None, hint: str) -> int | None:
     from tracer.units import parse_size
 
     try:
         return parse_size(text) if text is not None else None
     except ValueError as error:
-        raise SettingsError(str(error), hint="Write the GPU's memory as 16GiB, 80GiB or 8192MiB.") from None
+        raise SettingsError(str(error), hint=hint) from None
 
 
 def _checked_settings(settings: Sequence[str], *, search: bool) -> Sequence[str]:

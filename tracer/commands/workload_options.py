@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
     import torch
 
     from tracer.workloads.workload import Workload
+
+_DEVICES_HINT = "Use cpu, cuda:0, xpu:0, ..., or import what registers the backend with --import MODULE."
 
 BatchSize = Annotated[int, typer.Option(help="Samples in a batch.")]
 Seed = Annotated[int, typer.Option(help="Seed of weights and data.")]
@@ -129,7 +134,7 @@ def _check_fno(options: Mapping[str, Any]) -> None:
 
 
 def _users_workload(options: WorkloadOptions, device: torch.device, *, device_named: bool) -> Workload:
-    from tracer.capture.error_place import error_place
+    from tracer.capture.error_line import error_line
     from tracer.runs.failure_words import behind
     from tracer.workloads.user_errors import UserModelError
     from tracer.workloads.user_model import StepOptions, build_user_workload
@@ -141,7 +146,7 @@ def _users_workload(options: WorkloadOptions, device: torch.device, *, device_na
         )
         return workload
     except UserModelError as error:
-        at = error_place(error.__cause__) if error.__cause__ is not None else None
+        at = error_line(error.__cause__) if error.__cause__ is not None else None
         raise WorkloadError(f"{error}{behind(at)}", hint=error.hint) from error
 
 
@@ -153,20 +158,56 @@ def chosen_device(text: str, *, named: bool) -> torch.device:
     """
     import torch
 
+    from tracer.capture.devices import is_accelerator, num_devices, with_index
+
     try:
         device = torch.device(text)
     except RuntimeError:
-        raise TracerError(f"{text} is not the name of a device.", hint="Use cpu, cuda:0, cuda:1, ...") from None
+        raise TracerError(f"{text} is not the name of a device.", hint=_DEVICES_HINT) from None
     if device.type == "cpu":
         return torch.device("cpu")
-    if device.type != "cuda":
-        raise TracerError(f"Devices of type {device.type} are not supported.", hint="Use cpu, cuda:0, cuda:1, ...")
-    num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    index = device.index or 0
-    if index < num_devices:
-        return torch.device("cuda", index)
-    if named or num_devices:
-        there = f"cuda:0 to cuda:{num_devices - 1}" if num_devices else "only the CPU"
-        raise TracerError(f"There is no device {text}; torch sees {there}.", hint="Name one of those with --device.")
-    say("No CUDA device here: running on the CPU. Name a device with --device to insist on it.")
+    if not is_accelerator(device):
+        raise TracerError(f"Devices of type {device.type} are not supported.", hint=_DEVICES_HINT)
+    there = num_devices(device)
+    if there and with_index(device).index < there:
+        return with_index(device)
+    if named or there:
+        seen = f"{device.type}:0 to {device.type}:{there - 1}" if there else f"no device of type {device.type}"
+        raise TracerError(
+            f"There is no device {text}; torch sees {seen}.", hint="Name one that is there with --device."
+        )
+    say(f"No {device.type.upper()} device here: running on the CPU. Name a device with --device to insist on it.")
     return torch.device("cpu")
+
+
+def device_of_rank(text: str, rank: int) -> str:
+    """The device of one of several processes on a machine: each its own, unless each sees one only.
+
+    Args:
+        text: A device's type, with or without an index.
+        rank: The process's number on this machine.
+    """
+    import torch
+
+    from tracer.capture.devices import num_devices
+
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        return text  # `chosen_device` says what is wrong with it
+    return f"{device.type}:{0 if num_devices(device) == 1 else rank}"
+
+
+def import_backends(modules: Sequence[str]) -> None:
+    """Import what registers a backend with torch; one that a package offers by an entry point comes by itself.
+
+    Raises:
+        TracerError: One cannot be imported.
+    """
+    if modules and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    for module in modules:
+        try:
+            import_module(module)
+        except ImportError as error:
+            raise TracerError(f"--import {module}: {error}.", hint="Is its package installed here?") from error

@@ -13,8 +13,7 @@ from tracer.runs.training import TrainingProfile
 class TimelineCallback(Callback):  # type: ignore[misc, unused-ignore]  # untyped where missing
     """Profiles the first steps of a training, and writes the files when it ends or raises.
 
-    A step is one of the optimizer's, with all its micro-batches. Of several optimizers the state of the first is known
-    by name.
+    A step is one of the optimizers', with all its micro-batches.
 
     Attributes:
         session: The latest profile, with its findings once training has ended.
@@ -34,8 +33,7 @@ class TimelineCallback(Callback):  # type: ignore[misc, unused-ignore]  # untype
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Switch on."""
-        optimizer = trainer.optimizers[0] if trainer.optimizers else None
-        self.session = TrainingProfile(pl_module, optimizer, save_dir=self._save_dir, **self._options)
+        self.session = TrainingProfile(pl_module, trainer.optimizers, save_dir=self._save_dir, **self._options)
         self._num_optimizer_steps = trainer.global_step
         self.session.__enter__()
         self._is_open = True

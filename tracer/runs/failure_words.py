@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tracer.capture.source_line import SourceLine
 from tracer.exporters.screen import short_path
 from tracer.runs.results import Failure, RunResults
 from tracer.runs.termination import Terminated
 from tracer.units import format_bytes
 
 
-def behind(place: tuple[str, int] | None) -> str:
+def behind(line: SourceLine | None) -> str:
     """File and line, to be put behind a sentence."""
-    return f" ({short_path(place[0])}:{place[1]})" if place is not None else ""
+    return f" ({short_path(line.file)}:{line.line})" if line is not None else ""
 
 
 def failure_lines(results: RunResults) -> list[str]:
@@ -28,7 +29,7 @@ def failure_lines(results: RunResults) -> list[str]:
 
 
 def _what(failure: Failure) -> str:
-    error, where = failure.error, behind(failure.place)
+    error, where = failure.error, behind(failure.line)
     during = "the timing pass" if failure.in_timing_pass else f"step {failure.step}"
     subject = during[0].upper() + during[1:]
     if isinstance(error, KeyboardInterrupt):
@@ -38,7 +39,7 @@ def _what(failure: Failure) -> str:
     if isinstance(error, SystemExit):
         return f"{subject} ended the program{where}."
     if isinstance(error, StopIteration):
-        return f"The data ended in {during}{where}."
+        return f"The data iterator was exhausted in {during}{where}."
     if getattr(error, "hint", ""):  # it is meant for people already
         return str(error)
     name = type(error).__name__

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together, with_allocator_history
-from tracer.analysis.snapshots.oom import OutOfMemory, last_failed_allocation
+from tracer.analysis.compiled.origins import with_lines_of_nodes
+from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
+from tracer.capture.compiled_code import NOTHING_COMPILED
 from tracer.capture.inline_operators import place_inline_operators
 from tracer.capture.kept_run import KeptCycle, KeptRun, KeptTrace, SourceFile, named_files, source_of
-from tracer.errors import SnapshotError
 from tracer.runs.failure_words import failure_lines
 from tracer.runs.results import RunResults
-from tracer.runs.session import HISTORY_LEFT_OUT
-from tracer.snapshot.columns import Snapshot
-from tracer.snapshot.load import snapshot_in_memory
+from tracer.runs.run_history import HISTORY_LEFT_OUT, RunHistory
 
 
 def kept_run(results: RunResults) -> KeptRun:
@@ -39,6 +37,7 @@ def kept_run(results: RunResults) -> KeptRun:
         origin=results.origin,
         sources=_sources(results),
         trace=trace,
+        compiled=findings.compiled if findings is not None else NOTHING_COMPILED,
     )
 
 
@@ -56,15 +55,16 @@ def results_of(kept: KeptRun) -> RunResults:
         RecordingError: The recordings have nothing of the device.
     """
     notes = list(kept.notes)
-    history = _history(kept, notes)
-    findings = _findings(kept, history, notes)
+    history = RunHistory(kept.snapshot, notes)
+    findings = _findings(kept, history)
     is_same = findings is not None and kept.trace is not None and findings.cycles[kept.trace.cycle] is findings.worst
     if kept.trace is not None and not is_same:
         notes.append("The trace that was kept is of another cycle than the one with the largest peak.")
+    failed_allocation = history.failed_allocation(findings, kept.known, kept.device) if kept.ran_out_of_memory else None
     return RunResults(
         findings=findings,
         timings=kept.timings,
-        snapshot=kept.snapshot,
+        history=history,
         known=kept.known,
         unused_parameters=kept.unused_parameters,
         losses=kept.losses,
@@ -73,7 +73,7 @@ def results_of(kept: KeptRun) -> RunResults:
         settings=kept.settings,
         notes=tuple(notes),
         parameters=kept.parameters,
-        failed_allocation=_failed_allocation(kept, history, notes),
+        failed_allocation=failed_allocation,
         trace=kept.trace.trace if kept.trace is not None and is_same else None,
         module_names=kept.module_names,
         origin=kept.origin,
@@ -82,52 +82,22 @@ def results_of(kept: KeptRun) -> RunResults:
     )
 
 
-def _findings(kept: KeptRun, history: Snapshot | None, notes: list[str]) -> Findings | None:
+def _findings(kept: KeptRun, history: RunHistory) -> Findings | None:
     if not kept.cycles:
         return None
     texts = {source.path: source.text for source in kept.sources}
     found = put_together(
         [
             find_in_cycle(
-                place_inline_operators(cycle.recording, texts.get),
+                with_lines_of_nodes(place_inline_operators(cycle.recording, texts.get), kept.compiled.graphs),
                 known=kept.known,
                 module_names=kept.module_names,
                 device=kept.device,
                 is_whole=cycle.is_whole,
+                graphs=kept.compiled.graphs,
             )
             for cycle in kept.cycles
-        ]
+        ],
+        compiled=kept.compiled,
     )
-    if history is None:
-        return found
-    try:
-        return with_allocator_history(found, history, known=kept.known)
-    except SnapshotError as error:
-        _note(notes, error)
-        return found
-
-
-def _history(kept: KeptRun, notes: list[str]) -> Snapshot | None:
-    if kept.snapshot is None:
-        return None
-    try:
-        return snapshot_in_memory(kept.snapshot)
-    except SnapshotError as error:
-        _note(notes, error)
-        return None
-
-
-def _failed_allocation(kept: KeptRun, history: Snapshot | None, notes: list[str]) -> OutOfMemory | None:
-    if history is None or not kept.ran_out_of_memory:
-        return None
-    try:
-        index = int(kept.device.rpartition(":")[2])
-        return last_failed_allocation(history, index, held=kept.known.words_at(kept.device))
-    except SnapshotError as error:
-        _note(notes, error)
-        return None
-
-
-def _note(notes: list[str], error: SnapshotError) -> None:
-    if (note := f"{HISTORY_LEFT_OUT}{error}") not in notes:
-        notes.append(note)
+    return history.joined(found, kept.known)

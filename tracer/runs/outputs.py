@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from tracer.analysis.operators.invocations import OpInstances, op_instances
 from tracer.analysis.operators.memory_report import memory_report
 from tracer.analysis.operators.run_times import RunTimes, run_times
 from tracer.analysis.profiles.findings import Findings
@@ -30,9 +31,8 @@ from tracer.exporters.timeline_page import slow_modules, write_memory_timeline
 from tracer.exporters.trace import write_trace
 from tracer.runs.kept import kept_run
 from tracer.runs.results import RunResults
-from tracer.runs.session import HISTORY_LEFT_OUT
+from tracer.runs.run_history import HISTORY_LEFT_OUT
 from tracer.runs.termination import FilesInTurn
-from tracer.snapshot.load import snapshot_in_memory
 from tracer.units import format_bytes
 
 
@@ -60,7 +60,7 @@ def _is_to_be_kept(results: RunResults) -> bool:
 
 
 class Material:
-    """A run's results, and what several outputs are made of, worked out once and let go with this."""
+    """A run's results, and what several outputs are made of, each cached for the lifetime of this object."""
 
     def __init__(self, results: RunResults) -> None:
         self.results = results
@@ -77,9 +77,24 @@ class Material:
         return self.results.findings
 
     @cached_property
+    def instances(self) -> tuple[OpInstances, ...]:
+        """Of each cycle."""
+        return tuple(op_instances(cycle.recording, cycle.attribution) for cycle in self.findings.cycles)
+
+    @property
+    def worst_instances(self) -> OpInstances:
+        """Of the cycle with the largest peak."""
+        return next(
+            mine
+            for cycle, mine in zip(self.findings.cycles, self.instances, strict=True)
+            if cycle is self.findings.worst
+        )
+
+    @cached_property
     def run_times(self) -> RunTimes:
         """Of all cycles."""
-        return run_times([(cycle.recording, cycle.attribution) for cycle in self.findings.cycles])
+        cycles = [(cycle.recording, cycle.attribution) for cycle in self.findings.cycles]
+        return run_times(cycles, instances=self.instances)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +162,9 @@ def _write_page(material: Material, path: Path) -> None:
 def _write_page_of_history(material: Material, path: Path) -> None:
     """A run that ended before anything was recorded is shown from the allocator's history, where there is one."""
     results = material.results
-    assert results.snapshot is not None
-    replayed = replay_snapshot(snapshot_in_memory(results.snapshot), held=results.known.words_at())
+    if (columns := results.history.columns) is None:
+        raise OutputError("The allocator's history cannot be read, so there is no page.", hint="The notes say why.")
+    replayed = replay_snapshot(columns, held=results.known.words_at())
     finding = explain_replayed(replayed)
     if finding.worst is None:
         raise OutputError(
@@ -162,7 +178,11 @@ def _write_page_of_history(material: Material, path: Path) -> None:
 def _write_memory_report(material: Material, path: Path) -> None:
     results = material.results
     report = memory_report(
-        material.findings, parameters=results.parameters, known=results.known, settings=run_description(results)
+        material.findings,
+        instances=material.worst_instances,
+        parameters=results.parameters,
+        known=results.known,
+        settings=run_description(results),
     )
     write_memory_report(report, path, relative=material.results.name_in_project)
 
@@ -187,13 +207,13 @@ def _write_snapshot(material: Material, path: Path) -> None:
         return
     assert findings is not None
     cycle = findings.worst if results.snapshot is None else findings.cycles[-1]
-    recording, storages = cycle.recording, cycle.storages
+    recording, lifetimes = cycle.recording, cycle.lifetimes
     labels = labels_of(recording, cycle.attribution, cycle.blocks, known=results.known)
     if results.snapshot is None:
-        snapshot = snapshot_of_recording(recording, storages, labels=labels)
+        snapshot = snapshot_of_recording(recording, lifetimes, labels=labels)
     else:
         index = int(findings.device.rpartition(":")[2])
-        snapshot, _ = label_snapshot(results.snapshot, recording, storages, labels, device_index=index)
+        snapshot = label_snapshot(results.snapshot, lifetimes, labels, cycle.history_entry, device_index=index)
     write_memory_snapshot(snapshot, path)
 
 

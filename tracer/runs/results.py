@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.snapshots.oom import OutOfMemory
-from tracer.capture.error_place import error_place
+from tracer.capture.devices import allocator_counters
+from tracer.capture.error_line import error_line
 from tracer.capture.known_storages import KnownStorages
 from tracer.capture.parameter_origins import Parameter
 from tracer.capture.phase_timing import PhaseTimings
 from tracer.capture.profiler_trace import ProfilerTrace
 from tracer.capture.project_files import ProjectFiles
 from tracer.capture.run_origin import RunOrigin
+from tracer.capture.source_line import SourceLine
+from tracer.errors import MissingPackageError
+from tracer.exporters.notebook import notebook_html
+from tracer.runs.run_history import RunHistory
 from tracer.runs.session import ProfileSession
 
 
@@ -30,21 +36,21 @@ class Failure:
         error: The exception.
         step: Number of the step in which it happened, from 0.
         allocator: The allocator's state right after, by name, in bytes.
-        place: File and line of the user's own code where it arose, if there is one.
+        line: Of the user's own code where it arose, if there is one.
         in_timing_pass: Whether all steps had ended, and their phases were being timed.
     """
 
     error: BaseException
     step: int
     allocator: Mapping[str, int]
-    place: tuple[str, int] | None = None
+    line: SourceLine | None = None
     in_timing_pass: bool = False
 
     @classmethod
     def of(cls, error: BaseException, session: ProfileSession, *, in_timing_pass: bool = False) -> Failure:
         """What an exception says, without the traceback, which keeps the tensors of the step alive."""
-        place, state = error_place(error), allocator_state(session.device)
-        return cls(without_tracebacks(error), session.num_steps_done, state, place, in_timing_pass)
+        line, state = error_line(error), allocator_counters(session.device_of_failure)
+        return cls(without_tracebacks(error), session.num_steps_done, state, line, in_timing_pass)
 
     @property
     def out_of_memory(self) -> bool:
@@ -86,9 +92,9 @@ class RunResults:
     Attributes:
         findings: Of the recorded cycles; None if not one step was recorded.
         timings: Of the timing pass; None if there was none.
-        snapshot: The allocator's own, on CUDA; elsewhere None.
+        history: The allocator's own, on CUDA; elsewhere one without a snapshot.
         known: Objects that were observed.
-        unused_parameters: Names of parameters without gradient; None where nobody looked.
+        unused_parameters: Names of parameters without gradient; None where it was not looked at.
         losses: One per step.
         num_steps: Steps that ended.
         failure: What ended the run early, or None.
@@ -108,7 +114,7 @@ class RunResults:
 
     findings: Findings | None
     timings: PhaseTimings | None
-    snapshot: dict[str, Any] | None
+    history: RunHistory
     known: KnownStorages
     unused_parameters: tuple[str, ...] | None
     losses: tuple[float, ...]
@@ -127,6 +133,32 @@ class RunResults:
     keep_recording: bool = False
 
     @property
+    def rows(self) -> tuple[PeakRow, ...]:
+        """What filled the device at the largest peak, the largest first: they sum to it. Empty without one."""
+        return self.findings.worst.peak.rows if self.findings is not None else ()
+
+    def to_pandas(self) -> Any:
+        """The rows as a pandas.DataFrame, one column for each field of a row.
+
+        Raises:
+            MissingPackageError: pandas is not installed.
+        """
+        try:
+            pandas = import_module("pandas")
+        except ImportError as error:
+            raise MissingPackageError("to_pandas() needs pandas.", hint="Install it, or take .rows.") from error
+        return pandas.DataFrame([asdict(row) for row in self.rows], columns=[field.name for field in fields(PeakRow)])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        return notebook_html(self.findings)
+
+    @property
+    def snapshot(self) -> dict[str, Any] | None:
+        """What the allocator said of its history, on CUDA; elsewhere None."""
+        return self.history.snapshot
+
+    @property
     def name_in_project(self) -> Callable[[str], str | None]:
         """Names files from the project's root, as they were where the run was made."""
         if self.project_names is not None:
@@ -134,16 +166,52 @@ class RunResults:
         return ProjectFiles(self.project_root or Path.cwd())
 
 
-def allocator_state(device: torch.device) -> dict[str, int]:
-    """What the allocator says of itself now, in bytes, which changes nothing; empty on the CPU."""
-    if device.type != "cuda":
-        return {}
-    state = {
-        "allocated": torch.cuda.memory_allocated(device),
-        "reserved": torch.cuda.memory_reserved(device),
-        "largest allocated so far": torch.cuda.max_memory_allocated(device),
-    }
-    # Behind a kernel's error the driver answers every question with that error, which is being reported already.
-    with suppress(RuntimeError):
-        state["free on the device"], state["device"] = torch.cuda.mem_get_info(device)
-    return state
+def run_results(
+    session: ProfileSession,
+    *,
+    findings: Findings | None,
+    failure: Failure | None,
+    notes: Sequence[str],
+    parameters: tuple[Parameter, ...],
+    project_root: Path | None,
+    settings: Mapping[str, object],
+    keep_recording: bool,
+    timings: PhaseTimings | None = None,
+    losses: tuple[float, ...] = (),
+) -> RunResults:
+    """Put the results of a session together, of the command line's run as of anybody's own loop.
+
+    Args:
+        session: That has ended, or has recorded all that it will.
+        findings: Of it; None if not one step was recorded.
+        failure: See `RunResults`, as all others.
+        notes: Those that are not the session's.
+        parameters: See there.
+        project_root: See there.
+        settings: See there.
+        keep_recording: See there.
+        timings: See there.
+        losses: See there.
+    """
+    ran_out = failure is not None and failure.out_of_memory and not failure.in_timing_pass
+    failed_allocation = session.failed_allocation if ran_out else None
+    return RunResults(
+        findings=findings,
+        timings=timings,
+        history=session.run_history,
+        known=session.known,
+        unused_parameters=session.unused_parameters,
+        losses=losses,
+        num_steps=session.num_steps_done,
+        failure=failure,
+        settings=dict(settings),
+        notes=(*notes, *session.notes),
+        parameters=parameters,
+        project_root=project_root,
+        failed_allocation=failed_allocation,
+        trace=session.trace if findings is not None else None,
+        module_names=session.module_names,
+        origin=RunOrigin.here(str(session.device)),
+        device=str(session.device),
+        keep_recording=keep_recording,
+    )

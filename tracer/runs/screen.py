@@ -2,11 +2,48 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
 from rich.console import Console
 
-from tracer.exporters.screen import parameters_sentence, peak_screen, timing_screen
-from tracer.exporters.snapshot_screen import print_failed_allocation
+from tracer.exporters.screen import parameters_sentence, peak_screen, short_screen, timing_screen
+from tracer.exporters.snapshot_screen import place, print_failed_allocation
 from tracer.runs.results import RunResults
+from tracer.units import some
+
+
+def short_lines(results: RunResults, folder: Path, written: Sequence[str]) -> tuple[str, ...]:
+    """The answer in a few lines.
+
+    Args:
+        results: Of a run.
+        folder: Where its files are.
+        written: Names of those that could be written.
+    """
+    event = results.failed_allocation
+    lines = [f"Out of memory at {place(event.site)}: {event.advice}"] if event is not None else []
+    if results.findings is not None:
+        lines += short_screen(results.findings)
+    if written:
+        lines.append(f"{some(len(written), 'file')} in {folder}: {', '.join(written)}.")
+    return (*lines, *next_commands(folder, written))
+
+
+def next_commands(folder: Path, written: Sequence[str]) -> tuple[str, ...]:
+    """What to do next with the files of a run, in one line; nothing where there is none for it."""
+    ideas = []
+    if "memory_timeline.html" in written:
+        ideas.append(f"open {folder / 'memory_timeline.html'} in a browser")
+    if "peak.json" in written:
+        ideas.append(f"compare with another run by `{program_name()} diff {folder} OTHER`")
+    return (f"Next: {', or '.join(ideas)}.",) if ideas else ()
+
+
+def program_name() -> str:
+    """How this program was called: installed, or from a checkout."""
+    return "python main.py" if Path(sys.argv[0]).name == "main.py" else "torch-timeline"
 
 
 def print_results(results: RunResults, console: Console) -> None:

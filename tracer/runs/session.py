@@ -6,41 +6,42 @@ import itertools
 import threading
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
-from torch.profiler import ProfilerAction, ProfilerActivity
+from torch import Tensor
+from torch.profiler import ProfilerAction
 
-from tracer.analysis.profiles.findings import Findings, with_allocator_history
-from tracer.analysis.snapshots.oom import OutOfMemory, last_failed_allocation
-from tracer.capture import torch_private
+from tracer.analysis.profiles.findings import Findings
+from tracer.analysis.snapshots.oom import OutOfMemory
+from tracer.capture import devices, torch_private
 from tracer.capture.allocator_history import AllocatorHistory
 from tracer.capture.call_hooks import CallHooks
+from tracer.capture.compile_watch import CompileWatch, compiled_wrapper_names
+from tracer.capture.gradients_seen import GradientsSeen
 from tracer.capture.known_storages import (
     KnownStorages,
     Role,
     StorageObserver,
     input_tensors,
-    model_tensors,
-    optimizer_tensors,
 )
 from tracer.capture.live_tensors import live_tensors
 from tracer.capture.profiler_trace import ProfilerTrace
 from tracer.capture.quiet_profiler import quiet_profiler
-from tracer.errors import SnapshotError, TracerError
-from tracer.snapshot.columns import Snapshot
-from tracer.snapshot.load import snapshot_in_memory
+from tracer.capture.training_objects import Models, Optimizers, TrainingObjects
+from tracer.errors import RecordingError, TracerError
+from tracer.runs.run_history import RunHistory
 from tracer.timeline_tracer import TimelineTracer
+from tracer.units import format_bytes
 
 # Memory runs out in the first step, or in the second, when there is optimizer state: the allocator's history, which
 # costs some microseconds an allocation, is on in these even if they are not recorded.
 _NUM_FIRST_STEPS = 2
-HISTORY_LEFT_OUT = "Requested sizes and segments are left out: "
 _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 
@@ -78,56 +79,66 @@ class ProfileSession:
     """Profiles any training loop: `with ProfileSession(model, optimizer) as session: ... session.step()`.
 
     Beside the profiler's recording it notes where parameters, buffers, gradients, optimizer state and batches lie, by
-    address only, and on CUDA records the allocator's history during the profiled steps. All of it is switched off when
-    the block ends, also by an exception, and model and optimizer are let go.
+    address only, and records the allocator's history, where it has one, during the profiled steps. All of it is
+    switched off when the block ends, also by an exception, and model and optimizer are let go.
 
     A fault of the session's own never reaches the loop: it ends the profiling, with one warning, and is kept.
 
     Attributes:
+        device: That the run is about; where nobody named one, known for certain when it has ended.
+        device_of_failure: The device that had no memory left, if one had none.
         num_steps_done: Steps that have ended.
-        unused_parameters: Parameters that want a gradient and had none when the optimizer stepped, by name.
         fault: What went wrong in the session itself, or None.
         module_names: Dotted names of the model's modules by `id()`.
     """
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
+        model: Models,
+        optimizer: Optimizers = None,
         *,
         device: torch.device | str | None = None,
         schedule: Schedule = Schedule(),
         trace: bool = False,
     ) -> None:
-        self._model: nn.Module | None = model
-        self._optimizer = optimizer
-        self.device = _with_index(torch.device(device)) if device is not None else device_of(model)
+        objects = TrainingObjects(model, optimizer)
+        self._objects: TrainingObjects | None = objects
+        self.device_is_named = device is not None
+        self.device = devices.with_index(torch.device(device)) if device is not None else device_of(objects)
         self.schedule = schedule
+        self.device_of_failure = self.device
         self.num_steps_done = 0
-        self.unused_parameters: tuple[str, ...] | None = None
+        self._gradients_seen = GradientsSeen()
         self.fault: Exception | None = None
         self.history = AllocatorHistory(self.device)
         self._observer = StorageObserver()
-        self.module_names = {id(module): name for name, module in model.named_modules()}
+        self._compile_watch = CompileWatch()
+        self.module_names = objects.module_names()
         self._tracer = TimelineTracer(
-            device=self.device,
+            device=self.device if self.device_is_named else None,
+            probable_device=self.device,
             module_names=self.module_names,
             known=self._observer.observations,
             keep_traces=trace,
+            compiled=self._compile_watch.code,
         )
         self._profiler: Any = None
         self._quiet = ExitStack()
-        self._hooks = self._call_hooks(model, optimizer)
+        self._hooks = self._call_hooks(objects)
         self._thread = threading.get_ident()
-        self._history_columns: Snapshot | None = None
         self._findings: Findings | None = None
+        self._joined: tuple[Findings, RunHistory] | None = None
         self._odd_history: list[str] = []
+        self._run_history = RunHistory(None, self._odd_history)
         self._walks_were_cut = False
+        self._has_stepped = False
 
-    def _call_hooks(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> CallHooks:
-        """What tells of the optimizer's steps."""
+    def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
+        """What tells of optimizers' steps."""
         return CallHooks(
-            optimizer=optimizer, before_step=self._before_optimizer_step, after_step=self._after_optimizer_step
+            optimizers=objects.optimizers,
+            before_step=self._before_optimizer_step,
+            after_step=self._after_optimizer_step,
         )
 
     # ------------------------------------------------------------------------------------------------- the life cycle
@@ -144,17 +155,15 @@ class ProfileSession:
     def _switch_on(self) -> None:
         self._thread = threading.get_ident()
         self._quiet.enter_context(quiet_profiler())
-        activities = [ProfilerActivity.CPU]
-        if self.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
         self._profiler = torch.profiler.profile(
-            activities=activities,
+            activities=devices.profiler_activities(self.device),
             schedule=self.schedule.for_torch(),
             record_shapes=True,
             profile_memory=True,
             with_stack=True,
             on_trace_ready=self._cycle_ended,
         )
+        self._compile_watch.start()
         self._hooks.start()
         self._cycle_begins(is_recorded=self._action_after(0) in _RECORDING)
         self._profiler.__enter__()
@@ -164,13 +173,25 @@ class ProfileSession:
         profiler, self._profiler = self._profiler, None
         if error is not None:
             self._ours(self.history.dump)
+            self._ours(lambda: self._look_where_memory_ran_out(error))
         if profiler is not None:
             kind, trace = (type(error), error.__traceback__) if error is not None else (None, None)
             self._ours(lambda: profiler.__exit__(kind, error, trace))
             torch_private.let_go_of(profiler)
         self._ours(self._hooks.stop)
+        self._ours(self._compile_watch.stop)
         self._ours(self.history.stop)
         self._ours(self._quiet.close)
+
+    def _look_where_memory_ran_out(self, error: BaseException) -> None:
+        """Where nobody named a device, a run that found no memory on one is about that one."""
+        index = self.run_history.device_out_of_memory if isinstance(error, torch.OutOfMemoryError) else None
+        if index is None:
+            return
+        self.device_of_failure = torch.device(self.device.type, index)
+        if not self.device_is_named:
+            self.device = self.device_of_failure
+            self._tracer.preferred = str(self.device)
 
     def _ours(self, work: Callable[[], object]) -> None:
         """Do something of the session's own; its failure is kept, and never the loop's."""
@@ -181,7 +202,7 @@ class ProfileSession:
 
     def _let_go(self) -> None:
         """Keep nothing of the user's."""
-        self._model = self._optimizer = None
+        self._objects = None
         self._observer.stop()
 
     def step(self) -> None:
@@ -192,13 +213,20 @@ class ProfileSession:
         with self._never_the_loops_fault():
             self._hooks.renew()
             now, after = (self._action_after(more) for more in (0, 1))
-            if self._is_recording and not self._hooks.see_steps:
+            if self._is_recording and not self._has_stepped:
                 self._observe_gradients_left()
+            self._step_begins()
             if after in _RECORDING and now not in _RECORDING:
                 self._cycle_begins(is_recorded=True)
             elif self.num_steps_done >= _NUM_FIRST_STEPS and now not in _RECORDING:
                 self.history.stop()
             self._profiler.step()
+
+    def _step_begins(self) -> None:
+        """What was noted of the step before does not hold for the next one."""
+        self._has_stepped = False
+        if self._objects is not None:
+            self._objects.forget_names()
 
     def _action_after(self, num_steps: int) -> ProfilerAction:
         """What the profiler does after so many more steps."""
@@ -235,6 +263,7 @@ class ProfileSession:
     def _cycle_ended(self, profiler: Any) -> None:
         """The profiler has stopped recording, for now or for good."""
         is_next_recorded = profiler.schedule(profiler.step_num) in _RECORDING
+        self.module_names.update(compiled_wrapper_names(self.module_names))
         self._tracer(profiler)
         self._observe_everything(is_walk=is_next_recorded and self._profiler is not None)
         if self._tracer.num_cycles == self.schedule.num_repeats:
@@ -245,14 +274,12 @@ class ProfileSession:
     # ---------------------------------------------------------------------------------------------------- observations
     def _observe_everything(self, *, is_walk: bool) -> None:
         """Look at model and optimizer; in a walk, which is at the beginning of a cycle, at all that Python holds."""
-        if self._model is None:
+        if self._objects is None:
             return
-        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
-        state = optimizer_tensors(self._optimizer, names) if self._optimizer is not None else ()
         held = live_tensors() if is_walk else None
         self._walks_were_cut |= held is not None and not held.is_complete
         rest = held.tensors if held is not None else ()
-        self._observer.observe(itertools.chain(model_tensors(self._model), state, rest), is_walk=is_walk)
+        self._observer.observe(itertools.chain(self._objects.tensors(), rest), is_walk=is_walk)
 
     @property
     def _is_recording(self) -> bool:
@@ -270,36 +297,49 @@ class ProfileSession:
                 self._observer.observe(input_tensors(batch))
 
     def observe_gradients(self) -> None:
-        """Look at the gradients. At the optimizer's step this happens by itself."""
-        gradients = self._gradients()
-        self.unused_parameters = tuple(name for name, gradient in gradients if gradient is None)
-        self._observe_gradients(gradients)
+        """Look at the gradients, which are all there now. At an optimizer's step this happens by itself."""
+        self._gradients_seen.judge(self._observe_gradients(self._wanting_gradients()))
+
+    @property
+    def unused_parameters(self) -> tuple[str, ...] | None:
+        """Parameters that want a gradient and never had one when their optimizer stepped; None if nobody looked."""
+        return self._gradients_seen.missing
 
     def _observe_gradients_left(self) -> None:
-        """At the end of a step whose optimizer nobody sees: what there is; that there is none says nothing."""
-        self._observe_gradients(self._gradients())
+        """At the end of a step in which no optimizer was seen: what there is; that there is none says nothing."""
+        self._gradients_seen.note(self._observe_gradients(self._wanting_gradients()))
 
-    def _gradients(self) -> list[tuple[str, Tensor | None]]:
-        """What each parameter that wants a gradient has now; asked anew, since a loop may replace its parameters."""
-        if self._model is None:
+    def _wanting_gradients(self) -> list[tuple[str, Tensor]]:
+        """The models' parameters that want a gradient; asked anew, since a loop may replace its parameters."""
+        if self._objects is None:
             return []
-        wanting = ((name, one) for name, one in self._model.named_parameters() if one.requires_grad)
-        return [(name, parameter.grad) for name, parameter in wanting]
+        return [(name, one) for name, one in self._objects.parameters() if one.requires_grad]
 
-    def _observe_gradients(self, gradients: Iterable[tuple[str, Tensor | None]]) -> None:
+    def _observe_gradients(self, parameters: Iterable[tuple[str, Tensor]]) -> dict[str, bool]:
+        """Note where gradients lie; whether each parameter has one, by name."""
+        gradients = [(name, parameter.grad) for name, parameter in parameters]
         if self._is_recording:
             self._observer.observe((Role.GRADIENT, name, grad) for name, grad in gradients if grad is not None)
+        return {name: grad is not None for name, grad in gradients}
 
     def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not _has_closure(args, kwargs):
-            with self._never_the_loops_fault():
-                self.observe_gradients()
+        with self._never_the_loops_fault():
+            if self._objects is not None:
+                self._objects.saw_stepping(optimizer)
+            if not _has_closure(args, kwargs):
+                self._observe_gradients_of(optimizer)
 
     def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """A closure makes the gradients during the optimizer's step, as LBFGS's does, or Lightning's."""
         if _has_closure(args, kwargs):
             with self._never_the_loops_fault():
-                self.observe_gradients()
+                self._observe_gradients_of(optimizer)
+
+    def _observe_gradients_of(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._objects is not None:
+            self._has_stepped = True
+            named = [(name, one) for name, one in self._objects.parameters_of(optimizer) if one.requires_grad]
+            self._gradients_seen.judge(self._observe_gradients(named))
 
     # --------------------------------------------------------------------------------------------------------- results
     @property
@@ -311,6 +351,10 @@ class ProfileSession:
     def notes(self) -> tuple[str, ...]:
         """Sentences on what could not be observed."""
         sentences = [*self._odd_history, *self._hooks.refused]
+        if (fault := self._compile_watch.fault) is not None:
+            sentences.append(
+                f"What torch.compile made could not be read and goes by its region: {type(fault).__name__}: {fault}"
+            )
         if kinds := self._observer.unobserved:
             sentences.append(
                 f"Tensors without an address of their own are known only by what operators did: {', '.join(kinds)}."
@@ -320,9 +364,19 @@ class ProfileSession:
                 "torch.profiler keeps what grad and vmap of torch.func wrap alive until a cycle has ended: the peak is "
                 "larger by that than without a profiler."
             )
+        if (lacking := self._lacking()) is not None:
+            sentences.append(lacking)
+        if self._findings is not None and (others := self._findings.other_devices):
+            sentences.append(_other_devices(self._findings.device, others, named=self.device_is_named))
         if self._walks_were_cut:
             sentences.append("More graphs are alive than were followed: some of what they keep may be missing.")
         return tuple(sentences)
+
+    def _lacking(self) -> str | None:
+        """What the device does not offer, in a sentence."""
+        cycles = self._findings.cycles if self._findings is not None else ()
+        has_kernels = not cycles or any(cycle.recording.kernels is not None for cycle in cycles)
+        return devices.lacks(self.device, has_history=self.history.is_offered, has_kernels=has_kernels)
 
     @property
     def has_recording(self) -> bool:
@@ -336,39 +390,28 @@ class ProfileSession:
         Raises:
             RecordingError: Nothing was recorded.
         """
-        alone = self._tracer.findings
-        if self._findings is None or len(self._findings.cycles) != len(alone.cycles):
-            self._findings = alone
-            with self._noting_odd_history():
-                if (columns := self._allocator_columns()) is not None:
-                    self._findings = with_allocator_history(alone, columns, known=self.known)
+        alone, history = self._tracer.findings, self.run_history
+        if self._joined != (alone, history):
+            self._joined = alone, history
+            self.device = torch.device(alone.device)
+            self._findings = history.joined(alone, self.known)
+        assert self._findings is not None
         return self._findings
 
     @property
     def failed_allocation(self) -> OutOfMemory | None:
-        """The last allocation that the device had no memory for, explained from the allocator's history; CUDA only."""
-        found = None
-        held = self.known.words_at(str(self.device))
-        with self._noting_odd_history():
-            if (columns := self._allocator_columns()) is not None:
-                found = last_failed_allocation(columns, self.device.index or 0, held=held)
-        return found
+        """The last allocation that a device had no memory for, explained from the allocator's history."""
+        findings = None
+        with suppress(RecordingError):  # nothing was recorded, or nothing was allocated meanwhile
+            findings = self.findings
+        return self.run_history.failed_allocation(findings, self.known, str(self.device))
 
-    def _allocator_columns(self) -> Snapshot | None:
-        """The allocator's history as columns."""
-        if self._history_columns is None and self.history.snapshot is not None:
-            self._history_columns = snapshot_in_memory(self.history.snapshot)
-        return self._history_columns
-
-    @contextmanager
-    def _noting_odd_history(self) -> Iterator[None]:
-        """That a new torch writes another history, or one that contradicts itself, is a note and not a failure."""
-        try:
-            yield
-        except SnapshotError as error:
-            note = f"{HISTORY_LEFT_OUT}{error}"
-            if note not in self._odd_history:
-                self._odd_history.append(note)
+    @property
+    def run_history(self) -> RunHistory:
+        """The allocator's history so far, to be read and joined."""
+        if self._run_history.snapshot is not self.history.snapshot:
+            self._run_history = RunHistory(self.history.snapshot, self._odd_history)
+        return self._run_history
 
     @property
     def trace(self) -> ProfilerTrace | None:
@@ -400,14 +443,18 @@ def _has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return any(value is not None for value in (*args[1:2], kwargs.get("closure")))
 
 
-def device_of(model: nn.Module) -> torch.device:
-    """The device of a model's first parameter or buffer, the CPU for one without either."""
-    tensors = itertools.chain(model.parameters(), model.buffers())
-    return next((tensor.device for tensor in tensors), torch.device("cpu"))
+def device_of(objects: TrainingObjects) -> torch.device:
+    """The accelerator that holds most of the models' parameters and buffers; the CPU where none holds any."""
+    held: Counter[torch.device] = Counter()
+    for model in objects.models.values():
+        for tensor in itertools.chain(model.parameters(), model.buffers()):
+            if devices.is_accelerator(tensor.device):
+                held[tensor.device] += tensor.numel() * tensor.element_size()
+    return max(held, key=held.__getitem__, default=torch.device("cpu"))
 
 
-def _with_index(device: torch.device) -> torch.device:
-    """`cuda` is the current device, as everywhere in torch; recordings name it with its number."""
-    if str(device) != "cuda":
-        return device
-    return torch.device("cuda", torch.cuda.current_device())
+def _other_devices(device: str, others: Mapping[str, int], *, named: bool) -> str:
+    """That the run used more devices than the one that it is about."""
+    listed = ", ".join(f"{name} up to {format_bytes(most)}" for name, most in others.items())
+    why = "which was named" if named else "which held most or ran out of memory"
+    return f"This is about {device}, {why}. Other devices of the run held, each at its own peak: {listed}."

@@ -7,27 +7,30 @@ import warnings
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from types import MappingProxyType, TracebackType
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import nn
 
 from tracer.capture.call_hooks import CallHooks
-from tracer.capture.error_place import error_place
-from tracer.capture.known_storages import input_tensors
-from tracer.capture.parameter_origins import describe_parameters
+from tracer.capture.devices import allocator_counters
+from tracer.capture.error_line import error_line
+from tracer.capture.known_storages import Role, input_tensors
+from tracer.capture.parameter_origins import Parameter, describe_parameters
 from tracer.capture.project_files import project_root
-from tracer.capture.run_origin import RunOrigin
-from tracer.errors import OutputError, RecordingError
+from tracer.capture.training_objects import Models, Optimizers, TrainingObjects
+from tracer.errors import OutputError, RecordingError, TracerError
 from tracer.exporters.files import check_folder
 from tracer.nested import leaves
 from tracer.runs.outputs import Written, left_from_earlier, left_sentence, write_outputs, written_lines
 from tracer.runs.ranks import Rank, announce, begin, finish, this_rank
-from tracer.runs.results import Failure, RunResults, allocator_state
+from tracer.runs.results import Failure, RunResults, run_results
 from tracer.runs.session import ProfileSession, Schedule, tell_of_fault
 from tracer.runs.termination import Termination
+from tracer.units import some
 
+Screen = Literal["full", "short", "none"]
 _DEFAULT_SCHEDULE = Schedule()
 
 
@@ -53,13 +56,13 @@ class TrainingProfile(ProfileSession):
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
+        model: Models,
+        optimizer: Optimizers = None,
         *,
         save_dir: str | Path = "profiler_outputs",
         schedule: Schedule = _DEFAULT_SCHEDULE,
         device: torch.device | str | None = None,
-        screen: bool = False,
+        screen: Screen | bool = "short",
         leave_out: Collection[str] = (),
         trace: bool = False,
         keep_recording: bool = False,
@@ -68,12 +71,15 @@ class TrainingProfile(ProfileSession):
         """Prepare; nothing is switched on.
 
         Args:
-            model: The model, as the loop calls it.
-            optimizer: The optimizer, as the loop steps it.
+            model: The model, as the loop calls it; several by name, as `{"student": student, "teacher": teacher}`,
+                whose memory then stands under these names.
+            optimizer: The optimizer, as the loop steps it, or several. One that is not named here is found when it
+                steps.
             save_dir: Folder for the files.
             schedule: Which steps are profiled.
-            device: Where the model trains; by default where its parameters are.
-            screen: Whether to print the answer at the end, on rank 0 only.
+            device: What the profile is about; by default the accelerator that held most, else the CPU.
+            screen: What to say at the end, on rank 0 only: the answer in a few lines on stderr, `"short"`; all of it on
+                stdout, `"full"` or True; nothing, `"none"` or False.
             leave_out: Names of files that are not wanted, as in `--no-<name>`.
             trace: Whether to write trace.json.gz, the profiler's trace with memory above the operators.
             keep_recording: Whether to write recording.npz, from which `main.py report` writes every file again.
@@ -81,7 +87,9 @@ class TrainingProfile(ProfileSession):
 
         Raises:
             OutputError: The folder cannot be written to.
+            TracerError: There is no such screen.
         """
+        self._screen = _checked(screen)
         super().__init__(model, optimizer, device=device, schedule=schedule, trace=trace)
         self.save_dir = Path(save_dir)
         self.rank: Rank | None = this_rank()
@@ -91,7 +99,7 @@ class TrainingProfile(ProfileSession):
         self._termination = Termination()
         self._is_announced = False
         self._keep_recording = keep_recording
-        self._screen, self._leave_out, self._settings = screen, leave_out, dict(settings or {})
+        self._leave_out, self._settings = leave_out, dict(settings or {})
         check_folder(self.save_dir)
 
     @property
@@ -106,11 +114,11 @@ class TrainingProfile(ProfileSession):
             self._termination.watch()
         return super().__enter__()
 
-    def _call_hooks(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> CallHooks:
+    def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
         return CallHooks(
-            model=model,
+            models=objects.models.values(),
             on_call=self._before_forward,
-            optimizer=optimizer,
+            optimizers=objects.optimizers,
             before_step=self._before_optimizer_step,
             after_step=self._after_optimizer_step,
         )
@@ -127,10 +135,10 @@ class TrainingProfile(ProfileSession):
     def _announce(self, rank: Rank) -> None:
         """All is recorded: write it now. A peer's death may end this process where Python never gets to say a word."""
         self._is_announced = True
-        assert self._model is not None
+        assert self._objects is not None
         self._termination.hold()
         try:
-            self.results = self._results(None, self._model)
+            self.results = self._results(None, self._objects)
             self._write(self.results)
             # A folder that has become unwritable is told when the block ends: no step of the training raises it.
             with suppress(OutputError):
@@ -138,33 +146,38 @@ class TrainingProfile(ProfileSession):
         finally:
             self._termination.resume()
 
-    def _before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note the tensors that the model is called with; one that was computed by another model is not an input."""
+    def _before_forward(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """Note the tensors that the model is called with; one that was computed by another model is not an input.
+
+        torch leaves the keywords out where another hook on the same call has taken this one away.
+        """
         if torch.compiler.is_compiling() or not self._is_recording:
             return
         with self._never_the_loops_fault():
             self._note_thread()
             given = [value for _, value in leaves([args, kwargs], torch.Tensor) if not value.requires_grad]
-            self._observer.observe(input_tensors(given))
+            self._observer.observe(input_tensors(given, role=Role.ARGUMENT))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Switch off, explain, write. An exception from the loop goes on its way, whatever becomes of the files."""
         self._termination.hold()
-        model = self._model
+        objects = self._objects
         try:
             self._end(error)
-            assert model is not None
-            self._finish(error, model)
+            assert objects is not None
+            self._finish(error, objects)
         except Exception as fault:
             self.fault = self.fault or fault
             tell_of_fault(fault, error, stacklevel=3)
         finally:
             self._termination.close()
 
-    def _finish(self, error: BaseException | None, model: nn.Module) -> None:
-        self.results = self._results(error, model)
+    def _finish(self, error: BaseException | None, objects: TrainingObjects) -> None:
+        self.results = self._results(error, objects)
         if not self._is_announced:
             self._write(self.results)
         try:
@@ -181,7 +194,7 @@ class TrainingProfile(ProfileSession):
 
         write_outputs(results, self.folder, leave_out=self._leave_out, tell=note)
 
-    def _results(self, error: BaseException | None, model: nn.Module) -> RunResults:
+    def _results(self, error: BaseException | None, objects: TrainingObjects) -> RunResults:
         notes: list[str] = []
         findings = None
         try:
@@ -190,26 +203,16 @@ class TrainingProfile(ProfileSession):
             notes.append(str(problem))
         failure = None
         if error is not None:
-            state = allocator_state(self.device)
-            failure = Failure(_without_traceback(error), self.num_steps_done, state, error_place(error))
-        return RunResults(
+            state = allocator_counters(self.device_of_failure)
+            failure = Failure(_without_traceback(error), self.num_steps_done, state, error_line(error))
+        return run_results(
+            self,
             findings=findings,
-            timings=None,
-            snapshot=self.history.snapshot,
-            known=self.known,
-            unused_parameters=self.unused_parameters,
-            losses=(),
-            num_steps=self.num_steps_done,
             failure=failure,
+            notes=notes,
+            parameters=_describe(objects),
+            project_root=project_root(objects.first_model),
             settings=self._settings,
-            notes=(*notes, *self.notes),
-            parameters=describe_parameters(model),
-            project_root=project_root(model),
-            failed_allocation=self.failed_allocation if failure is not None and failure.out_of_memory else None,
-            trace=self.trace if findings is not None else None,
-            module_names=self.module_names,
-            origin=RunOrigin.here(str(self.device)),
-            device=str(self.device),
             keep_recording=self._keep_recording,
         )
 
@@ -219,21 +222,38 @@ class TrainingProfile(ProfileSession):
         if self.results.findings is None and error is None:
             first = self.schedule.num_wait_steps + self.schedule.num_warmup_steps + 1
             warnings.warn(
-                f"The loop ended after {_steps(self.num_steps_done)}, and the first one that is recorded is step "
+                f"The loop ended after {some(self.num_steps_done, 'step')}, and the first one that is recorded is step "
                 f"{first}: call session.step() after each step, or pass a shorter schedule=Schedule(...).",
                 stacklevel=4,
             )
         if left := left_from_earlier(self.folder, self.written):
             warnings.warn(left_sentence(left), stacklevel=4)
-        if self._screen and (self.rank is None or self.rank.index == 0):
+        if self._screen == "full" and (self.rank is None or self.rank.index == 0):
             try:
                 print_screen(self.results, self.written)
             except OutputError as problem:
                 warnings.warn(f"{problem} {problem.hint}", stacklevel=4)
             return
+        if self._screen == "short" and (self.rank is None or self.rank.index == 0):
+            say_in_short(self.results, self.folder, self.written)
         for each in self.written:
             if each.error is not None:
                 warnings.warn(" ".join(written_lines(each)), stacklevel=4)
+
+
+def _checked(screen: Screen | bool) -> Screen:
+    if isinstance(screen, bool):
+        return "full" if screen else "none"
+    if screen not in get_args(Screen):
+        raise TracerError(f"There is no screen {screen!r}.", hint=f"Use {', '.join(get_args(Screen))}.")
+    return screen
+
+
+def _describe(objects: TrainingObjects) -> tuple[Parameter, ...]:
+    """The models' parameters, one that several share once."""
+    names = {name for name, _ in objects.parameters()}
+    found = (each for prefix, model in objects.models.items() for each in describe_parameters(model, prefix=prefix))
+    return tuple(each for each in found if each.name in names)
 
 
 def _without_traceback(error: BaseException) -> BaseException:
@@ -244,10 +264,6 @@ def _without_traceback(error: BaseException) -> BaseException:
         return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def _steps(count: int) -> str:
-    return f"{count} step" if count == 1 else f"{count} steps"
-
-
 def print_screen(results: RunResults, written: Collection[Written] = ()) -> None:
     """The files on stderr, then the answer on stdout.
 
@@ -255,7 +271,7 @@ def print_screen(results: RunResults, written: Collection[Written] = ()) -> None
         OutputError: stdout does not take it.
     """
     from tracer.exporters.terminal import say, screen
-    from tracer.runs.screen import print_results
+    from tracer.runs.screen import next_commands, print_results
 
     for line in (line for each in written for line in written_lines(each)):
         say(line)
@@ -263,6 +279,23 @@ def print_screen(results: RunResults, written: Collection[Written] = ()) -> None
         say(f"Note: {note}")
     with screen() as console:
         print_results(results, console)
+    folder = next((each.path.parent for each in written), Path())
+    for line in next_commands(folder, names_of(written)):
+        say(line)
+
+
+def names_of(written: Collection[Written]) -> list[str]:
+    """Of the files that could be written."""
+    return [each.path.name for each in written if each.error is None]
+
+
+def say_in_short(results: RunResults, folder: Path, written: Collection[Written]) -> None:
+    """A few lines on stderr: what filled the device, and where the files are."""
+    from tracer.exporters.terminal import say
+    from tracer.runs.screen import short_lines
+
+    for line in short_lines(results, folder, names_of(written)):
+        say(line)
 
 
 profile_training = TrainingProfile

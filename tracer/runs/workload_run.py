@@ -5,21 +5,23 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from tracer.analysis.profiles.findings import Findings
-from tracer.capture.parameter_origins import Line, describe_parameters
+from tracer.capture.devices import has_random_state, with_index
+from tracer.capture.parameter_origins import describe_parameters
 from tracer.capture.phase_timing import PhaseTimings, time_phases
 from tracer.capture.project_files import project_root
-from tracer.capture.run_origin import RunOrigin
+from tracer.capture.source_line import SourceLine
 from tracer.errors import RecordingError
-from tracer.runs.results import Failure, RunResults, is_out_of_memory
+from tracer.runs.results import Failure, RunResults, is_out_of_memory, run_results
 from tracer.runs.session import ProfileSession, Schedule, fault_text
 from tracer.runs.termination import Termination
+from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.workload import Workload, num_micro_batches
 
 Progress = Callable[[int, int], None]
@@ -36,9 +38,10 @@ def run_profile(
     keep_recording: bool = False,
     progress: Progress = lambda done, total: None,
     settings: Mapping[str, object] | None = None,
-    parameter_lines: Mapping[str, tuple[Line, ...]] | None = None,
+    parameter_lines: Mapping[str, tuple[SourceLine, ...]] | None = None,
     root: Path | None = None,
     termination: Termination | None = None,
+    device_named: bool = True,
 ) -> RunResults:
     """Train a workload under the profiler, then time its phases on copies, without profiler.
 
@@ -55,10 +58,17 @@ def run_profile(
         settings: What to remember of the run.
         parameter_lines: Where each parameter was constructed, by dotted name; else its class's source is searched.
         root: The folder from which reports name files; by default that of the model's code.
-        termination: That is watching; it is on hold when this returns, so that the results can be written.
+        termination: Installed SIGTERM handler; signals stay deferred on return, so that the results can be written.
+        device_named: Whether the profile is about the workload's device, whatever other devices hold.
     """
     termination = termination or Termination()
-    session = ProfileSession(workload.model, workload.optimizer, device=workload.device, schedule=schedule, trace=trace)
+    session = ProfileSession(
+        workload.model,
+        workload.optimizer,
+        device=workload.device if device_named else None,
+        schedule=schedule,
+        trace=trace,
+    )
     losses: list[float] = []
     failure: Failure | None = None
     timings: PhaseTimings | None = None
@@ -80,7 +90,6 @@ def run_profile(
         notes.append(f"Profiling has stopped: {fault_text(session.fault)}")
         failure = Failure.of(session.fault, session)
     findings = _findings(session, failure, notes)
-    failed = session.failed_allocation if failure is not None and failure.out_of_memory else None
     if timing and failure is None:
         try:
             termination.resume()
@@ -94,25 +103,17 @@ def run_profile(
                 failure = Failure.of(error, session, in_timing_pass=True)
         finally:
             termination.hold()
-    return RunResults(
+    return run_results(
+        session,
         findings=findings,
-        timings=timings,
-        snapshot=session.history.snapshot,
-        known=session.known,
-        unused_parameters=session.unused_parameters,
-        losses=tuple(losses),
-        num_steps=session.num_steps_done,
         failure=failure,
-        settings=dict(settings or {}),
-        notes=(*notes, *session.notes),
+        notes=notes,
         parameters=describe_parameters(workload.model, dict(parameter_lines or {})),
         project_root=root or project_root(workload.model),
-        failed_allocation=failed,
-        trace=session.trace if findings is not None else None,
-        module_names=session.module_names,
-        origin=RunOrigin.here(str(session.device)),
-        device=str(session.device),
+        settings=settings or {},
         keep_recording=keep_recording,
+        timings=timings,
+        losses=tuple(losses),
     )
 
 
@@ -138,18 +139,25 @@ def _step(workload: Workload, session: ProfileSession) -> list[float]:
         loss = workload.forward(batch)
         workload.backward(loss)
         value += float("nan") if loss is None else float(loss.detach())
-    if workload.optimizer is None and loss is not None:
+    # A function that does a whole step lets go of the gradients itself, and the optimizer's step was seen.
+    if workload.optimizer is None and loss is not None and not isinstance(workload, StepWorkload):
         session.observe_gradients()
     workload.optimizer_step()
     return [] if loss is None else [value]
 
 
 @contextmanager
-def _random_states_kept(device: torch.device) -> Iterator[None]:
-    """Put torch's, numpy's and Python's random states back when the block ends."""
+def _random_states_kept(workload: Workload) -> Iterator[None]:
+    """Put torch's random states, on the CPU and on the workload's devices, numpy's and Python's back at the end."""
     python, numpy = random.getstate(), np.random.get_state()
+    of_model = (tensor.device for tensor in itertools.chain(workload.model.parameters(), workload.model.buffers()))
+    used = {with_index(device) for device in (workload.device, *of_model) if has_random_state(device)}
+    by_type = itertools.groupby(sorted(used, key=str), key=lambda device: device.type)
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with ExitStack() as kept:
+            kept.enter_context(torch.random.fork_rng(devices=[]))
+            for device_type, devices in by_type:
+                kept.enter_context(torch.random.fork_rng(devices=list(devices), device_type=device_type))
             yield
     finally:
         random.setstate(python)
@@ -174,7 +182,7 @@ def _copy(workload: Workload, notes: list[str]) -> Workload | None:
 
 def _time(workload: Workload, progress: Callable[[int], None], notes: list[str]) -> PhaseTimings | None:
     """The timing pass, on copies, with the random state put back afterwards; None if there can be no copy."""
-    with _random_states_kept(workload.device):
+    with _random_states_kept(workload):
         copy = _copy(workload, notes)
         if copy is None:
             return None

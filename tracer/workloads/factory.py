@@ -20,20 +20,20 @@ from tracer.workloads.user_errors import UserModelError, defined_at
 __tracebackhide__ = True  # what raises here is to be looked for in the factory
 
 FACTORY_HINT = "A factory returns a module, (module, optimizer), a workload, or a step function."
-_PLACE_HINT = "Write package.module:factory, or path/to/file.py:factory."
+_NAME_HINT = "Write package.module:factory, or path/to/file.py:factory."
 
 # ---- finding the factory ---------------------------------------------------------------------------------------------
 
 
-def load_factory(place: str) -> Any:
+def load_factory(name_of_factory: str) -> Any:
     """Import what `package.module:name` or `path/to/file.py:name` names; the name may have dots.
 
     Raises:
         UserModelError: There is no such thing, or its module raised.
     """
-    module_name, _, name = place.rpartition(":")
+    module_name, _, name = name_of_factory.rpartition(":")
     if not module_name or not name:
-        raise UserModelError(f"{place} does not name a factory.", hint=_PLACE_HINT)
+        raise UserModelError(f"{name_of_factory} does not name a factory.", hint=_NAME_HINT)
     is_file = module_name.endswith(".py") or "/" in module_name
     _make_importable([Path(module_name).absolute().parent, Path.cwd()] if is_file else [Path.cwd()])
     module = _load_file(Path(module_name)) if is_file else _load_module(module_name)
@@ -41,7 +41,7 @@ def load_factory(place: str) -> Any:
     for part in name.split("."):
         if not hasattr(found, part):
             near = ", ".join(key for key in vars(module) if not key.startswith("_") and callable(vars(module)[key]))
-            hint = f"It has {near}." if 0 < len(near) < 200 else _PLACE_HINT
+            hint = f"It has {near}." if 0 < len(near) < 200 else _NAME_HINT
             raise UserModelError(f"{module_name} has no {name}.", hint=hint)
         found = getattr(found, part)
     return found
@@ -75,11 +75,11 @@ def _load_module(name: str) -> ModuleType:
 def _load_file(path: Path) -> ModuleType:
     """Run a file as a module."""
     if not path.is_file():
-        raise UserModelError(f"There is no file {path}.", hint=_PLACE_HINT)
+        raise UserModelError(f"There is no file {path}.", hint=_NAME_HINT)
     name = f"profiled_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
-        raise UserModelError(f"{path} is not a Python file.", hint=_PLACE_HINT)
+        raise UserModelError(f"{path} is not a Python file.", hint=_NAME_HINT)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -134,11 +134,11 @@ def parse_arguments(option: str, arguments: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def call_factory(place: str, factory: Any, arguments: dict[str, Any], offered: Mapping[str, Any]) -> Any:
+def call_factory(name_of_factory: str, factory: Any, arguments: dict[str, Any], offered: Mapping[str, Any]) -> Any:
     """What a factory returns; a module is its own.
 
     Args:
-        place: As the user wrote it.
+        name_of_factory: As the user wrote it.
         factory: What is there.
         arguments: From the user.
         offered: Further arguments, for a factory that has parameters of these names.
@@ -149,18 +149,20 @@ def call_factory(place: str, factory: Any, arguments: dict[str, Any], offered: M
     if isinstance(factory, nn.Module) or not callable(factory):
         if arguments or not isinstance(factory, nn.Module):
             is_what = "is a module already and takes no arguments" if arguments else "cannot be called"
-            raise UserModelError(f"{place} {is_what}.", hint=FACTORY_HINT)
+            raise UserModelError(f"{name_of_factory} {is_what}.", hint=FACTORY_HINT)
         return factory
-    arguments = _fitting(place, factory, arguments, offered)
+    arguments = _fitting(name_of_factory, factory, arguments, offered)
     try:
         return factory(**arguments)
     except (Exception, SystemExit) as error:
         raise UserModelError(
-            f"{place} raised {_words(error)}", hint="Check the --model-arg options, or the factory itself."
+            f"{name_of_factory} raised {_words(error)}", hint="Check the --model-arg options, or the factory itself."
         ) from error
 
 
-def _fitting(place: str, factory: Any, arguments: dict[str, Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+def _fitting(
+    name_of_factory: str, factory: Any, arguments: dict[str, Any], offered: Mapping[str, Any]
+) -> dict[str, Any]:
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):  # made in C
@@ -171,7 +173,7 @@ def _fitting(place: str, factory: Any, arguments: dict[str, Any], offered: Mappi
         signature.bind(**arguments)
     except TypeError as error:
         raise UserModelError(
-            f"{place}{defined_at(factory)} does not fit its arguments: {error}.",
+            f"{name_of_factory}{defined_at(factory)} does not fit its arguments: {error}.",
             hint=f"Give each argument as --model-arg key=value. It takes {', '.join(signature.parameters) or 'none'}.",
         ) from None
     return arguments

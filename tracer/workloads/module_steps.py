@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -99,7 +100,7 @@ class ModuleWorkload:
 
 def gradient_scaler(amp: Amp, device: torch.device) -> torch.amp.GradScaler | None:
     """Float16 gradients underflow without one; bfloat16 has the range of float32."""
-    return torch.amp.GradScaler("cuda") if amp == "float16" and device.type == "cuda" else None
+    return torch.amp.GradScaler(device.type) if amp == "float16" and device.type != "cpu" else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,8 +124,18 @@ class StepWorkload:
         return ()
 
     def forward(self, batch: object) -> Tensor | None:
-        """The whole step; the loss, if the function returns one."""
+        """The whole step; the loss, if the function returns one.
+
+        Raises:
+            UserModelError: The function only returned what would do the step.
+        """
         result = self.step()
+        if inspect.isgenerator(result) or inspect.isawaitable(result):
+            what = "a generator" if inspect.isgenerator(result) else "something to await"
+            raise UserModelError(
+                f"The step function{defined_at(self.step)} returned {what}: nothing of it has run.",
+                hint="Let a call train one step from start to end, without yield or async.",
+            )
         if isinstance(result, float):
             return torch.tensor(result)
         return result.detach() if isinstance(result, Tensor) and result.numel() == 1 else None

@@ -79,7 +79,7 @@ class StepOptions:
 
 
 def build_user_workload(
-    place: str,
+    name_of_factory: str,
     *,
     device: torch.device | str,
     model_args: Sequence[str] = (),
@@ -89,7 +89,7 @@ def build_user_workload(
     """Find a factory, call it, and make what it returns into a workload.
 
     Args:
-        place: `package.module:factory` or `path/to/file.py:factory`.
+        name_of_factory: `package.module:factory` or `path/to/file.py:factory`.
         device: Where to train.
         model_args: Arguments of the factory as `key=value`; values are Python literals, or else strings.
         options: How a plain module is trained.
@@ -100,9 +100,9 @@ def build_user_workload(
             exception is the cause.
     """
     device = torch.device(device)
-    factory = load_factory(place)
+    factory = load_factory(name_of_factory)
     offered = {"device": device, "batch_size": options.batch_size, "seed": options.seed}
-    built = call_factory(place, factory, parse_arguments("--model-arg", model_args), offered)
+    built = call_factory(name_of_factory, factory, parse_arguments("--model-arg", model_args), offered)
     return as_workload(built, device=device, options=options, source=factory, device_named=device_named)
 
 
@@ -227,7 +227,7 @@ def _module_workload(
 
 
 def _moved(model: nn.Module, device: torch.device) -> nn.Module:
-    if any(place.type == "meta" for place in _devices(model)):
+    if any(device.type == "meta" for device in _devices(model)):
         raise UserModelError(
             "The model has parameters on the meta device, which hold no numbers.",
             hint="Build it outside `torch.device('meta')`.",

@@ -1,0 +1,115 @@
+"""`torch-timeline run`: an unchanged script, profiled while it trains."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tracer.commands.common import errors_for_people, kept_import_path, say_all
+from tracer.errors import TracerError
+from tracer.exporters.terminal import say
+
+if TYPE_CHECKING:
+    from tracer.runs.script_run import ScriptProfile
+
+__tracebackhide__ = True  # a line of this file explains nothing about the script
+
+CONTEXT = {"allow_interspersed_args": False, "ignore_unknown_options": False}
+
+
+def run(
+    script: Annotated[str, typer.Argument(help="The script; with --module, a module's name.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="What follows is the script's own.")] = None,
+    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT names a module, as in `python -m`.")] = False,
+    save_dir: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("profiler_outputs"),
+    device: Annotated[str | None, typer.Option(help="Device to explain; by default the model's.")] = None,
+    n_wait_steps: Annotated[int, typer.Option(help="Steps of a cycle that are not looked at.")] = 0,
+    n_warmup_steps: Annotated[int, typer.Option(help="Steps of a cycle in which the profiler warms up.")] = 1,
+    n_active_steps: Annotated[int, typer.Option(help="Steps of a cycle that are recorded.")] = 3,
+    n_repeats: Annotated[int, typer.Option(help="Cycles.")] = 2,
+    trace: Annotated[bool, typer.Option(help="Write trace.json.gz.")] = False,
+    keep_recording: Annotated[bool, typer.Option(help="Write recording.npz.")] = False,
+) -> None:
+    """Run a training script as it is, and explain the memory peak of its first steps.
+
+    Models, optimizers and steps are found while it runs. The files are written as soon as all is recorded, and the
+    script goes on. Options of this command come before the script's name.
+
+        torch-timeline run --save-dir profile train.py --epochs 3
+    """
+    from tracer.exporters.files import check_folder
+    from tracer.runs.script_run import ScriptProfile
+    from tracer.runs.session import Schedule
+    from tracer.runs.training import TrainingProfile
+
+    with errors_for_people(), kept_import_path():
+        schedule = Schedule(n_wait_steps, n_warmup_steps, n_active_steps, n_repeats)
+        check_folder(save_dir)
+        if not module and not Path(script).is_file():
+            raise TracerError(f"There is no file {script}.", hint="Name a script, or a module with -m.")
+        profile = ScriptProfile(
+            lambda models, optimizers: TrainingProfile(
+                models,
+                optimizers,
+                save_dir=save_dir,
+                schedule=schedule,
+                device=device,
+                screen=True,
+                trace=trace,
+                keep_recording=keep_recording,
+                settings={"script": script, "arguments": " ".join(arguments or [])},
+            )
+        )
+        succeeded = run_script(profile, script, arguments or [], is_module=module)
+    if not succeeded:
+        raise typer.Exit(1)
+
+
+def run_script(profile: ScriptProfile, script: str, arguments: list[str], *, is_module: bool = False) -> bool:
+    """Run a script under a profile; False if it raised, after its traceback.
+
+    Raises:
+        SystemExit: The script's own, with its status.
+    """
+    try:
+        with profile, _as_main(script, arguments, is_module=is_module):
+            if is_module:
+                runpy.run_module(script, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(script, run_name="__main__")
+    except Exception as error:
+        sys.stderr.writelines(traceback.format_exception(type(error), error, _of_script(error)))
+        return False
+    finally:
+        say_all(f"Note: {note}" for note in profile.notes)
+        if profile.session is None:
+            say("Nothing was recorded.")
+    return True
+
+
+@contextmanager
+def _as_main(script: str, arguments: list[str], *, is_module: bool) -> Iterator[None]:
+    """The arguments and the import path that the script expects."""
+    before = sys.argv
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, "" if is_module else str(Path(script).resolve().parent))
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def _of_script(error: BaseException) -> TracebackType | None:
+    """The traceback from the script's first frame on: what started it explains nothing."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") != "__main__":
+        trace = trace.tb_next
+    return trace or error.__traceback__

@@ -1,0 +1,72 @@
+"""The allocator's history of a run, for all that ask: it becomes columns once, and joins the recording once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, TypeVar
+
+from tracer.analysis.profiles.failed_allocation import failed_allocation
+from tracer.analysis.profiles.findings import Findings, with_allocator_history
+from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory
+from tracer.capture.known_storages import KnownStorages
+from tracer.errors import SnapshotError
+from tracer.snapshot.columns import Snapshot
+from tracer.snapshot.load import snapshot_in_memory
+
+HISTORY_LEFT_OUT = "Requested sizes and segments are left out: "
+_Answer = TypeVar("_Answer")
+
+
+class RunHistory:
+    """What `torch.cuda.memory._snapshot()` returned, read when it is first needed.
+
+    That a new torch writes another history, or one that contradicts itself, is a note and not a failure.
+
+    Attributes:
+        snapshot: As torch returned it; None where there is none.
+    """
+
+    def __init__(self, snapshot: dict[str, Any] | None, notes: list[str]) -> None:
+        """Prepare; nothing is read.
+
+        Args:
+            snapshot: See the attribute.
+            notes: Where to add a sentence on what cannot be read, once.
+        """
+        self.snapshot = snapshot
+        self._notes = notes
+
+    @cached_property
+    def columns(self) -> Snapshot | None:
+        """The history as columns; None where there is none that can be read."""
+        if self.snapshot is None:
+            return None
+        objects = self.snapshot
+        return self._or_note(lambda: snapshot_in_memory(objects))
+
+    def joined(self, findings: Findings, known: KnownStorages) -> Findings:
+        """Findings with the peak of the last cycle by the allocator's own books, where there is a history of it."""
+        if (columns := self.columns) is None:
+            return findings
+        return self._or_note(lambda: with_allocator_history(findings, columns, known=known)) or findings
+
+    @property
+    def device_out_of_memory(self) -> int | None:
+        """The index of the device whose memory ran out last; None if the history tells of none."""
+        return device_out_of_memory(self.columns) if self.columns is not None else None
+
+    def failed_allocation(self, findings: Findings | None, known: KnownStorages, device: str) -> OutOfMemory | None:
+        """The last allocation that a device of this one's type had no memory for, explained."""
+        if (columns := self.columns) is None:
+            return None
+        kind = device.partition(":")[0]
+        return self._or_note(lambda: failed_allocation(columns, findings, known, device_type=kind))
+
+    def _or_note(self, answer: Callable[[], _Answer]) -> _Answer | None:
+        try:
+            return answer()
+        except SnapshotError as error:
+            if (note := f"{HISTORY_LEFT_OUT}{error}") not in self._notes:
+                self._notes.append(note)
+            return None

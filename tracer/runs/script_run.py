@@ -1,0 +1,156 @@
+"""A script that knows nothing of this program, profiled: its models, optimizers and steps are found while it runs."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from tracer.capture import torch_private
+from tracer.runs.training import TrainingProfile
+
+MakeSession = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], TrainingProfile]
+
+COMPILES = (
+    "The script compiles its model or its step, and compiled code must not see the hooks that find steps: it is "
+    "profiled until then. Use profile_training in the script, with a call of session.step()."
+)
+NO_MODEL = "No model with parameters that want a gradient was called, so that no training was found."
+NO_STEP = "No optimizer of torch's kind made a step, so that the end of a step was not found."
+
+
+class ScriptProfile:
+    """Starts a session at the first call of a model that is being trained, and ends a step with the optimizers'.
+
+    A step ends when every optimizer that takes part has stepped: those that are alive at the first one's step, but for
+    those that let another step twice meanwhile. The files are written as soon as all is recorded, and the script goes
+    on.
+
+    Attributes:
+        session: The profile; None until a model was called.
+    """
+
+    def __init__(self, make_session: MakeSession) -> None:
+        """Prepare.
+
+        Args:
+            make_session: Makes the profile of some models by name and some optimizers.
+        """
+        self.session: TrainingProfile | None = None
+        self._make_session = make_session
+        self._handles: list[Any] = []
+        self._stop_watching: Callable[[], None] | None = None
+        self._waits_for: set[int] = set()
+        self._stepped: set[int] = set()
+        self._is_stepping = self._is_over = self._has_compiled = self._has_stepped = False
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on what could not be found; none where everything was recorded."""
+        if self.session is None:
+            return (COMPILES if self._has_compiled else NO_MODEL,)
+        if self.session.num_steps_done >= self.session.schedule.num_steps:
+            return ()
+        return (COMPILES,) if self._has_compiled else () if self._has_stepped else (NO_STEP,)
+
+    def __enter__(self) -> Self:
+        """Look out for models and steps."""
+        self._handles = [
+            register_module_forward_pre_hook(self._called),
+            register_optimizer_step_post_hook(self._optimizer_stepped),
+        ]
+        self._stop_watching = torch_private.on_compile_start(self._compilation_begins)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Look no longer; write what was recorded, if that was not done yet."""
+        self._look_no_longer()
+        self._close(error)
+
+    def _called(self, module: nn.Module, args: Any) -> None:
+        """Before any module's call: where a session begins and ends, since hooks on optimizers may come and go here."""
+        if self.session is None:
+            if torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters()):
+                self._begin(module)
+        elif self.session.is_complete:
+            self._look_no_longer()
+            self._close(None)
+
+    def _begin(self, module: nn.Module) -> None:
+        optimizers = _alive(torch.optim.Optimizer)
+        trained = {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
+        models = [one for one in outermost(_alive(nn.Module)) if one is module or _holds(one, module, trained)]
+        self.session = self._make_session(named(models or [module]), optimizers)
+        self.session.__enter__()
+
+    def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self.session is None or self._is_over:
+            return
+        self._has_stepped = True
+        if id(optimizer) in self._stepped:  # again, before others did: those take no part
+            self._waits_for = set(self._stepped)
+        elif id(optimizer) not in self._waits_for:
+            self._waits_for |= {id(one) for one in _alive(torch.optim.Optimizer)}
+        self._stepped.add(id(optimizer))
+        if self._waits_for <= self._stepped:
+            self._stepped.clear()
+            self.session.step()
+
+    def _close(self, error: BaseException | None) -> None:
+        if self.session is not None and not self._is_over:
+            self._is_over = True
+            self.session.__exit__(type(error) if error is not None else None, error, None)
+
+    def _look_no_longer(self) -> None:
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.remove()
+        if self._stop_watching is not None:
+            self._stop_watching()
+            self._stop_watching = None
+
+    def _compilation_begins(self) -> None:
+        self._has_compiled = True
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.remove()
+
+
+def _alive(kind: type[Any]) -> list[Any]:
+    """The objects of a class that are alive; types decide, since a proxy's `__class__` would call the user's code."""
+    return [one for one in gc.get_objects() if issubclass(type(one), kind)]
+
+
+def outermost(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Those that are in no other."""
+    modules = list(modules)
+    inner = {id(child) for module in modules for child in torch_private.child_modules(module).values()}
+    return [module for module in modules if id(module) not in inner]
+
+
+def _holds(model: nn.Module, module: nn.Module, trained: set[int]) -> bool:
+    """Whether a model has a module inside, or parameters that an optimizer updates."""
+    return any(one is module for one in model.modules()) or any(id(one) in trained for one in model.parameters())
+
+
+def named(models: Sequence[nn.Module]) -> dict[str, nn.Module]:
+    """Models by their class's name, with a number where several have it; one alone needs no name."""
+    if len(models) == 1:
+        return {"": models[0]}
+    names: dict[str, nn.Module] = {}
+    for model in models:
+        name = kind = type(model).__name__
+        number = 1
+        while name in names:
+            number += 1
+            name = f"{kind}_{number}"
+        names[name] = model
+    return names
