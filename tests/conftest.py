@@ -44,7 +44,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def usual_signals() -> Iterator[None]:
     """Python's own handlers, which a test must leave as they are. A shell's `&`, for one, has Ctrl-C ignored."""
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}  # type: ignore[arg-type]
     yield
     found = {number: signal.getsignal(number) for number in usual}
     for number, handler in before.items():

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from tracer.analysis.profiles.allocator_order import alive_bytes
+from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.capture.known_storages import KnownStorages, Role
 from tracer.capture.recording import Allocations, Calls, DataFlow, Frames, Keys, Modules, Ops, Recording, Spans
 
@@ -80,6 +82,8 @@ def recording_of(
             device=column(key.device for key in keys),
             address=column(key.address for key in keys),
             size_bytes=column(key.size_bytes for key in keys),
+            shape=np.full(len(keys), -1),
+            dtype=np.full(len(keys), -1),
         ),
         flow=_reading(sorted(set(range(len(keys))) - {e.key for e in events if e.size_bytes > 0})),
         ops=_empty(Ops),
@@ -111,7 +115,8 @@ def known_of(*rows: tuple[int, int, int, Role, str], device: str = "cpu") -> Kno
     columns = [np.array([row[i] for row in rows], np.int64) for i in range(4)]
     columns[0] += START_NS
     name = np.array([names.index(row[4]) for row in rows], np.int64)
-    return KnownStorages(*columns, name, np.zeros(len(rows), np.int64), names, (device,))
+    time_ns, address, size_bytes, role = columns
+    return KnownStorages(time_ns, address, size_bytes, role, name, np.zeros_like(name), names, (device,))
 
 
 # ---- drawn histories -------------------------------------------------------------------------------------------------
@@ -181,7 +186,7 @@ def histories(draw: st.DrawFn) -> History:
             lives.append(Life(address, size, made, len(events), number))
 
     for _ in range(draw(st.integers(0, 25))):
-        if alive and draw(st.booleans()):
+        if alive and draw(st.booleans()):  # type: ignore[arg-type]
             number = draw(st.sampled_from(sorted(alive)))
             address, size, _, _, seen = alive[number]
             row = next((row for row, key in enumerate(keys) if key.number == number), -1) if seen else -1
@@ -210,6 +215,12 @@ def histories(draw: st.DrawFn) -> History:
         if not before or seen:
             lives.append(Life(address, size, made, end, number))
     # The counter has what it was told of before; it cannot fall below nothing.
-    before = {life.number for life in lives if life.made < 0}
-    told_before = sum(-event.size_bytes for event in events if event.size_bytes < 0 and event.number in before)
+    numbers_before = {life.number for life in lives if life.made < 0}
+    told_before = sum(-event.size_bytes for event in events if event.size_bytes < 0 and event.number in numbers_before)
     return History(tuple(events), tuple(keys), tuple(lives), told_before + draw(st.integers(0, 1000)))
+
+
+def levels_of(lifetimes: BlockLifetimes) -> list[int]:
+    """Bytes of the blocks alive after each event."""
+    columns = (lifetimes.size_bytes, lifetimes.made_at, lifetimes.freed_at)
+    return alive_bytes(*columns, len(lifetimes.events)).tolist()

@@ -84,9 +84,9 @@ def calls_itself(x: Tensor, y: Tensor, depth: int = 2) -> Tensor:
 def mixed(x: Tensor, y: Tensor) -> Tensor:
     total = 0
     for row in zip(x, y):
-        total = torch.relu(row[0])
-        total = total * float(2)
-        total -= torch.tanh(row[1])
+        total = torch.relu(row[0])  # type: ignore[assignment]
+        total = total * float(2)  # type: ignore[assignment]
+        total -= torch.tanh(row[1])  # type: ignore[assignment]
     scale = 1 / x
     scale = 1 - scale
     return total + scale @ y.T

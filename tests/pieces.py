@@ -105,4 +105,4 @@ def seeded(seed: int = 0) -> None:
 def random_states() -> tuple[Any, ...]:
     """Every global random state, comparable."""
     name, keys, *rest = np.random.get_state()
-    return torch.get_rng_state().tolist(), (name, keys.tolist(), *rest), random.getstate()  # type: ignore[union-attr]
+    return torch.get_rng_state().tolist(), (name, keys.tolist(), *rest), random.getstate()  # type: ignore[attr-defined, union-attr]

@@ -113,6 +113,8 @@ class Program:
                 device=np.array([storage.device for storage in self.storages], np.int64),
                 address=1000 + np.arange(count),
                 size_bytes=np.array([storage.size_bytes for storage in self.storages], np.int64),
+                shape=np.full(count, -1),
+                dtype=np.full(count, -1),
             ),
             flow=DataFlow(
                 node_time_ns=np.array([self.node_time_ns(i) for i in range(len(self.nodes))], np.int64),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,11 +14,12 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 # Room: rooms that it may import, besides itself. The first room that a module's name starts with is its own.
-_BASE = {"tracer.errors", "tracer.units", "tracer.collector", "tracer.nested"}
+_BASE = {"tracer.arrays", "tracer.errors", "tracer.units", "tracer.collector", "tracer.nested"}
 _RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot", "tracer.allocator"}
 _MEANS = {*_RECORDS, "tracer.analysis"}
 _WRITES = {*_MEANS, "tracer.exporters"}
 ROOMS: dict[str, set[str]] = {
+    "tracer.arrays": set(),
     "tracer.errors": set(),
     "tracer.units": set(),
     "tracer.collector": set(),
@@ -38,11 +40,77 @@ ROOMS: dict[str, set[str]] = {
 }
 # Inside a room too: folders, from those that know nothing of the others to those that know all before them.
 FLOORS: dict[str, tuple[str, ...]] = {
-    "tracer.analysis": ("tracer.analysis.snapshots", "tracer.analysis.profiles", "tracer.analysis.operators"),
+    "tracer.analysis": (
+        "tracer.analysis.snapshots",
+        "tracer.analysis.compiled",
+        "tracer.analysis.profiles",
+        "tracer.analysis.operators",
+    ),
+}
+# And inside a folder: files, floor by floor; each may import those of the floors below its own.
+STOREYS: dict[str, tuple[set[str], ...]] = {
+    "tracer.capture": (
+        {"devices", "operator_lines", "quiet_profiler", "source_line"},
+        {"compiled_code"},
+        {"source_files"},
+        {"gradients_seen", "phase_timing", "run_origin", "torch_names", "torch_private"},
+        {"allocator_history", "call_hooks", "device_kernels", "error_line", "parameter_origins", "plain_tensors"},
+        {"known_storages", "profiler_trace", "project_files", "recording"},
+        {"compile_watch", "counter_reading", "inline_operators", "kept_run", "live_tensors", "training_objects"},
+        {"event_tree"},
+    ),
+    "tracer.analysis.profiles": (
+        {"allocator_order", "closures", "devices_held", "frame_ranks", "time_spans", "torch_categories"},
+        {"attribution", "memory_timeline"},
+        {"backward_passes", "compiled_owners", "source_lines", "unrecorded_storages"},
+        {"allocator_count", "storage_uses"},
+        {"block_lifetimes"},
+        {"allocator_join", "block_facts", "breakdown", "step_phases"},
+        {"classify_blocks"},
+        {"memory_by_kind", "peak_rows"},
+        {"lost_track", "peak", "survivors"},
+        {"growth"},
+        {"findings"},
+        {"caveats", "compiled_words", "failed_allocation"},
+    ),
+    "tracer.analysis.compiled": ({"generated_code"}, {"origins"}),
+    "tracer.analysis.operators": (
+        {"invocations", "kernel_times", "weights"},
+        {"invocation_times", "saved_tensors"},
+        {"memory_report", "run_times"},
+    ),
+    "tracer.runs": (
+        {"run_history", "termination"},
+        {"session"},
+        {"results"},
+        {"failure_words", "ranks", "screen", "workload_run"},
+        {"kept"},
+        {"outputs"},
+        {"training"},
+        {"script_run"},
+    ),
+    "tracer.workloads": (
+        {"shipped_models", "supervised", "user_errors", "workload"},
+        {"factory", "random_inputs"},
+        {"module_steps"},
+        {"user_model"},
+    ),
 }
 # The model of the allocator stands alone; only what reads a recording knows how recordings are stored.
 READ_RECORDINGS = {f"tracer.allocator.{name}" for name in ("history", "start_state", "end_state", "reproduce")}
 PRIVATE_TORCH = "tracer.capture.torch_private"
+TORCH_NAMES = "tracer.capture.torch_names"
+# What only torch_names may spell out: names that torch gives in a recording, and files of its own functions.
+TORCHS_NAMES = re.compile(
+    r"ProfilerStep#|Optimizer\.(step|zero_grad)#|autograd::engine|torch::autograd::|^CompiledFunction|CompiledFxGraph"
+    r"|^Torch-Compiled|\btorch/[\w/]+(\.py|/$)"
+)
+# Snapshots are read without what capture knows: their stacks name functions of torch in Python and C++.
+NAMES_OF_STACKS = {
+    f"tracer.analysis.snapshots.{name}" for name in ("autograd_frames", "phases", "sites", "stack_facts", "timeline")
+}
+# Private by a leading underscore, and still for everybody: of Python's standard library.
+PUBLIC_ENOUGH = {"_fields", "_replace", "_asdict", "_getframe", "_exit"}
 
 
 def modules() -> dict[str, Path]:
@@ -114,6 +182,52 @@ def private_torch(source: str) -> list[str]:
     return found
 
 
+def private_attributes(source: str) -> list[str]:
+    """Attributes with a leading underscore that are not of the source's own classes, functions and constants."""
+    tree = ast.parse(source)
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+            own.add(node.attr)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            own.add(node.target.id)
+    found = []
+    for node in ast.walk(tree):
+        name, shown = "", ""
+        if isinstance(node, ast.Attribute):
+            name, shown = node.attr, ast.unparse(node)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _BY_NAME and node.args:
+            last = node.args[0] if isinstance(node.func, ast.Attribute) else node.args[min(1, len(node.args) - 1)]
+            if isinstance(last, ast.Constant) and str(last.value).isidentifier():
+                name, shown = str(last.value), ast.unparse(node)
+        elif isinstance(node, ast.ImportFrom):
+            private = [alias.name for alias in node.names if _is_private(f"{node.module}.{alias.name}")]
+            found += [f"{node.module}.{name}" for name in private if node.module != "__future__"]
+        if name and _is_private(name) and name not in own | PUBLIC_ENOUGH:
+            found.append(shown)
+    return found
+
+
+# Calls that read an attribute by its name; of methods, `__dict__.get("_parameters")` too.
+_BY_NAME = {"getattr", "hasattr", "setattr", "delattr", "attrgetter", "get"}
+
+
+def names_of_torch(source: str) -> list[str]:
+    """Strings in which a name of torch's is spelled out, docstrings aside."""
+    tree = ast.parse(source)
+    docstrings = {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    return [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and id(node) not in docstrings
+        and TORCHS_NAMES.search(node.value)
+    ]
+
+
 def _is_private(name: str) -> bool:
     return any(part.startswith("_") and not part.endswith("__") for part in name.split("."))
 
@@ -149,6 +263,25 @@ def test_inside_a_room_imports_go_one_way_too(room: str) -> None:
             assert above == [], f"{module} imports {above}"
 
 
+def storey_of(module: str, folder: str) -> int | None:
+    """Its floor in its folder; a folder's own file has none, and a module of no floor at all is the last."""
+    name = module.removeprefix(f"{folder}.")
+    return None if name == module else next((n for n, files in enumerate(STOREYS[folder]) if name in files), None)
+
+
+@pytest.mark.parametrize("folder", STOREYS)
+def test_inside_a_folder_each_file_has_a_floor_and_imports_only_what_lies_below(folder: str) -> None:
+    files = [module for module in MODULES if module.startswith(f"{folder}.")]
+    assert sorted(name for floor in STOREYS[folder] for name in floor) == sorted(
+        module.removeprefix(f"{folder}.") for module in files
+    ), "enter a new file in STOREYS, on the floor above what it imports"
+    for module in files:
+        here = storey_of(module, folder)
+        for name, _ in imports_of(module):
+            there = storey_of(name, folder) if name in files and name != module else None
+            assert there is None or here is None or there < here, f"{module} imports {name}"
+
+
 def test_no_import_cycles() -> None:
     graph = {module: {name for name, at_run_time in imports_of(module) if at_run_time} for module in MODULES}
     assert find_cycle(graph) is None
@@ -176,6 +309,19 @@ def test_torchs_private_parts_are_in_one_file(module: str) -> None:
         assert private_torch(MODULES[module].read_text(encoding="utf-8")) == []
 
 
+@pytest.mark.parametrize("module", [module for module in MODULES if module.startswith("tracer")])
+def test_nobody_elses_private_attributes_are_read(module: str) -> None:
+    """Of torch's objects in torch_private, of ours nowhere: what a leading underscore says is for the file it is in."""
+    if module != PRIVATE_TORCH:
+        assert private_attributes(MODULES[module].read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_names_of_torchs_own_are_in_one_file(module: str) -> None:
+    found = names_of_torch(MODULES[module].read_text(encoding="utf-8"))
+    assert bool(found) == (module in {TORCH_NAMES, *NAMES_OF_STACKS}), found
+
+
 def test_that_one_file_does_use_them() -> None:
     assert private_torch(MODULES[PRIVATE_TORCH].read_text(encoding="utf-8"))
 
@@ -185,6 +331,37 @@ def test_the_model_of_the_allocator_knows_recordings_in_few_places(module: str) 
     names = {name for name, _ in imports(MODULES[module].read_text(encoding="utf-8"), set(MODULES))}
     reads = {name for name in names if room_of(name) == "tracer.snapshot"}
     assert bool(reads) == (module in READ_RECORDINGS)
+
+
+# Files of analysis that are tested elsewhere, each with where: the folder of snapshots has not been mirrored yet.
+TESTED_ELSEWHERE: dict[str, str] = {
+    "tracer/analysis/kinds.py": "tests/analysis/profiles/test_classify_blocks.py",
+    "tracer/analysis/profiles/compiled_owners.py": "tests/analysis/compiled/test_origins.py",
+    "tracer/analysis/peak_diff.py": "tests/exporters/test_peak_diff.py",
+    "tracer/analysis/peak_row.py": "tests/exporters/test_row_json.py",
+}
+NOT_MIRRORED = "tracer/analysis/snapshots/"
+
+
+def files_of_analysis() -> list[str]:
+    files = (path.relative_to(ROOT).as_posix() for path in ROOT.glob("tracer/analysis/**/*.py"))
+    return sorted(name for name in files if not name.endswith("__init__.py") and not name.startswith(NOT_MIRRORED))
+
+
+@pytest.mark.parametrize("name", files_of_analysis())
+def test_every_file_of_analysis_has_its_test_beside_it(name: str) -> None:
+    path = ROOT / name.replace("tracer/", "tests/", 1)
+    beside = path.with_name(f"test_{path.name}")
+    elsewhere = TESTED_ELSEWHERE.get(name)
+    assert beside.is_file() != (elsewhere is not None), f"{name}: it has a test beside it, or one named above"
+    if elsewhere is not None:
+        assert f"from {_module_name(Path(name))} import" in (ROOT / elsewhere).read_text("utf-8")
+
+
+def test_each_test_of_analysis_is_of_a_file() -> None:
+    for path in [*ROOT.glob("tests/analysis/profiles/test_*.py"), *ROOT.glob("tests/analysis/operators/test_*.py")]:
+        tested = path.with_name(path.name.removeprefix("test_")).relative_to(ROOT / "tests")
+        assert (ROOT / "tracer" / tested).is_file(), path
 
 
 def test_snapshots_are_read_without_torch() -> None:
@@ -216,6 +393,60 @@ def test_snapshots_are_read_without_torch() -> None:
 )
 def test_private_parts_are_found(source: str) -> None:
     assert private_torch(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "tensor._values()",
+        "one._orig_mod is model",
+        'getattr(parameter, "_local_tensor", parameter)',
+        'hasattr(node, "_saved_self")',
+        'module.__dict__.get("_parameters")',
+        "from somewhere import _hidden",
+        "from somewhere._hidden import shown",
+        "class A:\n    def f(self, other): return other._theirs",
+    ],
+)
+def test_private_attributes_of_others_are_found(source: str) -> None:
+    assert private_attributes(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class A:\n    def f(self): return self._mine",
+        "class A:\n    def _f(self): return A()._f()",
+        "class A:\n    def __init__(self): self._x = 1\n\ndef f(a): return a._x",
+        "sys._getframe(1)",
+        "x.__class__",
+        'settings.get("name")',
+    ],
+)
+def test_private_attributes_of_ones_own_are_not(source: str) -> None:
+    assert private_attributes(source) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'name.startswith("ProfilerStep#")',
+        'PREFIX = "Optimizer.step#"',
+        'name == "torch::autograd::AccumulateGrad"',
+        'file.endswith("torch/autograd/__init__.py")',
+        '"torch/optim/" in file',
+        'f"{x} autograd::engine::evaluate_function: "',
+    ],
+)
+def test_names_of_torch_are_found(source: str) -> None:
+    assert names_of_torch(source)
+
+
+@pytest.mark.parametrize(
+    "source", ['"""As in torch/profiler/profiler.py."""', "# ProfilerStep#1", '"torch"', '"aten::add"']
+)
+def test_other_names_are_not(source: str) -> None:
+    assert names_of_torch(source) == []
 
 
 @pytest.mark.parametrize("source", ["import torch\ntorch.__version__", "import numpy\nnumpy._core", "self._torch"])

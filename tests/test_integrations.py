@@ -143,7 +143,7 @@ def lightning_fit(module: Any, *callbacks: Any, **options: Any) -> None:
         callbacks=list(callbacks),
         **options,
     )
-    trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=4))
+    trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=4))  # type: ignore[arg-type]
 
 
 @needs("lightning")

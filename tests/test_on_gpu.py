@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*Profiler cle
 def fno(device: torch.device, spectrum: str) -> Any:
     return build_fno_workload(
         device=device, batch_size=4, in_channels=3, out_channels=1, hidden_channels=16, data_size=32, n_modes=8,
-        n_layers=2, data="random", spectrum=spectrum, seed=0,
+        n_layers=2, data="random", spectrum=spectrum, seed=0,  # type: ignore[arg-type]
     )  # fmt: skip
 
 

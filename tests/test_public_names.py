@@ -32,7 +32,7 @@ def test_what_the_file_itself_imports_is_not_listed() -> None:
 def test_help_has_the_documentation_of_each(name: str) -> None:
     first = (getattr(tracer, name).__doc__ or "").strip().splitlines()[0]
     assert first
-    assert first in pydoc.render_doc(tracer, renderer=pydoc.plaintext)
+    assert first in pydoc.render_doc(tracer, renderer=pydoc.plaintext)  # type: ignore[attr-defined]
 
 
 def test_tab_completes_them() -> None:

@@ -47,7 +47,7 @@ def train(
         activities=list(activities),
         schedule=schedule(wait=wait, warmup=warmup, active=active, repeat=repeat) if scheduled else None,
         on_trace_ready=on_trace_ready,
-        **{"record_shapes": True, "profile_memory": True, "with_stack": True, **options},
+        **{"record_shapes": True, "profile_memory": True, "with_stack": True, **options},  # type: ignore[arg-type]
     ) as prof:
         for index in range(num_batches):
             work(index)
@@ -142,7 +142,7 @@ def test_a_loop_that_ends_early(num_batches: int, cycles: int, file: Path) -> No
 
 
 @pytest.mark.parametrize("options", [{"wait": 0, "warmup": 0, "active": 2}, {"wait": 0, "warmup": 0, "active": 1}])
-def test_cycles_that_follow_each_other_at_once(options: dict[str, int], file: Path) -> None:
+def test_cycles_that_follow_each_other_at_once(options: dict[str, Any], file: Path) -> None:
     train(TimelineTracer(file), 5, **options)
     assert num_cycles(file) == 2
 
@@ -263,7 +263,7 @@ def test_a_device_that_saw_nothing_is_an_error(file: Path) -> None:
 def test_nothing_is_read_while_training_waits(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first cycles' callbacks results are kept; the third reads the first one's, and only that."""
     log: list[str] = []
-    read, find = timeline_tracer.read_recording, timeline_tracer.find_in_cycle
+    read, find = timeline_tracer.read_recording, timeline_tracer.find_in_cycle  # type: ignore[attr-defined]
     monkeypatch.setattr(timeline_tracer, "read_recording", lambda one: log.append("read") or read(one))
     monkeypatch.setattr(timeline_tracer, "find_in_cycle", lambda *a, **k: log.append("analysis") or find(*a, **k))
     tracer = TimelineTracer(file)

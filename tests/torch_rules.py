@@ -152,7 +152,8 @@ class TorchRules:
         program = self.program
         events: list[tuple[int, int, int, list[tuple[str | None, int]]]] = []  # time, order, device, changes
         live: set[tuple[int, int]] = set()
-        made_ns, freed_ns = {}, {}
+        made_ns: dict[int, int] = {}
+        freed_ns: dict[int, int] = {}
         for (time_ns, key, size, where), address in zip(program.allocation_rows(), program.addresses(), strict=True):
             if key >= 0:
                 (made_ns if size > 0 else freed_ns)[key] = time_ns

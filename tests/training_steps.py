@@ -28,11 +28,12 @@ WORKLOADS: dict[str, Builder] = {}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workload:
-    """A training step, and the model and optimizer behind it for those who want to look at them."""
+    """A training step, and the model and optimizer behind it, or its parameters, for those who want to look at them."""
 
     step: Callable[[], None]
     model: nn.Module | None = None
     optimizer: torch.optim.Optimizer | None = None
+    parameters: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +151,7 @@ def _fno(data_size: tuple[int, ...], n_modes: tuple[int, ...], n_layers: int, sp
         data_size=data_size,
         n_modes=n_modes,
         n_layers=n_layers,
-        device="cpu",
+        device=torch.get_default_device(),
         spectrum=spectrum,
     )
 
@@ -359,7 +360,7 @@ def mixed_precision_clipping() -> Workload:
     def step() -> None:
         optimizer.zero_grad()
         inputs, target = mlp_batch()
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(torch.get_default_device().type, torch.bfloat16):
             loss = F.mse_loss(model(inputs), target)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -413,10 +414,10 @@ def functional_model() -> Workload:
         F.mse_loss(torch.relu(inputs @ weight + bias), target).backward()
         with torch.no_grad():
             for parameter in (weight, bias):
-                parameter -= 0.1 * parameter.grad
+                parameter -= 0.1 * parameter.grad  # type: ignore[operator]
                 parameter.grad = None
 
-    return Workload(step)
+    return Workload(step, parameters=(weight, bias))
 
 
 @workload

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.allocator.recorded import GIB, MIB, Program, device_of, parts, reproduced
@@ -43,7 +45,7 @@ def test_a_replay_is_the_program_run_again(conf: str, seed: int) -> None:
 
 
 def test_waits_are_replayed() -> None:
-    options = {"waits": True, "streams": 2, "empties": 0.0}
+    options: dict[str, Any] = {"waits": True, "streams": 2, "empties": 0.0}
     really = Program(3, AllocatorSettings(expandable_segments=True), **options).run(1200).allocator
     outcome = replay(requests_of(Program(3, **options).run(1200)), really.settings)
     assert outcome.reserved_peak_bytes == really.peak_reserved_bytes

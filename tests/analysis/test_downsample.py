@@ -42,7 +42,8 @@ def test_refuses_what_cannot_be(rows: int, num_buckets: int) -> None:
 
 def naive(x: list[int], values: list[list[int]], num_buckets: int) -> list[int]:
     """Bucket by bucket, column by column."""
-    highest_x, buckets = x[0], {}
+    highest_x = x[0]
+    buckets: dict[int, list[int]] = {}
     position = []
     for one in x:
         highest_x = max(highest_x, one)

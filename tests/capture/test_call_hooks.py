@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from tests.capture.compiled_watching import PROGRAMS
 from tracer.capture import torch_private
@@ -25,9 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def hooks_on(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> tuple[CallHooks, list[str]]:
     log: list[str] = []
     hooks = CallHooks(
-        model=model,
+        models=[model],
         on_call=lambda *_: log.append("call"),
-        optimizer=optimizer,
+        optimizers=[optimizer] if optimizer is not None else [],
         before_step=lambda *_: log.append("before"),
         after_step=lambda *_: log.append("after"),
     )
@@ -40,8 +41,10 @@ def net() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def num_hooks(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, int, int]:
-    steps = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-    return (len(model._forward_pre_hooks), *map(len, steps))
+    """On the model's calls, and before and after steps: of the optimizer alone and of all optimizers."""
+    before = *optimizer._optimizer_step_pre_hooks, *_global_optimizer_pre_hooks
+    after = *optimizer._optimizer_step_post_hooks, *_global_optimizer_post_hooks
+    return len(model._forward_pre_hooks), len(before), len(after)
 
 
 @pytest.fixture
@@ -160,7 +163,7 @@ def test_nothing_is_kept_alive_afterwards() -> None:
     gc.disable()
     try:
         del model, optimizer
-        assert [reference() for reference in references] == [None, None]
+        assert [reference() for reference in references] == [None, None]  # type: ignore[operator]
     finally:
         gc.enable()
 

@@ -80,12 +80,12 @@ def assert_consistent(recording: Recording) -> None:
         *((getattr(recording, name), 0, len(keys.id)) for name in KEY_SETS),
     ):
         assert ((column >= low) & (column < high)).all()
-    for table in (ops, calls):
-        assert (table.parent < np.arange(len(table.parent))).all(), "parents come before their children"
-        assert (table.parent >= -1).all()
-        inner = table.parent >= 0
-        assert (table.start_ns[inner] >= table.start_ns[table.parent[inner]]).all()
-        assert (table.end_ns >= table.start_ns).all()
+    for part in (ops, calls):
+        assert (part.parent < np.arange(len(part.parent))).all(), "parents come before their children"
+        assert (part.parent >= -1).all()
+        inner = part.parent >= 0
+        assert (part.start_ns[inner] >= part.start_ns[part.parent[inner]]).all()
+        assert (part.end_ns >= part.start_ns).all()
     assert (np.diff(flow.node_time_ns) >= 0).all()
     edges = list(zip(flow.edge_node.tolist(), flow.edge_key.tolist(), strict=True))
     assert edges == sorted(set(edges))

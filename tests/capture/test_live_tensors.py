@@ -118,7 +118,7 @@ def test_what_a_hook_has_packed_is_not_unpacked() -> None:
 
 def test_nobodys_code_is_called() -> None:
     class Proxy:
-        @property
+        @property  # type: ignore[misc]
         def __class__(self) -> Any:
             raise AssertionError("a proxy was asked what it is")
 

@@ -29,7 +29,7 @@ def run(device: torch.device, *, num_warmup_steps: int = 0, num_steps: int, **ca
 def squares(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that reads 0, 1, 4, 9, ... ms. A step looks 8 times: around everything, and around each phase."""
     looks = itertools.count()
-    monkeypatch.setattr(phase_timing.time, "perf_counter_ns", lambda: next(looks) ** 2 * MS)
+    monkeypatch.setattr(phase_timing.time, "perf_counter_ns", lambda: next(looks) ** 2 * MS)  # type: ignore[attr-defined]
 
 
 def expected(step: int) -> dict[str, float]:
@@ -72,7 +72,7 @@ def test_what_is_called_and_in_which_order() -> None:
 @pytest.mark.usefixtures("squares")
 def test_what_comes_after_a_step_is_not_timed() -> None:
     def reads_the_clock() -> None:
-        phase_timing.time.perf_counter_ns()
+        phase_timing.time.perf_counter_ns()  # type: ignore[attr-defined]
 
     timings = run(CPU, num_steps=2, after_step=reads_the_clock)
     # Eight looks, one outside, and then the second step's total from look 9 to look 16.

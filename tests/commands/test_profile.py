@@ -160,8 +160,13 @@ def test_the_rows_on_the_screen_sum_to_the_peak(done: tuple[Ended, Path]) -> Non
 def test_stderr_names_each_file_and_what_opens_it(done: tuple[Ended, Path]) -> None:
     ended, folder = done
     starts = [f"Wrote {folder / output.file_name}  (open with {output.read_with}" for output in OUTPUTS]
+    *lines, after = ended.stderr.splitlines()
+    assert after == (
+        f"Next: open {folder / 'memory_timeline.html'} in a browser, or compare with another run by "
+        f"`torch-timeline diff {folder} OTHER`."
+    )
     # The recording's line goes on with its size.
-    for line, start in zip(ended.stderr.splitlines(), starts, strict=True):
+    for line, start in zip(lines, starts, strict=True):
         assert re.fullmatch(re.escape(start) + r"(?:; [\d.]+ [KM]iB, [\d.]+ bytes an event)?\)", line)
 
 
@@ -195,7 +200,7 @@ def test_the_program_as_a_process(tmp_path: Path) -> None:
     environment.pop("KINETO_LOG_LEVEL", None)
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0
-    assert [line.split()[0] for line in ended.stderr.splitlines()] == ["Wrote"] * (len(USUAL) - 1)
+    assert [line.split()[0] for line in ended.stderr.splitlines()] == [*["Wrote"] * (len(USUAL) - 1), "Next:"]
     assert max(map(len, ended.stdout.splitlines())) <= 80
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
 
@@ -260,7 +265,7 @@ def test_a_reader_who_has_seen_enough_costs_nothing(tmp_path: Path, monkeypatch:
     with os.fdopen(writer, "w") as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)
         monkeypatch.setattr(sys, "__stdout__", pipe)  # the process's own, so that its buffer is passed by
-        arguments = {"leave_out": ["trace"], "timing": False, "trace": False, "settings": {}}
+        arguments: dict[str, Any] = {"leave_out": ["trace"], "timing": False, "trace": False, "settings": {}}
         assert run_and_report(Pieces(), Schedule(0, 1, 1, 1), save_dir=tmp_path, **arguments)
     assert {path.name for path in tmp_path.iterdir()} == {output.file_name for output in USUAL}
 
@@ -315,7 +320,7 @@ def test_a_summary_of_ranks_that_cannot_be_written_is_said_before_the_answer(
 
     monkeypatch.setattr(tracer.runs.ranks, "this_rank", lambda: Rank(0, 2, 0, "a run"))
     monkeypatch.setattr(tracer.runs.ranks, "finish", full)
-    options = {"leave_out": ["trace"], "timing": False, "trace": False, "settings": {}}
+    options: dict[str, Any] = {"leave_out": ["trace"], "timing": False, "trace": False, "settings": {}}
     assert not run_and_report(Pieces(), Schedule(0, 1, 1, 1), save_dir=tmp_path, **options)
     printed = capsys.readouterr()
     assert printed.err.splitlines()[-1] == "Error: The disk is full."
@@ -361,6 +366,7 @@ def test_the_default_device_falls_back_and_says_so(tmp_path: Path, monkeypatch: 
 def test_devices_that_are_there_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert chosen_device("cuda:0", named=False) == torch.device("cuda:0")
     assert chosen_device("cuda:1", named=True) == torch.device("cuda:1")
     assert chosen_device("cuda", named=True) == torch.device("cuda:0")
@@ -532,7 +538,7 @@ def test_data_that_end_are_said_to_have_ended(tmp_path: Path, monkeypatch: pytes
     line = next(
         number for number, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "next(batches)" in text
     )
-    assert first == f"Error: The data ended in step 2 (tests/commands/test_profile.py:{line})."
+    assert first == f"Error: The data iterator was exhausted in step 2 (tests/commands/test_profile.py:{line})."
     assert hint.startswith("Hint: Let the data begin again, or ask for fewer steps")
     assert (tmp_path / "peak.json").exists()
 

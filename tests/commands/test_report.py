@@ -57,7 +57,7 @@ def test_a_run_by_the_command_line_is_written_again_to_the_byte(tmp_path: Path) 
         code, out, err = run(*TINY, *SHORT, "--trace", "--keep-recording", "--save-dir", first)
     assert code == 0
     assert names_in(first) == FILES
-    assert " bytes an event)" in err.splitlines()[-1]
+    assert " bytes an event)" in err.splitlines()[-2]
     command = [sys.executable, str(ROOT / "main.py"), "report", "first", "--save-dir", "again"]
     environment = {**os.environ, "COLUMNS": "80"}
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

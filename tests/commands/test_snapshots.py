@@ -21,7 +21,7 @@ from tests.allocator.recorded import Program
 from tests.exporters.page_samples import peak_row
 from tests.exporters.report_readers import query
 from tests.exporters.snapshot_samples import out_of_memory
-from tests.snapshot.dumps import write
+from tests.snapshot.dumps import entry, freed, write
 from tracer.exporters import snapshot_page
 from tracer.units import MIB
 
@@ -183,6 +183,42 @@ def test_signs_that_a_terminal_obeys_are_shown(tmp_path: Path) -> None:
     assert code == 0
     assert "\x1b" not in out
     assert "/home/\\x1b[2J\\ud800model.py" in out.replace("\n", "").replace(" ", "")
+
+
+def test_other_moments_than_the_peak(file: Path) -> None:
+    arguments = ("--at", "oom", "--at", "0", "--between", "0", "end", "--before-oom", "1MiB")
+    code, out, _ = run("snapshot", file, *arguments)
+    assert code == 0
+    assert "after entry 3: 5.00 MiB requested" in out and "after entry 0: 2.00 MiB requested" in out
+    assert "What came" in out and "What went" in out and "made from entry 2 on" in out
+    code, out, _ = run("snapshot", file, *arguments, "--json")
+    (device,) = json.loads(out)["devices"]
+    assert [held["requested_bytes"] for held in device["held"]] == [5 * MIB, 2 * MIB]
+    assert (device["between"]["first_bytes"], device["between"]["last_bytes"]) == (2 * MIB, 2 * MIB)
+    assert device["before_oom"]["bytes"] == 2 * MIB
+
+
+@pytest.mark.parametrize("arguments", [("--at", "never"), ("--between", "0", "99"), ("--before-oom", "much")])
+def test_moments_that_are_none_are_refused(file: Path, arguments: tuple[str, ...]) -> None:
+    code, out, err = run("snapshot", file, *arguments)
+    assert (code, out) == (1, "") and "Hint: " in err
+
+
+def test_the_device_that_failed_comes_first(tmp_path: Path) -> None:
+    objects = out_of_memory()
+    objects["device_traces"].insert(0, [entry("alloc", 1 << 40, 9 * MIB), *freed(1 << 40, 9 * MIB)])
+    objects["segments"][0]["device"] = 1
+    code, out, _ = run("snapshot", write(tmp_path / "s", objects), "--top", "1")
+    assert code == 0
+    assert out.index("\nDevice 1:") < out.index("\nDevice 0:")
+
+
+def test_devices_of_one_process_that_hold_unlike_amounts_are_said(tmp_path: Path) -> None:
+    objects = out_of_memory()
+    objects["device_traces"].append([entry("alloc", 1 << 40, MIB), *freed(1 << 40, MIB)])
+    _, out, _ = run("snapshot", write(tmp_path / "s", objects))
+    said = "device 0 holds 5.00 MiB at its peak, and it ran out of memory, beside 1.00 MiB on device 1."
+    assert said in " ".join(out.split())
 
 
 # ---- diff ------------------------------------------------------------------------------------------------------------

@@ -5,17 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from tracer.analysis.peak_row import PeakRow
-from tracer.analysis.profiles.attribution import STEP_PREFIX
 from tracer.analysis.profiles.findings import CycleFindings
+from tracer.analysis.profiles.memory_timeline import MemoryTimeline, memory_timeline
+from tracer.capture.torch_names import STEP_PREFIX
 from tracer.exporters.page import (
     Band,
-    Line,
-    LostTrack,
+    Curve,
+    KindBytes,
     Mark,
     Page,
-    Peak,
+    PageLostTrack,
+    PagePeak,
     Series,
-    Share,
     SlowModule,
     StepTiming,
 )
@@ -63,12 +64,12 @@ def small_page() -> Page:
             Band("forward", "forward", at[0], at[3]),
             Band("backward", "backward", at[3], at[5]),
         ),
-        peak=Peak(
+        peak=PagePeak(
             bytes=9000,
             time=at[3],
             step="ProfilerStep#4",
             phase="BACKWARD",
-            breakdown=(Share("PARAMETER", 2000), Share("ACTIVATION", 4000), Share("UNTAGGED", 3000)),
+            breakdown=(KindBytes("PARAMETER", 2000), KindBytes("ACTIVATION", 4000), KindBytes("UNTAGGED", 3000)),
             rows=(
                 peak_row(3500, count=2, op="aten::gelu"),
                 peak_row(3000, category="UNTAGGED", torch_category=None, module="net.1", op="aten::add", line=9),
@@ -93,7 +94,7 @@ def one_event_page() -> Page:
         times=times,
         series=(Series("INPUT", np.array([512], np.int64)),),
         marks=(Mark("peak", "True peak", 0, 512),),
-        peak=Peak(bytes=512, time=0, breakdown=(Share("INPUT", 512),), rows=(peak_row(512, category="INPUT"),)),
+        peak=PagePeak(bytes=512, time=0, breakdown=(KindBytes("INPUT", 512),), rows=(peak_row(512, category="INPUT"),)),
     )
 
 
@@ -107,7 +108,7 @@ def entries_page() -> Page:
     entries = np.arange(5, dtype=np.int64)
     values = np.array([10, 50, 20, 70, 0], np.int64)
     return Page(
-        title="Snapshot", device="cuda:0", axis="entry", times=entries, lines=(Line("allocated", entries, values),)
+        title="Snapshot", device="cuda:0", axis="entry", times=entries, lines=(Curve("allocated", entries, values),)
     )
 
 
@@ -126,11 +127,13 @@ def hostile_page() -> Page:
         subtitle=MARKUP,
         times=times,
         series=(Series(IMAGE, levels), Series(MARKUP, levels * 0 + 1)),
-        lines=(Line(SCRIPT, times, levels),),
+        lines=(Curve(SCRIPT, times, levels),),
         marks=(Mark("peak", MARKUP, 2000, 300),),
         bands=(Band("step", MARKUP, 0, 3000), Band("forward", IMAGE, 0, 3000)),
-        peak=Peak(300, 2000, step=SCRIPT, phase=IMAGE, breakdown=(Share(IMAGE, 200), Share(MARKUP, 100)), rows=rows),
-        lost_track=(LostTrack(IMAGE, 5, module=SCRIPT, file=f"/{IMAGE}", line=1),),
+        peak=PagePeak(
+            300, 2000, step=SCRIPT, phase=IMAGE, breakdown=(KindBytes(IMAGE, 200), KindBytes(MARKUP, 100)), rows=rows
+        ),
+        lost_track=(PageLostTrack(IMAGE, 5, module=SCRIPT, file=f"/{IMAGE}", line=1),),
         timings=(StepTiming(IMAGE, 1.0, 2.0, 3.0, 6.0),),
         clock=SCRIPT,
         slow_modules=(SlowModule(MARKUP, 1.0, 2.0, 3),),
@@ -139,9 +142,14 @@ def hostile_page() -> Page:
     )
 
 
+def timeline_of(cycle: CycleFindings) -> MemoryTimeline:
+    return memory_timeline(cycle.recording, cycle.categories, device=cycle.peak.device)
+
+
 def page_of(cycle: CycleFindings) -> Page:
     """A real cycle's page, as far as the tests need it."""
-    timeline, found = cycle.timeline, cycle.breakdown
+    timeline = timeline_of(cycle)
+    found = cycle.breakdown
     spans, strings = cycle.recording.spans, cycle.recording.strings
     names = [strings[name] for name in spans.name.tolist()]
     return Page(
@@ -151,7 +159,7 @@ def page_of(cycle: CycleFindings) -> Page:
         times=timeline.times_ns,
         series=tuple(Series(c.name, timeline.sizes_bytes[:, i]) for i, c in enumerate(timeline.categories)),
         marks=(
-            Mark("peak", "True peak", found.true_peak_ns, found.true_peak_bytes),
+            Mark("peak", "True peak", cycle.peak.time_ns, found.true_peak_bytes),
             Mark("tagged", "Tagged peak", found.tagged_peak_ns, found.tagged_peak_bytes),
         ),
         bands=tuple(
@@ -159,12 +167,12 @@ def page_of(cycle: CycleFindings) -> Page:
             for name, start, end in zip(names, spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True)
             if name.startswith(STEP_PREFIX)
         ),
-        peak=Peak(
+        peak=PagePeak(
             bytes=cycle.peak.peak_bytes,
             time=cycle.peak.time_ns,
             step=cycle.peak.step,
             phase=cycle.peak.phase,
-            breakdown=tuple(Share(name, size) for name, size in cycle.peak.by_category().items()),
+            breakdown=tuple(KindBytes(name, size) for name, size in cycle.peak.by_category().items()),
             rows=cycle.peak.rows,
         ),
     )

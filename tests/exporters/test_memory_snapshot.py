@@ -16,7 +16,7 @@ from torch.cuda import _memory_viz
 
 from tests.histories import Event, History, Key, histories, recording_of
 from tests.training_steps import WORKLOADS, Recorded
-from tracer.analysis.profiles.block_lifetimes import follow_storages
+from tracer.analysis.profiles.block_lifetimes import follow_blocks
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
 from tracer.capture.recording import Recording
 from tracer.exporters.memory_snapshot import snapshot_of_recording, write_memory_snapshot
@@ -34,13 +34,13 @@ def converted(recorded: Callable[[str], Recorded]) -> Convert:
     @cache
     def convert(name: str) -> tuple[CycleFindings, Snapshot]:
         findings = find_in_cycle(recorded(name).recordings[-1])
-        return findings, snapshot_of_recording(findings.recording, findings.storages)
+        return findings, snapshot_of_recording(findings.recording, findings.lifetimes)
 
     return convert
 
 
 def snapshot_of(recording: Recording) -> Snapshot:
-    return snapshot_of_recording(recording, follow_storages(recording, None, 0))
+    return snapshot_of_recording(recording, follow_blocks(recording, None, 0))
 
 
 def entries(snapshot: Snapshot) -> list[tuple[str, int, int]]:

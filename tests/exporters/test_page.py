@@ -21,8 +21,9 @@ from hypothesis.extra import numpy as hnp
 from benchmarks.synthetic_page import synthetic_page
 from tests.exporters import page_samples as samples
 from tracer.errors import OutputError
-from tracer.exporters.page import Line, Page, Peak, Series, Share, page_html, write_page
+from tracer.exporters.page import Curve, KindBytes, Page, PagePeak, Series, page_html, write_page
 from tracer.exporters.page_data import MAX_TIMELINE_CHARS, pack, page_data, unpack
+from tracer.exporters.page_payload import Packed
 from tracer.exporters.page_words import headline
 
 PAGES: dict[str, Callable[[], Page]] = {
@@ -148,13 +149,15 @@ def test_noise_does_not_burst_the_page() -> None:
 
 @given(hnp.arrays(np.int64, st.tuples(st.integers(1, 4), st.integers(0, 30)), elements=st.integers(-(2**53), 2**53)))
 def test_packing_and_unpacking_are_inverse(columns: np.ndarray) -> None:
-    packed = {"packed": pack(list(columns)), "columns": columns.shape[0], "rows": columns.shape[1]}
+    num_columns, num_rows = columns.shape
+    packed = Packed(packed=pack(list(columns)), columns=num_columns, rows=num_rows, total=num_rows)
     assert (unpack(packed) == columns).all()
 
 
 def test_rows_without_room_still_count() -> None:
     rows = tuple(samples.peak_row(10, count=2) for _ in range(1200))
-    peak = page_data(Page("Many", "cpu", peak=Peak(bytes=12_000, rows=rows)))["peak"]
+    peak = page_data(Page("Many", "cpu", peak=PagePeak(bytes=12_000, rows=rows)))["peak"]
+    assert peak is not None
     assert len(peak["rows"]) == 1000
     assert peak["rest"] == {"groups": 200, "count": 400, "bytes": 2000}
 
@@ -163,7 +166,7 @@ def test_rows_without_room_still_count() -> None:
     "wrong",
     [
         lambda: Series("x", np.zeros(1, np.int64), color="red;x"),
-        lambda: Line("x", np.zeros(2, np.int64), np.zeros(1, np.int64)),
+        lambda: Curve("x", np.zeros(2, np.int64), np.zeros(1, np.int64)),
         lambda: Page("x", "cpu", series=(Series("x", np.zeros(1, np.int64)),)),
     ],
 )
@@ -186,7 +189,7 @@ def test_the_answer_adds_up_a_line_over_modules() -> None:
         samples.peak_row(50, file=None, op=None, module=None, name="weight", category="PARAMETER"),
         *(samples.peak_row(20, module=f"net.{i}", op="aten::add") for i in range(4)),
     )
-    page = Page("x", "cuda:1", peak=Peak(bytes=130, breakdown=(Share("NEW", 130),), rows=rows))
+    page = Page("x", "cuda:1", peak=PagePeak(bytes=130, breakdown=(KindBytes("NEW", 130),), rows=rows))
     assert headline(page) == (
         "Peak: 130 B on cuda:1.",
         "It is 100 % NEW.",
@@ -196,7 +199,7 @@ def test_the_answer_adds_up_a_line_over_modules() -> None:
 
 def test_the_answer_without_lines_and_without_memory() -> None:
     row = samples.peak_row(50, count=3, file=None, op=None, module=None, category="OPTIMIZER_STATE")
-    assert headline(Page("x", "cpu", peak=Peak(bytes=50, rows=(row,))))[-1] == (
+    assert headline(Page("x", "cpu", peak=PagePeak(bytes=50, rows=(row,))))[-1] == (
         "The largest piece: 50 B in 3 blocks, optimizer state."
     )
     assert headline(samples.empty_page()) == ("Nothing was allocated on cpu while it was recorded.",)

@@ -313,7 +313,7 @@ def test_a_real_run(opened: Callable[..., Any], recorded: Callable[[str], Record
         assert all(check.startswith("✓") for check in checks)
         tab.get_by_role("button", name="Zoom to peak").click()
         tab.wait_for_function("document.querySelector('.readout').textContent.includes(' B)')")
-        most = int(cycle.timeline.totals_bytes.max())
+        most = int(samples.timeline_of(cycle).totals_bytes.max())
         assert f"({most:,} B)" in tab.locator(".readout").inner_text()
         largest = max(cycle.peak.rows, key=lambda row: row.bytes)
         assert column(tab, 1)[0] == format_bytes(largest.bytes)

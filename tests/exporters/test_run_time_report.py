@@ -18,9 +18,9 @@ from tracer.analysis.operators.memory_report import memory_report
 from tracer.analysis.operators.run_times import BookkeepingRow, DeviceTime, RunTimeRow, RunTimes, StepTime, run_times
 from tracer.analysis.profiles.attribution import attribute
 from tracer.analysis.profiles.findings import find_in_cycle, put_together
-from tracer.analysis.profiles.source_lines import Place
 from tracer.capture.parameter_origins import describe_parameters
 from tracer.capture.project_files import ProjectFiles
+from tracer.capture.source_line import SourceLine
 from tracer.exporters.memory_report import write_memory_report
 from tracer.exporters.run_time_report import write_run_time_report
 
@@ -44,7 +44,11 @@ def written(what: RunTimes, folder: Path) -> Path:
 
 
 def by_hand() -> RunTimes:
-    frames = (Place(str(ROOT / "models" / "net.py"), 7), Place("/elsewhere/x.py", 1), Place(str(ROOT / "run.py"), 3))
+    frames = (
+        SourceLine(str(ROOT / "models" / "net.py"), 7),
+        SourceLine("/elsewhere/x.py", 1),
+        SourceLine(str(ROOT / "run.py"), 3),
+    )
     rows = (
         RunTimeRow("conv2d", 1_500_000, 3e6, 1_500_000, 3e6, 0, "net.conv", frames, 0, 1, ((8, 3),), 3),
         RunTimeRow("argmax", 20_000, None, 20_000, None, 0, None, (), 0, 1, (), 3),

@@ -8,15 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.analysis.profiles.test_unrecorded_storages import KEYS, WALK, events, with_flow, with_steps
-from tests.histories import recording_of
+from tests.histories import levels_of, recording_of
 from tests.training_steps import WORKLOADS, Recorded, build_workload
-from tracer.analysis.profiles.block_lifetimes import follow_storages
+from tracer.analysis.profiles.allocator_join import join_history
+from tracer.analysis.profiles.block_lifetimes import follow_blocks
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
 from tracer.analysis.snapshots.categories import peak_by_category
 from tracer.analysis.snapshots.findings import explain_snapshot
+from tracer.arrays import Int, PerBlock
+from tracer.errors import SnapshotError
 from tracer.exporters.memory_snapshot import (
     Labels,
     label_snapshot,
@@ -25,7 +29,7 @@ from tracer.exporters.memory_snapshot import (
     write_memory_snapshot,
 )
 from tracer.runs.session import ProfileSession, Schedule
-from tracer.snapshot.load import load_snapshot
+from tracer.snapshot.load import load_snapshot, snapshot_in_memory
 
 
 def profiled(name: str, schedule: Schedule) -> ProfileSession:
@@ -54,9 +58,9 @@ def entries(snapshot: dict[str, Any], action: str) -> list[dict[str, Any]]:
 
 
 def test_every_allocation_of_ours_has_a_category_and_a_line_of_text(cycle: CycleFindings, labels: Labels) -> None:
-    snapshot = snapshot_of_recording(cycle.recording, cycle.storages, labels=labels)
+    snapshot = snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=labels)
     allocations = entries(snapshot, "alloc")
-    assert len(allocations) == (cycle.storages.allocation >= 0).sum()
+    assert len(allocations) == (cycle.lifetimes.allocation >= 0).sum()
     assert {entry["category"] for entry in allocations} >= {"activation", "workspace", "gradient"}
     assert all(entry["frames"][0]["filename"].startswith("<explained as ") for entry in allocations)
     assert any("ACTIVATION in forward, " in entry["frames"][0]["name"] for entry in allocations)
@@ -66,10 +70,12 @@ def test_every_allocation_of_ours_has_a_category_and_a_line_of_text(cycle: Cycle
 
 def test_blocks_that_live_on_have_a_line_of_text_too(cycle: CycleFindings, labels: Labels) -> None:
     """It is all that the viewer has to show of a parameter, which no entry allocates."""
-    snapshot = snapshot_of_recording(cycle.recording, cycle.storages, labels=labels)
+    snapshot = snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=labels)
     blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
     living = [block for block in blocks if block["state"] == "active_allocated"]
-    address = {int(cycle.storages.address[row]): row for row in cycle.storages.alive_at(len(cycle.storages.events) - 1)}
+    address = {
+        int(cycle.lifetimes.address[row]): row for row in cycle.lifetimes.alive_at(len(cycle.lifetimes.events) - 1)
+    }
     assert len(living) > 10
     for block in living:
         assert block["frames"][0]["filename"].startswith("<explained as ")
@@ -78,12 +84,19 @@ def test_blocks_that_live_on_have_a_line_of_text_too(cycle: CycleFindings, label
     assert all(block["frames"] == [] for block in blocks if block["state"] != "active_allocated")
 
 
+def joined_with(snapshot: dict[str, Any], cycle: CycleFindings) -> PerBlock[Int]:
+    """Entry of device 1 of the history that made each block."""
+    history = join_history(snapshot_in_memory(snapshot), "cuda:1", cycle.lifetimes)
+    assert history is not None
+    return history.entry
+
+
 def test_labels_reach_the_allocators_own_entries_by_address_and_order(cycle: CycleFindings, labels: Labels) -> None:
     """The allocator's history as CUDA would write it: it began earlier, at addresses that are used again later.
 
     All entries share one microsecond, so a join by time could not tell them apart.
     """
-    theirs = snapshot_of_recording(cycle.recording, cycle.storages)
+    theirs = snapshot_of_recording(cycle.recording, cycle.lifetimes)
     earlier = [
         {"action": action, "addr": entry["addr"], "size": 512, "stream": 0, "time_us": 1, "frames": []}
         for entry in entries(theirs, "alloc")[:50]
@@ -92,11 +105,14 @@ def test_labels_reach_the_allocators_own_entries_by_address_and_order(cycle: Cyc
     trace = [*earlier, *({**entry, "time_us": 1} for entry in theirs["device_traces"][0])]
     theirs["device_traces"] = [[], trace]
     before = copy.deepcopy(theirs)
-    labelled, num_joined = label_snapshot(theirs, cycle.recording, cycle.storages, labels, device_index=1)
+    entry_of = joined_with(theirs, cycle)
+    labelled = label_snapshot(theirs, cycle.lifetimes, labels, entry_of, device_index=1)
     assert theirs == before, "the allocator's own snapshot is left as it is"
-    assert num_joined == (cycle.storages.allocation >= 0).sum()
+    assert (entry_of >= 0).sum() == (cycle.lifetimes.allocation >= 0).sum()
+    with pytest.raises(SnapshotError, match="joined with another history"):
+        label_snapshot(theirs, cycle.lifetimes, labels, np.where(entry_of >= 0, entry_of - 1, -1), device_index=1)
     named = [entry for entry in labelled["device_traces"][1] if entry["frames"][:1] and "category" in entry]
-    expected = snapshot_of_recording(cycle.recording, cycle.storages, labels=labels)
+    expected = snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=labels)
     assert Counter(entry["category"] for entry in named if entry["action"] == "alloc") == Counter(
         entry["category"] for entry in entries(expected, "alloc")
     )
@@ -106,14 +122,14 @@ def test_labels_reach_the_allocators_own_entries_by_address_and_order(cycle: Cyc
 
 
 def test_a_snapshot_of_other_devices_stays_as_it_is(cycle: CycleFindings, labels: Labels) -> None:
-    other = {"segments": [], "device_traces": [[]]}
-    assert label_snapshot(other, cycle.recording, cycle.storages, labels, device_index=3) == (other, 0)
+    other: dict[str, Any] = {"segments": [], "device_traces": [[]]}
+    assert label_snapshot(other, cycle.lifetimes, labels, None, device_index=3) == other
 
 
 def test_blocks_that_live_on_are_labelled_in_their_segments(cycle: CycleFindings, labels: Labels) -> None:
-    theirs = snapshot_of_recording(cycle.recording, cycle.storages)
-    labelled, _ = label_snapshot(theirs, cycle.recording, cycle.storages, labels, device_index=0)
-    expected = snapshot_of_recording(cycle.recording, cycle.storages, labels=labels)
+    theirs = snapshot_of_recording(cycle.recording, cycle.lifetimes)
+    labelled = label_snapshot(theirs, cycle.lifetimes, labels, None, device_index=0)
+    expected = snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=labels)
     assert labelled["segments"] == expected["segments"] != theirs["segments"]
 
 
@@ -135,7 +151,7 @@ def test_our_own_snapshot_is_read_back_with_what_it_says(tmp_path: Path) -> None
     blocks = cycle.blocks
     labels = labels_of(cycle.recording, cycle.attribution, blocks, known=known)
     path = tmp_path / "memory_snapshot.pkl"
-    write_memory_snapshot(snapshot_of_recording(cycle.recording, cycle.storages, labels=labels), path)
+    write_memory_snapshot(snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=labels), path)
     (device,) = explain_snapshot(load_snapshot(path)).devices
     by_kind = {share.name: share.bytes for share in device.peak.by_kind}
     by_category = cycle.peak.by_category()
@@ -154,15 +170,15 @@ def test_a_snapshot_of_ours_gives_the_same_bytes_by_kind(
     cycle = find_in_cycle(recorded(name).recordings[0])
     labels = labels_of(cycle.recording, cycle.attribution, cycle.blocks)
     path = tmp_path / "memory_snapshot.pkl"
-    write_memory_snapshot(snapshot_of_recording(cycle.recording, cycle.storages, labels=labels), path)
+    write_memory_snapshot(snapshot_of_recording(cycle.recording, cycle.lifetimes, labels=labels), path)
     (device,) = explain_snapshot(load_snapshot(path)).devices
     assert dict(peak_by_category(device)) == cycle.peak.by_category()
 
 
 def test_what_was_made_unseen_is_in_the_snapshot_from_where_it_counts(tmp_path: Path) -> None:
     recording = with_flow(with_steps(recording_of(events(8), KEYS), 0, 35), (12, 1), (22, 1), (28, 0), (52, 1), (62, 0))
-    storages = follow_storages(recording, WALK, 0)
+    lifetimes = follow_blocks(recording, WALK, 0)
     path = tmp_path / "memory_snapshot.pkl"
-    write_memory_snapshot(snapshot_of_recording(recording, storages), path)
+    write_memory_snapshot(snapshot_of_recording(recording, lifetimes), path)
     (device,) = explain_snapshot(load_snapshot(path)).devices
-    assert device.peak.requested_bytes == storages.level_bytes.max()
+    assert device.peak.requested_bytes == max(levels_of(lifetimes))

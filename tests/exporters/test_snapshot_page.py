@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.analysis.snapshots.test_findings import BACKWARD, BASE, FORWARD, FREE_BACKWARD, MIB, REAL_FILES, load
+from tests.analysis.snapshots.test_findings import BACKWARD, BASE, FORWARD, FREE_BACKWARD, MIB, load
 from tests.exporters.snapshot_samples import out_of_memory
-from tests.snapshot.dumps import Row, block, entry, frame, freed, segment, snapshot
+from tests.snapshot.dumps import REAL_FILES, Row, block, entry, frame, freed, segment, snapshot
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.timeline import device_timeline
-from tracer.exporters.page import Page, Place, page_html
+from tracer.exporters.page import FileCell, Page, page_html
 from tracer.exporters.page_data import page_data
 from tracer.exporters.page_words import headline
 from tracer.exporters.snapshot_page import snapshot_page
@@ -83,6 +83,7 @@ def test_stacks_are_in_the_data_once_each(tmp_path: Path) -> None:
     ]
     blocks = [block(BASE, 3 * MIB), block(BASE + 8 * MIB, MIB)]
     peak = page_data(page(tmp_path / "s", trace, [segment(BASE, 16 * MIB, blocks)]))["peak"]
+    assert peak is not None
     frames, (first, second) = peak["stacks"]["frames"], peak["stacks"]["rows"]
     assert [frames[number] for number in first][-2:] == [
         "forward (/home/me/model.py:7)",
@@ -105,7 +106,7 @@ def test_out_of_memory_comes_first(tmp_path: Path) -> None:
     cells = dict(zip(failures.columns, failures.rows[1], strict=True))
     assert cells == {
         "entry": "4",
-        "who asked": Place("forward", "/home/me/model.py", 7),
+        "who asked": FileCell("forward", "/home/me/model.py", 7),
         "asked for": 48 * MIB,
         "device free": MIB,
         "in use": 5 * MIB,

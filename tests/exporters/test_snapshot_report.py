@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.analysis.snapshots.test_findings import BASE, MIB, REAL_FILES, load
+from tests.analysis.snapshots.test_findings import BASE, MIB, load
 from tests.exporters.report_readers import R1, R2, R3, dump, query, shape
 from tests.exporters.snapshot_samples import out_of_memory
-from tests.snapshot.dumps import block, entry, frame, segment, snapshot
+from tests.snapshot.dumps import REAL_FILES, block, entry, frame, segment, snapshot
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.memory_report import snapshot_report
 from tracer.analysis.snapshots.timeline import device_timeline
@@ -122,7 +122,10 @@ def test_real_recordings_sum(path: Path, tmp_path: Path) -> None:
     groups = "SELECT device, SUM(size_bytes) FROM peak_groups GROUP BY device"
     assert query(report, groups) == query(report, "SELECT device, peak_requested_bytes FROM devices ORDER BY device")
     for kind, table in (("parameter", "weight_entries"), ("activation", "activation_entries")):
-        of_kind = f"SELECT TOTAL(size_bytes) FROM peak_groups WHERE kind = '{kind}'"
+        of_kind = (
+            "SELECT TOTAL(size_bytes) FROM peak_groups JOIN devices USING (device) "
+            f"WHERE is_reported AND kind = '{kind}'"
+        )
         assert query(report, f"SELECT TOTAL(size_bytes) FROM {table}") == query(report, of_kind)
     reader = skyline.MemoryReport(sqlite3.connect(report))
     assert sorted(map(tuple, reader.get_activation_entries()), key=repr) == sorted(query(report, R2), key=repr)

@@ -13,7 +13,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -22,7 +21,6 @@ from tests.exporters.trace_format import check_nesting, read_trace
 from tests.training_steps import WORKLOADS, record_workload
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
-from tracer.analysis.profiles.memory_by_kind import memory_by_kind
 from tracer.capture.event_tree import read_recording
 from tracer.capture.profiler_trace import ProfilerTrace, TraceStore
 from tracer.errors import OutputError, RecordingError
@@ -155,14 +153,14 @@ def test_an_example_by_hand(tmp_path: Path) -> None:
 def test_counters_are_the_blocks_alive_counted_one_by_one(name: str, tmp_path: Path) -> None:
     one = workload(name)
     found = counters(written(one, tmp_path))
-    storages, blocks = one.cycle.storages, one.cycle.blocks
-    times = one.cycle.recording.allocations.time_ns[storages.events].tolist()
+    lifetimes, blocks = one.cycle.lifetimes, one.cycle.blocks
+    times = one.cycle.recording.allocations.time_ns[lifetimes.events].tolist()
     assert times == sorted(times)
     levels: list[dict[str, int]] = []
     for position in range(-1, len(times)):
         level = dict.fromkeys({Kind(kind).name for kind in blocks.kind.tolist()}, 0)
-        for row in storages.alive_at(position).tolist():
-            level[Kind(int(blocks.kind[row])).name] += int(storages.size_bytes[row])
+        for row in lifetimes.alive_at(position).tolist():
+            level[Kind(int(blocks.kind[row])).name] += int(lifetimes.size_bytes[row])
         levels.append(level)
     assert set(found) == {"memory total", *(f"memory {kind}" for kind in levels[0])}
     for kind in levels[0]:
@@ -192,9 +190,9 @@ def test_a_clock_that_steps_back_stands_still() -> None:
     one = workload("no_optimizer")
     times = one.cycle.recording.allocations.time_ns
     kept = times.copy()
-    row = int(one.cycle.storages.events[10])
+    row = int(one.cycle.lifetimes.events[10])
     try:
-        times[row] = times[one.cycle.storages.events[9]] - 5
+        times[row] = times[one.cycle.lifetimes.events[9]] - 5
         events = json.loads(b"[" + b",".join(memory_events(one.cycle, base_ns=int(times.min()) - 1_000_000)) + b"]")
     finally:
         times[:] = kept
@@ -203,14 +201,6 @@ def test_a_clock_that_steps_back_stands_still() -> None:
         if event["ph"] == "C":
             by_name.setdefault(event["name"], []).append(event["ts"])
     assert all(found == sorted(found) for found in by_name.values())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_kinds_add_up_to_the_level(name: str) -> None:
-    one = workload(name)
-    levels = memory_by_kind(one.cycle.storages, one.cycle.blocks)
-    assert (np.sum([level.values_bytes for level in levels], axis=0) == one.cycle.storages.allocator_bytes).all()
-    assert len({level.kind for level in levels}) == len(levels) > 2
 
 
 # ------------------------------------------------------------------------------------------------------------- lanes
@@ -276,7 +266,7 @@ def test_the_list_is_found_wherever_the_text_is_cut(size: int, tmp_path: Path) -
         assert trace["meta"] == theirs["meta"]
         assert trace["traceEvents"][-1]["name"] == "x"
         first = counters(trace)["memory total"][1][0]
-        assert first == int(one.cycle.recording.allocations.time_ns[one.cycle.storages.events[0]])
+        assert first == int(one.cycle.recording.allocations.time_ns[one.cycle.lifetimes.events[0]])
 
 
 @pytest.mark.parametrize("text", ['{"traceEvents": []}', ' { "a" : 1 ,\n "traceEvents" :\n [ \n ] , "b": 2 }'])

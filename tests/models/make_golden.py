@@ -7,11 +7,12 @@ last, where that release is right; its names and shapes are written down too.
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 
 PATH = Path(__file__).parents[1] / "data" / "fno_golden.json"
-CHANNELS = {"in_channels": 2, "out_channels": 2, "hidden_channels": 4}
+CHANNELS: dict[str, Any] = {"in_channels": 2, "out_channels": 2, "hidden_channels": 4}
 CASES = {
     "1d": {"size": [10], "options": {"n_modes": [6], "n_layers": 2}},
     "2d": {"size": [6, 5], "options": {"n_modes": [4, 3], "n_layers": 2}},

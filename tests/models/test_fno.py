@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from models.fno_workload import relative_l2_loss
 from tests.models.make_golden import CASES, CHANNELS, PATH, run, weights
 
 GOLDEN = json.loads(PATH.read_text())
-SMALL = {"in_channels": 3, "out_channels": 2, "hidden_channels": 8, "n_layers": 2}
+SMALL: dict[str, Any] = {"in_channels": 3, "out_channels": 2, "hidden_channels": 8, "n_layers": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +119,7 @@ def test_spectral_convolution_by_plain_sums(size, modes):
     arrays = (
         t.detach().numpy().astype(np.complex128 if t.is_complex() else float) for t in (x, conv.weight, conv.bias)
     )
-    expected = spectral_conv_by_sums(*arrays, modes)
+    expected = spectral_conv_by_sums(*arrays, modes)  # type: ignore[call-arg]
     np.testing.assert_allclose(conv(x).detach().numpy(), expected, atol=2e-5)
 
 
@@ -144,7 +145,7 @@ def test_a_finer_grid_sees_the_same_function(coarse, factor):
     for size in (coarse, fine):
         angles = torch.meshgrid(*(2 * torch.pi * torch.arange(n) / n for n in size), indexing="ij")
         waves = [sum(torch.cos(k * angle + phase) for angle in angles) for k, phase in ((1, 0.3), (2, 1.0), (0, 0.5))]
-        outputs.append(conv(torch.stack(waves)[None]))
+        outputs.append(conv(torch.stack(waves)[None]))  # type: ignore[arg-type]
     shared = outputs[1][(..., *(slice(None, None, factor),) * len(coarse))]
     torch.testing.assert_close(outputs[0], shared, rtol=1e-4, atol=1e-5)
 
@@ -298,7 +299,7 @@ def saved_bytes(model, x, y, loss):
     return sum(saved.values())
 
 
-CLOSED_FORM_CASES = {
+CLOSED_FORM_CASES: dict[str, tuple[Any, ...]] = {
     "2d": ((3, 1, 8, 4), (16, 16), (8, 8), {}),
     "2d all modes": ((3, 1, 8, 2), (16, 16), (16, 16), {}),
     "2d other widths": ((1, 2, 10, 2), (12, 20), (6, 5), {"channel_mlp_expansion": 1.0, "projection_channel_ratio": 3}),
@@ -316,22 +317,25 @@ CLOSED_FORM_CASES = {
 @pytest.mark.parametrize("name", CLOSED_FORM_CASES)
 def test_saved_bytes_are_those_of_the_closed_form(name, spectrum):
     counts, size, modes, options = CLOSED_FORM_CASES[name]
-    widths = dict(zip(("in_channels", "out_channels", "hidden_channels", "n_layers"), counts, strict=True))
+    widths: dict[str, Any] = dict(
+        zip(("in_channels", "out_channels", "hidden_channels", "n_layers"), counts, strict=True)
+    )
     model = FNO(modes, **widths, **options, spectrum=spectrum)
     x, y = torch.randn(3, counts[0], *size), torch.randn(3, counts[1], *size)
-    settings = dict(batch_size=3, data_size=size, n_modes=modes, **widths, **options)
+    settings: dict[str, Any] = dict(batch_size=3, data_size=size, n_modes=modes, **widths, **options)
     for loss, function in {
         "mse": F.mse_loss,
         "relative_l2": relative_l2_loss,
         "none": lambda output, target: output,
     }.items():
-        assert saved_bytes(model, x, y, function) == saved_bytes_closed_form(**settings, loss=loss), loss
+        assert saved_bytes(model, x, y, function) == saved_bytes_closed_form(**settings, loss=loss), loss  # type: ignore[arg-type]
 
 
 def test_closed_form_by_hand():
     # B 8, N 64 * 64, C 64, L 4: A = 8 MiB, H = 4 MiB, T = 8 * 8 * 64 * 16 * 9 B = 0.5625 MiB, one channel 0.125 MiB.
     # Lifting 5 * 0.125 + 2 * 16; blocks 3 * (32 + 8 + 0.5625) + (16 + 8 + 0.5625); projection and loss 8 + 32 + 0.25.
-    settings = {"batch_size": 8, "data_size": (64, 64), "in_channels": 3, "out_channels": 1, "hidden_channels": 64}
+    settings: dict[str, Any] = {"batch_size": 8, "data_size": (64, 64), "hidden_channels": 64}
+    settings |= {"in_channels": 3, "out_channels": 1}
     assert saved_bytes_closed_form(n_modes=(16, 16), **settings) == 219.125 * 2**20
     assert saved_bytes_closed_form(n_modes=(32, 32), **settings) == 225.375 * 2**20
 

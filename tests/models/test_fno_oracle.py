@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ TheirLpLoss = pytest.importorskip("neuralop.losses", reason=REASON).LpLoss
 
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
 
-BASE = {"in_channels": 3, "out_channels": 2, "hidden_channels": 12, "n_layers": 3}
+BASE: dict[str, Any] = {"in_channels": 3, "out_channels": 2, "hidden_channels": 12, "n_layers": 3}
 TOLERANCE = 2e-5
 SKIPS = ("linear", "identity", "soft-gating", None)
 
@@ -120,7 +121,7 @@ def test_output_and_all_gradients(size, options):
         expected = their_gradients[neuralop_name(ours, name)]
         scale = max(expected.abs().max().item(), 0.01 * largest)  # a bias before a norm has no gradient but rounding
         differences[name] = (parameter.grad - expected).abs().max().item() / scale
-    worst = max(differences, key=differences.get)
+    worst = max(differences, key=differences.get)  # type: ignore[arg-type]
     assert differences[worst] <= TOLERANCE, worst
 
 
@@ -153,13 +154,15 @@ def test_a_model_of_another_architecture_is_refused():
 
 @pytest.mark.parametrize(("modes", "elements"), [(16, 2_410_433), (32, 8_964_033)])
 def test_number_of_parameters(modes, elements):
-    options = {"n_modes": (modes, modes), "in_channels": 3, "out_channels": 1, "hidden_channels": 64, "n_layers": 4}
+    options: dict[str, Any] = {"n_modes": (modes, modes), "hidden_channels": 64, "n_layers": 4}
+    options |= {"in_channels": 3, "out_channels": 1}
     counts = [sum(p.numel() for p in model.parameters()) for model in (TheirFNO(**options), FNO(**options))]
     assert counts == [elements, elements]
 
 
 def test_spread_of_the_first_weights():
-    options = {"n_modes": (16, 16), "in_channels": 3, "out_channels": 1, "hidden_channels": 64, "n_layers": 1}
+    options: dict[str, Any] = {"n_modes": (16, 16), "hidden_channels": 64, "n_layers": 1}
+    options |= {"in_channels": 3, "out_channels": 1}
     theirs, ours = TheirFNO(**options), FNO(**options)
     their_tensors = dict(theirs.named_parameters())
     for name, parameter in ours.named_parameters():

@@ -1,5 +1,7 @@
 """Training steps: what may be asked for, what a step does and leaves behind, and that a model learns."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -8,7 +10,14 @@ import models.fno_workload
 from models.fno_workload import NUM_DARCY_BATCHES, build_fno_workload, check_fno_settings, relative_l2_loss
 from tracer.workloads.supervised import SupervisedWorkload as Workload
 
-SMALL = {"batch_size": 2, "hidden_channels": 8, "data_size": 8, "n_modes": 4, "n_layers": 2, "device": "cpu"}
+SMALL: dict[str, Any] = {
+    "batch_size": 2,
+    "hidden_channels": 8,
+    "data_size": 8,
+    "n_modes": 4,
+    "n_layers": 2,
+    "device": "cpu",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +136,7 @@ def test_relative_loss_of_a_perfect_output_has_a_finite_gradient():
     target = torch.ones(2, 1, 4, 4)
     output = target.clone().requires_grad_()
     relative_l2_loss(output, target).backward()
-    assert torch.equal(output.grad, torch.zeros_like(output))
+    assert torch.equal(output.grad, torch.zeros_like(output))  # type: ignore[arg-type]
 
 
 def test_a_step_changes_the_model_and_leaves_no_gradient():
@@ -151,9 +160,9 @@ def test_a_workload_of_somebody_elses_model_without_an_optimizer():
         device=torch.device("cpu"),
         description={"model": "bilinear"},
     )
-    before = workload.model.weight.detach().clone()
+    before = workload.model.weight.detach().clone()  # type: ignore[operator]
     train(workload, 1)
-    assert torch.equal(workload.model.weight, before)
+    assert torch.equal(workload.model.weight, before)  # type: ignore[arg-type]
     assert workload.model.weight.grad is None
 
 

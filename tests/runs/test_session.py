@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ from tests.training_steps import WORKLOADS, build_workload
 from tracer.analysis.profiles.allocator_join import join_history
 from tracer.capture import torch_private
 from tracer.capture.allocator_history import MAX_ENTRIES, AllocatorHistory
-from tracer.capture.known_storages import Role
+from tracer.capture.devices import allocator_counters
+from tracer.capture.known_storages import KnownStorages, Role
+from tracer.capture.training_objects import TrainingObjects
 from tracer.errors import RecordingError, TracerError
-from tracer.runs import results as run_results
 from tracer.runs import workload_run as run_module
 from tracer.runs.results import Failure, RunResults
 from tracer.runs.session import ProfileSession, Schedule, device_of
@@ -206,7 +208,7 @@ def test_the_timing_pass_leaves_the_workload_alone() -> None:
 def test_constructing_a_session_switches_nothing_on() -> None:
     workload = Pieces()
     session = ProfileSession(workload.model, workload.optimizer)
-    assert not torch.autograd._profiler_enabled()
+    assert not torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
     assert not workload.optimizer._optimizer_step_pre_hooks  # type: ignore[union-attr]
     assert session.num_steps_done == 0
     assert session.unused_parameters is None
@@ -261,7 +263,8 @@ def test_rows_sum_to_the_peak_in_every_cycle() -> None:
 
 def test_every_role_is_observed() -> None:
     known = short_run()[0].known
-    assert {Role(role) for role in known.role.tolist()} | {Role.HELD} == set(Role)
+    others = {Role.HELD, Role.ARGUMENT, Role.SAVED}  # of walks and of calls
+    assert {Role(role) for role in known.role.tolist()} | others == set(Role)
     assert {"0.weight", "1.running_var", "0.bias.exp_avg", "batch[0]", "batch[1]"} <= set(known.names)
 
 
@@ -294,12 +297,23 @@ def test_schedules_that_cannot_be_are_refused(numbers: tuple[int, ...]) -> None:
     assert caught.value.hint
 
 
-def test_a_model_is_where_its_first_tensor_is() -> None:
-    assert device_of(nn.Linear(1, 1, device="meta")) == torch.device("meta")
-    assert device_of(nn.Identity()) == torch.device("cpu")
-    with_buffer = nn.Module()
-    with_buffer.register_buffer("b", torch.zeros(1, device="meta"))
-    assert device_of(with_buffer) == torch.device("meta")
+def elsewhere(device: str, num_bytes: int) -> nn.Module:
+    """A model that says that its parameter is on a device, which need not be there."""
+    model = nn.Identity()
+    parameter = SimpleNamespace(device=torch.device(device), numel=lambda: num_bytes, element_size=lambda: 1)
+    model.parameters = lambda: iter([parameter])  # type: ignore[assignment, method-assign, misc]
+    return model
+
+
+def test_a_model_is_where_an_accelerator_holds_most_of_it() -> None:
+    """An embedding on the CPU, however large, and a small first layer elsewhere take the run nowhere."""
+    assert device_of(TrainingObjects(nn.Identity())) == torch.device("cpu")
+    assert device_of(TrainingObjects(nn.Linear(1, 1, device="meta"))) == torch.device("cpu")
+    large, small, other = elsewhere("cpu", 999), elsewhere("cuda:0", 8), elsewhere("cuda:1", 9)
+    assert device_of(TrainingObjects({"a": large, "b": small})) == torch.device("cuda:0")
+    assert device_of(TrainingObjects({"a": large, "b": small, "c": other})) == torch.device("cuda:1")
+    again = elsewhere("cuda:0", 2)
+    assert device_of(TrainingObjects({"a": large, "b": small, "c": other, "d": again})) == torch.device("cuda:0")
 
 
 # ---- unused parameters -----------------------------------------------------------------------------------------------
@@ -364,7 +378,7 @@ def test_ctrl_c_ends_a_run_like_a_failure() -> None:
     assert isinstance(results.failure.error, KeyboardInterrupt)
     assert not results.failure.out_of_memory
     assert results.findings is not None
-    assert not torch.autograd._profiler_enabled()
+    assert not torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
 
 
 def _out_of_cpu_memory(piece: str, step: int) -> None:
@@ -449,7 +463,7 @@ def test_the_timing_pass_makes_do_with_the_batches_that_are_left(num_more: int, 
 
 
 def assert_all_off(workload: Pieces) -> None:
-    assert not torch.autograd._profiler_enabled()
+    assert not torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
     assert not workload.optimizer._optimizer_step_pre_hooks  # type: ignore[union-attr]
 
 
@@ -548,7 +562,7 @@ def history_log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         log.append(f"dump of {device}")
         return {"dump": log.count(f"dump of {device}")}
 
-    monkeypatch.setattr(torch_private, "allocator_history_enabled", lambda: "somebody else's" in log)
+    monkeypatch.setattr(torch_private, "allocator_history_enabled", lambda device: "somebody else's" in log)
     monkeypatch.setattr(torch_private, "start_allocator_history", start)
     monkeypatch.setattr(torch_private, "stop_allocator_history", stop)
     monkeypatch.setattr(torch_private, "allocator_snapshot", dump)
@@ -591,9 +605,9 @@ def test_an_allocator_that_tells_nothing_is_named(monkeypatch: pytest.MonkeyPatc
     enabled = {"now": False}
     monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "native")
     monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: enabled["now"], raising=False)
-    assert not torch_private.allocator_history_enabled()
+    assert not torch_private.allocator_history_enabled(CUDA)
     enabled["now"] = True
-    assert torch_private.allocator_history_enabled()
+    assert torch_private.allocator_history_enabled(CUDA)
 
 
 def test_the_cpu_has_no_history(history_log: list[str]) -> None:
@@ -665,7 +679,8 @@ def test_a_first_step_without_memory_is_explained_from_the_history(
     monkeypatch.setattr(torch_private, "allocator_snapshot", lambda device: snapshot([made, oom], segments))
     session = ProfileSession(workload.model, workload.optimizer, device="cuda:0", schedule=Schedule(1, 1, 1, 1))
     # As if the weights were on the device.
-    monkeypatch.setattr(session, "device", torch.device("cpu"))
+    words_at = KnownStorages.words_at
+    monkeypatch.setattr(KnownStorages, "words_at", lambda known, device: words_at(known, device and "cpu"))
     with pytest.raises(torch.OutOfMemoryError), session:
         raise torch.OutOfMemoryError
     found = session.failed_allocation
@@ -715,7 +730,7 @@ def test_the_device_says_what_it_has_left(monkeypatch: pytest.MonkeyPatch) -> No
     numbers = {"mem_get_info": (3, 10), "memory_allocated": 5, "memory_reserved": 6, "max_memory_allocated": 7}
     for name, value in numbers.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    assert run_results.allocator_state(CUDA) == {
+    assert allocator_counters(CUDA) == {
         "allocated": 5,
         "reserved": 6,
         "largest allocated so far": 7,
@@ -733,7 +748,7 @@ def test_a_device_that_answers_no_more_hides_no_error(monkeypatch: pytest.Monkey
     for name in ("memory_allocated", "memory_reserved", "max_memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, lambda device: 5)
     monkeypatch.setattr(torch.cuda, "mem_get_info", raises)
-    assert run_results.allocator_state(CUDA) == {"allocated": 5, "reserved": 5, "largest allocated so far": 5}
+    assert allocator_counters(CUDA) == {"allocated": 5, "reserved": 5, "largest allocated so far": 5}
 
 
 def test_cuda_is_the_current_device_as_everywhere_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,11 @@ from torch import nn
 
 import tracer
 from tracer.capture.known_storages import Role
-from tracer.errors import OutputError
+from tracer.errors import OutputError, TracerError
 from tracer.runs import outputs
 from tracer.runs.session import Schedule
 from tracer.runs.termination import Terminated, WritingInterrupted
-from tracer.runs.training import TrainingProfile, profile_training
+from tracer.runs.training import Screen, TrainingProfile, profile_training
 
 SHORT = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=1)
 
@@ -66,7 +66,7 @@ def test_the_models_input_is_found_by_itself(tmp_path: Path) -> None:
             train_step(model, optimizer)
             session.step()
     known = session.known
-    inputs = known.size_bytes[known.role == Role.INPUT]
+    inputs = known.size_bytes[known.role == Role.ARGUMENT]
     assert inputs.tolist() == [4 * 8 * 4]
     assert not model._forward_pre_hooks
 
@@ -101,20 +101,20 @@ def test_an_exception_goes_on_its_way_and_the_files_are_written(tmp_path: Path) 
     boom = ValueError("the data ran out")
 
     def loop() -> None:
-        with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as loop.session:
+        with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as loop.session:  # type: ignore[attr-defined]
             train_step(model, optimizer)
-            loop.session.step()
+            loop.session.step()  # type: ignore[attr-defined]
             train_step(model, optimizer)
             raise boom
 
     with pytest.raises(ValueError, match="the data ran out") as caught:
         loop()
     assert caught.value is boom
-    failure = loop.session.results.failure
+    failure = loop.session.results.failure  # type: ignore[attr-defined]
     assert (failure.step, str(failure.error)) == (1, "the data ran out")
     assert failure.error is not boom
     assert failure.error.__traceback__ is None
-    assert failure.place[0] == __file__
+    assert failure.line.file == __file__
     assert (tmp_path / "peak.json").exists()
 
 
@@ -238,15 +238,44 @@ def test_torchs_note_on_forgotten_events_is_not_shown(tmp_path: Path) -> None:
     assert not [each for each in caught if "clears events" in str(each.message)]
 
 
-@pytest.mark.parametrize("screen", [False, True])
-def test_the_screen_is_shown_where_asked_for(tmp_path: Path, capfd: pytest.CaptureFixture[str], screen: bool) -> None:
+@pytest.mark.parametrize("screen", ["none", "short", "full", False, True])
+def test_the_screen_is_shown_where_asked_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], screen: Screen | bool
+) -> None:
     model, optimizer = net()
     with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT, screen=screen) as session:
         for _ in range(3):
             train_step(model, optimizer)
             session.step()
     shown = capfd.readouterr()
-    assert ("Peak: " in shown.out) == ("peak.json" in shown.err) == screen
+    assert ("Peak: " in shown.out) == (screen in ("full", True))
+    assert ("Peak: " in shown.err) == (screen == "short")
+    assert ("peak.json" in shown.err) == ("Next: open " in shown.err) == (screen not in ("none", False))
+
+
+def test_the_short_screen_has_the_headline_the_largest_lines_and_the_files(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model, optimizer = net()
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=SHORT) as session:
+        for _ in range(3):
+            train_step(model, optimizer)
+            session.step()
+    lines = capfd.readouterr().err.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("Peak: "))
+    peak = json.loads((tmp_path / "peak.json").read_text())
+    by_line: dict[str, int] = {}
+    for row in peak["rows"]:
+        name = f"{row['file']}:{row['line']}" if row["file"] else f"({row['category']}, {row['phase']})"
+        by_line[name] = by_line.get(name, 0) + row["bytes"]
+    shares = [100 * size / peak["peak_bytes"] for size in sorted(by_line.values(), reverse=True)[:3]]
+    assert [float(line.split()[-2]) for line in lines[at + 1 : at + 4]] == [round(share, 1) for share in shares]
+    assert " files in " in lines[at + 4]
+
+
+def test_a_screen_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TracerError, match="no screen 'loud'"):
+        profile_training(net()[0], save_dir=tmp_path, screen="loud")  # type: ignore[arg-type]
 
 
 def test_files_of_an_earlier_run_are_warned_of(tmp_path: Path) -> None:

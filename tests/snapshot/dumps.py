@@ -9,6 +9,8 @@ from typing import Any
 Row = dict[str, Any]
 
 REAL_DATA = Path(__file__).resolve().parents[3] / "shared" / "realdata"
+RECORDINGS = REAL_DATA.parent / "recordings"
+REAL_FILES = sorted(path for folder in (REAL_DATA, RECORDINGS) for path in folder.glob("*.p*") if path.suffix != ".py")
 LIVE_STATES = ("active_allocated", "active_pending_free", "active_awaiting_free")
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.snapshot.allocator_model import AllocatorModel, rounded
-from tests.snapshot.dumps import REAL_DATA, block, entry, freed, naive_peaks, read_plain, segment, snapshot, write
+from tests.snapshot.dumps import REAL_FILES, block, entry, freed, naive_peaks, read_plain, segment, snapshot, write
 from tracer.analysis.snapshots.fragmentation import fragmentation_after
 from tracer.errors import SnapshotError
 from tracer.snapshot.columns import DeviceState, Snapshot
@@ -18,7 +18,6 @@ from tracer.snapshot.replay import BEFORE, Oddities, Replay, replay
 from tracer.snapshot.rounding import rounded_sizes
 
 BASE = 1 << 32
-REAL_FILES = sorted(p for p in REAL_DATA.glob("*") if p.suffix in (".pickle", ".pkl")) if REAL_DATA.is_dir() else []
 
 
 def replayed(path: Path, objects: Any) -> tuple[DeviceState, Replay]:

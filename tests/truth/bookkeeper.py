@@ -3,6 +3,9 @@
 It shares no code with the tracer and reads nothing that the profiler recorded. A dispatch mode in every thread sees
 each operator's arguments and results, weak references see storages die, hooks of saved tensors see what is kept for
 backward and when it is let go of. What it cannot see is what a kernel allocates inside itself and frees again.
+
+What the autograd engine makes was called by nobody's line but that of `backward`. It belongs to the forward operator
+whose node the engine runs: nodes are numbered, and each operator is noted under the number of the node that it made.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -28,13 +31,19 @@ from torch.optim import optimizer as optimizer_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.truth.program import Program
-from tests.truth.storages import storages_in, storages_of
+from tests.truth.storages import storages_in, storages_of, tensors_in
 
 ROOT = str(Path(__file__).resolve().parent.parent.parent)
+_TORCH = tuple(f"{path}/" for path in (Path(torch.__file__).parent, Path(torch.__file__).resolve().parent))
 # The harness calls the programs; its own lines are nobody's.
 _HARNESS = {
     str(Path(__file__).with_name(name)) for name in ("bookkeeper.py", "running.py", "storages.py", "isolate.py")
 }
+
+
+# Of the peak. A kernel's own memory, which only the tracer sees, may put its peak inside another operator.
+_NEARLY = 0.6
+_SUM = "aten.add.Tensor"
 
 
 class Holder(StrEnum):
@@ -64,8 +73,13 @@ class Block:
     Attributes:
         made: Whether an operator's result showed it first; else it was an argument first, or the garbage collector's
             list of tensors had it: memory that need not be torch's own allocator's.
+        from_nothing: The operator that made it was given no tensor.
         packed: How many saved tensors of it are not released.
-        line: The innermost line of the project's code, outside the harness.
+        becomes_gradient: At a later time it was some parameter's `.grad`.
+        added_to: Sums that backward added something to, and got this. The engine writes into the sum, and does not
+            where somebody looks on.
+        line: The innermost line of the project's code or a library's, outside harness and torch; of the engine's work,
+            the forward's.
     """
 
     reference: weakref.ref[torch.UntypedStorage]
@@ -78,12 +92,16 @@ class Block:
     module: str | None
     file: str | None
     line: int | None
+    from_nothing: bool = False
     packed: int = 0
+    becomes_gradient: bool = False
+    added_to: list[Block] = field(default_factory=list)
+    seen_as: Alive | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """A block at an instant that was kept: what is true of it then."""
+    """A block at an instant that was kept: what is true of it then, and whether it is a gradient later."""
 
     bytes: int
     holder: Holder | None
@@ -95,11 +113,13 @@ class Alive:
     op: str
     file: str | None
     line: int | None
+    from_nothing: bool = False
+    becomes_gradient: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """The most that tensors held at one time within a phase of a step."""
+    """What tensors held before or after an operator, within a phase of a step."""
 
     bytes: int
     step: int
@@ -108,11 +128,17 @@ class Instant:
     blocks: tuple[Alive, ...]
 
 
+_Where = tuple[str | None, str | None, int | None]
+"""Module, file and line."""
+
+
 @dataclass
 class _Thread(threading.local):
     modules: list[str] = field(default_factory=list)
     optimizers: int = 0
     watches: bool = False
+    makers: dict[int, _Where] = field(default_factory=dict)
+    """Who made each autograd node, by its number, which counts in each thread."""
 
 
 class _Packed:
@@ -131,7 +157,6 @@ class Bookkeeper:
         live_bytes: Of all storages that are alive now.
         peak_bytes: The most within the steps that count.
         start_bytes: At their beginning.
-        instants: The largest instant of each phase of each step.
         old_bytes: Time in ns and bytes of what is left of the storages from before the steps that count.
         foreign_bytes: The most that was alive, within those steps, of storages that no operator made.
     """
@@ -145,7 +170,8 @@ class Bookkeeper:
         self.program: Program | None = None
         self.saves = saves
         self.live_bytes = self.peak_bytes = self.start_bytes = self.foreign_bytes = 0
-        self.instants: dict[tuple[int, Phase], Instant] = {}
+        self._largest: dict[tuple[int, Phase], tuple[Instant, tuple[Block, ...]]] = {}
+        self._near_peak: list[tuple[Instant, tuple[Block, ...]]] = []
         self.old_bytes: list[tuple[int, int]] = []
         self.step = -1
         self._live: dict[int, Block] = {}
@@ -180,7 +206,12 @@ class Bookkeeper:
         self.program = program
         for prefix, model in self._models():
             for name, module in model.named_modules():
-                self._names.setdefault(id(module), ".".join(filter(None, (prefix, name))))
+                # A model without a name around it goes by that of its class.
+                path = ".".join(filter(None, (prefix, name))) or type(module).__name__
+                self._names.setdefault(id(module), path)
+        for parameter in self._parameters():
+            if parameter.is_leaf and parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._note_gradient)
 
     def begin(self) -> None:
         """The next step is the first that counts: everything that is alive now belongs to the peak."""
@@ -194,6 +225,37 @@ class Bookkeeper:
     def end(self) -> None:
         """No more steps count."""
         self._counts = False
+        self.note_gradients()
+
+    @property
+    def instants(self) -> tuple[Instant, ...]:
+        """The largest of each phase of each step, and all that are nearly as large as the peak."""
+        near = [each for each in self._near_peak if each[0].bytes >= _NEARLY * self.peak_bytes]
+        found, final = [], dict[int, Alive]()
+        for instant, blocks in (*self._largest.values(), *near):
+            for one, block in zip(instant.blocks, blocks, strict=True):
+                if id(one) not in final:
+                    final[id(one)] = replace(one, becomes_gradient=True) if block.becomes_gradient else one
+            found.append(replace(instant, blocks=tuple(final[id(one)] for one in instant.blocks)))
+        return tuple(found)
+
+    def note_gradients(self) -> None:
+        """Whatever is a parameter's gradient now was made to be one."""
+        if self.program is not None:
+            for parameter in self._parameters():
+                self._note_gradient(parameter)
+
+    def _note_gradient(self, parameter: Tensor) -> None:
+        with warnings.catch_warnings():  # .grad of what takes a parameter's place for a while
+            warnings.simplefilter("ignore")
+            gradient = parameter.grad
+        for storage in storages_in(gradient):
+            waiting = [self._live[storage._cdata]] if storage._cdata in self._live else []
+            while waiting:
+                block = waiting.pop()
+                block.becomes_gradient = True
+                waiting += block.added_to
+                block.added_to = []
 
     def look_around(self) -> None:
         """Enter every tensor that Python has an object of."""
@@ -223,7 +285,7 @@ class Bookkeeper:
             with self._in_this_thread():
                 run(thread)
 
-        threading.Thread.run = watched  # type: ignore[method-assign]
+        threading.Thread.run = watched  # type: ignore[assignment, method-assign]
         try:
             yield
         finally:
@@ -238,7 +300,7 @@ class Bookkeeper:
         def with_ours(hooks: Any, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> None:
             init(hooks, lambda tensor: self._pack(pack(tensor), unpack), lambda packed: packed.unpack(packed.value))
 
-        saved_tensors_hooks.__init__ = with_ours  # type: ignore[method-assign]
+        saved_tensors_hooks.__init__ = with_ours  # type: ignore[assignment, method-assign]
         try:
             yield
         finally:
@@ -263,6 +325,7 @@ class Bookkeeper:
 
     def _enter_optimizer(self, *args: Any) -> None:
         self._here.optimizers += 1
+        self.note_gradients()
 
     def _leave_optimizer(self, *args: Any) -> None:
         self._here.optimizers -= 1
@@ -278,14 +341,22 @@ class Bookkeeper:
 
     # ---- storages ----------------------------------------------------------------------------------------------------
     def before_operator(self, op: str, arguments: object) -> None:
-        """Enter what no operator showed."""
+        """Enter what no operator showed, and note whose node it is that the operator may have made just now."""
         for storage in storages_in(arguments):
             self._enter(storage, op, made=False)
+        if self._counts:
+            with self._lock:
+                self._note_instant(op)
+        if torch.is_grad_enabled():
+            self._here.makers[torch._C._autograd._get_sequence_nr() - 1] = self._where()
 
-    def after_operator(self, op: str, results: object) -> None:
+    def after_operator(self, op: str, results: object, *, arguments: object = None, from_nothing: bool = False) -> None:
         """Enter what it made or resized."""
         for storage in storages_in(results):
-            self._enter(storage, op, made=True)
+            block = self._enter(storage, op, made=True, from_nothing=from_nothing)
+            if op == _SUM and block.phase is Phase.BACKWARD:
+                known = (self._live.get(each._cdata) for each in storages_in(arguments))
+                block.added_to = [one for one in known if one is not None and one is not block and one.op == _SUM]
         if self._counts:
             with self._lock:
                 self._note_instant(op)
@@ -294,17 +365,26 @@ class Bookkeeper:
         for storage in storages_of(tensor):
             self._enter(storage, op, made=made)
 
-    def _enter(self, storage: torch.UntypedStorage, op: str, *, made: bool) -> Block:
+    def _enter(self, storage: torch.UntypedStorage, op: str, *, made: bool, from_nothing: bool = False) -> Block:
         key = storage._cdata
         with self._lock:
             block = self._live.get(key)
             if block is None:
                 reference = weakref.ref(storage, lambda _: self._gone(key))
-                module = self._here.modules[-1] if self._here.modules else None
-                where = (self._phase(), self.step, module, *_place())
-                block = self._live[key] = Block(reference, 0, 0, made, op, *where)
+                where = (self._phase(), self.step, *self._where())
+                block = self._live[key] = Block(reference, 0, 0, made, op, *where, from_nothing)
             self._measure(key, block, storage)
         return block
+
+    def _where(self) -> _Where:
+        """Module and line that what is made now belongs to."""
+        node = torch._C._current_autograd_node() if torch._C._current_graph_task_id() >= 0 else None
+        file, line, is_engines = _place()
+        if node is not None and is_engines:
+            maker = self._here.makers.get(node._sequence_nr())  # type: ignore[attr-defined]
+            if maker is not None:
+                return maker
+        return (self._here.modules[-1] if self._here.modules else None), file, line
 
     def _measure(self, key: int, block: Block, storage: torch.UntypedStorage) -> None:
         address, size = storage.data_ptr(), storage.nbytes()
@@ -344,11 +424,18 @@ class Bookkeeper:
         new = [size for key, size in self._foreign.items() if key not in self._old]
         self.foreign_bytes = max(self.foreign_bytes, sum(new))
         here = (self.step, self._phase())
-        known = self.instants.get(here)
-        if known is None or self.live_bytes > known.bytes:
-            self.instants[here] = Instant(self.live_bytes, *here, op, tuple(self._alive()))
+        known = self._largest.get(here)
+        is_largest = known is None or self.live_bytes > known[0].bytes
+        if not is_largest and self.live_bytes < _NEARLY * self.peak_bytes:
+            return
+        pairs = list(self._alive())
+        found = Instant(self.live_bytes, *here, op, tuple(one for one, _ in pairs)), tuple(one for _, one in pairs)
+        if is_largest:
+            self._largest[here] = found
+        else:
+            self._near_peak.append(found)
 
-    def _alive(self) -> Iterator[Alive]:
+    def _alive(self) -> Iterator[tuple[Alive, Block]]:
         holders, seen = self._holders(), set[int]()
         order = sorted(self._live.items(), key=lambda item: item[0] not in holders)
         for key, block in order:
@@ -356,10 +443,22 @@ class Bookkeeper:
                 continue
             seen.add(block.address)
             holder, name = holders.get(key, (None, None))
-            yield Alive(
+            alive = Alive(
                 block.bytes, holder, name, block.packed > 0, block.phase, block.step, block.module, block.op,
-                block.file, block.line,
+                block.file, block.line, block.from_nothing,
             )  # fmt: skip
+            # Most are as they were at the instant before.
+            if block.seen_as != alive:
+                block.seen_as = alive
+            assert block.seen_as is not None
+            yield block.seen_as, block
+
+    def _parameters(self) -> list[Tensor]:
+        """Of all models, of the optimizers, and those that are in neither."""
+        assert self.program is not None
+        found = [each for _, model in self._models() for each in model.parameters()]
+        found += [each for optimizer in self.program.optimizers for each in _parameters_of(optimizer)]  # type: ignore[misc]
+        return list({id(each): each for each in (*found, *self.program.parameters)}.values())
 
     def _models(self) -> list[tuple[str, nn.Module]]:
         assert self.program is not None
@@ -378,7 +477,8 @@ class Bookkeeper:
         with warnings.catch_warnings():  # .grad of what takes a parameter's place for a while
             warnings.simplefilter("ignore")
             parameters = [item for _, model in self._models() for item in model.named_parameters()]
-            parameters += [("", each) for opt in self.program.optimizers for each in _parameters_of(opt)]
+            parameters += [("", each) for opt in self.program.optimizers for each in _parameters_of(opt)]  # type: ignore[misc]
+            parameters += [("", each) for each in self.program.parameters]  # type: ignore[misc]
             for name, parameter in parameters:
                 put(Holder.PARAMETER, name, parameter)
             for name, parameter in parameters:
@@ -407,15 +507,17 @@ def _release(blocks: list[Block]) -> None:
         block.packed -= 1
 
 
-def _place() -> tuple[str | None, int | None]:
-    """File and line of the innermost frame of the project's own code."""
-    frame = sys._getframe()
+def _place() -> tuple[str | None, int | None, bool]:
+    """File and line of the innermost frame of the project's or a library's; whether the engine lies between."""
+    frame, is_engines = sys._getframe(), False
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(ROOT) and name not in _HARNESS and "/.venv/" not in name:
-            return name, frame.f_lineno
+        is_library = "/site-packages/" in name and not name.startswith(_TORCH)
+        if is_library or (name.startswith(ROOT) and name not in _HARNESS and "/site-packages/" not in name):
+            return name, frame.f_lineno, is_engines
+        is_engines |= frame.f_code.co_name == "_engine_run_backward"
         frame = frame.f_back  # type: ignore[assignment]
-    return None, None
+    return None, None, is_engines  # type: ignore[unreachable]
 
 
 class _Mode(TorchDispatchMode):
@@ -430,7 +532,9 @@ class _Mode(TorchDispatchMode):
         kwargs, name = kwargs or {}, str(func)
         self.book.before_operator(name, (args, kwargs))
         results = func(*args, **kwargs)
-        self.book.after_operator(name, results)
+        self.book.after_operator(
+            name, results, arguments=args, from_nothing=not any(True for _ in tensors_in((args, kwargs)))
+        )
         return results
 
 

@@ -35,4 +35,5 @@ def _from_workload(name: str) -> Program:
     from tests.training_steps import build_workload
 
     built = build_workload(name)
-    return Program(built.step, built.model, [built.optimizer] if built.optimizer else [], batch=None)
+    optimizers = [built.optimizer] if built.optimizer else []
+    return Program(built.step, built.model, optimizers, batch=None, parameters=list(built.parameters))

@@ -52,6 +52,7 @@ class Program:
         optimizers: The first is given to the profiler.
         batch: The step's inputs; None where the program cannot say.
         others: Further models that it holds, by name.
+        parameters: Those that no model and no optimizer has.
         held: What else has to be kept for the program to run.
     """
 
@@ -60,6 +61,7 @@ class Program:
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     batch: Batch | None = field(default_factory=Batch)
     others: dict[str, nn.Module] = field(default_factory=dict)
+    parameters: list[Tensor] = field(default_factory=list)
     held: object = None
 
 

@@ -406,7 +406,8 @@ def replay_buffer_q_learning() -> Program:
     target = copy.deepcopy(online).requires_grad_(False)
     optimizer = torch.optim.Adam(online.parameters())
     memory: deque[tuple[Tensor, int, float, Tensor]] = deque(maxlen=500)
-    batch, seen = Batch(), [torch.randn(8), 0]
+    batch = Batch()
+    seen: list[Any] = [torch.randn(8), 0]
 
     def act() -> None:
         state = seen[0]

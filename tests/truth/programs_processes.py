@@ -148,7 +148,7 @@ def library_generate() -> Program:
 def library_t5() -> Program:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    config = T5Config(
+    config = T5Config(  # type: ignore[call-arg]
         vocab_size=100, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, decoder_start_token_id=0
     )
     model, batch = T5ForConditionalGeneration(config), Batch()

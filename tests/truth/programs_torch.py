@@ -82,7 +82,7 @@ def ensemble_by_vmap() -> Program:
         return loss.detach()
 
     others = {f"member {number}": member for number, member in enumerate(models[1:])}
-    return Program(step, template, [optimizer], batch, others)
+    return Program(step, template, [optimizer], batch, others)  # type: ignore[arg-type]
 
 
 @program()
@@ -91,12 +91,12 @@ def forward_mode_derivatives() -> Program:
 
     def step() -> Tensor:
         x, direction = batch.of((torch.randn(128, 64), torch.randn(128, 64)))
-        value, slope = jvp(model, (x,), (direction,))
+        value, slope = jvp(model, (x,), (direction,))  # type: ignore[misc]
         loss = (value.square() + slope.square()).mean()
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         with torch.no_grad():
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                parameter -= 0.01 * gradient
+                parameter -= 0.01 * gradient  # type: ignore[misc]
         return loss.detach()
 
     return Program(step, model, [], batch)
@@ -194,7 +194,7 @@ def subclass_of_tensor() -> Program:
 class _Scaled(Tensor):
     """A tensor that is another one and a factor, as quantized ones are; every operator undoes that first."""
 
-    inner: Tensor
+    inner: Tensor  # type: ignore[assignment]
     factor: float
 
     @staticmethod
@@ -265,7 +265,7 @@ def compiled_fullgraph() -> Program:
     """The profiler is given the compiled module itself."""
     model = mlp()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    return supervised(compiled, torch.optim.SGD(model.parameters(), 0.1), _pairs, F.mse_loss)
+    return supervised(compiled, torch.optim.SGD(model.parameters(), 0.1), _pairs, F.mse_loss)  # type: ignore[arg-type]
 
 
 @program(provable=Provable.EAGER_TWIN)
@@ -297,7 +297,7 @@ def compiled_with_graph_break() -> Program:
 def compiled_part_of_a_model() -> Program:
     """Only one block is compiled; the model around it is not."""
     model = nn.Sequential(nn.Linear(64, 64), mlp(), nn.LayerNorm(32))
-    model[1] = torch.compile(model[1], backend="aot_eager", fullgraph=True)
+    model[1] = torch.compile(model[1], backend="aot_eager", fullgraph=True)  # type: ignore[assignment]
     return supervised(model, torch.optim.Adam(model.parameters()), _pairs, F.mse_loss)
 
 
@@ -371,4 +371,4 @@ def compiled_inductor() -> Program:
 def compiled_inductor_fullgraph() -> Program:
     model = mlp()
     compiled = torch.compile(model, fullgraph=True)
-    return supervised(compiled, torch.optim.SGD(model.parameters(), 0.1), _pairs, F.mse_loss)
+    return supervised(compiled, torch.optim.SGD(model.parameters(), 0.1), _pairs, F.mse_loss)  # type: ignore[arg-type]

@@ -134,9 +134,7 @@ def run_under_bookkeeper(name: str) -> tuple[tuple[str, ...], Truth]:
         book.knows(program)
         loop = Loop(program, before_step=lambda index: _count(book, index))
         loop.run()
-    return tuple(loop.losses), Truth(
-        book.peak_bytes, book.start_bytes, book.foreign_bytes, tuple(book.instants.values())
-    )
+    return tuple(loop.losses), Truth(book.peak_bytes, book.start_bytes, book.foreign_bytes, book.instants)
 
 
 def run_counted(name: str) -> tuple[int, int]:
@@ -188,6 +186,7 @@ def threads_in_line() -> Iterator[None]:
 
 
 def _count(book: Bookkeeper, index: int) -> None:
+    book.note_gradients()
     book.step = index
     if index == FIRST:
         book.begin()
@@ -343,7 +342,7 @@ def torch_state(program: Program) -> dict[str, Any]:
     models = [model for model in (program.model, *program.others.values()) if model is not None]
     modules = [module for model in models for module in model.modules()]
     state: dict[str, Any] = {
-        "profiler": torch.autograd._profiler_enabled(),
+        "profiler": torch.autograd._profiler_enabled(),  # type: ignore[attr-defined]
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
         "function modes": torch._C._len_torch_function_stack(),
         "grad": torch.is_grad_enabled(),

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 from torch._C import _functorch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 _PARTS_OF_LAYOUT = {
     torch.sparse_coo: ("_indices", "_values"),
@@ -38,8 +37,8 @@ def parts_of(tensor: Tensor) -> Iterator[Tensor]:
     """The plain tensors behind one; none for fake, meta and opaque ones."""
     while _functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
-    if is_traceable_wrapper_subclass(tensor):
-        names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, _ = tensor.__tensor_flatten__()
         for name in names:
             yield from parts_of(getattr(tensor, name))
     elif tensor.layout in _PARTS_OF_LAYOUT:

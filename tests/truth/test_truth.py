@@ -48,6 +48,12 @@ WRONG_BY_CHANCE: dict[tuple[str, str], str] = {
     ("workload:growing_list", "wrong_peak"): "the bookkeeper finds some KB more than a count by hand, in some runs",
 }
 
+# What the profiler does not record has no module and no line.
+_THREADS = "other threads call the model, and torch does not record what they do"
+UNKNOWN_PLACES: dict[str, str] = {"forward_in_a_thread_pool": _THREADS, "replicas_in_threads": _THREADS}
+LEAST_PART = 0.95
+"""Of the bytes whose kind is proved, in each program."""
+
 # One of each class of programs, for the quick run; the others take some seconds each.
 QUICK = {
     "gan_two_optimizers",
@@ -94,6 +100,16 @@ def test_the_tracer_tells_the_truth_and_changes_nothing(name: str, column: str) 
     if verdict.crash and column != "crash":
         pytest.skip(f"crashed, so that nothing can be said of {column}")
     assert not getattr(verdict, column)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=list(_marks(name, "")), id=name) for name in names()])
+def test_kinds_modules_and_lines_are_right(name: str) -> None:
+    verdict = judged(name)
+    assert not verdict.broken and not verdict.crash
+    assert verdict.kinds is None or verdict.kinds.part >= LEAST_PART
+    if name not in UNKNOWN_PLACES:
+        assert verdict.modules is None or verdict.modules.part == 1
+        assert verdict.lines is None or verdict.lines.part == 1
 
 
 # ---- by rules, and not by name ---------------------------------------------------------------------------------------

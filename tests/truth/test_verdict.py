@@ -11,7 +11,7 @@ from tests.truth.bookkeeper import Alive, Holder, Instant, Phase
 from tests.truth.isolate import in_fresh_process
 from tests.truth.program import Entry, Program, Provable
 from tests.truth.running import Effects, Truth
-from tests.truth.verdict import Share, bounds_of, differences, instant_of, kinds, largest, wrong_peak, wrong_sum
+from tests.truth.verdict import Share, bounds_of, differences, instants_of, kinds, largest, wrong_peak, wrong_sum
 
 KEPT = Alive(100, None, None, True, Phase.FORWARD, 2, "a", "op", "f.py", 1)
 WEIGHT = Alive(100, Holder.PARAMETER, "w", False, Phase.BEFORE, -1, None, "op", None, None)
@@ -59,7 +59,9 @@ def test_bounds() -> None:
         ([(100, "ACTIVATION")], [KEPT], Share(100, 100)),
         ([(100, "TEMPORARY")], [KEPT], Share(0, 100)),
         ([(100, "UNKNOWN")], [KEPT], Share(0, 100)),
-        ([], [KEPT], Share(0, 100)),
+        # What the tracer does not have at all has no kind; that it is missing is a wrong peak.
+        ([], [KEPT], Share(0, 0)),
+        ([(100, "TEMPORARY")], [KEPT, WEIGHT], Share(0, 100)),
         # Of two of a size, one is right whichever it is.
         ([(100, "ACTIVATION"), (100, "PARAMETER")], [WEIGHT, KEPT], Share(200, 200)),
         ([(100, "ACTIVATION"), (100, "ACTIVATION")], [WEIGHT, KEPT], Share(100, 200)),
@@ -86,16 +88,30 @@ def test_largest_places() -> None:
     assert largest([row, other], two, by_module=True) == Share(2, 2)
     assert largest([row, other], two, by_module=False) == Share(1, 2)
     assert largest([{**row, "bytes": 99}], [KEPT], by_module=True) == Share(0, 1)
-    assert largest([row], [LOOSE], by_module=True) == Share(0, 0)
+    assert largest([row], [], by_module=True) == Share(0, 0)
+
+
+def _instant(step: int, phase: Phase, *sizes: int) -> Instant:
+    return Instant(sum(sizes), step, phase, "op", tuple(replace(LOOSE, bytes=size) for size in sizes))
 
 
 def test_the_instant_of_the_tracers_step_and_phase() -> None:
-    instants = [Instant(size, 3, phase, "op", ()) for size, phase in ((9, Phase.BACKWARD), (8, Phase.OTHER))]
-    instants.append(Instant(10, 4, Phase.BACKWARD, "op", ()))
-    assert instant_of({"step": "ProfilerStep#3", "phase": "backward"}, instants).bytes == 9
-    assert instant_of({"step": "ProfilerStep#3", "phase": "forward"}, instants).bytes == 8
-    assert instant_of({"step": "ProfilerStep#3", "phase": "optimizer"}, instants).bytes == 9
-    assert instant_of({"step": None, "phase": None}, instants).bytes == 10
+    instants = [_instant(3, Phase.BACKWARD, 9), _instant(3, Phase.OTHER, 8), _instant(4, Phase.BACKWARD, 10)]
+
+    def chosen(step: str | None, phase: str | None, *sizes: int) -> list[int]:
+        return [each.bytes for each in instants_of({"step": step, "phase": phase}, instants, sizes)]
+
+    assert chosen("ProfilerStep#3", "backward", 9) == [9]
+    assert chosen("ProfilerStep#3", "forward", 9) == [8]
+    assert chosen("ProfilerStep#3", "optimizer", 8) == [8]
+    assert chosen(None, None, 10) == [10]
+
+
+def test_the_instant_that_has_the_same_sizes() -> None:
+    instants = [_instant(3, Phase.BACKWARD, *sizes) for sizes in ((6, 3), (4, 4), (4, 4), (5, 5))]
+    peak = {"step": "ProfilerStep#3", "phase": "backward"}
+    assert instants_of(peak, instants, (4, 4, 7)) == instants[1:3]
+    assert instants_of(peak, instants, (6,)) == instants[:1]
 
 
 @pytest.mark.parametrize(

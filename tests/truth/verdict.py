@@ -16,6 +16,7 @@ from tests.truth.catalogue import entry_of
 from tests.truth.isolate import in_fresh_process
 from tests.truth.program import Entry, Provable
 from tests.truth.running import (
+    FIRST,
     Claims,
     Effects,
     Truth,
@@ -40,6 +41,11 @@ class Share:
 
     def __add__(self, other: Share) -> Share:
         return Share(self.right + other.right, self.of + other.of)
+
+    @property
+    def part(self) -> float:
+        """As a number up to 1; of nothing all is right."""
+        return self.right / self.of if self.of else 1.0
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,8 @@ def judge(name: str) -> Verdict:
                 two.submit(in_fresh_process, run, name) for run in (run_unwatched, run_under_bookkeeper, run_counted)
             ]
             runs.append(two.submit(in_fresh_process, run_watched, name, folder))
-            plain, booked, counted, watched = (run.result() for run in runs)
+            results: list[Any] = [run.result() for run in runs]
+            plain, booked, counted, watched = results
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     for what, run in (("unwatched", plain), ("under the bookkeeper", booked), ("under a bare profiler", counted)):
@@ -101,8 +108,13 @@ def _compare(
 ) -> Verdict:
     if claims.failed_files or not claims.peak:
         return Verdict(name, crash="; ".join(claims.failed_files or claims.warned or ("no peak.json",)))
-    instant = instant_of(claims.peak, truth.instants)
+    instants = instants_of(claims.peak, truth.instants, [size for size, _ in claims.blocks])
     exact = entry_of(name).provable is not Provable.EAGER_TWIN
+    batch = knows_batch(name)
+    instant = max(instants, key=lambda each: kinds(claims.blocks, each.blocks, knows_batch=batch).part)
+    # What was made before the recorded steps has no line in any profiler.
+    new = [block for block in instant.blocks if block.step >= FIRST]
+    kept = [block for block in new if proven_kind(block, knows_batch=batch) == ACTIVATION]
     return Verdict(
         name,
         changed=tuple(differences(plain, watched)),
@@ -111,9 +123,9 @@ def _compare(
         wrong_peak=wrong_peak(claims.peak, bounds),
         claimed_bytes=claims.peak["allocator_peak_bytes"],
         true_bytes=bounds,
-        kinds=kinds(claims.blocks, instant.blocks, knows_batch=not name.startswith("workload:")) if exact else None,
-        modules=largest(claims.peak["rows"], instant.blocks, by_module=True) if exact else None,
-        lines=largest(claims.peak["rows"], instant.blocks, by_module=False) if exact else None,
+        kinds=kinds(claims.blocks, instant.blocks, knows_batch=batch) if exact else None,
+        modules=largest(claims.peak["rows"], kept, by_module=True) if exact else None,
+        lines=largest(claims.peak["rows"], kept, by_module=False) if exact else None,
     )
 
 
@@ -186,21 +198,52 @@ def _unequal(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 # ---- kinds, modules and lines ----------------------------------------------------------------------------------------
 
 
-def instant_of(peak: Mapping[str, Any], instants: Iterable[Instant]) -> Instant:
-    """The bookkeeper's instant that the tracer's peak is about: of the same step and phase, else the largest."""
-    chosen = sorted(instants, key=lambda instant: -instant.bytes)
+def knows_batch(name: str) -> bool:
+    """Whether a program says what its batch is; the workloads of other tests do not."""
+    return not name.startswith("workload:")
+
+
+def instants_of(peak: Mapping[str, Any], instants: Iterable[Instant], sizes: Iterable[int]) -> list[Instant]:
+    """The bookkeeper's instants that the tracer's peak may be about: of its step and phase, and most alike in sizes.
+
+    The two need not be at one operator: a kernel's own memory, which only one of them sees, makes a peak elsewhere.
+    Of several with the same sizes nobody can tell which it is.
+
+    Args:
+        peak: The tracer's.
+        instants: The bookkeeper's.
+        sizes: Of the blocks of the tracer's peak; what they are called plays no part.
+    """
+    told = Counter(sizes)
+
+    def alike(instant: Instant) -> int:
+        true = Counter(block.bytes for block in instant.blocks)
+        common = sum(size * number for size, number in (told & true).items())
+        return 2 * common - instant.bytes
+
+    chosen = list(instants)
     step, phase = peak.get("step"), str(peak.get("phase"))
     same = [each for each in chosen if step == f"ProfilerStep#{each.step}"]
     like = [each for each in same if each.phase.value == phase]
-    # Outside of modules, such as in the loss, the tracer says forward.
+    # Outside of modules, such as in the loss, the tracer says forward; an optimizer may run inside backward.
     like += [each for each in same if phase == "forward" and each.phase is Phase.OTHER]
-    return max(like or same or chosen, key=lambda each: each.bytes)
+    candidates = like or same or chosen
+    most = max(map(alike, candidates))
+    return [each for each in candidates if alike(each) == most]
 
 
-def proven_kind(block: Alive) -> str | None:
-    """What a block certainly is: what somebody holds it as, or an activation if it is kept for backward."""
+def proven_kind(block: Alive, *, knows_batch: bool = True) -> str | None:
+    """What a block certainly is: what somebody holds it as, a gradient, or an activation if it is kept for backward.
+
+    What some parameter has as its gradient later is one already. Where a program does not
+    say what its batch is, what it made outside of its modules and out of nothing may be that.
+    """
     if block.holder is not None:
         return block.holder.value
+    if block.becomes_gradient and block.phase is not Phase.BEFORE:
+        return Holder.GRADIENT.value
+    if not knows_batch and block.from_nothing and block.phase is Phase.OTHER:
+        return None
     return ACTIVATION if block.packed and block.phase is not Phase.BEFORE else None
 
 
@@ -208,28 +251,33 @@ def kinds(claimed: Iterable[tuple[int, str]], alive: Iterable[Alive], *, knows_b
     """Bytes of the right kind.
 
     Blocks are compared by size: of each, as many are right as both sides have of a kind. A claim that something is
-    held, such as a gradient, is wrong for every block beyond those that are.
+    held, such as a gradient, is wrong for every block beyond those that are. Of what only the bookkeeper has, no kind
+    is judged: the two are at different instants, or the peak is wrong, which is judged elsewhere.
     """
-    true: Counter[tuple[int, str | None]] = Counter((block.bytes, proven_kind(block)) for block in alive)
+    proven = ((block.bytes, proven_kind(block, knows_batch=knows_batch)) for block in alive)
+    true: Counter[tuple[int, str | None]] = Counter(proven)
     told = Counter(claimed)
+    number_told = Counter[int]()
+    for (size, _), number in told.items():
+        number_told[size] += number
     false_of_others = _FALSE_OF_OTHERS if knows_batch else _FALSE_OF_OTHERS - {Holder.INPUT.value}
     total = Share()
     for size in {size for size, _ in true}:
         sure = {kind: true[size, kind] for kind in (*HELD, ACTIVATION) if true[size, kind]}
         right = sum(min(number, told[size, kind]) for kind, number in sure.items())
-        missing = sum(sure.values()) - right
+        absent = sum(number for (bytes_, _), number in true.items() if bytes_ == size) - number_told[size]
+        missing = sum(sure.values()) - right - max(0, absent)
         others = true[size, None]
         overclaimed = sum(max(0, told[size, kind] - sure.get(kind, 0)) for kind in false_of_others)
         total += Share(size * right, size * (right + max(missing, min(overclaimed, missing + others))))
     return total
 
 
-def largest(rows: Iterable[Mapping[str, Any]], alive: Iterable[Alive], *, by_module: bool) -> Share:
-    """How many of the three largest places that made activations have as many bytes in the tracer's rows."""
+def largest(rows: Iterable[Mapping[str, Any]], kept: Iterable[Alive], *, by_module: bool) -> Share:
+    """How many of the three largest places that made activations, `kept`, have as many bytes in the tracer's rows."""
     true: Counter[Any] = Counter()
-    for block in alive:
-        if proven_kind(block) == ACTIVATION:
-            true[block.module if by_module else (block.file, block.line)] += block.bytes
+    for block in kept:
+        true[block.module if by_module else (block.file, block.line)] += block.bytes
     told: Counter[Any] = Counter()
     for row in rows:
         module = None if row["module"] in ("(training loop)", "(optimizer)") else row["module"]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -138,7 +139,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def build(place: str, *model_args: str, **options: object):
+def build(place: str, *model_args: str, **options: Any):
     return build_user_workload(place, device=CPU, model_args=model_args, options=StepOptions(**options))
 
 
@@ -158,12 +159,12 @@ def test_a_class_becomes_a_training_step(nets: str) -> None:
     assert workload.next_batch()[0][0].shape == (3, 8)
     assert isinstance(workload.optimizer, torch.optim.AdamW)
     before = workload.model.second.weight.clone()
-    assert step(workload) > 0
+    assert step(workload) > 0  # type: ignore[operator]
     assert not torch.equal(workload.model.second.weight, before)
 
 
 def test_a_module_that_is_there_already_is_taken(nets: str) -> None:
-    assert step(build(f"{nets}:built", inputs=["8"])) > 0
+    assert step(build(f"{nets}:built", inputs=["8"])) > 0  # type: ignore[operator]
     with pytest.raises(UserModelError, match="is a module already and takes no arguments"):
         build(f"{nets}:built", "width=3")
 
@@ -183,7 +184,7 @@ def test_a_step_function_names_its_model_by_tuple_or_attribute(nets: str) -> Non
     workload = build(f"{nets}:stepping")
     assert isinstance(workload, StepWorkload)
     assert type(workload.model).__name__ == "Net"
-    assert step(workload) > 0
+    assert step(workload) > 0  # type: ignore[operator]
     assert workload.copy() is None
     bare = build(f"{nets}:bare")
     assert not list(bare.model.parameters())
@@ -191,7 +192,7 @@ def test_a_step_function_names_its_model_by_tuple_or_attribute(nets: str) -> Non
     def own_step() -> None:
         pass
 
-    own_step.model = workload.model
+    own_step.model = workload.model  # type: ignore[attr-defined]
     named = as_workload(own_step, device=CPU)
     assert named.model is workload.model
     assert step(named) is None
@@ -218,6 +219,45 @@ def test_each_kind_is_profiled_and_its_rows_sum_to_the_peak(nets: str, place: st
     assert results.notes == (() if inputs else ("The phases were not timed: they cannot be started one by one.",))
     if place != "bare":
         assert results.unused_parameters == ()
+
+
+def test_a_step_that_would_have_to_be_run_on_is_refused() -> None:
+    def generator() -> Any:
+        yield 1
+
+    async def coroutine() -> None:
+        pass
+
+    for step_function, what in ((generator, "a generator"), (lambda: generator(), "a generator")):
+        workload = as_workload((nn.Linear(1, 1), step_function), device=CPU, options=StepOptions())
+        with pytest.raises(UserModelError, match=f"returned {what}: nothing of it has run"):
+            workload.forward(())
+    waiting = coroutine()
+    workload = as_workload((nn.Linear(1, 1), lambda: waiting), device=CPU, options=StepOptions())
+    with pytest.raises(UserModelError, match="returned something to await"):
+        workload.forward(())
+    waiting.close()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_step_that_makes_its_optimizer_a_secret_has_gradients_all_the_same() -> None:
+    """The factory returns `(model, step)`; the step clears the gradients before it returns."""
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step_function() -> torch.Tensor:
+        loss = model(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    workload = as_workload((model, step_function), device=CPU, options=StepOptions())
+    results = run_profile(workload, schedule=ONE_STEP)
+    assert results.unused_parameters == ()
+    assert "OPTIMIZER_STATE" in results.findings.worst.peak.by_category()
+    bare = as_workload((model, lambda: model(torch.randn(4, 8)).sum()), device=CPU, options=StepOptions())
+    assert run_profile(bare, schedule=ONE_STEP).unused_parameters is None
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------
@@ -260,7 +300,7 @@ def test_mixed_precision_computes_in_bfloat16(nets: str) -> None:
     workload = build(f"{nets}:Net", inputs=["8"], amp="bfloat16")
     seen = []
     workload.model.second.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
-    assert step(workload) > 0
+    assert step(workload) > 0  # type: ignore[operator]
     assert seen == [torch.bfloat16]
     assert workload.model.first.weight.dtype == torch.float32
 
@@ -298,7 +338,7 @@ def test_checkpointed_blocks_give_the_same_gradients_and_keep_less() -> None:
 
     assert kept(checkpointed) < kept(plain)
     for ours, its in zip(checkpointed.parameters(), plain.parameters(), strict=True):
-        assert torch.allclose(ours.grad, its.grad, atol=1e-6)
+        assert torch.allclose(ours.grad, its.grad, atol=1e-6)  # type: ignore[arg-type]
 
 
 def test_a_copy_of_a_checkpointed_model_calls_its_own_blocks(nets: str) -> None:
@@ -321,7 +361,7 @@ def test_optimizers_go_by_name(nets: str, optimizer: str, kind: type | None) -> 
     made = build(f"{nets}:Net", inputs=["8"], optimizer=optimizer).optimizer
     assert type(made) is (kind or type(None))
     if kind is torch.optim.SGD:
-        assert made.defaults["momentum"] == 0.9
+        assert made.defaults["momentum"] == 0.9  # type: ignore[attr-defined]
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------
@@ -406,7 +446,7 @@ def test_names_may_have_dots() -> None:
 
 
 def test_keywords_and_outputs_in_a_mapping_are_trained_on(nets: str) -> None:
-    assert step(build(f"{nets}:Keywords", inputs=["x=8"])) > 0
+    assert step(build(f"{nets}:Keywords", inputs=["x=8"])) > 0  # type: ignore[operator]
 
 
 OWN_PACKAGE = {

@@ -34,6 +34,10 @@ class FakeEvent:
     duration: int = 0
     thread: int = 1
     called: str = "aten::mm"
+    is_region: bool = False
+
+    def is_user_annotation(self) -> bool:
+        return self.is_region
 
     def name(self) -> str:
         return self.called
@@ -68,7 +72,8 @@ class FakeResults:
 def test_a_kernel_is_the_operators_that_launched_it() -> None:
     """Operators 5 and 6, on two threads; the driver's calls have numbers of their own, which may be an operator's too.
 
-    A span on the device stands for a `record_function` region: the region's number, no link, and all its kernels' time.
+    A span on the device stands for a `record_function` region, with all its kernels' time: it is no kernel, linked or
+    not.
     """
     results = FakeResults((
         FakeEvent(5, start=100, thread=1),
@@ -81,6 +86,7 @@ def test_a_kernel_is_the_operators_that_launched_it() -> None:
         FakeEvent(33, linked=5, device=GPU, start=1050, duration=3),
         FakeEvent(34, linked=0, device=GPU, start=1060, duration=1000),
         FakeEvent(35, linked=77, device=GPU, start=1070, duration=1000),
+        FakeEvent(5, linked=5, device=GPU, start=1000, duration=5000, called="my region", is_region=True),
     ))  # fmt: skip
     kernels = read_kernels(results, {1: 0}, {"aten::mm"})
     assert kernels is not None

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from tests.histories import Event, History, Key, histories, known_of, recording_of
+from tests.histories import Event, History, Key, histories, known_of, levels_of, recording_of
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.profiles import block_lifetimes as storages_module
 from tracer.analysis.profiles.attribution import attribute
-from tracer.analysis.profiles.block_lifetimes import follow_storages
+from tracer.analysis.profiles.block_lifetimes import follow_blocks
 from tracer.analysis.profiles.classify_blocks import classify_blocks
 from tracer.analysis.profiles.peak import peak_report
 from tracer.analysis.profiles.torch_categories import categorize
@@ -33,18 +33,18 @@ def test_mapped_memory_reports_no_total_and_counts() -> None:
         Event(20, -30, 3, total_bytes=0),  # the last of what the allocator has: this 0 is its own
         Event(2000, -100, 4, total_bytes=0),
     ]
-    storages = follow_storages(recording_of(events), None, 0)
-    assert storages.count.counter_bytes.tolist() == [50, 50, 80, 80, 80, 30, 0, 0]
-    assert storages.count.mapped_bytes.tolist() == [0, 100, 100, 200, 100, 100, 100, 0]
-    assert storages.allocator_bytes.tolist() == storages.level_bytes.tolist() == [50, 150, 180, 280, 180, 130, 100, 0]
+    lifetimes = follow_blocks(recording_of(events), None, 0)
+    assert lifetimes.count.counter_bytes.tolist() == [50, 50, 80, 80, 80, 30, 0, 0]
+    assert lifetimes.count.mapped_bytes.tolist() == [0, 100, 100, 200, 100, 100, 100, 0]
+    assert lifetimes.allocator_bytes.tolist() == levels_of(lifetimes) == [50, 150, 180, 280, 180, 130, 100, 0]
 
 
 def test_memory_that_was_mapped_before_may_go_in_the_recording() -> None:
     events = [Event(10, 50, 1, total_bytes=50), Event(1000, -100, 9, total_bytes=0), Event(20, 5, 2, total_bytes=55)]
-    storages = follow_storages(recording_of(events), None, 0)
-    assert storages.count.before_bytes.tolist() == [100, 100, 100]
-    assert storages.count.mapped_bytes.tolist() == [0, -100, -100]
-    assert storages.allocator_bytes.tolist() == storages.level_bytes.tolist() == [150, 50, 55]
+    lifetimes = follow_blocks(recording_of(events), None, 0)
+    assert lifetimes.count.before_bytes.tolist() == [100, 100, 100]
+    assert lifetimes.count.mapped_bytes.tolist() == [0, -100, -100]
+    assert lifetimes.allocator_bytes.tolist() == levels_of(lifetimes) == [150, 50, 55]
 
 
 def test_a_free_with_a_stale_size_is_put_right() -> None:
@@ -53,25 +53,25 @@ def test_a_free_with_a_stale_size_is_put_right() -> None:
     known = replace(
         known_of((-5, 100, 40, Role.HELD, "")), walks_ns=np.array([known_of((-5, 0, 0, Role.HELD, "")).time_ns[0]])
     )
-    storages = follow_storages(recording_of(events), known, 0)
-    assert storages.allocator_bytes.tolist() == storages.level_bytes.tolist() == [90, 50, 55]
+    lifetimes = follow_blocks(recording_of(events), known, 0)
+    assert lifetimes.allocator_bytes.tolist() == levels_of(lifetimes) == [90, 50, 55]
 
 
 def test_an_assumed_free_leaves_an_absolute_counter_as_it_was() -> None:
     events = [Event(0, 512, 1), Event(0, -512, 1, assumed=True), Event(0, 1024, 2, total_bytes=1024)]
-    storages = follow_storages(recording_of(events, devices=("cuda:0",)), None, 0)
-    assert storages.allocator_bytes.tolist() == [512, 512, 1024]
+    lifetimes = follow_blocks(recording_of(events, devices=("cuda:0",)), None, 0)
+    assert lifetimes.allocator_bytes.tolist() == [512, 512, 1024]
 
 
 @given(histories())
 def test_the_count_is_that_of_a_plain_loop_over_lives(history: History) -> None:
-    storages = follow_storages(history.recording(), None, 0)
-    assert storages.allocator_bytes.tolist() == history.levels()
+    lifetimes = follow_blocks(history.recording(), None, 0)
+    assert lifetimes.allocator_bytes.tolist() == history.levels()
 
 
 def test_the_parts_sum_to_the_total() -> None:
-    storages = follow_storages(recording_of([Event(10, 50, 1)], [Key(100, 40, 9)]), None, 0)
-    parts = storages.count.at(0)
+    lifetimes = follow_blocks(recording_of([Event(10, 50, 1)], [Key(100, 40, 9)]), None, 0)
+    parts = lifetimes.count.at(0)
     assert (parts.counter_bytes, parts.mapped_bytes, parts.before_bytes, parts.unseen_bytes) == (50, 0, 40, 0)
     assert not parts.is_walked
 
@@ -92,16 +92,16 @@ def test_a_lost_block_is_unexplained(
 
     if loses == "before":
         monkeypatch.setattr(storages_module, "unrecorded_storages", losing)
-    storages = follow_storages(recording, None, 0)
+    lifetimes = follow_blocks(recording, None, 0)
     if loses == "made":
-        alive = storages.alive_at(int(np.argmax(storages.allocator_bytes)))
-        block = alive[storages.allocation[alive] >= 0][0]
-        lost.append(int(storages.size_bytes[block]))
-        storages = replace(
-            storages, freed_at=np.where(np.arange(len(storages.freed_at)) == block, -1, storages.freed_at)
+        alive = lifetimes.alive_at(int(np.argmax(lifetimes.allocator_bytes)))
+        block = alive[lifetimes.allocation[alive] >= 0][0]
+        lost.append(int(lifetimes.size_bytes[block]))
+        lifetimes = replace(
+            lifetimes, freed_at=np.where(np.arange(len(lifetimes.freed_at)) == block, -1, lifetimes.freed_at)
         )
     attribution = attribute(recording)
-    blocks = classify_blocks(recording, categorize(recording), attribution, storages, time_ns=0)
-    peak = peak_report(recording, attribution, storages, blocks)
+    blocks = classify_blocks(recording, categorize(recording), attribution, lifetimes, time_ns=0)
+    peak = peak_report(recording, attribution, lifetimes, blocks)
     assert peak.unexplained_bytes == lost[0] > 0
     assert peak.allocator_peak_bytes == peak.peak_bytes + lost[0]

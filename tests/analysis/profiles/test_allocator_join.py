@@ -17,7 +17,7 @@ from tests.histories import Event, Key, known_of, recording_of
 from tests.snapshot.allocator_model import AllocatorModel, rounded
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.allocator_join import join_entries
-from tracer.analysis.profiles.block_lifetimes import follow_storages
+from tracer.analysis.profiles.block_lifetimes import follow_blocks
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together, with_allocator_history
 from tracer.analysis.profiles.memory_by_kind import memory_by_kind
 from tracer.capture.known_storages import Role
@@ -199,8 +199,8 @@ def test_a_snapshot_of_another_device_leaves_them_as_they_are() -> None:
 
 
 def test_a_pair_in_which_more_was_asked_for_than_the_block_holds_is_none() -> None:
-    storages = follow_storages(recording_of([Event(4096, 512, 1), Event(8192, 512, 2)], devices=("cuda:0",)), None, 0)
-    entry = join_entries(np.array([3, 7]), np.array([4096, 8192]), np.array([513, 512]), storages)
+    lifetimes = follow_blocks(recording_of([Event(4096, 512, 1), Event(8192, 512, 2)], devices=("cuda:0",)), None, 0)
+    entry = join_entries(np.array([3, 7]), np.array([4096, 8192]), np.array([513, 512]), lifetimes)
     assert entry.tolist() == [-1, 7]
 
 
@@ -214,11 +214,11 @@ def test_memory_that_no_block_shows_is_in_the_timeline() -> None:
     allocator.free(gone)
     cycle = allocator.findings().worst
     blocks = cycle.blocks
-    levels = {level.kind: level for level in memory_by_kind(cycle.storages, blocks)}
+    levels = {level.kind: level for level in memory_by_kind(cycle.lifetimes, blocks)}
     assert levels[Kind.BEFORE_RECORDING].values_bytes.tolist() == [1536, 1024]
     assert levels[Kind.BEFORE_RECORDING].before_bytes == 1536
     total = np.sum([level.values_bytes for level in levels.values()], axis=0)
-    assert total.tolist() == cycle.storages.allocator_bytes.tolist()
+    assert total.tolist() == cycle.lifetimes.allocator_bytes.tolist()
 
 
 def test_the_page_and_the_screen_have_the_three_sizes() -> None:
@@ -229,7 +229,7 @@ def test_the_page_and_the_screen_have_the_three_sizes() -> None:
     findings = joined(allocator)
     (section,) = timeline_page(findings, run={}).sections
     assert section.sentences == (
-        "At the peak 1000 B were asked for, which the allocator rounded up, block by block, to 1.00 KiB.",
+        "At the peak 1000 B were requested, which the allocator rounded up, block by block, to 1.00 KiB.",
     )
     assert section.tables[0].rows == (("at the peak", 65536, 1024, 64512, 64512),)
     words = Console(width=200, record=True, file=io.StringIO())
@@ -296,8 +296,8 @@ def test_the_allocators_books_come_out_whatever_happens(
 def test_the_historys_surplus_is_at_its_head(num_surplus: int) -> None:
     """One address, used again and again: each block is the one with as many after it."""
     events = [event for number in range(1, 4) for event in (Event(4096, 512, number), Event(4096, -512, number))]
-    storages = follow_storages(recording_of(events, devices=("cuda:0",)), None, 0)
+    lifetimes = follow_blocks(recording_of(events, devices=("cuda:0",)), None, 0)
     entries = np.arange(num_surplus + 3) * 10
     same = np.full(len(entries), 4096)
-    entry = join_entries(entries, same, np.full(len(entries), 300), storages)
+    entry = join_entries(entries, same, np.full(len(entries), 300), lifetimes)
     assert entry.tolist() == entries[-3:].tolist()

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 
-from tests.histories import Event, History, Key, histories, known_of, recording_of
+from tests.histories import Event, History, Key, histories, known_of, levels_of, recording_of
 from tests.training_steps import WORKLOADS, Recorded
-from tracer.analysis.profiles.block_lifetimes import allocator_order, follow_storages
+from tracer.analysis.profiles.block_lifetimes import allocator_order, follow_blocks  # type: ignore[attr-defined]
 from tracer.capture.known_storages import Role
 from tracer.capture.recording import Recording
 
 
 def lives(recording: Recording, **options: object) -> list[tuple[int, int, int]]:
     """Bytes, made at, freed at of every block."""
-    storages = follow_storages(recording, options.get("known"), options.get("device", 0))  # type: ignore[arg-type]
-    columns = (storages.size_bytes, storages.made_at, storages.freed_at)
+    lifetimes = follow_blocks(recording, options.get("known"), options.get("device", 0))  # type: ignore[arg-type]
+    columns = (lifetimes.size_bytes, lifetimes.made_at, lifetimes.freed_at)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
@@ -28,10 +27,10 @@ def lives(recording: Recording, **options: object) -> list[tuple[int, int, int]]
 
 def test_a_block_that_is_freed_and_one_that_lives_on() -> None:
     recording = recording_of([Event(10, 100, 1), Event(200, 50, 2), Event(10, -100, 1)])
-    storages = follow_storages(recording, None, 0)
+    lifetimes = follow_blocks(recording, None, 0)
     assert lives(recording) == [(100, 0, 2), (50, 1, 3)]
-    assert storages.level_bytes.tolist() == storages.allocator_bytes.tolist() == [100, 150, 50]
-    assert [storages.alive_at(at).tolist() for at in (-1, 0, 1, 2)] == [[], [0], [0, 1], [1]]
+    assert levels_of(lifetimes) == lifetimes.allocator_bytes.tolist() == [100, 150, 50]
+    assert [lifetimes.alive_at(at).tolist() for at in (-1, 0, 1, 2)] == [[], [0], [0, 1], [1]]
 
 
 def test_an_address_used_again_is_another_block() -> None:
@@ -41,54 +40,54 @@ def test_an_address_used_again_is_another_block() -> None:
 
 def test_a_tensor_without_an_allocation_was_there_before() -> None:
     recording = recording_of([Event(500, 10, 2)], [Key(10, 100, 1)])
-    storages = follow_storages(recording, None, 0)
+    lifetimes = follow_blocks(recording, None, 0)
     assert lives(recording) == [(100, -1, 1), (10, 0, 1)]
-    assert storages.allocation.tolist() == [-1, 0]
-    assert storages.key.tolist() == [0, -1]
-    assert storages.level_bytes.tolist() == storages.allocator_bytes.tolist() == [110]
-    assert storages.alive_at(-1).tolist() == [0]
+    assert lifetimes.allocation.tolist() == [-1, 0]
+    assert lifetimes.key.tolist() == [0, -1]
+    assert levels_of(lifetimes) == lifetimes.allocator_bytes.tolist() == [110]
+    assert lifetimes.alive_at(-1).tolist() == [0]
 
 
 def test_what_was_there_before_may_be_freed_with_or_without_a_tensor() -> None:
     recording = recording_of([Event(10, -100, 1, key=0), Event(300, -40, 2)], [Key(10, 100, 1)], first_total=140)
-    storages = follow_storages(recording, None, 0)
+    lifetimes = follow_blocks(recording, None, 0)
     assert lives(recording) == [(100, -1, 0), (40, -1, 1)]
-    assert storages.level_bytes.tolist() == storages.allocator_bytes.tolist() == [40, 0]
-    assert not storages.died_unseen.any()
+    assert levels_of(lifetimes) == lifetimes.allocator_bytes.tolist() == [40, 0]
+    assert not lifetimes.died_unseen.any()
 
 
 def test_a_block_from_before_died_unseen_when_its_address_is_handed_out_again() -> None:
     # 100 bytes at 10..110 are there before; at event 1 somebody gets 20 bytes in the middle of them.
     recording = recording_of([Event(500, 7, 2), Event(60, 20, 3), Event(500, -7, 2)], [Key(10, 100, 1)])
-    storages = follow_storages(recording, None, 0)
+    lifetimes = follow_blocks(recording, None, 0)
     assert lives(recording) == [(100, -1, 1), (7, 0, 2), (20, 1, 3)]
-    assert storages.died_unseen.tolist() == [True, False, False]
-    assert storages.level_bytes.tolist() == storages.allocator_bytes.tolist() == [107, 27, 20]
+    assert lifetimes.died_unseen.tolist() == [True, False, False]
+    assert levels_of(lifetimes) == lifetimes.allocator_bytes.tolist() == [107, 27, 20]
 
 
 def test_a_neighbour_is_not_in_the_way() -> None:
     recording = recording_of([Event(110, 20, 2), Event(5, 5, 3)], [Key(10, 100, 1)])
-    assert not follow_storages(recording, None, 0).died_unseen.any()
+    assert not follow_blocks(recording, None, 0).died_unseen.any()
 
 
 def test_one_allocation_ends_several_blocks_from_before() -> None:
     recording = recording_of([Event(15, 100, 9)], [Key(10, 10, 1), Key(30, 10, 2), Key(50, 10, 3), Key(200, 10, 4)])
-    storages = follow_storages(recording, None, 0)
-    assert storages.died_unseen.tolist() == [True, True, True, False, False]
-    assert storages.level_bytes.tolist() == [110]
+    lifetimes = follow_blocks(recording, None, 0)
+    assert lifetimes.died_unseen.tolist() == [True, True, True, False, False]
+    assert levels_of(lifetimes) == [110]
 
 
 def test_an_assumed_free_counts_though_no_allocator_reported_it() -> None:
     recording = recording_of([Event(10, 100, 1), Event(10, -100, 1, assumed=True), Event(10, 60, -2)])
-    storages = follow_storages(recording, None, 0)
+    lifetimes = follow_blocks(recording, None, 0)
     assert lives(recording) == [(100, 0, 1), (60, 2, 3)]
     assert recording.allocations.total_allocated_bytes.tolist() == [100, -1, 160]
-    assert storages.level_bytes.tolist() == storages.allocator_bytes.tolist() == [100, 0, 60]
+    assert levels_of(lifetimes) == lifetimes.allocator_bytes.tolist() == [100, 0, 60]
 
 
 def test_the_counter_may_have_started_anywhere() -> None:
     recording = recording_of([Event(10, 100, 1), Event(10, -100, 1)], first_total=-5000)
-    assert follow_storages(recording, None, 0).allocator_bytes.tolist() == [100, 0]
+    assert follow_blocks(recording, None, 0).allocator_bytes.tolist() == [100, 0]
 
 
 def test_devices_are_apart_even_where_their_addresses_are_equal() -> None:
@@ -96,7 +95,7 @@ def test_devices_are_apart_even_where_their_addresses_are_equal() -> None:
     recording = recording_of(events, [Key(900, 8, 7)], devices=("cpu", "cuda:0"))
     assert lives(recording, device=0) == [(8, -1, 2), (100, 0, 1)]
     assert lives(recording, device=1) == [(512, 0, 2), (1024, 1, 2)]
-    assert follow_storages(recording, None, 1).events.tolist() == [1, 3]
+    assert follow_blocks(recording, None, 1).events.tolist() == [1, 3]
 
 
 def test_two_threads_are_put_together_by_their_nanoseconds() -> None:
@@ -104,29 +103,29 @@ def test_two_threads_are_put_together_by_their_nanoseconds() -> None:
     events = [Event(10, 100, 1, at_ns=0), Event(10, -100, 1, at_ns=20), Event(500, 40, 2, at_ns=10)]
     recording = recording_of(events)
     assert allocator_order(recording, 0).tolist() == [0, 2, 1]
-    assert follow_storages(recording, None, 0).level_bytes.tolist() == [100, 140, 40]
+    assert levels_of(follow_blocks(recording, None, 0)) == [100, 140, 40]
 
 
 def test_within_one_instant_the_order_of_the_allocator_stays() -> None:
     # STYLE: alloc 100, free 100, alloc 50 peaks at 100; sorted by time with a tie rule it is 50 or 150.
     recording = recording_of([Event(10, 100, 1, at_ns=5), Event(10, -100, 1, at_ns=5), Event(10, 50, 2, at_ns=5)])
-    assert follow_storages(recording, None, 0).level_bytes.tolist() == [100, 0, 50]
+    assert levels_of(follow_blocks(recording, None, 0)) == [100, 0, 50]
 
 
 def test_cuda_counts_in_absolute_terms_and_rounds() -> None:
     recording = recording_of([Event(4096, 512, 2, total_bytes=99_512)], [Key(0, 1, 1)], devices=("cuda:0",))
-    storages = follow_storages(recording, None, 0)
-    assert storages.allocator_bytes.tolist() == [99_512]
+    lifetimes = follow_blocks(recording, None, 0)
+    assert lifetimes.allocator_bytes.tolist() == [99_512]
     # The tensor, rounded up; the rest of what the counter had when the recording began; the allocation.
-    assert storages.size_bytes.tolist() == [512, 98_488, 512]
-    assert storages.level_bytes.tolist() == [99_512]
+    assert lifetimes.size_bytes.tolist() == [512, 98_488, 512]
+    assert levels_of(lifetimes) == [99_512]
 
 
 def test_a_device_without_events() -> None:
     recording = recording_of([], [Key(10, 100, 1)])
-    storages = follow_storages(recording, None, 0)
+    lifetimes = follow_blocks(recording, None, 0)
     assert lives(recording) == [(100, -1, 0)]
-    assert storages.level_bytes.tolist() == storages.allocator_bytes.tolist() == []
+    assert levels_of(lifetimes) == lifetimes.allocator_bytes.tolist() == []
 
 
 # ---- observations ----------------------------------------------------------------------------------------------------
@@ -135,10 +134,10 @@ def test_a_device_without_events() -> None:
 def test_what_was_held_before_was_there_before_though_no_operator_saw_it() -> None:
     recording = recording_of([Event(10, 100, 1)])
     known = known_of((-50, 700, 32, Role.PARAMETER, "w"))
-    storages = follow_storages(recording, known, 0)
+    lifetimes = follow_blocks(recording, known, 0)
     assert lives(recording, known=known) == [(32, -1, 1), (100, 0, 1)]
-    assert storages.observed_as.tolist() == [0, -1]
-    assert storages.level_bytes.tolist() == storages.allocator_bytes.tolist() == [132]
+    assert lifetimes.observed_as.tolist() == [0, -1]
+    assert levels_of(lifetimes) == lifetimes.allocator_bytes.tolist() == [132]
 
 
 def test_only_the_last_look_before_the_recording_counts() -> None:
@@ -158,20 +157,20 @@ def test_an_observation_belongs_to_the_block_that_was_there_at_the_time() -> Non
     events = [Event(10, 100, 1), Event(10, -100, 1), Event(10, 100, 2), Event(10, -100, 2)]
     recording = recording_of([Event(e.address, e.size_bytes, e.number, at_ns=10 * i) for i, e in enumerate(events)])
     known = known_of((25, 10, 100, Role.GRADIENT, "w"), (15, 10, 100, Role.INPUT, "nothing is there now"))
-    assert follow_storages(recording, known, 0).observed_as.tolist() == [-1, 0]
+    assert follow_blocks(recording, known, 0).observed_as.tolist() == [-1, 0]
 
 
 def test_the_strongest_role_wins() -> None:
     recording = recording_of([Event(10, 100, 1, at_ns=0)])
     known = known_of((1, 10, 100, Role.INPUT, "x"), (2, 10, 100, Role.PARAMETER, "w"), (3, 10, 100, Role.GRADIENT, "g"))
-    assert follow_storages(recording, known, 0).observed_as.tolist() == [1]
+    assert follow_blocks(recording, known, 0).observed_as.tolist() == [1]
 
 
 def test_observations_of_another_device_say_nothing() -> None:
     recording = recording_of([Event(10, 100, 1)])
     known = known_of((-50, 700, 32, Role.PARAMETER, "w"), (1, 10, 100, Role.INPUT, "x"), device="cuda:0")
-    storages = follow_storages(recording, known, 0)
-    assert storages.observed_as.tolist() == [-1]
+    lifetimes = follow_blocks(recording, known, 0)
+    assert lifetimes.observed_as.tolist() == [-1]
 
 
 # ---- a plain loop over drawn histories -------------------------------------------------------------------------------
@@ -179,23 +178,23 @@ def test_observations_of_another_device_say_nothing() -> None:
 
 @given(histories())
 def test_levels_equal_a_plain_loop(history: History) -> None:
-    storages = follow_storages(history.recording(), None, 0)
-    assert storages.level_bytes.tolist() == history.levels()
+    lifetimes = follow_blocks(history.recording(), None, 0)
+    assert levels_of(lifetimes) == history.levels()
 
 
 @given(histories())
 def test_the_allocators_count_agrees_with_the_blocks(history: History) -> None:
-    storages = follow_storages(history.recording(), None, 0)
-    assert storages.allocator_bytes.tolist() == storages.level_bytes.tolist()
+    lifetimes = follow_blocks(history.recording(), None, 0)
+    assert lifetimes.allocator_bytes.tolist() == levels_of(lifetimes)
 
 
 @given(histories())
 def test_every_block_is_alive_where_the_loop_says(history: History) -> None:
-    storages = follow_storages(history.recording(), None, 0)
-    assert len(storages.size_bytes) == len(history.lives)
+    lifetimes = follow_blocks(history.recording(), None, 0)
+    assert len(lifetimes.size_bytes) == len(history.lives)
     for position in range(-1, len(history.events)):
-        alive = storages.alive_at(position)
-        found = sorted(zip(storages.address[alive].tolist(), storages.size_bytes[alive].tolist(), strict=True))
+        alive = lifetimes.alive_at(position)
+        found = sorted(zip(lifetimes.address[alive].tolist(), lifetimes.size_bytes[alive].tolist(), strict=True))
         wanted = sorted((x.address, x.size_bytes) for x in history.lives if x.made <= position < x.gone)
         assert found == wanted
 
@@ -215,6 +214,6 @@ def test_on_every_workload_the_blocks_sum_to_the_allocators_count(
     name: str, recorded: Callable[[str], Recorded]
 ) -> None:
     for recording in recorded(name).recordings:
-        storages = follow_storages(recording, None, recording.devices.index("cpu"))
-        assert np.array_equal(storages.level_bytes, storages.allocator_bytes)
-        assert (storages.freed_at > storages.made_at).all()
+        lifetimes = follow_blocks(recording, None, recording.devices.index("cpu"))
+        assert levels_of(lifetimes) == lifetimes.allocator_bytes.tolist()
+        assert (lifetimes.freed_at > lifetimes.made_at).all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import random
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,8 +14,10 @@ import pytest
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
 from tracer.analysis.profiles.attribution import Phase
-from tracer.analysis.profiles.classify_blocks import NONE, RULES, Facts, apply_rules
+from tracer.analysis.profiles.block_facts import NONE, Facts, facts_of
+from tracer.analysis.profiles.classify_blocks import RULES, apply_rules
 from tracer.analysis.profiles.findings import find_in_cycle
+from tracer.analysis.profiles.peak import peak_position
 from tracer.analysis.profiles.torch_categories import Category
 from tracer.capture.known_storages import Role
 
@@ -25,13 +27,33 @@ PLAIN: dict[str, Any] = {
     "made": Phase.OTHER,
     "is_made_unseen": False,
     "freed": NONE,
+    "outlived_step": True,
+    "outlived_two_backwards": False,
     "has_tensor": True,
     "freed_by_maker": False,
+    "is_listed": False,
     "is_gradient": False,
     "is_recomputed": False,
     "category": Category.UNTAGGED,
+    "names_no_parameter": False,
+    "is_computed": False,
+    "is_source": False,
+    "is_target": False,
+    "is_over": False,
+    "used_by_backward": False,
+    "used_by_later_backward": False,
+    "outlived_backward": False,
+    "went_back": False,
+    "is_without_grad": False,
+    "is_compiled_buffer": False,
+    "is_saved_by_compiled": False,
+    "is_taken_over_by_compiled": False,
+    "is_freed_inside_compiled": False,
 }
+BEFORE = {"made": NONE}
 FORWARD, BACKWARD, OPTIMIZER = {"made": Phase.FORWARD}, {"made": Phase.BACKWARD}, {"made": Phase.OPTIMIZER}
+INPUT = {"category": Category.INPUT}
+TRAINED = {**FORWARD, "went_back": True}
 
 
 def facts(*blocks: dict[str, Any]) -> Facts:
@@ -57,21 +79,93 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             ({"role": Role.BUFFER}, Kind.BUFFER),
             ({"role": Role.GRADIENT, **FORWARD}, Kind.GRADIENT),
             ({"role": Role.OPTIMIZER_STATE, "category": Category.TEMPORARY}, Kind.OPTIMIZER_STATE),
-            ({"role": Role.INPUT, "made": NONE}, Kind.INPUT),
+            ({"role": Role.INPUT, **BEFORE}, Kind.INPUT),
+            # Somebody said that it is the batch, whatever it was computed from.
+            ({"role": Role.INPUT, "is_computed": True}, Kind.INPUT),
             # numpy made it in the step, and the model is called with it.
-            ({"role": Role.INPUT, "made": NONE, "is_made_unseen": True}, Kind.INPUT),
+            ({"role": Role.ARGUMENT, **BEFORE, "is_made_unseen": True}, Kind.INPUT),
+            ({"role": Role.ARGUMENT, "used_by_backward": True}, Kind.INPUT),
         ],
+    ),
+    (
+        Evidence.HELD_BY_GRAPH,
+        [
+            ({"role": Role.SAVED, **BEFORE}, Kind.ACTIVATION),
+            ({"role": Role.SAVED, **BEFORE, "is_made_unseen": True, "used_by_backward": True}, Kind.ACTIVATION),
+        ],
+    ),
+    (
+        Evidence.DATA_FLOW,
+        [
+            ({**BEFORE, "category": Category.PARAMETER, "names_no_parameter": True}, Kind.PARAMETER),
+            ({**BEFORE, **INPUT, "is_target": True}, Kind.INPUT),
+            # numpy's, as a target.
+            ({**BEFORE, **INPUT, "is_target": True, "is_made_unseen": True, "used_by_backward": True}, Kind.INPUT),
+        ],
+    ),
+    (
+        Evidence.UNSEEN_SAVED,
+        [({**BEFORE, "is_made_unseen": True, "used_by_backward": True, **INPUT}, Kind.ACTIVATION)],
     ),
     (
         Evidence.UNSEEN,
         [
-            ({"made": NONE, "is_made_unseen": True}, Kind.UNKNOWN),
+            ({**BEFORE, "is_made_unseen": True}, Kind.UNKNOWN),
             # torch takes what another thread has made for an input.
-            ({"made": NONE, "is_made_unseen": True, "category": Category.INPUT}, Kind.UNKNOWN),
+            ({**BEFORE, "is_made_unseen": True, **INPUT}, Kind.UNKNOWN),
+            ({**BEFORE, "is_made_unseen": True, "category": Category.GRADIENT, "is_listed": True}, Kind.UNKNOWN),
+            ({**BEFORE, "is_made_unseen": True, "is_taken_over_by_compiled": True}, Kind.UNKNOWN),
         ],
     ),
-    (Evidence.SEEN_BEFORE, [({"made": NONE}, Kind.BEFORE_RECORDING)]),
-    (Evidence.DATA_FLOW, [({"made": NONE, "category": Category.PARAMETER, "freed": Phase.OTHER}, Kind.PARAMETER)]),
+    (
+        Evidence.COMPILED_TAKEN_OVER,
+        [
+            ({**FORWARD, "is_taken_over_by_compiled": True, "used_by_backward": True}, Kind.AUTOGRAD_DETAIL),
+            ({**FORWARD, "is_taken_over_by_compiled": True, "is_saved_by_compiled": True}, Kind.AUTOGRAD_DETAIL),
+            # Backward has put the gradient of a parameter there.
+            ({**FORWARD, "is_taken_over_by_compiled": True, "is_gradient": True}, Kind.GRADIENT),
+        ],
+    ),
+    (
+        Evidence.COMPILED_SAVED,
+        [
+            ({**FORWARD, "is_saved_by_compiled": True, "has_tensor": False}, Kind.ACTIVATION),
+            ({**FORWARD, "is_saved_by_compiled": True, "is_freed_inside_compiled": True}, Kind.ACTIVATION),
+            # A compiled step function is called outside of all modules.
+            ({"is_saved_by_compiled": True, "freed": Phase.OTHER, "outlived_step": False}, Kind.ACTIVATION),
+        ],
+    ),
+    (
+        Evidence.COMPILED_INSIDE,
+        [
+            ({**FORWARD, "is_freed_inside_compiled": True, "used_by_backward": True}, Kind.TEMPORARY),
+            (
+                {"is_freed_inside_compiled": True, "is_listed": True, "category": Category.PARAMETER},
+                Kind.TEMPORARY,
+            ),
+            ({"is_freed_inside_compiled": True, "has_tensor": False, "freed_by_maker": True}, Kind.TEMPORARY),
+        ],
+    ),
+    (
+        Evidence.LISTED,
+        [
+            ({**BEFORE, "category": Category.PARAMETER, "is_listed": True}, Kind.PARAMETER),
+            ({"category": Category.PARAMETER, "is_listed": True}, Kind.PARAMETER),
+            ({**BEFORE, "category": Category.OPTIMIZER_STATE, "is_listed": True}, Kind.OPTIMIZER_STATE),
+        ],
+    ),
+    (
+        Evidence.SEEN_BEFORE,
+        [
+            (BEFORE, Kind.BEFORE_RECORDING),
+            # A data set, of which batches are taken.
+            ({**BEFORE, **INPUT}, Kind.BEFORE_RECORDING),
+            # A queue of keys beside the network: torch's data flow takes it for a parameter.
+            ({**BEFORE, "category": Category.PARAMETER}, Kind.BEFORE_RECORDING),
+            # The batch of an earlier step.
+            ({**BEFORE, "role": Role.ARGUMENT, "is_over": True}, Kind.BEFORE_RECORDING),
+        ],
+    ),
     (
         Evidence.NO_TENSOR,
         [
@@ -83,49 +177,121 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             ),
         ],
     ),
-    (
-        Evidence.ACCUMULATED,
-        [({**BACKWARD, "is_gradient": True, "is_recomputed": True, "category": Category.INPUT}, Kind.GRADIENT)],
-    ),
+    (Evidence.ACCUMULATED, [({**BACKWARD, "is_gradient": True, "is_recomputed": True, **INPUT}, Kind.GRADIENT)]),
     (
         Evidence.RECOMPUTED,
-        [({**BACKWARD, "is_recomputed": True, "category": Category.AUTOGRAD_DETAIL}, Kind.ACTIVATION)],
-    ),
-    (
-        Evidence.DATA_FLOW,
         [
-            ({**FORWARD, "category": Category.ACTIVATION, "freed": Phase.FORWARD}, Kind.ACTIVATION),
-            ({**FORWARD, "category": Category.TEMPORARY, "freed": Phase.BACKWARD}, Kind.TEMPORARY),
-            ({"category": Category.PARAMETER}, Kind.PARAMETER),
-            ({**OPTIMIZER, "category": Category.GRADIENT}, Kind.GRADIENT),
+            ({**BACKWARD, "is_recomputed": True, "category": Category.AUTOGRAD_DETAIL}, Kind.ACTIVATION),
+            ({**BACKWARD, "is_recomputed": True, "used_by_later_backward": True}, Kind.ACTIVATION),
         ],
     ),
-    (Evidence.SAVED, [({**FORWARD, "freed": Phase.BACKWARD}, Kind.ACTIVATION)]),
+    (Evidence.LATER_BACKWARD, [({**BACKWARD, "used_by_later_backward": True}, Kind.ACTIVATION)]),
+    (
+        Evidence.MADE_IN_BACKWARD,
+        [
+            (BACKWARD, Kind.AUTOGRAD_DETAIL),
+            # What compiled code makes on its way through backward, no operator is given.
+            (
+                {**BACKWARD, "has_tensor": False, "freed_by_maker": True, "is_compiled_buffer": True},
+                Kind.AUTOGRAD_DETAIL,
+            ),
+            # Siblings are one kind, whichever of them torch saw one node make and free.
+            ({**BACKWARD, "category": Category.TEMPORARY}, Kind.AUTOGRAD_DETAIL),
+            ({**BACKWARD, "category": Category.GRADIENT}, Kind.AUTOGRAD_DETAIL),
+            ({**BACKWARD, **INPUT, "is_source": True}, Kind.AUTOGRAD_DETAIL),
+            ({**BACKWARD, "used_by_backward": True}, Kind.AUTOGRAD_DETAIL),
+        ],
+    ),
+    (
+        Evidence.OPTIMIZER_KEPT,
+        [
+            (OPTIMIZER, Kind.OPTIMIZER_STATE),
+            ({**OPTIMIZER, "freed": Phase.OPTIMIZER}, Kind.OPTIMIZER_STATE),
+            # LBFGS drops the oldest entry of its history several evaluations later, in the same step.
+            ({**OPTIMIZER, "outlived_step": False, "outlived_two_backwards": True}, Kind.OPTIMIZER_STATE),
+        ],
+    ),
+    (
+        Evidence.WITHIN_OPTIMIZER,
+        [
+            ({**OPTIMIZER, "freed": Phase.OPTIMIZER, "outlived_step": False}, Kind.TEMPORARY),
+            ({**OPTIMIZER, "freed": Phase.BACKWARD, "outlived_step": False, **INPUT}, Kind.TEMPORARY),
+            ({**OPTIMIZER, "outlived_step": False, **INPUT, "is_source": True}, Kind.TEMPORARY),
+        ],
+    ),
+    (
+        Evidence.FROM_OUTSIDE,
+        [
+            ({**INPUT, "is_source": True}, Kind.INPUT),
+            # The loss's backward uses its target; torch.func leaves no gradient that it could lead to.
+            ({"is_source": True, "used_by_backward": True}, Kind.INPUT),
+            # The indices of a sparse gradient are the batch.
+            ({"role": Role.GRADIENT, "is_source": True, "used_by_backward": True}, Kind.INPUT),
+            ({**INPUT, "is_source": True, **FORWARD, "used_by_backward": True}, Kind.INPUT),
+        ],
+    ),
+    (
+        Evidence.SAVED,
+        [
+            ({**FORWARD, "freed": Phase.BACKWARD}, Kind.ACTIVATION),
+            ({**FORWARD, "used_by_backward": True, "freed": Phase.OPTIMIZER}, Kind.ACTIVATION),
+            # Noise that the loop has added to the batch: the model is called with it, and it is not the batch.
+            ({"role": Role.ARGUMENT, "is_computed": True, "used_by_backward": True, **INPUT}, Kind.ACTIVATION),
+            # Made in forward contradicts a gradient, whichever storages share its id.
+            ({**FORWARD, "used_by_backward": True, "category": Category.GRADIENT}, Kind.ACTIVATION),
+            # A teacher's output is kept for the student's backward.
+            ({**FORWARD, "used_by_backward": True, "is_without_grad": True}, Kind.ACTIVATION),
+        ],
+    ),
+    (
+        Evidence.WITHOUT_GRAD,
+        [
+            ({**FORWARD, "is_without_grad": True}, Kind.EVALUATION),
+            ({**FORWARD, "is_without_grad": True, "category": Category.ACTIVATION}, Kind.EVALUATION),
+            # The cache of generate().
+            (
+                {**FORWARD, "role": Role.ARGUMENT, "is_computed": True, "is_without_grad": True, **INPUT},
+                Kind.EVALUATION,
+            ),
+            ({**TRAINED, "is_without_grad": True, "freed": Phase.FORWARD}, Kind.EVALUATION),
+        ],
+    ),
     (
         Evidence.WITHIN_FORWARD,
         [
-            ({**FORWARD, "freed": Phase.FORWARD}, Kind.TEMPORARY),
+            ({**TRAINED, "freed": Phase.FORWARD}, Kind.TEMPORARY),
             # A spectrum: torch says parameter, and it is made and freed in a step.
-            ({**FORWARD, "freed": Phase.FORWARD, "category": Category.PARAMETER}, Kind.TEMPORARY),
+            ({**TRAINED, "freed": Phase.FORWARD, "category": Category.PARAMETER}, Kind.TEMPORARY),
+            ({**TRAINED, "freed": Phase.OTHER, "category": Category.ACTIVATION}, Kind.TEMPORARY),
         ],
     ),
     (
         Evidence.HELD_AFTER_BACKWARD,
-        [(FORWARD, Kind.ACTIVATION), ({**FORWARD, "freed": Phase.OPTIMIZER}, Kind.ACTIVATION)],
-    ),
-    (
-        Evidence.MADE_IN_BACKWARD,
-        [(BACKWARD, Kind.AUTOGRAD_DETAIL), ({**BACKWARD, "category": Category.ACTIVATION}, Kind.AUTOGRAD_DETAIL)],
-    ),
-    (Evidence.OPTIMIZER_KEPT, [(OPTIMIZER, Kind.OPTIMIZER_STATE)]),
-    (
-        Evidence.WITHIN_OPTIMIZER,
         [
-            ({**OPTIMIZER, "freed": Phase.OPTIMIZER}, Kind.TEMPORARY),
-            ({**OPTIMIZER, "freed": Phase.OPTIMIZER, "category": Category.ACTIVATION}, Kind.TEMPORARY),
+            ({**TRAINED, "outlived_backward": True}, Kind.HELD),
+            # A clone that a hook keeps.
+            ({**TRAINED, "outlived_backward": True, "category": Category.ACTIVATION}, Kind.HELD),
+            ({**TRAINED, "outlived_backward": True, "freed": Phase.FORWARD}, Kind.HELD),
         ],
     ),
-    (Evidence.OUTSIDE, [({}, Kind.UNKNOWN), ({"freed": Phase.FORWARD, "is_gradient": True}, Kind.UNKNOWN)]),
+    (
+        Evidence.DATA_FLOW,
+        [({**FORWARD, "category": Category.ACTIVATION, "freed": Phase.FORWARD}, Kind.ACTIVATION)],
+    ),
+    (Evidence.FREED_IN_FORWARD, [({**FORWARD, "freed": Phase.FORWARD}, Kind.TEMPORARY)]),
+    (
+        Evidence.NO_BACKWARD_YET,
+        [(FORWARD, Kind.ACTIVATION), ({**FORWARD, "freed": Phase.OTHER, "outlived_step": False}, Kind.ACTIVATION)],
+    ),
+    (Evidence.WITHIN_LOOP, [({"freed": Phase.OTHER, "outlived_step": False}, Kind.TEMPORARY)]),
+    (
+        Evidence.OUTSIDE,
+        [
+            ({}, Kind.HELD),
+            ({"freed": Phase.FORWARD, "is_gradient": True}, Kind.HELD),
+            ({"freed": Phase.OTHER}, Kind.HELD),
+        ],
+    ),
 )
 
 
@@ -148,25 +314,29 @@ def test_without_a_rule_its_examples_are_something_else(number: int) -> None:
     assert all(classified(block) != classified(block, rules=others) for block, _ in blocks)
 
 
+CHOICES: dict[str, tuple[Any, ...]] = {
+    **{name: (False, True) for name, value in PLAIN.items() if isinstance(value, bool)},
+    "role": (NONE, *Role),
+    "made": (NONE, *Phase),
+    "freed": (NONE, *Phase),
+    "category": tuple(Category),
+}
+
+
 def overlap(first: int, second: int) -> bool:
-    """Whether both rules hold for some block and say different things of it."""
-    blocks = [
-        dict(zip(PLAIN, values, strict=True))
-        for values in itertools.product(
-            (NONE, Role.INPUT),
-            (NONE, *Phase),
-            (False, True),
-            (NONE, Phase.FORWARD, Phase.BACKWARD),
-            (False, True),
-            (False, True),
-            (False, True),
-            (False, True),
-            (Category.UNTAGGED, Category.ACTIVATION, Category.PARAMETER),
-        )
-    ]
-    # Who did not see it being made does not know who made it.
-    all_of_them = facts(*(block for block in blocks if block["made"] != NONE or not block["freed_by_maker"]))
-    both = RULES[first].holds(all_of_them) & RULES[second].holds(all_of_them)
+    """Whether both rules hold for some block and say different things of it, among many that are drawn."""
+    draw = random.Random(0)
+    names = sorted(CHOICES)
+    blocks = []
+    for _ in range(20_000):
+        # Most facts as they mostly are, so that rules that want one or two others find some.
+        changed = draw.sample(names, draw.randint(1, 6))
+        block = {**PLAIN, **{name: draw.choice(CHOICES[name]) for name in changed}}
+        # Who did not see it being made does not know who made it.
+        if block["made"] != NONE or not block["freed_by_maker"]:
+            blocks.append(block)
+    drawn = facts(*blocks)
+    both = RULES[first].holds(drawn) & RULES[second].holds(drawn)
     return bool(both.any())
 
 
@@ -177,22 +347,6 @@ def test_neighbours_that_overlap_cannot_change_places_unseen(number: int) -> Non
     swapped = (*RULES[:number], RULES[number + 1], RULES[number], *RULES[number + 2 :])
     blocks = [block for _, examples in EXAMPLES for block, _ in examples]
     assert classified(*blocks) != classified(*blocks, rules=swapped)
-
-
-@pytest.mark.parametrize(
-    ("block", "is_contradicted"),
-    [
-        ({"category": Category.PARAMETER}, False),
-        ({"category": Category.PARAMETER, "freed": Phase.OTHER}, True),
-        ({"category": Category.PARAMETER, **FORWARD}, True),
-        ({"category": Category.ACTIVATION, **FORWARD}, False),
-        ({"category": Category.ACTIVATION, **BACKWARD}, True),
-        ({"category": Category.ACTIVATION, **OPTIMIZER}, True),
-        ({"category": Category.GRADIENT, **FORWARD}, False),
-    ],
-)
-def test_a_blocks_life_may_contradict_torch(block: dict[str, Any], is_contradicted: bool) -> None:
-    assert facts(block).is_contradicted.tolist() == [is_contradicted]
 
 
 def test_every_evidence_has_a_text_and_every_text_is_another() -> None:
@@ -210,9 +364,9 @@ def test_the_document_has_the_rules_in_the_tables_order() -> None:
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_on_every_workload_a_plain_loop_over_the_rules_agrees(name: str, recorded: Callable[[str], Recorded]) -> None:
     cycle = find_in_cycle(recorded(name).recordings[0])
-    from tracer.analysis.profiles.classify_blocks import facts_of
-
-    table = facts_of(cycle.recording, cycle.attribution, cycle.storages, cycle.blocks.torch_category, None)
+    peak_ns = int(cycle.recording.allocations.time_ns[cycle.lifetimes.events[peak_position(cycle.lifetimes)]])
+    columns = (cycle.recording, cycle.categories, cycle.attribution, cycle.lifetimes, cycle.blocks.torch_category)
+    table = facts_of(*columns, None, peak_ns)
     for row in range(0, len(cycle.blocks.kind), 7):
         one = replace(table, **{field.name: getattr(table, field.name)[row : row + 1] for field in fields(Facts)})
         rule = next(rule for rule in RULES if rule.holds(one)[0])

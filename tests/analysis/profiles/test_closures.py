@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from tests.training_steps import build_workload, record
 from tracer.analysis.profiles.attribution import Phase, attribute
 from tracer.analysis.profiles.closures import backward_calls, closure_calls
-from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
+from tracer.analysis.profiles.findings import find_in_cycle
 from tracer.capture.event_tree import read_recording
 from tracer.capture.recording import Recording
 from tracer.runs.session import ProfileSession, Schedule
@@ -33,7 +32,8 @@ class Descent(torch.optim.Optimizer):
         loss = closure() if closure is not None else None
         for group in self.param_groups:
             for parameter in group["params"]:
-                parameter.sub_(parameter.grad.mul(0.1))
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad.mul(0.1))
         return loss
 
 
@@ -115,32 +115,6 @@ def test_a_loop_without_closure_has_none(name: str) -> None:
 # ---- stretches -------------------------------------------------------------------------------------------------------
 
 
-def stretches(findings: CycleFindings) -> list[tuple[int, int, str]]:
-    return sorted((start, end, one.phase) for one in findings.step_phases for start, end in one.stretches_ns)
-
-
-@pytest.mark.parametrize("name", ["lbfgs", "gradient_accumulation", "zero_grad_at_start", "convnet"])
-def test_stretches_do_not_overlap_and_times_sum_to_no_more_than_the_step(name: str) -> None:
-    findings = find_in_cycle(recorded(build_workload(name).step), device="cpu")
-    laid_out = stretches(findings)
-    for (_, end, _), (start, _, _) in pairwise(laid_out):
-        assert end <= start
-    spans = findings.recording.spans
-    for step in findings.attribution.step_names:
-        row = [findings.recording.strings[name] for name in spans.name.tolist()].index(step)
-        total = sum(one.duration_ns for one in findings.step_phases if one.step == step)
-        assert 0 < total <= spans.end_ns[row] - spans.start_ns[row]
-
-
-def test_micro_batches_are_stretches_of_one_phase() -> None:
-    findings = find_in_cycle(recorded(build_workload("gradient_accumulation").step), device="cpu")
-    counts = {(one.step, one.phase): len(one.stretches_ns) for one in findings.step_phases}
-    for step in findings.attribution.step_names:
-        assert [counts[step, phase] for phase in ("forward", "backward", "optimizer")] == [3, 3, 1]
-    order = [one.phase for one in findings.step_phases]
-    assert order == ["forward", "backward", "optimizer"] * 2
-
-
 # ---- gradients that are made during the optimizer's step -------------------------------------------------------------
 
 
@@ -149,6 +123,7 @@ def test_parameters_are_judged_after_the_closure_ran(name: str) -> None:
     """Gradients are let go of after each step, so before the next one there are none."""
     model, optimizer, step = model_and_step(OPTIMIZERS[name])
     model.register_parameter("idle", nn.Parameter(torch.zeros(3)))
+    optimizer.param_groups[0]["params"].append(model.idle)
     with ProfileSession(model, optimizer, schedule=ONE_CYCLE) as session:
         for _ in range(ONE_CYCLE.num_steps):
             step()

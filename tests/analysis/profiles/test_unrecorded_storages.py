@@ -1,4 +1,4 @@
-"""What was there before, and what was made where nobody records, are told apart by a walk; by hand."""
+"""What was there before, and what was made where the profiler does not record, are told apart by a walk; by hand."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.histories import START_NS, Event, Key, known_of, recording_of
+from tests.histories import START_NS, Event, Key, known_of, levels_of, recording_of
 from tracer.analysis.profiles.allocator_order import allocator_order
-from tracer.analysis.profiles.block_lifetimes import Storages, follow_storages
-from tracer.analysis.profiles.unrecorded_storages import STEP_PREFIX, observed_before, unseen_keys
+from tracer.analysis.profiles.block_lifetimes import BlockLifetimes, follow_blocks
+from tracer.analysis.profiles.unrecorded_storages import observed_before, unseen_keys
 from tracer.capture.known_storages import KnownStorages, Role
 from tracer.capture.recording import DataFlow, Recording, Spans
+from tracer.capture.torch_names import STEP_PREFIX
 
 
 def walked(known: KnownStorages, *at_ns: int) -> KnownStorages:
@@ -35,10 +36,10 @@ def with_steps(recording: Recording, *starts: int) -> Recording:
     return replace(recording, strings=strings, spans=spans)
 
 
-def unseen_lives(storages: Storages) -> list[tuple[int, int, int, int]]:
+def unseen_lives(lifetimes: BlockLifetimes) -> list[tuple[int, int, int, int]]:
     """Address, bytes, made at and freed at."""
-    rows = np.flatnonzero(storages.made_unseen)
-    columns = (storages.address, storages.size_bytes, storages.made_at, storages.freed_at)
+    rows = np.flatnonzero(lifetimes.made_unseen)
+    columns = (lifetimes.address, lifetimes.size_bytes, lifetimes.made_at, lifetimes.freed_at)
     return sorted(zip(*(column[rows].tolist() for column in columns), strict=True))
 
 
@@ -64,19 +65,19 @@ def test_it_counts_from_the_beginning_of_its_step_until_its_last_use_there() -> 
     # Steps begin at 0 and 35. Key 1 is used at 12 and 22 in the first, at 52 in the second; key 0 at 62.
     recording = with_steps(recording_of(events(8), KEYS), 0, 35)
     recording = with_flow(recording, (12, 1), (22, 1), (28, 0), (52, 1), (62, 0))
-    storages = follow_storages(recording, WALK, 0)
+    lifetimes = follow_blocks(recording, WALK, 0)
     # From event 0 until the node at 28, which is before event 3 (at 30); from event 4 (at 40) until the one at 62.
-    assert unseen_lives(storages) == [(500, 60, 0, 3), (500, 60, 4, 7)]
+    assert unseen_lives(lifetimes) == [(500, 60, 0, 3), (500, 60, 4, 7)]
     before = 40
     made = [before + 60, before + 60, before + 60, before, before + 60, before + 60, before + 60, before]
-    assert storages.level_bytes.tolist() == [level + at + 1 for at, level in enumerate(made)]
-    assert storages.allocator_bytes.tolist() == storages.level_bytes.tolist()
-    assert storages.count.unseen_bytes.tolist() == [60, 60, 60, 0, 60, 60, 60, 0]
+    assert levels_of(lifetimes) == [level + at + 1 for at, level in enumerate(made)]
+    assert lifetimes.allocator_bytes.tolist() == levels_of(lifetimes)
+    assert lifetimes.count.unseen_bytes.tolist() == [60, 60, 60, 0, 60, 60, 60, 0]
 
 
 def test_the_last_use_of_all_lasts_to_the_end() -> None:
     recording = with_flow(with_steps(recording_of(events(3), KEYS), 0), (12, 1))
-    assert unseen_lives(follow_storages(recording, WALK, 0)) == [(500, 60, 0, 3)]
+    assert unseen_lives(follow_blocks(recording, WALK, 0)) == [(500, 60, 0, 3)]
 
 
 def test_an_input_counts_until_it_was_seen_to_be_let_go() -> None:
@@ -84,23 +85,23 @@ def test_an_input_counts_until_it_was_seen_to_be_let_go() -> None:
     recording = with_steps(recording_of(events(8), KEYS), 0, 35)
     recording = with_flow(recording, (12, 1), (22, 0), (52, 1), (62, 0))
     known = known_of((-5, 100, 40, Role.HELD, ""), (11, 500, 60, Role.INPUT, "x"), (51, 500, 60, Role.INPUT, "x"))
-    storages = follow_storages(recording, walked(let_go(known, (38, 500)), -5), 0)
+    lifetimes = follow_blocks(recording, walked(let_go(known, (38, 500)), -5), 0)
     # Event 4 is the first behind 38.
-    assert unseen_lives(storages) == [(500, 60, 0, 4), (500, 60, 4, 8)]
+    assert unseen_lives(lifetimes) == [(500, 60, 0, 4), (500, 60, 4, 8)]
 
 
 def test_an_address_that_is_handed_out_ends_it() -> None:
     some = [*events(3), Event(520, 8, 50, at_ns=30), *[replace(one, at_ns=40, number=7) for one in events(1)]]
     recording = with_flow(with_steps(recording_of(some, KEYS), 0), (12, 1), (45, 1))
-    assert unseen_lives(follow_storages(recording, WALK, 0)) == [(500, 60, 0, 3)]
+    assert unseen_lives(follow_blocks(recording, WALK, 0)) == [(500, 60, 0, 3)]
 
 
 def test_a_free_that_the_cpus_allocator_reports_is_of_an_earlier_cycle() -> None:
     recording = recording_of([*events(2), Event(500, -60, 2, key=1, at_ns=30)], KEYS)
-    storages = follow_storages(recording, WALK, 0)
-    assert not storages.made_unseen.any()
-    assert storages.level_bytes.tolist() == [101, 102, 42]
-    assert storages.allocator_bytes.tolist() == [101, 102, 42]
+    lifetimes = follow_blocks(recording, WALK, 0)
+    assert not lifetimes.made_unseen.any()
+    assert levels_of(lifetimes) == [101, 102, 42]
+    assert lifetimes.allocator_bytes.tolist() == [101, 102, 42]
 
 
 def test_what_is_looked_at_after_the_walk_was_there_too() -> None:
@@ -108,8 +109,8 @@ def test_what_is_looked_at_after_the_walk_was_there_too() -> None:
     known = known_of((-5, 100, 40, Role.HELD, ""), (-2, 500, 60, Role.INPUT, "batch"))
     recording = recording_of(events(2), KEYS)
     assert observed_before(recording, walked(known, -5), 0, allocator_order(recording, 0)) == {100: 40, 500: 60}
-    storages = follow_storages(recording, walked(known, -5), 0)
-    assert storages.level_bytes.tolist() == [101, 102]
+    lifetimes = follow_blocks(recording, walked(known, -5), 0)
+    assert levels_of(lifetimes) == [101, 102]
 
 
 def let_go(known: KnownStorages, *ends: tuple[int, int]) -> KnownStorages:
@@ -127,15 +128,15 @@ def let_go(known: KnownStorages, *ends: tuple[int, int]) -> KnownStorages:
 def test_what_is_seen_to_be_let_go_is_gone(at_ns: int, levels: list[int]) -> None:
     """Of an earlier tenant of the address, from before the walk, it says nothing."""
     known = let_go(WALK, (at_ns, 100), (at_ns, 777))
-    storages = follow_storages(recording_of(events(3), KEYS[:1]), known, 0)
-    assert storages.level_bytes.tolist() == storages.allocator_bytes.tolist() == levels
-    assert storages.died_unseen.tolist()[0] == (levels[-1] < 43)
+    lifetimes = follow_blocks(recording_of(events(3), KEYS[:1]), known, 0)
+    assert levels_of(lifetimes) == lifetimes.allocator_bytes.tolist() == levels
+    assert lifetimes.died_unseen.tolist()[0] == (levels[-1] < 43)
 
 
 def test_a_reported_free_is_more_exact_than_when_it_was_let_go() -> None:
     recording = recording_of([*events(2), Event(100, -40, 1, key=0, at_ns=30), Event(9, 1, 70, at_ns=40)], KEYS[:1])
-    storages = follow_storages(recording, let_go(WALK, (5, 100)), 0)
-    assert storages.level_bytes.tolist() == storages.allocator_bytes.tolist() == [41, 42, 2, 3]
+    lifetimes = follow_blocks(recording, let_go(WALK, (5, 100)), 0)
+    assert levels_of(lifetimes) == lifetimes.allocator_bytes.tolist() == [41, 42, 2, 3]
 
 
 @pytest.mark.parametrize("walks", [(-9, -5), (-5, 999)])
@@ -147,8 +148,8 @@ def test_the_last_walk_before_the_recording_counts(walks: tuple[int, ...]) -> No
 
 def test_that_python_holds_it_says_not_what_it_is() -> None:
     known = walked(known_of((-5, 100, 40, Role.HELD, ""), (5, 100, 40, Role.BUFFER, "mean")), -5)
-    storages = follow_storages(recording_of(events(2), KEYS[:1]), known, 0)
-    assert storages.observed_as.tolist() == [1, -1, -1]
+    lifetimes = follow_blocks(recording_of(events(2), KEYS[:1]), known, 0)
+    assert lifetimes.observed_as.tolist() == [1, -1, -1]
 
 
 def counter(*totals: int) -> Any:
@@ -157,7 +158,7 @@ def counter(*totals: int) -> Any:
 
 @pytest.mark.parametrize(("total", "rest"), [(512, 0), (99_512, 99_000)])
 def test_what_an_absolute_counter_had_at_the_beginning_is_a_block_of_its_own(total: int, rest: int) -> None:
-    storages = follow_storages(counter(total), None, 0)
-    before = storages.size_bytes[storages.made_at < 0]
+    lifetimes = follow_blocks(counter(total), None, 0)
+    before = lifetimes.size_bytes[lifetimes.made_at < 0]
     assert before.tolist() == ([rest] if rest else [])
-    assert storages.level_bytes.tolist() == storages.allocator_bytes.tolist() == [total]
+    assert levels_of(lifetimes) == lifetimes.allocator_bytes.tolist() == [total]

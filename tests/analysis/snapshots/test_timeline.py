@@ -19,11 +19,10 @@ from tests.analysis.snapshots.test_findings import (
     FREE_FORWARD,
     IN_STEP,
     MAIN,
-    REAL_FILES,
     ZERO,
     load,
 )
-from tests.snapshot.dumps import Row, block, entry, freed, segment, snapshot
+from tests.snapshot.dumps import REAL_FILES, Row, block, entry, freed, segment, snapshot
 from tracer.analysis.snapshots.classify_blocks import KINDS
 from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot, explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.timeline import DeviceTimeline, device_timeline
@@ -53,11 +52,11 @@ def check(replayed: ReplayedSnapshot) -> None:
         assert all(found.allocated_bytes[at + 1] == one.replay.allocated_after(at) for at in entries)
         assert (np.diff(found.times) >= 0).all()
         rows = np.arange(len(one.replay.lives))
-        plain = [kind for kind, _ in one.kinds.kinds_and_evidence(one.replay.lives, rows)]
-        assert [KINDS[number] for number in one.kinds.kind_numbers(one.replay.lives, rows)] == plain
+        plain = [kind for kind, _ in one.kinds.kinds_and_evidence(rows)]
+        assert [KINDS[number] for number in one.kinds.kind_numbers(rows)] == plain
 
 
-ROLES = [role.name.lower().replace("_", " ") for role in Role if role != Role.HELD]
+ROLES = [role.name.lower().replace("_", " ") for role in Role if role not in (Role.HELD, Role.ARGUMENT, Role.SAVED)]
 
 
 @pytest.mark.parametrize("word", ROLES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from functools import cache
+from unittest import mock
 
 import numpy as np
 import torch
@@ -13,9 +14,12 @@ from tests.pieces import Pieces
 from tracer.analysis.profiles.findings import find_in_cycle, put_together, with_allocator_history
 from tracer.capture.device_kernels import Kernels
 from tracer.capture.kept_run import KeptRun
+from tracer.capture.live_tensors import LiveTensors
+from tracer.capture.recording import Allocations, Recording
 from tracer.exporters.memory_snapshot import snapshot_of_recording
 from tracer.runs.kept import kept_run
 from tracer.runs.results import Failure, RunResults
+from tracer.runs.run_history import RunHistory
 from tracer.runs.session import Schedule
 from tracer.runs.workload_run import run_profile
 from tracer.snapshot.load import snapshot_in_memory
@@ -26,8 +30,10 @@ SETTINGS = {"batch_size": 8, "data_size": (8, 8), "inputs": ("3x4", "5"), "odd":
 
 @cache
 def on_cpu() -> RunResults:
-    """A run with its timing pass, its trace and settings of every kind."""
-    return run_profile(Pieces(), schedule=SHORT, settings=SETTINGS, trace=True, keep_recording=True)
+    """A run with its timing pass, its trace and settings of every kind, alone in its process as far as it sees."""
+    nothing_else = LiveTensors((), is_complete=True)
+    with mock.patch("tracer.runs.session.live_tensors", lambda: nothing_else):
+        return run_profile(Pieces(), schedule=SHORT, settings=SETTINGS, trace=True, keep_recording=True)
 
 
 def on_cuda(*, oom: bool = False) -> RunResults:
@@ -39,18 +45,26 @@ def on_cuda(*, oom: bool = False) -> RunResults:
     for cycle in plain.findings.cycles:
         ops = cycle.recording.ops
         kernels = Kernels(ops.start_ns.copy(), ops.thread.copy(), np.full(len(ops.name), 1000))
-        recording = dataclasses.replace(cycle.recording, devices=("cuda:0",), kernels=kernels)
+        recording = dataclasses.replace(
+            cycle.recording, devices=("cuda:0",), kernels=kernels, allocations=_counted_from_nothing(cycle.recording)
+        )
         cycles.append(find_in_cycle(recording, known=known, module_names=plain.module_names, device="cuda:0"))
     # torch makes each of its words anew, where Python has one of each for all code.
-    snapshot = pickle.loads(pickle.dumps(snapshot_of_recording(cycles[-1].recording, cycles[-1].storages)))
+    snapshot = pickle.loads(pickle.dumps(snapshot_of_recording(cycles[-1].recording, cycles[-1].lifetimes)))
     if oom:
         failed = {"action": "oom", "size": 1 << 40, "device_free": 5, "stream": 0, "frames": [], "time_us": 1}
         snapshot["device_traces"][0].append(failed)
     findings = with_allocator_history(put_together(cycles), snapshot_in_memory(snapshot), known=known)
     failure = Failure(torch.OutOfMemoryError("CUDA out of memory"), 2, {"allocated": 5}) if oom else None
-    return dataclasses.replace(
-        plain, findings=findings, known=known, snapshot=snapshot, failure=failure, device="cuda:0"
-    )
+    history = RunHistory(snapshot, [])
+    return dataclasses.replace(plain, findings=findings, known=known, history=history, failure=failure, device="cuda:0")
+
+
+def _counted_from_nothing(recording: Recording) -> Allocations:
+    """A GPU's counter is absolute; the CPU's goes on from what earlier recordings of this process have left in it."""
+    allocations = recording.allocations
+    before = allocations.total_allocated_bytes[0] - allocations.size_bytes[0]
+    return dataclasses.replace(allocations, total_allocated_bytes=allocations.total_allocated_bytes - before)
 
 
 @cache

@@ -1,0 +1,94 @@
+"""Calls functions in a process in which the pretend accelerator is registered, one process for many calls."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import traceback
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, ParamSpec, TypeVar
+from unittest.mock import patch
+
+P = ParamSpec("P")
+T = TypeVar("T")
+# Nothing here takes so long; what hangs is a defect that has to be seen as one.
+_LIMIT_S = 240.0
+
+
+class Elsewhere:
+    """The process: started at the first call, and again after one from which it did not come back."""
+
+    def __init__(self) -> None:
+        self._process: Any = None
+        self._connection: Connection | None = None
+
+    def __call__(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+        """What a function of a module of the tests returns there; its value is pickled.
+
+        Raises:
+            AssertionError: It raised, or took the process with it.
+        """
+        if self._connection is None:
+            self._start()
+        assert self._connection is not None
+        self._connection.send((function, arguments, options))
+        if not self._connection.poll(_LIMIT_S):
+            self.close()
+            raise AssertionError(f"{function.__name__} still ran after {_LIMIT_S:.0f} s")
+        try:
+            value, error = self._connection.recv()
+        except EOFError:
+            self._process.join()
+            status = self._process.exitcode
+            self.close()
+            raise AssertionError(f"the process of the pretend accelerator died with {status}") from None
+        assert error is None, error
+        return value  # type: ignore[no-any-return]
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs,), daemon=True)
+        # Threads that spin while they wait take the cores from other processes of a test run.
+        with patch.dict(os.environ, OMP_WAIT_POLICY="passive", KINETO_LOG_LEVEL="99"):
+            self._process.start()
+        theirs.close()
+
+    def close(self) -> None:
+        """End the process."""
+        if self._connection is not None:
+            self._connection.close()
+            self._process.kill()
+            self._process.join()
+        self._process = self._connection = None
+
+
+def _work(connection: Connection) -> None:
+    import torch
+
+    import tests.accelerator.pretend as pretend
+
+    torch.set_num_threads(1)
+    # What torch consists of need not be looked through after each call.
+    gc.collect()
+    gc.freeze()
+    answer: Any
+    while True:
+        try:
+            function, arguments, options = connection.recv()
+        except EOFError:
+            return
+        try:
+            with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                answer = (function(*arguments, **options), None)
+        except BaseException:
+            answer = (None, traceback.format_exc())
+        connection.send(answer)
+        answer = function = arguments = None
+        # What one call leaves behind would be held in the next one's peak.
+        gc.collect()
+        pretend.set_as_new()

@@ -1,0 +1,111 @@
+"""What the tests have profiled on the pretend accelerator, and what of it they look at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tests.accelerator.jobs_device import default_device
+from tests.training_steps import WORKLOADS, record, torch_timeline
+from tracer.analysis.kinds import Kind
+from tracer.analysis.profiles.attribution import Phase
+from tracer.analysis.profiles.findings import CycleFindings
+from tracer.analysis.profiles.memory_timeline import memory_timeline
+from tracer.analysis.profiles.torch_categories import categorize
+from tracer.capture.event_tree import read_recording
+from tracer.capture.known_storages import KnownStorages
+from tracer.runs.session import ProfileSession, Schedule
+
+PLAN = Schedule(1, 1, 2, 1)
+Block = tuple[str, str, str, str]
+"""Kind, phase, module and line."""
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """A profiled workload.
+
+    Attributes:
+        peak_bytes: As the findings have it.
+        counted_bytes: The most that the allocator itself counted over the recorded steps.
+        rows_bytes: Sum of the rows.
+        reserved_bytes: The allocator's counter at the end of the recorded steps.
+        allocator: What the history says of the peak.
+        by_category: Bytes of the rows.
+        blocks: How many blocks there are of each kind, phase, module and line.
+        notes: Sentences on what is missing.
+    """
+
+    peak_bytes: int
+    counted_bytes: int
+    rows_bytes: int
+    reserved_bytes: int
+    allocator: Any
+    by_category: dict[str, int]
+    blocks: Counter[Block]
+    notes: tuple[str, ...]
+
+
+def profiled(name: str, device: str) -> Profiled:
+    """Profile a workload of `tests/training_steps.py` on a device."""
+    counted, is_device = [0], device != "cpu"
+    with default_device(device), sdpa_kernel(SDPBackend.MATH):
+        workload = WORKLOADS[name]()
+        session = ProfileSession(workload.model or nn.Module(), workload.optimizer, device=device, schedule=PLAN)
+        with session:
+            for step in range(PLAN.num_steps):
+                if is_device:
+                    torch.accelerator.reset_peak_memory_stats(0)
+                workload.step()
+                if is_device and 2 <= step < 4:
+                    counted.append(torch.accelerator.max_memory_allocated(0))
+                    reserved = torch.accelerator.memory_reserved(0)
+                session.step()
+    cycle = session.findings.worst
+    peak = cycle.peak
+    return Profiled(
+        peak_bytes=peak.allocator_peak_bytes,
+        counted_bytes=max(counted),
+        rows_bytes=sum(row.bytes for row in peak.rows),
+        reserved_bytes=reserved if is_device else 0,
+        allocator=peak.allocator,
+        by_category=peak.by_category(),
+        blocks=blocks_of(cycle, session.known),
+        notes=session.notes,
+    )
+
+
+def blocks_of(cycle: CycleFindings, known: KnownStorages) -> Counter[Block]:
+    """The cycle's own blocks, as a reader of the outputs would tell them apart."""
+    recording, modules = cycle.recording, cycle.attribution.modules
+    made: Counter[Block] = Counter()
+    blocks = cycle.blocks
+    columns = (blocks.kind, blocks.phase, blocks.module, blocks.frame, blocks.allocation)
+    for kind, phase, module, frame, allocation in zip(*(column.tolist() for column in columns), strict=True):
+        line = ""
+        if frame >= 0:
+            file = Path(recording.strings[recording.frames.file[frame]]).name
+            line = f"{file}:{recording.frames.line[frame]}"
+        if allocation >= 0:
+            where = str(modules[module]) if module >= 0 else ""
+            made[Kind(kind).name, Phase(phase).name if phase >= 0 else "", where, line] += 1
+    return made
+
+
+def timelines_differ(name: str, device: str) -> str:
+    """How our timeline of a workload on a device differs from torch's own; the empty text where they are one."""
+    with default_device(device), sdpa_kernel(SDPBackend.MATH):
+        (results,) = record(WORKLOADS[name]().step, n_cycles=1, n_active=2)
+    theirs, their_sizes = torch_timeline(results)._coalesce_timeline(device)
+    recording = read_recording(results)
+    ours, our_sizes = memory_timeline(recording, categorize(recording), device=device).coalesce()
+    if len(ours) != len(theirs):
+        return f"{len(ours)} rows, and torch's have {len(theirs)}"
+    return "" if np.array_equal(our_sizes, np.array(their_sizes)) else "rows of other sizes"

@@ -1,0 +1,119 @@
+"""What compiled regions hold has the lines and modules of the user's code: whole programs, through Inductor's C++ code.
+
+They run in a process of their own: one that has compiled something is another one for all tests that come after.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.compiled_programs import PROGRAMS, WITHOUT_INDUCTOR
+
+ROOT = Path(__file__).resolve().parents[3]
+INDUCTORS = [one.__name__ for one in PROGRAMS]
+OTHERS = [one.__name__ for one in WITHOUT_INDUCTOR]
+ALL = [*OTHERS, *(pytest.param(name, marks=pytest.mark.slow) for name in INDUCTORS)]
+
+
+@cache
+def found(names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """The figures of some programs, by name."""
+    command = [sys.executable, "-m", "tests.compiled_programs", *names]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ})
+    assert done.returncode == 0, done.stderr
+    lines = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+    return {one["name"]: one for one in lines}
+
+
+def figures(name: str) -> dict[str, Any]:
+    return found(tuple(OTHERS if name in OTHERS else [*INDUCTORS, "compiled_before"]))[name]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_rows_sum_to_the_peak(name: str) -> None:
+    one = figures(name)
+    assert one["rows_bytes"] == one["peak_bytes"]
+    assert one["unexplained_bytes"] == 0
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_compiled_regions_hold_at_the_peak_has_a_line_and_a_module(name: str) -> None:
+    sizes = figures(name)["bytes"]
+    assert sizes["with_line"] >= 0.95 * sizes["compiled"]
+    assert sizes["with_module"] >= 0.95 * sizes["in_module"]
+    assert (sizes["compiled"] > 0) == (name != "optimizer_step")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_line_allocates_without_compiling_too(name: str) -> None:
+    one = figures(name)
+    assert one["lines_not_in_eager"] == []
+    assert one["watch_fault"] == "None"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_engine_is_torchs_timeline(name: str) -> None:
+    assert figures(name)["is_torchs_timeline"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", INDUCTORS)
+def test_what_is_said_to_be_saved_is_what_autograd_saves(name: str) -> None:
+    one = figures(name)
+    assert one["said_saved_bytes"] > 0
+    assert one["said_and_not_saved"] == []
+    assert one["saved_and_no_activation"] == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_inputs_are_the_batch_and_nothing_else(name: str) -> None:
+    one = figures(name)
+    assert 0 < one["input_bytes"] <= one["batch_bytes"]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_module_has_the_name_of_a_wrapper(name: str) -> None:
+    one = figures(name)
+    words = ("_orig_mod", "OptimizedModule", "GraphModule")
+    assert [path for path in (*one["modules"], *one["known_names"]) if any(word in path for word in words)] == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_kept_recording_says_the_same(name: str) -> None:
+    assert figures(name)["report_is_same"]
+
+
+def test_recompilations_and_breaks_are_told() -> None:
+    assert figures("dynamic_shapes")["recompilations"] == 1
+    assert any("was compiled again" in one for one in figures("dynamic_shapes")["sentences"])
+    assert figures("aot_eager")["recompilations"] == 0
+    broken = figures("graph_break_eager")
+    assert [reason for reason, _ in broken["breaks"]] == ["Call to `torch._dynamo.graph_break()`"]
+    assert any(one.startswith("Graph break at ") for one in broken["sentences"])
+
+
+@pytest.mark.slow
+def test_a_model_that_was_compiled_before_says_what_it_lacks() -> None:
+    """Its generated code is there, and no line: only the lines' reason and remedy."""
+    one = figures("compiled_before")
+    assert one["bytes"]["with_line"] == 0
+    assert any("torch.compiler.reset()" in sentence for sentence in one["sentences"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", INDUCTORS)
+def test_the_generated_code_is_the_same_but_for_comments(name: str) -> None:
+    assert figures(name)["is_same_code"]
+
+
+def test_all_is_put_back() -> None:
+    for name in OTHERS:
+        assert figures(name)["left_behind"] == []

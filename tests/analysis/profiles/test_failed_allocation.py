@@ -1,0 +1,45 @@
+"""Out of memory with the kinds that the recording of the failing step knows, beside what the history knows alone."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.exporters.recording_file.samples import on_cuda
+from tracer.analysis.profiles.failed_allocation import failed_allocation
+from tracer.analysis.snapshots.oom import OutOfMemory
+from tracer.snapshot.load import snapshot_in_memory
+
+
+def bytes_by_kind(found: OutOfMemory) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for group in found.groups:
+        sums[group.kind] = sums.get(group.kind, 0) + group.bytes
+    return sums
+
+
+def test_the_recording_says_what_the_history_does_not_know() -> None:
+    """Memory runs out where most is in use: the history has addresses, and in these lines of torch no stack of ours."""
+    results = on_cuda()
+    assert results.snapshot is not None
+    trace = results.snapshot["device_traces"][0]
+    change = {"alloc": 1, "free_completed": -1}
+    in_use = np.cumsum([change.get(entry["action"], 0) * entry["size"] for entry in trace])
+    peak = int(np.argmax(in_use))
+    failed = {"action": "oom", "size": 1 << 40, "device_free": 5, "stream": 0, "frames": [], "time_us": 1}
+    trace.insert(peak + 1, failed)
+    columns = snapshot_in_memory(results.snapshot)
+    with_recording = failed_allocation(columns, results.findings, results.known, device_type="cuda")
+    alone = failed_allocation(columns, None, results.known, device_type="cuda")
+    assert with_recording is not None and alone is not None
+    known, before = bytes_by_kind(with_recording), bytes_by_kind(alone)
+    assert sum(known.values()) == sum(before.values()) == with_recording.requested_bytes
+    assert before["not known"] > 0
+    assert "not known" not in known
+    assert with_recording.asked_bytes == alone.asked_bytes == 1 << 40
+
+
+def test_without_a_failure_there_is_nothing_to_explain() -> None:
+    results = on_cuda()
+    assert results.snapshot is not None
+    columns = snapshot_in_memory(results.snapshot)
+    assert failed_allocation(columns, results.findings, results.known, device_type="cuda") is None

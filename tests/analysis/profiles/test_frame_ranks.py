@@ -1,0 +1,146 @@
+"""A library's line is named with the user's line that led there; torch's, Python's and this program's are not."""
+
+from __future__ import annotations
+
+import importlib.util
+import textwrap
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.training_steps import record
+from tracer.analysis.profiles.attribution import attribute
+from tracer.analysis.profiles.findings import find_in_cycle
+from tracer.analysis.profiles.frame_ranks import Whose, whose_frames
+from tracer.analysis.profiles.source_lines import frames_of_op
+from tracer.capture.event_tree import read_recording
+from tracer.capture.recording import Recording
+
+LIBRARY = """
+import torch
+
+def doubled(x):
+    return torch.cat([x, x])
+
+def inline(x):
+    return x * 3
+
+def called_back(function, x):
+    return function(x)
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> ModuleType:
+    """A module of an installed package."""
+    file = tmp_path / "site-packages" / "somelib" / "shapes.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(textwrap.dedent(LIBRARY).lstrip())
+    spec = importlib.util.spec_from_file_location("somelib_shapes", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Net(nn.Module):
+    """Calls the library, is called back by it, and works itself."""
+
+    def __init__(self, library: ModuleType) -> None:
+        super().__init__()
+        self.library = library
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.library.doubled(x)  # to the library
+        x = self.library.inline(x)  # to an operator without a call
+        x = self.library.called_back(torch.sin, x)  # back to torch
+        x = self.library.called_back(lambda y: y.cos(), x)  # back to a lambda
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+def recorded(library: ModuleType) -> Recording:
+    model = Net(library)
+    return read_recording(record(lambda: model(torch.randn(4, 8, requires_grad=True)).sum().backward())[0])
+
+
+def line_with(text: str) -> int:
+    lines = Path(__file__).read_text().splitlines()
+    (number,) = (at for at, line in enumerate(lines, 1) if line.endswith(text) and "line_with(" not in line)
+    return number
+
+
+def test_every_frame_is_somebodys(library: ModuleType) -> None:
+    recording = recorded(library)
+    whose = whose_frames(recording)
+    assert len(whose) == len(recording.frames.file)
+    for at, file in enumerate(recording.frames.file.tolist()):
+        name = recording.strings[file]
+        if name == __file__:
+            assert whose[at] == Whose.USERS
+        elif "somelib" in name:
+            assert whose[at] == Whose.LIBRARYS
+        elif name.startswith("torch/"):
+            assert whose[at] == Whose.TORCHS
+
+
+@pytest.mark.parametrize(
+    ("op", "line", "user"),
+    [
+        ("aten::cat", 4, "# to the library"),
+        ("aten::mul", 7, "# to an operator without a call"),
+        ("aten::sin", 10, "# back to torch"),
+        ("aten::cos", None, "# back to a lambda"),
+        ("aten::linear", None, "return self.layer(x)  # type: ignore[no-any-return]"),
+    ],
+)
+def test_the_innermost_line_that_is_not_torchs_and_the_users_that_led_there(
+    library: ModuleType, op: str, line: int | None, user: str
+) -> None:
+    recording = recorded(library)
+    attribution = attribute(recording)
+    names = [recording.strings[name] for name in recording.ops.name.tolist()]
+    row = names.index(op)
+    frame, caller = int(attribution.op_frame[row]), int(attribution.op_caller[row])
+    place = recording.strings[recording.frames.file[frame]], int(recording.frames.line[frame])
+    if line is None:
+        assert (place, caller) == ((__file__, line_with(user)), -1)
+    else:
+        assert place == (library.__file__, line)
+        called_from = recording.strings[recording.frames.file[caller]], int(recording.frames.line[caller])
+        assert called_from == (__file__, line_with(user))
+    shown = frames_of_op(recording, attribution, row)
+    assert (shown[0].file, shown[0].line) == place
+    assert shown[-1].file == __file__, "what called the test is no line of anybody's"
+
+
+def test_backward_belongs_to_the_librarys_line_and_its_caller(library: ModuleType) -> None:
+    recording = recorded(library)
+    attribution = attribute(recording)
+    names = [recording.strings[name] for name in recording.ops.name.tolist()]
+    forward, backward = names.index("aten::sin"), names.index("SinBackward0")
+    assert attribution.op_frame[backward] == attribution.op_frame[forward]
+    assert attribution.op_caller[backward] == attribution.op_caller[forward] >= 0
+
+
+def test_rows_have_both_lines(library: ModuleType) -> None:
+    rows = find_in_cycle(recorded(library)).peak.rows
+    of_library = [row for row in rows if row.file == library.__file__]
+    assert of_library
+    assert {row.caller_file for row in of_library} == {__file__}
+    assert all(row.caller_line is not None for row in of_library)
+    assert {row.caller_file for row in rows if row.file == __file__} == {None}
+
+
+def test_a_callers_frame_is_never_the_line_itself(library: ModuleType) -> None:
+    attribution = attribute(recorded(library))
+    has = attribution.op_caller >= 0
+    assert has.any()
+    assert (attribution.frame_whose[attribution.op_frame[has]] == Whose.LIBRARYS).all()
+    assert (attribution.frame_whose[attribution.op_caller[has]] == Whose.USERS).all()
+    assert not np.any(attribution.op_frame[has] == attribution.op_caller[has])

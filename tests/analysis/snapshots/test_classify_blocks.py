@@ -1,0 +1,297 @@
+"""The table of rules: an example for each, none of which survives without its rule; no neighbours can be swapped."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
+from tracer.analysis.snapshots.block_facts import BlockFacts
+from tracer.analysis.snapshots.classify_blocks import LIKELY, PROOFS, RULES, StackRule, apply_rules
+from tracer.analysis.snapshots.counting import NONE
+
+Block = dict[str, Any]
+# A block of which no rule knows anything: made in the recording by C++ alone, in use at the end.
+NUMBERS = ("constructor", "stack_kind")
+PLAIN: Block = {field.name: NONE if field.name in NUMBERS else False for field in fields(BlockFacts)}
+PLAIN |= {"is_at_end": True, "has_cpp": True}
+GONE = {"is_at_end": False}
+BEFORE = {"is_before": True}
+OUTSIDE = {"has_stack": True}
+MODULE = {**OUTSIDE, "in_module": True}
+BACKWARD = {"has_stack": True, "in_backward": True}
+STEP = {"has_stack": True, "in_step": True}
+SILENT = {"in_silence": True, "has_cpp": False}
+RELEASED = {**GONE, "freed_by_autograd": True}
+
+# One row per rule, in the table's order: blocks that this rule decides, and what they are. What a later rule knows too
+# is among them, so that the order is seen.
+EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
+    (
+        Evidence.WORKSPACE_STACK,
+        Kind.WORKSPACE,
+        [{"in_workspace": True}, {**STEP, "in_workspace": True, "in_state_setup": True}],
+    ),
+    (
+        Evidence.OPTIMIZER_STATE_STACK,
+        Kind.OPTIMIZER_STATE,
+        [{**STEP, "in_state_setup": True}, {"in_state_setup": True, "in_accumulate": True}],
+    ),
+    (
+        Evidence.ACCUMULATE_GRAD_STACK,
+        Kind.GRADIENT,
+        [{**BACKWARD, "in_accumulate": True}, {**BACKWARD, "in_accumulate": True, "freed_by_zero_grad": True}],
+    ),
+    (
+        Evidence.FREED_BY_ZERO_GRAD,
+        Kind.GRADIENT,
+        [
+            {**BACKWARD, **GONE, "freed_by_zero_grad": True},
+            {**BEFORE, **GONE, "freed_by_zero_grad": True},
+            {**BEFORE, **GONE, "freed_by_zero_grad": True, "grad_was_set": True},
+        ],
+    ),
+    (
+        Evidence.FREED_BY_GRAD_ASSIGNMENT,
+        Kind.GRADIENT,
+        [
+            {**BACKWARD, **GONE, "grad_was_set": True},
+            {**BEFORE, **GONE, "grad_was_set": True, "freed_in_step": True},
+            {**BEFORE, **GONE, "grad_was_set": True, "data_was_set": True},
+        ],
+    ),
+    (
+        Evidence.FREED_BY_DATA_ASSIGNMENT,
+        Kind.PARAMETER,
+        [
+            {**BEFORE, **GONE, "data_was_set": True, "freed_in_step": True},
+            {**STEP, **GONE, "data_was_set": True, "outlives_step": True},
+        ],
+    ),
+    (
+        Evidence.BACKWARD_TO_STEP,
+        Kind.GRADIENT,
+        [
+            {**BACKWARD, "meets_step": True},
+            {**BACKWARD, **GONE, "meets_step": True, "data_was_set": True},
+            {**BACKWARD, **STEP, "meets_step": True, "outlives_step": True, "is_replacing": True},
+        ],
+    ),
+    (Evidence.REPLACES_PARAMETER, Kind.PARAMETER, [{**STEP, "outlives_step": True, "is_replacing": True}]),
+    (
+        Evidence.OUTLIVED_STEP,
+        Kind.OPTIMIZER_STATE,
+        [{**STEP, "outlives_step": True}, {**STEP, **GONE, "outlives_step": True}],
+    ),
+    (Evidence.WITHIN_STEP, Kind.TEMPORARY, [{**STEP, **GONE}]),
+    (
+        Evidence.STEP_STACK_BEFORE,
+        Kind.OPTIMIZER_STATE,
+        [{**STEP, **BEFORE}, {**STEP, **BEFORE, **GONE, "freed_in_step": True}],
+    ),
+    (
+        Evidence.RELEASED_BY_AUTOGRAD,
+        Kind.ACTIVATION,
+        [{**OUTSIDE, **RELEASED}, {**OUTSIDE, **RELEASED, "in_module_setup": True, "freed_in_step": True}],
+    ),
+    (Evidence.RECOMPUTED_STACK, Kind.ACTIVATION, [{**BACKWARD, **RELEASED, "in_module": True}]),
+    (
+        Evidence.WITHIN_BACKWARD,
+        Kind.TEMPORARY,
+        [{**BACKWARD, **RELEASED}, {**BACKWARD, **RELEASED, "in_module_setup": True, "freed_in_step": True}],
+    ),
+    (
+        Evidence.MODULE_SETUP_STACK,
+        Kind.PARAMETER,
+        [
+            {**OUTSIDE, "in_module_setup": True},
+            {**OUTSIDE, **GONE, "in_module_setup": True, "freed_in_step": True},
+            {**OUTSIDE, **GONE, "in_module_setup": True, "freed_in_step": True, "may_meet_backward": True},
+        ],
+    ),
+    (
+        Evidence.BEFORE_ANY_BACKWARD,
+        Kind.TEMPORARY,
+        [{**OUTSIDE, **GONE}, {**MODULE, **GONE, "in_autocast": True, "freed_in_silence": True}],
+    ),
+    (
+        Evidence.FREED_IN_STEP,
+        Kind.OPTIMIZER_STATE,
+        [
+            {**BEFORE, **GONE, "freed_in_step": True},
+            {**BEFORE, **GONE, "freed_in_step": True, "has_cpp": False, "has_size_of_staying": True},
+            {**BEFORE, **GONE, "freed_in_step": True, "is_constructed": True},
+        ],
+    ),
+    (
+        Evidence.CONSTRUCTED,
+        Kind.PARAMETER,
+        [
+            {**OUTSIDE, "constructor": 3, "is_constructed": True},
+            {**OUTSIDE, "constructor": 3, "has_only_forward": True},
+            {**BACKWARD, **BEFORE, "is_constructed": True},
+        ],
+    ),
+    (
+        Evidence.BACKWARD_STACK_BEFORE,
+        Kind.GRADIENT,
+        [{**BACKWARD, **BEFORE}, {**BACKWARD, **BEFORE, "stack_kind": Kind.TEMPORARY}],
+    ),
+    (
+        Evidence.RELEASED_IN_SILENCE,
+        Kind.ACTIVATION,
+        [
+            {**OUTSIDE, **GONE, "freed_in_silence": True, "may_meet_backward": True},
+            {**OUTSIDE, **GONE, "freed_in_silence": True, "may_meet_backward": True, "stack_kind": Kind.TEMPORARY},
+        ],
+    ),
+    (
+        Evidence.SILENCE_TO_STEP,
+        Kind.GRADIENT,
+        [
+            {**SILENT, "meets_step": True, "is_of_parameters_size": True},
+            {**SILENT, **GONE, "meets_step": True, "is_of_parameters_size": True, "freed_in_silence": True},
+        ],
+    ),
+    (Evidence.WITHIN_SILENCE, Kind.TEMPORARY, [{**SILENT, **GONE, "freed_in_silence": True}]),
+    (
+        Evidence.SAME_STACK,
+        Kind.GRADIENT,
+        [
+            {"stack_kind": Kind.GRADIENT},
+            {**MODULE, "stack_kind": Kind.GRADIENT, "in_autocast": True},
+            {**BEFORE, "stack_kind": Kind.GRADIENT, "is_as_many_as_gradients": True},
+            {**SILENT, "stack_kind": Kind.GRADIENT},
+        ],
+    ),
+    (
+        Evidence.GRADIENTS_SIZES,
+        Kind.PARAMETER,
+        [
+            {**BEFORE, "is_as_many_as_gradients": True},
+            {**OUTSIDE, "is_as_many_as_gradients": True, "in_autocast": True},
+        ],
+    ),
+    (
+        Evidence.AUTOCAST_COPY,
+        Kind.ACTIVATION,
+        [{**OUTSIDE, "in_autocast": True}, {**MODULE, "in_autocast": True, "meets_backward": True}],
+    ),
+    (
+        Evidence.MODULE_CALL_STACK,
+        Kind.ACTIVATION,
+        [{**MODULE, "meets_backward": True}, {**MODULE, **GONE, "meets_backward": True, "may_meet_backward": True}],
+    ),
+    (Evidence.ALIVE_AT_END, Kind.ACTIVATION, [MODULE, {**MODULE, "is_long_lived": True}]),
+    (Evidence.ONE_SET_OF_SIZES, Kind.PARAMETER, [{**BEFORE, "has_only_forward": True, "is_one_set": True}]),
+    (
+        Evidence.UNPROVED,
+        Kind.UNKNOWN,
+        [
+            {},
+            BEFORE,
+            OUTSIDE,
+            STEP,  # the step may still be running
+            BACKWARD,
+            {**BEFORE, **GONE, "freed_in_step": True, "has_cpp": False},
+            {**SILENT, "meets_step": True},
+            {**MODULE, "meets_backward": True, "is_long_lived": True},
+            {**STEP, **GONE, **BEFORE, "has_stack": False, "in_step": False, "freed_by_autograd": True},
+        ],
+    ),
+)
+
+
+def facts(*blocks: Block) -> BlockFacts:
+    rows = [{**PLAIN, **block} for block in blocks]
+    kinds = {name: np.int64 if name in NUMBERS else np.bool_ for name in PLAIN}
+    return BlockFacts(**{name: np.array([row[name] for row in rows], dtype=kind) for name, kind in kinds.items()})
+
+
+def classified(*blocks: Block, rules: tuple[StackRule, ...] = RULES) -> list[tuple[Kind, Evidence]]:
+    kinds, evidence = apply_rules(facts(*blocks), rules)
+    return [(Kind(kind), Evidence(how)) for kind, how in zip(kinds.tolist(), evidence.tolist(), strict=True)]
+
+
+def name_of(number: int) -> str:
+    return f"{number} {RULES[number].evidence.name}"
+
+
+def test_every_rule_has_an_example_in_the_tables_order() -> None:
+    assert [rule.evidence for rule in RULES] == [evidence for evidence, _, _ in EXAMPLES]
+    assert (*PROOFS, *LIKELY) == RULES[:-1]
+
+
+@pytest.mark.parametrize("number", range(len(RULES)), ids=name_of)
+def test_a_rule_decides_its_examples(number: int) -> None:
+    evidence, kind, blocks = EXAMPLES[number]
+    for block in blocks:
+        assert classified(block) == [(kind, evidence)], block
+
+
+@pytest.mark.parametrize("number", range(len(RULES) - 1), ids=name_of)
+def test_without_a_rule_its_examples_are_something_else(number: int) -> None:
+    """The last rule stands for all that no other knows: what it says is what holds without it."""
+    others = (*RULES[:number], *RULES[number + 1 :])
+    assert all(classified(block) != classified(block, rules=others) for block in EXAMPLES[number][2])
+
+
+@pytest.mark.parametrize("number", range(len(RULES) - 2), ids=name_of)
+def test_neighbours_that_overlap_cannot_change_places_unseen(number: int) -> None:
+    if not overlap(RULES[number], RULES[number + 1], [block for one in EXAMPLES for block in one[2]]):
+        pytest.skip("no block is of both")
+    swapped = (*RULES[:number], RULES[number + 1], RULES[number], *RULES[number + 2 :])
+    blocks = [block for _, _, examples in EXAMPLES for block in examples]
+    assert classified(*blocks) != classified(*blocks, rules=swapped)
+
+
+def overlap(first: StackRule, second: StackRule, blocks: list[Block]) -> bool:
+    """Whether both hold for some block, or for what two of them are together where that can be."""
+    both = [one | other for one, other in itertools.product(blocks, blocks)]
+    table = facts(*both)
+    holds = first.holds(table) & second.holds(table) & possible(table)
+    return bool(holds.any())
+
+
+def possible(table: BlockFacts) -> Any:
+    """What contradicts itself is no block: freed and in use, without a stack and in a place, silent and loud."""
+    freed = (
+        table.freed_by_autograd | table.freed_by_zero_grad | table.freed_in_step | table.freed_in_silence
+        | table.data_was_set | table.grad_was_set
+    )  # fmt: skip
+    placed = table.in_backward | table.in_step | table.in_module | table.in_autocast | (table.constructor != NONE)
+    no = (
+        (freed & table.is_at_end)
+        | (placed & ~table.has_stack)
+        | (table.in_silence & (table.has_stack | table.is_before))
+    )
+    no |= (table.is_as_many_as_gradients | table.is_one_set) & (table.has_stack | ~table.is_before | ~table.is_at_end)
+    no |= table.in_silence & (table.stack_kind != NONE)
+    no |= table.outlives_step & ~table.in_step
+    no |= table.is_replacing & ~table.outlives_step
+    no |= table.freed_by_autograd & table.freed_in_silence
+    no |= table.has_only_forward & (table.in_backward | table.in_step | table.freed_in_step | table.meets_backward)
+    no |= table.is_constructed & (table.is_before | (table.constructor == NONE))
+    no |= (table.constructor != NONE) & (table.in_backward | table.in_step | table.in_module)
+    return ~no
+
+
+def test_what_is_only_likely_says_so() -> None:
+    certain = {Evidence.BEFORE_ANY_BACKWARD}
+    for rule in LIKELY:
+        assert rule.text.startswith("likely") or rule.evidence in certain
+    assert not any(rule.text.startswith("likely") for rule in PROOFS)
+
+
+def test_the_document_has_the_rules_in_the_tables_order() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    _, table = text.split("| kind in a snapshot | evidence |")
+    cells = [[cell.strip() for cell in line.split("|")] for line in table.split("\n\n")[0].splitlines()[2:]]
+    assert [(cell[1], cell[2]) for cell in cells] == [
+        ("of the others" if callable(rule.kind) else rule.kind.words, EVIDENCE_TEXT[rule.evidence]) for rule in RULES
+    ]

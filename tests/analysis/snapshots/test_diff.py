@@ -1,0 +1,139 @@
+"""Two peaks compared: by hand, to the byte, and where the program between them was edited."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.snapshots.test_findings import BACKWARD, BASE, FORWARD, MALLOC, MIB, UNWIND, load, printed_diff
+from tests.snapshot.dumps import Row, block, entry, frame, freed, segment, snapshot
+from tracer.analysis.snapshots.diff import diff_snapshots, parse_threshold
+from tracer.errors import TracerError
+from tracer.snapshot.columns import Snapshot
+
+
+class TestDiff:
+    def side(self, path: Path, sizes: dict[str, int], *, shift: int = 0, folder: str = "/home/me") -> Snapshot:
+        trace, blocks = [], []
+        for i, (name, size) in enumerate(sizes.items()):
+            where = [UNWIND, MALLOC, frame(name, f"{folder}/model.py", 10 + i + shift)]
+            trace.append(entry("alloc", BASE + MIB * i, size, frames=where))
+            blocks.append(block(BASE + MIB * i, size))
+        return load(path, snapshot(trace, [segment(BASE, 64 * MIB, blocks)]))
+
+    def test_moved_lines_are_no_change(self, tmp_path: Path) -> None:
+        a = self.side(tmp_path / "a", {"f": 10, "g": 20})
+        b = self.side(tmp_path / "b", {"f": 10, "g": 20}, shift=100)
+        (diff,) = diff_snapshots(a, b)
+        assert diff.bytes == 0
+        assert [change.bytes for change in diff.by_stack] == [0, 0]
+
+    def test_sizes_of_both_sides_by_change(self, tmp_path: Path) -> None:
+        a = self.side(tmp_path / "a", {"grows": 10, "stays": 50, "goes": 7})
+        b = self.side(tmp_path / "b", {"grows": 100, "stays": 50, "comes": 3}, shift=2)
+        (diff,) = diff_snapshots(a, b)
+        shown = [(c.stack[0].split()[0], c.before_bytes, c.after_bytes) for c in diff.by_stack]
+        assert shown == [("grows", 10, 100), ("goes", 7, 0), ("comes", 0, 3), ("stays", 50, 50)]
+        assert sum(c.bytes for c in diff.by_stack) == sum(c.bytes for c in diff.by_kind) == diff.bytes == 86
+
+    def test_the_phases_of_both_peaks(self, tmp_path: Path) -> None:
+        sides = [
+            load(tmp_path / str(i), snapshot([entry("alloc", BASE, 10, frames=frames), *freed(BASE, 10)]))
+            for i, frames in enumerate([FORWARD, BACKWARD])
+        ]
+        (diff,) = diff_snapshots(*sides)
+        assert (diff.before_phase, diff.after_phase) == ("", "backward")
+        assert "was in an unknown phase and is in backward now" in printed_diff((diff,))
+        assert "The peak was" not in printed_diff(diff_snapshots(sides[0], sides[0]))
+
+    def test_a_device_on_one_side_only(self, tmp_path: Path) -> None:
+        a = load(tmp_path / "a", [segment(BASE, 512, [block(BASE, 5)], device=0)])
+        b = load(tmp_path / "b", [segment(BASE, 512, [block(BASE, 7)], device=1)])
+        assert [(d.device, d.before_bytes, d.after_bytes) for d in diff_snapshots(a, b)] == [(0, 5, 0), (1, 0, 7)]
+
+    @pytest.mark.parametrize(
+        ("text", "after", "exceeded"),
+        [
+            ("5%", 105, False),
+            ("5%", 106, True),
+            ("5B", 106, True),
+            ("6", 106, False),
+            ("1MiB", 106, False),
+            ("0", 101, True),
+        ],
+    )
+    def test_thresholds(self, tmp_path: Path, text: str, after: int, exceeded: bool) -> None:
+        a, b = self.side(tmp_path / "a", {"f": 100}), self.side(tmp_path / "b", {"f": after})
+        (diff,) = diff_snapshots(a, b)
+        assert parse_threshold(text).is_exceeded_by(diff) is exceeded
+
+    @pytest.mark.parametrize("text", ["", "much", "-5%", "5 %%", "1e9", "5TiB"])
+    def test_what_is_no_threshold(self, text: str) -> None:
+        with pytest.raises(TracerError) as caught:
+            parse_threshold(text)
+        assert caught.value.hint
+
+
+MAIN, LOOP = frame("main", "/home/me/train.py", 70), frame("loop", "/home/me/train.py", 50)
+
+
+def side(path: Path, *stacks: list[Row], size: int = MIB) -> Snapshot:
+    """A snapshot in which each stack holds this many bytes, and one more for each after the first."""
+    trace, blocks = [], []
+    for i, stack in enumerate(stacks):
+        trace.append(entry("alloc", BASE + 64 * MIB * i, size + i, frames=[UNWIND, MALLOC, *stack]))
+        blocks.append(block(BASE + 64 * MIB * i, size + i))
+    return load(path, snapshot(trace, [segment(BASE, 64 * MIB * len(stacks), blocks)]))
+
+
+def in_file(name: str, file: str, line: int = 3) -> Row:
+    return frame(name, f"/home/me/{file}", line)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "was", "became"),
+    [
+        ([in_file("f", "m.py"), LOOP, MAIN], [in_file("f", "m.py", 90), LOOP, MAIN], "", ""),
+        # One outer frame more.
+        ([in_file("f", "m.py"), LOOP], [in_file("f", "m.py"), LOOP, MAIN], "", "main (me/train.py)"),
+        # The file has another name.
+        ([in_file("f", "m.py"), LOOP], [in_file("f", "new.py"), LOOP], "f (me/m.py)", "f (me/new.py)"),
+        # A wrapper in the middle, and one that is gone.
+        (
+            [in_file("f", "m.py"), in_file("g", "m.py"), LOOP, MAIN],
+            [in_file("f", "m.py"), in_file("g", "m.py"), in_file("wrapped", "w.py"), LOOP, MAIN],
+            "loop (me/train.py)",
+            "wrapped (me/w.py)",
+        ),
+    ],
+    ids=["moved lines", "an outer frame", "a renamed file", "a frame between"],
+)
+def test_an_edited_program_is_the_same_code(
+    tmp_path: Path, before: list[Row], after: list[Row], was: str, became: str
+) -> None:
+    (diff,) = diff_snapshots(side(tmp_path / "a", before), side(tmp_path / "b", after, size=3 * MIB))
+    (change,) = diff.by_stack
+    assert (change.before_bytes, change.after_bytes) == (MIB, 3 * MIB)
+    assert (change.was, change.became) == (was, became)
+    assert ("a frame differs" in printed_diff((diff,))) == bool(was or became)
+
+
+def test_other_code_is_no_counterpart(tmp_path: Path) -> None:
+    one, other = [in_file("f", "m.py"), LOOP, MAIN], [in_file("g", "m.py"), LOOP, MAIN]
+    (diff,) = diff_snapshots(side(tmp_path / "a", one), side(tmp_path / "b", other))
+    assert sorted(change.bytes for change in diff.by_stack) == [-MIB, MIB]
+
+
+def test_what_is_equal_is_not_given_to_another(tmp_path: Path) -> None:
+    short, long = [in_file("f", "m.py"), LOOP], [in_file("f", "m.py"), LOOP, MAIN]
+    (diff,) = diff_snapshots(side(tmp_path / "a", short, long), side(tmp_path / "b", long, short))
+    assert [(change.was, change.became) for change in diff.by_stack] == [("", "")] * 2
+    assert sorted(change.bytes for change in diff.by_stack) == [-1, 1]
+
+
+def test_the_start_is_a_phase_with_a_name(tmp_path: Path) -> None:
+    held = load(tmp_path / "a", snapshot(freed(BASE, 9), []))
+    in_backward = load(tmp_path / "b", snapshot([entry("alloc", BASE, 10, frames=BACKWARD), *freed(BASE, 10)]))
+    (diff,) = diff_snapshots(held, in_backward)
+    assert "was at the start of the recording and is in backward now" in printed_diff((diff,))

@@ -1,0 +1,275 @@
+"""Kinds of whole recordings: each rule once where it holds, and its evidence taken away once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.analysis.snapshots.test_findings import (
+    ACCUMULATE,
+    APPLY,
+    BACKWARD,
+    BASE,
+    ENGINE,
+    FORWARD,
+    FREE_BACKWARD,
+    FREE_FORWARD,
+    IN_STEP,
+    INIT_GROUP,
+    MAIN,
+    MALLOC,
+    MIB,
+    MODEL,
+    MUL,
+    STEP,
+    TORCH,
+    UNWIND,
+    WORKSPACE,
+    ZERO,
+    explain,
+    load,
+)
+from tests.snapshot.dumps import Row, block, entry, frame, freed, segment
+from tracer.analysis.snapshots.findings import explain_snapshot
+
+
+class TestKinds:
+    """Each rule once where it holds, and its evidence taken away once."""
+
+    def kind(self, tmp_path: Path, trace: list[Row], segments: list[Row] | None = None, **more: Any) -> str:
+        """The kind of the block at BASE, which is the only one that is large."""
+        (largest, *_) = explain(tmp_path / "s", trace, segments, **more).peak.groups
+        return largest.kind
+
+    def test_activation(self, tmp_path: Path) -> None:
+        made = entry("alloc", BASE, MIB, frames=FORWARD)
+        assert self.kind(tmp_path, [made, *freed(BASE, MIB, frames=FREE_BACKWARD)]) == "activation"
+        # context="alloc" repeats the allocation's stack at the free: then nothing is known of who freed it, and an
+        # entry of the backward lies between.
+        ran = entry("alloc", BASE + MIB, 1, frames=BACKWARD)
+        assert self.kind(tmp_path, [made, ran, *freed(BASE, MIB, frames=FORWARD)]) == "not known"
+
+    def test_still_held_at_the_end_is_not_known(self, tmp_path: Path) -> None:
+        end = [segment(BASE, MIB, [block(BASE, MIB)])]
+        assert self.kind(tmp_path, [entry("alloc", BASE, MIB, frames=FORWARD)], end) == "not known"
+
+    def test_freed_before_any_backward_is_temporary(self, tmp_path: Path) -> None:
+        made = entry("alloc", BASE, MIB, frames=FORWARD)
+        gone = freed(BASE, MIB, frames=FREE_FORWARD)
+        assert self.kind(tmp_path, [made, *gone]) == "temporary"
+        silent = entry("alloc", BASE + MIB, 1)  # an entry without a stack may be the engine's
+        assert self.kind(tmp_path, [made, silent, *gone]) == "not known"
+
+    def test_made_and_freed_by_backward_is_temporary(self, tmp_path: Path) -> None:
+        trace = [entry("alloc", BASE, MIB, frames=BACKWARD), *freed(BASE, MIB, frames=FREE_BACKWARD)]
+        assert self.kind(tmp_path, trace) == "temporary"
+
+    def test_a_free_that_repeats_the_allocations_stack_proves_nothing(self, tmp_path: Path) -> None:
+        trace = [entry("alloc", BASE, MIB, frames=BACKWARD), *freed(BASE, MIB, frames=BACKWARD)]
+        assert self.kind(tmp_path, trace) == "not known"
+
+    def test_gradients(self, tmp_path: Path) -> None:
+        end = [segment(BASE, MIB, [block(BASE, MIB)])]
+        node = [UNWIND, MALLOC, ACCUMULATE, ENGINE]
+        assert self.kind(tmp_path, [entry("alloc", BASE, MIB, frames=node)], end) == "gradient"
+        made = entry("alloc", BASE, MIB, frames=BACKWARD)
+        assert self.kind(tmp_path, [made], end) == "not known"
+        step = entry("alloc", BASE + MIB, 1, frames=IN_STEP)
+        assert self.kind(tmp_path, [made, step], end) == "gradient"
+        assert self.kind(tmp_path, [made, *freed(BASE, MIB, frames=[UNWIND, ZERO, MAIN])]) == "gradient"
+
+    def test_zero_grad_proves_gradients_of_before_the_recording(self, tmp_path: Path) -> None:
+        assert self.kind(tmp_path, freed(BASE, MIB, frames=[UNWIND, ZERO, MAIN])) == "gradient"
+        assert self.kind(tmp_path, freed(BASE, MIB, frames=[UNWIND, MAIN])) == "not known"
+
+    def test_optimizer_state(self, tmp_path: Path) -> None:
+        end = [segment(BASE, 2 * MIB, [block(BASE, MIB)])]
+        made = [entry("alloc", BASE, MIB, frames=[UNWIND, MALLOC, INIT_GROUP, STEP, MAIN])]
+        assert self.kind(tmp_path, made, end) == "optimizer state"
+        made = [entry("alloc", BASE, MIB, frames=IN_STEP)]
+        assert self.kind(tmp_path, made, end) == "not known"  # the step may still be running
+        later = [entry("alloc", BASE + MIB, 1, frames=FORWARD)]
+        assert self.kind(tmp_path, made + later, end) == "optimizer state"
+
+    def test_made_and_freed_in_a_step_is_temporary(self, tmp_path: Path) -> None:
+        trace = [entry("alloc", BASE, MIB, frames=IN_STEP), *freed(BASE, MIB, frames=IN_STEP[1:])]
+        assert self.kind(tmp_path, trace) == "temporary"
+        later = entry("alloc", BASE + MIB, 1, frames=FORWARD)
+        assert self.kind(tmp_path, [*trace, later]) == "temporary"
+
+    def test_annotations_delimit_a_step(self, tmp_path: Path) -> None:
+        own = [UNWIND, MALLOC, MUL, frame("update", "/home/me/optimizer.py", 3), MAIN]
+        trace = [
+            entry("alloc", BASE, MIB, time_us=20, frames=own),
+            entry("alloc", BASE + MIB, 1, time_us=40, frames=FORWARD),
+        ]
+        end = [segment(BASE, 2 * MIB, [block(BASE, MIB)])]
+        region = [
+            {"name": "Optimizer.step#Mine.step", "stage": stage, "device": 0, "time_us": time}
+            for stage, time in (("START", 10), ("END", 30))
+        ]
+        assert self.kind(tmp_path, trace, end) == "not known"
+        assert self.kind(tmp_path, trace, end, external_annotations=region) == "optimizer state"
+        assert self.kind(tmp_path, trace, end, external_annotations=region[:1]) == "not known"
+
+    def test_workspace_and_parameter(self, tmp_path: Path) -> None:
+        end = [segment(BASE, MIB, [block(BASE, MIB)])]
+        assert self.kind(tmp_path, [entry("alloc", BASE, MIB, frames=[UNWIND, WORKSPACE, MODEL])], end) == "workspace"
+        moved = [UNWIND, MALLOC, APPLY, MAIN]
+        assert self.kind(tmp_path, [entry("alloc", BASE, MIB, frames=moved)], end) == "parameter"
+        # freed again: not a parameter that stays
+        trace = [entry("alloc", BASE, MIB, frames=moved), entry("alloc", BASE + MIB, 1), *freed(BASE, MIB)]
+        assert self.kind(tmp_path, trace) == "not known"
+
+    @pytest.mark.parametrize(
+        ("word", "kind"),
+        [
+            ("PARAMETER", "parameter"),
+            ("autograd_detail", "autograd detail"),
+            ("INPUT", "input"),
+            ("unknown", "not known"),
+        ],
+    )
+    def test_what_the_recording_says_counts_first(self, tmp_path: Path, word: str, kind: str) -> None:
+        end = [segment(BASE, MIB, [block(BASE, MIB)])]
+        assert self.kind(tmp_path, [{**entry("alloc", BASE, MIB), "category": word}], end) == kind
+
+    def test_assignments_to_data_and_grad(self, tmp_path: Path) -> None:
+        set_data = frame("THPVariable_set_data(THPVariable*, _object*, void*)", "??", 0)
+        set_grad = frame("THPVariable_set_grad(THPVariable*, _object*, void*)", "??", 0)
+        assert self.kind(tmp_path, freed(BASE, MIB, frames=[UNWIND, set_data, MAIN])) == "parameter"
+        assert self.kind(tmp_path, freed(BASE, MIB, frames=[UNWIND, set_grad, MAIN])) == "gradient"
+        made = entry("alloc", BASE, MIB, frames=BACKWARD)
+        assert self.kind(tmp_path, [made, *freed(BASE, MIB, frames=[UNWIND, set_grad, MAIN])]) == "gradient"
+
+    def test_what_takes_a_parameters_place_is_one(self, tmp_path: Path) -> None:
+        """`p.data = p.data - u` in a step: the new one is made, the old one is let go of; state is made elsewhere."""
+        set_data = frame("THPVariable_set_data(THPVariable*, _object*, void*)", "??", 0)
+        line = frame("step", "/home/me/optimizer.py", 64)
+        trace = [
+            entry("alloc", BASE + 8 * MIB, 2 * MIB, frames=[MALLOC, frame("step", "/home/me/optimizer.py", 51), STEP]),
+            entry("alloc", BASE, 2 * MIB, frames=[UNWIND, MALLOC, line, STEP, MAIN]),
+            *freed(BASE + 4 * MIB, 2 * MIB, frames=[set_data, line, STEP, MAIN]),
+            entry("alloc", BASE + 16 * MIB, 1, frames=FORWARD),
+        ]
+        end = [
+            segment(BASE, 32 * MIB, [block(BASE, 2 * MIB), block(BASE + 8 * MIB, 2 * MIB), block(BASE + 16 * MIB, 1)])
+        ]
+        kinds = {group.site.line: group.kind for group in explain(tmp_path / "s", trace, end).peak.groups}
+        assert kinds == {51: "optimizer state", 64: "parameter", None: "parameter"}
+
+    def test_parameters_have_the_sizes_of_gradients(self, tmp_path: Path) -> None:
+        # Two of 1 MiB were there; two gradients of 1 MiB came. With a third and fourth, state may be among them.
+        at = [BASE + 2 * MIB * number for number in range(8)]
+        node = [UNWIND, MALLOC, ACCUMULATE, ENGINE]
+        grads = [entry("alloc", address, MIB, frames=node) for address in at[4:6]]
+        for num_before, kind in ((2, "parameter"), (3, "parameter"), (4, "not known")):
+            blocks = [block(address, MIB) for address in [*at[:num_before], *at[4:6]]]
+            device = explain(tmp_path / "s", grads, [segment(BASE, 16 * MIB, blocks)])
+            assert {group.kind for group in device.peak.groups if group.is_before_recording} == {kind}
+
+    def test_freed_in_a_step_is_state(self, tmp_path: Path) -> None:
+        gone = freed(BASE, MIB, frames=[UNWIND, frame("step", "/home/me/o.py", 5), STEP, MAIN])
+        assert self.kind(tmp_path, gone) == "optimizer state"
+        bare = freed(BASE, MIB, frames=[frame("step", "/home/me/o.py", 5), STEP, MAIN])
+        assert self.kind(tmp_path, bare) == "not known"  # of Python's frames alone: it may be a parameter replaced
+        stays = [segment(BASE, 4 * MIB, [block(BASE + 2 * MIB, MIB)])]
+        kinds = {group.kind for group in explain(tmp_path / "s", bare, stays).peak.groups}
+        assert kinds == {"optimizer state", "not known"}
+
+    def test_alive_at_the_end_of_a_forward(self, tmp_path: Path) -> None:
+        call = frame("_call_impl", f"{TORCH}/nn/modules/module.py", 1500)
+        end = [segment(BASE, 2 * MIB, [block(BASE, MIB)])]
+        made = entry("alloc", BASE, MIB, frames=[UNWIND, MALLOC, MODEL, call, MAIN])
+        assert self.kind(tmp_path, [made], end) == "activation"
+        ran = entry("alloc", BASE + MIB, 1, frames=BACKWARD)
+        assert self.kind(tmp_path, [made, ran], end) == "activation"
+        steps = [entry("alloc", BASE + MIB, 1, frames=frames) for frames in (BACKWARD, IN_STEP, FORWARD, IN_STEP)]
+        assert self.kind(tmp_path, [made, *steps], end) == "not known"  # two steps long: a cache, not an activation
+
+    def test_the_same_stack_proves_on_another_device_too(self, tmp_path: Path) -> None:
+        made = [entry("alloc", BASE, MIB, frames=FORWARD), *freed(BASE, MIB, frames=FREE_BACKWARD)]
+        alive = [entry("alloc", BASE, MIB, frames=FORWARD)]
+        objects = {"segments": [segment(BASE, MIB, [block(BASE, MIB)], device=1)], "device_traces": [made, alive]}
+        devices = explain_snapshot(load(tmp_path / "s", objects)).devices
+        assert [device.peak.groups[0].kind for device in devices] == ["activation"] * 2
+        assert devices[1].peak.groups[0].evidence.startswith("likely")
+        (alone,) = explain_snapshot(load(tmp_path / "t", objects), device=1).devices
+        assert alone.peak.groups[0].kind == "not known"
+
+    def test_backward_of_before_the_recording_made_gradients(self, tmp_path: Path) -> None:
+        held = [segment(BASE, 4 * MIB, [block(BASE, MIB, frames=BACKWARD)])]
+        assert self.kind(tmp_path, [entry("alloc", BASE + 2 * MIB, 1, frames=FORWARD)], held) == "gradient"
+        held = [segment(BASE, 4 * MIB, [block(BASE, MIB, frames=IN_STEP)])]
+        assert self.kind(tmp_path, [entry("alloc", BASE + 2 * MIB, 1, frames=FORWARD)], held) == "optimizer state"
+
+
+PYTHON_FORWARD = [MODEL, MAIN]
+PYTHON_STEP = [frame("step", f"{TORCH}/optim/sgd.py", 50), MAIN]
+
+
+class TestPythonAlone:
+    """Stacks of Python frames: what autograd does on its threads has none."""
+
+    def kinds(self, path: Path, trace: list[Row], segments: list[Row] | None = None) -> dict[int, str]:
+        device = explain(path, trace, segments)
+        return {group.bytes: group.kind for group in device.peak.groups}
+
+    def test_activation_gradient_and_temporary(self, tmp_path: Path) -> None:
+        # Of 3 MiB, which a parameter has: made by Python, freed in silence. Made in silence and alive in the step.
+        trace = [
+            entry("alloc", BASE, 5 * MIB, frames=PYTHON_FORWARD),
+            entry("alloc", BASE + 8 * MIB, 3 * MIB),
+            entry("alloc", BASE + 16 * MIB, 7 * MIB),
+            *freed(BASE, 5 * MIB),
+            *freed(BASE + 16 * MIB, 7 * MIB),
+            entry("alloc", BASE + 24 * MIB, 1, frames=PYTHON_STEP),
+            *freed(BASE + 24 * MIB, 1, frames=PYTHON_STEP[1:]),
+        ]
+        blocks = [block(BASE + 8 * MIB, 3 * MIB), block(BASE + 32 * MIB, 3 * MIB + 0)]
+        kinds = explain(tmp_path / "s", trace, [segment(BASE, 64 * MIB, blocks)]).peak.groups
+        found = sorted((group.bytes // MIB, group.kind, group.is_before_recording) for group in kinds)
+        assert found == [
+            (3, "gradient", False), (3, "parameter", True), (5, "activation", False), (7, "temporary", False),
+        ]  # fmt: skip
+
+    def test_without_a_training_silence_means_nothing(self, tmp_path: Path) -> None:
+        trace = [entry("alloc", BASE, 5 * MIB, frames=PYTHON_FORWARD), *freed(BASE, 5 * MIB)]
+        assert self.kinds(tmp_path / "s", trace) == {5 * MIB: "not known"}
+
+    def test_constructors_make_parameters_and_then_an_optimizer_its_state(self, tmp_path: Path) -> None:
+        model = [frame("__init__", "/home/me/linear.py", 9), frame("__init__", "/home/me/model.py", 3), MAIN]
+        optimizer = [frame("__init__", "/home/me/adam.py", 9), MAIN]
+        trace = [
+            entry("alloc", BASE, 3 * MIB, frames=model),
+            entry("alloc", BASE + 8 * MIB, 3 * MIB, frames=optimizer),
+            entry("alloc", BASE + 16 * MIB, 3 * MIB),
+            entry("alloc", BASE + 24 * MIB, 1, frames=PYTHON_STEP),
+            *freed(BASE + 16 * MIB, 3 * MIB, frames=[ZERO, MAIN]),
+        ]
+        blocks = [block(BASE, 3 * MIB), block(BASE + 8 * MIB, 3 * MIB), block(BASE + 24 * MIB, 1)]
+        groups = explain(tmp_path / "s", trace, [segment(BASE, 64 * MIB, blocks)]).peak.groups
+        kinds = {group.site.file: group.kind for group in groups}
+        assert kinds["/home/me/linear.py"] == "parameter" and kinds["/home/me/adam.py"] == "not known"
+
+    def test_a_parameter_that_is_assigned_twice_in_a_step(self, tmp_path: Path) -> None:
+        """First the update, then the decay: the new one of the first line is the old one of the second."""
+
+        def line(number: int) -> list[Row]:
+            return [frame("step", "/home/me/optimizer.py", number), *PYTHON_STEP]
+
+        trace = [
+            entry("alloc", BASE, 3 * MIB, frames=[APPLY, MAIN]),
+            entry("alloc", BASE + 8 * MIB, 3 * MIB, frames=line(63)),
+            *freed(BASE, 3 * MIB, frames=line(63)),
+            entry("alloc", BASE + 16 * MIB, 3 * MIB, frames=line(64)),
+            *freed(BASE + 8 * MIB, 3 * MIB, frames=line(64)),
+            entry("alloc", BASE + 24 * MIB, 3 * MIB, frames=line(70)),
+            entry("alloc", BASE + 32 * MIB, 7 * MIB, frames=PYTHON_FORWARD),
+        ]
+        blocks = [block(BASE + at * MIB, size * MIB) for at, size in ((16, 3), (24, 3), (32, 7))]
+        groups = explain(tmp_path / "s", trace, [segment(BASE, 64 * MIB, blocks)]).peak.groups
+        kinds = {group.site.line: group.kind for group in groups}
+        assert (kinds[64], kinds[70]) == ("parameter", "optimizer state")

@@ -1,0 +1,212 @@
+"""Why an allocation failed: by hand, and on programs that the model of the allocator runs out of memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.allocator.recorded import Program
+from tests.analysis.snapshots.test_findings import (
+    BACKWARD,
+    BASE,
+    FORWARD,
+    FREE_BACKWARD,
+    FREE_FORWARD,
+    MIB,
+    explain,
+    load,
+    printed,
+)
+from tests.snapshot.dumps import Row, block, entry, freed, segment, snapshot
+from tracer.allocator.reserving import OutOfMemoryError
+from tracer.analysis.snapshots.findings import DeviceFinding, explain_snapshot
+from tracer.analysis.snapshots.oom import OutOfMemory
+from tracer.snapshot.load import snapshot_in_memory
+
+
+class TestOutOfMemory:
+    def event(self, asked: int, device_free: int) -> Row:
+        return {
+            "action": "oom",
+            "size": asked,
+            "device_free": device_free,
+            "stream": 0,
+            "time_us": 9,
+            "frames": FORWARD,
+        }
+
+    def explain(self, tmp_path: Path, asked: int, free: int, **more: Any) -> DeviceFinding:
+        # Two segments of 4 MiB with 3 MiB in use in each: 2 MiB unallocated, the largest hole 1 MiB.
+        segments = [
+            segment(BASE + 8 * MIB * i, 4 * MIB, [block(BASE + 8 * MIB * i, 3 * MIB, frames=FORWARD)], **more)
+            for i in range(2)
+        ]
+        return explain(tmp_path / "s", [self.event(asked, free)], segments)
+
+    def test_fragmentation_is_the_cause(self, tmp_path: Path) -> None:
+        (found,) = self.explain(tmp_path, asked=2 * MIB, free=0).oom
+        assert (found.asked_bytes, found.device_free_bytes) == (2 * MIB, 0)
+        assert (found.allocated_bytes, found.reserved_bytes) == (6 * MIB, 8 * MIB)
+        assert (found.unallocated_bytes, found.largest_free_bytes) == (2 * MIB, MIB)
+        assert found.fits_without_fragmentation
+        assert "expandable_segments:True" in found.advice
+        assert found.site.file == "/home/me/model.py"
+        assert sum(group.bytes for group in found.groups) == found.requested_bytes == 6 * MIB
+
+    def test_expandable_segments_are_not_advised_twice(self, tmp_path: Path) -> None:
+        (found,) = self.explain(tmp_path, asked=2 * MIB, free=0, expandable=True).oom
+        assert found.fits_without_fragmentation
+        assert "expandable_segments:True" not in found.advice
+
+    def test_there_is_too_little_in_any_case(self, tmp_path: Path) -> None:
+        # One byte more than the two holes of 1 MiB.
+        (found,) = self.explain(tmp_path, asked=2 * MIB + 1, free=0).oom
+        assert not found.fits_without_fragmentation
+        assert "1 B would still be missing" in found.advice
+        assert "/home/me/model.py:7" in found.advice
+
+    def test_what_holds_most_has_a_remedy_of_its_own(self, tmp_path: Path) -> None:
+        seen = [entry("alloc", BASE, 6 * MIB, frames=FORWARD), entry("alloc", BASE + 8 * MIB, MIB, frames=BACKWARD)]
+        end = [*freed(BASE, 6 * MIB, frames=FREE_BACKWARD), *freed(BASE + 8 * MIB, MIB, frames=FREE_BACKWARD)]
+        (found,) = explain(tmp_path / "s", [*seen, self.event(99 * MIB, 0), *end]).oom
+        assert "86 % of what was in use is activation" in found.advice
+        assert "torch.utils.checkpoint" in found.advice
+
+    def test_memory_without_a_stack_is_no_line_to_look_at(self, tmp_path: Path) -> None:
+        (found,) = explain(
+            tmp_path / "s", [self.event(99 * MIB, 0)], [segment(BASE, 4 * MIB, [block(BASE, 3 * MIB)])]
+        ).oom
+        assert "Look first" not in found.advice
+        assert "100 % of what was in use is from before the recording" in found.advice
+
+    def test_alone_and_too_large(self, tmp_path: Path) -> None:
+        (found,) = explain(tmp_path / "s", [self.event(99 * MIB, 0)]).oom
+        assert "the request alone is too large" in found.advice
+
+    def test_free_on_the_device_counts(self, tmp_path: Path) -> None:
+        (found,) = self.explain(tmp_path, asked=3 * MIB, free=MIB).oom
+        assert found.fits_without_fragmentation
+
+    def test_a_block_that_is_large_enough_belongs_to_somebody_else(self, tmp_path: Path) -> None:
+        (found,) = self.explain(tmp_path, asked=MIB, free=0).oom
+        assert found.largest_free_bytes == found.asked_bytes
+        assert "another stream" in found.advice and "expandable" not in found.advice
+
+    @pytest.mark.parametrize(
+        ("asked", "reserved"),
+        [(1, 2 * MIB), (MIB, 2 * MIB), (MIB + 512, 20 * MIB), (10 * MIB, 10 * MIB), (10 * MIB + 512, 12 * MIB)],
+    )
+    def test_a_limit_of_the_process(self, tmp_path: Path, asked: int, reserved: int) -> None:
+        """Only where the device had room for the whole segment that the request needs."""
+        (limited,) = explain(tmp_path / "s", [self.event(asked, reserved)]).oom
+        assert "set_per_process_memory_fraction" in limited.advice
+        (short,) = explain(tmp_path / "s", [self.event(asked, reserved - 1)]).oom
+        assert "set_per_process_memory_fraction" not in short.advice
+
+    def test_each_line_is_shown_once_and_before_the_peak(self, tmp_path: Path) -> None:
+        finding = explain_snapshot(load(tmp_path / "s", snapshot([self.event(99 * MIB, 1)] * 3)))
+        text = printed(finding)
+        assert text.count("Out of memory, entry") == 1
+        assert "2 more failures" in text
+        assert text.index("Out of memory") < text.index("What filled it")
+
+    def test_the_moment_counts_and_not_the_end(self, tmp_path: Path) -> None:
+        trace = [entry("alloc", BASE, 700, frames=FORWARD), self.event(99, 1), *freed(BASE, 700, frames=FREE_FORWARD)]
+        (found,) = explain(tmp_path / "s", trace, [segment(BASE, 2048, [])]).oom
+        assert (found.requested_bytes, found.allocated_bytes, found.largest_free_bytes) == (700, 1024, 1024)
+
+    def test_a_program_that_tries_forever(self, tmp_path: Path) -> None:
+        device = explain(tmp_path / "s", [self.event(9, 1)] * 60)
+        assert len(device.oom) == 50
+        assert any("60 out-of-memory events" in note for note in device.notes)
+
+
+class TestModelled:
+    """The allocator's own rules decide what fits; the sentence has to name the one that did not let it."""
+
+    def failed(self, program: Program, size: int, *, stream: int = 0) -> OutOfMemory:
+        with pytest.raises(OutOfMemoryError):
+            program.allocator.allocate(size, stream)
+        loaded = snapshot_in_memory(program.snapshot())
+        (device,) = explain_snapshot(loaded).devices
+        (event,) = device.oom
+        return event
+
+    def test_memory_of_another_stream_is_no_fragmentation(self) -> None:
+        # Stream 1 keeps 4 of its 20 MiB; stream 0 asks for 9, and the device has 40.
+        program = Program(0, capacity=40 * MIB)
+        program.allocator.allocate(19 * MIB, 0)
+        large, _ = program.allocator.allocate(9 * MIB, 1), program.allocator.allocate(4 * MIB, 1)
+        program.allocator.free(large)
+        event = self.failed(program, 9 * MIB)
+        assert (event.cause, event.usable_free_bytes) == ("other pools", 0)
+        assert event.largest_free_bytes >= event.asked_bytes
+        assert "another stream or pool" in event.advice and "expandable" not in event.advice
+        assert not event.fits_without_fragmentation
+
+    def test_the_same_memory_on_one_stream_would_do(self) -> None:
+        program = Program(0, capacity=40 * MIB)
+        program.allocator.allocate(19 * MIB, 0)
+        large, _ = program.allocator.allocate(9 * MIB, 0), program.allocator.allocate(4 * MIB, 0)
+        program.allocator.free(large)
+        program.allocator.allocate(9 * MIB, 0)
+
+    def test_memory_of_a_private_pool_is_no_fragmentation(self) -> None:
+        program = Program(0, capacity=60 * MIB)
+        pool = (0, 1)
+        program.allocator.create_pool(pool)
+        program.allocator.begin_allocate_to_pool(pool)
+        program.allocator.free(program.allocator.allocate(30 * MIB))
+        program.allocator.end_allocate_to_pool(pool)
+        event = self.failed(program, 31 * MIB)
+        assert event.cause == "other pools"
+        assert "expandable" not in event.advice
+
+    def test_holes_of_its_own_are_fragmentation(self) -> None:
+        # Two segments of 20 MiB with 9 free in each: 18 in all, and no piece of 10.
+        program = Program(0, capacity=40 * MIB)
+        blocks = [program.allocator.allocate(size * MIB) for size in (9, 8, 9, 8)]
+        for one in blocks[::2]:
+            program.allocator.free(one)
+        event = self.failed(program, 12 * MIB)
+        assert (event.cause, event.fits_without_fragmentation) == ("fragmentation", True)
+        assert "expandable_segments:True" in event.advice
+
+
+def test_a_block_of_its_own_that_is_large_enough_was_kept_whole(tmp_path: Path) -> None:
+    oom = {"action": "oom", "size": 12 * MIB, "device_free": 0, "stream": 0, "time_us": 1, "frames": FORWARD}
+    (event,) = explain(tmp_path / "s", [oom], [segment(BASE, 40 * MIB, [block(BASE, 20 * MIB)])]).oom
+    assert (event.cause, event.usable_largest_free_bytes) == ("kept whole", 20 * MIB)
+    assert "max_split_size_mb" in event.advice
+
+
+def test_what_waits_for_another_stream_is_named_as_the_cause(tmp_path: Path) -> None:
+    # 40 MiB freed, not completed: the request for 40 fits as soon as they come back.
+    trace = [
+        entry("alloc", BASE, 40 * MIB, frames=FORWARD),
+        entry("free_requested", BASE, 40 * MIB, frames=FREE_FORWARD),
+        {"action": "oom", "size": 40 * MIB, "device_free": 0, "stream": 0, "time_us": 1, "frames": FORWARD},
+        entry("free_completed", BASE, 40 * MIB),
+    ]
+    (event,) = explain(tmp_path / "s", trace, [segment(BASE, 40 * MIB, [])]).oom
+    assert (event.cause, event.pending_free_bytes, event.usable_free_bytes) == ("pending frees", 40 * MIB, 0)
+    assert "waiting for another stream" in event.advice and "expandable" not in event.advice
+
+
+def test_a_pending_free_of_the_end_state_counts_too(tmp_path: Path) -> None:
+    oom = {"action": "oom", "size": 40 * MIB, "device_free": 0, "stream": 0, "time_us": 1, "frames": FORWARD}
+    held = block(BASE, 40 * MIB, state="active_pending_free")
+    (event,) = explain(tmp_path / "s", [oom], [segment(BASE, 40 * MIB, [held])]).oom
+    assert event.cause == "pending frees"
+
+
+def test_a_missing_number_is_not_zero(tmp_path: Path) -> None:
+    oom = {"action": "oom", "size": 40 * MIB, "device_free": None, "stream": 0, "time_us": 1, "frames": FORWARD}
+    held = segment(BASE, 40 * MIB, [block(BASE, 40 * MIB)])
+    (event,) = explain(tmp_path / "s", [oom], [held]).oom
+    assert (event.cause, event.device_free_bytes) == ("not known", None)
+    assert "does not say how much the device had free" in event.advice and "missing" not in event.advice
+    text = printed(explain_snapshot(load(tmp_path / "t", snapshot([oom], [held]))))
+    assert "free on the device        not recorded" in text

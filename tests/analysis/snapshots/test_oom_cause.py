@@ -1,0 +1,56 @@
+"""The causes of a failed request, each where it holds and one byte beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tracer.analysis.snapshots.fragmentation import Fragmentation, Usable
+from tracer.analysis.snapshots.oom_cause import Cause, Failure, advice_on, cause_of
+from tracer.units import MIB
+
+# 40 MiB asked for; 30 are free for this request in pieces of 20, 10 wait, and 10 belong to others.
+PLAIN: dict[str, Any] = {"asked": 40, "device": 0, "free": 40, "usable": 30, "largest": 20, "later": 20}
+
+
+def failure(**changes: Any) -> Failure:
+    one = {**PLAIN, **changes}
+    return Failure(
+        asked_bytes=one["asked"] * MIB,
+        device_free_bytes=None if one["device"] is None else one["device"] * MIB,
+        memory=Fragmentation(100 * MIB, (100 - one["free"]) * MIB, one["free"] * MIB, one["largest"] * MIB),
+        usable=Usable(one["usable"] * MIB, one["largest"] * MIB, 10 * MIB, one["later"] * MIB),
+        is_expandable=one.get("expandable", False),
+        groups=(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"device": 40}, "limit"),
+        ({"device": 39, "usable": 0, "free": 0}, "too little"),
+        ({"largest": 40}, "kept whole"),
+        ({"later": 40}, "pending frees"),
+        ({"later": 39, "usable": 40}, "fragmentation"),
+        ({"device": 10}, "fragmentation"),
+        ({"device": 9}, "other pools"),
+        ({}, "other pools"),
+        ({"free": 39}, "too little"),
+        ({"free": 39, "device": None}, "not known"),
+        ({"free": 40, "device": None}, "other pools"),
+        ({"usable": 40, "device": None}, "fragmentation"),
+    ],
+)
+def test_causes_rule_each_other_out(changes: dict[str, Any], cause: Cause) -> None:
+    assert cause_of(failure(**changes)) == cause
+
+
+@pytest.mark.parametrize(
+    "changes", [{"later": 40}, {}, {"largest": 40}, {"free": 0, "usable": 0}, {"device": None, "free": 0}]
+)
+def test_only_fragmentation_is_told_to_set_expandable_segments(changes: dict[str, Any]) -> None:
+    assert "expandable_segments" not in advice_on(failure(**changes))
+    assert "expandable_segments:True" in advice_on(failure(usable=40))
+    assert "expandable_segments:True" not in advice_on(failure(usable=40, expandable=True))

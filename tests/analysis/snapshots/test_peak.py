@@ -1,0 +1,53 @@
+"""The worst moment of a recording, and what it never gave back: by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.analysis.snapshots.test_findings import BACKWARD, BASE, FORWARD, explain
+from tests.snapshot.dumps import block, entry, freed, segment
+
+
+def test_the_first_of_equal_peaks(tmp_path: Path) -> None:
+    # 700 B, freed, 700 B again: the peak is at entry 0, and at the end nothing is left.
+    trace = [entry("alloc", BASE, 700, time_us=5), *freed(BASE, 700), entry("alloc", BASE, 700), *freed(BASE, 700)]
+    peak = explain(tmp_path / "s", trace, [segment(BASE, 2048, [])]).peak
+    assert (peak.entry, peak.time_us, peak.requested_bytes, peak.allocated_bytes) == (0, 5, 700, 1024)
+    assert peak.reserved_bytes == 2048 and peak.before_recording_bytes == 0
+
+
+def test_a_peak_at_the_start(tmp_path: Path) -> None:
+    peak = explain(tmp_path / "s", freed(BASE, 700), [segment(BASE, 2048, [])]).peak
+    assert (peak.entry, peak.time_us, peak.phase, peak.before_recording_bytes) == (-1, -1, "", 700)
+
+
+def test_its_phase(tmp_path: Path) -> None:
+    trace = [entry("alloc", BASE, 700, frames=FORWARD), entry("alloc", BASE + 1024, 1, frames=BACKWARD)]
+    assert explain(tmp_path / "s", trace).peak.phase in ("", "backward")
+    blocks = [block(BASE, 700), block(BASE + 1024, 1)]
+    assert explain(tmp_path / "t", trace, [segment(BASE, 4096, blocks)]).peak.phase == "backward"
+
+
+def test_parts_by_kind_sum_and_are_largest_first(tmp_path: Path) -> None:
+    trace = [entry("alloc", BASE + 1024 * i, 100 * (i + 1), frames=FORWARD) for i in range(3)]
+    blocks = [block(BASE + 1024 * i, 100 * (i + 1)) for i in range(3)]
+    device = explain(tmp_path / "s", trace, [segment(BASE, 4096, [*blocks, block(BASE + 3072, 50)])])
+    assert [(share.bytes, share.count) for share in device.peak.by_kind] == [(650, 4)]
+    assert [share.name for share in device.peak.by_annotation] == ["no annotation", "before recording"]
+    assert sum(group.bytes for group in device.never_freed) == 600
+
+
+def test_by_stream_and_pool(tmp_path: Path) -> None:
+    # Made on stream 7; made in a private pool of stream 0; there before, in a segment of stream 3; and freed.
+    trace = [
+        entry("alloc", BASE, 100) | {"stream": 7},
+        entry("alloc", BASE + 1024, 200) | {"pool_id": (0, 5)},
+        *freed(BASE + (1 << 30), 400),
+    ]
+    others = segment(BASE + 4096, 4096, [block(BASE + 4096, 300)]) | {"stream": 3}
+    blocks = [block(BASE, 100), block(BASE + 1024, 200)]
+    peak = explain(tmp_path / "s", [*trace[2:], *trace[:2]], [segment(BASE, 4096, blocks), others]).peak
+    assert {share.name: share.bytes for share in peak.by_stream} == {"stream 0": 400, "stream 3": 300}
+    peak = explain(tmp_path / "t", trace[:2], [segment(BASE, 4096, blocks), others]).peak
+    shares = {share.name: share.bytes for share in peak.by_stream}
+    assert shares == {"stream 7": 100, "stream 0, private pool 0,5": 200, "stream 3": 300}

@@ -1,0 +1,70 @@
+"""Counting sizes: by hand, and beside loops as plain as can be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracer.analysis.snapshots.sizes import as_many_as, copies_of, has_size_of, is_one_set, most_at_once
+
+BLOCKS = st.lists(st.tuples(st.integers(1, 4), st.integers(-1, 9), st.integers(0, 9)), max_size=20)
+
+
+@given(BLOCKS)
+def test_the_most_at_once_is_what_a_loop_over_all_moments_finds(blocks: list[tuple[int, int, int]]) -> None:
+    blocks = [(size, begin, max(begin, end)) for size, begin, end in blocks]
+    table = np.array(blocks, dtype=np.int64).reshape(-1, 3)
+    sizes, numbers = most_at_once(table[:, 0], table[:, 1], table[:, 2])
+    assert sizes.tolist() == sorted({size for size, _, _ in blocks})
+    for size, number in zip(sizes.tolist(), numbers.tolist(), strict=True):
+        at_once = [sum(s == size and begin <= now < end for s, begin, end in blocks) for now in range(-1, 10)]
+        assert number == max(at_once)
+
+
+def test_state_beside_parameters_would_be_twice_as_many() -> None:
+    # Of size 7 there are 2 gradients and 3 candidates: parameters. Of size 9 one gradient and 2 candidates: who knows.
+    size = np.array([7, 7, 7, 9, 9, 5])
+    candidates = np.array([True, True, True, True, True, True])
+    found = as_many_as(candidates, size, np.array([7, 9]), np.array([2, 1]))
+    assert found.tolist() == [True, True, True, False, False, False]
+    assert not as_many_as(candidates, size, np.array([], dtype=np.int64), np.array([], dtype=np.int64)).any()
+
+
+def test_only_candidates_count() -> None:
+    size, candidates = np.array([7, 7, 7]), np.array([True, False, False])
+    assert as_many_as(candidates, size, np.array([7]), np.array([1])).tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_one"),
+    [
+        ([], True),
+        ([5, 6, 7], True),  # each once: no copies
+        ([5, 5, 6, 6, 6], True),  # twice and three times: not all of them copies
+        ([5, 5, 6, 6], False),  # each twice: one may be the other's momentum
+        ([5] * 3 + [6] * 9, False),  # parameters and two states
+        ([5] * 3 + [6] * 9 + [8], False),  # one of a kind says nothing
+    ],
+)
+def test_sizes_that_repeat_together_are_copies(sizes: list[int], is_one: bool) -> None:
+    assert is_one_set(np.array(sizes, dtype=np.int64)) is is_one
+
+
+def test_who_has_the_size_of_another() -> None:
+    assert has_size_of(np.array([1, 2, 3]), np.array([3, 1])).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("candidates", "found"),
+    [
+        ([7, 7, 7, 9, 9, 9, 9, 9, 9], (3, 75)),  # three for the gradient of 7, and for the two of 9
+        ([7, 7, 9, 9], (0, 0)),
+        ([7, 9, 9, 5], (1, 25)),
+        ([7, 7, 9, 9, 9], (0, 0)),
+        ([], (0, 0)),
+    ],
+)
+def test_how_many_there_are_for_each_gradient(candidates: list[int], found: tuple[int, int]) -> None:
+    assert copies_of(np.array(candidates, dtype=np.int64), np.array([7, 9]), np.array([1, 2])) == found

@@ -1,0 +1,82 @@
+"""What one frame proves, and what the outermost one does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.analysis.snapshots.test_findings import TORCH
+from tracer.analysis.snapshots.stack_facts import Fact, constructors_of_stacks, facts_of_stacks, has
+from tracer.snapshot.columns import Frame, Stacks
+
+
+def stacks(*found: list[Frame]) -> Stacks:
+    frames = [frame for stack in found for frame in stack]
+    offset = np.concatenate([[0], np.cumsum([len(stack) for stack in found])])
+    return Stacks(tuple(frames), offset.astype(np.int64), np.arange(len(frames), dtype=np.int32))
+
+
+def cpp(name: str) -> Frame:
+    return Frame(name, "??", 0)
+
+
+@pytest.mark.parametrize(
+    ("frame", "fact"),
+    [
+        (cpp("torch::autograd::Engine::evaluate_function(x)"), Fact.ENGINE),
+        (cpp("torch::autograd::AccumulateGrad::apply(x)"), Fact.ACCUMULATE_GRAD),
+        (cpp("torch::autograd::generated::MmBackward0::release_variables()"), Fact.RELEASE_SAVED),
+        (cpp("torch::autograd::SavedVariable::reset_data()"), Fact.RELEASE_SAVED),
+        (cpp("at::cuda::getNewWorkspace()"), Fact.WORKSPACE),
+        (cpp("THPVariable_set_data(THPVariable*, _object*, void*)"), Fact.SET_DATA),
+        (cpp("torch::autograd::VariableHooks::set_data(x)"), Fact.SET_DATA),
+        (cpp("THPVariable_set_grad(THPVariable*, _object*, void*)"), Fact.SET_GRAD),
+        (cpp("at::autocast::cached_cast(c10::ScalarType, at::Tensor const&)"), Fact.AUTOCAST),
+        (Frame("_engine_run_backward", f"{TORCH}/autograd/graph.py", 5), Fact.ENGINE),
+        (Frame("backward", f"{TORCH}/_tensor.py", 5), Fact.BACKWARD_CALL),
+        (Frame("zero_grad", "/home/me/opt.py", 5), Fact.ZERO_GRAD),
+        (Frame("step", f"{TORCH}/optim/sgd.py", 5), Fact.OPTIMIZER_STEP),
+        (Frame("_init_group", f"{TORCH}/optim/sgd.py", 5), Fact.OPTIMIZER_STATE),
+        (Frame("_apply", f"{TORCH}/nn/modules/module.py", 5), Fact.MODULE_SETUP),
+        (Frame("_call_impl", f"{TORCH}/nn/modules/module.py", 5), Fact.MODULE_FORWARD),
+        (Frame("__init__", "/home/me/model.py", 5), Fact.CONSTRUCTOR),
+    ],
+)
+def test_a_frame_and_its_fact(frame: Frame, fact: Fact) -> None:
+    found = facts_of_stacks(stacks([frame, Frame("main", "/home/me/train.py", 1)], [Frame("f", "/home/me/a.py", 2)]))
+    assert has(found, fact).tolist() == [True, False]
+    assert has(found, Fact.STACK).all()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Frame("step", f"{TORCH}/optim/lr_scheduler.py", 5),
+        Frame("step", "/home/me/train.py", 5),
+        Frame("_call_impl", "/home/me/module.py", 5),
+        Frame("backward", "/home/me/function.py", 5),
+        Frame("__init__", f"{TORCH}/nn/modules/linear.py", 5),
+    ],
+)
+def test_names_of_others_prove_nothing_of_the_kind(frame: Frame) -> None:
+    (found,) = facts_of_stacks(stacks([frame])).tolist()
+    assert not found & (Fact.OPTIMIZER_STEP | Fact.MODULE_FORWARD | Fact.BACKWARD_CALL | Fact.CONSTRUCTOR)
+
+
+def test_what_autograd_calls_on_its_threads_is_outermost_there() -> None:
+    apply, own = Frame("apply", f"{TORCH}/autograd/function.py", 9), Frame("backward", "/home/me/f.py", 3)
+    found = facts_of_stacks(stacks([own, apply], [own, apply, Frame("main", "/home/me/train.py", 1)]))
+    assert has(found, Fact.ENGINE).tolist() == [True, False]
+
+
+def test_our_own_label_proves_nothing() -> None:
+    assert facts_of_stacks(stacks([Frame("x", "<explained as gradient>", 0)], [])).tolist() == [0, 0]
+
+
+def test_constructors_are_told_apart_by_the_outermost() -> None:
+    linear, model = Frame("__init__", "/home/me/linear.py", 1), Frame("__init__", "/home/me/model.py", 2)
+    other = Frame("__init__", "/home/me/optimizer.py", 3)
+    main = Frame("main", "/home/me/train.py", 1)
+    found = stacks([linear, model, main], [model, main], [other, main], [main])
+    numbers = constructors_of_stacks(found, facts_of_stacks(found)).tolist()
+    assert numbers[0] == numbers[1] != numbers[2] and numbers[2] >= 0 and numbers[3] == -1

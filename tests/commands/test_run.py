@@ -1,0 +1,150 @@
+"""An unchanged script, profiled: what it prints and does stays its own, and its models and steps are found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TRAIN = """
+import sys, torch
+from torch import nn
+print("arguments", sys.argv[1:], __name__)
+net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
+optimizer = torch.optim.Adam(net.parameters())
+for number in range(20):
+    loss = net(torch.randn(128, 64)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if sys.argv[1:] == [str(number)]:
+        raise ValueError("the data ran out")
+print("trained", number)
+"""
+GAN = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+class Generator(nn.Sequential): pass
+class Critic(nn.Sequential): pass
+g, d = Generator(nn.Linear(16, 64)), Critic(nn.Linear(64, 1))
+of_d, of_g, unused = (torch.optim.Adam(one.parameters()) for one in (d, g, g))
+for number in range(20):
+    fake = g(torch.randn(8, 16))
+    (F.softplus(-d(torch.randn(8, 64))).mean() + F.softplus(d(fake.detach())).mean()).backward()
+    of_d.step(); of_d.zero_grad()
+    F.softplus(-d(fake)).mean().backward()
+    of_g.step(); of_g.zero_grad(); of_d.zero_grad()
+"""
+EVALUATES_FIRST = TRAIN.replace("for number", "with torch.no_grad(): net(torch.randn(4, 64))\nfor number")
+NO_OPTIMIZER = TRAIN.replace("    optimizer.step()\n", "")
+NO_MODEL = "print(1 + 1)"
+LEAVES = TRAIN.replace('print("trained", number)', "sys.exit(7)")
+COMPILES = TRAIN.replace("optimizer = ", "net = torch.compile(net, backend='eager'); optimizer = ")
+MODULE = "from . import other\nprint('package', __package__)\n" + TRAIN
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "main.py"), "run", "--save-dir", str(folder / "out"), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+def script(folder: Path, text: str) -> str:
+    (folder / "train.py").write_text(textwrap.dedent(text).lstrip())
+    return "train.py"
+
+
+def peak(folder: Path) -> Any:
+    return json.loads((folder / "out" / "peak.json").read_text())
+
+
+def test_a_script_runs_to_its_end_and_its_peak_is_explained(tmp_path: Path) -> None:
+    done = run(tmp_path, script(tmp_path, TRAIN), "--epochs", "3")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "arguments ['--epochs', '3'] __main__"
+    assert lines[-1] == "trained 19"
+    assert any(line.startswith("Peak: ") for line in lines)
+    found = peak(tmp_path)
+    assert sum(row["bytes"] for row in found["rows"]) == found["peak_bytes"] == found["allocator_peak_bytes"]
+    assert {row["name"] for row in found["rows"] if row["category"] == "PARAMETER"} == {
+        "0.weight", "0.bias", "2.weight", "2.bias",
+    }  # fmt: skip
+    lines_of = {row["line"] for row in found["rows"] if row["file"] == str(tmp_path / "train.py")}
+    assert 7 in lines_of
+
+
+@pytest.mark.slow
+def test_models_and_optimizers_of_a_gan_are_found_by_class_and_an_idle_optimizer_is_not_waited_for(
+    tmp_path: Path,
+) -> None:
+    done = run(tmp_path, script(tmp_path, GAN))
+    assert done.returncode == 0, done.stderr
+    assert "Note: " not in done.stderr
+    found = peak(tmp_path)
+    names = {
+        row["name"] for row in found["rows"] if row["category"] in ("PARAMETER", "OPTIMIZER_STATE") and row["name"]
+    }
+    assert {name.partition(".")[0] for name in names} == {"Generator", "Critic"}
+    assert found["step"] is not None
+
+
+@pytest.mark.slow
+def test_evaluation_before_training_is_not_taken_for_it(tmp_path: Path) -> None:
+    done = run(tmp_path, script(tmp_path, EVALUATES_FIRST))
+    assert done.returncode == 0, done.stderr
+    assert {"backward"} <= {row["phase"] for row in peak(tmp_path)["rows"]}
+
+
+def test_an_exception_is_the_scripts_own_and_the_files_are_there(tmp_path: Path) -> None:
+    done = run(tmp_path, script(tmp_path, TRAIN), "3")
+    assert done.returncode == 1
+    trace = done.stderr[done.stderr.index("Traceback") :].splitlines()
+    assert trace[1].strip() == 'File "train.py", line 12, in <module>'
+    assert "ValueError: the data ran out" in trace
+    assert "runpy" not in done.stderr
+    assert peak(tmp_path)["peak_bytes"] > 0
+
+
+@pytest.mark.slow
+def test_the_scripts_exit_status_is_its_own(tmp_path: Path) -> None:
+    done = run(tmp_path, script(tmp_path, LEAVES))
+    assert done.returncode == 7, done.stderr
+    assert peak(tmp_path)["peak_bytes"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [(NO_MODEL, "No model with parameters"), (NO_OPTIMIZER, "No optimizer of torch's kind"), (COMPILES, "compiles")],
+)
+def test_what_cannot_be_found_is_said(tmp_path: Path, text: str, sentence: str) -> None:
+    done = run(tmp_path, script(tmp_path, text))
+    assert done.returncode == 0, done.stderr
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_module_is_run_as_python_does(tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").touch()
+    (tmp_path / "pkg" / "other.py").touch()
+    (tmp_path / "pkg" / "train.py").write_text(MODULE)
+    done = run(tmp_path, "-m", "pkg.train", "x")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("package pkg\narguments ['x'] __main__\n")
+    assert peak(tmp_path)["peak_bytes"] > 0
+
+
+def test_a_script_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+    done = run(tmp_path, "nowhere.py")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Error: There is no file nowhere.py.\nHint: ")

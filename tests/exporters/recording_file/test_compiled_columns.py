@@ -1,0 +1,68 @@
+"""What was compiled comes back from the file as it was, and a damaged document is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tracer.capture.compiled_code import (
+    NOTHING_COMPILED,
+    CompiledCode,
+    CompiledFunction,
+    CompiledGraph,
+    CompiledNode,
+    GraphBreak,
+)
+from tracer.capture.source_line import SourceLine
+from tracer.errors import RecordingError
+from tracer.exporters.recording_file.checked_columns import Columns
+from tracer.exporters.recording_file.compiled_columns import compiled_columns, compiled_from
+
+LINE = SourceLine("/home/somebody/net.py", 7)
+CODE = CompiledCode(
+    (
+        CompiledGraph(
+            path="/tmp/ab/cab.py",
+            text="def call(args):\n\treturn ()\n",
+            compile_id="0/0",
+            is_backward=True,
+            num_outputs=-1,
+            nodes=(CompiledNode("add", (LINE, SourceLine("x", 1)), 2**63, "blocks.0"), CompiledNode("mm", (), -1, "")),
+            buffers={"buf0": (1, 0)},
+            outputs=("add", ""),
+        ),
+    ),
+    (CompiledFunction("0/1", "forward", LINE, "why"),),
+    (GraphBreak("because", LINE), GraphBreak("because", None)),
+)
+
+
+def test_it_comes_back() -> None:
+    assert compiled_from(Columns(compiled_columns(CODE))) == CODE
+
+
+def test_nothing_compiled_takes_no_room() -> None:
+    assert compiled_columns(NOTHING_COMPILED) == {}
+    assert compiled_from(Columns({})) == NOTHING_COMPILED
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("nodes", [{}]), ("text", 5), ("num_outputs", -1), ("buffers", [{"name": "buf0", "nodes": [2]}]), ("lines", [])],
+)
+def test_a_damaged_graph_is_refused(name: str, value: Any) -> None:
+    document = json.loads(bytes(compiled_columns(CODE)["compiled"]))
+    document["graphs"][0][name] = value
+    with pytest.raises(RecordingError):
+        compiled_from(Columns({"compiled": np.frombuffer(json.dumps(document).encode(), np.uint8)}))
+
+
+@pytest.mark.parametrize("number", ["", "x", "1" * 30, "²"])
+def test_a_module_has_a_number(number: str) -> None:
+    document = json.loads(bytes(compiled_columns(CODE)["compiled"]))
+    document["graphs"][0]["nodes"][0]["module_id"] = number
+    with pytest.raises(RecordingError):
+        compiled_from(Columns({"compiled": np.frombuffer(json.dumps(document).encode(), np.uint8)}))

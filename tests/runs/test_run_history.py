@@ -1,0 +1,82 @@
+"""What is expensive is worked out once in a run, whoever asks for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.exporters.recording_file.samples import on_cpu, on_cuda
+from tracer.capture.known_storages import StorageObserver
+from tracer.runs import outputs, run_history
+from tracer.runs.outputs import write_outputs
+from tracer.runs.run_history import HISTORY_LEFT_OUT, RunHistory
+
+NOTHING_KNOWN = StorageObserver().observations()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each of these was called."""
+    found: Counter[str] = Counter()
+
+    def count(module: Any, name: str) -> None:
+        original: Callable[..., Any] = getattr(module, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            found[name] += 1
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, counted)
+
+    count(run_history, "snapshot_in_memory")
+    count(run_history, "with_allocator_history")
+    count(outputs, "op_instances")
+    return found
+
+
+def test_a_history_becomes_columns_once(calls: Counter[str]) -> None:
+    results = on_cuda(oom=True)
+    assert results.findings is not None
+    history = RunHistory(results.snapshot, [])
+    assert history.joined(results.findings, results.known).cycles[-1].history_entry is not None
+    failed = history.failed_allocation(results.findings, results.known, "cuda:0")
+    assert failed is not None
+    assert failed.asked_bytes == 1 << 40
+    assert history.columns is not None
+    assert calls == {"snapshot_in_memory": 1, "with_allocator_history": 1}
+
+
+def test_a_history_that_cannot_be_read_is_read_once_and_is_one_note(calls: Counter[str]) -> None:
+    results = on_cuda()
+    assert results.findings is not None
+    notes: list[str] = []
+    history = RunHistory({"dump": 1}, notes)
+    assert history.joined(results.findings, results.known) is results.findings
+    assert history.failed_allocation(results.findings, results.known, "cuda:0") is None
+    assert calls == {"snapshot_in_memory": 1}
+    (note,) = notes
+    assert note.startswith(HISTORY_LEFT_OUT)
+
+
+def test_without_a_history_there_is_nothing_to_read(calls: Counter[str]) -> None:
+    findings = on_cpu().findings
+    assert findings is not None
+    history = RunHistory(None, [])
+    assert history.joined(findings, NOTHING_KNOWN) is findings
+    assert (history.columns, history.failed_allocation(None, NOTHING_KNOWN, "cpu")) == (None, None)
+    assert not calls
+
+
+def test_the_files_join_nothing_anew_and_find_the_invocations_of_each_cycle_once(
+    calls: Counter[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    results = on_cuda()
+    assert results.findings is not None
+    calls.clear()
+    monkeypatch.setattr("tracer.analysis.profiles.allocator_join.join_entries", None)
+    assert [one.error for one in write_outputs(results, tmp_path)] == [None] * 9
+    assert calls == {"op_instances": len(results.findings.cycles)}

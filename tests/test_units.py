@@ -1,0 +1,47 @@
+"""Sizes for people, there and back; numbers with their nouns."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracer.units import GIB, KIB, MIB, format_bytes, parse_size, some
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (KIB, "1.00 KiB"),
+        (1536, "1.50 KiB"),
+        (MIB - 1, "1.00 MiB"),
+        (-3 * GIB, "-3.00 GiB"),
+    ],
+)
+def test_sizes_are_in_the_largest_unit_that_keeps_them_at_one(size: int, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+@given(st.integers(KIB, 900 * GIB))
+def test_a_size_that_is_read_back_is_the_same_to_its_places(size: int) -> None:
+    assert parse_size(format_bytes(size)) == pytest.approx(size, rel=0.006)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("24GiB", 24 * GIB), ("500 MiB", 500 * MIB), ("1.5g", 3 * GIB // 2), ("7", 7)]
+)
+def test_sizes_as_people_write_them(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1GiB", "GiB", "1 XiB", "nan", "1e3"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_size(text)
+
+
+def test_one_has_no_s() -> None:
+    assert [some(count, "block") for count in (0, 1, 2, 1000)] == ["0 blocks", "1 block", "2 blocks", "1,000 blocks"]
+    assert [some(count, "cycle", "was/were") for count in (1, 3)] == ["1 cycle was", "3 cycles were"]
