@@ -6,16 +6,18 @@ Four things are measured: the analysis of a recording (time, memory, and that bo
 grows with the length of a recording, how long training stands still in `on_trace_ready`, and what a profiled step costs
 in a session of ours beside bare torch.profiler with the same flags.
 
-Times are wall time, the best of several for ours and at least one for torch, in turn. Processor time is printed beside
-them, since other programs do not disturb it. Memory is what the resident set of a forked child grows by while it
-analyses, at its highest (`VmHWM` less `VmRSS` at its start, Linux): a fork starts with all pages counted, so what it
-grows by is its own, and neither analysis finds memory that the other one has left behind.
+Torch's analysis is run once per model, as it takes most of the time, and ours several times before and after it, of
+which the median and the range are printed; the very first, which fills caches, is not counted. Times are the
+processor's, since other programs disturb them least; the ratio in wall time stands beside. Memory is what the resident
+set of a forked child grows by while it analyses, at its highest (`VmHWM` less `VmRSS` at its start, Linux): neither
+analysis finds memory that the other one has left behind. Torch's time is taken in such a child too, ours is not.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import multiprocessing
 import statistics
 import sys
@@ -33,6 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.profiler._memory_profiler import MemoryProfile, MemoryProfileTimeline
+from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python looks beside it only
 
@@ -62,10 +65,12 @@ def transformer12() -> nn.Module:
     return nn.Sequential(nn.Embedding(1000, 256), encoder, nn.Linear(256, 1000))
 
 
-def workload_of(model: nn.Module, next_batch: Callable[[], tuple[Tensor, ...]], loss: Any) -> Workload:
+def workload_of(
+    model: nn.Module, next_batch: Callable[[], tuple[Tensor, ...]], loss: Any, *, fused: bool = False
+) -> Workload:
     return Workload(
         model=model,
-        optimizer=torch.optim.AdamW(model.parameters()),
+        optimizer=torch.optim.AdamW(model.parameters(), fused=fused),
         next_batch=next_batch,
         loss=loss,
         device=torch.device("cpu"),
@@ -77,24 +82,113 @@ def fno(n_modes: int) -> Workload:
     return build_fno_workload(batch_size=8, hidden_channels=64, data_size=64, n_modes=n_modes, device="cpu")
 
 
-def transformer() -> Workload:
+def next_token(model: nn.Module, *, fused: bool = False) -> Workload:
+    """Trained on texts of 64 tokens out of 1,000."""
     return workload_of(
-        transformer12(),
+        model,
         lambda: (torch.randint(1000, (4, 64)), torch.randint(1000, (4, 64))),
         lambda output, target: F.cross_entropy(output.flatten(0, 1), target.flatten()),
+        fused=fused,
     )
+
+
+def transformer() -> Workload:
+    return next_token(transformer12())
 
 
 def convnet() -> Workload:
     return build_resnet50(batch_size=4, image_size=64)
 
 
-MODELS: dict[str, tuple[str, Callable[[], Workload]]] = {
-    "fno16": ("FNO, 16 modes", lambda: fno(16)),
-    "fno32": ("FNO, 32 modes", lambda: fno(32)),
-    "transformer": ("transformer, 12 layers", transformer),
-    "resnet50": ("ResNet-50", convnet),
+class GPTBlock(nn.Module):
+    """Attention, written out, and a feed-forward network, each behind a norm."""
+
+    def __init__(self, width: int, num_heads: int, length: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(0.1)
+        self.register_buffer("future", torch.ones(length, length, dtype=torch.bool).triu(1))
+
+    def attention(self, x: Tensor) -> Tensor:
+        """Of each position to itself and those before it."""
+        heads = (part.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=2))
+        query, key, value = heads
+        scores = (query @ key.transpose(-2, -1)) * key.shape[-1] ** -0.5
+        weights = self.dropout(F.softmax(scores.masked_fill(self.future, -torch.inf), dim=-1))
+        return self.dropout(self.projection((weights @ value).transpose(1, 2).flatten(2)))
+
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
+        x = x + self.attention(self.norm_1(x))
+        return x + self.dropout(self.narrow(F.gelu(self.widen(self.norm_2(x)))))
+
+
+class GPT(nn.Module):
+    """Twelve blocks, every third checkpointed, between an embedding and a head that share their weights."""
+
+    def __init__(self, vocabulary: int = 1000, length: int = 64, width: int = 192) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList([GPTBlock(width, 6, length) for _ in range(12)])
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:  # noqa: D102
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        for number, block in enumerate(self.blocks):
+            x = checkpoint(block, x, use_reentrant=False) if number % 3 == 2 else block(x)
+        return self.head(self.norm(x))
+
+
+def gpt() -> Workload:
+    return next_token(GPT(), fused=True)
+
+
+class ConvLSTM(nn.Module):
+    """Convolutions over frames of a film, and an LSTM over what they see in each frame."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (3, 16, 32, 64, 64)
+        layers = [
+            nn.Sequential(nn.Conv2d(i, o, 3, stride=2, padding=1), nn.BatchNorm2d(o), nn.ReLU())
+            for i, o in itertools.pairwise(widths)
+        ]
+        self.frames = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.lstm, self.head = nn.LSTM(64, 128, num_layers=2, batch_first=True), nn.Linear(128, 10)
+
+    def forward(self, film: Tensor) -> Tensor:  # noqa: D102
+        seen = self.frames(film.flatten(0, 1)).unflatten(0, film.shape[:2])
+        return self.head(self.lstm(seen)[0][:, -1])
+
+
+def convnet_lstm() -> Workload:
+    return workload_of(ConvLSTM(), lambda: (torch.randn(4, 16, 3, 32, 32), torch.randint(10, (4,))), F.cross_entropy)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model, and how many of its steps make a recording that torch analyses in a quarter of a minute."""
+
+    title: str
+    build: Callable[[], Workload]
+    num_active: int = 3
+
+
+MODELS = {
+    "fno16": Subject("FNO, 16 modes", lambda: fno(16)),
+    "fno32": Subject("FNO, 32 modes", lambda: fno(32), num_active=1),
+    "transformer": Subject("transformer, 12 layers", transformer),
+    "resnet50": Subject("ResNet-50", convnet),
+    "gpt": Subject("GPT, 12 blocks, tied weights, checkpointing", gpt),
+    "convnet_lstm": Subject("convnet with LSTM", convnet_lstm),
 }
+
+
+def active_steps_of(name: str, *, quick: bool) -> int:
+    return 1 if quick else MODELS[name].num_active
 
 
 def step_of(workload: Workload) -> Step:
@@ -166,21 +260,27 @@ def best(costs: Sequence[Cost]) -> Cost:
     return Cost(min(cost.wall_s for cost in costs), min(cost.processor_s for cost in costs))
 
 
-def grown_bytes(call: Callable[[], Any]) -> int:
-    """How much the resident set of a forked child grows while it calls, at its highest."""
+def median(costs: Sequence[Cost]) -> Cost:
+    """The middle of either kind of time."""
+    return Cost(statistics.median(cost.wall_s for cost in costs), statistics.median(cost.processor_s for cost in costs))
+
+
+def in_child(call: Callable[[], Any]) -> tuple[Any, Cost, int]:
+    """What a forked child is given, what it costs there, and how much the resident set grows by, at its highest."""
 
     def child(pipe: Any) -> None:
+        kept: list[Any] = []
         before = status_bytes("VmRSS")
-        call()
-        pipe.send(status_bytes("VmHWM") - before)
+        cost = cost_of(lambda: kept.append(call()))
+        pipe.send((kept[0], cost, status_bytes("VmHWM") - before))
 
     receive, send = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=child, args=(send,))
     process.start()
     send.close()
-    grown: int = receive.recv()
+    result, cost, grown_bytes = receive.recv()
     process.join()
-    return grown
+    return result, cost, grown_bytes
 
 
 def status_bytes(name: str) -> int:
@@ -208,41 +308,43 @@ class Analysis:
     """One model's recording, analysed both ways."""
 
     num_events: int
-    ours: Cost
+    ours: list[Cost]
     torch: Cost
     ours_bytes: int
     torch_bytes: int
     equal: bool
 
-    @property
-    def wall_ratio(self) -> float:
-        """How many times as long torch takes."""
-        return self.torch.wall_s / self.ours.wall_s
+    def ratios(self) -> str:
+        """How many times as much of the processor's time torch takes: the median, and the range."""
+        found = [self.torch.processor_s / cost.processor_s for cost in self.ours]
+        return f"{statistics.median(found):.1f} ({min(found):.1f} to {max(found):.1f})"
 
 
 def measure_analysis(name: str, quick: bool) -> Analysis:
-    results = record(step_of(MODELS[name][1]()), 1 if quick else 3)
-    ours_bytes, torch_bytes = grown_bytes(lambda: ours(results)), grown_bytes(lambda: torchs(results))
-    our_costs, torch_costs = [], []
-    for _ in range(1 if quick else 2):
-        torch_costs.append(cost_of(lambda: torchs(results)))
-        our_costs += [cost_of(lambda: ours(results)) for _ in range(4)]
+    """Torch's own analysis takes its time, so it runs once, for time, memory and numbers; ours before and after it."""
+    results = record(step_of(MODELS[name].build()), active_steps_of(name, quick=quick))
+    num_times = 1 if quick else 3
+    ours(results)  # the first of a process looks up operators' schemas and whose files there are, for torch's as well
+    our_costs = [cost_of(lambda: ours(results)) for _ in range(num_times)]
+    our_numbers, _, ours_bytes = in_child(lambda: ours(results))
+    torch_numbers, torch_cost, torch_bytes = in_child(lambda: torchs(results))
+    our_costs += [cost_of(lambda: ours(results)) for _ in range(num_times)]
     num_events = read_recording(results).num_events
-    equal = ours(results) == torchs(results)
-    return Analysis(num_events, best(our_costs), best(torch_costs), ours_bytes, torch_bytes, equal)
+    return Analysis(num_events, our_costs, torch_cost, ours_bytes, torch_bytes, equal=our_numbers == torch_numbers)
 
 
 def analysis_table(names: Sequence[str], *, quick: bool) -> Table:
-    table = [["model", "events", "torch", "ours", "ratio", "ratio, processor", "torch's memory", "ours", "result"]]
+    table = [["model", "events", "torch", "ours", "ratio, wall", "ratio", "torch's memory", "ours", "numbers"]]
     for name in names:
         found = in_own_process(measure_analysis, name, quick)
+        middle = median(found.ours)
         table.append([
-            MODELS[name][0],
+            MODELS[name].title,
             f"{found.num_events:,}",
-            f"{found.torch.wall_s:.2f} s",
-            f"{found.ours.wall_s:.3f} s",
-            f"{found.wall_ratio:.1f}",
-            f"{found.torch.processor_s / found.ours.processor_s:.1f}",
+            f"{found.torch.processor_s:.2f} s",
+            f"{middle.processor_s:.3f} s",
+            f"{found.torch.wall_s / middle.wall_s:.1f}",
+            found.ratios(),
             f"{found.torch_bytes / 2**20:.0f} MiB",
             f"{found.ours_bytes / 2**20:.0f} MiB",
             "equal" if found.equal else "DIFFERENT",
@@ -259,13 +361,13 @@ def measure_growth(numbers_of_steps: Sequence[int]) -> list[tuple[int, int, Cost
     rows = []
     for num_steps in numbers_of_steps:
         results = record(step, num_steps)
-        costs = [cost_of(lambda results=results: ours(results)) for _ in range(5)]
+        costs = [cost_of(lambda results=results: ours(results)) for _ in range(3)]  # type: ignore[misc]
         rows.append((num_steps, read_recording(results).num_events, best(costs)))
     return rows
 
 
 def growth_table(*, quick: bool) -> tuple[Table, str]:
-    rows = in_own_process(measure_growth, (1, 2, 4) if quick else (1, 2, 4, 8))
+    rows = in_own_process(measure_growth, (1, 2) if quick else (1, 2, 4))
     table = [["active steps", "events", "ours", "per event"]]
     for num_steps, num_events, cost in rows:
         per_event_us = cost.processor_s / num_events * 1e6
@@ -280,45 +382,39 @@ def growth_table(*, quick: bool) -> tuple[Table, str]:
 # ---- 3. the stall ----------------------------------------------------------------------------------------------------
 
 
-def measure_stalls(name: str, num_active: int) -> tuple[float, float, float]:
-    """Seconds in `on_trace_ready`: torch's analysis, our callback, and reading at once."""
-    step = step_of(MODELS[name][1]())
+def measure_stalls(name: str, num_active: int) -> tuple[float, float]:
+    """Seconds in `on_trace_ready`: our callback, and reading at once."""
+    step = step_of(MODELS[name].build())
+    stalls: list[float] = []
+
+    def ready(prof: Any) -> None:
+        stalls.extend(cost_of(lambda call=call: call(prof)).wall_s for call in (tracer, read_recording))  # type: ignore[misc]
+
     tracer = TimelineTracer(device="cpu")
-    callbacks: list[Callable[[Any], object]] = [
-        lambda prof: torchs(prof.profiler.kineto_results),
-        tracer,
-        read_recording,
-    ]
-    stalls = []
-    for callback in callbacks:
-
-        def ready(prof: Any, callback: Callable[[Any], object] = callback) -> None:
-            stalls.append(cost_of(lambda: callback(prof)).wall_s)
-
-        with profiler(num_active, ready) as running:
-            for _ in range(2 + num_active):
-                step()
-                running.step()
-    torch_s, kept_s, read_s = stalls
-    return torch_s, kept_s, read_s
+    with profiler(num_active, ready) as running:
+        for _ in range(2 + num_active):
+            step()
+            running.step()
+    kept_s, read_s = stalls
+    return kept_s, read_s
 
 
 def stall_table(names: Sequence[str], *, quick: bool) -> Table:
-    table = [["model", "torch's analysis", "ours, kept for later", "ours, read at once"]]
+    table = [["model", "kept for later", "read at once"]]
     for name in names:
-        torch_s, kept_s, read_s = in_own_process(measure_stalls, name, 1 if quick else 3)
-        table.append([MODELS[name][0], f"{torch_s:.2f} s", f"{kept_s * 1e6:.0f} us", f"{read_s:.3f} s"])
+        kept_s, read_s = in_own_process(measure_stalls, name, active_steps_of(name, quick=quick))
+        table.append([MODELS[name].title, f"{kept_s * 1e6:.0f} us", f"{read_s:.3f} s"])
     return table
 
 
 # ---- 4. the profiled step --------------------------------------------------------------------------------------------
 
 
-def measure_steps(name: str, num_rounds: int) -> tuple[list[Cost], list[Cost]]:
+def measure_steps(name: str, seconds: float) -> tuple[list[Cost], list[Cost]]:
     """Cost of each profiled step: bare torch.profiler, and a session of ours, in turn."""
     # With two threads the idle one spins, which costs as much processor time as it likes.
     torch.set_num_threads(1)
-    workload = MODELS[name][1]()
+    workload = MODELS[name].build()
     num_active = 4
     bare_costs: list[Cost] = []
     session_costs: list[Cost] = []
@@ -333,7 +429,12 @@ def measure_steps(name: str, num_rounds: int) -> tuple[list[Cost], list[Cost]]:
         with ProfileSession(workload.model, workload.optimizer, device="cpu", schedule=plan) as running:
             session_costs.extend(active_steps(step, running.step, num_active))
 
-    for number in range(num_rounds):
+    bare()  # whoever comes first in a process has its memory mapped page by page, which doubled the FNO's steps
+    bare_costs.clear()
+    end = time.perf_counter() + seconds
+    for number in itertools.count():
+        if number and time.perf_counter() > end:
+            break
         for run in (bare, session) if number % 2 else (session, bare):
             gc.collect()  # the other one's recording is taken apart here, and not in the steps to be measured
             run()
@@ -356,12 +457,12 @@ def step_table(names: Sequence[str], *, quick: bool) -> Table:
         ["model", "steps each", "time", "torch.profiler", "our session", "ratio of medians", "ratio of the fastest"]
     ]
     for name in names:
-        costs = in_own_process(measure_steps, name, 2 if quick else 8)
+        costs = in_own_process(measure_steps, name, 2.0 if quick else 8.0)
         for kind in ("wall", "processor"):
             bare, session = ([getattr(cost, f"{kind}_s") for cost in side] for side in costs)
             middle = [statistics.median(side) for side in (bare, session)]
             table.append([
-                MODELS[name][0],
+                MODELS[name].title,
                 str(len(bare)),
                 kind,
                 *(f"{seconds * 1e3:.1f} ms" for seconds in middle),
@@ -393,9 +494,9 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="tables as in benchmarks/results.md")
     options = parser.parse_args()
     show = as_markdown if options.markdown else as_text
-    print(f"torch {torch.__version__}, {NUM_THREADS} threads, {1 if options.quick else 3} active steps, on the CPU")
+    print(f"torch {torch.__version__}, {NUM_THREADS} threads, on the CPU")
     if "analysis" in options.parts:
-        print(f"\nAnalysis of one recording (aim: ratio {TARGET_RATIO:.0f} or more)\n", flush=True)
+        print(f"\nAnalysis of one recording, processor time (aim: ratio {TARGET_RATIO:.0f} or more)\n", flush=True)
         print(show(analysis_table(options.models, quick=options.quick)))
     if "growth" in options.parts:
         print("\nGrowth with the length of a recording, FNO of 16 modes, processor time\n", flush=True)

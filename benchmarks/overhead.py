@@ -232,7 +232,7 @@ def run_program(name: str, mode: str, costs: Costs, save_dir: str) -> None:
 @contextmanager
 def timed_analysis(costs: Costs) -> Iterator[None]:
     """Note what our analysis and our files cost, wherever they happen."""
-    results, write = TrainingProfile._results, training.write_outputs
+    results, write = TrainingProfile._results, training.write_outputs  # type: ignore[attr-defined]
 
     def timed(part: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def measured(*args: Any, **kwargs: Any) -> Any:
@@ -245,11 +245,11 @@ def timed_analysis(costs: Costs) -> Iterator[None]:
         return measured
 
     TrainingProfile._results = timed("analysis", results)  # type: ignore[method-assign]
-    training.write_outputs = timed("files", write)
+    training.write_outputs = timed("files", write)  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        TrainingProfile._results, training.write_outputs = results, write  # type: ignore[method-assign]
+        TrainingProfile._results, training.write_outputs = results, write  # type: ignore[attr-defined, method-assign]
 
 
 def measure(name: str, num_rounds: int, parent: Path | None = None) -> dict[str, Costs]:

@@ -54,7 +54,7 @@ def fastest(call: Callable[[], Any]) -> Spent:
 
 def record(name: str) -> KeptRun:
     schedule = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=3, num_repeats=1)
-    return kept_run(run_profile(MODELS[name][1](), schedule=schedule, timing=False, trace=True))
+    return kept_run(run_profile(MODELS[name].build(), schedule=schedule, timing=False, trace=True))
 
 
 def measured(name: str, folder: Path) -> list[str]:
@@ -71,7 +71,7 @@ def measured(name: str, folder: Path) -> list[str]:
     num_events, size_bytes = kept.num_events, path.stat().st_size
     in_memory = sum(column.nbytes for column in columns.values())
     return [
-        MODELS[name][0],
+        MODELS[name].title,
         f"{num_events:,}",
         f"{in_memory / num_events:.1f}",
         f"{size_bytes / num_events:.1f}",

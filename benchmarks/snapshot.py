@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-MAX_TIME_RATIO = 0.5
+MAX_TIME_RATIO = 0.4
 MAX_MIB = 650
 MAX_PAGE_RATIO = 2 * MAX_TIME_RATIO  # "at most twice that"
 MAX_PAGE_BYTES = 6_000_000

@@ -10,13 +10,13 @@ from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.torch_categories import Category
 from tracer.exporters.page import (
     Band,
-    Line,
-    LostTrack,
+    Curve,
+    KindBytes,
     Mark,
     Page,
-    Peak,
+    PageLostTrack,
+    PagePeak,
     Series,
-    Share,
     SlowModule,
     StepTiming,
 )
@@ -84,22 +84,24 @@ def _page(times: np.ndarray, sizes: np.ndarray, bands: list[Band], num_rows: int
         subtitle=f"{len(times):,} events, {sum(band.kind == 'step' for band in bands)} steps",
         times=times,
         series=tuple(Series(category.name, sizes[:, category]) for category in Category),
-        lines=(Line("reserved", times, np.maximum.accumulate(totals) // (2 << 20) * (2 << 20) + (64 << 20)),),
+        lines=(Curve("reserved", times, np.maximum.accumulate(totals) // (2 << 20) * (2 << 20) + (64 << 20)),),
         marks=(
             Mark("peak", "True peak", int(times[top]), int(totals[top])),
             Mark("tagged", "Tagged peak", int(times[tagged_top]), int(tagged[tagged_top])),
         ),
         bands=tuple(bands),
-        peak=Peak(
+        peak=PagePeak(
             bytes=int(totals[top]),
             time=int(times[top]),
             step=_band_at(bands, int(times[top]), steps=True),
             phase=_band_at(bands, int(times[top]), steps=False),
-            breakdown=tuple(Share(c.name, size) for c, size in zip(Category, at_peak, strict=True)),
+            breakdown=tuple(KindBytes(c.name, size) for c, size in zip(Category, at_peak, strict=True)),
             rows=_rows(at_peak, num_rows, random),
         ),
         lost_track=tuple(
-            LostTrack(f"aten::_fft_r2c_{i}", (40 - 9 * i) << 20, f"blocks.{i}.conv", "/home/me/fno/layers.py", 90 + i)
+            PageLostTrack(
+                f"aten::_fft_r2c_{i}", (40 - 9 * i) << 20, f"blocks.{i}.conv", "/home/me/fno/layers.py", 90 + i
+            )
             for i in range(4)
         ),
         timings=tuple(
