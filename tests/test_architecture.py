@@ -57,6 +57,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"allocator_history", "call_hooks", "device_kernels", "error_line", "parameter_origins", "plain_tensors"},
         {"known_storages", "profiler_trace", "project_files", "recording"},
         {"compile_watch", "counter_reading", "inline_operators", "kept_run", "live_tensors", "training_objects"},
+        {"event_columns"},
         {"event_tree"},
     ),
     "tracer.analysis.profiles": (
