@@ -60,6 +60,7 @@ class Scratch:
 
 
 ScratchOf = Callable[[OperatorCall], Iterable[Scratch]]
+Watch = Callable[[OperatorCall], None]
 
 
 @dataclass(slots=True)
@@ -102,15 +103,16 @@ class Recorder:
         mode: The fake tensors' mode.
     """
 
-    def __init__(self, mode: Any, scratch: dict[str, tuple[ScratchOf, ...]]) -> None:
+    def __init__(self, mode: Any, scratch: dict[str, tuple[ScratchOf, ...]], *, watch: Watch | None = None) -> None:
         """Prepare.
 
         Args:
             mode: Of `torch_private.fake_tensors`.
             scratch: What operators take beside their results, by name with namespace.
+            watch: Called with every operator when it has run.
         """
         self.log, self.mode = StorageLog(), mode
-        self._scratch = scratch
+        self._scratch, self._watch = scratch, watch
         self._known: dict[Any, _Known] = {}
         self._storage_of: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         self._calls: OpenCalls | None = None
@@ -249,6 +251,8 @@ class Recorder:
             self._made(out, bits)
             if known.scratch:
                 self._take(known, args, kwargs, out)
+            if self._watch is not None:
+                self._watch(OperatorCall(known.name, args, kwargs, out, self._num_backwards > 0))
         if known.written:
             self._resized(args, known)
         log.ops[self._op][_END] = log.tick()

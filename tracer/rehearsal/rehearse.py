@@ -28,7 +28,7 @@ from tracer.rehearsal.columns import HOST, Columns
 from tracer.rehearsal.cuda_rules import RULES, Gpu, Rule, ScratchOfGpu
 from tracer.rehearsal.device_memory import DeviceMemory, Requests, serve
 from tracer.rehearsal.fake_tensors import turn_all_fake
-from tracer.rehearsal.recorder import Recorder, ScratchOf, ValueRead
+from tracer.rehearsal.recorder import Recorder, ScratchOf, ValueRead, Watch
 from tracer.workloads.workload import Workload, num_micro_batches
 
 CUDA = "cuda:0"
@@ -83,6 +83,7 @@ def rehearse(
     rules: Collection[str] | None = None,
     compute_capability: tuple[int, int] = (8, 0),
     num_steps: int = _NUM_STEPS,
+    watch: Watch | None = None,
 ) -> Rehearsal:
     """Run training steps on tensors that have shapes and no memory.
 
@@ -93,6 +94,7 @@ def rehearse(
         rules: Names of the rows of `cuda_rules.RULES` to follow; None for all. On the CPU none is followed.
         compute_capability: Of the GPU, such as (9, 0).
         num_steps: With optimizer state, the second step is the first that is like all that follow.
+        watch: Called with every operator when it has run.
 
     Returns:
         What was allocated, and what an analysis needs to explain it.
@@ -100,7 +102,7 @@ def rehearse(
     followed = [rule for rule in RULES if rules is None or rule.name in rules] if device == "cuda" else []
     gpu = Gpu(compute_capability)
     mode = torch_private.fake_tensors()
-    recorder = Recorder(mode, _scratch(followed, gpu))
+    recorder = Recorder(mode, _scratch(followed, gpu), watch=watch)
     objects = TrainingObjects(workload.model, workload.optimizer)
     run = _Run(workload, recorder, objects)
     turn_all_fake(mode, workload.model, objects.optimizers)
