@@ -107,7 +107,9 @@ def workload_options(context: typer.Context, given: Mapping[str, Any]) -> Worklo
     Raises:
         TracerError: They make no sense, alone or together.
     """
-    compile_args = tuple(given["compile_arg"]) if given["compile"] or given["compile_arg"] else None
+    # A command may have no option to compile.
+    arguments = tuple(given.get("compile_arg", ()))
+    compile_args = arguments if arguments or given.get("compile") else None
     sizes = {"data_size": _numbers("data-size", given["data_size"]), "n_modes": _numbers("n-modes", given["n_modes"])}
     if not given["model"]:
         refuse(context, _MODEL_ONLY, "with --model")
