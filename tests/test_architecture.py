@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 _BASE = {"tracer.arrays", "tracer.errors", "tracer.units", "tracer.collector", "tracer.nested"}
 _RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot", "tracer.allocator"}
 _MEANS = {*_RECORDS, "tracer.analysis"}
-_WRITES = {*_MEANS, "tracer.exporters"}
+_WRITES = {*_MEANS, "tracer.advice", "tracer.exporters"}
 ROOMS: dict[str, set[str]] = {
     "tracer.arrays": set(),
     "tracer.errors": set(),
@@ -30,7 +30,8 @@ ROOMS: dict[str, set[str]] = {
     "tracer.allocator": {*_BASE, "tracer.snapshot"},
     "tracer.analysis": _RECORDS,
     "tracer.rehearsal": {*_BASE, "tracer.workloads", "tracer.capture", "tracer.allocator"},
-    "tracer.exporters": _MEANS,
+    "tracer.advice": {*_MEANS, "tracer.rehearsal", "tracer.workloads"},
+    "tracer.exporters": {*_MEANS, "tracer.advice"},
     "tracer.timeline_tracer": _WRITES,
     "tracer.runs": {*_WRITES, "tracer.timeline_tracer", "tracer.rehearsal", "tracer.workloads"},
     "tracer.integrations": {"tracer.errors", "tracer.runs"},
@@ -86,6 +87,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"session"},
         {"results"},
         {"failure_words", "ranks", "screen", "workload_run"},
+        {"advising"},
         {"kept"},
         {"outputs"},
         {"training"},
@@ -97,6 +99,14 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"recorder"},
         {"cuda_rules"},
         {"rehearse"},
+    ),
+    "tracer.advice": (
+        {"change", "flops", "recommendation", "wrapped"},
+        {"changes"},
+        {f"changes.{name}" for name in ("accumulate", "allocator_settings", "checkpoint", "chunked_loss", "in_place")},
+        {f"changes.{name}" for name in ("optimizer_kernels", "optimizer_state", "precision", "zero_grad")},
+        {"planner"},
+        {"report"},
     ),
     "tracer.workloads": (
         {"shipped_models", "supervised", "user_errors", "workload"},

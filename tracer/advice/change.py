@@ -12,6 +12,8 @@ from torch import nn
 from tracer.rehearsal.rehearse import Rehearsal
 from tracer.workloads.workload import Workload
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
 
 class Keeps(IntEnum):
     """What a change leaves as it was, the safest first."""
@@ -36,6 +38,7 @@ class Change:
     Attributes:
         name: In a few words, such as `checkpoint blocks.0 to blocks.2`.
         family: Of one family only one change is made.
+        excludes: Families that make no sense together with it.
         keeps: What it leaves as it was.
         lines: To paste; `model`, `optimizer`, `loss_fn` and `batch` are the program's own.
         apply: From a workload that nobody else uses, the changed one; it may be the same object.
@@ -49,6 +52,7 @@ class Change:
     keeps: Keeps
     lines: tuple[str, ...]
     apply: Callable[[Workload], Workload] = lambda workload: workload
+    excludes: tuple[str, ...] = ()
     settings: str = ""
     needs: str = ""
     cost: str = ""

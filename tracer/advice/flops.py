@@ -37,7 +37,9 @@ def flops_of(call: OperatorCall) -> int:
     if name in ("_fft_c2c", "_fft_r2c", "_fft_c2r"):
         return _fft_flops(name, call)
     if name in _RNN:
-        return _RNN[name] * call.args[0][..., 0].numel() * (call.args[1].numel() + call.args[2].numel())
+        sequence, *weights = call.args[:3]
+        num_steps: int = sequence[..., 0].numel()
+        return _RNN[name] * num_steps * sum(int(weight.numel()) for weight in weights)
     formula = flop_registry.get(getattr(torch.ops.aten, name))
     if formula is None:
         return 0
@@ -50,10 +52,10 @@ def _fft_flops(name: str, call: OperatorCall) -> int:
     """A real transform has half the points' work of a complex one."""
     tensor, axes = call.args[0], call.args[1]
     whole = tensor if name != "_fft_c2r" else call.out
-    points = math.prod(whole.shape[axis] for axis in _sequence(axes))
+    points: int = math.prod(whole.shape[axis] for axis in _sequence(axes))
     if points < 2:
         return 0
-    count = _FFT * whole.numel() * math.log2(points)
+    count: float = _FFT * whole.numel() * math.log2(points)
     return round(count if name == "_fft_c2c" else count / 2)
 
 

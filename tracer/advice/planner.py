@@ -46,6 +46,12 @@ KINDS: tuple[ModuleType, ...] = (
     allocator_settings,
 )
 """All kinds of changes. A new one is a file and a word here."""
+# In which they are made: modules and the loss, then which optimizer, then how it works, then what is around the step.
+_ORDER = (
+    *("checkpoint", "in place", "loss", "allocator"),
+    *("optimizer state", "optimizer kernels", "gradients let go of", "gradients"),
+    *("precision", "accumulate"),
+)
 LEAST_SHARE = 0.01
 """Of the peak: what saves less is not worth a line."""
 _NUM_STEPS = 2
@@ -290,7 +296,7 @@ class _Trials:
 
 def applied(workload: Workload, changes: Iterable[Change]) -> Workload:
     """A workload that nobody else uses, with changes made: those of modules before those of the step around them."""
-    for change in sorted(changes, key=lambda change: change.family in (accumulate.FAMILY, "precision")):
+    for change in sorted(changes, key=lambda change: _ORDER.index(change.family)):
         workload = change.apply(workload)
     return workload
 
@@ -325,9 +331,14 @@ def _is_beaten(one: Outcome, other: Outcome) -> bool:
     if other is one or other.changes[0].family != one.changes[0].family:
         return False
     mine, theirs = _cost(one), _cost(other)
-    return theirs <= mine and other.gain_bytes >= one.gain_bytes and (theirs, -other.gain_bytes) != (
-        mine,
-        -one.gain_bytes,
+    return (
+        theirs <= mine
+        and other.gain_bytes >= one.gain_bytes
+        and (theirs, -other.gain_bytes)
+        != (
+            mine,
+            -one.gain_bytes,
+        )
     )
 
 
@@ -350,11 +361,21 @@ def _together(trials: _Trials, best: Sequence[Outcome]) -> Outcome | None:
             continue
         if len(current.changes) >= _MOST_TOGETHER:
             break
+        if not _go_together(current.changes, one.changes):
+            continue
         further = trials.outcome((*current.changes, *one.changes))
         least = LEAST_SHARE * trials.base.needed_bytes
         if further is not None and further.gain_bytes >= current.gain_bytes + least:
             current = further
     return current if current is not None and len(current.changes) > 1 else None
+
+
+def _go_together(some: Iterable[Change], others: Iterable[Change]) -> bool:
+    return not any(
+        one.family == other.family or one.family in other.excludes or other.family in one.excludes
+        for one in some
+        for other in others
+    )
 
 
 def _cheapest(trials: _Trials, alone: Iterable[Outcome | None], target_bytes: int) -> Outcome | None:
@@ -372,6 +393,8 @@ def _cheapest(trials: _Trials, alone: Iterable[Outcome | None], target_bytes: in
     for one in sorted(useful, key=lambda one: (_cost(one)[:2], -one.gain_bytes)):
         family = one.changes[0].family
         others = tuple(change for change in current.changes if change.family != family)
+        if not _go_together(others, one.changes):
+            continue
         further = trials.outcome((*others, *one.changes))
         if further is None or further.needed_bytes >= current.needed_bytes:
             continue

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracer.commands.common import errors_for_people, kept_import_path, say_all, was_given
+from tracer.commands.common import errors_for_people, kept_import_path, refuse, say_all, was_given
 from tracer.commands.workload_options import (
     Accumulate,
     Amp,
@@ -33,6 +33,7 @@ from tracer.commands.workload_options import (
     OutChannels,
     Seed,
     Spectrum,
+    WorkloadOptions,
     chosen_device,
     device_of_rank,
     import_backends,
@@ -43,6 +44,8 @@ from tracer.exporters.terminal import say, screen
 from tracer.runs.termination import Termination
 
 if TYPE_CHECKING:
+    import torch
+
     from tracer.analysis.peak_diff import SavedPeak
     from tracer.runs.ranks import Rank
     from tracer.runs.results import RunResults
@@ -110,6 +113,15 @@ def profile(
     keep_recording: Annotated[
         bool, typer.Option(help="Write recording.npz, from which `report` writes every file again.")
     ] = False,
+    advise: Annotated[
+        bool, typer.Option("--advise", help="Rehearse changes, say which would lower the peak; write advice.json.")
+    ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="With --advise: also make the best changes for real, before and after.")
+    ] = False,
+    gpu_memory: Annotated[
+        str | None, typer.Option(help="With --advise: also find the cheapest changes to fit in 16GiB, say.")
+    ] = None,
 ) -> None:
     """Explain every byte of a training run's memory peak.
 
@@ -150,6 +162,7 @@ def _profile(context: typer.Context, given: Mapping[str, Any]) -> bool:
             "--compare-eager is for a run of one process.",
             hint="Profile twice, and compare a rank of both by `diff A/rank0 B/rank0`.",
         )
+    advise = _adviser(context, given, options, device, is_alone=rank is None)
     check_folder(given["save_dir"])
 
     def build() -> tuple[Workload, dict[str, Any]]:
@@ -172,9 +185,59 @@ def _profile(context: typer.Context, given: Mapping[str, Any]) -> bool:
         eager, is_eager_written = _run_eager(build, given["save_dir"] / EAGER_FOLDER, **run_options)
     workload, of_workload = build()
     return (
-        run_and_report(workload, save_dir=given["save_dir"], eager=eager, **run_options, **of_workload)
+        run_and_report(workload, save_dir=given["save_dir"], eager=eager, advise=advise, **run_options, **of_workload)
         and is_eager_written
     )
+
+
+def _adviser(
+    context: typer.Context, given: Mapping[str, Any], options: WorkloadOptions, device: torch.device, *, is_alone: bool
+) -> Callable[[Workload, RunResults], RunResults] | None:
+    """What adds advice to the results of a run; None where nobody asked.
+
+    Raises:
+        TracerError: It is asked for as it cannot be.
+    """
+    import torch
+
+    from tracer.units import parse_size
+
+    if not given["advise"]:
+        refuse(context, ("verify", "gpu_memory"), "with --advise")
+        return None
+    if not is_alone:
+        raise TracerError("--advise is for a run of one process.", hint="Leave it out, or run without torchrun.")
+    try:
+        target_bytes = parse_size(given["gpu_memory"]) if given["gpu_memory"] else None
+    except ValueError as error:
+        raise TracerError(str(error), hint="Write the GPU's memory as 16GiB, 80GiB or 8192MiB.") from None
+
+    def build(where: torch.device) -> Callable[[], Workload]:
+        def built() -> Workload:
+            torch.manual_seed(given["seed"])
+            return options.build(where, device_named=False)
+
+        return built
+
+    def advise(workload: Workload, results: RunResults) -> RunResults:
+        from tracer.runs.advising import advise_on
+
+        with _progress("Changes tried") as progress:
+            try:
+                report = advise_on(
+                    build(torch.device("cpu")),
+                    workload,
+                    build_there=build(device),
+                    target_bytes=target_bytes,
+                    verify=given["verify"] and results.failure is None,
+                    progress=progress,
+                )
+            except Exception as error:  # of a step that cannot be rehearsed; the run's own results are not lost for it
+                note = f"There is no advice: the step cannot be rehearsed ({type(error).__name__}: {error})."
+                return replace(results, notes=(*results.notes, note))
+        return replace(results, advice=report)
+
+    return advise
 
 
 def _run_eager(
@@ -220,6 +283,7 @@ def run_and_report(
     save_dir: Path,
     leave_out: list[str],
     eager: SavedPeak | None = None,
+    advise: Callable[[Workload, RunResults], RunResults] | None = None,
     **options: Any,
 ) -> bool:
     """Run, write, then answer, for this process or for its rank; False if the run or a file failed."""
@@ -233,6 +297,12 @@ def run_and_report(
     termination.watch()
     try:
         results = replace(_run(workload, schedule, termination=termination, **options), eager=eager)
+        if advise is not None:
+            termination.resume()
+            try:
+                results = advise(workload, results)
+            finally:
+                termination.hold()
         folder = rank.folder(save_dir) if rank is not None else save_dir
         succeeded = _write(results, folder, leave_out)
         if rank is not None:
@@ -256,7 +326,7 @@ def _run(workload: Workload, schedule: Schedule, **options: Any) -> RunResults:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
+def _progress(what: str = "Training steps") -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr, which a terminal shows and a log does not; it is moved by steps done and steps in all."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -267,7 +337,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("Training steps", total=None)
+        task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 

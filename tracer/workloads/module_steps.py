@@ -263,5 +263,7 @@ def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
     is_list = isinstance(module, nn.ModuleList | nn.Sequential)
     for child in module.children():
         is_block = is_list and any(True for _ in child.children())
-        inner = [] if is_block and not isinstance(child, nn.ModuleList | nn.Sequential) else list(repeated_blocks(child))
+        inner = (
+            [] if is_block and not isinstance(child, nn.ModuleList | nn.Sequential) else list(repeated_blocks(child))
+        )
         yield from inner or ([child] if is_block else [])

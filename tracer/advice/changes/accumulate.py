@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from tracer.advice.change import Change, Keeps, Situation
+from tracer.advice.change import BATCH_NORMS, Change, Keeps, Situation
 from tracer.advice.wrapped import Wrapped, inmost
 from tracer.nested import leaves
 from tracer.workloads.module_steps import StepWorkload
@@ -74,7 +74,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
     workload = inmost(situation.workload)
     if isinstance(workload, StepWorkload) or workload.optimizer is None or getattr(workload, "inference", False):
         return
-    mixes = any(isinstance(module, _BATCH_NORMS) for module in situation.model.modules())
+    mixes = any(isinstance(module, BATCH_NORMS) for module in situation.model.modules())
     for num_parts in _PARTS:
         if situation.batch_size % num_parts == 0:
             yield Change(
@@ -91,9 +91,6 @@ def candidates(situation: Situation) -> Iterator[Change]:
                 needs="Batch norms see a part of the batch at a time." if mixes else "",
                 cost=f"{num_parts} times as many kernels, each on a {num_parts}th of the data.",
             )
-
-
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def _applied(num_parts: int) -> Callable[[Workload], Workload]:

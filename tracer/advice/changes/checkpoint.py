@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from tracer.advice.change import Change, Keeps, Part, Situation
+from tracer.advice.change import BATCH_NORMS, Change, Keeps, Part, Situation
 from tracer.workloads.module_steps import repeated_blocks
 from tracer.workloads.workload import Workload
 
@@ -52,9 +52,9 @@ def candidates(situation: Situation) -> Iterator[Change]:
         chosen.setdefault(frozenset(part.name for part in some), sorted(some, key=lambda part: part.order))
     chosen.setdefault(frozenset(part.name for part in in_order[:-1]), in_order[:-1])
     chosen.setdefault(frozenset(part.name for part in in_order), in_order)
-    for some in chosen.values():
-        if some:
-            yield _checkpointed(situation, [part.name for part in some])
+    for names in chosen.values():
+        if names:
+            yield _checkpointed(situation, [part.name for part in names])
     yield _checkpointed(situation, [part.name for part in in_order[:-1] or in_order], keeps_products=True)
 
 
@@ -69,9 +69,7 @@ def _is_checkpointed(model: nn.Module) -> bool:
 
 def _checkpointed(situation: Situation, names: Sequence[str], *, keeps_products: bool = False) -> Change:
     has_batch_norm = any(
-        isinstance(module, nn.modules.batchnorm._BatchNorm)  # noqa: SLF001
-        for name in names
-        for module in situation.model.get_submodule(name).modules()
+        isinstance(module, BATCH_NORMS) for name in names for module in situation.model.get_submodule(name).modules()
     )
     saved = {part.name: part for part in situation.parts}
     order = sorted(names, key=lambda name: saved[name].order)
@@ -103,7 +101,7 @@ def _checkpointed(situation: Situation, names: Sequence[str], *, keeps_products:
 
 def _contexts() -> Any:
     kept = [getattr(torch.ops.aten, name).default for name in _KEPT]
-    return create_selective_checkpoint_contexts(kept)
+    return create_selective_checkpoint_contexts(kept)  # type: ignore[no-untyped-call]
 
 
 def _applied(names: Sequence[str], contexts: Callable[[], Any] | None) -> Callable[[Workload], Workload]:

@@ -27,7 +27,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
                 f"    if isinstance(module, ({', '.join(f'torch.nn.{name}' for name in names)},)):",
                 "        module.inplace = True",
             ),
-            apply=_applied,
+            apply=make_in_place,
         )
 
 
@@ -35,7 +35,8 @@ def _found(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, _KINDS) and not module.inplace]
 
 
-def _applied(workload: Workload) -> Workload:
+def make_in_place(workload: Workload) -> Workload:
+    """Tell all of them to."""
     for module in _found(workload.model):
         module.inplace = True
     return workload

@@ -89,6 +89,7 @@ def _in_backward(situation: Situation, optimizer: torch.optim.Optimizer) -> Chan
     return Change(
         name=f"{name} steps in backward",
         family="gradients",
+        excludes=("accumulate", FAMILY, "gradients let go of"),
         keeps=Keeps.ROUNDING,
         lines=(
             f"steppers = {{p: torch.optim.{name}([p], ...) for p in model.parameters() if p.requires_grad}}",
@@ -121,7 +122,7 @@ def _stepping_in_backward(workload: Workload) -> Workload:
         parameter.grad = None
 
     for parameter in steppers:
-        parameter.register_post_accumulate_grad_hook(step)
+        parameter.register_post_accumulate_grad_hook(step)  # type: ignore[no-untyped-call]
     return _StepInBackward(with_inmost(workload, optimizer=None))
 
 
