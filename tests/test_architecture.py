@@ -91,7 +91,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"script_run"},
     ),
     "tracer.rehearsal": (
-        {"device_memory", "fake_tensors", "storage_log"},
+        {"device_memory", "fake_tensors", "kernel_results", "storage_log"},
         {"columns", "open_calls"},
         {"recorder"},
         {"cuda_rules"},
