@@ -58,6 +58,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"allocator_history", "call_hooks", "device_kernels", "error_line", "parameter_origins", "plain_tensors"},
         {"known_storages", "profiler_trace", "project_files", "recording"},
         {"compile_watch", "counter_reading", "inline_operators", "kept_run", "live_tensors", "training_objects"},
+        {"event_columns"},
         {"event_tree"},
     ),
     "tracer.analysis.profiles": (
@@ -72,7 +73,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"lost_track", "peak", "survivors"},
         {"growth"},
         {"findings"},
-        {"caveats", "compiled_words", "failed_allocation"},
+        {"caveats", "compiled_words", "eager_comparison", "failed_allocation"},
     ),
     "tracer.analysis.compiled": ({"generated_code"}, {"origins"}),
     "tracer.analysis.operators": (
@@ -101,7 +102,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"shipped_models", "supervised", "user_errors", "workload"},
         {"factory", "random_inputs"},
         {"module_steps"},
-        {"user_model"},
+        {"compiling", "user_model"},
     ),
 }
 # The model of the allocator stands alone; only what reads a recording knows how recordings are stored.
