@@ -74,7 +74,6 @@ def rows_of(findings: CycleFindings) -> Counter[BlockRow]:
     """All blocks of the kinds that are compared."""
     blocks, recording = findings.blocks, findings.recording
     modules, frames, strings = findings.attribution.modules, recording.frames, recording.strings
-    names = {}
     rows: Counter[BlockRow] = Counter()
     for n, kind in enumerate(blocks.kind.tolist()):
         if Kind(kind) not in COMPARED:
@@ -84,7 +83,7 @@ def rows_of(findings: CycleFindings) -> Counter[BlockRow]:
         row = BlockRow(
             Kind(kind).name,
             int(blocks.size_bytes[n]),
-            names.get(int(blocks.name[n]), ""),
+            "named" if blocks.name[n] >= 0 else "",
             modules[module] if module >= 0 else "",
             line,
             int(blocks.phase[n]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from tracer.commands.diff import diff
+from tracer.commands.predict import predict
 from tracer.commands.profile import profile
 from tracer.commands.report import report
 from tracer.commands.run import CONTEXT, run
@@ -18,6 +19,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.callback(invoke_without_command=True)(profile)
+app.command()(predict)
 app.command()(snapshot)
 app.command()(diff)
 app.command()(report)

@@ -36,11 +36,11 @@ def peak_screen(findings: Findings) -> RenderableType:
         *(Text(line, style="bold") for line in (headline(findings), not_recorded(peak)) if line is not None),
         Text(_counts(findings)),
         Text(),
-        _table("What filled it", "category", peak, lambda row: row.category, width=24),
+        kinds_table(peak),
         Text(),
         _module_table(peak),
         Text(),
-        _line_table(peak),
+        lines_table(peak),
         Text(),
         _phase_table(findings.worst),
     ]
@@ -176,7 +176,12 @@ def _words(category: str) -> str:
     return category.replace("_", " ").lower()
 
 
-def _line_table(peak: PeakReport) -> Table:
+def kinds_table(peak: PeakReport) -> Table:
+    """The peak by category."""
+    return _table("What filled it", "category", peak, lambda row: row.category, width=24)
+
+
+def lines_table(peak: PeakReport) -> Table:
     """By line; below a library's line the user's that led there, which stands in the title if it is always the same."""
     callers = {_caller(row) for row in peak.rows if row.caller_file}
     is_one = len(callers) == 1

@@ -152,7 +152,7 @@ class _Run:
     def steps(self, num_steps: int) -> None:
         """Run them, with hooks on every optimizer's step."""
         handles: list[Any] = [
-            register_optimizer_step_pre_hook(self._before_step),  # type: ignore[arg-type]
+            register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]
         try:
