@@ -6,6 +6,7 @@ Tables have what changed; what did not is counted in their titles.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from tracer.analysis.peak_diff import PeakDiff, RowChange
 from tracer.analysis.snapshots.diff import Change, DeviceDiff
-from tracer.exporters.text import exact, print_table, say, signed, table
+from tracer.exporters.text import exact, print_table, say, sentence, signed, table
 from tracer.units import format_bytes, some
 
 _STACK_LINES = 3
@@ -42,6 +43,30 @@ def print_peak_diff(diff: PeakDiff, console: Console, *, before: str, after: str
     for title, changes in zip(titles, lists, strict=True):
         names = ("category", "module, operator, line") if title == "By line" else (title[3:],)
         _print_row_changes(title, names, changes, console, len(changes) if title == "By category" else top)
+
+
+def print_against_eager(diff: PeakDiff, sentences: Sequence[str], console: Console, *, top: int = 8) -> None:
+    """Print what compiling changes at the peak.
+
+    Args:
+        diff: From the run without compilation to the compiled one.
+        sentences: How the peaks differ, in words.
+        console: Where to print.
+        top: Rows of the table of lines.
+    """
+    say(console)
+    say(console, "Compiled, and the same without compilation", style="bold")
+    for words in sentences:
+        console.print(sentence(words))
+    sides = ("eager", "compiled")
+    _print_row_changes("By category", ("category",), diff.by_category, console, len(diff.by_category), sides)
+    places = [replace(one, name=_place(*one.name)) for one in diff.by_line]
+    _print_row_changes("What differs, by line", ("category", "line, module"), places, console, top, sides)
+
+
+def _place(category: str, module: str, operators: str, where: str) -> tuple[str, ...]:
+    """Without the operators: a compiled one is a kernel, which nobody wrote."""
+    return category, where, module
 
 
 def print_snapshot_diff(
@@ -99,9 +124,14 @@ def phase_words(phase: str) -> str:
 
 
 def _print_row_changes(
-    title: str, names: tuple[str, ...], changes: Sequence[RowChange], console: Console, top: int
+    title: str,
+    names: tuple[str, ...],
+    changes: Sequence[RowChange],
+    console: Console,
+    top: int,
+    sides: tuple[str, str] = ("before", "after"),
 ) -> None:
-    made = table("change", "before", "after")
+    made = table("change", *sides)
     for name in names:
         made.add_column(name, overflow="fold", no_wrap=name == "category")
     changed = [change for change in changes if change.bytes]

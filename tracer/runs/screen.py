@@ -8,6 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tracer.analysis.profiles.eager_comparison import eager_sentences
+from tracer.exporters.diff_screen import print_against_eager
 from tracer.exporters.screen import NUM_ROWS, parameters_sentence, print_peak, print_timings, short_screen
 from tracer.exporters.snapshot_screen import place, print_failed_allocation
 from tracer.exporters.text import say
@@ -59,6 +61,8 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS)
         print_failed_allocation(results.failed_allocation, console, top=top)
     if results.findings is not None:
         print_peak(results.findings, console, num_steps=results.num_steps, top=top)
+    if (diff := results.against_eager) is not None:
+        print_against_eager(diff, eager_sentences(diff), console, top=top)
     if results.timings is not None:
         print_timings(results.timings, console)
     say(console)
