@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tracer.commands.common import errors_for_people, kept_import_path, say_all
+from tracer.commands.common import errors_for_people, kept_import_path, not_said
+from tracer.commands.run_options import NUM_ROWS, Quiet, Top
+from tracer.commands.usage import DEVICE, OUTPUTS, QUESTIONS, SCREEN
 from tracer.commands.workload_options import (
     Accumulate,
     Amp,
@@ -69,21 +71,42 @@ def predict(
     checkpoint: Checkpoint = False,
     inference: Inference = False,
     device: Annotated[
-        Literal["cuda", "cpu"], typer.Option(help="Whose ways to imitate; neither has to be there.")
+        Literal["cuda", "cpu"],
+        typer.Option(help="Whose ways to imitate; neither has to be there.", rich_help_panel=DEVICE),
     ] = "cuda",
     gpu_memory: Annotated[
-        str | None, typer.Option(help="24GiB, or a card such as RTX-4090; exit with 3 if it does not fit there.")
+        str | None,
+        typer.Option(
+            metavar="<size or card>",
+            help="24GiB, or a card such as RTX-4090; exit with 3 if it does not fit there.",
+            rich_help_panel=DEVICE,
+        ),
     ] = None,
     settings: Annotated[
-        str | None, typer.Option(help="Of the allocator, as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True.")
+        str | None,
+        typer.Option(
+            metavar="<settings>",
+            help="Of the allocator, as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True.",
+            rich_help_panel=DEVICE,
+        ),
     ] = None,
     largest_batch: Annotated[
-        bool, typer.Option("--largest-batch", help="Also find the largest --batch-size that fits in --gpu-memory.")
+        bool,
+        typer.Option(
+            "--largest-batch",
+            help="Also find the largest --batch-size that fits in --gpu-memory.",
+            rich_help_panel=QUESTIONS,
+        ),
     ] = False,
     save_dir: Annotated[
-        Path | None, typer.Option(help="Also write the files of a run there: peak.json, the page, ...")
+        Path | None,
+        typer.Option(help="Also write the files of a run there: peak.json, the page, ...", rich_help_panel=OUTPUTS),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the answer as JSON instead.", rich_help_panel=SCREEN)
+    ] = False,
+    top: Top = NUM_ROWS,
+    quiet: Quiet = False,
 ) -> None:
     """Say whether a training step fits on a GPU, what it would allocate there and what fills it, without a GPU.
 
@@ -112,8 +135,9 @@ def _predict(context: typer.Context, given: Mapping[str, Any]) -> bool | None:
     answer = predicted(workload, card=card, settings=settings, device=given["device"])
     batch = _largest_batch(options, given, card, settings) if given["largest_batch"] and card is not None else None
     if given["save_dir"] is not None:
-        _write(answer, workload, options, given["save_dir"])
-    _print(answer, batch, as_json=given["as_json"])
+        _write(answer, workload, options, given["save_dir"], not_said if given["quiet"] else say)
+    if given["as_json"] or not given["quiet"]:
+        _print(answer, batch, as_json=given["as_json"], top=given["top"])
     return answer.fits
 
 
@@ -154,32 +178,41 @@ def _largest_batch(
     def build(batch: int) -> Workload:
         return _build(replace(options, options={**options.options, "batch_size": batch}), given["seed"])
 
+    say_of = not_said if given["quiet"] else say
+
     def tell(batch: int, fits: bool) -> None:
-        say(f"Batch size {batch}: {'fits' if fits else 'does not fit'}.")
+        say_of(f"Batch size {batch}: {'fits' if fits else 'does not fit'}.")
 
     return largest_batch(build, card, start=given["batch_size"], settings=settings, tell=tell)
 
 
-def _write(answer: Prediction, workload: Workload, options: WorkloadOptions, folder: Path) -> None:
-    from tracer.runs.outputs import write_outputs, written_lines
+def _write(
+    answer: Prediction, workload: Workload, options: WorkloadOptions, folder: Path, tell: Callable[[str], None]
+) -> None:
+    from tracer.runs.outputs import Written, write_outputs, written_lines
     from tracer.runs.prediction import results_of
 
+    def tell_of(written: Written) -> None:
+        for line in written_lines(written):
+            tell(line)
+
     results = results_of(answer, workload, settings=options.settings)
-    written = write_outputs(results, folder, leave_out=_LEFT_OUT, tell=lambda one: say_all(written_lines(one)))
+    written = write_outputs(results, folder, leave_out=_LEFT_OUT, tell=tell_of)
     for each in written:
         if each.error is not None and not isinstance(each.error, MissingPackageError):
             raise each.error
 
 
-def _print(answer: Prediction, batch: int | None, *, as_json: bool) -> None:
-    from tracer.runs.prediction_words import prediction_json, prediction_screen
+def _print(answer: Prediction, batch: int | None, *, as_json: bool, top: int) -> None:
+    from tracer.exporters.text import say as print_line
+    from tracer.runs.prediction_words import prediction_json, print_prediction
 
     with screen() as console:
         if as_json:
             document = prediction_json(answer) | ({} if batch is None else {"largest_batch": batch})
             console.print(json.dumps(document, indent=1), soft_wrap=True, markup=False)
             return
-        console.print(prediction_screen(answer))
+        print_prediction(answer, console, top=top)
         if batch is not None:
-            console.print()
-            console.print(f"Largest batch that fits: {batch}." if batch else "Not even one sample fits.")
+            print_line(console)
+            print_line(console, f"Largest batch that fits: {batch}." if batch else "Not even one sample fits.")

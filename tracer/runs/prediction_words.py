@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.console import Console
 
+from tracer.exporters.paths import source_place
 from tracer.exporters.row_json import row_json
-from tracer.exporters.screen import kinds_table, lines_table, short_path
+from tracer.exporters.screen import NUM_ROWS, print_categories, print_lines
+from tracer.exporters.text import say
 from tracer.rehearsal.cards import CONTEXT_BYTES
 from tracer.runs.prediction import Place, Prediction
 from tracer.units import format_bytes
@@ -44,32 +45,36 @@ def verdict(prediction: Prediction) -> str:
 def _where(at: Place) -> str:
     if at.step < 0:
         return "when the model is loaded"
-    line = f" at {short_path(at.line.file)}:{at.line.line}" if at.line is not None else ""
+    line = f" at {source_place(at.line.file, at.line.line)}" if at.line is not None else ""
     module = f" of {at.module}" if at.module else ""
     return f"in {at.phase} of step {at.step}, by {at.op}{module}{line}"
 
 
-def prediction_screen(prediction: Prediction) -> RenderableType:
-    """The answer, the sizes, what fills it and what was assumed. Readable in 80 columns."""
+def print_prediction(prediction: Prediction, console: Console, *, top: int = NUM_ROWS) -> None:
+    """The answer, the sizes, what fills it and what was assumed. Readable in 80 columns.
+
+    Args:
+        prediction: Of a step.
+        console: Where to print.
+        top: Rows of the table of lines; what the others hold together is said.
+    """
     unlimited, spread = prediction.unlimited, prediction.spread
     peak = prediction.findings.worst.peak
-    parts: list[RenderableType] = [
-        Text(),
-        Text(verdict(prediction), style="bold"),
-        Text(f"Peak allocated: {format_bytes(unlimited.peak_allocated_bytes)}, in {peak.phase or 'no phase'}."),
-        Text(
-            f"Peak reserved:  {format_bytes(unlimited.peak_reserved_bytes)}; between "
-            f"{format_bytes(spread.low_bytes)} and {format_bytes(spread.high_bytes)} if single allocations differ."
-        ),
-        Text(),
-        kinds_table(peak),
-        Text(),
-        lines_table(peak),
-        Text(),
-        Text("Assumed", style="bold"),
-        *(Text(f"  {sentence}") for sentence in prediction.assumptions),
-    ]
-    return Group(*parts)
+    low, high = format_bytes(spread.low_bytes), format_bytes(spread.high_bytes)
+    say(console)
+    say(console, verdict(prediction), style="bold")
+    say(console, f"Peak allocated: {format_bytes(unlimited.peak_allocated_bytes)}, in {peak.phase or 'no phase'}.")
+    say(
+        console,
+        f"Peak reserved: {format_bytes(unlimited.peak_reserved_bytes)}, from {low} to {high} with allocations unlike these.",
+    )
+    print_categories(peak, console)
+    if top:
+        print_lines(peak, console, top)
+    say(console)
+    say(console, "Assumed", style="bold")
+    for sentence in prediction.assumptions:
+        say(console, sentence, indent=2)
 
 
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
