@@ -66,7 +66,7 @@ def print_prediction(prediction: Prediction, console: Console, *, top: int = NUM
     say(console, f"Peak allocated: {format_bytes(unlimited.peak_allocated_bytes)}, in {peak.phase or 'no phase'}.")
     say(
         console,
-        f"Peak reserved: {format_bytes(unlimited.peak_reserved_bytes)}, from {low} to {high} with allocations unlike these.",
+        f"Peak reserved: {format_bytes(unlimited.peak_reserved_bytes)}, {low} to {high} if allocations differ.",
     )
     print_categories(peak, console)
     if top:
