@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,8 @@ from tracer.commands.workload_options import (
     Amp,
     BatchSize,
     Checkpoint,
+    Compile,
+    CompileArg,
     Data,
     DataSize,
     HiddenChannels,
@@ -35,17 +38,19 @@ from tracer.commands.workload_options import (
     import_backends,
     workload_options,
 )
-from tracer.errors import MissingPackageError, OutputError
+from tracer.errors import MissingPackageError, OutputError, TracerError
 from tracer.exporters.terminal import say, screen
 from tracer.runs.termination import Termination
 
 if TYPE_CHECKING:
+    from tracer.analysis.peak_diff import SavedPeak
     from tracer.runs.ranks import Rank
     from tracer.runs.results import RunResults
     from tracer.runs.session import Schedule
     from tracer.workloads.workload import Workload
 
 DEFAULT_DEVICE = "cuda:0"
+EAGER_FOLDER = "eager"
 _SWITCHES = (
     *("max_mem", "memory_timeline", "peak_json", "memory_report", "run_time_report"),
     *("memory_snapshot", "cuda_timing", "trace"),
@@ -86,7 +91,12 @@ def profile(
     amp: Amp = "off",
     accumulate: Accumulate = 1,
     checkpoint: Checkpoint = False,
+    compile: Compile = False,
+    compile_arg: CompileArg = [],  # noqa: B006
     inference: Inference = False,
+    compare_eager: Annotated[
+        bool, typer.Option("--compare-eager", help="Train it without compilation too, and say what compiling changes.")
+    ] = False,
     max_mem: Annotated[bool, typer.Option(help="Write max_mem.txt, the breakdown at the peak.")] = True,
     memory_timeline: Annotated[bool, typer.Option(help="Write memory_timeline.html, the page.")] = True,
     peak_json: Annotated[bool, typer.Option(help="Write peak.json, every row of the peak.")] = True,
@@ -135,28 +145,82 @@ def _profile(context: typer.Context, given: Mapping[str, Any]) -> bool:
     if rank is not None and (not named or ":" not in text):
         text = device_of_rank(text, rank.local_index)
     device = chosen_device(text, named=named)
+    if given["compare_eager"] and rank is not None:
+        raise TracerError(
+            "--compare-eager is for a run of one process.",
+            hint="Profile twice, and compare a rank of both by `diff A/rank0 B/rank0`.",
+        )
     check_folder(given["save_dir"])
-    torch.manual_seed(given["seed"])
-    with ParameterOrigins() as origins:
-        workload = options.build(device, device_named=named)
-    lines = origins.take(workload.model)
-    return run_and_report(
-        workload,
-        schedule,
-        device_named=named,
-        save_dir=given["save_dir"],
-        leave_out=[name.replace("_", "-") for name in _SWITCHES if not given[name]],
-        timing=given["cuda_timing"],
-        trace=given["trace"],
-        keep_recording=given["keep_recording"],
-        settings=options.settings,
-        parameter_lines=lines,
-        root=given["project_root"],
+
+    def build() -> tuple[Workload, dict[str, Any]]:
+        torch.manual_seed(given["seed"])
+        with ParameterOrigins() as origins:
+            workload = options.build(device, device_named=named)
+        return workload, {"parameter_lines": origins.take(workload.model), "settings": options.settings}
+
+    run_options = {
+        "schedule": schedule,
+        "device_named": named,
+        "leave_out": [name.replace("_", "-") for name in _SWITCHES if not given[name]],
+        "timing": given["cuda_timing"],
+        "trace": given["trace"],
+        "keep_recording": given["keep_recording"],
+        "root": given["project_root"],
+    }
+    eager, is_eager_written = None, True
+    if given["compare_eager"]:
+        eager, is_eager_written = _run_eager(build, given["save_dir"] / EAGER_FOLDER, **run_options)
+    workload, of_workload = build()
+    return (
+        run_and_report(workload, save_dir=given["save_dir"], eager=eager, **run_options, **of_workload)
+        and is_eager_written
     )
 
 
+def _run_eager(
+    build: Callable[[], tuple[Workload, dict[str, Any]]], folder: Path, *, leave_out: list[str], **options: Any
+) -> tuple[SavedPeak | None, bool]:
+    """The peak of the same run without compilation, None if it failed, and whether its files could be written.
+
+    Nothing of it is alive afterwards: the compiled run is the same as without it.
+    """
+    import gc
+
+    from tracer.analysis.profiles.eager_comparison import saved_peak
+    from tracer.capture.devices import release_cached_memory
+    from tracer.workloads.compiling import without_compiling
+
+    termination = Termination()
+    termination.watch()
+    try:
+        with without_compiling():
+            workload, of_workload = build()
+            device = workload.device
+            results = _run(workload, termination=termination, **options, **of_workload)
+        is_written = _write(results, folder, leave_out)
+    finally:
+        termination.close()
+    if results.failure is not None and not isinstance(results.failure.error, Exception):
+        raise results.failure.error
+    peak = None
+    if results.failure is None and results.findings is not None:
+        peak = saved_peak(results.findings)
+    else:
+        say("Note: There is no comparison: without compilation the run failed, as is said above.")
+    del workload, of_workload, results
+    gc.collect()
+    release_cached_memory(device)
+    return peak, is_written
+
+
 def run_and_report(
-    workload: Workload, schedule: Schedule, *, save_dir: Path, leave_out: list[str], **options: Any
+    workload: Workload,
+    schedule: Schedule,
+    *,
+    save_dir: Path,
+    leave_out: list[str],
+    eager: SavedPeak | None = None,
+    **options: Any,
 ) -> bool:
     """Run, write, then answer, for this process or for its rank; False if the run or a file failed."""
     from tracer.runs.ranks import begin, this_rank
@@ -168,7 +232,7 @@ def run_and_report(
     termination = Termination()
     termination.watch()
     try:
-        results = _run(workload, schedule, termination=termination, **options)
+        results = replace(_run(workload, schedule, termination=termination, **options), eager=eager)
         folder = rank.folder(save_dir) if rank is not None else save_dir
         succeeded = _write(results, folder, leave_out)
         if rank is not None:

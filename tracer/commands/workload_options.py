@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -49,6 +50,10 @@ Loss = Annotated[
 Amp = Annotated[Literal["off", "bfloat16", "float16"], typer.Option(help="Mixed precision.")]
 Accumulate = Annotated[int, typer.Option(help="Micro-batches of --batch-size in a step.")]
 Checkpoint = Annotated[bool, typer.Option("--checkpoint", help="Recompute repeated blocks in backward.")]
+Compile = Annotated[bool, typer.Option("--compile", help="Call the model through torch.compile.")]
+CompileArg = Annotated[
+    list[str], typer.Option(help="Argument of torch.compile: mode=reduce-overhead. Means --compile.")
+]
 Inference = Annotated[bool, typer.Option("--inference", help="Forward only, without gradients.")]
 
 _FNO_ONLY = ("in_channels", "out_channels", "hidden_channels", "data_size", "n_modes", "n_layers", "data", "spectrum")
@@ -64,16 +69,19 @@ class WorkloadOptions:
         model: The factory of a user's model, or empty for the FNO.
         model_args: Its arguments.
         options: Those of `build_fno_workload`, or of `StepOptions`.
+        compile_args: Arguments of `torch.compile`; None where the model is not to be compiled.
     """
 
     model: str
     model_args: tuple[str, ...]
     options: Mapping[str, Any]
+    compile_args: tuple[str, ...] | None = None
 
     @property
     def settings(self) -> dict[str, object]:
         """What is to be remembered of them."""
-        return {"model": self.model, **self.options} if self.model else dict(self.options)
+        settings = {"model": self.model, **self.options} if self.model else dict(self.options)
+        return settings if self.compile_args is None else settings | {"compile": ", ".join(self.compile_args) or True}
 
     def build(self, device: torch.device, *, device_named: bool) -> Workload:
         """The workload on a device.
@@ -81,10 +89,12 @@ class WorkloadOptions:
         Raises:
             WorkloadError: The user's model cannot be built as asked.
         """
-        if self.model:
-            return _users_workload(self, device, device_named=device_named)
-        workload: Workload = _fno().build_fno_workload(device=device, **self.options)
-        return workload
+        with _model_errors():
+            if self.model:
+                workload = _users_workload(self, device, device_named=device_named)
+            else:
+                workload = _fno().build_fno_workload(device=device, **self.options)
+            return workload if self.compile_args is None else _compiled(workload, self.compile_args)
 
 
 def workload_options(context: typer.Context, given: Mapping[str, Any]) -> WorkloadOptions:
@@ -97,16 +107,19 @@ def workload_options(context: typer.Context, given: Mapping[str, Any]) -> Worklo
     Raises:
         TracerError: They make no sense, alone or together.
     """
+    # A command may have no option to compile.
+    arguments = tuple(given.get("compile_arg", ()))
+    compile_args = arguments if arguments or given.get("compile") else None
     sizes = {"data_size": _numbers("data-size", given["data_size"]), "n_modes": _numbers("n-modes", given["n_modes"])}
     if not given["model"]:
         refuse(context, _MODEL_ONLY, "with --model")
         options = {name: given[name] for name in ("batch_size", *_FNO_ONLY, "seed")} | sizes
         _check_fno(options)
-        return WorkloadOptions("", (), options)
+        return WorkloadOptions("", (), options, compile_args)
     refuse(context, _FNO_ONLY, "without --model")
     inputs = {"inputs": tuple(given["model_input"])}
     options = inputs | {name: given[name] for name in ("batch_size", *_STEP_ONLY, "seed")}
-    return WorkloadOptions(given["model"], tuple(given["model_arg"]), options)
+    return WorkloadOptions(given["model"], tuple(given["model_arg"]), options, compile_args)
 
 
 def _numbers(option: str, text: str) -> int | tuple[int, ...]:
@@ -134,17 +147,34 @@ def _check_fno(options: Mapping[str, Any]) -> None:
 
 
 def _users_workload(options: WorkloadOptions, device: torch.device, *, device_named: bool) -> Workload:
+    from tracer.workloads.user_model import StepOptions, build_user_workload
+
+    step = StepOptions(**options.options)
+    workload: Workload = build_user_workload(
+        options.model, device=device, model_args=options.model_args, options=step, device_named=device_named
+    )
+    return workload
+
+
+def _compiled(workload: Workload, arguments: Sequence[str]) -> Workload:
+    from tracer.workloads.compiling import compiled
+
+    return compiled(workload, arguments)
+
+
+@contextmanager
+def _model_errors() -> Iterator[None]:
+    """What cannot be built is an error with the line of the user's where it went wrong.
+
+    Raises:
+        WorkloadError: It cannot be built.
+    """
     from tracer.capture.error_line import error_line
     from tracer.runs.failure_words import behind
     from tracer.workloads.user_errors import UserModelError
-    from tracer.workloads.user_model import StepOptions, build_user_workload
 
     try:
-        step = StepOptions(**options.options)
-        workload: Workload = build_user_workload(
-            options.model, device=device, model_args=options.model_args, options=step, device_named=device_named
-        )
-        return workload
+        yield
     except UserModelError as error:
         at = error_line(error.__cause__) if error.__cause__ is not None else None
         raise WorkloadError(f"{error}{behind(at)}", hint=error.hint) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 
 from rich.console import Console
@@ -37,11 +38,41 @@ def print_peak_diff(diff: PeakDiff, console: Console, *, before: str, after: str
     _print_changes("By line", ("category", "module, operator, line"), diff.by_line, console, top=top)
 
 
+def print_against_eager(diff: PeakDiff, sentences: Sequence[str], console: Console, *, top: int = 8) -> None:
+    """Print what compiling changes at the peak.
+
+    Args:
+        diff: From the run without compilation to the compiled one.
+        sentences: How the peaks differ, in words.
+        console: Where to print.
+        top: Rows of the table of lines.
+    """
+    _say(console, "\nCompiled, and the same without compilation", style="bold")
+    for sentence in sentences:
+        console.print(Text(sentence))
+    names = {"before": "eager", "after": "compiled"}
+    _print_changes("By category", ("category",), diff.by_category, console, top=len(diff.by_category), **names)
+    places = [replace(one, name=_place(*one.name)) for one in diff.by_line if one.bytes]
+    _print_changes("What differs, by line", ("category", "line, module"), places, console, top=top, **names)
+
+
+def _place(category: str, module: str, operators: str, where: str) -> tuple[str, ...]:
+    """Without the operators: a compiled one is a kernel, which nobody wrote."""
+    return category, where, module
+
+
 def _print_changes(
-    title: str, names: tuple[str, ...], changes: Sequence[RowChange], console: Console, *, top: int
+    title: str,
+    names: tuple[str, ...],
+    changes: Sequence[RowChange],
+    console: Console,
+    *,
+    top: int,
+    before: str = "before",
+    after: str = "after",
 ) -> None:
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1), pad_edge=False)
-    for number in ("change", "before", "after"):
+    for number in ("change", before, after):
         table.add_column(number, justify="right", no_wrap=True)
     for name in names:
         table.add_column(name, overflow="fold", no_wrap=name == "category")

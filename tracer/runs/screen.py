@@ -8,6 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tracer.analysis.profiles.eager_comparison import eager_sentences
+from tracer.exporters.peak_diff_screen import print_against_eager
 from tracer.exporters.screen import parameters_sentence, peak_screen, short_screen, timing_screen
 from tracer.exporters.snapshot_screen import place, print_failed_allocation
 from tracer.runs.results import RunResults
@@ -52,6 +54,8 @@ def print_results(results: RunResults, console: Console) -> None:
         print_failed_allocation(results.failed_allocation, console)
     if results.findings is not None:
         console.print(peak_screen(results.findings))
+    if (diff := results.against_eager) is not None:
+        print_against_eager(diff, eager_sentences(diff), console)
     if results.timings is not None:
         console.print(timing_screen(results.timings))
     console.print()
