@@ -17,6 +17,7 @@ process's own, building included and imports not; host memory is the highest res
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -255,7 +256,7 @@ def difference_table(predictions: Sequence[Prediction]) -> list[list[str]]:
             by_model.setdefault(each.run.model, []).append(each)
     for model, members in by_model.items():
         members.sort(key=lambda each: int(each.run.batch_size))
-        for small, large in zip(members, members[1:], strict=False):
+        for small, large in itertools.pairwise(members):
             measured = (large.run.measured_bytes or 0) - (small.run.measured_bytes or 0)
             ours = large.reserved_bytes - small.reserved_bytes
             table.append([

@@ -373,6 +373,8 @@ class _TimmLoop(Loop):
 
 _LIGER_TYPES = {"torch.bfloat16": torch.bfloat16, "torch.float32": torch.float32}
 Settings = dict[str, Any]
+Start = Callable[[Any, Settings], Callable[[], object]]
+"""From the module and its settings to what one iteration does; makes the inputs."""
 
 
 def _liger(run: PublishedRun) -> Program:
@@ -396,7 +398,7 @@ def _liger(run: PublishedRun) -> Program:
 class _ModuleLoop(Loop):
     """One mode of a module. Its inputs are made in the first iteration, since they are larger than a laptop."""
 
-    def __init__(self, models: nn.ModuleList, settings: Settings, start: Callable[[Any, Settings], Callable[[], object]]):
+    def __init__(self, models: nn.ModuleList, settings: Settings, start: Start) -> None:
         self.model, self._settings, self._start = models, settings, start
         self._iterate: Callable[[], object] | None = None
 
@@ -621,7 +623,7 @@ def _start_distillation(module: nn.Module, settings: Settings) -> Callable[[], o
     return full
 
 
-_LIGER: dict[str, tuple[Callable[[Settings], nn.Module], Callable[[Any, Settings], Callable[[], object]]]] = {
+_LIGER: dict[str, tuple[Callable[[Settings], nn.Module], Start]] = {
     "cross_entropy": (lambda _: nn.CrossEntropyLoss(), _start_cross_entropy),
     "swiglu": (_llama_mlp, _start_mlp),
     "geglu": (_llama_mlp, _start_mlp),

@@ -95,6 +95,8 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"device_memory", "fake_tensors", "storage_log"},
         {"columns", "open_calls"},
         {"recorder"},
+        {"rule"},
+        {"kernel_scratch"},
         {"cuda_rules"},
         {"rehearse"},
     ),

@@ -613,9 +613,9 @@ def num_storage_users(storage: torch.UntypedStorage) -> int:
     return int(torch._C._storage_Use_Count(storage._cdata))
 
 
-def num_tensor_users(tensor: Tensor) -> int:
+def num_tensor_users(tensor: torch.Tensor) -> int:
     """How many variables of C++ hold on to a tensor, those of the call that asks among them."""
-    return int(tensor._use_count())  # type: ignore[attr-defined]
+    return int(tensor._use_count())
 
 
 def running_node() -> Any:
