@@ -24,7 +24,7 @@ import os
 import resource
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -95,6 +95,7 @@ def predict(run: PublishedRun, without: Sequence[str]) -> Prediction:
 
     from tracer.rehearsal.cuda_rules import RULE_NAMES
     from tracer.rehearsal.rehearse import rehearse
+    from tracer.rehearsal.spread import reserved_spread
     from tracer.workloads.module_steps import StepWorkload
 
     program = program_of(run)
@@ -108,15 +109,16 @@ def predict(run: PublishedRun, without: Sequence[str]) -> Prediction:
         num_steps=program.num_steps,
     )
     on_card = rehearsal.on_device(capacity_bytes=run.capacity_bytes)
-    seconds = time.process_time() - start
     fits = on_card.failure is None
+    spread = reserved_spread(rehearsal.requests, rehearsal.memory, capacity_bytes=run.capacity_bytes if fits else None)
+    seconds = time.process_time() - start
     reserved = (on_card if fits else rehearsal.memory).peak_reserved_bytes
     return Prediction(
         run=run,
         allocated_bytes=rehearsal.memory.peak_allocated_bytes,
         reserved_bytes=reserved,
-        least_bytes=reserved,
-        most_bytes=reserved,
+        least_bytes=min(spread.low_bytes, reserved),
+        most_bytes=max(spread.high_bytes, reserved),
         fits=fits,
         seconds=seconds,
         host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -132,7 +134,8 @@ def compute_capability(card: str) -> tuple[int, int]:
 def predict_all(runs: Sequence[PublishedRun], without: Sequence[str], num_processes: int) -> Iterator[Prediction]:
     """Predict each in a process of its own, so many at a time."""
     context = multiprocessing.get_context("fork")
-    waiting, at_work = list(runs), {}
+    waiting = list(runs)
+    at_work: dict[Connection, tuple[Any, PublishedRun]] = {}
     while waiting or at_work:
         while waiting and len(at_work) < num_processes:
             run = waiting.pop(0)
@@ -343,7 +346,7 @@ def line_of(each: Prediction) -> str:
     )
 
 
-def rule_table(with_all: Sequence[Prediction], without: dict[str, Sequence[Prediction]]) -> list[list[str]]:
+def rule_table(with_all: Sequence[Prediction], without: Mapping[str, Sequence[Prediction]]) -> list[list[str]]:
     """The median error with all rules, and without each."""
     table = [["runs", "rule left out", "n", "median %", "mean %", "max %", "within 1 %", "within 2 %"]]
     for group, belongs in GROUPS.items():
@@ -410,9 +413,11 @@ def _import_libraries() -> None:
     from transformers.models.opt import modeling_opt
     from transformers.models.t5 import modeling_t5
 
-    modules: list[Any] = [modeling_gpt2, modeling_gpt_neo, modeling_llama, modeling_opt, modeling_t5]
+    from tracer.rehearsal import rehearse, spread
+
+    modules: list[Any] = [rehearse, spread, modeling_gpt2, modeling_gpt_neo, modeling_llama, modeling_opt, modeling_t5]
     versions = ", ".join(f"{each.__name__} {each.__version__}" for each in (torch, torchvision, transformers))
-    print(f"{versions}; {len(modules)} kinds of language models")
+    print(f"{versions}; {sum(len(vars(each)) > 0 for each in modules)} modules loaded before the predictions")
 
 
 if __name__ == "__main__":
