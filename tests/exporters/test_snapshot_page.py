@@ -28,7 +28,7 @@ def page_of(loaded: Snapshot, *, device: int | None = None) -> Page:
     assert shown is not None
     one = replayed.devices[shown]
     timeline = device_timeline(loaded, one.state, one.replay, kinds=one.kinds)
-    return snapshot_page(finding, shown, timeline, run={"file": "s.pickle"})
+    return snapshot_page(replayed, finding, shown, timeline, run={"file": "s.pickle"})
 
 
 def page(path: Path, trace: list[Row], segments: list[Row] | None = None, **more: Any) -> Page:
