@@ -102,6 +102,7 @@ def snapshot_page(
         bands=tuple(Band(_BANDS[one.phase], one.name, one.start, one.end) for one in timeline.stretches),
         peak=_peak(device, timeline),
         run=run,
+        alarm=oom_sentences(device.oom, f"device {device.device}"),
         notes=(*finding.notes, *device.notes, *_left_out(timeline)),
         sections=(*_oom_sections(device), *_sections(finding, shown)),
     )
@@ -199,20 +200,31 @@ def _function(site: Site) -> str:
 # ----------------------------------------------------------------------------------------------------- other findings
 def oom_section(events: tuple[OutOfMemory, ...]) -> Section:
     """What failed and why; there is at least one event."""
-    first, *_ = events
-    times = "once" if len(events) == 1 else f"{len(events)} times"
     failures = Table(
         "Each failure" if len(events) > 1 else "The failure",
         ("entry", "who asked", "asked for", "device free", "in use", "reserved", "unallocated", "largest free"),
         tuple(_oom_row(event) for event in events),
     )
     in_use = tuple(_groups_table(f"In use at entry {event.entry:,}", event.groups) for event in _distinct(events))
-    sentences = (f"It ran out of memory {times}. {first.advice}",)
-    return Section("Out of memory", sentences, (failures, *in_use), is_alarming=True)
+    return Section("Out of memory", (), (failures, *in_use), is_alarming=True)
+
+
+def oom_sentences(events: tuple[OutOfMemory, ...], device: str) -> tuple[str, ...]:
+    """What failed, and why, for the top of the page; none where nothing did."""
+    if not events:
+        return ()
+    first, *_ = events
+    times = "" if len(events) == 1 else f", {len(events)} times"
+    free = (
+        "" if first.device_free_bytes is None else f" with {format_bytes(first.device_free_bytes)} free on the device"
+    )
+    place = f" by {Path(first.site.file.replace(chr(92), '/')).name}:{first.site.line}" if first.site.file else ""
+    asked = f"Out of memory on {device}{times}: {format_bytes(first.asked_bytes)} were asked for{place}{free}."
+    return asked, first.advice
 
 
 def _oom_sections(device: DeviceFinding) -> tuple[Section, ...]:
-    """What failed and why, above everything else."""
+    """What failed and what was in use then; why it did stands at the top of the page."""
     return (oom_section(device.oom),) if device.oom else ()
 
 

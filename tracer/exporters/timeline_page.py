@@ -37,9 +37,11 @@ from tracer.exporters.page_model import (
     SlowModule,
     StepTiming,
 )
-from tracer.exporters.snapshot_page import oom_section, reserved_table
+from tracer.exporters.snapshot_page import oom_section, oom_sentences, reserved_table
 from tracer.units import format_bytes
 
+# Below this part of the peak, a thousandth, a row says nothing.
+_LEAST_SHARE = 1000
 _BANDS: dict[str, BandKind] = {"forward": "forward", "backward": "backward", "optimizer": "optimizer"}
 
 
@@ -84,11 +86,10 @@ def timeline_page(
     cycle = findings.worst
     recording, lifetimes, peak = cycle.recording, cycle.lifetimes, cycle.peak
     times = recording.allocations.time_ns[lifetimes.events]
-    num_events = f"{recording.num_events:,} events"
     return Page(
         title="Memory of a training run",
         device=peak.device,
-        subtitle=f"{num_events} in {len(cycle.attribution.step_names)} recorded steps",
+        subtitle=f"{len(times):,} events in {len(cycle.attribution.step_names)} recorded steps",
         times=times,
         series=series_by_kind(lifetimes, cycle.blocks),
         lines=_reserved(cycle),
@@ -105,16 +106,12 @@ def timeline_page(
             rows=peak.rows,
             row=peak_position(lifetimes),
         ),
-        lost_track=tuple(
-            PageLostTrack(
-                lost.op or "a tensor from before the recording", lost.bytes, lost.module, lost.file, lost.line
-            )
-            for lost in cycle.lost_track
-        ),
+        lost_track=_lost_track(cycle),
         timings=_timings(cycle),
         clock="the host's clock, in the profiled steps",
         slow_modules=slow_modules,
         run=run,
+        alarm=() if failed is None else oom_sentences((failed,), peak.device),
         headline_notes=_headline_notes(peak),
         notes=(
             *notes,
@@ -164,6 +161,19 @@ def _with_history(cycle: CycleFindings) -> tuple[ClassifiedBlocks, PerBlock[Int]
         np.append(lifetimes.made_at, np.full(num, -1, np.int64)),
         np.append(lifetimes.freed_at, np.full(num, end, np.int64)),
     )
+
+
+def _lost_track(cycle: CycleFindings) -> tuple[PageLostTrack, ...]:
+    """Where torch lost track of what counts; what is less than a thousandth of the peak together is one row."""
+    found = [
+        PageLostTrack(lost.op or "a tensor from before the recording", lost.bytes, lost.module, lost.file, lost.line)
+        for lost in cycle.lost_track
+    ]
+    large = [lost for lost in found if lost.bytes * _LEAST_SHARE >= cycle.peak.peak_bytes]
+    small = [lost for lost in found if lost.bytes * _LEAST_SHARE < cycle.peak.peak_bytes]
+    if len(small) > 1:
+        small = [PageLostTrack(f"{len(small)} others, each less", sum(lost.bytes for lost in small))]
+    return (*large, *small) if large else ()
 
 
 def _reserved_section(peak: PeakReport) -> tuple[Section, ...]:

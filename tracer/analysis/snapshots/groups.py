@@ -49,7 +49,8 @@ def group_lives(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) ->
     """The same in no order, and the number of the group of each row."""
     gathered: dict[tuple[str, Site, bool], int] = {}
     parts, part_of_row = _parts(lives, rows, kinds)
-    group_of_part, members = [], []
+    group_of_part: list[int] = []
+    members: list[list[_Part]] = []
     for part in parts:
         site = sites.site_of_backward(part.stack, part.forward)
         if part.is_before and site.frame == NO_FRAMES:

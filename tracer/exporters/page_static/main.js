@@ -58,7 +58,7 @@ class DevicePage {
     document.getElementById("title").textContent = data.title;
     document.getElementById("subtitle").textContent = `${data.device}, ${data.subtitle}`;
     showAnswer(data, selector);
-    showLostTrack(data.lostTrack, data.lostRest);
+    showLostTrack(data.lostTrack);
     showTime(data);
     showRun(data);
     showSections(data.sections);

@@ -14,7 +14,7 @@ const showLostTrack = (rows) => {
     { label: "Bytes that followed", numeric: true, value: (row) => row.bytes, cell: (row) => barCell(row.bytes, most) },
     { label: "Operator", value: (row) => row.op, cell: (row) => twoLines(row.op) },
     { label: "Module", value: (row) => row.module, cell: (row) => twoLines(row.module) },
-    { label: "Source", value: (row) => row.file, cell: (row) => sourceCell(row.file, row.line) },
+    { label: "Source", value: (row) => row.file, cell: (row) => (row.file || row.module ? sourceCell(row.file, row.line) : null) },
   ] });
   section("lost", "Where torch lost track",
     el("p", { class: "quiet" }, "Torch gives a tensor a category by following data from the inputs. At these operators it no longer could, and all that was made from their results has no category of its own."), table.element);

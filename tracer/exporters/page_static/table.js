@@ -29,7 +29,7 @@ const sortableTable = ({ caption, columns, rows, sortedBy = 0, limit = 25, isCho
     const sorted = [...state.rows].sort(compare);
     const shown = state.all ? sorted : sorted.slice(0, limit);
     body.replaceChildren(...shown.map((row) =>
-      el("tr", { class: isChosen(row) ? "is-chosen" : null }, columns.map((column) => el("td", { class: column.numeric ? "number" : null }, column.cell(row))))));
+      el("tr", { class: isChosen(row) ? "is-chosen" : null }, columns.map((column) => el("td", { class: column.numeric ? "number" : null }, column.cell(row) ?? "")))));
     const left = sorted.length - shown.length;
     more.replaceChildren(...(left ? [el("button", { type: "button", class: "button", onclick: () => showAll(true) }, `Show ${grouped(left)} more`)] : []));
     table.dispatchEvent(new CustomEvent("shown"));
