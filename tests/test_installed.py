@@ -114,7 +114,13 @@ def test_a_run_leaves_its_files_and_its_snapshot_is_read(installed: Installed) -
     assert left_out == []
     results = installed.folder / "results"
     written = {path.name for path in results.iterdir()}
-    assert {"max_mem.txt", "peak.json", "memory_report.sqlite", "memory_snapshot.pkl", "memory_timeline.html"} <= written
+    assert {
+        "max_mem.txt",
+        "peak.json",
+        "memory_report.sqlite",
+        "memory_snapshot.pkl",
+        "memory_timeline.html",
+    } <= written
     peak = json.loads((results / "peak.json").read_text())
     assert sum(row["bytes"] for row in peak["rows"]) == peak["allocator_peak_bytes"] > 0
     lines = {row["file"] for row in peak["rows"] if row["category"] == "ACTIVATION"}

@@ -110,7 +110,7 @@ def test_hover_reads_the_peak(opened: Callable[..., Any]) -> None:
         assert re.search(r"total\s+8.79 KiB\s+9,000 B", tip)
         assert "9,000 B" in tab.locator(".readout").inner_text()
         assert "20.000 µs" in hover(tab, 0.5)
-        assert {"True peak 8.79 KiB", "Tagged peak 6.84 KiB", "step 4", "forward", "backward"} <= set(labels(tab))
+        assert {"True peak 8.79 KiB", "Tagged peak 6.84 KiB", "step 5", "forward", "backward"} <= set(labels(tab))
 
 
 def test_categories_go_and_come_back_by_mouse_and_keyboard(opened: Callable[..., Any]) -> None:

@@ -156,6 +156,7 @@ def _write_page(material: Material, path: Path) -> None:
         slow_modules=slow,
         failed=results.failed_allocation,
         known=results.known,
+        against_eager=results.against_eager,
     )
 
 
@@ -238,7 +239,7 @@ def _recording_size(results: RunResults, path: Path) -> str:
 
 
 def _write_peak_json(material: Material, path: Path) -> None:
-    write_peak_json(material.findings.peaks, path)
+    write_peak_json(material.findings.peaks, path, against_eager=material.results.against_eager)
 
 
 OUTPUTS = (

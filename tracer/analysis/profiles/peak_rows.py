@@ -166,6 +166,7 @@ def _key(
         attribution.step_names[step] if step >= 0 else None,
         *(line_of_frame(recording, caller) or (None, None)),
         _fused(origin),
+        origin is not None,
         *((recording.shapes[shape][0], recording.strings[dtype]) if shape >= 0 else (None, None)),
     )
 

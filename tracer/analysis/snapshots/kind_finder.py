@@ -93,7 +93,8 @@ class KindFinder:
     @property
     def copies_per_gradient(self) -> tuple[int, int]:
         """How many blocks from before the recording there are for each gradient, and their bytes; 0 if that varies."""
-        return copies_per_gradient(self._facts, self._lives, self._proved)
+        is_not_known = self.kind_numbers(np.arange(len(self._lives.begin))) == KINDS.index(Kind.UNKNOWN.words)
+        return copies_per_gradient(self._facts, self._lives, self._proved, is_not_known)
 
     def kind_numbers(self, rows: Ints) -> Ints:
         """The index into `KINDS` of each of these rows."""

@@ -20,7 +20,7 @@ const timeUnit = (spanNs) => {
   return ["ns", 1];
 };
 const formatMs = (ns) => (ns === null ? "-" : `${(ns / 1e6).toFixed(ns < 1e8 ? 2 : 1)} ms`);
-const stepName = (name) => name.replace(/^ProfilerStep#/, "step ");
+const stepName = (name) => name.replace(/^ProfilerStep#(\d+)/, (_, number) => `step ${Number(number) + 1}`);
 
 // An element: attributes by name, `on...` functions as listeners, children as elements or text.
 const el = (tag, attributes = {}, ...children) => {
