@@ -50,7 +50,7 @@ def some(rows: Ints, many: int = 25) -> list[int]:
     return np.unique(np.linspace(0, len(rows) - 1, many).astype(int)).tolist()
 
 
-@pytest.mark.parametrize("workload", ["fno_2d_new_zeros", "conv_batchnorm_relu"])
+@pytest.mark.parametrize("workload", ["fno_2d_new_zeros", "convnet"])
 def test_at_any_moment_of_a_run_the_rows_sum_to_the_allocators_count(
     workload: str, recorded: Callable[[str], Recorded]
 ) -> None:
