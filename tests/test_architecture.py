@@ -105,6 +105,8 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         },
         {"columns", "open_calls", "spread"},
         {"recorder"},
+        {"rule"},
+        {"kernel_scratch"},
         {"cuda_rules"},
         {"rehearse"},
     ),
