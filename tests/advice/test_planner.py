@@ -12,6 +12,7 @@ from tests.advice.programs import PROGRAMS, stack
 from tracer.advice.change import Keeps
 from tracer.advice.planner import LEAST_SHARE, Advice, advise, applied
 from tracer.advice.report import report_of
+from tracer.errors import TracerError
 from tracer.rehearsal.rehearse import rehearse
 from tracer.workloads.supervised import SupervisedWorkload
 from tracer.workloads.workload import Workload
@@ -105,7 +106,7 @@ def test_what_cannot_be_tried_is_told_and_costs_the_others_nothing() -> None:
 
     advice = advise(build, device="cpu")
     assert [one.name for one in advice.not_tried] == [f"accumulate over {n} parts of the batch" for n in (2, 4)]
-    assert all("RuntimeError" in one.reason for one in advice.not_tried)
+    assert all("view" in one.reason or "shape" in one.reason for one in advice.not_tried)
     assert any("SGD" in one.name for one in advice.outcomes)
 
 
@@ -115,5 +116,5 @@ def test_a_step_that_cannot_be_rehearsed_is_the_callers_to_tell() -> None:
         workload.model.forward = None  # type: ignore[method-assign, assignment]
         return workload
 
-    with pytest.raises(TypeError):
+    with pytest.raises(TracerError):
         advise(build, device="cpu")

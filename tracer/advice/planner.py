@@ -180,7 +180,7 @@ def advise(
         options: Further ones of `rehearse`.
 
     Raises:
-        Exception: The step itself cannot be rehearsed; what it raised.
+        TracerError: The step itself cannot be rehearsed.
     """
     trials = _Trials(build, device, options)
     situation = trials.situation

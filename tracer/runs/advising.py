@@ -55,7 +55,7 @@ def advise_on(
         progress: Called with how many changes have been tried, of how many.
 
     Raises:
-        Exception: The step cannot be rehearsed, or not be run as it is; what it raised.
+        TracerError: The step cannot be rehearsed.
     """
     device: Device = "cpu" if of.device.type == "cpu" else "cuda"
     with random_states_kept(of):
