@@ -56,6 +56,7 @@ def test_the_last_block_is_not_checkpointed_where_that_saves_nothing() -> None:
     assert "blocks.3" not in best.name
 
 
+@pytest.mark.slow
 def test_a_target_is_met_by_the_cheapest_that_suffices() -> None:
     base = advice_for("stack").base.peak_bytes
     easy = advice_for("stack", round(0.95 * base))
