@@ -13,6 +13,7 @@ import pytest
 from tests.pieces import Pieces, raising
 from tracer.analysis.profiles import findings as findings_module
 from tracer.capture.run_origin import RunOrigin
+from tracer.advice.recommendation import AdviceReport
 from tracer.errors import OutputError
 from tracer.exporters.timeline_page import timeline_page
 from tracer.runs import outputs
@@ -29,7 +30,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 
 @cache
 def results() -> RunResults:
-    return run_profile(Pieces(), schedule=Schedule(0, 1, 1, 1), trace=True, keep_recording=True)
+    run = run_profile(Pieces(), schedule=Schedule(0, 1, 1, 1), trace=True, keep_recording=True)
+    return dataclasses.replace(run, advice=AdviceReport("cpu", 1, None, ()))
 
 
 def write(folder: Path, run: RunResults | None = None, **options: Any) -> dict[str, Written]:
@@ -132,7 +134,7 @@ def test_without_timings_there_is_no_timing_file(tmp_path: Path) -> None:
 def test_without_a_trace_there_is_no_trace_file(tmp_path: Path) -> None:
     write(tmp_path, dataclasses.replace(results(), trace=None))
     assert names_in(tmp_path) == sorted(set(FILES) - {"trace.json.gz"})
-    assert [output.name for output in OUTPUTS if output.on_request] == ["trace", "keep-recording"]
+    assert [output.name for output in OUTPUTS if output.on_request] == ["trace", "keep-recording", "advise"]
 
 
 def test_a_recording_is_kept_only_where_it_is_asked_for(tmp_path: Path) -> None:

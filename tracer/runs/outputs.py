@@ -163,6 +163,7 @@ def _write_page(material: Material, path: Path) -> None:
         failed=results.failed_allocation,
         known=results.known,
         against_eager=results.against_eager,
+        advice=results.advice,
     )
 
 
