@@ -55,3 +55,14 @@ def test_a_size_that_is_none_is_said(tmp_path: Path) -> None:
     )
     assert ended.exit_code == 1
     assert "much is not a size." in ended.stderr
+
+
+def test_a_prediction_says_what_makes_it_fit(tmp_path: Path) -> None:
+    """Nothing is in it but the device's rules: parameters, their state and cuBLAS's workspaces."""
+    program = ["predict", "--model", "tests.advice.programs:stack", "--advise", "--json", "--save-dir", str(tmp_path)]
+    ended = CliRunner().invoke(app, program)
+    assert ended.exit_code == 0, ended.output
+    advice = json.loads(ended.stdout)["advice"]
+    assert advice == json.loads((tmp_path / "advice.json").read_text("utf-8"))
+    assert advice["device"] == "cuda"
+    assert all(row["saves_reserved_bytes"] is not None for row in advice["rows"])

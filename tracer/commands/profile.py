@@ -264,6 +264,7 @@ def _adviser(
     """
     import torch
 
+    from tracer.rehearsal.unfilled import unfilled_weights
     from tracer.units import parse_size
 
     if not given["advise"]:
@@ -276,12 +277,13 @@ def _adviser(
     except ValueError as error:
         raise TracerError(str(error), hint="Write the GPU's memory as 16GiB, 80GiB or 8192MiB.") from None
 
-    def build(where: torch.device) -> Callable[[], Workload]:
-        def built() -> Workload:
-            torch.manual_seed(given["seed"])
-            return options.build(where, device_named=False)
+    def build_there() -> Workload:
+        torch.manual_seed(given["seed"])
+        return options.build(device, device_named=False)
 
-        return built
+    def build_unfilled() -> Workload:
+        with unfilled_weights():
+            return options.build(torch.device("cpu"), device_named=False)
 
     def advise(workload: Workload, results: RunResults) -> RunResults:
         from tracer.runs.advising import advise_on
@@ -289,9 +291,9 @@ def _adviser(
         with _progress("Changes tried", is_shown=not given["quiet"]) as progress:
             try:
                 report = advise_on(
-                    build(torch.device("cpu")),
+                    build_unfilled,
                     workload,
-                    build_there=build(device),
+                    build_there=build_there,
                     target_bytes=target_bytes,
                     verify=given["verify"] and results.failure is None,
                     progress=progress,
