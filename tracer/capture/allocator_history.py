@@ -20,9 +20,7 @@ class AllocatorHistory:
         snapshot: The latest dump, in the form of `torch.cuda.memory._snapshot()`, or None.
     """
 
-    def __init__(
-        self, device: torch.device, *, max_entries: int = MAX_ENTRIES, stacks_of_frees: bool = True
-    ) -> None:
+    def __init__(self, device: torch.device, *, max_entries: int = MAX_ENTRIES, stacks_of_frees: bool = True) -> None:
         """Prepare.
 
         Args:
@@ -47,9 +45,7 @@ class AllocatorHistory:
             return
         self._ours = self._ours or not torch_private.allocator_history_enabled(self.device)
         if self._ours:
-            torch_private.start_allocator_history(
-                self.device, self._max_entries, stacks_of_frees=self._stacks_of_frees
-            )
+            torch_private.start_allocator_history(self.device, self._max_entries, stacks_of_frees=self._stacks_of_frees)
         self._recording = True
 
     def dump(self) -> None:

@@ -31,8 +31,10 @@ def link(holder: Any, held: Any) -> str:
     kind = type(holder)
     if issubclass(kind, type):
         # A class shows its dictionary through a proxy alone.
-        return IN_DICT if type(held) is dict else next(
-            (f".{name}" for name, value in vars(holder).items() if value is held), ""
+        return (
+            IN_DICT
+            if type(held) is dict
+            else next((f".{name}" for name, value in vars(holder).items() if value is held), "")
         )
     if issubclass(kind, dict):
         return next((f"[{_key(key)}]" for key, value in dict.items(holder) if value is held), " (a key)")

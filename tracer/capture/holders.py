@@ -88,11 +88,15 @@ class _Search:
         self._modules = {id(vars(one)): name for name, one in named if type(one) is types.ModuleType}
         self._locals = _running_locals(error)
         self._running = _running_frames(error)
-        self._graph_root: dict[int, Tensor] = {}
+        # What torch holds itself, and the collector does not see: nodes of a graph, and gradients.
+        self._graph_root: dict[int, Any] = {}
+        self._gradient_of: dict[int, Tensor] = {}
+        self._own: set[int] = set()
         self._kept: list[Any] = []  # so that no id is given to another object meanwhile
 
     def holders(self) -> tuple[Holder, ...]:
         direct, saved = self._targets()
+        self._own = {id(direct), id(saved)}
         found: dict[tuple[str, str], list[int]] = {}
         graphs: dict[tuple[str, str], int] = {}
         for address in sorted({*direct, *saved}):
@@ -109,17 +113,29 @@ class _Search:
     def _targets(self) -> tuple[dict[int, Any], dict[int, Tensor]]:
         """By address: a tensor or storage that has it, or else the tensor whose graph keeps it."""
         objects = gc.get_objects()
-        kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, Tensor | torch.UntypedStorage)}
-        tensors = [one for one in objects if type(one) in kinds]
-        nodes = {kind for kind in set(map(type, objects)) if torch_private.has_next_functions(kind)}
-        roots: list[Any] = [one for one in objects if type(one) in nodes]
+        kinds = set(map(type, objects))
+        places = {kind for kind in kinds if issubclass(kind, Tensor | torch.UntypedStorage)}
+        nodes = {kind for kind in kinds if torch_private.has_next_functions(kind)} - places
+        wanted = places | nodes
+        chosen = [one for one in objects if type(one) in wanted]
         del objects
+        tensors: list[Any] = [one for one in chosen if type(one) in places]
+        roots: list[Any] = [one for one in chosen if type(one) in nodes]
         direct: dict[int, Any] = {}
+        storages: dict[int, Any] = {}
         for tensor in tensors:
             for address in self._places(tensor):
                 if address in self._addresses:
-                    direct.setdefault(address, tensor)
-        saved = self._saved([one for one in tensors if isinstance(one, Tensor)], roots)
+                    (direct if isinstance(tensor, Tensor) else storages).setdefault(address, tensor)
+        own = [one for one in tensors if isinstance(one, Tensor)]
+        for tensor in own:
+            if torch_private.is_leaf(tensor) and (gradient := tensor.grad) is not None:
+                self._gradient_of[id(gradient)] = tensor
+        saved = self._saved(own, roots)
+        # A storage may have an object of its own, which is there as long as anything has its memory.
+        for address, storage in storages.items():
+            if address not in saved:
+                direct.setdefault(address, storage)
         self._kept += [*tensors, *roots]
         return direct, {address: root for address, root in saved.items() if address not in direct}
 
@@ -159,12 +175,13 @@ class _Search:
         """The shortest way from a variable to an object: the path, and where the variable is."""
         below: dict[int, Any] = {id(target): None}
         seen: dict[int, Any] = {id(target): target}
-        level, best = [target], None
+        level: list[Any] = [target]
+        best: tuple[_Root, Any] | None = None
         for _ in range(_MAX_DEPTH):
             for one in level:
-                root = self._root(one, below)
-                if root is not None and (best is None or root[0].is_users > best[0].is_users):
-                    best = root
+                met = self._root(one, below)
+                if met is not None and (best is None or met[0].is_users > best[0].is_users):
+                    best = met
             if best is not None and best[0].is_users:
                 break
             level = self._level_above(level, below, seen)
@@ -196,18 +213,19 @@ class _Search:
     def _level_above(self, level: list[Any], below: dict[int, Any], seen: dict[int, Any]) -> list[Any]:
         inside = {id(one) for one in level}
         found = gc.get_referrers(*level)
-        above = []
-        own = {id(own) for own in (level, below, seen, found, above, self._kept, self._graph_root, self.__dict__)}
+        above: list[Any] = []
+        mine = (level, below, seen, found, above, self._kept, self._graph_root, self._gradient_of, self.__dict__)
+        own = self._own | {id(one) for one in mine}
         for holder in found:
             if id(holder) in own or id(holder) in seen or self._is_no_holder(holder):
                 continue
             child = next((each for each in gc.get_referents(holder) if id(each) in inside), None)
             if child is not None:
                 self._add(holder, child, below, seen, above)
-        for node in level:
-            root = self._graph_root.get(id(node))
-            if root is not None and id(root) not in seen:
-                self._add(root, node, below, seen, above)
+        for one in level:
+            owner = self._graph_root.get(id(one), self._gradient_of.get(id(one)))
+            if owner is not None and id(owner) not in seen:
+                self._add(owner, one, below, seen, above)
         return above[:_MAX_AT_ONCE]
 
     @staticmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -17,10 +18,8 @@ def resident_bytes() -> int | None:
 
     Source: `proc(5)`, second field of statm, in pages; `getrusage(2)`, in KiB on Linux and in bytes on macOS.
     """
-    try:
+    with suppress(OSError, IndexError, ValueError):
         return int(_STATM.read_bytes().split()[1]) * _PAGE
-    except (OSError, IndexError, ValueError):
-        pass
     try:
         import resource
     except ImportError:
@@ -40,17 +39,15 @@ def host_total_bytes() -> int | None:
             totals.append(int(Path(path).read_text()))
         except (OSError, ValueError):
             continue
-    try:
+    with suppress(AttributeError, ValueError, OSError):
         totals.append(os.sysconf("SC_PHYS_PAGES") * _PAGE)
-    except (AttributeError, ValueError, OSError):
-        pass
     return min(totals, default=None)
 
 
 def pinned_bytes() -> tuple[int, int] | None:
     """Pinned host memory: what torch's caching allocator for it has handed out, and what it holds; None if unknown."""
     stats = getattr(torch.cuda, "host_memory_stats", None)
-    if stats is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    if stats is None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     found = stats()
     handed_out = found.get("active_bytes.current", found.get("allocated_bytes.current"))

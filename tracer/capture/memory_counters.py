@@ -22,6 +22,7 @@ class Counters:
         peak_bytes: The most that was in use since the program began or set it back.
         num_retries: Requests for which the cache was emptied.
         num_allocations: Requests served, all told.
+        num_failures: Requests for which there was no memory.
     """
 
     allocated_bytes: int
@@ -29,6 +30,7 @@ class Counters:
     peak_bytes: int
     num_retries: int
     num_allocations: int
+    num_failures: int
 
 
 def read_counters(device: torch.device) -> Counters | None:
@@ -43,6 +45,7 @@ def read_counters(device: torch.device) -> Counters | None:
             peak_bytes=stats["allocated_bytes"]["all"]["peak"],
             num_retries=stats["num_alloc_retries"],
             num_allocations=stats["allocation"]["all"]["allocated"],
+            num_failures=stats.get("num_ooms", 0),
         )
     except KeyError:
         return None
@@ -56,11 +59,14 @@ class StepReader:
 
     Attributes:
         has_allocator: Whether the device's allocator counts; elsewhere what is in use is the process's resident memory.
+        num_failures: Requests for which there was no memory, when the last step ended.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.has_allocator = read_counters(device) is not None
+        counters = read_counters(device)
+        self.has_allocator = counters is not None
+        self.num_failures = counters.num_failures if counters is not None else 0
         self._highest: dict[str, int] = {}
         self._driver_asked_at = (-1, 0)
         self._device_used: int | None = None
@@ -88,6 +94,7 @@ class StepReader:
             if resident is not None:
                 row["end_bytes"] = resident
             return row
+        self.num_failures = counters.num_failures
         row |= {
             "end_bytes": counters.allocated_bytes,
             "reserved_bytes": counters.reserved_bytes,

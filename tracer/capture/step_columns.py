@@ -60,7 +60,7 @@ class StepColumns:
     @property
     def most_bytes(self) -> PerSteps[Int]:
         """The most that was seen in use in each row's steps, at whichever moment they were looked at."""
-        return np.maximum.reduce([self.end_bytes, self.forward_bytes, self.backward_bytes])
+        return np.maximum(np.maximum(self.end_bytes, self.forward_bytes), self.backward_bytes)
 
 
 _NAMES: Final = tuple(each.name for each in fields(StepColumns))

@@ -177,10 +177,16 @@ def _table_of_groups(groups: tuple[Group, ...]) -> Iterator[str]:
         return
     yield ""
     yield "In use then, by line and kind"
-    for group in groups[:_MAX_GROUPS]:
-        yield f"  {format_bytes(group.bytes):>12} {group.count:>7,}  {group.kind:<16} {place(group.site)}"
-    if rest := groups[_MAX_GROUPS:]:
-        size, count = sum(one.bytes for one in rest), sum(one.count for one in rest)
+    # Whether the ring still has the allocation says nothing about a block.
+    sums: dict[tuple[str, str], tuple[int, int]] = {}
+    for group in groups:
+        size, count = sums.get((group.kind, place(group.site)), (0, 0))
+        sums[group.kind, place(group.site)] = size + group.bytes, count + group.count
+    rows = sorted(sums.items(), key=lambda item: -item[1][0])
+    for (kind, where), (size, count) in rows[:_MAX_GROUPS]:
+        yield f"  {format_bytes(size):>12} {count:>7,}  {kind:<16} {where}"
+    if rest := rows[_MAX_GROUPS:]:
+        size, count = sum(one[0] for _, one in rest), sum(one[1] for _, one in rest)
         yield f"  {format_bytes(size):>12} {count:>7,}  {len(rest)} more"
 
 

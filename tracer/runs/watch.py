@@ -31,7 +31,6 @@ from tracer.capture.memory_counters import StepReader, read_counters
 from tracer.capture.reached_tensors import Alike, unnamed_tensors
 from tracer.capture.step_columns import StepColumns, StepTable
 from tracer.capture.training_objects import Models, Optimizers, TrainingObjects
-from tracer.errors import OutputError
 from tracer.exporters.files import check_folder
 from tracer.exporters.memory_snapshot import write_memory_snapshot
 from tracer.exporters.terminal import say
@@ -136,7 +135,6 @@ class TrainingWatch:
         self._is_on = self._is_writing = self._growth_is_told = False
         self._next_look = _FIRST_LOOK
         self._ran_out_at = -1
-        self._num_ooms = 0
         check_folder(self.save_dir)
 
     # ------------------------------------------------------------------------------------------------- the life cycle
@@ -147,7 +145,6 @@ class TrainingWatch:
             self._history.start()
             self._hooks.start()
             _watch_out_of_memory(self.device, self)
-            self._num_ooms = self._count_ooms()
             self._is_on = True
             self._listen()
         except BaseException:
@@ -235,6 +232,7 @@ class TrainingWatch:
         self._never_the_loops_fault(self._end_step)
 
     def _end_step(self) -> None:
+        num_failures = self._reader.num_failures
         row = self._reader.end_of_step(self.num_steps_done, time.time_ns())
         self._table.add(row)
         if "num_allocations" in row:
@@ -244,17 +242,13 @@ class TrainingWatch:
             self._objects.forget_names()
         if self.num_steps_done == _BASELINE_STEP and not self._history.is_offered:
             self._earlier = unnamed_tensors(self.device)
-        num_ooms, self._num_ooms = self._num_ooms, self._count_ooms()
-        if self._num_ooms > num_ooms and self._ran_out_at < self.num_steps_done - 1:
+        if self._reader.num_failures > num_failures and self._ran_out_at < self.num_steps_done - 1:
             self._write(f"{_OUT_OF_MEMORY}, and the program went on")
         if self.num_steps_done >= self._next_look:
             self._next_look *= _LOOK_AGAIN
             if not self._growth_is_told and self._grows():
                 self._growth_is_told = True
                 self._write("memory grows from step to step")
-
-    def _count_ooms(self) -> int:
-        return int(torch_private.allocator_statistics(self.device).get("num_ooms", 0)) if self._has_allocator else 0
 
     @property
     def _has_allocator(self) -> bool:

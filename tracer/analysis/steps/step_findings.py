@@ -7,12 +7,14 @@ from typing import Final
 
 import numpy as np
 
-from tracer.analysis.steps.trend import Trend, find_trend
+from tracer.analysis.steps.trend import LEAST_BYTES, Trend, find_trend
 from tracer.capture.step_columns import NOT_SEEN, StepColumns
 
 _NOTABLE: Final = 0.1
 """Less than a tenth more is no news."""
 _LEAST_BYTES: Final = 1 << 20
+LEAST_RESIDENT_BYTES: Final = 48 << 20
+"""Resident memory rises a little in any process, and by as much as the recorder's own history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def explain_steps(columns: StepColumns, *, limit_bytes: int | None, has_allocato
     if not len(columns):
         return StepFindings(0)
     num_steps = int(columns.step[-1])
-    growth = _growth(columns, limit_bytes)
+    growth = _growth(columns, limit_bytes, LEAST_BYTES if has_allocator else LEAST_RESIDENT_BYTES)
     if not has_allocator:
         return StepFindings(num_steps, growth=growth)
     retries = columns.num_retries[columns.num_retries >= 0]
@@ -100,15 +102,15 @@ def explain_steps(columns: StepColumns, *, limit_bytes: int | None, has_allocato
         num_steps,
         growth=growth,
         evaluation=_evaluation(columns),
-        first_steps=_first_steps(columns),
+        first_steps=_first_steps(columns) if growth is None else None,
         fragmenting=_fragmenting(columns) if growth is None else None,
-        host_growth=find_trend(columns.step, columns.resident_bytes),
+        host_growth=find_trend(columns.step, columns.resident_bytes, least_bytes=2 * LEAST_RESIDENT_BYTES),
         num_retries=int(retries[-1] - retries[0]) if len(retries) else 0,
     )
 
 
-def _growth(columns: StepColumns, limit_bytes: int | None) -> GrowthOverSteps | None:
-    trend = find_trend(columns.step, columns.end_bytes)
+def _growth(columns: StepColumns, limit_bytes: int | None, least_bytes: int) -> GrowthOverSteps | None:
+    trend = find_trend(columns.step, columns.end_bytes, least_bytes=least_bytes)
     if trend is None:
         return None
     if limit_bytes is None:

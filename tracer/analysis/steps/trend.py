@@ -17,7 +17,7 @@ _MIN_RISES = 3
 _LATE_SHARE = 0.25
 _TIMES_NOISE = 3
 _MAX_POINTS = 256
-_LEAST_BYTES = 64 << 10
+LEAST_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Trend:
         return self.last_step + max(0, int((limit_bytes - self.last_bytes) / self.bytes_per_step)) + 1
 
 
-def find_trend(step: PerSteps[_Int], size_bytes: PerSteps[_Int]) -> Trend | None:
+def find_trend(step: PerSteps[_Int], size_bytes: PerSteps[_Int], *, least_bytes: int = LEAST_BYTES) -> Trend | None:
     """Decide whether a quantity grows from step to step.
 
     What remains after a warm-up of a tenth is cut into eight windows. It grows if their medians never fall by more than
@@ -51,6 +51,7 @@ def find_trend(step: PerSteps[_Int], size_bytes: PerSteps[_Int]) -> Trend | None
     Args:
         step: Numbers of steps, rising [J].
         size_bytes: Of each; rows with -1 are left out [J].
+        least_bytes: A smaller rise, over all that is looked at, is none.
 
     Returns:
         None where it does not grow, or where too little was seen to say so.
@@ -69,7 +70,10 @@ def find_trend(step: PerSteps[_Int], size_bytes: PerSteps[_Int]) -> Trend | None
     total = medians[-1] - medians[0]
     if (rises < -noise).any() or np.count_nonzero(rises > noise) < _MIN_RISES:
         return None
-    if total < max(_LEAST_BYTES, _TIMES_NOISE * noise) or medians[-1] - medians[_NUM_WINDOWS // 2 - 1] < _LATE_SHARE * total:
+    if (
+        total < max(least_bytes, _TIMES_NOISE * noise)
+        or medians[-1] - medians[_NUM_WINDOWS // 2 - 1] < _LATE_SHARE * total
+    ):
         return None
     slope = _median_slope(step, size_bytes)
     if slope <= 0:  # a stair that is flat nearly everywhere
