@@ -10,6 +10,7 @@ The folders are the data flow: what happened, what it means, who wants to know.
     capture/           what happened: the only rooms that touch a running torch
     snapshot/          what happened, from a file: allocator snapshots of any age and machine
     allocator/         the caching allocator as a model: settings, allocate and free, replay of a history
+    rehearsal/         what would happen: steps on tensors without memory, and what a CUDA device does differently
     analysis/          what it means: pure functions from columns to frozen findings
     exporters/         who wants to know: one file per output format
     timeline_tracer    the on_trace_ready callback
@@ -32,10 +33,19 @@ if TYPE_CHECKING:
     from tracer.errors import TracerError
     from tracer.runs.session import ProfileSession, Schedule
     from tracer.runs.training import profile_training
+    from tracer.runs.watch import watch_training
     from tracer.timeline_tracer import TimelineTracer
 
 __version__ = "0.2.0.dev0"
-__all__ = ["MemoryTimeline", "ProfileSession", "Schedule", "TimelineTracer", "TracerError", "profile_training"]
+__all__ = [
+    "MemoryTimeline",
+    "ProfileSession",
+    "Schedule",
+    "TimelineTracer",
+    "TracerError",
+    "profile_training",
+    "watch_training",
+]
 
 _HOMES = {
     "MemoryTimeline": "tracer.analysis.profiles.memory_timeline",
@@ -44,6 +54,7 @@ _HOMES = {
     "TimelineTracer": "tracer.timeline_tracer",
     "TracerError": "tracer.errors",
     "profile_training": "tracer.runs.training",
+    "watch_training": "tracer.runs.watch",
 }
 
 

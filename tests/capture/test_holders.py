@@ -65,8 +65,8 @@ def test_a_list_in_an_attribute() -> None:
 
 
 def test_a_dictionary_and_what_is_in_it() -> None:
-    cache = {"step": {"outputs": tensor()}, 3: deque([tensor()])}
-    assert only([place(cache["step"]["outputs"])]).path == "cache['step']['outputs']"  # type: ignore[index]
+    cache: Any = {"step": {"outputs": tensor()}, 3: deque([tensor()])}
+    assert only([place(cache["step"]["outputs"])]).path == "cache['step']['outputs']"
     assert only([place(cache[3][0])]).path == "cache[3][0]"
 
 
@@ -180,6 +180,21 @@ def test_a_loss_that_is_kept_with_its_graph() -> None:
         places.append(place(hidden))
         losses.append(hidden.sum())
         del hidden
+    found = only(places)
+    assert found.path == "losses[...] -> graph of the tensor"
+    assert found.graph_of in [place(loss) for loss in losses]
+
+
+def test_a_loss_whose_graph_has_tensors_of_its_own_objects() -> None:
+    """The object of an intermediate tensor stays as long as the graph has the tensor, and nothing refers to it."""
+    weight, losses, places, objects = torch.ones(50, requires_grad=True), [], [], []
+    for _ in range(3):
+        hidden = (weight * 2).exp()
+        places.append(place(hidden))
+        objects.append(id(hidden))
+        losses.append((hidden * 3).exp().sum())
+        del hidden
+    assert {id(one) for one in gc.get_objects() if type(one) is Tensor} & set(objects), "or there is nothing to test"
     found = only(places)
     assert found.path == "losses[...] -> graph of the tensor"
     assert found.graph_of in [place(loss) for loss in losses]

@@ -7,35 +7,33 @@ collector paused.
 from __future__ import annotations
 
 import itertools
-from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import mul
-from struct import Struct
 from types import NoneType
 from typing import Any
 
-import numpy as np
-
-from tracer.arrays import Ints
 from tracer.capture import torch_private
-from tracer.capture.compiled_code import is_generated
 from tracer.capture.device_kernels import read_kernels
-from tracer.capture.inline_operators import place_inline_operators
-from tracer.capture.recording import (
-    Allocations,
-    CallKind,
-    Calls,
-    DataFlow,
-    Frames,
-    Keys,
-    Modules,
-    OpKind,
-    Ops,
-    Recording,
-    Spans,
+from tracer.capture.event_columns import (
+    ALLOCATED,
+    ALLOCATION_ROW,
+    CALL_ROW,
+    FREED,
+    OP_ROW,
+    READ,
+    SPAN_ROW,
+    UNKNOWN,
+    WRITTEN,
+    EventTables,
+    Interned,
+    to_columns,
 )
-from tracer.capture.source_files import is_own_code, is_package_code, is_user_code, whole_path
+from tracer.capture.recording import (
+    CallKind,
+    OpKind,
+    Recording,
+)
 from tracer.capture.torch_names import ACCUMULATE_GRAD, ENGINE_PREFIX
 from tracer.capture.torch_private import (
     BACKWARD_SCOPE,
@@ -75,27 +73,19 @@ def read_recording(profiler: Any) -> Recording:
     with paused_gc():
         reader = _Reader()
         reader.read(results.experimental_event_tree())
-        recording = reader.recording()
+        recording = to_columns(reader)
         if all(name == "cpu" for name in recording.devices):
             return recording
         return replace(recording, kernels=read_kernels(results, dict(reader.threads), reader.operator_names()))
 
 
-# A data-flow edge collects what happened to a storage below one node, as bits.
-_WRITTEN, _UNKNOWN, _READ, _FREED, _ALLOCATED = 1, 2, 4, 8, 16
-_ACCESS = {True: _WRITTEN, None: _UNKNOWN, False: _READ}
+_ACCESS = {True: WRITTEN, None: UNKNOWN, False: READ}
 
 
 # Plain numbers: an enumeration's member takes longer to store.
 _PYTHON, _C_FUNCTION = int(CallKind.PYTHON), int(CallKind.C_FUNCTION)
 _OPERATOR, _ENGINE, _BACKWARD_NODE = int(OpKind.OPERATOR), int(OpKind.ENGINE), int(OpKind.BACKWARD_NODE)
 _BACKWARD, _USER = BACKWARD_SCOPE.value, USER_SCOPE.value
-_INLINE_FRAME = list(Ops.__dataclass_fields__).index("inline_frame")
-_OP_WIDTH = len(Ops.__dataclass_fields__) - 1  # until sources are read, the last frame is the inline one
-_ALLOCATION_WIDTH, _CALL_WIDTH, _SPAN_WIDTH = 9, 9, 4
-_ALLOCATION_ROW, _OP_ROW, _CALL_ROW, _SPAN_ROW = (
-    Struct(f"{width}q").pack for width in (_ALLOCATION_WIDTH, _OP_WIDTH, _CALL_WIDTH, _SPAN_WIDTH)
-)
 
 Called = tuple[int, int, int, dict[int, int] | None]
 """What a call runs: kind, row of the function or -1, row of the module or -1, and frames of the function by line where
@@ -106,14 +96,6 @@ Form = tuple[bool, Sequence[int] | None, tuple[int, ...]]
 arguments the tensors are. None for how: that takes a closer look."""
 
 
-class _Interned(dict[Any, int]):
-    """Distinct values, numbered in order of appearance; a subscript gives the number."""
-
-    def __missing__(self, value: Any) -> int:
-        number = self[value] = len(self)
-        return number
-
-
 class _DeviceTexts(dict[Any, str]):
     """Names of devices: two objects of torch's may mean one."""
 
@@ -122,36 +104,23 @@ class _DeviceTexts(dict[Any, str]):
         return text
 
 
-class _Reader:
-    """One walk over the event tree, which fills tables that are turned into columns at the end."""
+class _Reader(EventTables):
+    """One walk over the event tree, which fills the tables."""
 
     def __init__(self) -> None:
-        self.strings, self.frames, self.devices, self.shapes = _Interned(), _Interned(), _Interned(), _Interned()
+        super().__init__()
         self.device_texts = _DeviceTexts()
-        self.threads = _Interned()
+        self.threads = Interned()
         # Work of other threads that hangs below a call of the thread that is being read.
         self.detached: list[Any] = []
         # Per call, the frame of the last call made from inside it.
         self.last_frame: dict[int, int] = {}
-        # Tables row by row, packed: 8 bytes a number instead of the 40 or more that lists of tuples take, and a third
-        # of the time that an array takes to be extended.
-        self.allocations, self.ops, self.calls, self.spans = bytearray(), bytearray(), bytearray(), bytearray()
         self.num_ops = self.num_calls = 0
         # Per function's frame, those of its lines; and both by the name of a Python function, which is made of file,
         # line and function, and quicker to read.
         self.lines: dict[int, dict[int, int]] = {}
         self.functions: dict[str, Called] = {}
-        self.modules: dict[int, int] = {}
-        self.module_names: list[int] = []
         self.optimizers: set[int] = set()
-        self.node_time: list[int] = []
-        self.node_backward: list[bool] = []
-        self.node_edges: list[dict[int, int]] = []
-        # Per allocation id: (id, device, address) at first sight, and what its tensors span.
-        self.storages: dict[int, tuple[int | None, int, int]] = {}
-        self.span_bytes: dict[int, int] = {}
-        # Per allocation id shape and dtype of the first tensor of it that an operator was given.
-        self.descriptions: dict[int, tuple[int, int]] = {}
         self.described: set[int] = set()
         # Allocation ids with an allocation or free so far: their size is known, their tensors need no look.
         self.sized: set[int] = set()
@@ -162,14 +131,9 @@ class _Reader:
         self.own_numbers = itertools.count()
         # An allocation id that was handed out again without a recorded free continues under a number of its own.
         self.renamed: dict[int, int] = {}
-        self.original: dict[int, int] = {}
-        self.gradients: list[int] = []
-        self.parameters: list[int] = []
-        self.optimizer_states: list[int] = []
         # By name and types of the arguments, and by what these turn out to be where the types do not say it.
         self.forms: dict[tuple[Any, ...], Form] = {}
         self.matches: dict[tuple[Any, ...], tuple[bool, tuple[int, ...]]] = {}
-        self.num_events = 0
 
     # -------------------------------------------------------------------------------------------------- the walk
     def read(self, roots: Any) -> None:
@@ -277,13 +241,13 @@ class _Reader:
                         live[allocation_id] = size
                     if renamed:
                         allocation_id = renamed.get(allocation_id, allocation_id)
-                    allocations += _ALLOCATION_ROW(
+                    allocations += ALLOCATION_ROW(
                         time_ns, address, size, allocation_id,
                         fields.total_allocated, fields.total_reserved, op, call, False,
                     )  # fmt: skip
                     edges = self._add_node(time_ns, backward) if node is None else node
                     if size:
-                        edges[allocation_id] = edges.get(allocation_id, 0) | (_ALLOCATED if size > 0 else _FREED)
+                        edges[allocation_id] = edges.get(allocation_id, 0) | (ALLOCATED if size > 0 else FREED)
                 else:
                     inner_call, inner_lines, inner_outermost = call, lines, outermost
                     if kind is PyCCallFields or kind is PyCallFields:
@@ -297,7 +261,7 @@ class _Reader:
                         if kind is PyCallFields:
                             called = functions.get(event.name) or self._called(event.name, fields)
                         call_kind, function, module, inner_lines = called
-                        calls += _CALL_ROW(
+                        calls += CALL_ROW(
                             call_kind, call, op, frame, function, module, event.start_time_ns, event.end_time_ns, thread
                         )  # fmt: skip
                         inner_call, inner_outermost = num_calls, True
@@ -317,12 +281,12 @@ class _Reader:
         self.num_calls = num_calls
 
     def _add_span(self, event: Any, name: str, thread: int) -> None:
-        self.spans += _SPAN_ROW(self.strings[name], event.start_time_ns, event.end_time_ns, thread)
+        self.spans += SPAN_ROW(self.strings[name], event.start_time_ns, event.end_time_ns, thread)
 
     def _add_operator(
         self, event: Any, fields: Any, name: str, inputs: list[Any], kind: int, parent: int, call: int, thread: int
     ) -> int:
-        self.ops += _OP_ROW(
+        self.ops += OP_ROW(
             self.strings[name], kind, parent, call, event.start_time_ns, event.end_time_ns,
             fields.sequence_number, thread, self.last_frame.get(call, -1), self._shapes(inputs),
         )  # fmt: skip
@@ -456,8 +420,8 @@ class _Reader:
         """
         old = self.renamed.get(allocation_id, allocation_id)
         before_ns = time_ns - 1  # the timeline puts frees behind allocations of the same time
-        self.allocations += _ALLOCATION_ROW(before_ns, address, -size, old, -1, -1, -1, -1, True)
-        self._add_node(before_ns, False)[old] = _FREED
+        self.allocations += ALLOCATION_ROW(before_ns, address, -size, old, -1, -1, -1, -1, True)
+        self._add_node(before_ns, False)[old] = FREED
         # Negative and below -1: never one of torch's own numbers, and never "none".
         new = -2 - len(self.original)
         self.renamed[allocation_id], self.original[new] = new, allocation_id
@@ -526,124 +490,3 @@ class _Reader:
             self.parameters.append(self._tensor(parameter))
         if gradient is not None:
             self.gradients.append(self._tensor(gradient))
-
-    # ------------------------------------------------------------------------------------------------- to columns
-    def recording(self) -> Recording:
-        allocations = _columns(self.allocations, _ALLOCATION_WIDTH)
-        keys, key_of = self._keys(*allocations[:4])
-        frames = self._frame_columns()
-        ops = _columns(self.ops, _OP_WIDTH)
-        recording = Recording(
-            strings=tuple(self.strings),
-            shapes=tuple(self.shapes),
-            devices=tuple(self.devices),
-            allocations=self._allocation_columns(allocations, key_of),
-            keys=keys,
-            flow=self._flow(key_of),
-            ops=Ops(*(*ops, ops[_INLINE_FRAME])),
-            calls=Calls(*_columns(self.calls, _CALL_WIDTH)),
-            spans=Spans(*_columns(self.spans, _SPAN_WIDTH)),
-            frames=frames,
-            modules=Modules(np.array(list(self.modules), np.int64), np.array(self.module_names, np.int64)),
-            gradient_keys=_key_set(self.gradients, key_of),
-            parameter_keys=_key_set(self.parameters, key_of),
-            optimizer_state_keys=_key_set(self.optimizer_states, key_of),
-            num_events=self.num_events,
-        )
-        return place_inline_operators(recording)
-
-    def _frame_columns(self) -> Frames:
-        user = [is_user_code(file) for file, *_ in self.frames]
-        rows = [
-            (self.strings[whole_path(file) if mine or _has_path(file) else file], line, self.strings[function])
-            for (file, line, function), mine in zip(self.frames, user, strict=True)
-        ]
-        file, line, function = _table(rows, 3)
-        own = [is_own_code(file) for file, *_ in self.frames]
-        return Frames(file, line, function, np.array(user, bool), np.array(own, bool))
-
-    def _keys(self, time_ns: Ints, address: Ints, size_bytes: Ints, number: Ints) -> tuple[Keys, dict[int, int]]:
-        """Storages that were seen as tensors, in torch's order of keys, and the row of each allocation id."""
-        in_time = np.argsort(time_ns, kind="stable")
-        allocated, first = np.unique(number[in_time], return_index=True)
-        size_of = dict(self.span_bytes)
-        size_of.update(zip(allocated.tolist(), np.abs(size_bytes[in_time][first]).tolist(), strict=True))
-        # A tensor's key sorts by (id, allocation id, device); a renamed storage follows the one it was split from.
-        tensors = [
-            (storage[0], self.original.get(number, number), max(0, -number), number)
-            for number, storage in self.storages.items()
-            if storage[0] is not None
-        ]
-        tensors.sort()
-        numbers = [row[3] for row in tensors]
-        none = (-1, -1)
-        rows = [
-            (row[0], row[1], *self.storages[row[3]][1:], size_of.get(row[3], 0), *self.descriptions.get(row[3], none))
-            for row in tensors
-        ]
-        return Keys(*_table(rows, 7)), {number: row for row, number in enumerate(numbers)}
-
-    def _allocation_columns(self, columns: tuple[Ints, ...], key_of: dict[int, int]) -> Allocations:
-        time, address, size, number, allocated, reserved, op, call, assumed = columns
-        distinct, inverse = np.unique(number, return_inverse=True)
-        numbers = distinct.tolist()
-        return Allocations(
-            time_ns=time,
-            address=address,
-            size_bytes=size,
-            allocation_id=number,
-            key=np.array([key_of.get(n, -1) for n in numbers], np.int64)[inverse],
-            device=np.array([self.storages[n][1] for n in numbers], np.int64)[inverse],
-            total_allocated_bytes=allocated,
-            total_reserved_bytes=reserved,
-            op=op,
-            call=call,
-            assumed=assumed.astype(bool),
-        )
-
-    def _flow(self, key_of: dict[int, int]) -> DataFlow:
-        time = np.array(self.node_time, np.int64)
-        order = np.argsort(time, kind="stable")
-        rank = np.empty(len(order), np.int64)
-        rank[order] = np.arange(len(order))
-        num_edges = np.array([len(edges) for edges in self.node_edges], np.int64)
-        node = np.repeat(rank, num_edges)
-        numbers = np.fromiter(itertools.chain.from_iterable(self.node_edges), np.int64)
-        distinct, inverse = np.unique(numbers, return_inverse=True)
-        key = np.array([key_of.get(number, -1) for number in distinct.tolist()], np.int64)[inverse]
-        bits = np.fromiter(itertools.chain.from_iterable(map(dict.values, self.node_edges)), np.int64)
-        tensors = key >= 0
-        node, key, bits = node[tensors], key[tensors], bits[tensors]
-        sort = np.lexsort((key, node))
-        node, key, bits = node[sort], key[sort], bits[sort]
-        touched = bits & (_WRITTEN | _UNKNOWN | _READ)
-        return DataFlow(
-            node_time_ns=time[order],
-            node_backward=np.array(self.node_backward, bool)[order],
-            edge_node=node,
-            edge_key=key,
-            edge_allocated=(bits & _ALLOCATED) > 0,
-            edge_freed=(bits & _FREED) > 0,
-            # An operator without a matching schema counts as a writer only where no known one touched the storage.
-            edge_mutated=((touched & _WRITTEN) > 0) | (touched == _UNKNOWN),
-        )
-
-
-def _has_path(file: str) -> bool:
-    """Whether a file that is not the user's goes by its whole path."""
-    return is_package_code(file) or is_generated(file)
-
-
-def _columns(packed: bytearray | array[int], width: int) -> tuple[Ints, ...]:
-    """A table that was packed row by row as contiguous columns."""
-    rows = np.frombuffer(packed, np.int64) if packed else np.empty(0, np.int64)
-    return tuple(np.ascontiguousarray(column) for column in rows.reshape(-1, width).T)
-
-
-def _table(rows: Sequence[tuple[Any, ...]], width: int) -> tuple[Ints, ...]:
-    """Rows of integers as contiguous columns."""
-    return _columns(array("q", [value for row in rows for value in row]), width)
-
-
-def _key_set(numbers: list[int], key_of: dict[int, int]) -> Ints:
-    return np.unique(np.array([key_of[number] for number in numbers if number in key_of], np.int64))

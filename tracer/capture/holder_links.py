@@ -130,6 +130,8 @@ def _slot(slot: types.MemberDescriptorType, holder: Any) -> Any:
 
 def _of_tensor(tensor: torch.Tensor, name: str) -> Any:
     try:
+        if name == "grad" and not (tensor.is_leaf or tensor.retains_grad):  # torch would warn
+            return None
         return getattr(torch.Tensor, name).__get__(tensor)
     except (AttributeError, RuntimeError):
         return None

@@ -2,8 +2,8 @@
 
 The garbage collector is asked who refers to an object, again and again, until a variable is met: a global one, a local
 one of a function that runs, an attribute of a class. What autograd keeps is reached through the tensor whose graph it
-is. Nothing is kept alive by it, and no code of a user's class is called. It takes a look through all of Python's objects
-for each step of the way, so it is for a finding and never for a step of a training.
+is. Nothing is kept alive by it, and no code of a user's class is called. Each step of the way is a look through all of
+Python's objects, so it is for a finding and never for a step of a training.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ class _Search:
         # What torch holds itself, and the collector does not see: nodes of a graph, and gradients.
         self._graph_root: dict[int, Any] = {}
         self._gradient_of: dict[int, Tensor] = {}
+        self._graphs_above: dict[int, list[Any]] = {}  # tensors whose graphs contain a tensor's
         self._own: set[int] = set()
+        self._graph_of = 0  # the address of the first tensor on the latest path
         self._kept: list[Any] = []  # so that no id is given to another object meanwhile
 
     def holders(self) -> tuple[Holder, ...]:
@@ -100,12 +102,12 @@ class _Search:
         found: dict[tuple[str, str], list[int]] = {}
         graphs: dict[tuple[str, str], int] = {}
         for address in sorted({*direct, *saved}):
-            if address in direct:
-                key = self._path(direct[address], "")
-            else:
-                root = saved[address]
-                key = self._path(root, _GRAPH)
-                graphs.setdefault(key, _address(root))
+            key = self._path(direct[address], "") if address in direct else (NOT_PYTHON, "")
+            # The object of a tensor stays as long as a graph has the tensor, whoever has let go of it.
+            if key[0] == NOT_PYTHON and address in saved:
+                key = self._path(saved[address], _GRAPH)
+            if _GRAPH in key[0]:
+                graphs.setdefault(key, self._graph_of)
             found.setdefault(key, []).append(address)
         return _merged(found, graphs)
 
@@ -137,7 +139,7 @@ class _Search:
             if address not in saved:
                 direct.setdefault(address, storage)
         self._kept += [*tensors, *roots]
-        return direct, {address: root for address, root in saved.items() if address not in direct}
+        return direct, saved
 
     def _places(self, tensor: Any) -> Iterator[int]:
         try:
@@ -159,7 +161,9 @@ class _Search:
             stack = [start]
             while stack and len(self._graph_root) < _MAX_NODES:
                 node = stack.pop()
-                if id(node) in self._graph_root:
+                if (known := self._graph_root.get(id(node))) is not None:
+                    if known is not owner:
+                        self._graphs_above.setdefault(id(known), []).append(owner)
                     continue
                 self._graph_root[id(node)] = owner
                 self._kept.append(node)
@@ -190,7 +194,11 @@ class _Search:
         self._kept += seen.values()
         if best is not None:
             root, first = best
-            return joined([root.name, *_links(first, below), tail]), root.place
+            self._graph_of = _address(_first_tensor(first, below))
+            way = joined([root.name, *_links(first, below)])
+            # One graph may contain another, which is the same to a person.
+            way = way.replace(f"{_GRAPH}{_GRAPH}", _GRAPH)
+            return way if way.endswith(_GRAPH) else f"{way}{tail}", root.place
         return self._without_variable(target, below, seen, tail), ""
 
     def _root(self, one: Any, below: Mapping[int, Any]) -> tuple[_Root, Any] | None:
@@ -214,8 +222,19 @@ class _Search:
         inside = {id(one) for one in level}
         found = gc.get_referrers(*level)
         above: list[Any] = []
-        mine = (level, below, seen, found, above, self._kept, self._graph_root, self._gradient_of, self.__dict__)
-        own = self._own | {id(one) for one in mine}
+        mine = (
+            level,
+            below,
+            seen,
+            found,
+            above,
+            self._kept,
+            self._graph_root,
+            self._gradient_of,
+            self._graphs_above,
+            self.__dict__,
+        )
+        own = self._own | {id(one) for one in mine} | {id(one) for one in self._graphs_above.values()}
         for holder in found:
             if id(holder) in own or id(holder) in seen or self._is_no_holder(holder):
                 continue
@@ -223,9 +242,10 @@ class _Search:
             if child is not None:
                 self._add(holder, child, below, seen, above)
         for one in level:
-            owner = self._graph_root.get(id(one), self._gradient_of.get(id(one)))
-            if owner is not None and id(owner) not in seen:
-                self._add(owner, one, below, seen, above)
+            owners = [self._graph_root.get(id(one)), self._gradient_of.get(id(one))]
+            for owner in (*owners, *self._graphs_above.get(id(one), ())):
+                if owner is not None and id(owner) not in seen:
+                    self._add(owner, one, below, seen, above)
         return above[:_MAX_AT_ONCE]
 
     @staticmethod
@@ -277,9 +297,18 @@ def _links(first: Any, below: Mapping[int, Any]) -> list[str]:
     return parts
 
 
+def _first_tensor(first: Any, below: Mapping[int, Any]) -> Any:
+    one = first
+    while one is not None and not isinstance(one, Tensor):
+        one = below.get(id(one))
+    return one
+
+
 def _links_between(holder: Any, held: Any) -> list[str]:
     if torch_private.has_next_functions(type(held)) and isinstance(holder, Tensor):
         return [f"{_GRAPH}{ARROW}{type(held).__name__}"]
+    if isinstance(holder, Tensor) and isinstance(held, Tensor):
+        return [link(holder, held) or _GRAPH]
     return [link(holder, held)]
 
 

@@ -11,7 +11,7 @@ from tracer.analysis.steps.watch_report import HolderName, Kept, WatchReport
 from tracer.capture.device_ledger import DeviceLedger
 from tracer.capture.source_line import SourceLine
 from tracer.exporters.files import write_atomically
-from tracer.exporters.screen import short_path
+from tracer.exporters.paths import short_path
 from tracer.exporters.snapshot_screen import place
 from tracer.units import format_bytes, some
 

@@ -340,13 +340,13 @@ def overlap(first: int, second: int) -> bool:
     return bool(both.any())
 
 
-@pytest.mark.parametrize("number", range(len(RULES) - 1))
-def test_neighbours_that_overlap_cannot_change_places_unseen(number: int) -> None:
-    if not overlap(number, number + 1):
-        pytest.skip("no block is of both")
-    swapped = (*RULES[:number], RULES[number + 1], RULES[number], *RULES[number + 2 :])
+def test_neighbours_that_overlap_cannot_change_places_unseen() -> None:
+    overlapping = [number for number in range(len(RULES) - 1) if overlap(number, number + 1)]
+    assert len(overlapping) > 10
     blocks = [block for _, examples in EXAMPLES for block, _ in examples]
-    assert classified(*blocks) != classified(*blocks, rules=swapped)
+    for number in overlapping:
+        swapped = (*RULES[:number], RULES[number + 1], RULES[number], *RULES[number + 2 :])
+        assert classified(*blocks) != classified(*blocks, rules=swapped), RULES[number].evidence.name
 
 
 def test_every_evidence_has_a_text_and_every_text_is_another() -> None:

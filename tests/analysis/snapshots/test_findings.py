@@ -15,10 +15,17 @@ from tests.allocator.recorded import Program
 from tests.snapshot.dumps import REAL_DATA, REAL_FILES, Row, block, entry, frame, freed, segment, snapshot, write
 from tracer.analysis.snapshots.classify_blocks import KINDS
 from tracer.analysis.snapshots.diff import DeviceDiff, diff_snapshots
-from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding, explain_snapshot
+from tracer.analysis.snapshots.findings import (
+    DeviceFinding,
+    SnapshotFinding,
+    explain_replayed,
+    explain_snapshot,
+    replay_snapshot,
+)
 from tracer.errors import SnapshotError
+from tracer.exporters.diff_screen import print_snapshot_diff
 from tracer.exporters.snapshot_json import snapshot_json
-from tracer.exporters.snapshot_screen import print_diff, print_snapshot
+from tracer.exporters.snapshot_screen import print_snapshot
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import load_snapshot, snapshot_in_memory
 
@@ -159,7 +166,7 @@ def test_real_recordings_sum_and_print(path: Path) -> None:
 
 def printed_diff(diffs: tuple[DeviceDiff, ...]) -> str:
     out = io.StringIO()
-    print_diff(diffs, Console(file=out, width=120), before="before", after="after")
+    print_snapshot_diff(diffs, Console(file=out, width=120), before="before", after="after")
     return out.getvalue()
 
 
@@ -171,7 +178,7 @@ def test_a_longer_context_is_explained_by_its_activations() -> None:
     assert sum(change.bytes for change in diff.by_stack) == sum(change.bytes for change in diff.by_kind) == diff.bytes
     assert diff.by_kind[0].kind == "activation" and diff.by_kind[0].bytes > diff.bytes
     assert (diff.before_phase, diff.after_phase) == ("optimizer", "backward")
-    assert "The peak was in optimizer and is in backward now" in printed_diff(diffs)
+    assert "The peak was in the optimizer's step and is in backward now" in printed_diff(diffs)
 
 
 @settings(max_examples=60, deadline=None)
@@ -253,12 +260,18 @@ def test_parameters_and_state_from_before_are_a_ratio(tmp_path: Path) -> None:
     trace = [entry("alloc", BASE, MIB, frames=node), entry("alloc", BASE + 2 * MIB, 2 * MIB, frames=node)]
     held = [block(BASE + 4 * MIB * i, size * MIB) for i, size in enumerate((1, 1, 1, 2, 2, 2), start=2)]
     blocks = [block(BASE, MIB), block(BASE + 2 * MIB, 2 * MIB), *held]
-    device = explain(tmp_path / "s", trace, [segment(BASE, 64 * MIB, blocks)])
+    loaded = load(tmp_path / "s", snapshot(trace, [segment(BASE, 64 * MIB, blocks)]))
+    (device,) = explain_snapshot(loaded).devices
     said = (
         "9.00 MiB are 3 blocks for each gradient of their size: likely parameters (3.00 MiB) and optimizer state (6.00"
     )
     assert any(said in note for note in device.notes)
     assert {group.kind for group in device.peak.groups if group.is_before_recording} == {"not known"}
+    # Whoever recorded it knew what it held: then something does tell them apart.
+    known = {each["address"]: "parameter" if i % 3 == 0 else "optimizer state" for i, each in enumerate(held)}
+    (device,) = explain_replayed(replay_snapshot(loaded, held=known)).devices
+    assert {group.kind for group in device.peak.groups if group.is_before_recording} == set(known.values())
+    assert not any("gradient of their size" in note for note in device.notes)
 
 
 def test_metadata_is_counted(tmp_path: Path) -> None:

@@ -84,6 +84,9 @@ class Facts:
     is_taken_over_by_compiled: PerBlock[Bool]
     is_freed_inside_compiled: PerBlock[Bool]
 
+    def __len__(self) -> int:
+        return len(self.role)
+
 
 def facts_of(
     recording: Recording,

@@ -8,7 +8,7 @@ Shapes: B blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -19,25 +19,10 @@ from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.block_facts import NONE, Facts, facts_of
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.torch_categories import Categories, Category
+from tracer.analysis.rules import Rule, first_that_holds
 from tracer.arrays import Bool, Int, PerAllocation, PerBlock, Rows
 from tracer.capture.known_storages import BATCH, KnownStorages, Role
 from tracer.capture.recording import Recording
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One row of the table.
-
-    Attributes:
-        evidence: How the kind is known.
-        kind: What it is, or [B] what each of them is.
-        holds: [B] for which blocks.
-    """
-
-    evidence: Evidence
-    kind: Kind | Callable[[Facts], PerBlock[Int]]
-    holds: Callable[[Facts], PerBlock[Bool]]
-
 
 _KIND_OF_ROLE = {
     Role.PARAMETER: Kind.PARAMETER,
@@ -105,7 +90,7 @@ def _is_saved(facts: Facts) -> PerBlock[Bool]:
     return np.asarray(_outside_backward(facts) & (facts.used_by_backward | is_let_go_of), np.bool_)
 
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[Rule[Facts], ...] = (
     Rule(Evidence.HELD_OBJECT, _by_role, _is_held),
     Rule(Evidence.HELD_BY_GRAPH, Kind.ACTIVATION, lambda f: f.role == Role.SAVED),
     Rule(Evidence.DATA_FLOW, _by_category, _is_known_from_before),
@@ -148,17 +133,9 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def apply_rules(facts: Facts, rules: tuple[Rule, ...] = RULES) -> tuple[PerBlock[Int], PerBlock[Int]]:
+def apply_rules(facts: Facts, rules: Sequence[Rule[Facts]] = RULES) -> tuple[PerBlock[Int], PerBlock[Int]]:
     """[B] `Kind` and [B] `Evidence` by the first rule that holds."""
-    kind = np.full(len(facts.role), Kind.UNKNOWN, np.int64)
-    evidence = np.full(len(facts.role), Evidence.OUTSIDE, np.int64)
-    is_open = np.ones(len(facts.role), np.bool_)
-    for rule in rules:
-        rows = np.flatnonzero(is_open & rule.holds(facts))
-        evidence[rows] = rule.evidence
-        kind[rows] = int(rule.kind) if isinstance(rule.kind, Kind) else rule.kind(facts)[rows]
-        is_open[rows] = False
-    return kind, evidence
+    return first_that_holds(rules, facts, otherwise=Evidence.OUTSIDE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -68,13 +68,19 @@ def with_counts(facts: BlockFacts, lives: Lives, kind: Ints, stack_kind: Ints) -
     )
 
 
-def copies_per_gradient(facts: BlockFacts, lives: Lives, kind: Ints) -> tuple[int, int]:
+def copies_per_gradient(facts: BlockFacts, lives: Lives, kind: Ints, is_not_known: Bools) -> tuple[int, int]:
     """How many blocks from before the recording there are for each gradient of their size, and their bytes.
 
     More than one are parameters and an optimizer's state of their size, which nothing tells apart; 0 and 0 where the
-    numbers are not the same for every size. Arguments as of `with_counts`.
+    numbers are not the same for every size.
+
+    Args:
+        facts: Of every block.
+        lives: The blocks.
+        kind: What each is proved to be without counting, or `Kind.UNKNOWN`.
+        is_not_known: Of each block, that its row says so: neither a rule nor the recording nor the program names it.
     """
-    staying = facts.is_before & facts.is_at_end & (kind == Kind.UNKNOWN) & ~facts.has_stack
+    staying = facts.is_before & facts.is_at_end & is_not_known & ~facts.has_stack
     return copies_of(lives.requested_bytes[staying], *_gradients_at_once(facts, lives, kind))
 
 

@@ -123,7 +123,8 @@ class KindFinder:
     @property
     def copies_per_gradient(self) -> tuple[int, int]:
         """How many blocks from before the recording there are for each gradient, and their bytes; 0 if that varies."""
-        return copies_per_gradient(self._facts, self._lives, self._proved)
+        is_not_known = self.kind_numbers(np.arange(len(self._lives.begin))) == KINDS.index(Kind.UNKNOWN.words)
+        return copies_per_gradient(self._facts, self._lives, self._proved, is_not_known)
 
     def kind_numbers(self, rows: Ints) -> Ints:
         """The index into `KINDS` of each of these rows."""
@@ -156,7 +157,7 @@ class KindFinder:
         return found
 
     def _of_now(self, rows: Ints, kinds: Sequence[str]) -> dict[int, tuple[str, str]]:
-        """Kind and evidence by position in `rows`, where what the program holds now says it; `kinds` are the others'."""
+        """Kind and evidence by position in `rows`, where what the program holds now says it; `kinds` are others'."""
         if self._held_now is NOTHING_HELD:
             return {}
         held, found = self._held_now, {}
