@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tracer.analysis.snapshots.kept_blocks import StepEnds
+from tracer.analysis.snapshots.outlived_steps import StepEnds
 from tracer.analysis.steps.step_findings import explain_steps
 from tracer.analysis.steps.watch_report import Event, WatchReport
 from tracer.capture import devices, torch_private

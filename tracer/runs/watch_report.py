@@ -13,9 +13,9 @@ from torch import Tensor
 from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.findings import ReplayedDevice, explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.groups import Group, group_rows
-from tracer.analysis.snapshots.kept_blocks import KeptGroup, StepEnds, first_whole_step, kept_groups
 from tracer.analysis.snapshots.kind_finder import HeldNow
 from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory
+from tracer.analysis.snapshots.outlived_steps import KeptGroup, StepEnds, first_whole_step, kept_groups
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.steps.step_findings import explain_steps
 from tracer.analysis.steps.watch_report import Event, HolderName, Kept, WatchReport

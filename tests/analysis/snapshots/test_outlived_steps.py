@@ -13,8 +13,8 @@ from tests.analysis.snapshots.test_findings import BASE, MIB, load
 from tests.snapshot.dumps import Row, block, entry, frame, freed, segment, snapshot
 from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence
 from tracer.analysis.snapshots.findings import ReplayedSnapshot, replay_snapshot
-from tracer.analysis.snapshots.kept_blocks import StepEnds, first_whole_step, kept_groups, steps_of_blocks
 from tracer.analysis.snapshots.kind_finder import HeldNow
+from tracer.analysis.snapshots.outlived_steps import StepEnds, first_whole_step, kept_groups, steps_of_blocks
 from tracer.snapshot.load import snapshot_in_memory
 
 LEAK, USUAL = [frame("remember", "/home/me/train.py", 7)], [frame("forward", "/home/me/train.py", 20)]
