@@ -87,7 +87,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"memory_report", "run_times"},
     ),
     "tracer.runs": (
-        {"run_history", "termination"},
+        {"job", "run_history", "termination"},
         {"session"},
         {"results"},
         {"failure_words", "ranks", "screen", "watch_report", "workload_run"},
