@@ -9,7 +9,8 @@ from dataclasses import asdict
 from rich.console import Console
 
 from tracer.analysis.snapshots.job import JobFinding, RankGroup, RankPeak
-from tracer.exporters.snapshot_screen import print_diff, print_table
+from tracer.exporters.diff_screen import print_snapshot_diff
+from tracer.exporters.text import print_table, say, table
 from tracer.units import format_bytes, some
 
 _MAX_NAMED = 12
@@ -24,14 +25,18 @@ def print_job(finding: JobFinding, console: Console, *, top: int = 10) -> None:
         top: Rows of the table of differences.
     """
     for line in _headlines(finding):
-        console.print(line, markup=False, soft_wrap=True)
-    rows = [_row(group) for group in finding.groups]
-    if rows:
-        print_table("Groups of equal ranks", ("ranks", "peak", "reserved", "mostly", ""), rows, console)
+        say(console, line)
+    if finding.groups:
+        shown = table("peak", "reserved")
+        for name in ("mostly", "ranks", ""):
+            shown.add_column(name)
+        for group in finding.groups:
+            shown.add_row(*_row(group))
+        print_table("Groups of equal ranks", shown, console)
     for one in finding.unreadable:
-        console.print(f"Not readable, {one.name} ({one.file}): {one.problem}", markup=False, soft_wrap=True)
+        say(console, f"Not readable, {one.name} ({one.file}): {one.problem}")
     if finding.difference is not None and finding.worst is not None and finding.typical is not None:
-        print_diff(
+        print_snapshot_diff(
             [finding.difference],
             console,
             before=f"typical: {finding.typical.name}",
@@ -61,10 +66,10 @@ def _row(group: RankGroup) -> tuple[str, str, str, str, str]:
     kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in first.kinds[:2])
     words = [*(["odd"] if group.is_odd else []), *(["ran out of memory"] if first.out_of_memory else [])]
     return (
-        _names(group.ranks),
         low if low == high else f"{low} to {high}",
         format_bytes(max(one.reserved_bytes for one in group.ranks)),
         kinds,
+        _names(group.ranks),
         ", ".join(words),
     )
 

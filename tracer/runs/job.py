@@ -125,7 +125,7 @@ def _executor(dask: str | None, num_processes: int) -> Iterator[Executor]:
             yield pool
         return
     try:
-        from distributed import Client
+        from distributed import Client  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
         raise MissingPackageError(
             "--dask needs Dask's distributed, which is not installed.", hint="Install the extra `cluster`."
