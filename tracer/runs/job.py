@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from glob import glob
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -125,13 +126,13 @@ def _executor(dask: str | None, num_processes: int) -> Iterator[Executor]:
             yield pool
         return
     try:
-        from distributed import Client  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        client_of: Any = import_module("distributed").Client
     except ImportError:
         raise MissingPackageError(
             "--dask needs Dask's distributed, which is not installed.", hint="Install the extra `cluster`."
         ) from None
     try:
-        client = Client(dask, timeout="10s", set_as_default=False)
+        client = client_of(dask, timeout="10s", set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise TracerError(
             f"The Dask scheduler at {dask} cannot be reached: {error or type(error).__name__}.",
