@@ -103,6 +103,7 @@ class Evidence(IntEnum):
     COMPILED_SAVED = 69
     COMPILED_INSIDE = 70
     COMPILED_TAKEN_OVER = 71
+    COMPILED_RECOMPUTED = 72
 
 
 EVIDENCE_TEXT = {
@@ -130,6 +131,7 @@ EVIDENCE_TEXT = {
     Evidence.WITHIN_LOOP: "made and freed outside forward, backward and optimizer",
     Evidence.COMPILED_SAVED: "the compiled forward hands it to backward",
     Evidence.COMPILED_TAKEN_OVER: "the compiled backward took over memory that forward had saved something in",
+    Evidence.COMPILED_RECOMPUTED: "the compiled backward computes again what its forward let go of",
     Evidence.COMPILED_INSIDE: "made and freed inside a compiled graph",
     Evidence.HISTORY: "allocated before the recording, in the allocator's history",
     Evidence.UNSEEN: "made by another thread or outside torch, where the profiler does not record",

@@ -480,6 +480,46 @@ def watch_inductor(callback: Callable[[Any, str, int | None], None]) -> Callable
     return end
 
 
+BytesByNode = dict[Any, int]
+
+
+def watch_memory_budget(
+    callback: Callable[[float, Callable[[], tuple[BytesByNode, BytesByNode]]], None],
+) -> Callable[[], None]:
+    """Be told of every graph of which `activation_memory_budget` decides what its forward keeps for backward.
+
+    What is kept is the same as without. torch is asked a second time, what it would have kept by default.
+
+    Args:
+        callback: Given the budget, and what says with bytes by node what forward keeps and what it would keep by
+            default: results of its own, in the joint graph of forward and backward.
+
+    Returns:
+        What ends that.
+    """
+    from torch._functorch import partitioners
+
+    original: Any = getattr(partitioners, "choose_saved_values_set", None)
+    if original is None:
+        return lambda: None
+
+    def choose_saved_values_set(joint_graph: Any, node_info: Any, memory_budget: float = 1) -> Any:
+        kept = original(joint_graph, node_info, memory_budget)
+        if memory_budget != 1:
+            callback(float(memory_budget), lambda: (sizes_of(kept), sizes_of(original(joint_graph, node_info, 1))))
+        return kept
+
+    def sizes_of(nodes: Any) -> BytesByNode:
+        return {node: int(partitioners._size_of(node)) for node in nodes if node.op != "placeholder"}
+
+    def end() -> None:
+        if partitioners.choose_saved_values_set is choose_saved_values_set:
+            partitioners.choose_saved_values_set = original
+
+    partitioners.choose_saved_values_set = choose_saved_values_set
+    return end
+
+
 def compile_id() -> str:
     """What torch.compile is compiling now: `0/1` is the second version of its first function; empty if it is not."""
     guards = sys.modules.get("torch._guards")
