@@ -98,7 +98,7 @@ def test_a_kept_recording_says_the_same(name: str) -> None:
 def test_what_backward_computes_again_has_the_lines_of_its_blocks(name: str) -> None:
     """Those that are computed again without compiling, and the last line, before which torch.utils.checkpoint ends."""
     one = figures(name)
-    first, second, last = BLOCK
+    first, second, _ = BLOCK
     assert {first, second} == set(one["again_in_eager"])
     assert set(one["again"]) <= set(BLOCK)
     assert one["again"]

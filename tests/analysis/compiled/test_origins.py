@@ -166,7 +166,6 @@ def test_what_backward_computes_again_says_so(compiled: Compiled) -> None:
     forward, backward = compiled.graphs
     again = replace(backward.nodes[1], is_recomputed=True)
     changed = replace(compiled, graphs=(forward, replace(backward, nodes=(backward.nodes[0], again))))
-    (row,) = compiled.rows(256)
     origin = changed.origin(256, at_kib=256)
     assert origin.is_recomputed and origin.words == "kernel, buf1, computed again"
     assert not compiled.origin(256, at_kib=256).is_recomputed

@@ -116,6 +116,7 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             ({**BEFORE, "is_made_unseen": True, **INPUT}, Kind.UNKNOWN),
             ({**BEFORE, "is_made_unseen": True, "category": Category.GRADIENT, "is_listed": True}, Kind.UNKNOWN),
             ({**BEFORE, "is_made_unseen": True, "is_taken_over_by_compiled": True}, Kind.UNKNOWN),
+            ({**BEFORE, "is_made_unseen": True, "is_recomputed_by_compiled": True}, Kind.UNKNOWN),
         ],
     ),
     (
