@@ -48,11 +48,13 @@ class CompileWatch:
         self._is_watching = False
         self._breaks_before: int | None = None
         self._functions_before = 0
+        self._left_out_before: tuple[int, list[str]] = (0, [])
 
     def start(self) -> None:
         """Wait for the first compilation."""
         self._breaks_before = len(torch_private.graph_breaks())
         self._functions_before = len(torch_private.compiled_functions())
+        self._left_out_before = torch_private.cuda_graphs_left_out()
         self._ends.append(torch_private.on_compile_start(self._compilation_begins))
 
     def _compilation_begins(self) -> None:
@@ -99,7 +101,14 @@ class CompileWatch:
             return NOTHING_COMPILED
         eager = _run_as_they_are(named)
         graphs = (self._graphs.get(path) or eager.get(path) or _without_nodes(path) for path in sorted(named))
-        return CompiledCode(tuple(graphs), self._functions(), self._breaks(), tuple(self._budgets))
+        return CompiledCode(
+            tuple(graphs), self._functions(), self._breaks(), tuple(self._budgets), self._cuda_graphs_left_out()
+        )
+
+    def _cuda_graphs_left_out(self) -> tuple[str, ...]:
+        (count, reasons), (before, known) = torch_private.cuda_graphs_left_out(), self._left_out_before
+        new = [_first_line(reason) for reason in reasons[len(known) :]]
+        return tuple(dict.fromkeys(new)) or ("",) * (count > before)
 
     def _functions(self) -> tuple[CompiledFunction, ...]:
         found = torch_private.compiled_functions()[self._functions_before :]

@@ -128,12 +128,15 @@ class CompiledCode:
         functions: What was compiled during the run.
         breaks: Of its graphs.
         budgets: Of the graphs that were given one.
+        cuda_graphs_left_out: Why CUDA graphs, which were asked for, were not made, each reason once; "" where torch
+            does not say, as on a device that has none.
     """
 
     graphs: tuple[CompiledGraph, ...] = ()
     functions: tuple[CompiledFunction, ...] = ()
     breaks: tuple[GraphBreak, ...] = ()
     budgets: tuple[MemoryBudget, ...] = ()
+    cuda_graphs_left_out: tuple[str, ...] = ()
 
     @property
     def num_recompilations(self) -> int:

@@ -544,6 +544,16 @@ def compiled_functions() -> list[tuple[str, str, str, int, str]]:
     ]
 
 
+def cuda_graphs_left_out() -> tuple[int, list[str]]:
+    """How often CUDA graphs were asked for and not made so far, and torch's reasons, as far as it gives them."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None:
+        return 0, []
+    reasons = (getattr(one, "cudagraph_skip_reason", None) for one in utils.get_compilation_metrics())
+    count = utils.counters.get("inductor", {}).get("cudagraph_skips", 0)
+    return int(count), [str(reason) for reason in reasons if reason]
+
+
 def graph_breaks() -> list[tuple[str, Any]]:
     """Torch's reason for every break of a graph so far, and the user's stack there, outermost first."""
     utils = sys.modules.get("torch._dynamo.utils")

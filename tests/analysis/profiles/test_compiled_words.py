@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 
 from tests.training_steps import record
@@ -65,6 +66,19 @@ def test_what_is_computed_again_is_counted() -> None:
     graphs = (CompiledGraph("a", "", nodes=(other,)), CompiledGraph("b", "", is_backward=True, nodes=(again, other)))
     (_, said, _) = compiled_sentences(found(CompiledCode(graphs)))
     assert said == "Compiled backward computes 1 operator of forward again; 0 B of the peak hold what came of that."
+
+
+@pytest.mark.parametrize(
+    ("left_out", "words"),
+    [
+        (("",), "this device has none"),
+        (("mutated inputs.",), "mutated inputs"),
+        (tuple("abcde"), "a; b; c; 2 more reasons"),
+    ],
+)
+def test_cuda_graphs_that_were_not_made_are_told(left_out: tuple[str, ...], words: str) -> None:
+    said = compiled_sentences(found(CompiledCode(GRAPHS, cuda_graphs_left_out=left_out)))[1]
+    assert said.startswith(f"CUDA graphs were asked for, as mode=reduce-overhead does, and not made: {words}. ")
 
 
 def test_a_memory_budget_is_told_against_the_default() -> None:

@@ -29,6 +29,7 @@ def compiled_sentences(findings: Findings, *, file_name: _FileName = str) -> tup
         _graphs(code),
         *_breaks(code, file_name),
         *_recompilations(code, file_name),
+        *_cuda_graphs(code),
         *_recomputed(findings),
         *_budgets(code, file_name),
         *_without_line(findings),
@@ -65,6 +66,20 @@ def _recompilations(code: CompiledCode, file_name: _FileName) -> list[str]:
 
 def _why(function: CompiledFunction) -> str:
     return f": {function.reason.strip().splitlines()[0]}" if function.reason.strip() else ""
+
+
+def _cuda_graphs(code: CompiledCode) -> list[str]:
+    """What `mode="reduce-overhead"` asks for, and does not get everywhere."""
+    left_out = code.cuda_graphs_left_out
+    if not left_out:
+        return []
+    told = [reason.rstrip(".") for reason in left_out if reason] or ["this device has none"]
+    more = [f"{_count(len(told) - _NUM_SHOWN, 'more reason')}"] if len(told) > _NUM_SHOWN else []
+    why = "; ".join([*told[:_NUM_SHOWN], *more])
+    return [
+        f"CUDA graphs were asked for, as mode=reduce-overhead does, and not made: {why}. "
+        "What is not in one allocates in every step, as it does without that mode."
+    ]
 
 
 def _recomputed(findings: Findings) -> list[str]:

@@ -39,6 +39,7 @@ def compiled_columns(code: CompiledCode) -> Arrays:
         ],
         "breaks": [{"reason": one.reason, **_line(one.line)} for one in code.breaks],
         "budgets": [_budget(one) for one in code.budgets],
+        "cuda_graphs_left_out": list(code.cuda_graphs_left_out),
     }
     return {_NAME: np.frombuffer(json.dumps(document).encode(), np.uint8)}
 
@@ -105,6 +106,7 @@ def compiled_from(columns: Columns) -> CompiledCode:
             for one in document.documents("breaks", at_most=_MAX)
         ),
         budgets=tuple(map(_budget_from, document.documents("budgets", at_most=_MAX))),
+        cuda_graphs_left_out=document.texts("cuda_graphs_left_out"),
     )
 
 
