@@ -17,7 +17,7 @@ from tests.exporters.page_samples import peak_row
 from tracer.analysis.peak_diff import PeakDiff, SavedPeak, diff_peaks
 from tracer.analysis.peak_row import PeakRow
 from tracer.errors import SnapshotError
-from tracer.exporters.peak_diff_screen import print_against_eager, print_peak_diff
+from tracer.exporters.diff_screen import print_against_eager, print_peak_diff
 from tracer.exporters.peak_json import eager_document, read_peak_json
 
 
@@ -132,10 +132,17 @@ def test_the_screen_says_the_change_the_phases_and_the_rest() -> None:
     rows = [peak_row(10 + i, module=f"[bold]net.{i}") for i in range(5)]
     text = printed(diff_peaks(saved(peak_row(7), phase="forward"), saved(*rows, device="cpu")), top=2)
     assert "a[red] -> b" in text
-    assert "cuda:0 -> cpu: peak 7 B -> 60 B, +53 B (+53 B)" in text
+    assert "cuda:0 -> cpu: peak 7 B -> 60 B, +53 B (+53 B, +757.1 %)" in text
     assert "The peak was in forward and is in backward now" in text
     assert "[bold]net.4" in text and "[bold]net.1" not in text
     assert "4 more" in text  # net.0 to net.2, and what was there before
+
+
+def test_rows_that_did_not_change_are_left_out_and_counted() -> None:
+    same, old, new = peak_row(9, module="same"), peak_row(5, module="other"), peak_row(6, module="other")
+    text = printed(diff_peaks(saved(same, old), saved(same, new)))
+    assert "By module (1 row without a change left out)" in text
+    assert "same" not in text.replace("the same", "")
 
 
 rows = st.lists(

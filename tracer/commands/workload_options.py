@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tracer.commands.common import refuse
+from tracer.commands.usage import FNO, MODEL, STEP
 from tracer.errors import TracerError, WorkloadError
 from tracer.exporters.terminal import say
 
@@ -23,38 +24,72 @@ if TYPE_CHECKING:
 
 _DEVICES_HINT = "Use cpu, cuda:0, xpu:0, ..., or import what registers the backend with --import MODULE."
 
-BatchSize = Annotated[int, typer.Option(help="Samples in a batch.")]
-Seed = Annotated[int, typer.Option(help="Seed of weights and data.")]
+BatchSize = Annotated[int, typer.Option(help="Samples in a batch.", rich_help_panel=MODEL)]
+Seed = Annotated[int, typer.Option(help="Seed of weights and data.", rich_help_panel=MODEL)]
 
-InChannels = Annotated[int, typer.Option(help="Channels of the model's input.")]
-OutChannels = Annotated[int, typer.Option(help="Channels of the model's output.")]
-HiddenChannels = Annotated[int, typer.Option(help="Width of the model.")]
-DataSize = Annotated[str, typer.Option(help="Grid points: 64 is 64 x 64; 128x96 or 32x32x32 also work.")]
-NumModes = Annotated[str, typer.Option(help="Fourier modes kept: 32 for every axis, or 32x16.")]
-NumLayers = Annotated[int, typer.Option(help="Fourier layers.")]
-Data = Annotated[Literal["random", "darcy"], typer.Option(help="Noise, or solved Darcy flow problems.")]
+InChannels = Annotated[int, typer.Option(help="Channels of the model's input.", rich_help_panel=FNO)]
+OutChannels = Annotated[int, typer.Option(help="Channels of the model's output.", rich_help_panel=FNO)]
+HiddenChannels = Annotated[int, typer.Option(help="Width of the model.", rich_help_panel=FNO)]
+DataSize = Annotated[
+    str, typer.Option(help="Grid points: 64 is 64 x 64; 128x96 or 32x32x32 also work.", rich_help_panel=FNO)
+]
+NumModes = Annotated[str, typer.Option(help="Fourier modes kept: 32 for every axis, or 32x16.", rich_help_panel=FNO)]
+NumLayers = Annotated[int, typer.Option(help="Fourier layers.", rich_help_panel=FNO)]
+Data = Annotated[
+    Literal["random", "darcy"], typer.Option(help="Noise, or solved Darcy flow problems.", rich_help_panel=FNO)
+]
 Spectrum = Annotated[
     Literal["new_zeros", "torch_zeros"],
-    typer.Option(help="How the padded spectrum is allocated; after torch_zeros torch's categories stop."),
+    typer.Option(
+        help="How the padded spectrum is allocated; after torch_zeros torch's categories stop.", rich_help_panel=FNO
+    ),
 ]
 
-Model = Annotated[str, typer.Option(help="Your own model: package.module:factory, or path/to/file.py:factory.")]
-ModelArg = Annotated[list[str], typer.Option(help="Argument of the factory: width=256.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        metavar="<where:what>",
+        help="What to train: package.module:factory, or path/to/file.py:factory; a class or a function.",
+        rich_help_panel=MODEL,
+    ),
+]
+ModelArg = Annotated[
+    list[str],
+    typer.Option(metavar="<name=value>", help="Argument of the factory: width=256. Repeatable.", rich_help_panel=MODEL),
+]
 ModelInput = Annotated[
-    list[str], typer.Option("--input", help="Input of a module: 3x224x224, or ids=128:int64:0-50257.")
+    list[str],
+    typer.Option(
+        "--input",
+        metavar="<size>",
+        help="Input of the model, one sample: 3x224x224, or by name ids=128:int64:0-50257. Repeatable.",
+        rich_help_panel=MODEL,
+    ),
 ]
-Optimizer = Annotated[str, typer.Option(help="Of torch.optim: adamw, sgd:lr=0.1,momentum=0.9, none.")]
+Optimizer = Annotated[
+    str, typer.Option(help="Of torch.optim: adamw, sgd:lr=0.1,momentum=0.9, none.", rich_help_panel=STEP)
+]
 Loss = Annotated[
-    Literal["auto", "mean-square", "cross-entropy"], typer.Option(help="auto: the model's own, or mean-square.")
+    Literal["auto", "mean-square", "cross-entropy"],
+    typer.Option(help="auto: the model's own, or mean-square.", rich_help_panel=STEP),
 ]
-Amp = Annotated[Literal["off", "bfloat16", "float16"], typer.Option(help="Mixed precision.")]
-Accumulate = Annotated[int, typer.Option(help="Micro-batches of --batch-size in a step.")]
-Checkpoint = Annotated[bool, typer.Option("--checkpoint", help="Recompute repeated blocks in backward.")]
-Compile = Annotated[bool, typer.Option("--compile", help="Call the model through torch.compile.")]
+Amp = Annotated[Literal["off", "bfloat16", "float16"], typer.Option(help="Mixed precision.", rich_help_panel=STEP)]
+Accumulate = Annotated[int, typer.Option(help="Micro-batches of --batch-size in a step.", rich_help_panel=STEP)]
+Checkpoint = Annotated[
+    bool, typer.Option("--checkpoint", help="Recompute repeated blocks in backward.", rich_help_panel=STEP)
+]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Call the model through torch.compile.", rich_help_panel=MODEL)
+]
 CompileArg = Annotated[
-    list[str], typer.Option(help="Argument of torch.compile: mode=reduce-overhead. Means --compile.")
+    list[str],
+    typer.Option(
+        metavar="<name=value>",
+        help="Argument of torch.compile: mode=reduce-overhead. Means --compile. Repeatable.",
+        rich_help_panel=MODEL,
+    ),
 ]
-Inference = Annotated[bool, typer.Option("--inference", help="Forward only, without gradients.")]
+Inference = Annotated[bool, typer.Option("--inference", help="Forward only, without gradients.", rich_help_panel=STEP)]
 
 _FNO_ONLY = ("in_channels", "out_channels", "hidden_channels", "data_size", "n_modes", "n_layers", "data", "spectrum")
 _STEP_ONLY = ("optimizer", "loss", "amp", "accumulate", "checkpoint", "inference")
@@ -180,8 +215,13 @@ def _model_errors() -> Iterator[None]:
         raise WorkloadError(f"{error}{behind(at)}", hint=error.hint) from error
 
 
-def chosen_device(text: str, *, named: bool) -> torch.device:
+def chosen_device(text: str, *, named: bool, say: Callable[[str], None] = say) -> torch.device:
     """The device asked for; the default one falls back to the CPU, visibly.
+
+    Args:
+        text: Its name.
+        named: Whether the user wrote it.
+        say: Takes the line that says so.
 
     Raises:
         TracerError: It is not there.
