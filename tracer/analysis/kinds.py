@@ -104,6 +104,7 @@ class Evidence(IntEnum):
     COMPILED_INSIDE = 70
     COMPILED_TAKEN_OVER = 71
     LIBRARYS = 72
+    COMPILED_RECOMPUTED = 73
     # Of snapshots of a process that is still there to be asked.
     REACHED = 80
     KEPT_BY_GRAPH = 81
@@ -135,6 +136,7 @@ EVIDENCE_TEXT = {
     Evidence.WITHIN_LOOP: "made and freed outside forward, backward and optimizer",
     Evidence.COMPILED_SAVED: "the compiled forward hands it to backward",
     Evidence.COMPILED_TAKEN_OVER: "the compiled backward took over memory that forward had saved something in",
+    Evidence.COMPILED_RECOMPUTED: "the compiled backward computes again what its forward let go of",
     Evidence.COMPILED_INSIDE: "made and freed inside a compiled graph",
     Evidence.REACHED: "Python reaches it as a tensor, in no module and no optimizer",
     Evidence.KEPT_BY_GRAPH: "a graph that is still there keeps it for backward",
