@@ -349,7 +349,7 @@ def test_little_is_shown_as_little(opened: Callable[..., Any], page: Callable[[]
         assert "NaN" not in tab.locator("body").inner_text()
 
 
-@pytest.mark.parametrize("width", [800, 1280])
+@pytest.mark.parametrize("width", [390, 800, 1280])
 def test_themes_and_widths(opened: Callable[..., Any], width: int) -> None:
     with opened(synthetic_page(3000), color_scheme="dark") as tab:
         tab.set_viewport_size({"width": width, "height": 900})

@@ -1,7 +1,7 @@
 // The words first, then the timeline, then what was in it. Each device has a page of its own in the data.
 
-const SECTIONS = ["answer", "timeline", "peak", "lost", "time", "run"];
-const NAVIGATION = { timeline: "Timeline", peak: "In use", lost: "Lost track", time: "Time", run: "Run" };
+const SECTIONS = ["answer", "timeline", "peak", "space", "lost", "time", "run"];
+const NAVIGATION = { timeline: "Timeline", peak: "In use", space: "Segments", lost: "Lost track", time: "Time", run: "Run" };
 
 const setTheme = (theme) => {
   document.documentElement.dataset.theme = theme;
@@ -92,6 +92,7 @@ class DevicePage {
       if (address.other !== null) view.other = rowOfNumber(data, columns, address.other);
     }
     this.moment = new MomentSection(data, columns, moments, view, this.colorOf, timeline);
+    if (data.space && moments.address) this.space = new SpaceSection(await unpackSpace(data.space), moments, view, this.colorOf);
     if (timeline) {
       timeline.moments = moments;
       timeline.lanes = moments.canMove ? new Lanes(moments, columns, this.colorOf, data.source) : null;
@@ -106,6 +107,7 @@ class DevicePage {
     this.color();
     this.timeline?.draw();
     this.moment?.icicle.draw();
+    this.space?.draw();
   }
 }
 
