@@ -95,6 +95,8 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"cards", "device_memory", "fake_tensors", "kernel_results", "storage_log", "unfilled"},
         {"columns", "open_calls", "spread"},
         {"recorder"},
+        {"rule"},
+        {"kernel_scratch"},
         {"cuda_rules"},
         {"rehearse"},
     ),

@@ -365,7 +365,8 @@ class Recorder:
             return False
         storage = held.untyped_storage()
         is_dense = storage.nbytes() == held.numel() * held.element_size() and 0 not in held.stride()
-        return is_dense and torch_private.num_storage_users(storage) <= _UNSHARED_STORAGE
+        is_unshared = torch_private.num_storage_users(storage) <= _UNSHARED_STORAGE
+        return is_dense and is_unshared and torch_private.num_tensor_users(held) <= _UNSHARED_TENSOR
 
     # ------------------------------------------------------------------------------------------------------ storages
     def number(self, tensor: Tensor) -> int:
@@ -494,6 +495,7 @@ class Recorder:
 
 
 _UNSHARED_STORAGE = 2  # the tensor, and the Python object that asks
+_UNSHARED_TENSOR = 4  # the engine's buffer, the operator's arguments, and two of the call that brings them here
 _QUERIES = frozenset({"aten::size", "aten::stride", "aten::is_contiguous", "aten::numel", "aten::dim"})
 
 

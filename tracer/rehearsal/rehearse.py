@@ -25,10 +25,11 @@ from tracer.capture.recording import Recording
 from tracer.capture.torch_names import OPTIMIZER_PREFIXES, STEP_PREFIX
 from tracer.capture.training_objects import TrainingObjects
 from tracer.rehearsal.columns import HOST, Columns
-from tracer.rehearsal.cuda_rules import RULES, Gpu, Rule, ScratchOfGpu
+from tracer.rehearsal.cuda_rules import RULES
 from tracer.rehearsal.device_memory import DeviceMemory, Requests, serve
 from tracer.rehearsal.fake_tensors import turn_all_fake
 from tracer.rehearsal.recorder import Recorder, ScratchOf, ValueRead
+from tracer.rehearsal.rule import Gpu, Rule, ScratchOfGpu
 from tracer.workloads.workload import Workload, num_micro_batches
 
 CUDA = "cuda:0"
