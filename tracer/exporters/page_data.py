@@ -78,7 +78,7 @@ def page_data(page: Page, *, num_pages: int = 1) -> PageJson:
         "device": page.device,
         "subtitle": page.subtitle,
         "source": page.source,
-        "headline": headline(page),
+        "headline": page.answer or headline(page),
         "axis": page.axis,
         "timeline": timeline,
         "marks": [_mark(mark, origin, rows) for mark in page.marks],

@@ -300,6 +300,7 @@ class Page:
         clock: What `timings` were taken with: "CUDA events", "host clock".
         slow_modules: Slowest first.
         run: Command, device, versions, settings, model size, date.
+        answer: What the page says first where it is not about one peak.
         alarm: What ended the program, in sentences: the first things that the page says.
         advice: What would help, the most first.
         headline_notes: Sentences that belong to the answer itself.
@@ -327,6 +328,7 @@ class Page:
     clock: str = ""
     slow_modules: tuple[SlowModule, ...] = ()
     run: Mapping[str, str | int | float] = field(default_factory=dict)
+    answer: tuple[str, ...] = ()
     alarm: tuple[str, ...] = ()
     advice: tuple[PageAdvice, ...] = ()
     headline_notes: tuple[str, ...] = ()

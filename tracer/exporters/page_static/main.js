@@ -13,7 +13,8 @@ const setTheme = (theme) => {
 
 const showNavigation = () => {
   const there = Object.keys(NAVIGATION).filter((id) => !document.getElementById(id).hidden).map((id) => [id, NAVIGATION[id]]);
-  const alarm = document.querySelector(".alarming");
+  const alarm = document.querySelector(".alarming"), findings = [...document.querySelectorAll("main > section[id^=finding]")].filter((one) => one !== alarm);
+  if (!there.some(([id]) => id === "timeline")) there.unshift(...findings.map((one) => [one.id, one.querySelector("h2").textContent]));
   if (alarm) there.splice(2, 0, [alarm.id, alarm.querySelector("h2").textContent]);
   // The address belongs to the moment, so a link scrolls and leaves it as it is.
   const go = (id) => (event) => {
@@ -41,7 +42,7 @@ const clearPage = () => {
 
 const deviceSelector = (pages, shown, choose) => {
   if (pages.length < 2) return null;
-  const select = el("select", { id: "device" }, pages.map((page, index) => el("option", { value: String(index) }, `${page.device}, ${page.peak ? formatBytes(page.peak.bytes) : "nothing"}${page.alarm.length ? ", out of memory" : ""}`)));
+  const select = el("select", { id: "device" }, pages.map((page, index) => el("option", { value: String(index) }, `${page.device}${page.peak ? `, ${formatBytes(page.peak.bytes)}` : ""}${page.alarm.length ? ", out of memory" : ""}`)));
   select.value = String(shown);
   select.addEventListener("change", () => choose(Number(select.value)));
   return el("p", { class: "device" }, el("label", { for: "device" }, "Device "), select);
@@ -56,7 +57,7 @@ class DevicePage {
   words(selector) {
     const { data } = this;
     document.getElementById("title").textContent = data.title;
-    document.getElementById("subtitle").textContent = `${data.device}, ${data.subtitle}`;
+    document.getElementById("subtitle").textContent = [data.device, data.subtitle].filter((part) => part).join(", ");
     showAnswer(data, selector);
     showLostTrack(data.lostTrack);
     showTime(data);
