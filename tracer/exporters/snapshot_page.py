@@ -286,7 +286,7 @@ def _sections(finding: SnapshotFinding, shown: int) -> tuple[Section, ...]:
     others = [one for index, one in enumerate(finding.devices) if index != shown]
     if others:
         rows = tuple((f"device {one.device}", one.peak.requested_bytes, f"{len(one.oom):,}") for one in others)
-        sentence = f"This page is about device {device.device}. For another one, name it with --device."
+        sentence = f"What is shown is device {device.device}; another one is chosen at the top of the page."
         table = Table("Their peaks", ("device", "peak", "times out of memory"), rows)
         sections.append(Section("Other devices", (sentence,), (table,)))
     return tuple(sections)
