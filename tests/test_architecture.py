@@ -92,7 +92,17 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"script_run"},
     ),
     "tracer.rehearsal": (
-        {"cards", "device_memory", "fake_tensors", "kernel_results", "storage_log", "unfilled"},
+        {
+            "cards",
+            "device_memory",
+            "fake_tensors",
+            "held_objects",
+            "how_many",
+            "kernel_results",
+            "storage_log",
+            "unfilled",
+            "unrehearsable",
+        },
         {"columns", "open_calls", "spread"},
         {"recorder"},
         {"rule"},
