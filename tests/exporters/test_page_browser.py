@@ -100,7 +100,7 @@ def hover(tab: Any, share: float) -> str:
     tab.locator(".frame").scroll_into_view_if_needed()
     box = plot_area(tab)
     tab.mouse.move(box["x"] + box["width"] * share, box["y"] + box["height"] / 2)
-    return str(tab.locator(".tip").inner_text())
+    return str(tab.locator(".frame .tip").inner_text())
 
 
 def column(tab: Any, number: int) -> list[str]:
@@ -297,7 +297,7 @@ def test_each_block_is_drawn_and_read(opened: Callable[..., Any], recorded: Call
         assert tab.locator(".lane-key span").count() > 3
         area = plot_area(tab)
         tab.mouse.move(area["x"] + area["width"] / 2, area["y"] + area["height"] * 0.8)
-        tip = tab.locator(".tip").inner_text()
+        tip = tab.locator(".frame .tip").inner_text()
         size = re.search(r"\(([\d,]+) B\)", tip)
         assert size is not None
         assert int(size[1].replace(",", "")) in cycle.lifetimes.size_bytes
