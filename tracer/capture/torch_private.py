@@ -480,6 +480,46 @@ def watch_inductor(callback: Callable[[Any, str, int | None], None]) -> Callable
     return end
 
 
+BytesByNode = dict[Any, int]
+
+
+def watch_memory_budget(
+    callback: Callable[[float, Callable[[], tuple[BytesByNode, BytesByNode]]], None],
+) -> Callable[[], None]:
+    """Be told of every graph of which `activation_memory_budget` decides what its forward keeps for backward.
+
+    What is kept is the same as without. torch is asked a second time, what it would have kept by default.
+
+    Args:
+        callback: Given the budget, and what says with bytes by node what forward keeps and what it would keep by
+            default: results of its own, in the joint graph of forward and backward.
+
+    Returns:
+        What ends that.
+    """
+    from torch._functorch import partitioners
+
+    original: Any = getattr(partitioners, "choose_saved_values_set", None)
+    if original is None:
+        return lambda: None
+
+    def choose_saved_values_set(joint_graph: Any, node_info: Any, memory_budget: float = 1) -> Any:
+        kept = original(joint_graph, node_info, memory_budget)
+        if memory_budget != 1:
+            callback(float(memory_budget), lambda: (sizes_of(kept), sizes_of(original(joint_graph, node_info, 1))))
+        return kept
+
+    def sizes_of(nodes: Any) -> BytesByNode:
+        return {node: int(partitioners._size_of(node)) for node in nodes if node.op != "placeholder"}
+
+    def end() -> None:
+        if partitioners.choose_saved_values_set is choose_saved_values_set:
+            partitioners.choose_saved_values_set = original
+
+    partitioners.choose_saved_values_set = choose_saved_values_set
+    return end
+
+
 def compile_id() -> str:
     """What torch.compile is compiling now: `0/1` is the second version of its first function; empty if it is not."""
     guards = sys.modules.get("torch._guards")
@@ -502,6 +542,16 @@ def compiled_functions() -> list[tuple[str, str, str, int, str]]:
         for one in metrics
         if getattr(one, "is_forward", True) is not False
     ]
+
+
+def cuda_graphs_left_out() -> tuple[int, list[str]]:
+    """How often CUDA graphs were asked for and not made so far, and torch's reasons, as far as it gives them."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None:
+        return 0, []
+    reasons = (getattr(one, "cudagraph_skip_reason", None) for one in utils.get_compilation_metrics())
+    count = utils.counters.get("inductor", {}).get("cudagraph_skips", 0)
+    return int(count), [str(reason) for reason in reasons if reason]
 
 
 def graph_breaks() -> list[tuple[str, Any]]:
