@@ -120,6 +120,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"factory", "random_inputs"},
         {"module_steps"},
         {"compiling", "user_model"},
+        {"hf_config"},
     ),
 }
 # The model of the allocator stands alone; only what reads a recording knows how recordings are stored.
