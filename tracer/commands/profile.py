@@ -290,6 +290,8 @@ def _adviser(
     if not given["advise"]:
         refuse(context, ("verify", "gpu_memory"), "with --advise")
         return None
+    if given["watch"]:
+        raise TracerError("--advise is for a profiled run, and --watch has no profiler.", hint="Leave one of them out.")
     if not is_alone:
         raise TracerError("--advise is for a run of one process.", hint="Leave it out, or run without torchrun.")
     try:
