@@ -51,7 +51,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
 # And inside a folder: files, floor by floor; each may import those of the floors below its own.
 STOREYS: dict[str, tuple[set[str], ...]] = {
     "tracer.capture": (
-        {"devices", "operator_lines", "quiet_profiler", "source_line"},
+        {"devices", "notebook_cells", "quiet_profiler", "source_line"},
+        {"operator_lines"},
         {"compiled_code"},
         {"source_files"},
         {"gradients_seen", "phase_timing", "run_origin", "torch_names", "torch_private"},

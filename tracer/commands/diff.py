@@ -10,6 +10,7 @@ import typer
 
 from tracer.commands.common import SNAPSHOT_NAME, errors_for_people, say_all, snapshot_path
 from tracer.commands.run_options import Quiet, Top
+from tracer.commands.usage import SCREEN
 from tracer.errors import SnapshotError
 from tracer.exporters.terminal import screen
 from tracer.snapshot.load import load_snapshot
@@ -31,6 +32,9 @@ def diff(
         str | None,
         typer.Option(metavar="<percent or size>", help="Exit with 3 if a peak grew by more than this: 5%, 100MiB."),
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the answer as JSON instead.", rich_help_panel=SCREEN)
+    ] = False,
     top: Top = 10,
     quiet: Quiet = False,
 ) -> None:
@@ -39,15 +43,21 @@ def diff(
     Two folders that runs wrote are compared by category, module, operator and line; two snapshots by kind and stack.
     """
     with errors_for_people():
-        with screen(is_shown=not quiet) as console:
-            exceeded = show_diff(before, after, console, top=top, fail_above=fail_above)
+        with screen(is_shown=as_json or not quiet) as console:
+            exceeded = show_diff(before, after, console, top=top, fail_above=fail_above, as_json=as_json)
         say_all(exceeded)
     if exceeded:
         raise typer.Exit(3)
 
 
 def show_diff(
-    before: Path, after: Path, console: Console, *, top: int = 10, fail_above: str | None = None
+    before: Path,
+    after: Path,
+    console: Console,
+    *,
+    top: int = 10,
+    fail_above: str | None = None,
+    as_json: bool = False,
 ) -> Sequence[str]:
     """Compare two peaks on a console.
 
@@ -60,6 +70,7 @@ def show_diff(
         console: Where to print.
         top: Rows of each table; that by category or kind has them all.
         fail_above: A threshold such as `5%` or `100MiB`; checked before anything is read.
+        as_json: Print JSON instead of text.
 
     Returns:
         A sentence for each device whose peak grew by more than the threshold; none without one.
@@ -73,24 +84,34 @@ def show_diff(
     threshold = parse_threshold(fail_above) if fail_above is not None else None
     names = {"before": str(before), "after": str(after)}
     before, after = (side.parent if side.name == PEAK_NAME and side.is_file() else side for side in (before, after))
-    diffs: dict[str, Grown]
+
+    def exceeded(diffs: dict[str, Grown]) -> list[str]:
+        if threshold is None:
+            return []
+        return [threshold.sentence(device, diff) for device, diff in diffs.items() if threshold.is_exceeded_by(diff)]
+
+    from tracer.exporters.diff_json import peak_diff_json, snapshot_diff_json
+    from tracer.exporters.diff_screen import print_peak_diff, print_snapshot_diff
+    from tracer.exporters.json_header import this_command
+
     if _what_to_compare(before, after) == PEAK_NAME:
         from tracer.analysis.peak_diff import diff_peaks
-        from tracer.exporters.diff_screen import print_peak_diff
         from tracer.exporters.peak_json import read_peak_json
 
         peaks = diff_peaks(read_peak_json(before / PEAK_NAME), read_peak_json(after / PEAK_NAME))
-        print_peak_diff(peaks, console, **names, top=top)
-        diffs = {peaks.after.device: peaks}
+        found = exceeded({peaks.after.device: peaks})
+        if as_json:
+            console.file.write(peak_diff_json(peaks, **names, exceeded=found, command=this_command()) + "\n")
+        else:
+            print_peak_diff(peaks, console, **names, top=top)
+        return found
+    devices = compare_files(before, after)
+    found = exceeded({f"device {one.device}": one for one in devices})
+    if as_json:
+        console.file.write(snapshot_diff_json(devices, **names, exceeded=found, command=this_command()) + "\n")
     else:
-        from tracer.exporters.diff_screen import print_snapshot_diff
-
-        devices = compare_files(before, after)
         print_snapshot_diff(devices, console, **names, top=top)
-        diffs = {f"device {one.device}": one for one in devices}
-    if threshold is None:
-        return []
-    return [threshold.sentence(device, diff) for device, diff in diffs.items() if threshold.is_exceeded_by(diff)]
+    return found
 
 
 def _what_to_compare(before: Path, after: Path) -> str:
