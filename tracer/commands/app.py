@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from tracer.commands.diff import diff
+from tracer.commands.predict import predict
 from tracer.commands.profile import profile
 from tracer.commands.report import report
 from tracer.commands.run import CONTEXT, run
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.callback(invoke_without_command=True)(profile)
 app.command(cls=Command, short_help="Profile an unchanged training script.", context_settings=CONTEXT)(run)
+app.command(cls=Command, short_help="Say whether a step fits on a GPU, without one.")(predict)
 app.command(cls=Command, short_help="Explain an allocator snapshot made anywhere.")(snapshot)
 app.command(cls=Command, short_help="Say what changed between two peaks.")(diff)
 app.command(cls=Command, short_help="Write the files of a kept recording again.")(report)

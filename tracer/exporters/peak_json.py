@@ -108,7 +108,12 @@ def peak_document(
     cycle = worst_of(peaks)
     peak = peaks[cycle]
     return {
-        **json_header(NAME, VERSION, torch=origin and origin.torch, command=origin and origin.command),
+        **json_header(
+            NAME,
+            VERSION,
+            torch=None if origin is None else origin.torch,
+            command=None if origin is None else origin.command,
+        ),
         "device": peak.device,
         "peak_bytes": peak.peak_bytes,
         "allocator_peak_bytes": peak.allocator_peak_bytes,

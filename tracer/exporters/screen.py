@@ -44,11 +44,10 @@ def print_peak(findings: Findings, console: Console, *, num_steps: int | None = 
         if line is not None:
             say_wrapped(console, line, style="bold")
     say_wrapped(console, _counts(findings))
-    by_category = [(name, *total) for name, total in _totals(peak, lambda row: row.category)]
-    _print_bytes("What filled it", "category", by_category, peak.peak_bytes, console)
+    print_categories(peak, console)
     if top:
         _print_modules(peak, console, top)
-        _print_lines(peak, console, top)
+        print_lines(peak, console, top)
         _print_phases(findings.worst, console)
     for words in (
         *growth_sentences(findings.growth, file_name=short_path),
@@ -188,7 +187,13 @@ def _words(category: str) -> str:
     return category.replace("_", " ").lower()
 
 
-def _print_lines(peak: PeakReport, console: Console, top: int) -> None:
+def print_categories(peak: PeakReport, console: Console) -> None:
+    """The peak by category."""
+    by_category = [(name, *total) for name, total in _totals(peak, lambda row: row.category)]
+    _print_bytes("What filled it", "category", by_category, peak.peak_bytes, console)
+
+
+def print_lines(peak: PeakReport, console: Console, top: int) -> None:
     """By line; below a library's line the user's that led there, which stands in the title if it is always the same."""
     callers = {_caller(row) for row in peak.rows if row.caller_file}
     is_one = len(callers) == 1
