@@ -108,8 +108,6 @@ def test_every_key_of_a_differences_answer_is_described(file: Path, tmp_path: Pa
         for changes in (value for key, value in device.items() if key.startswith("by_")):
             assert sum(change["after_bytes"] - change["before_bytes"] for change in changes) == device["bytes"]
     assert described == set(keys("A compared device"))
-    assert of_runs["exceeded"] == ["cpu: peak grew 7.0 %, the limit is 5 %."]
-    assert of_runs["command"].startswith("main.py diff") or of_runs["command"]
 
 
 def test_every_key_of_peak_json_is_described() -> None:

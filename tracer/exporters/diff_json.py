@@ -1,74 +1,64 @@
-"""The difference of two peaks as JSON, for scripts."""
+"""Two peaks compared, as JSON values for scripts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from tracer.analysis.peak_diff import PeakDiff, RowChange, SavedPeak
-from tracer.analysis.snapshots.diff import DeviceDiff
-from tracer.exporters.json_header import json_header
+from tracer.exporters.json_header import json_header, this_command
 
-FORMAT, VERSION = "diff", 1
+if TYPE_CHECKING:
+    from tracer.analysis.peak_diff import PeakDiff, RowChange
+    from tracer.analysis.snapshots.diff import Change, DeviceDiff
+
+VERSION = 1
 
 
-def peak_diff_json(diff: PeakDiff, *, before: str, after: str, exceeded: Sequence[str], command: str) -> str:
-    """The difference of two runs; the changes of each list sum to `bytes`.
-
-    Args:
-        diff: What `diff_peaks` returned.
-        before: Name of the first run.
-        after: Name of the second one.
-        exceeded: Why the threshold is exceeded, if it is.
-        command: That made the document.
-    """
-    one = {
+def peak_diff_json(diff: PeakDiff, *, before: str, after: str) -> str:
+    """Two runs' peaks; the changes of each list sum to the change of the peak."""
+    lists = {name: getattr(diff, name) for name in ("by_category", "by_module", "by_operator", "by_line")}
+    device = {
         "device": diff.after.device,
-        "bytes": diff.bytes,
-        "before": _side(diff.before),
-        "after": _side(diff.after),
-        "by_category": _changes(diff.by_category),
-        "by_module": _changes(diff.by_module),
-        "by_operator": _changes(diff.by_operator),
-        "by_line": _changes(diff.by_line),
+        "before_phase": diff.before.phase,
+        "after_phase": diff.after.phase,
+        **_sizes(diff.before.bytes, diff.after.bytes),
+        **{name: [_row(change) for change in changes] for name, changes in lists.items()},
     }
-    return _document([one], before, after, exceeded, command)
+    return _text(before, after, [device])
 
 
-def snapshot_diff_json(
-    diffs: Sequence[DeviceDiff], *, before: str, after: str, exceeded: Sequence[str], command: str
-) -> str:
-    """The difference of two snapshots, device by device; arguments as of `peak_diff_json`."""
-    devices = [
-        {
-            "device": f"{diff.device}",
-            "bytes": diff.bytes,
-            "before": {"device": f"{diff.device}", "peak_bytes": diff.before_bytes, "phase": diff.before_phase or None},
-            "after": {"device": f"{diff.device}", "peak_bytes": diff.after_bytes, "phase": diff.after_phase or None},
-            "by_kind": [asdict(change) for change in diff.by_kind],
-            "by_stack": [asdict(change) for change in diff.by_stack],
-        }
-        for diff in diffs
-    ]
-    return _document(devices, before, after, exceeded, command)
+def snapshot_diff_json(devices: Sequence[DeviceDiff], *, before: str, after: str) -> str:
+    """Two snapshots' peaks, device by device."""
+    return _text(before, after, [_device(one) for one in devices])
 
 
-def _document(devices: list[dict[str, Any]], before: str, after: str, exceeded: Sequence[str], command: str) -> str:
-    values = {
-        **json_header(FORMAT, VERSION, torch=None, command=command),
-        "before": before,
-        "after": after,
-        "exceeded": list(exceeded),
-        "devices": devices,
+def _device(one: DeviceDiff) -> dict[str, Any]:
+    return {
+        "device": f"device {one.device}",
+        "before_phase": one.before_phase or None,
+        "after_phase": one.after_phase or None,
+        **_sizes(one.before_bytes, one.after_bytes),
+        "by_kind": [_change(change) for change in one.by_kind],
+        "by_stack": [_change(change) for change in one.by_stack],
     }
-    return json.dumps(values, indent=2)
 
 
-def _side(peak: SavedPeak) -> dict[str, Any]:
-    return {"device": peak.device, "peak_bytes": peak.bytes, "phase": peak.phase}
+def _text(before: str, after: str, devices: Sequence[Mapping[str, Any]]) -> str:
+    header = json_header("diff", VERSION, torch=None, command=this_command())
+    return json.dumps({**header, "before": before, "after": after, "devices": devices}, indent=1)
 
 
-def _changes(changes: Sequence[RowChange]) -> list[dict[str, Any]]:
-    return [{**asdict(change), "name": list(change.name)} for change in changes]
+def _sizes(before: int, after: int) -> dict[str, int]:
+    return {"before_bytes": before, "after_bytes": after, "bytes": after - before}
+
+
+def _row(change: RowChange) -> dict[str, Any]:
+    counts = {"before_count": change.before_count, "after_count": change.after_count}
+    return {"name": list(change.name), **_sizes(change.before_bytes, change.after_bytes), **counts}
+
+
+def _change(change: Change) -> dict[str, Any]:
+    counts = {"before_count": change.before_count, "after_count": change.after_count}
+    sizes = _sizes(change.before_bytes, change.after_bytes)
+    return {"kind": change.kind, "stack": list(change.stack), **sizes, **counts}
