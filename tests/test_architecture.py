@@ -92,11 +92,11 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"script_run"},
     ),
     "tracer.rehearsal": (
-        {"cards", "device_memory", "fake_tensors", "kernel_results", "storage_log", "unfilled"},
+        {"cards", "cudnn_answers", "device_memory", "fake_tensors", "kernel_results", "storage_log", "unfilled"},
         {"columns", "open_calls", "spread"},
         {"recorder"},
         {"rule"},
-        {"kernel_scratch"},
+        {"convolution_workspaces", "kernel_scratch"},
         {"cuda_rules"},
         {"rehearse"},
     ),
