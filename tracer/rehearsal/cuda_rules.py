@@ -97,7 +97,9 @@ def _cublas_workspace(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     if call.is_backward in taken:
         return
     taken.add(call.is_backward)
-    yield Scratch(32 * MIB if gpu.compute_capability >= (9, 0) else 4096 * 1024 * 2 + 16 * 1024 * 8, kept=True)
+    yield Scratch(
+        32 * MIB if gpu.compute_capability >= (9, 0) else 4096 * 1024 * 2 + 16 * 1024 * 8, kept=True, name="cuBLAS"
+    )
 
 
 RULES: tuple[Rule, ...] = (
