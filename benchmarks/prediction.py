@@ -323,7 +323,8 @@ def range_table(predictions: Sequence[Prediction]) -> list[list[str]]:
     table = [["runs", "n", "inside", "median width, % of ours"]]
     for group, belongs in GROUPS.items():
         members = [each for each in predictions if belongs(each.run) and each.run.ran and each.run.measured_bytes]
-        if not members or all(each.least_bytes == each.most_bytes for each in members):
+        members = [each for each in members if each.run.figure != "allocated"]  # the range is of what is reserved
+        if not members:
             continue
         inside = sum(each.least_bytes <= (each.run.measured_bytes or 0) <= each.most_bytes for each in members)
         widths = [100 * (each.most_bytes - each.least_bytes) / max(each.reserved_bytes, 1) for each in members]
