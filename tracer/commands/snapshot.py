@@ -13,7 +13,7 @@ import typer
 from tracer.commands.common import errors_for_people, say_all, snapshot_path
 from tracer.commands.run_options import Quiet, Top
 from tracer.commands.usage import ALLOCATOR, DEVICE, OUTPUTS, QUESTIONS, SCREEN
-from tracer.errors import MissingPackageError, OutputError, SettingsError, SnapshotError
+from tracer.errors import MissingPackageError, OutputError, SettingsError, SnapshotError, TracerError
 from tracer.exporters.terminal import screen
 from tracer.runs.termination import FilesInTurn
 from tracer.snapshot.load import load_snapshot
@@ -29,7 +29,13 @@ SQLITE_READERS = "sqlite3, or Skyline's readers"
 
 
 def snapshot(
-    file: Annotated[Path, typer.Argument(help="A pickle or JSON of torch.cuda.memory._snapshot(), or a --save-dir.")],
+    file: Annotated[
+        list[Path],
+        typer.Argument(
+            help="A pickle or JSON of torch.cuda.memory._snapshot(), or a --save-dir; of a whole job several, their "
+            "folder, or a pattern in quotes."
+        ),
+    ],
     device: Annotated[
         int | None, typer.Option(min=0, help="Index of the only device to look at.", rich_help_panel=DEVICE)
     ] = None,
@@ -88,16 +94,34 @@ def snapshot(
     sqlite: Annotated[
         Path | None, typer.Option(help="Also write the memory report of that device.", rich_help_panel=OUTPUTS)
     ] = None,
+    dask: Annotated[
+        str | None,
+        typer.Option(
+            metavar="<address>",
+            help="Read a job's recordings on the workers of this Dask scheduler.",
+            rich_help_panel=QUESTIONS,
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the answer as JSON instead.", rich_help_panel=SCREEN)
     ] = False,
     top: Top = 10,
     quiet: Quiet = False,
 ) -> None:
-    """Say what filled each device at its peak, from an allocator snapshot made anywhere, and why it ran out."""
+    """Say what filled each device at its peak, from an allocator snapshot made anywhere, and why it ran out.
+
+    Several recordings are the ranks of a job: which are alike, which are odd, and what the worst one has more.
+    """
+    if is_job(file):
+        with errors_for_people(), screen(is_shown=as_json or not quiet) as console:
+            for name, given in (("html", html), ("sqlite", sqlite), ("between", between), ("gpu-memory", gpu_memory)):
+                if given is not None:
+                    raise TracerError(f"--{name} is about one recording.", hint="Name the file of one rank.")
+            show_job(file, console, device=device, dask=dask, as_json=as_json, top=top)
+        return
     with errors_for_people(), screen(is_shown=as_json or not quiet) as console:
         shown = show_snapshot(
-            file,
+            file[0],
             console,
             device=device,
             top=top,
@@ -115,6 +139,38 @@ def snapshot(
             )
     if not shown.runs:
         raise typer.Exit(3)
+
+
+def is_job(paths: Sequence[Path]) -> bool:
+    """Whether these are the recordings of several ranks: several paths, a pattern, or a folder of recordings."""
+    if len(paths) != 1:
+        return True
+    (path,) = paths
+    return (
+        not snapshot_path(path).exists()
+        if path.is_dir()
+        else not path.exists() and set(path.name) & set("*?[") != set()
+    )
+
+
+def show_job(
+    paths: Sequence[Path], console: Console, *, device: int | None, dask: str | None, as_json: bool, top: int
+) -> None:
+    """Explain the ranks of a job on a console.
+
+    Raises:
+        SnapshotError: There is no recording.
+        TracerError: The Dask scheduler cannot be reached.
+    """
+    from tracer.analysis.snapshots.job import explain_job
+    from tracer.exporters.job_screen import job_json, print_job
+    from tracer.runs.job import read_job, recordings
+
+    finding = explain_job(read_job(recordings(paths), device=device, dask=dask))
+    if as_json:
+        console.file.write(job_json(finding) + "\n")
+    else:
+        print_job(finding, console, top=top)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,7 @@ def build_user_workload(
     model_args: Sequence[str] = (),
     options: StepOptions = StepOptions(),
     device_named: bool = False,
+    without_memory: bool = False,
 ) -> Any:
     """Find a factory, call it, and make what it returns into a workload.
 
@@ -94,6 +95,7 @@ def build_user_workload(
         model_args: Arguments of the factory as `key=value`; values are Python literals, or else strings.
         options: How a plain module is trained.
         device_named: Whether the device was asked for, and must be the one of a workload that brings its own.
+        without_memory: Whether a model on the meta device may stay there, as for a rehearsal.
 
     Raises:
         UserModelError: The factory, its arguments or what it returns cannot be used. Where user code raised, that
@@ -103,7 +105,14 @@ def build_user_workload(
     factory = load_factory(name_of_factory)
     offered = {"device": device, "batch_size": options.batch_size, "seed": options.seed}
     built = call_factory(name_of_factory, factory, parse_arguments("--model-arg", model_args), offered)
-    return as_workload(built, device=device, options=options, source=factory, device_named=device_named)
+    return as_workload(
+        built,
+        device=device,
+        options=options,
+        source=factory,
+        device_named=device_named,
+        without_memory=without_memory,
+    )
 
 
 # ---- making a workload of what it returned ---------------------------------------------------------------------------
@@ -116,6 +125,7 @@ def as_workload(
     options: StepOptions = StepOptions(),
     source: Any = None,
     device_named: bool = False,
+    without_memory: bool = False,
 ) -> Any:
     """Whatever a factory may return, as a workload.
 
@@ -123,11 +133,11 @@ def as_workload(
         UserModelError: It is none of that, or the options do not fit it.
     """
     if isinstance(built, nn.Module):
-        return _module_workload(built, None, device, options)
+        return _module_workload(built, None, device, options, without_memory)
     if isinstance(built, tuple) and built and isinstance(built[0], nn.Module):
         match built[1:]:
             case (torch.optim.Optimizer() as its_optimizer,):
-                return _module_workload(built[0], its_optimizer, device, options)
+                return _module_workload(built[0], its_optimizer, device, options, without_memory)
             case (torch.optim.Optimizer() as its_optimizer, step) if _is_step(step):
                 return _step_workload(step, built[0], its_optimizer, device, options, device_named)
             case (step,) if _is_step(step):
@@ -194,7 +204,11 @@ def _devices(model: nn.Module) -> set[torch.device]:
 
 
 def _module_workload(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device, options: StepOptions
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    device: torch.device,
+    options: StepOptions,
+    without_memory: bool,
 ) -> ModuleWorkload:
     if optimizer is not None and options.optimizer != StepOptions().optimizer:
         raise UserModelError("The factory brings an optimizer, and --optimizer names another.", hint="Leave one out.")
@@ -205,7 +219,8 @@ def _module_workload(
         )
     inputs = [parse_input(text) for text in options.inputs]
     _check_inputs(model, inputs)
-    model = _moved(model, device)
+    if not (without_memory and _devices(model) == {torch.device("meta")}):
+        model = _moved(model, device)
     model.train(not options.inference)
     if options.checkpoint:
         checkpoint_blocks(model)

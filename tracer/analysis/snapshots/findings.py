@@ -9,7 +9,7 @@ import numpy as np
 
 from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
 from tracer.analysis.snapshots.groups import Group
-from tracer.analysis.snapshots.kind_finder import KindFinder, kind_finders
+from tracer.analysis.snapshots.kind_finder import HeldNow, KindFinder, kind_finders
 from tracer.analysis.snapshots.oom import MAX_EXPLAINED, OutOfMemory, explain_ooms
 from tracer.analysis.snapshots.peak import Peak, find_peak, never_freed
 from tracer.analysis.snapshots.sites import Sites
@@ -124,7 +124,11 @@ def explain_snapshot(snapshot: Snapshot, *, device: int | None = None) -> Snapsh
 
 
 def replay_snapshot(
-    snapshot: Snapshot, *, device: int | None = None, held: Mapping[int, str] | None = None
+    snapshot: Snapshot,
+    *,
+    device: int | None = None,
+    held: Mapping[int, str] | None = None,
+    held_now: Mapping[int, HeldNow] | None = None,
 ) -> ReplayedSnapshot:
     """Replay the devices of a loaded snapshot; arguments and errors as of `explain_snapshot`.
 
@@ -132,6 +136,7 @@ def replay_snapshot(
         snapshot: See there.
         device: See there.
         held: Kinds by address of what the program held when the history began.
+        held_now: By index of the device, what the program held when the snapshot was taken.
     """
     chosen = [state for state in snapshot.devices if device is None or state.device == device]
     if device is not None and not chosen:
@@ -142,7 +147,7 @@ def replay_snapshot(
     sites = Sites(snapshot.stacks)
     replays = [replay(state, snapshot.settings) for state in chosen]
     lives = [(state, one.lives) for state, one in zip(chosen, replays, strict=True)]
-    finders = kind_finders(snapshot, lives, sites, held=held)
+    finders = kind_finders(snapshot, lives, sites, held=held, held_now=held_now)
     devices = (ReplayedDevice(*parts) for parts in zip(chosen, replays, finders, strict=True))
     return ReplayedSnapshot(snapshot, sites, tuple(devices))
 
