@@ -152,7 +152,7 @@ def test_the_size_of_a_recording_is_told_by_the_event(tmp_path: Path) -> None:
 
 
 def test_without_findings_only_the_timings_are_written(tmp_path: Path) -> None:
-    write(tmp_path, dataclasses.replace(results(), findings=None))
+    write(tmp_path, dataclasses.replace(results(), findings=None, advice=None))
     assert names_in(tmp_path) == ["cuda_timing.txt", "recording.npz"]
 
 
