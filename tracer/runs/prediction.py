@@ -50,6 +50,21 @@ class Place:
     line: SourceLine | None
 
 
+@dataclass(frozen=True, slots=True)
+class ShapeNeed:
+    """What inputs of one shape need.
+
+    Attributes:
+        inputs: As `--input` has them.
+        allocated_bytes: At the peak.
+        reserved_bytes: At the peak.
+    """
+
+    inputs: tuple[str, ...]
+    allocated_bytes: int
+    reserved_bytes: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Prediction:
     """What a step needs of a device.
@@ -63,6 +78,7 @@ class Prediction:
         spread: Of what is reserved.
         failed_at: Where it runs out of memory; None where it does not.
         assumptions: Sentences on what was assumed.
+        by_shape: Where inputs vary, what the smallest and the largest need alone.
     """
 
     rehearsal: Rehearsal
@@ -73,6 +89,7 @@ class Prediction:
     spread: Spread
     failed_at: Place | None
     assumptions: tuple[str, ...]
+    by_shape: tuple[ShapeNeed, ...] = ()
 
     @property
     def fits(self) -> bool | None:
@@ -86,6 +103,7 @@ def predict(
     card: Card | None = None,
     settings: AllocatorSettings | None = None,
     device: str = "cuda",
+    num_steps: int = 3,
 ) -> Prediction:
     """Rehearse a workload, explain its peak and see whether it fits.
 
@@ -94,12 +112,18 @@ def predict(
         card: The device it is to fit on.
         settings: Of its allocator.
         device: `cuda`, or `cpu` for the CPU's own behaviour.
+        num_steps: More where the shapes of batches vary.
 
     Raises:
         RehearsalError: It cannot be rehearsed.
     """
     capability = card.compute_capability if card is not None else (8, 0)
-    done = rehearse(workload, device="cuda" if device == "cuda" else "cpu", compute_capability=capability)
+    done = rehearse(
+        workload,
+        device="cuda" if device == "cuda" else "cpu",
+        compute_capability=capability,
+        num_steps=num_steps,
+    )
     cycle = find_in_cycle(done.recording, known=done.known, module_names=done.module_names)
     capacity = card.usable_bytes if card is not None else None
     unlimited = done.memory if settings is None else done.on_device(settings)
@@ -147,7 +171,13 @@ def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None) ->
     capability = ".".join(map(str, card.compute_capability if card is not None else (8, 0)))
     rules = [rule.name for rule in RULES if rule.name in rehearsal.rules]
     said.append(f"CUDA's ways at compute capability {capability}: {', '.join(rules)}.")
-    said.append("Convolutions' workspaces are not known without the device, and not counted.")
+    if any("conv" in name for name in _operators(rehearsal)):
+        said.append("Convolutions' workspaces are not known without the device, and not counted.")
+    if getattr(workload, "amp", "off") != "off":
+        said.append(
+            "Mixed precision as the CPU's autocast has it; CUDA's runs layer norms, softmaxes and losses in 32 bits, "
+            "and may need more."
+        )
     if card is not None:
         said.append(
             f"{format_bytes(CONTEXT_BYTES)} of the device are for CUDA's context and kernels, not counted above."
@@ -162,6 +192,25 @@ def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None) ->
     if any(type(module).__name__ == "OptimizedModule" for module in workload.model.modules()):
         said.append("Compiled parts were rehearsed as eager ones, which need more.")
     return said
+
+
+def shape_need(workload: Workload, inputs: tuple[str, ...], *, card: Card | None, device: str) -> ShapeNeed:
+    """What a workload of one shape needs.
+
+    Args:
+        workload: On the CPU; it holds no numbers any more afterwards.
+        inputs: As `--input` has them.
+        card: The device it is to fit on.
+        device: As in `predict`.
+    """
+    capability = card.compute_capability if card is not None else (8, 0)
+    done = rehearse(workload, device="cuda" if device == "cuda" else "cpu", compute_capability=capability)
+    return ShapeNeed(inputs, done.memory.peak_allocated_bytes, done.memory.peak_reserved_bytes)
+
+
+def _operators(rehearsal: Rehearsal) -> set[str]:
+    whole = rehearsal.whole
+    return {whole.strings[name] for name in set(whole.ops.name.tolist())}
 
 
 def results_of(
