@@ -93,6 +93,7 @@ def test_mistakes_are_one_sentence(arguments: tuple[str, ...], words: str) -> No
     assert result.exit_code == 1 and words in result.stderr and "Traceback" not in result.stderr
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_prediction_and_a_run_stand_side_by_side(tmp_path: Path) -> None:
     """On the CPU they agree on all but kernels' own memory: no row of a tensor differs by a byte."""
     predicted, measured = tmp_path / "predicted", tmp_path / "measured"
