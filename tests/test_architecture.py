@@ -100,6 +100,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
     "tracer.rehearsal": (
         {
             "cards",
+            "cudnn_answers",
             "device_memory",
             "fake_tensors",
             "held_objects",
@@ -112,7 +113,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"columns", "open_calls", "spread"},
         {"recorder"},
         {"rule"},
-        {"kernel_scratch"},
+        {"convolution_workspaces", "kernel_scratch"},
         {"cuda_rules"},
         {"rehearse"},
     ),
