@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -256,12 +256,18 @@ def allocator_history_enabled(device: torch.device) -> bool:
     return any(memory._snapshot(device).get("device_traces", ()))
 
 
-def start_allocator_history(device: torch.device, max_entries: int) -> None:
+def start_allocator_history(device: torch.device, max_entries: int, *, stacks_of_frees: bool = True) -> None:
     """Record allocations and frees of the caching allocator, with Python stacks.
 
     C++ stacks are left out: reading them took minutes on real runs, and the profiler knows the operators.
+
+    Args:
+        device: Any whose allocator has a history.
+        max_entries: How many are kept; the oldest go first.
+        stacks_of_frees: Whether to take the stack of a free too, which costs as much as that of an allocation.
     """
-    _record_history(device, enabled="all", context="all", stacks="python", max_entries=max_entries, device=device)
+    context = "all" if stacks_of_frees else "alloc"
+    _record_history(device, enabled="all", context=context, stacks="python", max_entries=max_entries, device=device)
 
 
 def stop_allocator_history(device: torch.device) -> None:
@@ -281,6 +287,41 @@ def allocator_snapshot(device: torch.device) -> dict[str, Any]:
     """What `torch.cuda.memory._snapshot()` returns: segments as they are, and the recorded history."""
     snapshot: dict[str, Any] = _history_module(device)._snapshot(device)
     return snapshot
+
+
+def on_out_of_memory(device: torch.device, callback: Callable[[], None]) -> bool:
+    """Have something called right before an allocator raises that there is no memory left; False where that is not.
+
+    torch has no way to take it back: register once in a process.
+    """
+    attach = getattr(torch._C, f"_{device.type}_attach_out_of_memory_observer", None)
+    if attach is None:
+        return False
+    attach(lambda *_: callback())
+    return True
+
+
+def allocator_statistics(device: torch.device) -> Mapping[str, Any]:
+    """The allocator's counters as they are kept, nested by name; empty where it has none.
+
+    What `torch.cuda.memory_stats` puts in one flat dictionary of a hundred entries, at ten times the cost.
+    """
+    nested = getattr(torch.get_device_module(device), "memory_stats_as_nested_dict", None)
+    if nested is not None:
+        return dict(nested(device))
+    ask = getattr(torch._C, "_accelerator_getDeviceStats", None)
+    accelerator = torch.accelerator.current_accelerator()
+    if ask is None or accelerator is None or accelerator.type != device.type:
+        return {}
+    try:
+        return dict(ask(device.index))
+    except (RuntimeError, NotImplementedError):  # an allocator without counters
+        return {}
+
+
+def has_next_functions(kind: type) -> bool:
+    """Whether the objects of a class are nodes of an autograd graph."""
+    return hasattr(kind, "next_functions") and hasattr(kind, "register_hook")
 
 
 # ------------------------------------------------------------------------------------------------ tensors from within
