@@ -43,10 +43,12 @@ if TYPE_CHECKING:
     from tracer.advice.recommendation import AdviceReport
     from tracer.allocator.settings import AllocatorSettings
     from tracer.rehearsal.cards import Card
-    from tracer.runs.prediction import Prediction
+    from tracer.runs.prediction import Prediction, ShapeNeed
     from tracer.workloads.workload import Workload
 
 _DOES_NOT_FIT = 3
+# The first two have state and cache settled; with shapes that vary, more for what the cache holds.
+_NUM_STEPS, _NUM_STEPS_THAT_VARY = 3, 8
 # Of a prediction there are no times.
 _LEFT_OUT = ("run-time-report", "cuda-timing", "trace")
 
@@ -149,7 +151,10 @@ def _predict(context: typer.Context, given: Mapping[str, Any]) -> bool | None:
     from tracer.runs.prediction import predict as predicted
 
     workload = _build(options, given["seed"])
-    answer = predicted(workload, card=card, settings=settings, device=given["device"])
+    shapes = _shapes_alone(options)
+    num_steps = _NUM_STEPS_THAT_VARY if shapes else _NUM_STEPS
+    answer = predicted(workload, card=card, settings=settings, device=given["device"], num_steps=num_steps)
+    answer = replace(answer, by_shape=_needs(options, shapes, given, card))
     batch = _largest_batch(options, given, card, settings) if given["largest_batch"] and card is not None else None
     advice = _advice(options, given, card) if given["advise"] else None
     if given["save_dir"] is not None:
@@ -174,6 +179,27 @@ def _device(given: Mapping[str, Any]) -> tuple[Card | None, AllocatorSettings | 
         raise TracerError("--largest-batch has a meaning only with --gpu-memory.", hint="Add --gpu-memory 24GiB.")
     card = card_of(given["gpu_memory"]) if given["gpu_memory"] else None
     return card, parse_settings(given["settings"]) if given["settings"] else None
+
+
+def _shapes_alone(options: WorkloadOptions) -> tuple[tuple[str, ...], ...]:
+    """The inputs of the smallest and of the largest shapes, where they vary."""
+    from tracer.workloads.random_inputs import VARIES
+
+    inputs = tuple(options.options.get("inputs", ()))
+    if not any(VARIES.search(text) for text in inputs):
+        return ()
+    return tuple(tuple(VARIES.sub(by, text) for text in inputs) for by in (r"\1", r"\2"))
+
+
+def _needs(
+    options: WorkloadOptions, shapes: tuple[tuple[str, ...], ...], given: Mapping[str, Any], card: Card | None
+) -> tuple[ShapeNeed, ...]:
+    from tracer.runs.prediction import shape_need
+
+    alone = ((inputs, replace(options, options={**options.options, "inputs": inputs})) for inputs in shapes)
+    return tuple(
+        shape_need(_build(one, given["seed"]), inputs, card=card, device=given["device"]) for inputs, one in alone
+    )
 
 
 def _build(options: WorkloadOptions, seed: int) -> Workload:
