@@ -40,6 +40,7 @@ from tracer.errors import MissingPackageError, TracerError
 from tracer.exporters.terminal import say, screen
 
 if TYPE_CHECKING:
+    from tracer.advice.recommendation import AdviceReport
     from tracer.allocator.settings import AllocatorSettings
     from tracer.rehearsal.cards import Card
     from tracer.runs.prediction import Prediction, ShapeNeed
@@ -108,6 +109,14 @@ def predict(
             rich_help_panel=QUESTIONS,
         ),
     ] = False,
+    advise: Annotated[
+        bool,
+        typer.Option(
+            "--advise",
+            help="Rehearse changes too, and say which would lower the peak, or make it fit.",
+            rich_help_panel=QUESTIONS,
+        ),
+    ] = False,
     save_dir: Annotated[
         Path | None,
         typer.Option(help="Also write the files of a run there: peak.json, the page, ...", rich_help_panel=OUTPUTS),
@@ -147,10 +156,11 @@ def _predict(context: typer.Context, given: Mapping[str, Any]) -> bool | None:
     answer = predicted(workload, card=card, settings=settings, device=given["device"], num_steps=num_steps)
     answer = replace(answer, by_shape=_needs(options, shapes, given, card))
     batch = _largest_batch(options, given, card, settings) if given["largest_batch"] and card is not None else None
+    advice = _advice(options, given, card) if given["advise"] else None
     if given["save_dir"] is not None:
-        _write(answer, workload, options, given["save_dir"], not_said if given["quiet"] else say)
+        _write(answer, workload, options, given["save_dir"], not_said if given["quiet"] else say, advice)
     if given["as_json"] or not given["quiet"]:
-        _print(answer, batch, as_json=given["as_json"], top=given["top"])
+        _print(answer, batch, advice, as_json=given["as_json"], top=given["top"])
     return answer.fits
 
 
@@ -218,8 +228,27 @@ def _largest_batch(
     return largest_batch(build, card, start=given["batch_size"], settings=settings, tell=tell)
 
 
+def _advice(options: WorkloadOptions, given: Mapping[str, Any], card: Card | None) -> AdviceReport:
+    from tracer.advice.planner import advise
+    from tracer.advice.report import report_of
+
+    found = advise(
+        lambda: _build(options, given["seed"]),
+        device=given["device"],
+        target_bytes=card.usable_bytes if card is not None else None,
+        compute_capability=card.compute_capability if card is not None else (8, 0),
+        num_multiprocessors=card.num_multiprocessors if card is not None else 108,
+    )
+    return report_of(found)
+
+
 def _write(
-    answer: Prediction, workload: Workload, options: WorkloadOptions, folder: Path, tell: Callable[[str], None]
+    answer: Prediction,
+    workload: Workload,
+    options: WorkloadOptions,
+    folder: Path,
+    tell: Callable[[str], None],
+    advice: AdviceReport | None,
 ) -> None:
     from tracer.runs.outputs import Written, write_outputs, written_lines
     from tracer.runs.prediction import results_of
@@ -228,23 +257,28 @@ def _write(
         for line in written_lines(written):
             tell(line)
 
-    results = results_of(answer, workload, settings=options.settings)
+    results = replace(results_of(answer, workload, settings=options.settings), advice=advice)
     written = write_outputs(results, folder, leave_out=_LEFT_OUT, tell=tell_of)
     for each in written:
         if each.error is not None and not isinstance(each.error, MissingPackageError):
             raise each.error
 
 
-def _print(answer: Prediction, batch: int | None, *, as_json: bool, top: int) -> None:
+def _print(answer: Prediction, batch: int | None, advice: AdviceReport | None, *, as_json: bool, top: int) -> None:
+    from tracer.exporters.advice_json import advice_values
+    from tracer.exporters.advice_screen import print_advice
     from tracer.exporters.text import say as print_line
     from tracer.runs.prediction_words import prediction_json, print_prediction
 
     with screen() as console:
         if as_json:
             document = prediction_json(answer) | ({} if batch is None else {"largest_batch": batch})
+            document |= {} if advice is None else {"advice": advice_values(advice)}
             console.print(json.dumps(document, indent=1), soft_wrap=True, markup=False)
             return
         print_prediction(answer, console, top=top)
+        if advice is not None:
+            print_advice(advice, console)
         if batch is not None:
             print_line(console)
             print_line(console, f"Largest batch that fits: {batch}." if batch else "Not even one sample fits.")
