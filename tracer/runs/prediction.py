@@ -17,6 +17,7 @@ from tracer.capture.run_origin import RunOrigin
 from tracer.capture.source_line import SourceLine
 from tracer.errors import TracerError
 from tracer.rehearsal.cards import CONTEXT_BYTES, Card
+from tracer.rehearsal.convolution_workspaces import CudnnAnswers
 from tracer.rehearsal.cuda_rules import RULES
 from tracer.rehearsal.device_memory import DeviceMemory
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
@@ -29,6 +30,9 @@ from tracer.workloads.workload import Workload
 Build = Callable[[int], Workload]
 """From a batch size to a workload on the CPU, new each time."""
 _MAX_BATCH = 1 << 20
+_NUM_STEPS = 3
+_CAPABILITY = (8, 0)
+"""Of a card that nobody has named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,21 @@ class Place:
     line: SourceLine | None
 
 
+@dataclass(frozen=True, slots=True)
+class ShapeNeed:
+    """What inputs of one shape need.
+
+    Attributes:
+        inputs: As `--input` has them.
+        allocated_bytes: At the peak.
+        reserved_bytes: At the peak.
+    """
+
+    inputs: tuple[str, ...]
+    allocated_bytes: int
+    reserved_bytes: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Prediction:
     """What a step needs of a device.
@@ -63,6 +82,7 @@ class Prediction:
         spread: Of what is reserved.
         failed_at: Where it runs out of memory; None where it does not.
         assumptions: Sentences on what was assumed.
+        by_shape: Where inputs vary, what the smallest and the largest need alone.
     """
 
     rehearsal: Rehearsal
@@ -73,6 +93,7 @@ class Prediction:
     spread: Spread
     failed_at: Place | None
     assumptions: tuple[str, ...]
+    by_shape: tuple[ShapeNeed, ...] = ()
 
     @property
     def fits(self) -> bool | None:
@@ -86,6 +107,7 @@ def predict(
     card: Card | None = None,
     settings: AllocatorSettings | None = None,
     device: str = "cuda",
+    num_steps: int = _NUM_STEPS,
 ) -> Prediction:
     """Rehearse a workload, explain its peak and see whether it fits.
 
@@ -94,12 +116,12 @@ def predict(
         card: The device it is to fit on.
         settings: Of its allocator.
         device: `cuda`, or `cpu` for the CPU's own behaviour.
+        num_steps: More where the shapes of batches vary.
 
     Raises:
         RehearsalError: It cannot be rehearsed.
     """
-    capability = card.compute_capability if card is not None else (8, 0)
-    done = rehearse(workload, device="cuda" if device == "cuda" else "cpu", compute_capability=capability)
+    done, cudnn_version = _rehearsed(workload, card, device, num_steps)
     cycle = find_in_cycle(done.recording, known=done.known, module_names=done.module_names)
     capacity = card.usable_bytes if card is not None else None
     unlimited = done.memory if settings is None else done.on_device(settings)
@@ -114,8 +136,26 @@ def predict(
         unlimited=unlimited,
         spread=reserved_spread(done.requests, unlimited, settings),
         failed_at=_place(done, memory),
-        assumptions=tuple(_assumptions(workload, done, card)),
+        assumptions=tuple(_assumptions(workload, done, card, cudnn_version)),
     )
+
+
+def _rehearsed(workload: Workload, card: Card | None, device: str, num_steps: int) -> tuple[Rehearsal, int]:
+    """The rehearsal, and the version of cuDNN that was asked; 0 for none, as where no card is named."""
+    if device != "cuda":
+        return rehearse(workload, device="cpu", num_steps=num_steps), 0
+    if card is None or not card.name:
+        capability = card.compute_capability if card is not None else _CAPABILITY
+        return rehearse(workload, compute_capability=capability, num_steps=num_steps), 0
+    with CudnnAnswers(card) as cudnn:
+        done = rehearse(
+            workload,
+            compute_capability=card.compute_capability,
+            num_multiprocessors=card.num_multiprocessors,
+            cudnn=cudnn if cudnn.version else None,
+            num_steps=num_steps,
+        )
+        return done, cudnn.version
 
 
 def _place(rehearsal: Rehearsal, memory: DeviceMemory) -> Place | None:
@@ -140,14 +180,20 @@ def _place(rehearsal: Rehearsal, memory: DeviceMemory) -> Place | None:
     )
 
 
-def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None) -> list[str]:
+def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None, cudnn_version: int) -> list[str]:
     said = [f"{rehearsal.num_steps} steps rehearsed with torch {torch.__version__}; every step is like the second."]
     if rehearsal.device == "cpu":
         return [*said, "As the CPU runs it, without what kernels take for themselves."]
     capability = ".".join(map(str, card.compute_capability if card is not None else (8, 0)))
     rules = [rule.name for rule in RULES if rule.name in rehearsal.rules]
     said.append(f"CUDA's ways at compute capability {capability}: {', '.join(rules)}.")
-    said.append("Convolutions' workspaces are not known without the device, and not counted.")
+    if any("conv" in name for name in _operators(rehearsal)):
+        said.append(_on_workspaces(card, cudnn_version))
+    if getattr(workload, "amp", "off") != "off":
+        said.append(
+            "Mixed precision as the CPU's autocast has it; CUDA's runs layer norms, softmaxes and losses in 32 bits, "
+            "and may need more."
+        )
     if card is not None:
         said.append(
             f"{format_bytes(CONTEXT_BYTES)} of the device are for CUDA's context and kernels, not counted above."
@@ -162,6 +208,36 @@ def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None) ->
     if any(type(module).__name__ == "OptimizedModule" for module in workload.model.modules()):
         said.append("Compiled parts were rehearsed as eager ones, which need more.")
     return said
+
+
+def shape_need(workload: Workload, inputs: tuple[str, ...], *, card: Card | None, device: str) -> ShapeNeed:
+    """What a workload of one shape needs.
+
+    Args:
+        workload: On the CPU; it holds no numbers any more afterwards.
+        inputs: As `--input` has them.
+        card: The device it is to fit on.
+        device: As in `predict`.
+    """
+    done, _ = _rehearsed(workload, card, device, _NUM_STEPS)
+    return ShapeNeed(inputs, done.memory.peak_allocated_bytes, done.memory.peak_reserved_bytes)
+
+
+def _operators(rehearsal: Rehearsal) -> set[str]:
+    whole = rehearsal.whole
+    return {whole.strings[name] for name in set(whole.ops.name.tolist())}
+
+
+def _on_workspaces(card: Card | None, cudnn_version: int) -> str:
+    if card is not None and cudnn_version:
+        major, minor = divmod(cudnn_version // 100, 100)
+        return (
+            f"Convolutions' workspaces are what cuDNN {major}.{minor} said that it would take on {card.name}; another "
+            "version chooses otherwise."
+        )
+    if card is not None and card.name:
+        return "Convolutions' workspaces are not counted: there is no cuDNN 9.8 or newer here to be asked for them."
+    return "Convolutions' workspaces are not counted: cuDNN is asked for them where a card is named."
 
 
 def results_of(
@@ -221,7 +297,7 @@ def largest_batch(
     peaks: dict[int, int] = {}
 
     def fits(batch: int) -> bool:
-        done = rehearse(build(batch), compute_capability=card.compute_capability)
+        done, _ = _rehearsed(build(batch), card, "cuda", _NUM_STEPS)
         peaks[batch] = done.memory.peak_allocated_bytes
         unlimited = done.memory if settings is None else done.on_device(settings)
         is_small = unlimited.peak_reserved_bytes <= card.usable_bytes
