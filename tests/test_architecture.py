@@ -52,7 +52,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
 # And inside a folder: files, floor by floor; each may import those of the floors below its own.
 STOREYS: dict[str, tuple[set[str], ...]] = {
     "tracer.capture": (
-        {"devices", "host_memory", "operator_lines", "quiet_profiler", "source_line", "step_columns"},
+        {"devices", "host_memory", "notebook_cells", "quiet_profiler", "source_line", "step_columns"},
+        {"operator_lines"},
         {"compiled_code", "device_ledger"},
         {"source_files"},
         {"gradients_seen", "phase_timing", "run_origin", "torch_names", "torch_private"},

@@ -493,12 +493,12 @@ def command(*arguments: str, save_dir: Path):
 
 
 MISTAKES = [
-    (["{nets}:Wrong", "--input", "8"], "Error: Step 0 raised RuntimeError: ", "wrong"),
+    (["{nets}:Wrong", "--input", "8"], "Error: Step 1 raised RuntimeError: ", "wrong"),
     (["{nets}:Net", "--input", "9"], "shapes cannot be multiplied", "first"),
-    (["{nets}:stepping", "--model-arg", "at=2"], "Step 1 raised ValueError: the data ran out", "ran out"),
+    (["{nets}:stepping", "--model-arg", "at=2"], "Step 2 raised ValueError: the data ran out", "ran out"),
     (["{nets}:broken"], "my_nets.py:broken raised RuntimeError: no such.", "broken"),
     (["{nets}:number"], "returned int", "number"),
-    (["{nets}:Net"], "does not fit 0 --input options: missing a required argument: 'x'", "forward"),
+    (["{nets}:Net"], "needs `x`: add --input for it.", "--input 3x224x224"),
     (["{nets}:Net", "--input", "8", "--input", "y=3"], "unexpected keyword argument 'y'", "forward"),
     (["{nets}:Net", "--model-arg", "depth=3"], "unexpected keyword argument 'depth'", "class"),
     (["{nets}:Netz"], "has no Netz", "It has Net, Wrong"),
@@ -616,3 +616,17 @@ def test_a_transformers_model_built_from_a_config(tmp_path: Path, checkpoint: bo
     assert "Loss: 3." in result.output  # log(32) is 3.47: the model's own loss
     peak = json.loads((tmp_path / "out" / "peak.json").read_text())
     assert sum(row["bytes"] for row in peak["rows"]) == peak["peak_bytes"]
+
+
+def test_sizes_that_vary_are_drawn_for_all_inputs_alike_and_the_second_batch_has_the_largest() -> None:
+    specs = [parse_input("ids=4..64:int64:0-9"), parse_input("labels=4..64:int64:0-9"), parse_input("x=3")]
+    assert (specs[0].smallest, specs[0].shape, specs[2].smallest) == ((4,), (64,), None)
+    batches = random_batches(specs, batch_size=2, device=CPU, seed=0)
+    lengths = []
+    for _ in range(8):
+        _, inputs = batches()
+        assert inputs["ids"].shape == inputs["labels"].shape and inputs["x"].shape == (2, 3)
+        lengths.append(inputs["ids"].shape[1])
+    assert lengths[1] == 64 and len(set(lengths)) > 3 and all(4 <= length <= 64 for length in lengths)
+    with pytest.raises(UserModelError, match="the smaller size comes first"):
+        parse_input("64..4")

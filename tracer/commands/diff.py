@@ -41,9 +41,9 @@ def diff(
     Two folders that runs wrote are compared by category, module, operator and line; two snapshots by kind and stack.
     """
     with errors_for_people():
-        with screen(is_shown=not quiet) as console:
+        with screen(is_shown=as_json or not quiet) as console:
             exceeded = show_diff(before, after, console, top=top, fail_above=fail_above, html=html, as_json=as_json)
-        if html is not None:
+        if html is not None and not quiet:
             say_all([f"Wrote {html}  (open with a browser)"])
         say_all(exceeded)
     if exceeded:

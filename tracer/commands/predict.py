@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -41,10 +42,12 @@ from tracer.exporters.terminal import say, screen
 if TYPE_CHECKING:
     from tracer.allocator.settings import AllocatorSettings
     from tracer.rehearsal.cards import Card
-    from tracer.runs.prediction import Prediction
+    from tracer.runs.prediction import Prediction, ShapeNeed
     from tracer.workloads.workload import Workload
 
 _DOES_NOT_FIT = 3
+# The first two have state and cache settled; with shapes that vary, more for what the cache holds.
+_NUM_STEPS, _NUM_STEPS_THAT_VARY = 3, 8
 # Of a prediction there are no times.
 _LEFT_OUT = ("run-time-report", "cuda-timing", "trace")
 
@@ -139,7 +142,10 @@ def _predict(context: typer.Context, given: Mapping[str, Any]) -> bool | None:
     from tracer.runs.prediction import predict as predicted
 
     workload = _build(options, given["seed"])
-    answer = predicted(workload, card=card, settings=settings, device=given["device"])
+    shapes = _shapes_alone(options)
+    num_steps = _NUM_STEPS_THAT_VARY if shapes else _NUM_STEPS
+    answer = predicted(workload, card=card, settings=settings, device=given["device"], num_steps=num_steps)
+    answer = replace(answer, by_shape=_needs(options, shapes, given, card))
     batch = _largest_batch(options, given, card, settings) if given["largest_batch"] and card is not None else None
     if given["save_dir"] is not None:
         _write(answer, workload, options, given["save_dir"], not_said if given["quiet"] else say)
@@ -165,6 +171,27 @@ def _device(given: Mapping[str, Any]) -> tuple[Card | None, AllocatorSettings | 
     return card, parse_settings(given["settings"]) if given["settings"] else None
 
 
+def _shapes_alone(options: WorkloadOptions) -> tuple[tuple[str, ...], ...]:
+    """The inputs of the smallest and of the largest shapes, where they vary."""
+    from tracer.workloads.random_inputs import VARIES
+
+    inputs = tuple(options.options.get("inputs", ()))
+    if not any(VARIES.search(text) for text in inputs):
+        return ()
+    return tuple(tuple(VARIES.sub(by, text) for text in inputs) for by in (r"\1", r"\2"))
+
+
+def _needs(
+    options: WorkloadOptions, shapes: tuple[tuple[str, ...], ...], given: Mapping[str, Any], card: Card | None
+) -> tuple[ShapeNeed, ...]:
+    from tracer.runs.prediction import shape_need
+
+    alone = ((inputs, replace(options, options={**options.options, "inputs": inputs})) for inputs in shapes)
+    return tuple(
+        shape_need(_build(one, given["seed"]), inputs, card=card, device=given["device"]) for inputs, one in alone
+    )
+
+
 def _build(options: WorkloadOptions, seed: int) -> Workload:
     import torch
 
@@ -178,8 +205,6 @@ def _build(options: WorkloadOptions, seed: int) -> Workload:
 def _largest_batch(
     options: WorkloadOptions, given: Mapping[str, Any], card: Card, settings: AllocatorSettings | None
 ) -> int:
-    from dataclasses import replace
-
     from tracer.runs.prediction import largest_batch
 
     def build(batch: int) -> Workload:

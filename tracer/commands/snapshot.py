@@ -256,20 +256,25 @@ def show_snapshot(
         with _hint_for_outputs():
             _write(replayed, finding, html=html, sqlite=sqlite, file=path)
     if as_json:
+        from tracer.exporters.json_header import this_command
         from tracer.exporters.snapshot_json import snapshot_json
         from tracer.exporters.snapshot_moments import moments_values
 
         more = {one.device: moments_values(one) for one in moments}
-        console.file.write(snapshot_json(finding, file=str(path), allocator=allocator, more=more) + "\n")
+        text = snapshot_json(finding, file=str(path), allocator=allocator, more=more, command=this_command())
+        console.file.write(text + "\n")
     else:
         from tracer.exporters.allocator_screen import print_allocator
         from tracer.exporters.snapshot_moments import print_moments
         from tracer.exporters.snapshot_screen import print_snapshot
 
-        print_snapshot(finding, console, file=str(path), top=top)
-        for one in moments:
-            print_moments(one, console, top=top)
-        print_allocator(allocator, console, top=top)
+        def print_more(index: int) -> None:
+            for one in moments:
+                if one.device == index:
+                    print_moments(one, console, top=top)
+            print_allocator([found for found in allocator if found.device == index], console, top=top)
+
+        print_snapshot(finding, console, file=str(path), top=top, more=print_more)
     return Shown(outputs, all(found.what_if is None or found.what_if.runs for found in allocator))
 
 
@@ -279,12 +284,16 @@ def _moments(replayed: ReplayedSnapshot, one: ReplayedDevice, questions: Questio
     from tracer.snapshot.actions import Action
 
     sites = replayed.sites
-    pair = [entry_at(one, moment) for moment in questions.between or ()]
     ran_out = len(one.state.trace.where(Action.OOM)) > 0
+    # Asked of all devices, a failure is a question to those that had one.
+    is_for_others = not ran_out and any(len(other.state.trace.where(Action.OOM)) for other in replayed.devices)
+    at = [moment for moment in questions.at if moment != "oom" or not is_for_others]
+    is_between = questions.between is not None and not ("oom" in questions.between and is_for_others)
+    pair = [entry_at(one, moment) for moment in questions.between or ()] if is_between else []
     asks_last = before_oom is not None and (ran_out or len(replayed.devices) == 1)
     return Moments(
         device=one.state.device,
-        held=tuple(held_at(one, sites, entry_at(one, moment)) for moment in questions.at),
+        held=tuple(held_at(one, sites, entry_at(one, moment)) for moment in at),
         between=between(one, sites, *pair) if pair else None,
         before_oom=last_before(one, sites, entry_at(one, "oom"), before_oom) if asks_last and before_oom else None,
         steps=step_levels(one),

@@ -6,9 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tracer.exporters.json_header import json_header, this_command
+
 if TYPE_CHECKING:
     from tracer.analysis.peak_diff import PeakDiff, RowChange
     from tracer.analysis.snapshots.diff import Change, DeviceDiff
+
+VERSION = 1
 
 
 def peak_diff_json(diff: PeakDiff, *, before: str, after: str) -> str:
@@ -41,7 +45,8 @@ def _device(one: DeviceDiff) -> dict[str, Any]:
 
 
 def _text(before: str, after: str, devices: Sequence[Mapping[str, Any]]) -> str:
-    return json.dumps({"before": before, "after": after, "devices": devices}, indent=1)
+    header = json_header("diff", VERSION, torch=None, command=this_command())
+    return json.dumps({**header, "before": before, "after": after, "devices": devices}, indent=1)
 
 
 def _sizes(before: int, after: int) -> dict[str, int]:

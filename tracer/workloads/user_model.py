@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
 from torch import nn
 
+from tracer.units import some
 from tracer.workloads.factory import FACTORY_HINT, call_factory, load_factory, parse_arguments
 from tracer.workloads.module_steps import (
     Amp,
@@ -258,11 +259,28 @@ def _check_inputs(model: nn.Module, inputs: Sequence[InputSpec]) -> None:
     keywords = {spec.name: spec for spec in inputs if spec.name is not None}
     if len(positional) + len(keywords) < len(inputs):
         raise UserModelError("Two --input options have the same name.", hint=HINT)
+    signature = inspect.signature(model.forward)
     try:
-        inspect.signature(model.forward).bind(*positional, **keywords)
+        signature.bind(*positional, **keywords)
     except TypeError as error:
-        given = f"{len(inputs)} --input option{'s' if len(inputs) != 1 else ''}"
+        if needed := _not_given(signature, len(positional), keywords):
+            names = " and ".join(f"`{name}`" for name in needed)
+            raise UserModelError(
+                f"{where} needs {names}: add --input for {'it' if len(needed) == 1 else 'each'}.",
+                hint=f"For an image --input 3x224x224, for token ids --input {needed[0]}=128:int64:0-50257: the shape "
+                "of one sample, without the batch, then dtype and range of integers.",
+            ) from None
+        given = some(len(inputs), "--input option")
         raise UserModelError(f"{where} does not fit {given}: {error}.", hint=HINT) from None
+
+
+def _not_given(signature: inspect.Signature, num_positional: int, keywords: Collection[str]) -> list[str]:
+    """Parameters without a default that get nothing."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [one for one in signature.parameters.values() if one.kind in kinds]
+    keyword = [one for one in signature.parameters.values() if one.kind == inspect.Parameter.KEYWORD_ONLY]
+    rest = [*positional[num_positional:], *keyword]
+    return [one.name for one in rest if one.default is inspect.Parameter.empty and one.name not in keywords]
 
 
 def _optimizer(model: nn.Module, text: str) -> torch.optim.Optimizer | None:

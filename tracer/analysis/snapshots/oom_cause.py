@@ -125,8 +125,9 @@ def _other_pools(failure: Failure) -> str:
 
 def _kept_whole(failure: Failure) -> str:
     return (
-        f"A free block of {format_bytes(failure.usable.largest_free_bytes)} is large enough and its to use. The "
-        "allocator keeps large blocks whole under max_split_size_mb; without that setting it would have been split."
+        f"A free block of {format_bytes(failure.usable.largest_free_bytes)} is large enough, and this request may use "
+        "it. The allocator keeps large blocks whole under max_split_size_mb; without that setting it would have been "
+        "split."
     )
 
 
