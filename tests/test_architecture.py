@@ -29,11 +29,12 @@ ROOMS: dict[str, set[str]] = {
     "tracer.snapshot": _BASE,
     "tracer.allocator": {*_BASE, "tracer.snapshot"},
     "tracer.analysis": _RECORDS,
+    "tracer.rehearsal": {*_BASE, "tracer.workloads", "tracer.capture", "tracer.allocator"},
     "tracer.exporters": _MEANS,
     "tracer.timeline_tracer": _WRITES,
-    "tracer.runs": {*_WRITES, "tracer.timeline_tracer", "tracer.workloads"},
+    "tracer.runs": {*_WRITES, "tracer.timeline_tracer", "tracer.rehearsal", "tracer.workloads"},
     "tracer.integrations": {"tracer.errors", "tracer.runs"},
-    "tracer.commands": {*_WRITES, "tracer.runs", "tracer.workloads"},
+    "tracer.commands": {*_WRITES, "tracer.rehearsal", "tracer.runs", "tracer.workloads"},
     "tracer": set(),  # the map of the house; it loads its public names when they are first used
     "models": {"tracer.workloads"},
     "main": {"tracer.commands"},
@@ -90,6 +91,13 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"training"},
         {"script_run"},
     ),
+    "tracer.rehearsal": (
+        {"device_memory", "fake_tensors", "storage_log"},
+        {"columns", "open_calls"},
+        {"recorder"},
+        {"cuda_rules"},
+        {"rehearse"},
+    ),
     "tracer.workloads": (
         {"shipped_models", "supervised", "user_errors", "workload"},
         {"factory", "random_inputs"},
@@ -110,6 +118,8 @@ TORCHS_NAMES = re.compile(
 NAMES_OF_STACKS = {
     f"tracer.analysis.snapshots.{name}" for name in ("autograd_frames", "phases", "sites", "stack_facts", "timeline")
 }
+# The table of a device's differences names the file of torch that each of them comes from.
+NAMES_SOURCES = {"tracer.rehearsal.cuda_rules"}
 # Private by a leading underscore, and still for everybody: of Python's standard library.
 PUBLIC_ENOUGH = {"_fields", "_replace", "_asdict", "_getframe", "_exit"}
 
@@ -320,7 +330,7 @@ def test_nobody_elses_private_attributes_are_read(module: str) -> None:
 @pytest.mark.parametrize("module", MODULES)
 def test_names_of_torchs_own_are_in_one_file(module: str) -> None:
     found = names_of_torch(MODULES[module].read_text(encoding="utf-8"))
-    assert bool(found) == (module in {TORCH_NAMES, *NAMES_OF_STACKS}), found
+    assert bool(found) == (module in {TORCH_NAMES, *NAMES_OF_STACKS, *NAMES_SOURCES}), found
 
 
 def test_that_one_file_does_use_them() -> None:

@@ -10,6 +10,7 @@ The folders are the data flow: what happened, what it means, who wants to know.
     capture/           what happened: the only rooms that touch a running torch
     snapshot/          what happened, from a file: allocator snapshots of any age and machine
     allocator/         the caching allocator as a model: settings, allocate and free, replay of a history
+    rehearsal/         what would happen: steps on tensors without memory, and what a CUDA device does differently
     analysis/          what it means: pure functions from columns to frozen findings
     exporters/         who wants to know: one file per output format
     timeline_tracer    the on_trace_ready callback

@@ -28,6 +28,8 @@ COMPILERS_MODULES = ("GraphModule_", "OptimizedModule_")
 
 # Files of torch's own functions, as the profiler shortens their paths.
 _AUTOGRAD_FILE = "torch/autograd/__init__.py"
+# The function through which every backward pass is asked for: its file and its name.
+BACKWARD_FUNCTION = (_AUTOGRAD_FILE, "backward")
 _LOADER_FILE = "torch/utils/data/dataloader.py"
 _DECORATORS_FILE = "torch/utils/_contextlib.py"
 _OPTIMIZERS_FOLDER = "torch/optim/"

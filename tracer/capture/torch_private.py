@@ -534,3 +534,111 @@ def graph_modules() -> list[Any]:
     if graph_module is None:
         return []
     return [one for one in gc.get_objects() if issubclass(type(one), graph_module)]
+
+
+# ------------------------------------------------------------------------------------- operators without their kernels
+def fake_tensors() -> Any:
+    """A mode in which operators make tensors with a shape and a device, and with no memory behind them."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no memory behind it, as those of `fake_tensors`."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
+
+
+def fake_copy(mode: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """The fake tensor that stands for a real one as long as that lives."""
+    fake: torch.Tensor = mode.from_tensor(tensor, static_shapes=True)
+    return fake
+
+
+def turn_fake(mode: Any, tensor: torch.Tensor, base: torch.Tensor) -> bool:
+    """Let go of a tensor's memory and leave the object a fake one, with all that refers to it.
+
+    Args:
+        mode: Of `fake_tensors`.
+        tensor: A leaf, such as a parameter, a buffer, an optimizer's state.
+        base: Bytes on the meta device, as many as the tensor's storage has; tensors of one storage share them.
+
+    Returns:
+        Whether it could be done: not where a weak reference or a graph holds on to the tensor.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    with torch.no_grad():
+        meta = torch.empty(0, dtype=tensor.dtype, device="meta")
+        meta.set_(base.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+        fake = FakeTensor(mode, meta, torch.device("cpu"))
+    fake.requires_grad_(tensor.requires_grad)
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    try:
+        torch.utils.swap_tensors(tensor, fake)  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError):
+        return False
+    if is_parameter:
+        tensor._is_param = True
+    return True
+
+
+def schema_name(operator: Any) -> str:
+    """The name of an operator with its namespace, such as `aten::addmm`, without the overload."""
+    return str(operator._schema.name)
+
+
+def written_arguments(operator: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Positions, and names, of the arguments that an operator writes to."""
+    arguments = operator._schema.arguments
+    written = [n for n, each in enumerate(arguments) if each.alias_info is not None and each.alias_info.is_write]
+    return tuple(written), tuple(arguments[n].name for n in written)
+
+
+def operator(name: str, overload: str = "default") -> Any:
+    """One of torch's operators by name, such as `_flash_attention_forward`; None where this torch has none."""
+    packet = getattr(torch.ops.aten, name, None)
+    return getattr(packet, overload, None)
+
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """What tells storages apart that are alive at one time."""
+    return int(storage._cdata)
+
+
+def num_storage_users(storage: torch.UntypedStorage) -> int:
+    """How many tensors and Python objects hold on to a storage."""
+    return int(torch._C._storage_Use_Count(storage._cdata))
+
+
+def running_node() -> Any:
+    """The autograd node at work on this thread, or None."""
+    return torch._C._current_autograd_node()
+
+
+def node_number(node: Any) -> int:
+    """The node's sequence number, -1 for one that has none."""
+    number = int(node._sequence_nr())
+    return -1 if number >= 1 << 63 else number
+
+
+def next_node_number() -> int:
+    """The sequence number that the next node made on this thread will have."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def dispatched_to(handle: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+    """A context in which every operator, below autograd, goes to a function instead: operator, arguments, keywords."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return handle(func, args, kwargs or {})
+
+    return Dispatched()  # type: ignore[no-untyped-call]
+
+
+MODULE_CALL_CODE = torch.nn.Module._call_impl.__code__
+"""Of the function that calls a module's hooks and its `forward`."""

@@ -1,0 +1,123 @@
+"""What a rehearsal needs of a device: its allocations in order, through the model of the caching allocator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracer.allocator.blocks import Block
+from tracer.allocator.caching_allocator import CachingAllocator
+from tracer.allocator.driver import PackingDriver
+from tracer.allocator.reserving import OutOfMemoryError
+from tracer.allocator.settings import AllocatorSettings
+from tracer.arrays import Int, PerAllocation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Requests:
+    """All that a rehearsal asked of the device's allocator, from the first parameter on, in order. Columns [A].
+
+    Attributes:
+        storage: A number for each storage; the free carries the same.
+        size_bytes: As asked for; negative for a free.
+        op: Row in `Rehearsal.whole.ops` of the operator that asked, or -1.
+        step: The step in which it was, from 0; -1 before the first.
+    """
+
+    storage: PerAllocation[Int]
+    size_bytes: PerAllocation[Int]
+    op: PerAllocation[Int]
+    step: PerAllocation[Int]
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """The first request that a device had no memory for.
+
+    Attributes:
+        request: Row in `Requests`.
+        size_bytes: The rounded request.
+        reserved_bytes: What was reserved then.
+        allocated_bytes: What of that was in use.
+    """
+
+    request: int
+    size_bytes: int
+    reserved_bytes: int
+    allocated_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceMemory:
+    """What the allocator made of the requests. Columns [A], up to the one that failed.
+
+    Attributes:
+        peak_allocated_bytes: The most in use, rounded as the allocator does: `max_memory_allocated`.
+        peak_requested_bytes: The most in use, as asked for.
+        peak_reserved_bytes: The most taken from the driver: `max_memory_reserved`.
+        num_segments: Segments at the end.
+        num_retries: How often the cache was emptied for a request.
+        address: Of every request.
+        size_bytes: The block's, negative for a free.
+        allocated_bytes: In use after each request.
+        reserved_bytes: Reserved after each request.
+        failure: The first request that could not be served; None if all could.
+    """
+
+    peak_allocated_bytes: int
+    peak_requested_bytes: int
+    peak_reserved_bytes: int
+    num_segments: int
+    num_retries: int
+    address: PerAllocation[Int]
+    size_bytes: PerAllocation[Int]
+    allocated_bytes: PerAllocation[Int]
+    reserved_bytes: PerAllocation[Int]
+    failure: OutOfMemory | None
+
+
+def serve(
+    requests: Requests, settings: AllocatorSettings | None = None, *, capacity_bytes: int | None = None
+) -> DeviceMemory:
+    """Ask an allocator with nothing cached for all of it.
+
+    Args:
+        requests: In order.
+        settings: The allocator's; by default torch's.
+        capacity_bytes: What it can reserve; None for no limit.
+    """
+    allocator = CachingAllocator(settings, driver=PackingDriver(capacity_bytes), device_bytes=capacity_bytes)
+    blocks: dict[int, Block] = {}
+    rows = np.zeros((4, len(requests.storage)), np.int64)
+    address, size, allocated, reserved = rows
+    failure, number = None, -1
+    for number, (storage, asked) in enumerate(
+        zip(requests.storage.tolist(), requests.size_bytes.tolist(), strict=True)
+    ):
+        if asked > 0:
+            try:
+                block = blocks[storage] = allocator.allocate(asked)
+            except OutOfMemoryError as error:
+                failure = OutOfMemory(number, error.size, error.reserved, error.allocated)
+                rows = rows[:, :number]
+                break
+            address[number], size[number] = block.address, block.size
+        else:
+            block = blocks.pop(storage)
+            address[number], size[number] = block.address, -block.size
+            allocator.free(block)
+        allocated[number], reserved[number] = allocator.allocated_bytes, allocator.reserved_bytes
+    address, size, allocated, reserved = rows
+    return DeviceMemory(
+        peak_allocated_bytes=allocator.peak_allocated_bytes,
+        peak_requested_bytes=allocator.peak_requested_bytes,
+        peak_reserved_bytes=allocator.peak_reserved_bytes,
+        num_segments=len(allocator.heads),
+        num_retries=allocator.num_retries,
+        address=address,
+        size_bytes=size,
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        failure=failure,
+    )

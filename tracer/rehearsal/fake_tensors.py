@@ -1,0 +1,66 @@
+"""Turns a model and its optimizer into tensors without memory: all that refers to them stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tracer.capture import torch_private
+from tracer.nested import leaves
+
+
+def turn_all_fake(mode: Any, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Let go of the memory of parameters, buffers, gradients and optimizers' state.
+
+    What cannot be turned, since something else holds on to it, is replaced in the modules and optimizers.
+
+    Args:
+        mode: Of `torch_private.fake_tensors`.
+        model: With all its modules.
+        optimizers: That update it.
+    """
+    optimizers = list(optimizers)
+    bases: dict[int, Tensor] = {}
+    replaced: dict[int, Tensor] = {}
+    for tensor in {id(each): each for each in _tensors(model, optimizers)}.values():
+        if torch_private.is_fake(tensor) or tensor.layout is not torch.strided:
+            continue
+        storage = tensor.untyped_storage()
+        key = torch_private.storage_key(storage)
+        if key not in bases:
+            bases[key] = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
+        if not torch_private.turn_fake(mode, tensor, bases[key]):
+            replaced[id(tensor)] = _stand_in(mode, tensor)
+    if replaced:
+        _replace(model, optimizers, replaced)
+
+
+def _tensors(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> Iterator[Tensor]:
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_leaf and tensor.grad is not None:
+            yield tensor.grad
+        yield tensor
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            yield from group["params"]
+        yield from (tensor for _, tensor in leaves(dict(optimizer.state), Tensor))
+
+
+def _stand_in(mode: Any, tensor: Tensor) -> Tensor:
+    fake = torch_private.fake_copy(mode, tensor)
+    return nn.Parameter(fake.detach(), tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+
+
+def _replace(model: nn.Module, optimizers: list[torch.optim.Optimizer], by: dict[int, Tensor]) -> None:
+    for module in model.modules():
+        for name, _, tensor in list(torch_private.parameters_and_buffers(module)):
+            if id(tensor) in by:
+                setattr(module, name, by[id(tensor)])
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["params"] = [by.get(id(each), each) for each in group["params"]]
+        for parameter in [each for each in optimizer.state if id(each) in by]:
+            optimizer.state[by[id(parameter)]] = optimizer.state.pop(parameter)

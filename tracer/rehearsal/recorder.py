@@ -1,0 +1,489 @@
+"""Writes down what every operator of a rehearsal makes, keeps and lets go of, and who asked for it."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tracer.capture import torch_private
+from tracer.capture.known_storages import Role
+from tracer.capture.plain_tensors import plain_tensors
+from tracer.capture.recording import OpKind
+from tracer.capture.torch_names import BACKWARD_FUNCTION, ENGINE_PREFIX, is_accumulate_grad
+from tracer.rehearsal.open_calls import OpenCalls
+from tracer.rehearsal.storage_log import ALLOCATED, FREED, NONE, READ, WRITTEN, StorageLog
+
+_START, _END = 4, 5
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCall:
+    """An operator that has run, as a rule of a device sees it.
+
+    Attributes:
+        name: With its namespace, such as `aten::mm`.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        out: What it returned.
+        is_backward: Whether it ran in a backward pass, which has a thread of its own on a GPU.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+    is_backward: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Memory that an operator takes and that is no tensor of the program's.
+
+    Attributes:
+        size_bytes: How much.
+        kept: Whether it stays for good; else it is freed when the operator ends.
+        with_tensor: It lives as long as the storage of this one.
+    """
+
+    size_bytes: int
+    kept: bool = False
+    with_tensor: Tensor | None = None
+
+
+ScratchOf = Callable[[OperatorCall], Iterable[Scratch]]
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is worked out once for each operator."""
+
+    name: str
+    string: int
+    written: tuple[int, ...]
+    written_names: tuple[str, ...]
+    scratch: tuple[ScratchOf, ...]
+    is_query: bool
+    is_value_read: bool
+    is_add: bool
+    may_be_gradient: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRead:
+    """A place where the program read a number out of a tensor, which a rehearsal does not have.
+
+    Attributes:
+        file: Of the user's or a library's innermost line; empty where there is none.
+        line: In it.
+        answer: What it was given.
+        count: How often.
+    """
+
+    file: str
+    line: int
+    answer: str
+    count: int
+
+
+class Recorder:
+    """Records operators on fake tensors, while `recording()` is entered.
+
+    Attributes:
+        log: What has been recorded.
+        mode: The fake tensors' mode.
+    """
+
+    def __init__(self, mode: Any, scratch: dict[str, tuple[ScratchOf, ...]]) -> None:
+        """Prepare.
+
+        Args:
+            mode: Of `torch_private.fake_tensors`.
+            scratch: What operators take beside their results, by name with namespace.
+        """
+        self.log, self.mode = StorageLog(), mode
+        self._scratch = scratch
+        self._known: dict[Any, _Known] = {}
+        self._storage_of: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+        self._calls: OpenCalls | None = None
+        self._op = NONE
+        self._node, self._engine, self._node_id, self._held_node = NONE, NONE, NONE, None
+        self._node_bits: dict[int, int] | None = None
+        self._bits: dict[int, int] | None = None
+        self._has_accumulated = False
+        self._num_backwards = 0
+        self._next_number = 0
+        self._may_accumulate = False
+        self._on_host = False
+        self._reads: Counter[tuple[int, str]] = Counter()
+
+    # ------------------------------------------------------------------------------------------------- the life cycle
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record what runs inside."""
+        self._calls = OpenCalls(self.log, sys._getframe(2))
+        handles = [
+            nn.modules.module.register_module_forward_pre_hook(self._enter_module),
+            nn.modules.module.register_module_forward_hook(self._leave_module, always_call=True),
+        ]
+        self._next_number = torch_private.next_node_number()
+        try:
+            with self._backward_told(), self.mode, torch_private.dispatched_to(self._operator):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @contextmanager
+    def _backward_told(self) -> Iterator[None]:
+        """Tell of every call of `torch.autograd.backward` and `grad`."""
+        backward, grad = torch.autograd.backward, torch.autograd.grad
+
+        def told(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                self._enter_backward(sys._getframe(0))
+                try:
+                    return function(*args, **kwargs)
+                finally:
+                    self._leave_backward()
+
+            return call
+
+        torch.autograd.backward, torch.autograd.grad = told(backward), told(grad)
+        try:
+            yield
+        finally:
+            torch.autograd.backward, torch.autograd.grad = backward, grad
+
+    @property
+    def value_reads(self) -> tuple[ValueRead, ...]:
+        """Where the program read numbers, the most often read first."""
+        frames = [*self.log.frames, ("", 0, "", False)]
+        return tuple(
+            ValueRead(str(frames[frame][0]), int(frames[frame][1]), answer, count)
+            for (frame, answer), count in self._reads.most_common()
+        )
+
+    # --------------------------------------------------------------------------------------------- modules and backward
+    def _enter_module(self, module: nn.Module, args: Any) -> None:
+        log = self.log
+        if id(module) not in log.modules:
+            row = log.modules[id(module)]
+            log.module_names.append(log.strings[f"{type(module).__name__}_{row}"])
+        if self._calls is not None:
+            self._calls.enter(sys._getframe(1), self._node, module=log.modules[id(module)])
+
+    def _leave_module(self, module: nn.Module, args: Any, result: Any) -> None:
+        if self._calls is not None and self._calls.depth:
+            self._calls.leave()
+
+    def _enter_backward(self, frame: FrameType) -> None:
+        function = self.log.frames[(*BACKWARD_FUNCTION[:1], 0, BACKWARD_FUNCTION[1], False)]
+        if self._calls is not None:
+            self._calls.enter(frame, self._node, function=function)
+        self._num_backwards += 1
+
+    def _leave_backward(self) -> None:
+        self._num_backwards -= 1
+        self._end_node()
+        if self._calls is not None:
+            self._calls.leave()
+
+    def span(self, name: str, start_ns: int) -> None:
+        """Note a stretch of time that ends now."""
+        log = self.log
+        log.spans.append((log.strings[name], start_ns, log.tick()))
+
+    # ---------------------------------------------------------------------------------------------------- operators
+    def _operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        known = self._known.get(func)
+        if known is None:
+            known = self._known[func] = self._look_at(func)
+        if known.is_query:
+            self._may_accumulate = self._num_backwards > 0
+            return func(*args, **kwargs)
+        may_accumulate, self._may_accumulate = self._may_accumulate, False
+        log, calls = self.log, self._calls
+        if self._num_backwards:
+            self._find_node()
+        tensors = [*_tensors(args), *_tensors(kwargs.values())]
+        if any(not torch_private.is_fake(tensor) for tensor in tensors):
+            args, kwargs = self._all_fake(args), self._all_fake(kwargs)
+            tensors = [*_tensors(args), *_tensors(kwargs.values())]
+        call = calls.row(sys._getframe(2), self._node) if calls is not None else NONE
+        outside = [self.number(tensor) for tensor in tensors]
+        start_ns = log.tick()
+        number = NONE
+        if torch.is_grad_enabled():
+            number = self._next_number
+            self._next_number = max(self._next_number, torch_private.next_node_number())
+        shapes = log.shapes[tuple(tuple(tensor.shape) for tensor in tensors)]
+        parent = self._node
+        log.ops.append(
+            [known.string, int(OpKind.OPERATOR), parent, call, start_ns, start_ns, number, 0, NONE, shapes, NONE]
+        )
+        self._op = len(log.ops) - 1
+        bits = self._node_bits if self._node_bits is not None else log.add_node(start_ns, backward=parent >= 0)
+        self._bits = bits
+        for storage in outside:
+            bits[storage] = bits.get(storage, 0) | READ
+        for storage in self._written(known, args, kwargs):
+            bits[storage] = bits.get(storage, 0) | WRITTEN
+        if known.may_be_gradient and not self._has_accumulated and self._node_is_accumulate:
+            self._has_accumulated = True
+            log.gradients.add(outside[0])
+        if may_accumulate and known.is_add and self._takes_over(args):
+            out = args[0]
+            bits[outside[0]] = bits.get(outside[0], 0) | WRITTEN
+            self._may_accumulate = True
+        else:
+            out = self._result(known, func, args, kwargs)
+            self._made(out, bits)
+            if known.scratch:
+                self._take(known, args, kwargs, out)
+        if known.written:
+            self._resized(args, known)
+        log.ops[self._op][_END] = log.tick()
+        if calls is not None:
+            calls.touch()
+        self._op, self._bits = NONE, None
+        return out
+
+    def _look_at(self, func: Any) -> _Known:
+        name = torch_private.schema_name(func)
+        written, names = torch_private.written_arguments(func)
+        return _Known(
+            name=name,
+            string=self.log.strings[name],
+            written=written,
+            written_names=names,
+            scratch=self._scratch.get(name, ()),
+            is_query=name.startswith("prim::") or name in _QUERIES,
+            is_value_read=name == "aten::_local_scalar_dense",
+            is_add=func is torch.ops.aten.add.Tensor,
+            may_be_gradient=name in ("aten::detach", "aten::add_"),
+        )
+
+    def _result(self, known: _Known, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not known.is_value_read:
+            return func(*args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError:
+            dtype = args[0].dtype
+            answer = False if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
+            self._note_read(answer)
+            return answer
+
+    def _note_read(self, answer: object) -> None:
+        call = self.log.ops[self._op][3]
+        self._reads[self.log.calls[call][3] if call >= 0 else NONE, str(answer)] += 1
+
+    def _all_fake(self, value: Any) -> Any:
+        """The same with every real tensor's stand-in in its place."""
+        if isinstance(value, Tensor):
+            return value if torch_private.is_fake(value) else torch_private.fake_copy(self.mode, value)
+        if isinstance(value, dict):
+            return {key: self._all_fake(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._all_fake(each) for each in value)
+        return value
+
+    def _written(self, known: _Known, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[int]:
+        for position, name in zip(known.written, known.written_names, strict=True):
+            value = args[position] if position < len(args) else kwargs.get(name)
+            yield from (self.number(tensor) for tensor in _tensors((value,)))
+
+    # ------------------------------------------------------------------------------------------------ autograd's nodes
+    def _find_node(self) -> None:
+        """Begin rows for the node at work if it is another one than before."""
+        node = torch_private.running_node()
+        if node is None:
+            self._end_node()
+            return
+        number = torch_private.node_number(node)
+        is_same = number == self._node_id if number >= 0 else node is self._held_node
+        if is_same and self._node >= 0:
+            return
+        self._end_node()
+        log, calls = self.log, self._calls
+        name = str(node.name())
+        call = calls.row(None, NONE) if calls is not None else NONE
+        now = log.tick()
+        for kind, text in ((OpKind.ENGINE, f"{ENGINE_PREFIX}{name}"), (OpKind.BACKWARD_NODE, name)):
+            parent = len(log.ops) - 1 if kind == OpKind.BACKWARD_NODE else NONE
+            log.ops.append([log.strings[text], int(kind), parent, call, now, now, number, 0, NONE, NONE, NONE])
+        self._node, self._engine = len(log.ops) - 1, len(log.ops) - 2
+        self._node_id = number
+        self._held_node = node if number < 0 else None
+        self._node_is_accumulate, self._has_accumulated = is_accumulate_grad(name), False
+        self._node_bits = log.add_node(now, backward=True)
+
+    _node_is_accumulate = False
+
+    def _end_node(self) -> None:
+        if self._node >= 0:
+            end_ns = self.log.tick()
+            self.log.ops[self._node][_END] = self.log.ops[self._engine][_END] = end_ns
+        self._node = self._engine = self._node_id = NONE
+        self._held_node, self._node_bits, self._node_is_accumulate = None, None, False
+
+    def _takes_over(self, args: tuple[Any, ...]) -> bool:
+        """Whether the engine adds to the gradient that it holds already, in place.
+
+        It does where nothing else holds it. Under a dispatch mode it never does, so this is done here.
+
+        Source: `accumulate` and `can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp.
+        """
+        if torch.is_grad_enabled() or len(args) != 2 or not isinstance(args[1], Tensor):
+            return False
+        held, new = args
+        if held.shape != new.shape or held.dtype != new.dtype:
+            return False
+        storage = held.untyped_storage()
+        is_dense = storage.nbytes() == held.numel() * held.element_size() and 0 not in held.stride()
+        return is_dense and torch_private.num_storage_users(storage) <= _UNSHARED_STORAGE
+
+    # ------------------------------------------------------------------------------------------------------ storages
+    def number(self, tensor: Tensor) -> int:
+        """The storage of a tensor; one that was not seen being made comes from outside, and is allocated now."""
+        storage = tensor.untyped_storage()
+        found = self._storage_of.get(torch_private.storage_key(storage))
+        return found[0] if found is not None else self._new(tensor, storage)
+
+    def _made(self, out: Any, bits: dict[int, int]) -> None:
+        """Note the storages that an operator has made."""
+        for tensor in _tensors((out,)):
+            storage = tensor.untyped_storage()
+            if torch_private.storage_key(storage) not in self._storage_of:
+                number = self._new(tensor, storage)
+                bits[number] = bits.get(number, 0) | ALLOCATED
+
+    def _new(self, tensor: Tensor, storage: torch.UntypedStorage) -> int:
+        log = self.log
+        key, size_bytes = torch_private.storage_key(storage), storage.nbytes()
+        shape = log.shapes[(tuple(tensor.shape),)]
+        dtype = log.strings[str(tensor.dtype).removeprefix("torch.")]
+        number = len(log.storages)
+        log.storages.append((size_bytes, shape, dtype, True, self._on_host))
+        if size_bytes:
+            call = log.ops[self._op][3] if self._op >= 0 else NONE
+            log.events.append((number, size_bytes, log.tick(), self._op, call))
+
+        def died(_: object) -> None:
+            if self._storage_of.pop(key, (NONE,))[0] == number:
+                self._free(number)
+
+        self._storage_of[key] = number, weakref.ref(storage, died)
+        return number
+
+    def _free(self, number: int) -> None:
+        log = self.log
+        size_bytes = log.storages[number][0]
+        if not size_bytes:
+            return
+        now = log.tick()
+        inside = self._op if self._op >= 0 else self._engine
+        log.events.append((number, -size_bytes, now, inside, log.ops[inside][3] if inside >= 0 else NONE))
+        bits = self._bits
+        if bits is None and self._node_bits is not None and self._node_bits.get(number, 0) & ALLOCATED:
+            bits = self._node_bits
+        if bits is None:
+            bits = log.add_node(now, backward=False)
+        bits[number] = bits.get(number, 0) | FREED
+
+    def _resized(self, args: tuple[Any, ...], known: _Known) -> None:
+        """An operator may give a storage that it writes to another size."""
+        log = self.log
+        for position in known.written:
+            for tensor in _tensors(args[position : position + 1]):
+                number, new_bytes = self.number(tensor), tensor.untyped_storage().nbytes()
+                old_bytes, *rest = log.storages[number]
+                if new_bytes == old_bytes:
+                    continue
+                call = log.ops[self._op][3] if self._op >= 0 else NONE
+                if old_bytes:
+                    log.events.append((number, -old_bytes, log.tick(), self._op, call))
+                # A storage of another size is another one to whoever counts memory.
+                key = torch_private.storage_key(tensor.untyped_storage())
+                _, reference = self._storage_of.pop(key)
+                del reference
+                log.storages[number] = (0, *rest)  # type: ignore[assignment]
+                self._new(tensor, tensor.untyped_storage())
+
+    def _take(self, known: _Known, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """What an operator takes beside its results, in the order of the rules."""
+        log = self.log
+        call = log.ops[self._op][3]
+        operator = OperatorCall(known.name, args, kwargs, out, self._num_backwards > 0)
+        freed: list[int] = []
+        for of_rule in known.scratch:
+            for scratch in of_rule(operator):
+                if scratch.size_bytes <= 0:
+                    continue
+                number = len(log.storages)
+                log.storages.append((scratch.size_bytes, NONE, NONE, False, False))
+                log.events.append((number, scratch.size_bytes, log.tick(), self._op, call))
+                if scratch.with_tensor is not None:
+                    self._dies_with(number, scratch.with_tensor.untyped_storage())
+                elif not scratch.kept:
+                    freed.append(number)
+        for number in freed:
+            log.events.append((number, -log.storages[number][0], log.tick(), self._op, call))
+
+    def _dies_with(self, number: int, storage: torch.UntypedStorage) -> None:
+        def died(_: object) -> None:
+            del self._storage_of[-1 - number]
+            self._free(number)
+
+        self._storage_of[-1 - number] = number, weakref.ref(storage, died)
+
+    # -------------------------------------------------------------------------------------------------- observations
+    def observe(self, tensors: Iterable[tuple[Role, str, Tensor]]) -> None:
+        """Note what tensors are; one that was not seen before is allocated now."""
+        log = self.log
+        found = [
+            (self.number(part), int(role), name)
+            for role, name, tensor in tensors
+            for part in plain_tensors(tensor)
+            if part.layout is torch.strided
+        ]
+        now = log.tick()
+        log.observations += [(now, *each) for each in found]
+
+    def observe_the_rest(self) -> None:
+        """Note that Python, or a graph, holds every storage that is alive."""
+        now = self.log.tick()
+        alive = {number for number, _ in self._storage_of.values() if number >= 0}
+        self.log.observations += [(now, number, int(Role.HELD), "") for number in sorted(alive)]
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        """What is made inside is not on the device."""
+        before, self._on_host = self._on_host, True
+        try:
+            yield
+        finally:
+            self._on_host = before
+
+
+_UNSHARED_STORAGE = 2  # the tensor, and the Python object that asks
+_QUERIES = frozenset({"aten::size", "aten::stride", "aten::is_contiguous", "aten::numel", "aten::dim"})
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors with one storage among an operator's arguments, those in lists too."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.layout is torch.strided:
+                yield value
+        elif isinstance(value, list | tuple):
+            yield from (each for each in value if isinstance(each, Tensor) and each.layout is torch.strided)

@@ -1,0 +1,238 @@
+"""Rehearses training steps: what would be allocated, by whom and for how long, without the memory and without a device.
+
+rehearsal = rehearse(workload, device="cuda")
+memory = rehearsal.on_device(capacity_bytes=24 << 30)
+findings = find_in_cycle(rehearsal.recording, known=rehearsal.known, module_names=rehearsal.module_names)
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tracer.allocator.settings import AllocatorSettings
+from tracer.capture import torch_private
+from tracer.capture.call_hooks import CallHooks
+from tracer.capture.known_storages import KnownStorages, Role, input_tensors
+from tracer.capture.recording import Recording
+from tracer.capture.torch_names import OPTIMIZER_PREFIXES, STEP_PREFIX
+from tracer.capture.training_objects import TrainingObjects
+from tracer.rehearsal.columns import HOST, Columns
+from tracer.rehearsal.cuda_rules import RULES, Gpu, Rule, ScratchOfGpu
+from tracer.rehearsal.device_memory import DeviceMemory, Requests, serve
+from tracer.rehearsal.fake_tensors import turn_all_fake
+from tracer.rehearsal.recorder import Recorder, ScratchOf, ValueRead
+from tracer.workloads.workload import Workload, num_micro_batches
+
+CUDA = "cuda:0"
+_NUM_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rehearsal:
+    """What a rehearsal brought to light.
+
+    Attributes:
+        device: That it is about: `cpu`, or `cuda:0`.
+        recording: The steps behind the first one, as a profiler would have recorded them: any analysis of recordings
+            reads it. It is of the first step too where that has the largest peak.
+        whole: All of it, from the first parameter on.
+        known: What every storage is to the training.
+        module_names: Dotted names of the model's modules by `id()`.
+        requests: All allocations and frees in order.
+        memory: What torch's allocator makes of these at its default settings and without a limit.
+        num_steps: How many steps were rehearsed.
+        value_reads: Where the program read numbers that a rehearsal does not have, and what it was told.
+        rules: Names of the rules of CUDA that were followed; none on the CPU.
+    """
+
+    device: str
+    recording: Recording
+    whole: Recording
+    known: KnownStorages
+    module_names: Mapping[int, str]
+    requests: Requests
+    memory: DeviceMemory
+    num_steps: int
+    value_reads: tuple[ValueRead, ...]
+    rules: tuple[str, ...]
+
+    def on_device(
+        self, settings: AllocatorSettings | None = None, *, capacity_bytes: int | None = None
+    ) -> DeviceMemory:
+        """What the allocator makes of it under other settings, or with so much memory to reserve.
+
+        Args:
+            settings: As in PYTORCH_CUDA_ALLOC_CONF; by default torch's.
+            capacity_bytes: None for no limit.
+        """
+        return serve(self.requests, settings, capacity_bytes=capacity_bytes)
+
+
+def rehearse(
+    workload: Workload,
+    *,
+    device: Literal["cpu", "cuda"] = "cuda",
+    rules: Collection[str] | None = None,
+    compute_capability: tuple[int, int] = (8, 0),
+    num_steps: int = _NUM_STEPS,
+) -> Rehearsal:
+    """Run training steps on tensors that have shapes and no memory.
+
+    Args:
+        workload: Built on the CPU, or on the meta device. Its model and optimizer are turned into fake tensors and
+            hold no numbers any more.
+        device: Whose operators, optimizers and libraries are imitated.
+        rules: Names of the rows of `cuda_rules.RULES` to follow; None for all. On the CPU none is followed.
+        compute_capability: Of the GPU, such as (9, 0).
+        num_steps: With optimizer state, the second step is the first that is like all that follow.
+
+    Returns:
+        What was allocated, and what an analysis needs to explain it.
+    """
+    followed = [rule for rule in RULES if rules is None or rule.name in rules] if device == "cuda" else []
+    gpu = Gpu(compute_capability)
+    mode = torch_private.fake_tensors()
+    recorder = Recorder(mode, _scratch(followed, gpu))
+    objects = TrainingObjects(workload.model, workload.optimizer)
+    run = _Run(workload, recorder, objects)
+    turn_all_fake(mode, workload.model, objects.optimizers)
+    for optimizer, rule in ((one, rule) for one in objects.optimizers for rule in followed):
+        if rule.optimizer is not None:
+            rule.optimizer(optimizer)
+    module_names = objects.module_names()
+    with _standing_in(followed), torch.compiler.set_stance("force_eager"):
+        run.steps(num_steps)
+    return _results(run, device, module_names, followed)
+
+
+def _scratch(rules: list[Rule], gpu: Gpu) -> dict[str, tuple[ScratchOf, ...]]:
+    found: dict[str, tuple[ScratchOf, ...]] = {}
+    for rule in rules:
+        for name, of_rule in rule.scratch.items():
+            found[name] = (*found.get(name, ()), _of_gpu(of_rule, gpu))
+    return found
+
+
+def _of_gpu(of_rule: ScratchOfGpu, gpu: Gpu) -> ScratchOf:
+    return lambda call: of_rule(call, gpu)
+
+
+@contextmanager
+def _standing_in(rules: list[Rule]) -> Iterator[None]:
+    """Put functions in the place of torch's while the block runs."""
+    with ExitStack() as back:
+        for rule in rules:
+            for name, replacement in rule.functions.items():
+                module_name, _, attribute = name.rpartition(".")
+                owner = importlib.import_module(module_name)
+                original = getattr(owner, attribute)
+                setattr(owner, attribute, replacement(original))
+                back.callback(setattr, owner, attribute, original)
+        yield
+
+
+class _Run:
+    """The steps of a rehearsal."""
+
+    def __init__(self, workload: Workload, recorder: Recorder, objects: TrainingObjects) -> None:
+        self.workload, self.recorder, self.objects = workload, recorder, objects
+        self.step_starts_ns: list[int] = []
+        self.parameters: set[int] = set()
+        self.optimizer_state: set[int] = set()
+        self._step_start_ns = 0
+
+    def steps(self, num_steps: int) -> None:
+        """Run them, with hooks on every optimizer's step."""
+        hooks = CallHooks(
+            optimizers=self.objects.optimizers, before_step=self._before_step, after_step=self._after_step
+        )
+        hooks.start()
+        try:
+            with self.recorder.recording():
+                self._observe()
+                for number in range(num_steps):
+                    start_ns = self.recorder.log.tick()
+                    self.step_starts_ns.append(start_ns)
+                    self._step()
+                    self.recorder.span(f"{STEP_PREFIX}{number}", start_ns)
+                    self._observe()
+        finally:
+            hooks.stop()
+
+    def _step(self) -> None:
+        """One step, with what is alive in it as in a run under the profiler."""
+        workload = self.workload
+        for _ in range(num_micro_batches(workload)):
+            batch = workload.next_batch()
+            self.recorder.observe(input_tensors(batch))
+            loss = workload.forward(batch)
+            workload.backward(loss)
+        workload.optimizer_step()
+
+    def _observe(self) -> None:
+        """Note what everything is that the model and its optimizers hold, and that the rest is held too."""
+        self.objects.forget_names()
+        tensors = list(self.objects.tensors())
+        self.recorder.observe(tensors)
+        self.parameters |= self._numbers(tensors, Role.PARAMETER)
+        self.optimizer_state |= self._numbers(tensors, Role.OPTIMIZER_STATE)
+        self.recorder.observe_the_rest()
+
+    def _numbers(self, tensors: list[tuple[Role, str, Tensor]], wanted: Role) -> set[int]:
+        return {self.recorder.number(tensor) for role, _, tensor in tensors if role == wanted}
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.objects.saw_stepping(optimizer)
+        named = self.objects.parameters_of(optimizer)
+        self.recorder.observe((Role.GRADIENT, name, one.grad) for name, one in named if one.grad is not None)
+        self._step_start_ns = self.recorder.log.tick()
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        name = f"{OPTIMIZER_PREFIXES[0]}{type(optimizer).__name__}.step"
+        self.recorder.span(name, self._step_start_ns)
+
+
+def _results(run: _Run, device: str, module_names: Mapping[int, str], rules: list[Rule]) -> Rehearsal:
+    log = run.recorder.log
+    on_host = np.array([each[4] for each in log.storages], bool)
+    table = np.array(log.events, np.int64).reshape(-1, 5)
+    table = table[~on_host[table[:, 0]]]
+    starts = np.array(run.step_starts_ns, np.int64)
+    requests = Requests(
+        storage=table[:, 0].copy(),
+        size_bytes=table[:, 1].copy(),
+        op=table[:, 3].copy(),
+        step=np.searchsorted(starts, table[:, 2], side="right") - 1,
+    )
+    memory = serve(requests)
+    name = CUDA if device == "cuda" else HOST
+    columns = Columns(log, name, memory if device == "cuda" else None)
+    of_run = {"parameters": run.parameters, "optimizer_state": run.optimizer_state}
+    start_ns = run.step_starts_ns[0 if _peak_is_in_first_step(requests, memory, device) else min(1, len(starts) - 1)]
+    return Rehearsal(
+        device=name,
+        recording=columns.recording(start_ns, **of_run),
+        whole=columns.recording(0, **of_run),
+        known=columns.known(),
+        module_names=module_names,
+        requests=requests,
+        memory=memory,
+        num_steps=len(run.step_starts_ns),
+        value_reads=run.recorder.value_reads,
+        rules=tuple(rule.name for rule in rules),
+    )
+
+
+def _peak_is_in_first_step(requests: Requests, memory: DeviceMemory, device: str) -> bool:
+    """Whether more is in use in the first step than in any later one."""
+    in_use = memory.allocated_bytes if device == "cuda" else np.cumsum(requests.size_bytes)
+    later = requests.step > 0
+    return bool(in_use[~later].max(initial=0) > in_use[later].max(initial=0))
