@@ -73,7 +73,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"lost_track", "peak", "survivors"},
         {"growth"},
         {"findings"},
-        {"caveats", "compiled_words", "failed_allocation"},
+        {"caveats", "compiled_words", "eager_comparison", "failed_allocation"},
     ),
     "tracer.analysis.compiled": ({"generated_code"}, {"origins"}),
     "tracer.analysis.operators": (
@@ -87,13 +87,13 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"results"},
         {"failure_words", "ranks", "screen", "workload_run"},
         {"kept"},
-        {"outputs"},
-        {"training"},
+        {"outputs", "prediction"},
+        {"prediction_words", "training"},
         {"script_run"},
     ),
     "tracer.rehearsal": (
-        {"device_memory", "fake_tensors", "storage_log"},
-        {"columns", "open_calls"},
+        {"cards", "device_memory", "fake_tensors", "kernel_results", "storage_log", "unfilled"},
+        {"columns", "open_calls", "spread"},
         {"recorder"},
         {"cuda_rules"},
         {"rehearse"},
@@ -102,7 +102,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"shipped_models", "supervised", "user_errors", "workload"},
         {"factory", "random_inputs"},
         {"module_steps"},
-        {"user_model"},
+        {"compiling", "user_model"},
     ),
 }
 # The model of the allocator stands alone; only what reads a recording knows how recordings are stored.

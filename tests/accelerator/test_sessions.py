@@ -91,7 +91,7 @@ def test_out_of_memory_on_the_second_device_is_about_that_one(elsewhere: Elsewhe
     assert found.asked_bytes == 100 * MIB
     assert (found.allocated_bytes, found.reserved_bytes) == (0, 0)
     assert found.device_free_bytes == found.state["free on the device"] == found.state["device"] == 64 * MIB
-    assert any("step 2 ran out of memory" in line.lower() for line in found.lines)
+    assert any("step 3 ran out of memory" in line.lower() for line in found.lines)
 
 
 def test_phases_are_timed_by_the_devices_own_clock(elsewhere: Elsewhere) -> None:

@@ -27,6 +27,7 @@ from tests.exporters.test_text_files import MAX_KEYS, parse_max_mem, parse_total
 from tests.pieces import Pieces, noise, raising
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
 from tracer.capture.allocator_history import AllocatorHistory
+from tracer.commands import usage
 from tracer.commands.profile import run_and_report
 from tracer.commands.workload_options import chosen_device
 from tracer.errors import OutputError, TracerError
@@ -78,7 +79,7 @@ def state_kept() -> Iterator[None]:
 
 def run(*arguments: object) -> Ended:
     """The command in this process, on a terminal of 80 columns."""
-    result = CliRunner().invoke(main.app, [str(one) for one in arguments], env={"COLUMNS": "80"})
+    result = CliRunner().invoke(main.app, [str(one) for one in arguments], env={"COLUMNS": "80"}, prog_name="main.py")
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Ended(result.exit_code, result.stdout, result.stderr)
@@ -114,6 +115,19 @@ def test_help_is_a_page_for_80_columns(flag: str) -> None:
     assert "Explain every byte" in ended.stdout
 
 
+def test_help_is_in_groups() -> None:
+    headings = re.findall(r"^(\S.*):$", run("--help").stdout, re.MULTILINE)
+    assert headings == ["Commands", usage.MODEL, usage.STEP, usage.FNO, usage.DEVICE, usage.SCHEDULE, usage.OUTPUTS,
+                        usage.SCREEN, "Options"]  # fmt: skip
+
+
+def test_every_command_has_a_help(tmp_path: Path) -> None:
+    for command in ("run", "snapshot", "diff", "report"):
+        ended = run(command, "--help")
+        assert ended.code == 0 and max(map(len, ended.stdout.splitlines())) <= 80
+        assert "..." not in next(line for line in run("--help").stdout.splitlines() if line.startswith(f"  {command} "))
+
+
 def test_help_has_the_guides_options_and_a_switch_for_each_file() -> None:
     text = re.sub(r"\s+", " ", run("--help").stdout)
     for option, default in {
@@ -123,7 +137,7 @@ def test_help_has_the_guides_options_and_a_switch_for_each_file() -> None:
     }.items():  # fmt: skip
         assert re.search(rf"--{option} <\w+> [^\[]*\[default: {default}\]", text), option
     for output in OUTPUTS:
-        assert f"--no-{output.name}" in text
+        assert (f"--{output.name} " if output.on_request else f"--no-{output.name} ") in text
 
 
 # ---- a run -----------------------------------------------------------------------------------------------------------
@@ -429,14 +443,29 @@ def test_a_folder_that_cannot_be_is_refused_before_anything_runs(
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["--batch-size", "many"], ["--no-such-option"], ["no-such-command"], ["--data", "burgers"], ["--spectrum", "x"]],
+    ("arguments", "error", "hint"),
+    [
+        (["--batch-size", "many"], "--batch-size many is not a whole number.", "python main.py --help lists"),
+        (["--top", "-1"], "--top -1 is less than 0.", "--help lists"),
+        (["--no-such-option"], "No such option", "--help lists"),
+        (["--seed"], "Option '--seed' requires an argument.", "--help lists"),
+        (["no-such-command"], "There is no command no-such-command.", "--help lists"),
+        (["train.py"], "There is no command train.py.", "To profile a script: python main.py run train.py"),
+        (["tests"], "There is no command tests.", "For a snapshot: python main.py snapshot tests"),
+        (["--data", "burgers"], "--data burgers is not one of random, darcy.", "--help lists"),
+        (["--spectrum", "x"], "--spectrum x is not one of new_zeros, torch_zeros.", "--help lists"),
+        (["snapshot"], "FILE is missing", "python main.py snapshot --help lists"),
+    ],
 )
-def test_wrong_usage_exits_with_2(arguments: list[str], tmp_path: Path) -> None:
+def test_wrong_usage_exits_with_2_and_says_so_in_words(
+    arguments: list[str], error: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
     ended = run("--save-dir", tmp_path / "new", *arguments)
     assert (ended.code, ended.stdout) == (2, "")
-    assert "Usage: " in ended.stderr
-    assert "Traceback" not in ended.stderr
+    first, second = ended.stderr.splitlines()
+    assert first.startswith(f"Error: {error}")
+    assert second.startswith("Hint: ") and hint in second
     assert not list(tmp_path.iterdir())
 
 
@@ -451,13 +480,13 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException, *, step: int)
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (KeyError("bug"), "Error: Step 1 raised KeyError: 'bug'"),
-        (KeyError(), "Error: Step 1 raised KeyError: KeyError"),
+        (KeyError("bug"), "Error: Step 2 raised KeyError: 'bug'"),
+        (KeyError(), "Error: Step 2 raised KeyError: KeyError"),
         (
             torch.OutOfMemoryError("CUDA out of memory. Tried\nto"),
-            "Step 1 ran out of memory: CUDA out of memory. Tried",
+            "Step 2 ran out of memory: CUDA out of memory. Tried",
         ),
-        (KeyboardInterrupt(), "Error: Interrupted in step 1."),
+        (KeyboardInterrupt(), "Error: Interrupted in step 2."),
     ],
 )
 def test_a_step_that_fails_is_named_and_what_was_recorded_is_written(
@@ -487,7 +516,7 @@ def test_a_first_step_that_fails_writes_nothing(tmp_path: Path, monkeypatch: pyt
     failing(monkeypatch, KeyError("bug"), step=0)
     ended = run(*TINY, *SHORT, "--save-dir", tmp_path / "new")
     assert ended.code == 1
-    assert ended.stderr.splitlines()[0].startswith("Error: Step 0 raised KeyError: 'bug'")
+    assert ended.stderr.splitlines()[0].startswith("Error: Step 1 raised KeyError: 'bug'")
     assert "written below" not in ended.stderr
     assert not list(tmp_path.iterdir())
 
@@ -538,7 +567,7 @@ def test_data_that_end_are_said_to_have_ended(tmp_path: Path, monkeypatch: pytes
     line = next(
         number for number, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "next(batches)" in text
     )
-    assert first == f"Error: The data iterator was exhausted in step 2 (tests/commands/test_profile.py:{line})."
+    assert first == f"Error: The data iterator was exhausted in step 3 (tests/commands/test_profile.py:{line})."
     assert hint.startswith("Hint: Let the data begin again, or ask for fewer steps")
     assert (tmp_path / "peak.json").exists()
 
@@ -547,7 +576,7 @@ def test_sys_exit_in_a_step_is_a_failure_like_any_other(tmp_path: Path, monkeypa
     failing(monkeypatch, SystemExit(0), step=1)
     ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
     assert ended.code == 1
-    assert ended.stderr.startswith("Error: Step 1 ended the program (tests/pieces.py:")
+    assert ended.stderr.startswith("Error: Step 2 ended the program (tests/pieces.py:")
 
 
 def test_sigterm_ends_a_run_like_ctrl_c_and_the_default_comes_back(
@@ -560,7 +589,7 @@ def test_sigterm_ends_a_run_like_ctrl_c_and_the_default_comes_back(
     monkeypatch.setattr(FNO, "build_fno_workload", lambda **_: Pieces(before=before))
     ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
     assert ended.code == 1
-    assert ended.stderr.splitlines()[0] == "Error: Ended by SIGTERM in step 1."
+    assert ended.stderr.splitlines()[0] == "Error: Ended by SIGTERM in step 2."
     assert (tmp_path / "peak.json").exists()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 

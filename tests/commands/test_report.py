@@ -98,7 +98,7 @@ def test_what_ended_the_run_is_told(tmp_path: Path) -> None:
     save_kept_run(tmp_path / "recording.npz", kept_run(run_profile(failing, schedule=Schedule(0, 1, 1, 2))))
     code, out, err = run("report", tmp_path, "--only", "peak-json")
     assert (code, "What filled it" in out) == (0, True)
-    assert err.startswith("Of that run: Error: Step 2 raised ValueError: no such batch (")
+    assert err.startswith("Of that run: Error: Step 3 raised ValueError: no such batch (")
     assert "Of that run: Hint: " in err
 
 

@@ -243,14 +243,28 @@ def results(folder: Path, size: int | None, *, snapshot: bool = True, content: s
 def test_two_runs_are_compared_by_category(tmp_path: Path) -> None:
     code, out, _ = run("diff", results(tmp_path / "a", 100), results(tmp_path / "b", 107))
     assert code == 0
-    assert "cpu: peak 100 B -> 107 B, +7 B (+7 B)" in out
+    assert "cpu: peak 100 B -> 107 B, +7 B (+7 B, +7.0 %)" in out
     assert "By category" in out and "By module" in out and "By operator" in out and "By line" in out
 
 
-@pytest.mark.parametrize(("threshold", "code"), [("5%", 3), ("7%", 0), ("6B", 3), ("7", 0)])
+@pytest.mark.parametrize(("threshold", "code"), [("5%", 3), ("7%", 0), ("6B", 3), ("7B", 0)])
 def test_the_exit_status_for_ci(tmp_path: Path, threshold: str, code: int) -> None:
     arguments = (results(tmp_path / "a", 100), results(tmp_path / "b", 107), "--fail-above", threshold)
     assert run("diff", *arguments)[0] == code
+
+
+def test_why_a_threshold_is_exceeded_is_said_and_with_quiet_nothing_else(tmp_path: Path) -> None:
+    folders = results(tmp_path / "a", 100), results(tmp_path / "b", 107)
+    code, out, err = run("diff", *folders, "--fail-above", "5%", "--quiet")
+    assert (code, out, err) == (3, "", "cpu: peak grew 7.0 %, the limit is 5 %.\n")
+
+
+def test_the_same_run_twice_is_no_change_and_no_table(tmp_path: Path) -> None:
+    folder = results(tmp_path / "a", 100)
+    code, out, _ = run("diff", folder, folder / "peak.json", "--fail-above", "0%")
+    assert code == 0
+    assert out.splitlines()[2].startswith("No change. cpu: peak 100 B (100 B) in both")
+    assert "By " not in out
 
 
 @pytest.mark.parametrize("other", ["folder", "file"])
@@ -258,7 +272,7 @@ def test_where_one_has_no_peak_the_snapshots_are_compared(tmp_path: Path, other:
     before, after = results(tmp_path / "a", 100), results(tmp_path / "b", None)
     code, out, _ = run("diff", before, after if other == "folder" else after / "memory_snapshot.pkl")
     assert code == 0
-    assert "Device 0: peak 5.00 MiB -> 5.00 MiB, 0 B (+0 B)" in out
+    assert "No change. Device 0: peak 5.00 MiB (5,242,880 B) in both" in out
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_refuses_columns_that_do_not_fit(wrong: Callable[[], object]) -> None:
 # ------------------------------------------------------------------------------------------------------- the words
 def test_the_answer_in_words() -> None:
     assert headline(samples.small_page()) == (
-        "Peak: 8.79 KiB on cpu at step 4, backward.",
+        "Peak: 8.79 KiB on cpu at step 5, backward.",
         "It is 44 % activations, 33 % memory that torch gave no category and 22 % parameters.",
         "The line that holds most is net.py:7: 3.42 KiB, 39 %, made by aten::gelu in net.0.",
     )

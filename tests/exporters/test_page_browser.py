@@ -93,7 +93,7 @@ def test_hover_reads_the_peak(opened: Callable[..., Any]) -> None:
         assert "9,000 B" in tab.locator(".readout").inner_text()
         assert "20.000 µs" in hover(tab, 0.5)
         labels = tab.evaluate("[...document.querySelectorAll('.annotation-text')].map((one) => one.textContent)")
-        assert {"True peak 8.79 KiB", "Tagged peak 6.84 KiB", "step 4", "forward", "backward"} <= set(labels)
+        assert {"True peak 8.79 KiB", "Tagged peak 6.84 KiB", "step 5", "forward", "backward"} <= set(labels)
 
 
 def test_categories_go_and_come_back_by_mouse_and_keyboard(opened: Callable[..., Any]) -> None:

@@ -17,8 +17,8 @@ from tests.exporters.page_samples import peak_row
 from tracer.analysis.peak_diff import PeakDiff, SavedPeak, diff_peaks
 from tracer.analysis.peak_row import PeakRow
 from tracer.errors import SnapshotError
-from tracer.exporters.peak_diff_screen import print_peak_diff
-from tracer.exporters.peak_json import read_peak_json
+from tracer.exporters.diff_screen import print_against_eager, print_peak_diff
+from tracer.exporters.peak_json import eager_document, read_peak_json
 
 
 def saved(*rows: PeakRow, device: str = "cuda:0", phase: str | None = "backward") -> SavedPeak:
@@ -76,14 +76,73 @@ def test_by_hand() -> None:
     ]
 
 
+def test_rows_of_compiled_code_are_matched_by_line_and_not_by_operator() -> None:
+    """Two lines of one file are two places, and a kernel is no other operator; by hand."""
+    eager = saved(
+        peak_row(100, module="net.0", op="aten::gelu", line=7),
+        peak_row(30, module="net.0", op="aten::mul", line=7),
+        peak_row(40, module="net.0", op="aten::linear", line=8),
+    )
+    compiled = saved(
+        peak_row(60, module="net.0", op="cpp_fused_gelu_0, buf1", line=7, file="/b/models/net.py", is_compiled=True),
+        peak_row(40, module="net.0", op="extern_kernels.addmm, buf0", line=8, is_compiled=True),
+        peak_row(5, module="net.1", op="buf2", file=None, line=None, is_compiled=True),
+    )
+    diff = diff_peaks(eager, compiled)
+    check_sums(diff)
+    assert [(c.name, c.before_bytes, c.after_bytes) for c in diff.by_line] == [
+        (("ACTIVATION", "net.0", "aten::gelu, 1 more -> cpp_fused_gelu_0, buf1", "models/net.py:7"), 130, 60),
+        (("ACTIVATION", "net.1", "buf2", "no Python frame"), 0, 5),
+        (("ACTIVATION", "net.0", "aten::linear -> extern_kernels.addmm, buf0", "models/net.py:8"), 40, 40),
+    ]
+
+
+def test_the_screen_says_what_compiling_changes() -> None:
+    eager = saved(peak_row(2048, module="[red]a", line=7), peak_row(1024, module="b", line=8))
+    compiled = saved(peak_row(512, module="[red]a", line=7, is_compiled=True), peak_row(1024, module="b", line=8))
+    out = io.StringIO()
+    console = Console(file=out, width=100)
+    diff = diff_peaks(eager, compiled)
+    print_against_eager(diff, ("A sentence.",), console)
+    text = out.getvalue()
+    assert "A sentence." in text and "eager" in text and "compiled" in text
+    assert "-1.50 KiB  2.00 KiB     512 B  ACTIVATION  models/net.py:7, [red]a" in text
+    assert "models/net.py:8" not in text, "only what differs"
+
+
+def test_the_document_of_a_peak_has_what_compiling_changes() -> None:
+    """The changes sum to both peaks."""
+    diff = diff_peaks(saved(peak_row(100)), saved(peak_row(60, op="buf0", is_compiled=True), peak_row(7, line=9)))
+    found = eager_document(diff)
+    assert (found["peak_bytes"], found["phase"]) == (100, "backward")
+    assert [sum(one[f"{side}_bytes"] for one in found["changes"]) for side in ("eager", "compiled")] == [100, 67]  # type: ignore[literal-required]
+    assert found["changes"][0] == {
+        "category": "ACTIVATION",
+        "module": "net.0",
+        "op": "aten::mm -> buf0",
+        "where": "models/net.py:7",
+        "eager_bytes": 100,
+        "compiled_bytes": 60,
+        "eager_count": 1,
+        "compiled_count": 1,
+    }
+
+
 def test_the_screen_says_the_change_the_phases_and_the_rest() -> None:
     rows = [peak_row(10 + i, module=f"[bold]net.{i}") for i in range(5)]
     text = printed(diff_peaks(saved(peak_row(7), phase="forward"), saved(*rows, device="cpu")), top=2)
     assert "a[red] -> b" in text
-    assert "cuda:0 -> cpu: peak 7 B -> 60 B, +53 B (+53 B)" in text
+    assert "cuda:0 -> cpu: peak 7 B -> 60 B, +53 B (+53 B, +757.1 %)" in text
     assert "The peak was in forward and is in backward now" in text
     assert "[bold]net.4" in text and "[bold]net.1" not in text
     assert "4 more" in text  # net.0 to net.2, and what was there before
+
+
+def test_rows_that_did_not_change_are_left_out_and_counted() -> None:
+    same, old, new = peak_row(9, module="same"), peak_row(5, module="other"), peak_row(6, module="other")
+    text = printed(diff_peaks(saved(same, old), saved(same, new)))
+    assert "By module (1 row without a change left out)" in text
+    assert "same" not in text.replace("the same", "")
 
 
 rows = st.lists(
@@ -96,6 +155,7 @@ rows = st.lists(
         op=st.sampled_from([None, "aten::mm"]),
         file=st.sampled_from([None, "/x/a.py", "/y/x/a.py", "C:\\x\\a.py"]),
         line=st.sampled_from([None, 1, 2]),
+        is_compiled=st.booleans(),
     ),
     max_size=8,
 )

@@ -155,7 +155,7 @@ def test_rank_0_waits_for_the_end_of_ranks_that_have_spoken(tmp_path: Path) -> N
     clock = Clock(tmp_path, {3: replace(peak(1), failure="ValueError: enough", num_steps=7)})
     assert summarize(tmp_path, clock, 2).is_final
     assert clock.pauses == 3
-    assert "ended in step 7 by ValueError: enough" in (tmp_path / "ranks.txt").read_text()
+    assert "ended in step 8 by ValueError: enough" in (tmp_path / "ranks.txt").read_text()
 
 
 def test_a_rank_that_is_never_heard_of_again_is_told_apart(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_the_command_line_writes_what_it_has_when_its_peer_dies(tmp_path: Path) 
         str(ROOT / "main.py"), "--model", "own.py:build", "--save-dir", "results", *options, folder=tmp_path
     )
     assert finished.returncode != 0
-    assert "Error: Ended by SIGTERM in step 2." in finished.stderr
+    assert "Error: Ended by SIGTERM in step 3." in finished.stderr
     assert f'File "{ROOT / "main.py"}"' not in finished.stderr
     left = json.loads((tmp_path / "results" / "rank0" / "peak.json").read_text())
     assert sum(row["bytes"] for row in left["rows"]) == left["peak_bytes"] > 0

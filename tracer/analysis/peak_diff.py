@@ -63,8 +63,9 @@ class PeakDiff:
         by_category: Names are a category.
         by_module: Names are a module's path.
         by_operator: Names are an operator.
-        by_line: Names are category, module, operator and line. Rows are matched by file and not by line, because lines
-            move; the name says the lines of both sides.
+        by_line: Names are category, module, operator and line. Rows are matched by operator and file and not by line,
+            because lines move; the name says the lines of both sides. Where compiled code allocated rows of either
+            side, they are matched by line and not by operator, whose place a kernel takes.
     """
 
     before: SavedPeak
@@ -87,13 +88,15 @@ class PeakDiff:
 
 def diff_peaks(before: SavedPeak, after: SavedPeak) -> PeakDiff:
     """Compare two peaks."""
+    is_compiled = any(row.is_compiled for row in (*before.rows, *after.rows))
+    line_key, line_name = (_place_key, _place_name) if is_compiled else (_line_key, _line_name)
     return PeakDiff(
         before=before,
         after=after,
         by_category=_changes(before, after, lambda row: row.category, lambda row, *_: (row.category,)),
         by_module=_changes(before, after, _module, lambda row, *_: (_module(row),)),
         by_operator=_changes(before, after, _operator, lambda row, *_: (_operator(row),)),
-        by_line=_changes(before, after, _line_key, _line_name),
+        by_line=_changes(before, after, line_key, line_name),
     )
 
 
@@ -150,6 +153,23 @@ def _line_name(row: PeakRow, before: list[PeakRow], after: list[PeakRow]) -> tup
     lines = f"{was} -> {now}" if was and now and was != now else was or now
     where = f"{file}:{lines}" if lines else file
     return row.category, _module(row), _operator(row), where or "no Python frame"
+
+
+def _place_key(row: PeakRow) -> Hashable:
+    return row.category, row.module, _file(row), row.line
+
+
+def _place_name(row: PeakRow, before: list[PeakRow], after: list[PeakRow]) -> tuple[str, ...]:
+    was, now = _operators(before), _operators(after)
+    operators = f"{was} -> {now}" if was and now and was != now else was or now
+    where = f"{_file(row)}:{row.line}" if row.line is not None else _file(row)
+    return row.category, _module(row), operators or NO_OPERATOR, where or "no Python frame"
+
+
+def _operators(rows: list[PeakRow]) -> str:
+    """The first of their operators, the largest first, and how many more there are."""
+    names = list(dict.fromkeys(row.op for row in sorted(rows, key=lambda row: -row.bytes) if row.op is not None))
+    return ", ".join([*names[:1], *([f"{len(names) - 1} more"] if len(names) > 1 else [])])
 
 
 def _lines(rows: list[PeakRow]) -> str:

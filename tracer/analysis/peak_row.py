@@ -27,6 +27,8 @@ class PeakRow:
     caller_line: int | None = None
     fused_with: str | None = None
     """In compiled code: the lines of the other operators that were fused into the same buffer, as `file:line`."""
+    is_compiled: bool = False
+    """Whether code that torch.compile generated allocated it: the operator is then a kernel and a buffer."""
     requested_bytes: int | None = None
     """Requested, before rounding; None without the allocator's history."""
     shape: tuple[int, ...] | None = None

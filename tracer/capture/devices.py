@@ -94,6 +94,13 @@ def reserved_bytes(device: torch.device) -> int | None:
     return int(value) if value is not None else None
 
 
+def release_cached_memory(device: torch.device) -> None:
+    """Give back what the allocator holds without using it, between two runs of our own: never inside of one."""
+    empty = _function(device, "empty_cache") if is_accelerator(device) else None
+    if empty is not None:
+        empty()
+
+
 def _answer(device: torch.device, *names: str) -> Any:
     """What the first function of one of these names says of a device; None if there is none, or none that knows."""
     for name in names:

@@ -73,6 +73,7 @@ class KeptRun:
         sources: Every file that the recordings and the parameters name.
         trace: The profiler's own; None if it was not asked for.
         compiled: What torch.compile made of the user's code, with the source of every generated file.
+        eager: The peak of the same run without compilation, as its peak.json has it; None where it was not made.
     """
 
     cycles: tuple[KeptCycle, ...]
@@ -93,6 +94,7 @@ class KeptRun:
     sources: tuple[SourceFile, ...]
     trace: KeptTrace | None = None
     compiled: CompiledCode = NOTHING_COMPILED
+    eager: dict[str, Any] | None = None
 
     @property
     def num_events(self) -> int:

@@ -65,3 +65,16 @@ def is_an_optimizers(file: str) -> bool:
 def is_a_decorators(file: str) -> bool:
     """Whether a file has the wrapper that `torch.no_grad` and its like put around a function."""
     return _DECORATORS_FILE in file
+
+
+def step_words(name: str, num_steps: int | None = None) -> str:
+    """A step's name for people, who count from 1: `step 3 of 11` for `ProfilerStep#2`.
+
+    Args:
+        name: torch's, which counts from 0.
+        num_steps: How many there were, if that is known.
+    """
+    number = name.removeprefix(STEP_PREFIX)
+    if not number.isdecimal():
+        return name
+    return f"step {int(number) + 1:,}" + (f" of {num_steps:,}" if num_steps is not None else "")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import typer
 
 from tracer.commands.diff import diff
+from tracer.commands.predict import predict
 from tracer.commands.profile import profile
 from tracer.commands.report import report
 from tracer.commands.run import CONTEXT, run
 from tracer.commands.snapshot import snapshot
+from tracer.commands.usage import Command, Program
 
 app = typer.Typer(
+    cls=Program,
     add_completion=False,
     no_args_is_help=False,
     pretty_exceptions_enable=False,
@@ -18,7 +21,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.callback(invoke_without_command=True)(profile)
-app.command()(snapshot)
-app.command()(diff)
-app.command()(report)
-app.command(context_settings=CONTEXT)(run)
+app.command(cls=Command, short_help="Profile an unchanged training script.", context_settings=CONTEXT)(run)
+app.command(cls=Command, short_help="Say whether a step fits on a GPU, without one.")(predict)
+app.command(cls=Command, short_help="Explain an allocator snapshot made anywhere.")(snapshot)
+app.command(cls=Command, short_help="Say what changed between two peaks.")(diff)
+app.command(cls=Command, short_help="Write the files of a kept recording again.")(report)

@@ -48,6 +48,10 @@ def say_all(lines: Iterable[str]) -> None:
         say(line)
 
 
+def not_said(line: str) -> None:
+    """Takes a line that --quiet leaves out."""
+
+
 def was_given(context: typer.Context, parameter: str) -> bool:
     """Whether the user wrote the option, rather than leaving it at its default."""
     source = context.get_parameter_source(parameter)

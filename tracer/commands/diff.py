@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracer.commands.common import SNAPSHOT_NAME, errors_for_people, snapshot_path
+from tracer.commands.common import SNAPSHOT_NAME, errors_for_people, say_all, snapshot_path
+from tracer.commands.run_options import Quiet, Top
 from tracer.errors import SnapshotError
 from tracer.exporters.terminal import screen
 from tracer.snapshot.load import load_snapshot
@@ -16,7 +17,8 @@ from tracer.snapshot.load import load_snapshot
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tracer.analysis.snapshots.diff import DeviceDiff, Grown
+    from tracer.analysis.snapshots.diff import DeviceDiff
+    from tracer.analysis.threshold import Grown
 
 PEAK_NAME = "peak.json"
 _HINT = "Name two snapshots, or two folders that a run wrote (of one rank each)."
@@ -25,21 +27,28 @@ _HINT = "Name two snapshots, or two folders that a run wrote (of one rank each).
 def diff(
     before: Annotated[Path, typer.Argument(help="A snapshot, or a --save-dir.")],
     after: Annotated[Path, typer.Argument(help="The one to compare with it.")],
-    top: Annotated[int, typer.Option(min=0, help="Rows of each table but the first.")] = 10,
     fail_above: Annotated[
-        str | None, typer.Option(help="Exit with 3 if a peak grew by more than this: 5%, 100MiB.")
+        str | None,
+        typer.Option(metavar="<percent or size>", help="Exit with 3 if a peak grew by more than this: 5%, 100MiB."),
     ] = None,
+    top: Top = 10,
+    quiet: Quiet = False,
 ) -> None:
-    """Say what changed between two peaks, to the byte: by kind and stack, of two --save-dirs by module and line."""
-    with errors_for_people(), screen() as console:
-        grown = show_diff(before, after, console, top=top, fail_above=fail_above)
-    if grown:
+    """Say what changed between two peaks, to the byte.
+
+    Two folders that runs wrote are compared by category, module, operator and line; two snapshots by kind and stack.
+    """
+    with errors_for_people():
+        with screen(is_shown=not quiet) as console:
+            exceeded = show_diff(before, after, console, top=top, fail_above=fail_above)
+        say_all(exceeded)
+    if exceeded:
         raise typer.Exit(3)
 
 
 def show_diff(
     before: Path, after: Path, console: Console, *, top: int = 10, fail_above: str | None = None
-) -> Sequence[Grown]:
+) -> Sequence[str]:
     """Compare two peaks on a console.
 
     Two save directories with a peak.json each are compared by category, module, operator and line; else their
@@ -49,36 +58,39 @@ def show_diff(
         before: A snapshot or a save directory.
         after: Another one.
         console: Where to print.
-        top: Rows of each table but the first.
+        top: Rows of each table; that by category or kind has them all.
         fail_above: A threshold such as `5%` or `100MiB`; checked before anything is read.
 
     Returns:
-        The devices whose peak grew by more than the threshold; none without one.
+        A sentence for each device whose peak grew by more than the threshold; none without one.
 
     Raises:
         SnapshotError: One of them cannot be read.
         TracerError: `fail_above` is not a valid threshold.
     """
-    from tracer.analysis.snapshots.diff import parse_threshold
+    from tracer.analysis.threshold import parse_threshold
 
     threshold = parse_threshold(fail_above) if fail_above is not None else None
     names = {"before": str(before), "after": str(after)}
-    diffs: Sequence[Grown]
+    before, after = (side.parent if side.name == PEAK_NAME and side.is_file() else side for side in (before, after))
+    diffs: dict[str, Grown]
     if _what_to_compare(before, after) == PEAK_NAME:
         from tracer.analysis.peak_diff import diff_peaks
-        from tracer.exporters.peak_diff_screen import print_peak_diff
+        from tracer.exporters.diff_screen import print_peak_diff
         from tracer.exporters.peak_json import read_peak_json
 
         peaks = diff_peaks(read_peak_json(before / PEAK_NAME), read_peak_json(after / PEAK_NAME))
         print_peak_diff(peaks, console, **names, top=top)
-        diffs = [peaks]
+        diffs = {peaks.after.device: peaks}
     else:
-        from tracer.exporters.snapshot_screen import print_diff
+        from tracer.exporters.diff_screen import print_snapshot_diff
 
         devices = compare_files(before, after)
-        print_diff(devices, console, **names, top=top)
-        diffs = devices
-    return [diff for diff in diffs if threshold is not None and threshold.is_exceeded_by(diff)]
+        print_snapshot_diff(devices, console, **names, top=top)
+        diffs = {f"device {one.device}": one for one in devices}
+    if threshold is None:
+        return []
+    return [threshold.sentence(device, diff) for device, diff in diffs.items() if threshold.is_exceeded_by(diff)]
 
 
 def _what_to_compare(before: Path, after: Path) -> str:

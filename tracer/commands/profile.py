@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracer.commands.common import errors_for_people, kept_import_path, say_all, was_given
+from tracer.commands.common import errors_for_people, kept_import_path, not_said, say_all, was_given
+from tracer.commands.run_options import (
+    NUM_ROWS,
+    ActiveSteps,
+    KeepRecording,
+    Quiet,
+    Repeats,
+    Top,
+    Trace,
+    WaitSteps,
+    WarmupSteps,
+)
+from tracer.commands.usage import DEVICE, MODEL, OUTPUTS
 from tracer.commands.workload_options import (
     Accumulate,
     Amp,
     BatchSize,
     Checkpoint,
+    Compile,
+    CompileArg,
     Data,
     DataSize,
     HiddenChannels,
@@ -35,17 +50,20 @@ from tracer.commands.workload_options import (
     import_backends,
     workload_options,
 )
-from tracer.errors import MissingPackageError, OutputError
+from tracer.errors import MissingPackageError, OutputError, TracerError
 from tracer.exporters.terminal import say, screen
+from tracer.exporters.terminal import say as say_always
 from tracer.runs.termination import Termination
 
 if TYPE_CHECKING:
+    from tracer.analysis.peak_diff import SavedPeak
     from tracer.runs.ranks import Rank
     from tracer.runs.results import RunResults
     from tracer.runs.session import Schedule
     from tracer.workloads.workload import Workload
 
 DEFAULT_DEVICE = "cuda:0"
+EAGER_FOLDER = "eager"
 _SWITCHES = (
     *("max_mem", "memory_timeline", "peak_json", "memory_report", "run_time_report"),
     *("memory_snapshot", "cuda_timing", "trace"),
@@ -64,19 +82,31 @@ def profile(
     data: Data = "random",
     spectrum: Spectrum = "new_zeros",
     device: Annotated[
-        str, typer.Option(help="Where to train. Without a GPU the default becomes cpu.")
+        str, typer.Option(help="Where to train. Without a GPU the default becomes cpu.", rich_help_panel=DEVICE)
     ] = DEFAULT_DEVICE,
     import_: Annotated[
-        list[str], typer.Option("--import", help="Module to import first, such as one that registers a backend.")
+        list[str],
+        typer.Option(
+            "--import",
+            metavar="<module>",
+            help="Module to import first, such as one that registers a backend. Repeatable.",
+            rich_help_panel=DEVICE,
+        ),
     ] = [],  # noqa: B006
-    save_dir: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("profiler_outputs"),
+    save_dir: Annotated[Path, typer.Option(help="Folder for the results.", rich_help_panel=OUTPUTS)] = Path(
+        "profiler_outputs"
+    ),
     project_root: Annotated[
-        Path | None, typer.Option(help="Folder of your project, for the reports. By default that of the model's code.")
+        Path | None,
+        typer.Option(
+            help="Folder of your project, for the reports. By default that of the model's code.",
+            rich_help_panel=OUTPUTS,
+        ),
     ] = None,
-    n_wait_steps: Annotated[int, typer.Option(help="Steps of a cycle that are not looked at.")] = 1,
-    n_warmup_steps: Annotated[int, typer.Option(help="Steps of a cycle in which the profiler warms up.")] = 1,
-    n_active_steps: Annotated[int, typer.Option(help="Steps of a cycle that are recorded.")] = 3,
-    n_repeats: Annotated[int, typer.Option(help="Cycles.")] = 2,
+    n_wait_steps: WaitSteps = 1,
+    n_warmup_steps: WarmupSteps = 1,
+    n_active_steps: ActiveSteps = 3,
+    n_repeats: Repeats = 2,
     seed: Seed = 0,
     model: Model = "",
     model_arg: ModelArg = [],  # noqa: B006
@@ -86,20 +116,42 @@ def profile(
     amp: Amp = "off",
     accumulate: Accumulate = 1,
     checkpoint: Checkpoint = False,
+    compile: Compile = False,
+    compile_arg: CompileArg = [],  # noqa: B006
     inference: Inference = False,
-    max_mem: Annotated[bool, typer.Option(help="Write max_mem.txt, the breakdown at the peak.")] = True,
-    memory_timeline: Annotated[bool, typer.Option(help="Write memory_timeline.html, the page.")] = True,
-    peak_json: Annotated[bool, typer.Option(help="Write peak.json, every row of the peak.")] = True,
-    memory_report: Annotated[bool, typer.Option(help="Write memory_report.sqlite.")] = True,
-    run_time_report: Annotated[bool, typer.Option(help="Write run_time_report.sqlite.")] = True,
-    memory_snapshot: Annotated[bool, typer.Option(help="Write memory_snapshot.pkl.")] = True,
-    cuda_timing: Annotated[bool, typer.Option(help="Time the phases, and write cuda_timing.txt.")] = True,
-    trace: Annotated[
-        bool, typer.Option(help="Write trace.json.gz, the profiler's trace with memory above the operators.")
+    compare_eager: Annotated[
+        bool,
+        typer.Option(
+            "--compare-eager",
+            help="Train it without compilation too, and say what compiling changes.",
+            rich_help_panel=MODEL,
+        ),
     ] = False,
-    keep_recording: Annotated[
-        bool, typer.Option(help="Write recording.npz, from which `report` writes every file again.")
-    ] = False,
+    max_mem: Annotated[
+        bool, typer.Option(help="Leave out max_mem.txt, the breakdown at the peak.", rich_help_panel=OUTPUTS)
+    ] = True,
+    memory_timeline: Annotated[
+        bool, typer.Option(help="Leave out memory_timeline.html, the page.", rich_help_panel=OUTPUTS)
+    ] = True,
+    peak_json: Annotated[
+        bool, typer.Option(help="Leave out peak.json, every row of the peak.", rich_help_panel=OUTPUTS)
+    ] = True,
+    memory_report: Annotated[
+        bool, typer.Option(help="Leave out memory_report.sqlite.", rich_help_panel=OUTPUTS)
+    ] = True,
+    run_time_report: Annotated[
+        bool, typer.Option(help="Leave out run_time_report.sqlite.", rich_help_panel=OUTPUTS)
+    ] = True,
+    memory_snapshot: Annotated[
+        bool, typer.Option(help="Leave out memory_snapshot.pkl.", rich_help_panel=OUTPUTS)
+    ] = True,
+    cuda_timing: Annotated[
+        bool, typer.Option(help="Do not time the phases, and leave out cuda_timing.txt.", rich_help_panel=OUTPUTS)
+    ] = True,
+    trace: Trace = False,
+    keep_recording: KeepRecording = False,
+    top: Top = NUM_ROWS,
+    quiet: Quiet = False,
 ) -> None:
     """Explain every byte of a training run's memory peak.
 
@@ -134,29 +186,93 @@ def _profile(context: typer.Context, given: Mapping[str, Any]) -> bool:
     text = given["device"]
     if rank is not None and (not named or ":" not in text):
         text = device_of_rank(text, rank.local_index)
-    device = chosen_device(text, named=named)
+    device = chosen_device(text, named=named, say=not_said if given["quiet"] else say)
+    if given["compare_eager"] and rank is not None:
+        raise TracerError(
+            "--compare-eager is for a run of one process.",
+            hint="Profile twice, and compare a rank of both by `diff A/rank0 B/rank0`.",
+        )
     check_folder(given["save_dir"])
-    torch.manual_seed(given["seed"])
-    with ParameterOrigins() as origins:
-        workload = options.build(device, device_named=named)
-    lines = origins.take(workload.model)
-    return run_and_report(
-        workload,
-        schedule,
-        device_named=named,
-        save_dir=given["save_dir"],
-        leave_out=[name.replace("_", "-") for name in _SWITCHES if not given[name]],
-        timing=given["cuda_timing"],
-        trace=given["trace"],
-        keep_recording=given["keep_recording"],
-        settings=options.settings,
-        parameter_lines=lines,
-        root=given["project_root"],
+
+    def build() -> tuple[Workload, dict[str, Any]]:
+        torch.manual_seed(given["seed"])
+        with ParameterOrigins() as origins:
+            workload = options.build(device, device_named=named)
+        return workload, {"parameter_lines": origins.take(workload.model), "settings": options.settings}
+
+    run_options = {
+        "schedule": schedule,
+        "device_named": named,
+        "leave_out": [name.replace("_", "-") for name in _SWITCHES if not given[name]],
+        "timing": given["cuda_timing"],
+        "trace": given["trace"],
+        "keep_recording": given["keep_recording"],
+        "root": given["project_root"],
+        "quiet": given["quiet"],
+    }
+    eager, is_eager_written = None, True
+    if given["compare_eager"]:
+        eager, is_eager_written = _run_eager(build, given["save_dir"] / EAGER_FOLDER, **run_options)
+    workload, of_workload = build()
+    return (
+        run_and_report(
+            workload, save_dir=given["save_dir"], eager=eager, top=given["top"], **run_options, **of_workload
+        )
+        and is_eager_written
     )
 
 
+def _run_eager(
+    build: Callable[[], tuple[Workload, dict[str, Any]]],
+    folder: Path,
+    *,
+    leave_out: list[str],
+    quiet: bool = False,
+    **options: Any,
+) -> tuple[SavedPeak | None, bool]:
+    """The peak of the same run without compilation, None if it failed, and whether its files could be written.
+
+    Nothing of it is alive afterwards: the compiled run is the same as without it.
+    """
+    import gc
+
+    from tracer.analysis.profiles.eager_comparison import saved_peak
+    from tracer.capture.devices import release_cached_memory
+    from tracer.workloads.compiling import without_compiling
+
+    termination = Termination()
+    termination.watch()
+    try:
+        with without_compiling():
+            workload, of_workload = build()
+            device = workload.device
+            results = _run(workload, quiet=quiet, termination=termination, **options, **of_workload)
+        is_written = _write(results, folder, leave_out, say=not_said if quiet else say)
+    finally:
+        termination.close()
+    if results.failure is not None and not isinstance(results.failure.error, Exception):
+        raise results.failure.error
+    peak = None
+    if results.failure is None and results.findings is not None:
+        peak = saved_peak(results.findings)
+    else:
+        (not_said if quiet else say)("Note: There is no comparison: without compilation the run failed, as said above.")
+    del workload, of_workload, results
+    gc.collect()
+    release_cached_memory(device)
+    return peak, is_written
+
+
 def run_and_report(
-    workload: Workload, schedule: Schedule, *, save_dir: Path, leave_out: list[str], **options: Any
+    workload: Workload,
+    schedule: Schedule,
+    *,
+    save_dir: Path,
+    leave_out: list[str],
+    top: int = NUM_ROWS,
+    quiet: bool = False,
+    eager: SavedPeak | None = None,
+    **options: Any,
 ) -> bool:
     """Run, write, then answer, for this process or for its rank; False if the run or a file failed."""
     from tracer.runs.ranks import begin, this_rank
@@ -168,37 +284,39 @@ def run_and_report(
     termination = Termination()
     termination.watch()
     try:
-        results = _run(workload, schedule, termination=termination, **options)
+        results = _run(workload, schedule, quiet=quiet, termination=termination, **options)
+        results = replace(results, eager=eager)
         folder = rank.folder(save_dir) if rank is not None else save_dir
-        succeeded = _write(results, folder, leave_out)
+        succeeded = _write(results, folder, leave_out, say=not_said if quiet else say)
         if rank is not None:
             succeeded &= _summarize(rank, results, save_dir)
     finally:
         termination.close()
-    if rank is None or rank.index == 0:
+    is_shown = not quiet and (rank is None or rank.index == 0)
+    if is_shown:
         with screen() as console:
-            print_results(results, console)
+            print_results(results, console, top=top)
     succeeded &= results.failure is None
-    if succeeded and (rank is None or rank.index == 0):
+    if succeeded and is_shown:
         say_all(next_commands(folder, [path.name for path in folder.iterdir()]))
     return succeeded
 
 
-def _run(workload: Workload, schedule: Schedule, **options: Any) -> RunResults:
+def _run(workload: Workload, schedule: Schedule, *, quiet: bool, **options: Any) -> RunResults:
     from tracer.runs.workload_run import run_profile
 
-    with _progress() as progress:
+    with _progress(is_shown=not quiet) as progress:
         return run_profile(workload, schedule=schedule, **options, progress=progress)
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
+def _progress(*, is_shown: bool) -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr, which a terminal shows and a log does not; it is moved by steps done and steps in all."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
+    if not is_shown or not console.is_terminal:
         yield lambda done, total: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -207,14 +325,27 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _write(results: RunResults, save_dir: Path, leave_out: list[str]) -> bool:
-    """Say what failed and what is noteworthy, and write the files; False if one could not be written."""
+def _write(results: RunResults, save_dir: Path, leave_out: list[str], *, say: Callable[[str], None]) -> bool:
+    """Say what failed and what is noteworthy, and write the files; False if one could not be written.
+
+    Args:
+        results: Of the run.
+        save_dir: Folder of the files.
+        leave_out: Names of outputs that are not wanted.
+        say: Takes a line that is no error.
+    """
     from tracer.runs.failure_words import failure_lines
-    from tracer.runs.outputs import left_from_earlier, left_sentence, write_outputs, written_lines
+    from tracer.runs.outputs import Written, left_from_earlier, left_sentence, write_outputs, written_lines
+
+    def tell(one: Written) -> None:
+        failed = one.error is not None and not isinstance(one.error, MissingPackageError)
+        for line in written_lines(one):
+            (say_always if failed else say)(line)
 
     say_all(failure_lines(results))
-    say_all(f"Note: {note}" for note in results.notes)
-    written = write_outputs(results, save_dir, leave_out=leave_out, tell=lambda one: say_all(written_lines(one)))
+    for note in results.notes:
+        say(f"Note: {note}")
+    written = write_outputs(results, save_dir, leave_out=leave_out, tell=tell)
     if left := left_from_earlier(save_dir, written):
         say(f"Note: {left_sentence(left)}")
     return all(one.error is None or isinstance(one.error, MissingPackageError) for one in written)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracer.commands.common import errors_for_people
+from tracer.commands.common import errors_for_people, not_said
+from tracer.commands.run_options import NUM_ROWS, Quiet, Top
+from tracer.commands.usage import OUTPUTS
 from tracer.errors import MissingPackageError, RecordingError, TracerError
 from tracer.exporters.terminal import say, screen
 
@@ -22,12 +24,24 @@ RECORDING_NAME = "recording.npz"
 
 def report(
     recording: Annotated[Path, typer.Argument(help="A --save-dir with a recording.npz, or that file.")],
-    save_dir: Annotated[Path | None, typer.Option(help="Folder for the files; by default the recording's.")] = None,
-    only: Annotated[list[str], typer.Option(help="Write only this one: peak-json, memory-report, ...")] = [],  # noqa: B006
+    save_dir: Annotated[
+        Path | None, typer.Option(help="Folder for the files; by default the recording's.", rich_help_panel=OUTPUTS)
+    ] = None,
+    only: Annotated[
+        list[str],
+        typer.Option(
+            metavar="<name>",
+            help="Write only this one: peak-json, memory-report, ... Repeatable.",
+            rich_help_panel=OUTPUTS,
+        ),
+    ] = [],  # noqa: B006
+    top: Top = NUM_ROWS,
+    quiet: Quiet = False,
 ) -> None:
     """Write any output of a run again from its kept recording, also elsewhere and with a later version."""
-    with errors_for_people(), screen() as console:
-        succeeded = show_report(recording, console, save_dir=save_dir, only=only, say=say)
+    with errors_for_people(), screen(is_shown=not quiet) as console:
+        tell = not_said if quiet else say
+        succeeded = show_report(recording, console, save_dir=save_dir, only=only, top=top, say=tell, complain=say)
     if not succeeded:
         raise typer.Exit(1)
 
@@ -38,7 +52,9 @@ def show_report(
     *,
     save_dir: Path | None = None,
     only: Collection[str] = (),
-    say: Callable[[str], None] = lambda line: None,
+    top: int = NUM_ROWS,
+    say: Callable[[str], None] = not_said,
+    complain: Callable[[str], None] = not_said,
 ) -> bool:
     """Write the files of a run again from its recording, then the answer on a console.
 
@@ -47,7 +63,9 @@ def show_report(
         console: Where to print the answer.
         save_dir: Where to write; by default beside the recording.
         only: Names of the outputs that are wanted, as in `--no-<name>`; by default all that the recording allows.
+        top: Rows of each table of the answer.
         say: Takes a line on what was written, and on what there is to say of the run.
+        complain: Takes a line on what could not be written.
 
     Returns:
         False if a file could not be written.
@@ -66,8 +84,9 @@ def show_report(
     from tracer.runs.screen import print_results
 
     def tell(written: Written) -> None:
+        failed = written.error is not None and not isinstance(written.error, MissingPackageError)
         for line in written_lines(written):
-            say(line)
+            (complain if failed else say)(line)
 
     _check_names(only)
     check_folder(folder)
@@ -77,7 +96,7 @@ def show_report(
     for line in (*(f"Of that run: {line}" for line in kept.failure), *(f"Note: {note}" for note in results.notes)):
         say(line)
     written = write_outputs(results, folder, leave_out=unwanted, tell=tell)
-    print_results(results, console)
+    print_results(results, console, top=top)
     return all(one.error is None or isinstance(one.error, MissingPackageError) for one in written)
 
 

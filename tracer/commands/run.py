@@ -14,6 +14,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
+from tracer.commands.run_options import (
+    NUM_ROWS,
+    ActiveSteps,
+    KeepRecording,
+    Quiet,
+    Repeats,
+    Top,
+    Trace,
+    WaitSteps,
+    WarmupSteps,
+)
+from tracer.commands.usage import DEVICE, OUTPUTS
 from tracer.errors import TracerError
 from tracer.exporters.terminal import say
 
@@ -29,14 +41,20 @@ def run(
     script: Annotated[str, typer.Argument(help="The script; with --module, a module's name.")],
     arguments: Annotated[list[str] | None, typer.Argument(help="What follows is the script's own.")] = None,
     module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT names a module, as in `python -m`.")] = False,
-    save_dir: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("profiler_outputs"),
-    device: Annotated[str | None, typer.Option(help="Device to explain; by default the model's.")] = None,
-    n_wait_steps: Annotated[int, typer.Option(help="Steps of a cycle that are not looked at.")] = 0,
-    n_warmup_steps: Annotated[int, typer.Option(help="Steps of a cycle in which the profiler warms up.")] = 1,
-    n_active_steps: Annotated[int, typer.Option(help="Steps of a cycle that are recorded.")] = 3,
-    n_repeats: Annotated[int, typer.Option(help="Cycles.")] = 2,
-    trace: Annotated[bool, typer.Option(help="Write trace.json.gz.")] = False,
-    keep_recording: Annotated[bool, typer.Option(help="Write recording.npz.")] = False,
+    device: Annotated[
+        str | None, typer.Option(help="Device to explain; by default the model's.", rich_help_panel=DEVICE)
+    ] = None,
+    n_wait_steps: WaitSteps = 0,
+    n_warmup_steps: WarmupSteps = 1,
+    n_active_steps: ActiveSteps = 3,
+    n_repeats: Repeats = 2,
+    save_dir: Annotated[Path, typer.Option(help="Folder for the results.", rich_help_panel=OUTPUTS)] = Path(
+        "profiler_outputs"
+    ),
+    trace: Trace = False,
+    keep_recording: KeepRecording = False,
+    top: Top = NUM_ROWS,
+    quiet: Quiet = False,
 ) -> None:
     """Run a training script as it is, and explain the memory peak of its first steps.
 
@@ -62,18 +80,21 @@ def run(
                 save_dir=save_dir,
                 schedule=schedule,
                 device=device,
-                screen=True,
+                screen="none" if quiet else "full",
+                top=top,
                 trace=trace,
                 keep_recording=keep_recording,
                 settings={"script": script, "arguments": " ".join(arguments or [])},
             )
         )
-        succeeded = run_script(profile, script, arguments or [], is_module=module)
+        succeeded = run_script(profile, script, arguments or [], is_module=module, quiet=quiet)
     if not succeeded:
         raise typer.Exit(1)
 
 
-def run_script(profile: ScriptProfile, script: str, arguments: list[str], *, is_module: bool = False) -> bool:
+def run_script(
+    profile: ScriptProfile, script: str, arguments: list[str], *, is_module: bool = False, quiet: bool = False
+) -> bool:
     """Run a script under a profile; False if it raised, after its traceback.
 
     Raises:
@@ -89,7 +110,8 @@ def run_script(profile: ScriptProfile, script: str, arguments: list[str], *, is_
         sys.stderr.writelines(traceback.format_exception(type(error), error, _of_script(error)))
         return False
     finally:
-        say_all(f"Note: {note}" for note in profile.notes)
+        if not quiet:
+            say_all(f"Note: {note}" for note in profile.notes)
         if profile.session is None:
             say("Nothing was recorded.")
     return True

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracer.commands.common import errors_for_people, snapshot_path
+from tracer.commands.common import errors_for_people, say_all, snapshot_path
+from tracer.commands.run_options import Quiet, Top
+from tracer.commands.usage import ALLOCATOR, DEVICE, OUTPUTS, QUESTIONS, SCREEN
 from tracer.errors import MissingPackageError, OutputError, SettingsError, SnapshotError
-from tracer.exporters.terminal import say, screen
+from tracer.exporters.terminal import screen
 from tracer.runs.termination import FilesInTurn
 from tracer.snapshot.load import load_snapshot
 
@@ -23,35 +25,77 @@ if TYPE_CHECKING:
     from tracer.analysis.snapshots.moments import Moments
 
 
+SQLITE_READERS = "sqlite3, or Skyline's readers"
+
+
 def snapshot(
     file: Annotated[Path, typer.Argument(help="A pickle or JSON of torch.cuda.memory._snapshot(), or a --save-dir.")],
-    device: Annotated[int | None, typer.Option(min=0, help="Index of the only device to look at.")] = None,
-    top: Annotated[int, typer.Option(min=0, help="Rows of each table.")] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Also write the page, of --device or of the worst one.")] = None,
-    sqlite: Annotated[Path | None, typer.Option(help="Also write the memory report of that device.")] = None,
+    device: Annotated[
+        int | None, typer.Option(min=0, help="Index of the only device to look at.", rich_help_panel=DEVICE)
+    ] = None,
     at: Annotated[
         list[str],
-        typer.Option(help="Also what was in use at an entry, a time (2.5s), start, peak, oom or end. Repeatable."),
+        typer.Option(
+            metavar="<moment>",
+            help="Also what was in use at a moment: an entry's number, a time since the start (2.5s), start, peak, "
+            "oom or end. Repeatable.",
+            rich_help_panel=QUESTIONS,
+        ),
     ] = [],  # noqa: B006
     between: Annotated[
-        tuple[str, str] | None, typer.Option(help="Also what came and what went between two such moments.")
+        tuple[str, str] | None,
+        typer.Option(
+            metavar="<moment> <moment>",
+            help="Also what came and what went between two moments.",
+            rich_help_panel=QUESTIONS,
+        ),
     ] = None,
     before_oom: Annotated[
-        str | None, typer.Option(help="Also the last allocations of 5GiB, say, before it ran out of memory.")
+        str | None,
+        typer.Option(
+            metavar="<size>",
+            help="Also the last allocations of 5GiB, say, before it ran out of memory.",
+            rich_help_panel=QUESTIONS,
+        ),
     ] = None,
     settings: Annotated[
-        list[str], typer.Option(help="Replay it under other allocator settings: expandable_segments:True. Repeatable.")
+        list[str],
+        typer.Option(
+            metavar="<settings>",
+            help="Replay it under other settings of PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True. Repeatable.",
+            rich_help_panel=ALLOCATOR,
+        ),
     ] = [],  # noqa: B006
     search_settings: Annotated[
-        bool, typer.Option("--search-settings", help="Replay it under the settings that are worth trying.")
+        bool,
+        typer.Option(
+            "--search-settings",
+            help="Replay it under the settings that are worth trying.",
+            rich_help_panel=ALLOCATOR,
+        ),
     ] = False,
     gpu_memory: Annotated[
-        str | None, typer.Option(help="Replay it on a GPU of 16GiB, say; exit with 3 if it does not run there.")
+        str | None,
+        typer.Option(
+            metavar="<size>",
+            help="Replay it on a GPU of 16GiB, say; exit with 3 if it does not run there.",
+            rich_help_panel=ALLOCATOR,
+        ),
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write the page, of --device or of the worst one.", rich_help_panel=OUTPUTS)
+    ] = None,
+    sqlite: Annotated[
+        Path | None, typer.Option(help="Also write the memory report of that device.", rich_help_panel=OUTPUTS)
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the answer as JSON instead.", rich_help_panel=SCREEN)
+    ] = False,
+    top: Top = 10,
+    quiet: Quiet = False,
 ) -> None:
     """Say what filled each device at its peak, from an allocator snapshot made anywhere, and why it ran out."""
-    with errors_for_people(), screen() as console:
+    with errors_for_people(), screen(is_shown=as_json or not quiet) as console:
         shown = show_snapshot(
             file,
             console,
@@ -65,8 +109,10 @@ def snapshot(
             search_settings=search_settings,
             gpu_memory=gpu_memory,
         )
-        for path in shown.files:
-            say(f"Wrote {path}  (open with {'a browser' if path == html else 'sqlite3, or a reader of Skyline'})")
+        if not quiet:
+            say_all(
+                f"Wrote {path}  (open with {'a browser' if path == html else SQLITE_READERS})" for path in shown.files
+            )
     if not shown.runs:
         raise typer.Exit(3)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tracer.commands.common import refuse
+from tracer.commands.usage import FNO, MODEL, STEP
 from tracer.errors import TracerError, WorkloadError
 from tracer.exporters.terminal import say
 
@@ -22,34 +24,72 @@ if TYPE_CHECKING:
 
 _DEVICES_HINT = "Use cpu, cuda:0, xpu:0, ..., or import what registers the backend with --import MODULE."
 
-BatchSize = Annotated[int, typer.Option(help="Samples in a batch.")]
-Seed = Annotated[int, typer.Option(help="Seed of weights and data.")]
+BatchSize = Annotated[int, typer.Option(help="Samples in a batch.", rich_help_panel=MODEL)]
+Seed = Annotated[int, typer.Option(help="Seed of weights and data.", rich_help_panel=MODEL)]
 
-InChannels = Annotated[int, typer.Option(help="Channels of the model's input.")]
-OutChannels = Annotated[int, typer.Option(help="Channels of the model's output.")]
-HiddenChannels = Annotated[int, typer.Option(help="Width of the model.")]
-DataSize = Annotated[str, typer.Option(help="Grid points: 64 is 64 x 64; 128x96 or 32x32x32 also work.")]
-NumModes = Annotated[str, typer.Option(help="Fourier modes kept: 32 for every axis, or 32x16.")]
-NumLayers = Annotated[int, typer.Option(help="Fourier layers.")]
-Data = Annotated[Literal["random", "darcy"], typer.Option(help="Noise, or solved Darcy flow problems.")]
+InChannels = Annotated[int, typer.Option(help="Channels of the model's input.", rich_help_panel=FNO)]
+OutChannels = Annotated[int, typer.Option(help="Channels of the model's output.", rich_help_panel=FNO)]
+HiddenChannels = Annotated[int, typer.Option(help="Width of the model.", rich_help_panel=FNO)]
+DataSize = Annotated[
+    str, typer.Option(help="Grid points: 64 is 64 x 64; 128x96 or 32x32x32 also work.", rich_help_panel=FNO)
+]
+NumModes = Annotated[str, typer.Option(help="Fourier modes kept: 32 for every axis, or 32x16.", rich_help_panel=FNO)]
+NumLayers = Annotated[int, typer.Option(help="Fourier layers.", rich_help_panel=FNO)]
+Data = Annotated[
+    Literal["random", "darcy"], typer.Option(help="Noise, or solved Darcy flow problems.", rich_help_panel=FNO)
+]
 Spectrum = Annotated[
     Literal["new_zeros", "torch_zeros"],
-    typer.Option(help="How the padded spectrum is allocated; after torch_zeros torch's categories stop."),
+    typer.Option(
+        help="How the padded spectrum is allocated; after torch_zeros torch's categories stop.", rich_help_panel=FNO
+    ),
 ]
 
-Model = Annotated[str, typer.Option(help="Your own model: package.module:factory, or path/to/file.py:factory.")]
-ModelArg = Annotated[list[str], typer.Option(help="Argument of the factory: width=256.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        metavar="<where:what>",
+        help="What to train: package.module:factory, or path/to/file.py:factory; a class or a function.",
+        rich_help_panel=MODEL,
+    ),
+]
+ModelArg = Annotated[
+    list[str],
+    typer.Option(metavar="<name=value>", help="Argument of the factory: width=256. Repeatable.", rich_help_panel=MODEL),
+]
 ModelInput = Annotated[
-    list[str], typer.Option("--input", help="Input of a module: 3x224x224, or ids=128:int64:0-50257.")
+    list[str],
+    typer.Option(
+        "--input",
+        metavar="<size>",
+        help="Input of the model, one sample: 3x224x224, or by name ids=128:int64:0-50257. Repeatable.",
+        rich_help_panel=MODEL,
+    ),
 ]
-Optimizer = Annotated[str, typer.Option(help="Of torch.optim: adamw, sgd:lr=0.1,momentum=0.9, none.")]
+Optimizer = Annotated[
+    str, typer.Option(help="Of torch.optim: adamw, sgd:lr=0.1,momentum=0.9, none.", rich_help_panel=STEP)
+]
 Loss = Annotated[
-    Literal["auto", "mean-square", "cross-entropy"], typer.Option(help="auto: the model's own, or mean-square.")
+    Literal["auto", "mean-square", "cross-entropy"],
+    typer.Option(help="auto: the model's own, or mean-square.", rich_help_panel=STEP),
 ]
-Amp = Annotated[Literal["off", "bfloat16", "float16"], typer.Option(help="Mixed precision.")]
-Accumulate = Annotated[int, typer.Option(help="Micro-batches of --batch-size in a step.")]
-Checkpoint = Annotated[bool, typer.Option("--checkpoint", help="Recompute repeated blocks in backward.")]
-Inference = Annotated[bool, typer.Option("--inference", help="Forward only, without gradients.")]
+Amp = Annotated[Literal["off", "bfloat16", "float16"], typer.Option(help="Mixed precision.", rich_help_panel=STEP)]
+Accumulate = Annotated[int, typer.Option(help="Micro-batches of --batch-size in a step.", rich_help_panel=STEP)]
+Checkpoint = Annotated[
+    bool, typer.Option("--checkpoint", help="Recompute repeated blocks in backward.", rich_help_panel=STEP)
+]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Call the model through torch.compile.", rich_help_panel=MODEL)
+]
+CompileArg = Annotated[
+    list[str],
+    typer.Option(
+        metavar="<name=value>",
+        help="Argument of torch.compile: mode=reduce-overhead. Means --compile. Repeatable.",
+        rich_help_panel=MODEL,
+    ),
+]
+Inference = Annotated[bool, typer.Option("--inference", help="Forward only, without gradients.", rich_help_panel=STEP)]
 
 _FNO_ONLY = ("in_channels", "out_channels", "hidden_channels", "data_size", "n_modes", "n_layers", "data", "spectrum")
 _STEP_ONLY = ("optimizer", "loss", "amp", "accumulate", "checkpoint", "inference")
@@ -64,16 +104,19 @@ class WorkloadOptions:
         model: The factory of a user's model, or empty for the FNO.
         model_args: Its arguments.
         options: Those of `build_fno_workload`, or of `StepOptions`.
+        compile_args: Arguments of `torch.compile`; None where the model is not to be compiled.
     """
 
     model: str
     model_args: tuple[str, ...]
     options: Mapping[str, Any]
+    compile_args: tuple[str, ...] | None = None
 
     @property
     def settings(self) -> dict[str, object]:
         """What is to be remembered of them."""
-        return {"model": self.model, **self.options} if self.model else dict(self.options)
+        settings = {"model": self.model, **self.options} if self.model else dict(self.options)
+        return settings if self.compile_args is None else settings | {"compile": ", ".join(self.compile_args) or True}
 
     def build(self, device: torch.device, *, device_named: bool) -> Workload:
         """The workload on a device.
@@ -81,10 +124,12 @@ class WorkloadOptions:
         Raises:
             WorkloadError: The user's model cannot be built as asked.
         """
-        if self.model:
-            return _users_workload(self, device, device_named=device_named)
-        workload: Workload = _fno().build_fno_workload(device=device, **self.options)
-        return workload
+        with _model_errors():
+            if self.model:
+                workload = _users_workload(self, device, device_named=device_named)
+            else:
+                workload = _fno().build_fno_workload(device=device, **self.options)
+            return workload if self.compile_args is None else _compiled(workload, self.compile_args)
 
 
 def workload_options(context: typer.Context, given: Mapping[str, Any]) -> WorkloadOptions:
@@ -97,16 +142,19 @@ def workload_options(context: typer.Context, given: Mapping[str, Any]) -> Worklo
     Raises:
         TracerError: They make no sense, alone or together.
     """
+    # A command may have no option to compile.
+    arguments = tuple(given.get("compile_arg", ()))
+    compile_args = arguments if arguments or given.get("compile") else None
     sizes = {"data_size": _numbers("data-size", given["data_size"]), "n_modes": _numbers("n-modes", given["n_modes"])}
     if not given["model"]:
         refuse(context, _MODEL_ONLY, "with --model")
         options = {name: given[name] for name in ("batch_size", *_FNO_ONLY, "seed")} | sizes
         _check_fno(options)
-        return WorkloadOptions("", (), options)
+        return WorkloadOptions("", (), options, compile_args)
     refuse(context, _FNO_ONLY, "without --model")
     inputs = {"inputs": tuple(given["model_input"])}
     options = inputs | {name: given[name] for name in ("batch_size", *_STEP_ONLY, "seed")}
-    return WorkloadOptions(given["model"], tuple(given["model_arg"]), options)
+    return WorkloadOptions(given["model"], tuple(given["model_arg"]), options, compile_args)
 
 
 def _numbers(option: str, text: str) -> int | tuple[int, ...]:
@@ -134,24 +182,46 @@ def _check_fno(options: Mapping[str, Any]) -> None:
 
 
 def _users_workload(options: WorkloadOptions, device: torch.device, *, device_named: bool) -> Workload:
+    from tracer.workloads.user_model import StepOptions, build_user_workload
+
+    step = StepOptions(**options.options)
+    workload: Workload = build_user_workload(
+        options.model, device=device, model_args=options.model_args, options=step, device_named=device_named
+    )
+    return workload
+
+
+def _compiled(workload: Workload, arguments: Sequence[str]) -> Workload:
+    from tracer.workloads.compiling import compiled
+
+    return compiled(workload, arguments)
+
+
+@contextmanager
+def _model_errors() -> Iterator[None]:
+    """What cannot be built is an error with the line of the user's where it went wrong.
+
+    Raises:
+        WorkloadError: It cannot be built.
+    """
     from tracer.capture.error_line import error_line
     from tracer.runs.failure_words import behind
     from tracer.workloads.user_errors import UserModelError
-    from tracer.workloads.user_model import StepOptions, build_user_workload
 
     try:
-        step = StepOptions(**options.options)
-        workload: Workload = build_user_workload(
-            options.model, device=device, model_args=options.model_args, options=step, device_named=device_named
-        )
-        return workload
+        yield
     except UserModelError as error:
         at = error_line(error.__cause__) if error.__cause__ is not None else None
         raise WorkloadError(f"{error}{behind(at)}", hint=error.hint) from error
 
 
-def chosen_device(text: str, *, named: bool) -> torch.device:
+def chosen_device(text: str, *, named: bool, say: Callable[[str], None] = say) -> torch.device:
     """The device asked for; the default one falls back to the CPU, visibly.
+
+    Args:
+        text: Its name.
+        named: Whether the user wrote it.
+        say: Takes the line that says so.
 
     Raises:
         TracerError: It is not there.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from tracer.capture.torch_names import STEP_PREFIX
+from tracer.capture.torch_names import step_words
 from tracer.exporters.page_model import Page, PagePeak
 from tracer.units import format_bytes
 
@@ -59,7 +59,7 @@ def headline(page: Page) -> tuple[str, ...]:
 
 
 def _when(peak: PagePeak, device: str) -> str:
-    parts = [peak.step.replace(STEP_PREFIX, "step ") if peak.step else "", peak.phase.lower() if peak.phase else ""]
+    parts = [step_words(peak.step) if peak.step else "", peak.phase.lower() if peak.phase else ""]
     when = ", ".join(part for part in parts if part)
     # At a step or at the start, but in backward.
     preposition = "at" if peak.step or when.startswith("the ") else "in"

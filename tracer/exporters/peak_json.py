@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from tracer.analysis.peak_diff import SavedPeak
+from tracer.analysis.peak_diff import PeakDiff, SavedPeak
 from tracer.analysis.peak_row import PeakRow
 from tracer.errors import SnapshotError
 from tracer.exporters.files import write_atomically
@@ -50,6 +50,27 @@ class AllocatorJson(TypedDict):
     num_blocks: int
 
 
+class ChangeJson(TypedDict):
+    """What lies at one place of the source at the peaks of the run without compilation and of the compiled one."""
+
+    category: str
+    module: str
+    op: str
+    where: str
+    eager_bytes: int
+    compiled_bytes: int
+    eager_count: int
+    compiled_count: int
+
+
+class EagerJson(TypedDict):
+    """The same run without compilation."""
+
+    peak_bytes: int
+    phase: str | None
+    changes: list[ChangeJson]
+
+
 class PeakDocument(TypedDict):
     """peak.json; docs/peak-json.md describes it."""
 
@@ -67,14 +88,16 @@ class PeakDocument(TypedDict):
     phase: str | None
     allocator: AllocatorJson | None
     threads_not_recorded: list[str]
+    eager: EagerJson | None
     rows: list[RowJson]
 
 
-def peak_document(peaks: Sequence[PeakReport]) -> PeakDocument:
+def peak_document(peaks: Sequence[PeakReport], *, against_eager: PeakDiff | None = None) -> PeakDocument:
     """The document for the cycle with the largest peak.
 
     Args:
         peaks: One report per cycle, at least one.
+        against_eager: From the same run without compilation to this one.
     """
     from tracer.analysis.profiles.peak import worst_of  # reading peak.json back does not wait for torch
 
@@ -95,6 +118,7 @@ def peak_document(peaks: Sequence[PeakReport]) -> PeakDocument:
         "phase": peak.phase,
         "allocator": _allocator(peak.allocator) if peak.allocator is not None else None,
         "threads_not_recorded": list(peak.threads),
+        "eager": None if against_eager is None else eager_document(against_eager),
         "rows": [row_json(row) for row in peak.rows],
     }
 
@@ -121,9 +145,39 @@ def _allocator(peak: AllocatorPeak) -> AllocatorJson:
     }
 
 
-def write_peak_json(peaks: Sequence[PeakReport], path: Path) -> None:
+def eager_document(diff: PeakDiff) -> EagerJson:
+    """What compiling changes.
+
+    Args:
+        diff: From the run without compilation to the compiled one.
+    """
+    changes: list[ChangeJson] = []
+    for change in diff.by_line:
+        category, module, op, where = change.name
+        changes.append(
+            {
+                "category": category,
+                "module": module,
+                "op": op,
+                "where": where,
+                "eager_bytes": change.before_bytes,
+                "compiled_bytes": change.after_bytes,
+                "eager_count": change.before_count,
+                "compiled_count": change.after_count,
+            }
+        )
+    return {"peak_bytes": diff.before.bytes, "phase": diff.before.phase, "changes": changes}
+
+
+def write_peak_json(peaks: Sequence[PeakReport], path: Path, *, against_eager: PeakDiff | None = None) -> None:
     """Write peak.json."""
-    write_atomically(path, json.dumps(peak_document(peaks), indent=1) + "\n")
+    write_atomically(path, json.dumps(peak_document(peaks, against_eager=against_eager), indent=1) + "\n")
+
+
+def saved_peak_document(peak: SavedPeak) -> dict[str, object]:
+    """What of a peak.json is read back to compare it with another."""
+    rows = [row_json(row) for row in peak.rows]
+    return {"device": peak.device, "peak_bytes": peak.bytes, "phase": peak.phase, "rows": rows}
 
 
 def read_peak_json(path: Path) -> SavedPeak:
@@ -132,7 +186,19 @@ def read_peak_json(path: Path) -> SavedPeak:
     Raises:
         SnapshotError: It cannot be read, is no peak.json or a later version's, or its rows do not sum to its peak.
     """
-    document = _document(path)
+    return saved_peak_from(path, _document(path))
+
+
+def saved_peak_from(path: Path, document: dict[str, object]) -> SavedPeak:
+    """The peak in a document that may be anybody's.
+
+    Args:
+        path: Of the file that it is from.
+        document: As JSON has it.
+
+    Raises:
+        SnapshotError: It is no peak.json or a later version's, or its rows do not sum to its peak.
+    """
     _check_format(path, document)
     rows = document.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -188,6 +254,8 @@ def _row(path: Path, row: dict[str, object]) -> PeakRow:
             found[field.name] = _number(path, field.name, value)
         elif field.name in ("line", "caller_line"):
             found[field.name] = None if value is None else _number(path, field.name, value)
+        elif field.name == "is_compiled":
+            found[field.name] = value is True
         elif field.name == "shape":
             found[field.name] = None if value is None else _shape(path, value)
         elif field.name in _TEXTS:

@@ -25,6 +25,7 @@ class RowJson(TypedDict):
     caller_file: str | None
     caller_line: int | None
     fused_with: str | None
+    is_compiled: bool
     requested_bytes: int | None
     shape: list[int] | None
     dtype: str | None
@@ -48,6 +49,7 @@ def row_json(row: PeakRow) -> RowJson:
         "caller_file": row.caller_file,
         "caller_line": row.caller_line,
         "fused_with": row.fused_with,
+        "is_compiled": row.is_compiled,
         "requested_bytes": row.requested_bytes,
         "shape": list(row.shape) if row.shape is not None else None,
         "dtype": row.dtype,

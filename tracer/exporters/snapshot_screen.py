@@ -1,4 +1,4 @@
-"""The explanation of a snapshot, and the difference of two, as text on a terminal."""
+"""The explanation of a snapshot as text on a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tracer.analysis.snapshots.diff import Change, DeviceDiff
 from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
 from tracer.analysis.snapshots.groups import Group
 from tracer.analysis.snapshots.oom import OutOfMemory
@@ -17,7 +16,6 @@ from tracer.analysis.snapshots.peak import Peak, Share
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, NO_PYTHON_FRAME, Site
 from tracer.units import format_bytes
 
-_STACK_LINES = 3
 MAX_DEVICES = 32
 """Shown in full; no machine has more, but a file may claim thousands."""
 
@@ -40,35 +38,6 @@ def print_snapshot(finding: SnapshotFinding, console: Console, *, file: str, top
     if others := devices[MAX_DEVICES:]:
         peak = format_bytes(max(device.peak.requested_bytes for device in others))
         _say(console, f"\n{len(others):,} more devices with peaks of {peak} at most (one of them: --device)")
-
-
-def print_diff(diffs: Sequence[DeviceDiff], console: Console, *, before: str, after: str, top: int = 10) -> None:
-    """Print what changed between the peaks of two snapshots.
-
-    Args:
-        diffs: What `diff_snapshots` returned.
-        console: Where to print.
-        before: Name of the first snapshot.
-        after: Name of the second one.
-        top: Rows of the table by stack.
-    """
-    _say(console, f"{before} -> {after}", style="bold")
-    if not diffs:
-        _say(console, "Neither snapshot has a device with memory.")
-    for diff in diffs:
-        sizes = f"{format_bytes(diff.before_bytes)} -> {format_bytes(diff.after_bytes)}"
-        _say(console, f"\nDevice {diff.device}: peak {sizes}, {_signed(diff.bytes)} ({diff.bytes:+,} B)", style="bold")
-        if diff.before_phase != diff.after_phase:
-            was, is_now = _phase(diff.before_phase), _phase(diff.after_phase)
-            _say(console, f"The peak was {was} and is {is_now} now: other memory is alive then.")
-        _print_changes("By kind", diff.by_kind, console, top=len(diff.by_kind))
-        _print_changes("By kind and stack", diff.by_stack, console, top=top)
-
-
-def _phase(words: str) -> str:
-    if not words:
-        return "in an unknown phase"
-    return f"at {words}" if words.startswith("the ") else f"in {words}"
 
 
 def _print_device(found: DeviceFinding, console: Console, top: int) -> None:
@@ -129,20 +98,6 @@ def _print_shares(title: str, shares: Sequence[Share], console: Console, top: in
     for share in islice(shares, top):
         table.add_row(format_bytes(share.bytes), str(share.count), Text(share.name))
     _add_rest(table, [(share.bytes, share.count) for share in shares[top:]])
-    console.print(table)
-
-
-def _print_changes(title: str, changes: Sequence[Change], console: Console, *, top: int) -> None:
-    table = _table(title, "change", "before", "after")
-    table.add_column("kind")
-    if any(change.stack for change in changes):
-        table.add_column("stack, innermost first", overflow="fold")
-    for change in islice(changes, top):
-        sizes = (_signed(change.bytes), format_bytes(change.before_bytes), format_bytes(change.after_bytes))
-        table.add_row(*sizes, change.kind, Text(_short_stack(change.stack) + _moved(change)))
-    if rest := changes[top:]:
-        sums = [sum(c.bytes for c in rest), sum(c.before_bytes for c in rest), sum(c.after_bytes for c in rest)]
-        table.add_row(_signed(sums[0]), *map(format_bytes, sums[1:]), f"{len(rest)} more", "")
     console.print(table)
 
 
@@ -213,18 +168,6 @@ def place(site: Site) -> str:
     if site.file is not None:
         return f"{site.frame}  {site.file}:{site.line}"
     return site.frame if site.frame in (BEFORE_RECORDING, NO_FRAMES) else f"{site.frame}  ({NO_PYTHON_FRAME})"
-
-
-def _moved(change: Change) -> str:
-    """Which frame differs between two stacks that are the same code."""
-    if not change.was and not change.became:
-        return ""
-    return f"\n(a frame differs: {change.was or 'none'} -> {change.became or 'none'})"
-
-
-def _short_stack(stack: tuple[str, ...]) -> str:
-    shown = " < ".join(stack[:_STACK_LINES])
-    return f"{shown} < ..." if len(stack) > _STACK_LINES else shown
 
 
 def _table(title: str, *numbers: str) -> Table:

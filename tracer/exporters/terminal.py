@@ -20,19 +20,24 @@ from tracer.errors import OutputError
 
 
 @contextmanager
-def screen() -> Iterator[Console]:
+def screen(*, is_shown: bool = True) -> Iterator[Console]:
     r"""A console on stdout; all of it is printed when the block ends well.
 
     A letter that stdout's encoding does not have is written as its number, `\xe9`. A reader who has seen enough, as
     `| head` has, is no error.
+
+    Args:
+        is_shown: Whether anything is printed at all.
 
     Raises:
         OutputError: stdout does not take it.
     """
     text = _Text(sys.stdout)
     yield Console(file=text, highlight=False)
+    if not is_shown:
+        return
     try:
-        _put(text.getvalue(), sys.stdout)
+        _put(_without_trailing_spaces(text.getvalue()), sys.stdout)
     except BrokenPipeError:
         pass
     except OSError as error:
@@ -41,6 +46,11 @@ def screen() -> Iterator[Console]:
             f"The answer could not be printed on stdout: {reason}.",
             hint="Files are written before it, and named above.",
         ) from error
+
+
+def _without_trailing_spaces(text: str) -> str:
+    """Tables pad their last column."""
+    return "\n".join(line.rstrip(" ") for line in text.split("\n"))
 
 
 def say(line: str) -> None:

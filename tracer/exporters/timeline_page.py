@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tracer.analysis.operators.run_times import RunTimes
+from tracer.analysis.peak_diff import PeakDiff, RowChange
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.caveats import counted, growth_sentences, left_out, not_recorded, unseen
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
 from tracer.analysis.profiles.compiled_words import compiled_sentences
+from tracer.analysis.profiles.eager_comparison import eager_sentences
 from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.memory_by_kind import memory_by_kind
 from tracer.analysis.profiles.peak import PeakReport
@@ -20,6 +22,7 @@ from tracer.exporters.page import write_page
 from tracer.exporters.page_model import (
     Band,
     BandKind,
+    Cell,
     Curve,
     KindBytes,
     Mark,
@@ -30,6 +33,7 @@ from tracer.exporters.page_model import (
     Series,
     SlowModule,
     StepTiming,
+    Table,
 )
 from tracer.exporters.snapshot_page import oom_section, reserved_table
 from tracer.units import format_bytes
@@ -45,6 +49,7 @@ def write_memory_timeline(
     notes: tuple[str, ...] = (),
     slow_modules: tuple[SlowModule, ...] = (),
     failed: OutOfMemory | None = None,
+    against_eager: PeakDiff | None = None,
 ) -> None:
     """Write memory_timeline.html for the cycle with the largest peak.
 
@@ -55,11 +60,14 @@ def write_memory_timeline(
         notes: Sentences on what could not be measured.
         slow_modules: Time by module, slowest first.
         failed: The allocation that ended the run.
+        against_eager: From the same run without compilation to this one.
 
     Raises:
         OutputError: The file cannot be written, or plotly is not installed.
     """
-    page = timeline_page(findings, run=run, notes=notes, slow_modules=slow_modules, failed=failed)
+    page = timeline_page(
+        findings, run=run, notes=notes, slow_modules=slow_modules, failed=failed, against_eager=against_eager
+    )
     write_page(page, path)
 
 
@@ -70,6 +78,7 @@ def timeline_page(
     notes: tuple[str, ...] = (),
     slow_modules: tuple[SlowModule, ...] = (),
     failed: OutOfMemory | None = None,
+    against_eager: PeakDiff | None = None,
 ) -> Page:
     """The page's content."""
     cycle = findings.worst
@@ -111,7 +120,30 @@ def timeline_page(
             *unseen(recording, lifetimes),
             *growth_sentences(findings.growth),
         ),
-        sections=(*(() if failed is None else (oom_section((failed,)),)), *_reserved_section(peak)),
+        sections=(
+            *(() if failed is None else (oom_section((failed,)),)),
+            *(() if against_eager is None else (_eager_section(against_eager),)),
+            *_reserved_section(peak),
+        ),
+    )
+
+
+def _eager_section(diff: PeakDiff) -> Section:
+    """What compiling changes at the peak."""
+    sizes = ("change", "without compilation", "compiled")
+
+    def table(title: str, names: tuple[str, ...], changes: Sequence[RowChange]) -> Table:
+        rows: list[tuple[Cell, ...]] = [(one.bytes, one.before_bytes, one.after_bytes, *one.name) for one in changes]
+        return Table(title, (*sizes, *names), tuple(rows))
+
+    return Section(
+        "Compiled, and the same without compilation",
+        eager_sentences(diff),
+        (
+            table("By category", ("category",), diff.by_category),
+            table("By module", ("module",), diff.by_module),
+            table("By line", ("category", "module", "operator or kernel", "line"), diff.by_line),
+        ),
     )
 
 

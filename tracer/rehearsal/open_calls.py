@@ -65,6 +65,10 @@ class OpenCalls:
         del lines[len(frames) :]
         return call
 
+    def forget_lines(self) -> None:
+        """What runs next is another call, even on the same line."""
+        del self._stack[-1][2][:]
+
     def touch(self) -> None:
         """What is open is so until now."""
         now, calls = self._log.now_ns, self._log.calls

@@ -19,6 +19,7 @@ from tracer.capture.known_storages import Role
 from tracer.capture.plain_tensors import plain_tensors
 from tracer.capture.recording import OpKind
 from tracer.capture.torch_names import BACKWARD_FUNCTION, ENGINE_PREFIX, is_accumulate_grad
+from tracer.rehearsal.kernel_results import RESULT_BYTES
 from tracer.rehearsal.open_calls import OpenCalls
 from tracer.rehearsal.storage_log import ALLOCATED, FREED, NONE, READ, WRITTEN, StorageLog
 
@@ -71,6 +72,7 @@ class _Known:
     written: tuple[int, ...]
     written_names: tuple[str, ...]
     scratch: tuple[ScratchOf, ...]
+    result_bytes: Callable[[tuple[Any, ...]], int | None] | None
     is_query: bool
     is_value_read: bool
     is_add: bool
@@ -112,7 +114,8 @@ class Recorder:
         self.log, self.mode = StorageLog(), mode
         self._scratch = scratch
         self._known: dict[Any, _Known] = {}
-        self._storage_of: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+        # By what tells live storages apart: number, weak reference, bytes that the fake tensor says.
+        self._storage_of: dict[int, tuple[int, weakref.ref[torch.UntypedStorage], int]] = {}
         self._calls: OpenCalls | None = None
         self._op = NONE
         self._node, self._engine, self._node_id, self._held_node = NONE, NONE, NONE, None
@@ -175,6 +178,8 @@ class Recorder:
     # --------------------------------------------------------------------------------------------- modules and backward
     def _enter_module(self, module: nn.Module, args: Any) -> None:
         log = self.log
+        if self._num_backwards:
+            self._find_node()
         if id(module) not in log.modules:
             row = log.modules[id(module)]
             log.module_names.append(log.strings[f"{type(module).__name__}_{row}"])
@@ -186,6 +191,8 @@ class Recorder:
             self._calls.leave()
 
     def _enter_backward(self, frame: FrameType) -> None:
+        if self._num_backwards:
+            self._find_node()
         function = self.log.frames[(*BACKWARD_FUNCTION[:1], 0, BACKWARD_FUNCTION[1], False)]
         if self._calls is not None:
             self._calls.enter(frame, self._node, function=function)
@@ -196,6 +203,12 @@ class Recorder:
         self._end_node()
         if self._calls is not None:
             self._calls.leave()
+
+    def begin_step(self) -> int:
+        """Nothing of a former step is open any more; the time."""
+        if self._calls is not None:
+            self._calls.forget_lines()
+        return self.log.tick()
 
     def span(self, name: str, start_ns: int) -> None:
         """Note a stretch of time that ends now."""
@@ -246,7 +259,8 @@ class Recorder:
             self._may_accumulate = True
         else:
             out = self._result(known, func, args, kwargs)
-            self._made(out, bits)
+            larger = known.result_bytes(args) if known.result_bytes is not None else None
+            self._made(out, bits, larger)
             if known.scratch:
                 self._take(known, args, kwargs, out)
         if known.written:
@@ -266,6 +280,7 @@ class Recorder:
             written=written,
             written_names=names,
             scratch=self._scratch.get(name, ()),
+            result_bytes=RESULT_BYTES.get(name),
             is_query=name.startswith("prim::") or name in _QUERIES,
             is_value_read=name == "aten::_local_scalar_dense",
             is_add=func is torch.ops.aten.add.Tensor,
@@ -359,17 +374,19 @@ class Recorder:
         found = self._storage_of.get(torch_private.storage_key(storage))
         return found[0] if found is not None else self._new(tensor, storage)
 
-    def _made(self, out: Any, bits: dict[int, int]) -> None:
-        """Note the storages that an operator has made."""
+    def _made(self, out: Any, bits: dict[int, int], first_bytes: int | None) -> None:
+        """Note the storages that an operator has made; the first may be larger than its fake tensor says."""
         for tensor in _tensors((out,)):
             storage = tensor.untyped_storage()
             if torch_private.storage_key(storage) not in self._storage_of:
-                number = self._new(tensor, storage)
+                number = self._new(tensor, storage, first_bytes)
+                first_bytes = None
                 bits[number] = bits.get(number, 0) | ALLOCATED
 
-    def _new(self, tensor: Tensor, storage: torch.UntypedStorage) -> int:
+    def _new(self, tensor: Tensor, storage: torch.UntypedStorage, known_bytes: int | None = None) -> int:
         log = self.log
-        key, size_bytes = torch_private.storage_key(storage), storage.nbytes()
+        key, fake_bytes = torch_private.storage_key(storage), storage.nbytes()
+        size_bytes = fake_bytes if known_bytes is None else known_bytes
         shape = log.shapes[(tuple(tensor.shape),)]
         dtype = log.strings[str(tensor.dtype).removeprefix("torch.")]
         number = len(log.storages)
@@ -379,10 +396,11 @@ class Recorder:
             log.events.append((number, size_bytes, log.tick(), self._op, call))
 
         def died(_: object) -> None:
-            if self._storage_of.pop(key, (NONE,))[0] == number:
+            if self._storage_of.get(key, (NONE,))[0] == number:
+                del self._storage_of[key]
                 self._free(number)
 
-        self._storage_of[key] = number, weakref.ref(storage, died)
+        self._storage_of[key] = number, weakref.ref(storage, died), fake_bytes
         return number
 
     def _free(self, number: int) -> None:
@@ -405,19 +423,19 @@ class Recorder:
         log = self.log
         for position in known.written:
             for tensor in _tensors(args[position : position + 1]):
-                number, new_bytes = self.number(tensor), tensor.untyped_storage().nbytes()
-                old_bytes, *rest = log.storages[number]
-                if new_bytes == old_bytes:
+                storage = tensor.untyped_storage()
+                number = self.number(tensor)
+                key = torch_private.storage_key(storage)
+                if storage.nbytes() == self._storage_of[key][2]:
                     continue
+                old_bytes, *rest = log.storages[number]
                 call = log.ops[self._op][3] if self._op >= 0 else NONE
                 if old_bytes:
                     log.events.append((number, -old_bytes, log.tick(), self._op, call))
                 # A storage of another size is another one to whoever counts memory.
-                key = torch_private.storage_key(tensor.untyped_storage())
-                _, reference = self._storage_of.pop(key)
-                del reference
+                del self._storage_of[key]
                 log.storages[number] = (0, *rest)  # type: ignore[assignment]
-                self._new(tensor, tensor.untyped_storage())
+                self._new(tensor, storage)
 
     def _take(self, known: _Known, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """What an operator takes beside its results, in the order of the rules."""
@@ -444,7 +462,7 @@ class Recorder:
             del self._storage_of[-1 - number]
             self._free(number)
 
-        self._storage_of[-1 - number] = number, weakref.ref(storage, died)
+        self._storage_of[-1 - number] = number, weakref.ref(storage, died), 0
 
     # -------------------------------------------------------------------------------------------------- observations
     def observe(self, tensors: Iterable[tuple[Role, str, Tensor]]) -> None:
@@ -462,7 +480,7 @@ class Recorder:
     def observe_the_rest(self) -> None:
         """Note that Python, or a graph, holds every storage that is alive."""
         now = self.log.tick()
-        alive = {number for number, _ in self._storage_of.values() if number >= 0}
+        alive = {number for key, (number, *_) in self._storage_of.items() if key >= 0}
         self.log.observations += [(now, number, int(Role.HELD), "") for number in sorted(alive)]
 
     @contextmanager

@@ -16,10 +16,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tracer.allocator.settings import AllocatorSettings
 from tracer.capture import torch_private
-from tracer.capture.call_hooks import CallHooks
 from tracer.capture.known_storages import KnownStorages, Role, input_tensors
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import OPTIMIZER_PREFIXES, STEP_PREFIX
@@ -151,21 +151,24 @@ class _Run:
 
     def steps(self, num_steps: int) -> None:
         """Run them, with hooks on every optimizer's step."""
-        hooks = CallHooks(
-            optimizers=self.objects.optimizers, before_step=self._before_step, after_step=self._after_step
-        )
-        hooks.start()
+        handles: list[Any] = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
         try:
             with self.recorder.recording():
-                self._observe()
                 for number in range(num_steps):
-                    start_ns = self.recorder.log.tick()
+                    # As at the beginning of a profiler's cycle: of the first step, and of those behind it.
+                    if number <= 1:
+                        self._observe()
+                    start_ns = self.recorder.begin_step()
                     self.step_starts_ns.append(start_ns)
                     self._step()
                     self.recorder.span(f"{STEP_PREFIX}{number}", start_ns)
-                    self._observe()
+                self._observe()
         finally:
-            hooks.stop()
+            for handle in handles:
+                handle.remove()
 
     def _step(self) -> None:
         """One step, with what is alive in it as in a run under the profiler."""
@@ -189,15 +192,39 @@ class _Run:
     def _numbers(self, tensors: list[tuple[Role, str, Tensor]], wanted: Role) -> set[int]:
         return {self.recorder.number(tensor) for role, _, tensor in tensors if role == wanted}
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        """A closure, which evaluates the loss, is put between two stretches of the optimizer's own work."""
         self.objects.saw_stepping(optimizer)
-        named = self.objects.parameters_of(optimizer)
-        self.recorder.observe((Role.GRADIENT, name, one.grad) for name, one in named if one.grad is not None)
+        closure = next((each for each in (*args[1:], *kwargs.values()) if callable(each)), None)
+        if closure is None:
+            self._observe_gradients(optimizer)
         self._step_start_ns = self.recorder.log.tick()
+        if closure is None:
+            return None
+
+        def evaluate() -> Any:
+            self._optimizer_span(optimizer)
+            try:
+                return closure()
+            finally:
+                self._step_start_ns = self.recorder.log.tick()
+
+        by = {id(closure): evaluate}
+        return tuple(by.get(id(each), each) for each in args), {
+            name: by.get(id(each), each) for name, each in kwargs.items()
+        }
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        name = f"{OPTIMIZER_PREFIXES[0]}{type(optimizer).__name__}.step"
-        self.recorder.span(name, self._step_start_ns)
+        self._optimizer_span(optimizer)
+        if any(callable(each) for each in (*args[1:], *kwargs.values())):
+            self._observe_gradients(optimizer)
+
+    def _observe_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        named = self.objects.parameters_of(optimizer)
+        self.recorder.observe((Role.GRADIENT, name, one.grad) for name, one in named if one.grad is not None)
+
+    def _optimizer_span(self, optimizer: torch.optim.Optimizer) -> None:
+        self.recorder.span(f"{OPTIMIZER_PREFIXES[0]}{type(optimizer).__name__}.step", self._step_start_ns)
 
 
 def _results(run: _Run, device: str, module_names: Mapping[int, str], rules: list[Rule]) -> Rehearsal:

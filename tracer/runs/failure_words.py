@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tracer.capture.source_line import SourceLine
-from tracer.exporters.screen import short_path
+from tracer.exporters.paths import source_place
 from tracer.runs.results import Failure, RunResults
 from tracer.runs.termination import Terminated
 from tracer.units import format_bytes
@@ -13,7 +13,7 @@ from tracer.units import format_bytes
 
 def behind(line: SourceLine | None) -> str:
     """File and line, to be put behind a sentence."""
-    return f" ({short_path(line.file)}:{line.line})" if line is not None else ""
+    return f" ({source_place(line.file, line.line)})" if line is not None else ""
 
 
 def failure_lines(results: RunResults) -> list[str]:
@@ -30,7 +30,7 @@ def failure_lines(results: RunResults) -> list[str]:
 
 def _what(failure: Failure) -> str:
     error, where = failure.error, behind(failure.line)
-    during = "the timing pass" if failure.in_timing_pass else f"step {failure.step}"
+    during = "the timing pass" if failure.in_timing_pass else f"step {failure.step + 1}"
     subject = during[0].upper() + during[1:]
     if isinstance(error, KeyboardInterrupt):
         return f"Interrupted in {during}."

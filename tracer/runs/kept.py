@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tracer.analysis.compiled.origins import with_lines_of_nodes
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
 from tracer.capture.compiled_code import NOTHING_COMPILED
 from tracer.capture.inline_operators import place_inline_operators
 from tracer.capture.kept_run import KeptCycle, KeptRun, KeptTrace, SourceFile, named_files, source_of
+from tracer.exporters.peak_json import saved_peak_document, saved_peak_from
 from tracer.runs.failure_words import failure_lines
 from tracer.runs.results import RunResults
 from tracer.runs.run_history import HISTORY_LEFT_OUT, RunHistory
@@ -38,6 +41,7 @@ def kept_run(results: RunResults) -> KeptRun:
         sources=_sources(results),
         trace=trace,
         compiled=findings.compiled if findings is not None else NOTHING_COMPILED,
+        eager=None if results.eager is None else saved_peak_document(results.eager),
     )
 
 
@@ -79,6 +83,7 @@ def results_of(kept: KeptRun) -> RunResults:
         origin=kept.origin,
         project_names={source.path: source.project_name for source in kept.sources},
         device=kept.device,
+        eager=None if kept.eager is None else saved_peak_from(Path("The peak without compilation"), kept.eager),
     )
 
 

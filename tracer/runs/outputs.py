@@ -156,6 +156,7 @@ def _write_page(material: Material, path: Path) -> None:
         notes=results.notes,
         slow_modules=slow,
         failed=results.failed_allocation,
+        against_eager=results.against_eager,
     )
 
 
@@ -240,7 +241,7 @@ def _recording_size(results: RunResults, path: Path) -> str:
 
 
 def _write_peak_json(material: Material, path: Path) -> None:
-    write_peak_json(material.findings.peaks, path)
+    write_peak_json(material.findings.peaks, path, against_eager=material.results.against_eager)
 
 
 OUTPUTS = (

@@ -274,7 +274,7 @@ def summary_text(summary: RanksSummary) -> str:
 
 def _end(rank: RankPeak) -> str:
     if rank.failure:
-        return f"; ended in step {rank.num_steps} by {rank.failure}"
+        return f"; ended in step {rank.num_steps + 1} by {rank.failure}"
     return "" if rank.has_ended else f"; has not ended so far, after step {rank.num_steps}"
 
 

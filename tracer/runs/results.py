@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from tracer.analysis.peak_diff import PeakDiff, SavedPeak
 from tracer.analysis.peak_row import PeakRow
+from tracer.analysis.profiles.eager_comparison import compared_with_eager
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.capture.devices import allocator_counters
@@ -110,6 +112,7 @@ class RunResults:
             to be asked of the disk.
         device: That the run is about, as `str(torch.device)` writes it.
         keep_recording: Whether recording.npz is wanted.
+        eager: The peak of the same run without compilation; None where it was not made.
     """
 
     findings: Findings | None
@@ -131,6 +134,14 @@ class RunResults:
     project_names: Mapping[str, str | None] | None = None
     device: str = "cpu"
     keep_recording: bool = False
+    eager: SavedPeak | None = None
+
+    @property
+    def against_eager(self) -> PeakDiff | None:
+        """From the peak of the same run without compilation to this one's; None where one of them is missing."""
+        if self.eager is None or self.findings is None:
+            return None
+        return compared_with_eager(self.findings, self.eager)
 
     @property
     def rows(self) -> tuple[PeakRow, ...]:

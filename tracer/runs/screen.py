@@ -8,8 +8,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tracer.exporters.screen import parameters_sentence, peak_screen, short_screen, timing_screen
+from tracer.analysis.profiles.eager_comparison import eager_sentences
+from tracer.exporters.diff_screen import print_against_eager
+from tracer.exporters.screen import NUM_ROWS, parameters_sentence, print_peak, print_timings, short_screen
 from tracer.exporters.snapshot_screen import place, print_failed_allocation
+from tracer.exporters.text import say
 from tracer.runs.results import RunResults
 from tracer.units import some
 
@@ -25,7 +28,7 @@ def short_lines(results: RunResults, folder: Path, written: Sequence[str]) -> tu
     event = results.failed_allocation
     lines = [f"Out of memory at {place(event.site)}: {event.advice}"] if event is not None else []
     if results.findings is not None:
-        lines += short_screen(results.findings)
+        lines += short_screen(results.findings, results.num_steps)
     if written:
         lines.append(f"{some(len(written), 'file')} in {folder}: {', '.join(written)}.")
     return (*lines, *next_commands(folder, written))
@@ -46,16 +49,24 @@ def program_name() -> str:
     return "python main.py" if Path(sys.argv[0]).name == "main.py" else "torch-timeline"
 
 
-def print_results(results: RunResults, console: Console) -> None:
-    """Print what the results have: what ran out of memory, the peak, the times, the gradients, the loss."""
+def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS) -> None:
+    """Print what the results have: what ran out of memory, the peak, the times, the gradients, the loss.
+
+    Args:
+        results: Of a run.
+        console: Where to print.
+        top: Rows of each table; what the others hold together is said.
+    """
     if results.failed_allocation is not None:
-        print_failed_allocation(results.failed_allocation, console)
+        print_failed_allocation(results.failed_allocation, console, top=top)
     if results.findings is not None:
-        console.print(peak_screen(results.findings))
+        print_peak(results.findings, console, num_steps=results.num_steps, top=top)
+    if (diff := results.against_eager) is not None:
+        print_against_eager(diff, eager_sentences(diff), console, top=top)
     if results.timings is not None:
-        console.print(timing_screen(results.timings))
-    console.print()
+        print_timings(results.timings, console)
+    say(console)
     if results.unused_parameters is not None:
-        console.print(parameters_sentence(results.unused_parameters))
+        say(console, parameters_sentence(results.unused_parameters))
     if len(results.losses) > 1:
-        console.print(f"Loss: {results.losses[0]:.5g} in the first step, {results.losses[-1]:.5g} in the last.")
+        say(console, f"Loss: {results.losses[0]:.5g} in the first step, {results.losses[-1]:.5g} in the last.")

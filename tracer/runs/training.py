@@ -22,6 +22,7 @@ from tracer.capture.project_files import project_root
 from tracer.capture.training_objects import Models, Optimizers, TrainingObjects
 from tracer.errors import OutputError, RecordingError, TracerError
 from tracer.exporters.files import check_folder
+from tracer.exporters.screen import NUM_ROWS
 from tracer.nested import leaves
 from tracer.runs.outputs import Written, left_from_earlier, left_sentence, write_outputs, written_lines
 from tracer.runs.ranks import Rank, announce, begin, finish, this_rank
@@ -63,6 +64,7 @@ class TrainingProfile(ProfileSession):
         schedule: Schedule = _DEFAULT_SCHEDULE,
         device: torch.device | str | None = None,
         screen: Screen | bool = "short",
+        top: int = NUM_ROWS,
         leave_out: Collection[str] = (),
         trace: bool = False,
         keep_recording: bool = False,
@@ -80,6 +82,7 @@ class TrainingProfile(ProfileSession):
             device: What the profile is about; by default the accelerator that held most, else the CPU.
             screen: What to say at the end, on rank 0 only: the answer in a few lines on stderr, `"short"`; all of it on
                 stdout, `"full"` or True; nothing, `"none"` or False.
+            top: Rows of each table of the `"full"` screen.
             leave_out: Names of files that are not wanted, as in `--no-<name>`.
             trace: Whether to write trace.json.gz, the profiler's trace with memory above the operators.
             keep_recording: Whether to write recording.npz, from which `main.py report` writes every file again.
@@ -89,7 +92,7 @@ class TrainingProfile(ProfileSession):
             OutputError: The folder cannot be written to.
             TracerError: There is no such screen.
         """
-        self._screen = _checked(screen)
+        self._screen, self._top = _checked(screen), top
         super().__init__(model, optimizer, device=device, schedule=schedule, trace=trace)
         self.save_dir = Path(save_dir)
         self.rank: Rank | None = this_rank()
@@ -230,7 +233,7 @@ class TrainingProfile(ProfileSession):
             warnings.warn(left_sentence(left), stacklevel=4)
         if self._screen == "full" and (self.rank is None or self.rank.index == 0):
             try:
-                print_screen(self.results, self.written)
+                print_screen(self.results, self.written, top=self._top)
             except OutputError as problem:
                 warnings.warn(f"{problem} {problem.hint}", stacklevel=4)
             return
@@ -264,7 +267,7 @@ def _without_traceback(error: BaseException) -> BaseException:
         return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def print_screen(results: RunResults, written: Collection[Written] = ()) -> None:
+def print_screen(results: RunResults, written: Collection[Written] = (), *, top: int = NUM_ROWS) -> None:
     """The files on stderr, then the answer on stdout.
 
     Raises:
@@ -278,7 +281,7 @@ def print_screen(results: RunResults, written: Collection[Written] = ()) -> None
     for note in results.notes:
         say(f"Note: {note}")
     with screen() as console:
-        print_results(results, console)
+        print_results(results, console, top=top)
     folder = next((each.path.parent for each in written), Path())
     for line in next_commands(folder, names_of(written)):
         say(line)

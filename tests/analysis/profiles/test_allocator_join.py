@@ -21,7 +21,7 @@ from tracer.analysis.profiles.block_lifetimes import follow_blocks
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together, with_allocator_history
 from tracer.analysis.profiles.memory_by_kind import memory_by_kind
 from tracer.capture.known_storages import Role
-from tracer.exporters.screen import peak_screen
+from tracer.exporters.screen import print_peak
 from tracer.exporters.timeline_page import timeline_page
 from tracer.snapshot.load import snapshot_in_memory
 
@@ -233,8 +233,8 @@ def test_the_page_and_the_screen_have_the_three_sizes() -> None:
     )
     assert section.tables[0].rows == (("at the peak", 65536, 1024, 64512, 64512),)
     words = Console(width=200, record=True, file=io.StringIO())
-    words.print(peak_screen(findings))
-    assert "Asked for: 1000 B. Allocated, which is that rounded up block by block: 1.00 KiB." in words.export_text()
+    print_peak(findings, words)
+    assert "Requested: 1000 B. Allocated, which is that rounded up block by block: 1.00 KiB." in words.export_text()
 
 
 # ---- drawn -----------------------------------------------------------------------------------------------------------

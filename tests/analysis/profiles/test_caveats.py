@@ -39,12 +39,12 @@ def test_what_was_counted_sums_to_the_count() -> None:
     peak = find_in_cycle(recording_of([Event(500, 70, 1)], [Key(10, 30, 9)]), known=known).peak
     assert counted(peak) == (
         "100 bytes in the rows below, 100 counted apart from them: 70 by torch's CPU allocator since the recording "
-        "began, 30 in storages that were used before it."
+        "began, 30 in tensors from before it that were used."
     )
     parts = replace(peak.counted, mapped_bytes=4, unseen_bytes=2, is_walked=True)
     assert counted(replace(peak, counted=parts, allocator_peak_bytes=106)) == (
         "100 bytes in the rows below, 106 counted apart from them: 70 by torch's CPU allocator since the recording "
-        "began, 30 in storages that Python could reach before it, 4 in mapped files and shared memory, 2 made where "
+        "began, 30 in tensors that were there before it, 4 in mapped files and shared memory, 2 made where "
         "the profiler does not record. Unexplained: 6 bytes, which no row shows."
     )
 

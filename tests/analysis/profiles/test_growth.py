@@ -19,7 +19,7 @@ from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.growth import GrowingPlace, Growth, find_growth
 from tracer.analysis.profiles.survivors import Site, Survivors
 from tracer.exporters import timeline_page
-from tracer.exporters.screen import peak_screen
+from tracer.exporters.screen import print_peak
 from tracer.runs.session import ProfileSession, Schedule
 
 KIB = 1024
@@ -273,7 +273,7 @@ def test_screen_and_page_say_it() -> None:
     kept: list[Tensor] = []
     findings = watched(lambda _: kept.append(kib(2)))
     console = Console(width=300, record=True, file=io.StringIO())
-    console.print(peak_screen(findings))
+    print_peak(findings, console)
     assert "Memory grows by 2.00 KiB a step" in console.export_text()
     page = timeline_page.timeline_page(findings, run={})
     assert [note for note in page.notes if note.startswith("Memory grows by 2.00 KiB a step")]

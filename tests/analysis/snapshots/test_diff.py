@@ -8,8 +8,7 @@ import pytest
 
 from tests.analysis.snapshots.test_findings import BACKWARD, BASE, FORWARD, MALLOC, MIB, UNWIND, load, printed_diff
 from tests.snapshot.dumps import Row, block, entry, frame, freed, segment, snapshot
-from tracer.analysis.snapshots.diff import diff_snapshots, parse_threshold
-from tracer.errors import TracerError
+from tracer.analysis.snapshots.diff import diff_snapshots
 from tracer.snapshot.columns import Snapshot
 
 
@@ -51,28 +50,6 @@ class TestDiff:
         a = load(tmp_path / "a", [segment(BASE, 512, [block(BASE, 5)], device=0)])
         b = load(tmp_path / "b", [segment(BASE, 512, [block(BASE, 7)], device=1)])
         assert [(d.device, d.before_bytes, d.after_bytes) for d in diff_snapshots(a, b)] == [(0, 5, 0), (1, 0, 7)]
-
-    @pytest.mark.parametrize(
-        ("text", "after", "exceeded"),
-        [
-            ("5%", 105, False),
-            ("5%", 106, True),
-            ("5B", 106, True),
-            ("6", 106, False),
-            ("1MiB", 106, False),
-            ("0", 101, True),
-        ],
-    )
-    def test_thresholds(self, tmp_path: Path, text: str, after: int, exceeded: bool) -> None:
-        a, b = self.side(tmp_path / "a", {"f": 100}), self.side(tmp_path / "b", {"f": after})
-        (diff,) = diff_snapshots(a, b)
-        assert parse_threshold(text).is_exceeded_by(diff) is exceeded
-
-    @pytest.mark.parametrize("text", ["", "much", "-5%", "5 %%", "1e9", "5TiB"])
-    def test_what_is_no_threshold(self, text: str) -> None:
-        with pytest.raises(TracerError) as caught:
-            parse_threshold(text)
-        assert caught.value.hint
 
 
 MAIN, LOOP = frame("main", "/home/me/train.py", 70), frame("loop", "/home/me/train.py", 50)

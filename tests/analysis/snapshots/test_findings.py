@@ -23,8 +23,9 @@ from tracer.analysis.snapshots.findings import (
     replay_snapshot,
 )
 from tracer.errors import SnapshotError
+from tracer.exporters.diff_screen import print_snapshot_diff
 from tracer.exporters.snapshot_json import snapshot_json
-from tracer.exporters.snapshot_screen import print_diff, print_snapshot
+from tracer.exporters.snapshot_screen import print_snapshot
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import load_snapshot, snapshot_in_memory
 
@@ -165,7 +166,7 @@ def test_real_recordings_sum_and_print(path: Path) -> None:
 
 def printed_diff(diffs: tuple[DeviceDiff, ...]) -> str:
     out = io.StringIO()
-    print_diff(diffs, Console(file=out, width=120), before="before", after="after")
+    print_snapshot_diff(diffs, Console(file=out, width=120), before="before", after="after")
     return out.getvalue()
 
 
@@ -177,7 +178,7 @@ def test_a_longer_context_is_explained_by_its_activations() -> None:
     assert sum(change.bytes for change in diff.by_stack) == sum(change.bytes for change in diff.by_kind) == diff.bytes
     assert diff.by_kind[0].kind == "activation" and diff.by_kind[0].bytes > diff.bytes
     assert (diff.before_phase, diff.after_phase) == ("optimizer", "backward")
-    assert "The peak was in optimizer and is in backward now" in printed_diff(diffs)
+    assert "The peak was in the optimizer's step and is in backward now" in printed_diff(diffs)
 
 
 @settings(max_examples=60, deadline=None)

@@ -10,8 +10,11 @@ from unittest import mock
 import numpy as np
 import torch
 
+from tests.exporters.page_samples import peak_row
 from tests.pieces import Pieces
+from tracer.analysis.peak_diff import SavedPeak
 from tracer.analysis.profiles.findings import find_in_cycle, put_together, with_allocator_history
+from tracer.capture.compiled_code import CompiledCode, CompiledGraph
 from tracer.capture.device_kernels import Kernels
 from tracer.capture.kept_run import KeptRun
 from tracer.capture.live_tensors import LiveTensors
@@ -54,10 +57,14 @@ def on_cuda(*, oom: bool = False) -> RunResults:
     if oom:
         failed = {"action": "oom", "size": 1 << 40, "device_free": 5, "stream": 0, "frames": [], "time_us": 1}
         snapshot["device_traces"][0].append(failed)
-    findings = with_allocator_history(put_together(cycles), snapshot_in_memory(snapshot), known=known)
+    compiled = CompiledCode((CompiledGraph("/tmp/ab/cab.py", "def call(args):\n    return ()\n"),))
+    findings = put_together(cycles, compiled=compiled)
+    findings = with_allocator_history(findings, snapshot_in_memory(snapshot), known=known)
+    eager = SavedPeak("cuda:0", 4096, "forward", (peak_row(4096, is_compiled=False),))
     failure = Failure(torch.OutOfMemoryError("CUDA out of memory"), 2, {"allocated": 5}) if oom else None
     history = RunHistory(snapshot, [])
-    return dataclasses.replace(plain, findings=findings, known=known, history=history, failure=failure, device="cuda:0")
+    changes = {"known": known, "history": history, "failure": failure, "device": "cuda:0", "eager": eager}
+    return dataclasses.replace(plain, findings=findings, **changes)  # type: ignore[arg-type]
 
 
 def _counted_from_nothing(recording: Recording) -> Allocations:

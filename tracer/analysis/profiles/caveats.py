@@ -47,9 +47,7 @@ def counted(peak: PeakReport) -> str:
     if peak.device != "cpu":
         text = f"{rows}, {peak.allocator_peak_bytes:,} by the allocator's count."
     else:
-        before = (
-            "storages that Python could reach before it" if parts.is_walked else "storages that were used before it"
-        )
+        before = "tensors that were there before it" if parts.is_walked else "tensors from before it that were used"
         shares = [f"{parts.counter_bytes:,} by torch's CPU allocator since the recording began"]
         shares += [f"{parts.before_bytes:,} in {before}"]
         shares += [f"{parts.mapped_bytes:,} in mapped files and shared memory"] * bool(parts.mapped_bytes)

@@ -79,6 +79,7 @@ def group_rows(
             attribution.step_names[step] if step >= 0 else None,
             *(line_of_frame(recording, caller) or (None, None)),
             _fused(origin),
+            origin is not None,
             *_shape_and_dtype(recording, tensor),
         )
         total = totals.setdefault(key, [0, 0, 0])

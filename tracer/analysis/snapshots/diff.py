@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from tracer.analysis.snapshots.kind_finder import KindFinder
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Sites
 from tracer.analysis.snapshots.stack_matching import Key, differing, match_stacks
-from tracer.errors import TracerError
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, replay
-from tracer.units import GIB, KIB, MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,49 +70,6 @@ class DeviceDiff:
     def bytes(self) -> int:
         """The change of the peak."""
         return self.after_bytes - self.before_bytes
-
-
-class Grown(Protocol):
-    """A peak on two sides."""
-
-    @property
-    def before_bytes(self) -> int:
-        """On the first one."""
-
-    @property
-    def bytes(self) -> int:
-        """The change."""
-
-
-@dataclass(frozen=True, slots=True)
-class Threshold:
-    """How much a peak may grow, in bytes or in percent of what it was."""
-
-    bytes: int | None = None
-    percent: float | None = None
-
-    def is_exceeded_by(self, diff: Grown) -> bool:
-        """Whether the peak grew by more; exactly as much is not more."""
-        if self.percent is not None:
-            return diff.bytes * 100 > self.percent * diff.before_bytes
-        assert self.bytes is not None
-        return diff.bytes > self.bytes
-
-
-def parse_threshold(text: str) -> Threshold:
-    """Read `5%`, `100MiB`, `2 GiB`, `4096` (bytes) and the like.
-
-    Raises:
-        TracerError: The text is none of these.
-    """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%|B|[KMGkmg]i?B?)?\s*", text)
-    if not found:
-        raise TracerError(f"{text!r} is not a threshold.", hint="Write a percentage or a size, as in 5% or 100MiB.")
-    number, unit = float(found.group(1)), found.group(2) or "B"
-    if unit == "%":
-        return Threshold(percent=number)
-    factor = {"b": 1, "k": KIB, "m": MIB, "g": GIB}[unit[0].lower()]
-    return Threshold(bytes=round(number * factor))
 
 
 def diff_snapshots(before: Snapshot, after: Snapshot) -> tuple[DeviceDiff, ...]:

@@ -18,7 +18,7 @@ const timeUnit = (spanNs) => {
   return ["ns", 1];
 };
 const formatMs = (ns) => (ns === null ? "-" : `${(ns / 1e6).toFixed(ns < 1e8 ? 2 : 1)} ms`);
-const stepName = (name) => name.replace(/^ProfilerStep#/, "step ");
+const stepName = (name) => name.replace(/^ProfilerStep#(\d+)/, (_, number) => `step ${Number(number) + 1}`);
 
 // Plotly takes a few tags and entities in its labels for markup, and dollars for mathematics. Without these signs
 const plotlyText = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/\$/g, "&#36;");

@@ -19,6 +19,10 @@ class Document:
     def __init__(self, data: bytes | dict[str, Any]) -> None:
         self._values = data if isinstance(data, dict) else _parse(data)
 
+    def unchecked(self) -> dict[str, Any]:
+        """All of it as it is, for who checks it by other rules."""
+        return dict(self._values)
+
     def check_format(self, name: str, version: int) -> None:
         """Refuse what is of another program or of a later version.
 

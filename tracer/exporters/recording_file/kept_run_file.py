@@ -18,7 +18,8 @@ from tracer.capture.phase_timing import PHASES, PhaseTimings
 from tracer.capture.profiler_trace import ProfilerTrace
 from tracer.capture.run_origin import RunOrigin
 from tracer.capture.source_line import SourceLine
-from tracer.errors import RecordingError
+from tracer.errors import RecordingError, SnapshotError
+from tracer.exporters.peak_json import saved_peak_from
 from tracer.exporters.recording_file.checked_columns import DAMAGED, Columns, text_columns
 from tracer.exporters.recording_file.compiled_columns import compiled_columns, compiled_from
 from tracer.exporters.recording_file.document import Document
@@ -59,6 +60,8 @@ def kept_run_columns(kept: KeptRun) -> Arrays:
         columns |= recording_columns(cycle.recording, f"cycle{number}")
     columns |= {**known_columns(kept.known), **_module_columns(kept), **_source_columns(kept)}
     columns |= compiled_columns(kept.compiled)
+    if kept.eager is not None:
+        columns["eager"] = np.frombuffer(json.dumps(kept.eager).encode(), np.uint8)
     columns |= {**_parameter_columns(kept), "losses": np.array(kept.losses, np.float64)}
     if kept.timings is not None:
         columns |= {f"timings.{name}": np.array(kept.timings.durations_ms[name], np.float64) for name in PHASES}
@@ -182,7 +185,19 @@ def kept_run_from(columns: Columns) -> KeptRun:
         sources=sources,
         trace=_trace_from(columns, document, len(cycles)),
         compiled=compiled_from(columns),
+        eager=_eager_from(columns),
     )
+
+
+def _eager_from(columns: Columns) -> dict[str, Any] | None:
+    if "eager" not in columns:
+        return None
+    document = Document(columns.blob("eager")).unchecked()
+    try:
+        saved_peak_from(Path("The peak without compilation"), document)
+    except SnapshotError as error:
+        raise RecordingError(str(error), hint=DAMAGED) from error
+    return document
 
 
 def _cycle_from(columns: Columns, number: int, document: Document) -> KeptCycle:

@@ -1,0 +1,78 @@
+"""`predict`: what it answers, the files that it leaves, its exit status, and one sentence for each mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import main
+from tracer.exporters.peak_json import read_peak_json
+
+GPT = ("--model", "models.gpt:build")
+
+
+def predict(*arguments: str) -> Result:
+    return CliRunner().invoke(main.app, ["predict", *arguments])
+
+
+def as_json(*arguments: str) -> dict[str, Any]:
+    result = predict(*arguments, "--json")
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+def test_it_says_what_a_step_needs_and_what_fills_it() -> None:
+    said = as_json(*GPT)
+    assert said["fits"] is None and said["device"] == "cuda:0"
+    assert said["peak_requested_bytes"] <= said["peak_allocated_bytes"] <= said["peak_reserved_bytes"]
+    assert said["reserved_low_bytes"] <= said["peak_reserved_bytes"] <= said["reserved_high_bytes"]
+    assert (
+        sum(row["bytes"] for row in said["rows"]) == said["peak_allocated_bytes"] == sum(said["by_category"].values())
+    )
+    assert {"PARAMETER", "OPTIMIZER_STATE", "ACTIVATION"} <= said["by_category"].keys()
+
+
+def test_it_fits_or_it_does_not() -> None:
+    wide = predict(*GPT, "--gpu-memory", "RTX-4090")
+    assert wide.exit_code == 0 and "Fits in RTX-4090 (23.64 GiB)" in wide.stdout
+    tight = predict(*GPT, "--gpu-memory", "520MiB")
+    assert tight.exit_code == 3 and "Does not fit in 520.00 MiB" in tight.stdout
+    where = as_json(*GPT, "--gpu-memory", "520MiB")["out_of_memory"]
+    assert where["step"] >= 0 and where["op"].startswith("aten::") and where["file"].endswith("gpt.py")
+
+
+def test_the_files_are_those_of_a_run(tmp_path: Path) -> None:
+    said = as_json(*GPT, "--save-dir", str(tmp_path))
+    peak = read_peak_json(tmp_path / "peak.json")
+    assert peak.bytes == said["peak_allocated_bytes"] and peak.device == "cuda:0"
+    written = {path.name for path in tmp_path.iterdir()}
+    assert {"max_mem.txt", "memory_report.sqlite", "memory_snapshot.pkl", "memory_timeline.html"} <= written
+    assert "cuda_timing.txt" not in written
+    assert "prediction" in (tmp_path / "memory_timeline.html").read_text(encoding="utf-8")
+
+
+def test_the_largest_batch_fits_and_one_more_does_not() -> None:
+    said = as_json(*GPT, "--gpu-memory", "536MiB", "--largest-batch")
+    batch = said["largest_batch"]
+    for size, fits in ((batch, True), (batch + 1, False)):
+        assert as_json(*GPT, "--batch-size", str(size), "--gpu-memory", "536MiB")["fits"] is fits
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--gpu-memory", "a lot"), "a lot is neither a size nor a card"),
+        (("--largest-batch",), "--largest-batch has a meaning only with --gpu-memory"),
+        (("--device", "cpu", "--gpu-memory", "1GiB"), "a meaning only for a GPU"),
+        (("--settings", "expandable:True"), "expandable"),
+        (("--gpu-memory", "1GiB", "--n-modes", "x"), "is not a size"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments: tuple[str, ...], words: str) -> None:
+    result = predict(*arguments)
+    assert result.exit_code == 1 and words in result.stderr and "Traceback" not in result.stderr

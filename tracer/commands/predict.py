@@ -1,0 +1,218 @@
+"""`torch-timeline predict`: will a training step fit on a GPU, asked without one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from tracer.commands.common import errors_for_people, kept_import_path, not_said
+from tracer.commands.run_options import NUM_ROWS, Quiet, Top
+from tracer.commands.usage import DEVICE, OUTPUTS, QUESTIONS, SCREEN
+from tracer.commands.workload_options import (
+    Accumulate,
+    Amp,
+    BatchSize,
+    Checkpoint,
+    Data,
+    DataSize,
+    HiddenChannels,
+    InChannels,
+    Inference,
+    Loss,
+    Model,
+    ModelArg,
+    ModelInput,
+    NumLayers,
+    NumModes,
+    Optimizer,
+    OutChannels,
+    Seed,
+    Spectrum,
+    WorkloadOptions,
+    workload_options,
+)
+from tracer.errors import MissingPackageError, TracerError
+from tracer.exporters.terminal import say, screen
+
+if TYPE_CHECKING:
+    from tracer.allocator.settings import AllocatorSettings
+    from tracer.rehearsal.cards import Card
+    from tracer.runs.prediction import Prediction
+    from tracer.workloads.workload import Workload
+
+_DOES_NOT_FIT = 3
+# Of a prediction there are no times.
+_LEFT_OUT = ("run-time-report", "cuda-timing", "trace")
+
+
+def predict(
+    context: typer.Context,
+    batch_size: BatchSize = 8,
+    in_channels: InChannels = 3,
+    out_channels: OutChannels = 1,
+    hidden_channels: HiddenChannels = 64,
+    data_size: DataSize = "64",
+    n_modes: NumModes = "32",
+    n_layers: NumLayers = 4,
+    data: Data = "random",
+    spectrum: Spectrum = "new_zeros",
+    seed: Seed = 0,
+    model: Model = "",
+    model_arg: ModelArg = [],  # noqa: B006
+    model_input: ModelInput = [],  # noqa: B006
+    optimizer: Optimizer = "adamw",
+    loss: Loss = "auto",
+    amp: Amp = "off",
+    accumulate: Accumulate = 1,
+    checkpoint: Checkpoint = False,
+    inference: Inference = False,
+    device: Annotated[
+        Literal["cuda", "cpu"],
+        typer.Option(help="Whose ways to imitate; neither has to be there.", rich_help_panel=DEVICE),
+    ] = "cuda",
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="<size or card>",
+            help="24GiB, or a card such as RTX-4090; exit with 3 if it does not fit there.",
+            rich_help_panel=DEVICE,
+        ),
+    ] = None,
+    settings: Annotated[
+        str | None,
+        typer.Option(
+            metavar="<settings>",
+            help="Of the allocator, as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True.",
+            rich_help_panel=DEVICE,
+        ),
+    ] = None,
+    largest_batch: Annotated[
+        bool,
+        typer.Option(
+            "--largest-batch",
+            help="Also find the largest --batch-size that fits in --gpu-memory.",
+            rich_help_panel=QUESTIONS,
+        ),
+    ] = False,
+    save_dir: Annotated[
+        Path | None,
+        typer.Option(help="Also write the files of a run there: peak.json, the page, ...", rich_help_panel=OUTPUTS),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the answer as JSON instead.", rich_help_panel=SCREEN)
+    ] = False,
+    top: Top = NUM_ROWS,
+    quiet: Quiet = False,
+) -> None:
+    """Say whether a training step fits on a GPU, what it would allocate there and what fills it, without a GPU.
+
+    The step runs on tensors that have a shape and no memory.
+
+        python main.py predict --model torchvision.models:resnet50 --input 3x224x224 --gpu-memory 24GiB
+    """
+    given = dict(locals())
+    with errors_for_people(), kept_import_path():
+        fits = _predict(context, given)
+    if fits is False:
+        raise typer.Exit(_DOES_NOT_FIT)
+
+
+def _predict(context: typer.Context, given: Mapping[str, Any]) -> bool | None:
+    """The command with its options by name; whether it fits, None where no device is named."""
+    options = workload_options(context, given)
+    card, settings = _device(given)
+    if given["save_dir"] is not None:
+        from tracer.exporters.files import check_folder
+
+        check_folder(given["save_dir"])
+    from tracer.runs.prediction import predict as predicted
+
+    workload = _build(options, given["seed"])
+    answer = predicted(workload, card=card, settings=settings, device=given["device"])
+    batch = _largest_batch(options, given, card, settings) if given["largest_batch"] and card is not None else None
+    if given["save_dir"] is not None:
+        _write(answer, workload, options, given["save_dir"], not_said if given["quiet"] else say)
+    if given["as_json"] or not given["quiet"]:
+        _print(answer, batch, as_json=given["as_json"], top=given["top"])
+    return answer.fits
+
+
+def _device(given: Mapping[str, Any]) -> tuple[Card | None, AllocatorSettings | None]:
+    """What is said of the device, checked before anything is built.
+
+    Raises:
+        TracerError: It makes no sense.
+    """
+    from tracer.allocator.settings import parse_settings
+    from tracer.rehearsal.cards import card_of
+
+    if given["device"] == "cpu" and (given["gpu_memory"] or given["settings"]):
+        raise TracerError("--gpu-memory and --settings have a meaning only for a GPU.", hint="Leave out --device cpu.")
+    if given["largest_batch"] and not given["gpu_memory"]:
+        raise TracerError("--largest-batch has a meaning only with --gpu-memory.", hint="Add --gpu-memory 24GiB.")
+    card = card_of(given["gpu_memory"]) if given["gpu_memory"] else None
+    return card, parse_settings(given["settings"]) if given["settings"] else None
+
+
+def _build(options: WorkloadOptions, seed: int) -> Workload:
+    import torch
+
+    from tracer.rehearsal.unfilled import unfilled_weights
+
+    torch.manual_seed(seed)
+    with unfilled_weights():
+        return options.build(torch.device("cpu"), device_named=False)
+
+
+def _largest_batch(
+    options: WorkloadOptions, given: Mapping[str, Any], card: Card, settings: AllocatorSettings | None
+) -> int:
+    from dataclasses import replace
+
+    from tracer.runs.prediction import largest_batch
+
+    def build(batch: int) -> Workload:
+        return _build(replace(options, options={**options.options, "batch_size": batch}), given["seed"])
+
+    say_of = not_said if given["quiet"] else say
+
+    def tell(batch: int, fits: bool) -> None:
+        say_of(f"Batch size {batch}: {'fits' if fits else 'does not fit'}.")
+
+    return largest_batch(build, card, start=given["batch_size"], settings=settings, tell=tell)
+
+
+def _write(
+    answer: Prediction, workload: Workload, options: WorkloadOptions, folder: Path, tell: Callable[[str], None]
+) -> None:
+    from tracer.runs.outputs import Written, write_outputs, written_lines
+    from tracer.runs.prediction import results_of
+
+    def tell_of(written: Written) -> None:
+        for line in written_lines(written):
+            tell(line)
+
+    results = results_of(answer, workload, settings=options.settings)
+    written = write_outputs(results, folder, leave_out=_LEFT_OUT, tell=tell_of)
+    for each in written:
+        if each.error is not None and not isinstance(each.error, MissingPackageError):
+            raise each.error
+
+
+def _print(answer: Prediction, batch: int | None, *, as_json: bool, top: int) -> None:
+    from tracer.exporters.text import say as print_line
+    from tracer.runs.prediction_words import prediction_json, print_prediction
+
+    with screen() as console:
+        if as_json:
+            document = prediction_json(answer) | ({} if batch is None else {"largest_batch": batch})
+            console.print(json.dumps(document, indent=1), soft_wrap=True, markup=False)
+            return
+        print_prediction(answer, console, top=top)
+        if batch is not None:
+            print_line(console)
+            print_line(console, f"Largest batch that fits: {batch}." if batch else "Not even one sample fits.")

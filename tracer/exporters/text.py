@@ -1,0 +1,79 @@
+"""Lines and tables of the screen: numbers to the right, names and paths whole, an empty line before each table.
+
+A path that is broken in two can neither be searched for nor copied. So words are never broken, and a table is folded to
+a width on a terminal alone: in a file or a pipe its lines are as long as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tracer.units import format_bytes
+
+_UNLIMITED = 10_000
+"""Columns: more than any table has."""
+
+
+def say(console: Console, line: str = "", *, style: str = "", indent: int = 0) -> None:
+    """Print one line, broken between words on a terminal, whole in a file. Nothing in it is read as markup."""
+    text = Text(line, style=style)
+    if console.is_terminal:
+        console.print(Padding(sentence(line, style=style), (0, 0, 0, indent)), crop=False)
+    else:
+        console.print(Text(" " * indent).append(text), soft_wrap=True)
+
+
+def sentence(words: str, *, style: str = "") -> Text:
+    """Prose that is broken between words, and never in one."""
+    return Text(words, style=style, overflow="ignore")
+
+
+def table(*numbers: str) -> Table:
+    """A table whose first columns are numbers; columns of words are added to it."""
+    made = Table(box=None, padding=(0, 1), pad_edge=False)
+    for number in numbers:
+        made.add_column(number, justify="right", no_wrap=True)
+    return made
+
+
+def print_table(title: str, filled: Table, console: Console) -> None:
+    """Print a table below an empty line and its title, which is folded to the width of no column."""
+    say(console)
+    say(console, title, style="bold")
+    console.print(_Whole(filled), crop=False)
+
+
+def print_rows(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], console: Console) -> None:
+    """Print a table of numbers."""
+    filled = table(*columns)
+    for row in rows:
+        filled.add_row(*row)
+    print_table(title, filled, console)
+
+
+def signed(size_bytes: float) -> str:
+    """A change: `+1.00 MiB`."""
+    return f"+{format_bytes(size_bytes)}" if size_bytes > 0 else format_bytes(size_bytes)
+
+
+def exact(size_bytes: int) -> str:
+    """For people, and to the byte."""
+    return f"{format_bytes(size_bytes)} ({size_bytes:,} B)"
+
+
+class _Whole:
+    """A table that is as wide as it is where there is no terminal."""
+
+    def __init__(self, filled: Table) -> None:
+        self._filled = filled
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if console.is_terminal:
+            yield self._filled
+        else:
+            yield from console.render(self._filled, options.update(width=_UNLIMITED))

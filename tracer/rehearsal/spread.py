@@ -1,0 +1,68 @@
+"""How far a prediction may be off: what an allocation more or less changes of what is reserved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracer.allocator.settings import AllocatorSettings
+from tracer.rehearsal.device_memory import DeviceMemory, Requests, serve
+from tracer.units import MIB
+
+_LARGE_BYTES = MIB  # smaller requests have a pool of their own, whose segments are of 2 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Lowest and highest of several answers.
+
+    Attributes:
+        low_bytes: Of what is reserved.
+        high_bytes: Of what is reserved.
+    """
+
+    low_bytes: int
+    high_bytes: int
+
+
+def reserved_spread(
+    requests: Requests,
+    memory: DeviceMemory,
+    settings: AllocatorSettings | None = None,
+    *,
+    capacity_bytes: int | None = None,
+) -> Spread:
+    """The range of peak reserved memory if single allocations were others than rehearsed.
+
+    High: every operator that makes something large also takes as much for its own use, and gives it back. Low: what
+    fills the device at its peak is packed without gaps, or with the gaps that expandable segments leave.
+
+    Args:
+        requests: In order.
+        memory: What the allocator makes of them.
+        settings: Of the allocator.
+        capacity_bytes: What it can reserve; None for no limit.
+    """
+    more = serve(_with_scratch(requests), settings, capacity_bytes=None)
+    expandable = serve(requests, AllocatorSettings(expandable_segments=True))
+    answers = [memory.peak_reserved_bytes, expandable.peak_reserved_bytes]
+    high = max(*answers, more.peak_reserved_bytes)
+    limit = capacity_bytes if capacity_bytes is not None else high
+    return Spread(low_bytes=min(*answers, limit), high_bytes=max(memory.peak_reserved_bytes, min(high, limit)))
+
+
+def _with_scratch(requests: Requests) -> Requests:
+    """The same with a second, short-lived allocation beside every large one that an operator makes."""
+    is_large = (requests.size_bytes >= _LARGE_BYTES) & (requests.op >= 0)
+    repeat = np.where(is_large, 3, 1)
+    rows = np.repeat(np.arange(len(requests.storage)), repeat)
+    first = np.cumsum(repeat) - repeat
+    nth = np.arange(len(rows)) - first[rows]
+    new = requests.storage.max(initial=0) + 1 + rows
+    return Requests(
+        storage=np.where(nth == 0, requests.storage[rows], new),
+        size_bytes=np.where(nth == 2, -requests.size_bytes[rows], requests.size_bytes[rows]),
+        op=requests.op[rows],
+        step=requests.step[rows],
+    )

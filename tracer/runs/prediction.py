@@ -1,0 +1,257 @@
+"""Will it fit: a rehearsed step, explained, on a device of some capacity, and the largest batch that fits there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tracer.allocator.settings import AllocatorSettings
+from tracer.analysis.profiles.attribution import Phase, attribute
+from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
+from tracer.capture.parameter_origins import describe_parameters
+from tracer.capture.project_files import project_root
+from tracer.capture.run_origin import RunOrigin
+from tracer.capture.source_line import SourceLine
+from tracer.errors import TracerError
+from tracer.rehearsal.cards import CONTEXT_BYTES, Card
+from tracer.rehearsal.cuda_rules import RULES
+from tracer.rehearsal.device_memory import DeviceMemory
+from tracer.rehearsal.rehearse import Rehearsal, rehearse
+from tracer.rehearsal.spread import Spread, reserved_spread
+from tracer.runs.results import RunResults
+from tracer.runs.run_history import RunHistory
+from tracer.units import format_bytes, some
+from tracer.workloads.workload import Workload
+
+Build = Callable[[int], Workload]
+"""From a batch size to a workload on the CPU, new each time."""
+_MAX_BATCH = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an allocation is asked for.
+
+    Attributes:
+        step: From 0; -1 before the first.
+        phase: `forward` and so on.
+        module: Dotted name, or empty.
+        op: torch's name of the operator, or empty.
+        line: Of the user or a library, or None.
+    """
+
+    step: int
+    phase: str
+    module: str
+    op: str
+    line: SourceLine | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prediction:
+    """What a step needs of a device.
+
+    Attributes:
+        rehearsal: Of the step.
+        findings: What fills the device at the peak.
+        card: The device; None where only the need is asked for.
+        memory: What its allocator makes of it: peak allocated, peak reserved, where it runs out.
+        unlimited: The same without a limit.
+        spread: Of what is reserved.
+        failed_at: Where it runs out of memory; None where it does not.
+        assumptions: Sentences on what was assumed.
+    """
+
+    rehearsal: Rehearsal
+    findings: Findings
+    card: Card | None
+    memory: DeviceMemory
+    unlimited: DeviceMemory
+    spread: Spread
+    failed_at: Place | None
+    assumptions: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether every allocation is served; None where no device is named."""
+        return None if self.card is None else self.memory.failure is None
+
+
+def predict(
+    workload: Workload,
+    *,
+    card: Card | None = None,
+    settings: AllocatorSettings | None = None,
+    device: str = "cuda",
+) -> Prediction:
+    """Rehearse a workload, explain its peak and see whether it fits.
+
+    Args:
+        workload: On the CPU; it holds no numbers any more afterwards.
+        card: The device it is to fit on.
+        settings: Of its allocator.
+        device: `cuda`, or `cpu` for the CPU's own behaviour.
+
+    Raises:
+        RehearsalError: It cannot be rehearsed.
+    """
+    capability = card.compute_capability if card is not None else (8, 0)
+    done = rehearse(workload, device="cuda" if device == "cuda" else "cpu", compute_capability=capability)
+    cycle = find_in_cycle(done.recording, known=done.known, module_names=done.module_names)
+    capacity = card.usable_bytes if card is not None else None
+    unlimited = done.memory if settings is None else done.on_device(settings)
+    memory = unlimited
+    if capacity is not None and unlimited.peak_reserved_bytes > capacity:
+        memory = done.on_device(settings, capacity_bytes=capacity)
+    return Prediction(
+        rehearsal=done,
+        findings=put_together([cycle]),
+        card=card,
+        memory=memory,
+        unlimited=unlimited,
+        spread=reserved_spread(done.requests, unlimited, settings),
+        failed_at=_place(done, memory),
+        assumptions=tuple(_assumptions(workload, done, card)),
+    )
+
+
+def _place(rehearsal: Rehearsal, memory: DeviceMemory) -> Place | None:
+    if memory.failure is None:
+        return None
+    row = memory.failure.request
+    step, op = int(rehearsal.requests.step[row]), int(rehearsal.requests.op[row])
+    if op < 0:
+        return Place(step, "before the first step" if step < 0 else "other", "", "", None)
+    whole = rehearsal.whole
+    found = attribute(whole, module_names=rehearsal.module_names)
+    frame, module = int(found.op_frame[op]), int(found.op_module[op])
+    line = None
+    if frame >= 0:
+        line = SourceLine(whole.strings[whole.frames.file[frame]], int(whole.frames.line[frame]))
+    return Place(
+        step=step,
+        phase=Phase(int(found.op_phase[op])).name.lower(),
+        module=found.modules[module] if module >= 0 else "",
+        op=whole.strings[whole.ops.name[op]],
+        line=line,
+    )
+
+
+def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None) -> list[str]:
+    said = [f"{rehearsal.num_steps} steps rehearsed with torch {torch.__version__}; every step is like the second."]
+    if rehearsal.device == "cpu":
+        return [*said, "As the CPU runs it, without what kernels take for themselves."]
+    capability = ".".join(map(str, card.compute_capability if card is not None else (8, 0)))
+    rules = [rule.name for rule in RULES if rule.name in rehearsal.rules]
+    said.append(f"CUDA's ways at compute capability {capability}: {', '.join(rules)}.")
+    said.append("Convolutions' workspaces are not known without the device, and not counted.")
+    if card is not None:
+        said.append(
+            f"{format_bytes(CONTEXT_BYTES)} of the device are for CUDA's context and kernels, not counted above."
+        )
+    reads = [each for each in rehearsal.value_reads if each.file]
+    if reads:
+        first, count = reads[0], sum(each.count for each in reads)
+        said.append(
+            f"The program read {some(count, 'value')} out of tensors, first at {Path(first.file).name}:{first.line}; "
+            f"it was told {first.answer}, and what it decides by that may differ."
+        )
+    if any(type(module).__name__ == "OptimizedModule" for module in workload.model.modules()):
+        said.append("Compiled parts were rehearsed as eager ones, which need more.")
+    return said
+
+
+def results_of(
+    prediction: Prediction, workload: Workload, *, settings: Mapping[str, object], root: Path | None = None
+) -> RunResults:
+    """A prediction as the results of a run, for every output that needs no times.
+
+    Args:
+        prediction: Of the workload.
+        workload: For the names of its parameters.
+        settings: What to remember of it.
+        root: The folder from which reports name files.
+    """
+    notes = ("This is a prediction: nothing has run, and times are positions in the order of events.",)
+    return RunResults(
+        findings=prediction.findings,
+        timings=None,
+        history=RunHistory(None, []),
+        known=prediction.rehearsal.known,
+        unused_parameters=None,
+        losses=(),
+        num_steps=prediction.rehearsal.num_steps,
+        failure=None,
+        settings={"predicted": prediction.rehearsal.device, **settings},
+        notes=(*notes, *prediction.assumptions),
+        parameters=describe_parameters(workload.model, {}),
+        project_root=root or project_root(workload.model),
+        module_names=prediction.rehearsal.module_names,
+        origin=RunOrigin.here(),
+        device=prediction.rehearsal.device,
+    )
+
+
+def largest_batch(
+    build: Build,
+    card: Card,
+    *,
+    start: int,
+    settings: AllocatorSettings | None = None,
+    tell: Callable[[int, bool], None] = lambda batch, fits: None,
+) -> int:
+    """The largest batch that fits, by bisection; each answer is a rehearsal of that batch.
+
+    Args:
+        build: Makes the workload of a batch size.
+        card: The device.
+        start: The batch size to begin with.
+        settings: Of the device's allocator.
+        tell: Called with every batch size that was tried, and whether it fits.
+
+    Returns:
+        0 where not even one sample fits.
+
+    Raises:
+        TracerError: The batch size changes nothing.
+    """
+    peaks: dict[int, int] = {}
+
+    def fits(batch: int) -> bool:
+        done = rehearse(build(batch), compute_capability=card.compute_capability)
+        peaks[batch] = done.memory.peak_allocated_bytes
+        unlimited = done.memory if settings is None else done.on_device(settings)
+        is_small = unlimited.peak_reserved_bytes <= card.usable_bytes
+        answer = is_small or done.on_device(settings, capacity_bytes=card.usable_bytes).failure is None
+        tell(batch, answer)
+        if len(set(peaks.values())) == 1 and len(peaks) > 1:
+            raise TracerError(
+                "The batch size changes nothing of what this needs.",
+                hint="Give the factory a parameter batch_size, or --input with the shape of one sample.",
+            )
+        return answer
+
+    low, high = (start, 0) if fits(start) else (0, start)
+    while not high:
+        if low >= _MAX_BATCH:
+            return low
+        probe = min(_MAX_BATCH, _guess(peaks, card) if len(peaks) > 1 else 2 * low)
+        probe = max(low + 1, min(probe, 8 * low))
+        low, high = (probe, 0) if fits(probe) else (low, probe)
+    while high - low > 1:
+        probe = _guess(peaks, card) if len(peaks) > 1 else (low + high) // 2
+        # By a line through two answers, but never less than a tenth of the way in from either side.
+        margin = max(1, (high - low) // 10)
+        probe = max(low + margin, min(probe, high - margin))
+        low, high = (probe, high) if fits(probe) else (low, probe)
+    return low
+
+
+def _guess(peaks: Mapping[int, int], card: Card) -> int:
+    """Where a line through the smallest and the largest batch tried reaches the capacity."""
+    first, last = min(peaks), max(peaks)
+    slope = (peaks[last] - peaks[first]) / (last - first)
+    return int(first + (card.usable_bytes - peaks[first]) / slope) if slope > 0 else 2 * last

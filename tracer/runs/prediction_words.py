@@ -1,0 +1,115 @@
+"""A prediction for people and for programs: will it fit, what fills it, what was assumed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from tracer.exporters.paths import source_place
+from tracer.exporters.row_json import row_json
+from tracer.exporters.screen import NUM_ROWS, print_categories, print_lines
+from tracer.exporters.text import say
+from tracer.rehearsal.cards import CONTEXT_BYTES
+from tracer.runs.prediction import Place, Prediction
+from tracer.units import format_bytes
+
+FORMAT = "torch-timeline prediction"
+VERSION = 1
+
+
+def verdict(prediction: Prediction) -> str:
+    """The answer in one sentence."""
+    card, memory = prediction.card, prediction.memory
+    if card is None:
+        need = prediction.unlimited.peak_reserved_bytes + CONTEXT_BYTES
+        return f"Needs {format_bytes(need)} of a GPU, with {format_bytes(CONTEXT_BYTES)} for CUDA's own context."
+    name = f"{card.name} ({format_bytes(card.total_bytes)})" if card.name else format_bytes(card.total_bytes)
+    if memory.failure is not None:
+        at = prediction.failed_at
+        lacks = prediction.unlimited.peak_reserved_bytes - card.usable_bytes
+        where = f" {_where(at)}" if at is not None else ""
+        return (
+            f"Does not fit in {name}: {format_bytes(memory.failure.size_bytes)} cannot be allocated{where}. "
+            f"It lacks {format_bytes(max(0, lacks))}."
+        )
+    room = card.usable_bytes - memory.peak_reserved_bytes
+    words = f"Fits in {name}: {format_bytes(room)} are left."
+    if memory.num_retries:
+        return f"Fits in {name}, but only since the allocator gives back its cache {memory.num_retries} times."
+    if prediction.spread.high_bytes > card.usable_bytes:
+        return f"{words} That is within what this prediction may be off."
+    return words
+
+
+def _where(at: Place) -> str:
+    if at.step < 0:
+        return "when the model is loaded"
+    line = f" at {source_place(at.line.file, at.line.line)}" if at.line is not None else ""
+    module = f" of {at.module}" if at.module else ""
+    return f"in {at.phase} of step {at.step}, by {at.op}{module}{line}"
+
+
+def print_prediction(prediction: Prediction, console: Console, *, top: int = NUM_ROWS) -> None:
+    """The answer, the sizes, what fills it and what was assumed. Readable in 80 columns.
+
+    Args:
+        prediction: Of a step.
+        console: Where to print.
+        top: Rows of the table of lines; what the others hold together is said.
+    """
+    unlimited, spread = prediction.unlimited, prediction.spread
+    peak = prediction.findings.worst.peak
+    low, high = format_bytes(spread.low_bytes), format_bytes(spread.high_bytes)
+    say(console)
+    say(console, verdict(prediction), style="bold")
+    say(console, f"Peak allocated: {format_bytes(unlimited.peak_allocated_bytes)}, in {peak.phase or 'no phase'}.")
+    say(
+        console,
+        f"Peak reserved: {format_bytes(unlimited.peak_reserved_bytes)}, {low} to {high} if allocations differ.",
+    )
+    print_categories(peak, console)
+    if top:
+        print_lines(peak, console, top)
+    say(console)
+    say(console, "Assumed", style="bold")
+    for sentence in prediction.assumptions:
+        say(console, sentence, indent=2)
+
+
+def prediction_json(prediction: Prediction) -> dict[str, Any]:
+    """The same for programs; sizes in bytes."""
+    unlimited, memory, card = prediction.unlimited, prediction.memory, prediction.card
+    peak = prediction.findings.worst.peak
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "device": prediction.rehearsal.device,
+        "peak_allocated_bytes": unlimited.peak_allocated_bytes,
+        "peak_requested_bytes": unlimited.peak_requested_bytes,
+        "peak_reserved_bytes": unlimited.peak_reserved_bytes,
+        "reserved_low_bytes": prediction.spread.low_bytes,
+        "reserved_high_bytes": prediction.spread.high_bytes,
+        "context_bytes": CONTEXT_BYTES,
+        "fits": prediction.fits,
+        "phase": peak.phase,
+        "by_category": peak.by_category(),
+        "rows": [row_json(row) for row in peak.rows],
+        "assumptions": list(prediction.assumptions),
+    }
+    if card is not None:
+        document["card"] = {"name": card.name or None, "total_bytes": card.total_bytes}
+        document["usable_bytes"] = card.usable_bytes
+        document["room_bytes"] = card.usable_bytes - unlimited.peak_reserved_bytes
+        document["num_retries"] = memory.num_retries
+    if (at := prediction.failed_at) is not None and memory.failure is not None:
+        document["out_of_memory"] = {
+            "size_bytes": memory.failure.size_bytes,
+            "step": at.step,
+            "phase": at.phase,
+            "module": at.module or None,
+            "op": at.op or None,
+            "file": at.line.file if at.line is not None else None,
+            "line": at.line.line if at.line is not None else None,
+        }
+    return document

@@ -1,0 +1,50 @@
+"""A workload whose model torch.compile compiles, and a stretch of a program in which nothing is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tracer.workloads.factory import parse_arguments
+from tracer.workloads.module_steps import ModuleWorkload
+from tracer.workloads.supervised import SupervisedWorkload
+from tracer.workloads.user_errors import UserModelError
+
+__tracebackhide__ = True  # what raises here is to be looked for in the model
+
+
+def compiled(workload: Any, arguments: Sequence[str]) -> ModuleWorkload | SupervisedWorkload:
+    """The same workload with its model compiled.
+
+    Args:
+        workload: Whatever a factory may have become.
+        arguments: Of `torch.compile`, as `key=value`: `mode=reduce-overhead`, `dynamic=True`.
+
+    Raises:
+        UserModelError: The workload makes its own step, or torch does not take the arguments.
+    """
+    if not isinstance(workload, ModuleWorkload | SupervisedWorkload):
+        raise UserModelError(
+            "--compile has no meaning for a step function or a workload, which does all of a step itself.",
+            hint="Call torch.compile in the factory.",
+        )
+    given = parse_arguments("--compile-arg", arguments)
+    try:
+        wrapped: Any = torch.compile(workload.model, **given)
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise UserModelError(
+            f"torch.compile does not take {' '.join(arguments) or 'the model'}: {first}.",
+            hint="--compile-arg mode=reduce-overhead, --compile-arg fullgraph=True",
+        ) from error
+    return replace(workload, model=wrapped)
+
+
+def without_compiling() -> AbstractContextManager[Any]:
+    """What torch.compile was asked to compile runs as it was written until the block ends."""
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
