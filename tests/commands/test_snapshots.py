@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -16,7 +15,6 @@ import pytest
 from typer.testing import CliRunner
 
 import main
-import tracer.commands.snapshot
 from tests.allocator.recorded import Program
 from tests.exporters.page_samples import peak_row
 from tests.exporters.report_readers import query
@@ -144,16 +142,6 @@ def test_a_target_that_cannot_be_is_refused(
 def test_one_target_for_both_is_refused(file: Path, tmp_path: Path) -> None:
     code, _, err = run("snapshot", file, "--html", tmp_path / "x", "--sqlite", tmp_path / "x")
     assert code == 1 and "named twice" in err
-
-
-def test_without_plotly_the_page_is_refused_before_anything_is_read(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(tracer.commands.snapshot, "load_snapshot", lambda path: pytest.fail("it was read"))
-    code, out, err = run("snapshot", file, "--html", tmp_path / "page.html")
-    assert (code, out) == (1, "")
-    assert "plotly" in err and "pip install plotly" in err
 
 
 @pytest.mark.parametrize(

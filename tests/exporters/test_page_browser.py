@@ -19,8 +19,9 @@ from tests.exporters.snapshot_samples import out_of_memory
 from tests.exporters.test_snapshot_page import page_of
 from tests.snapshot.dumps import block, entry, segment, snapshot
 from tests.training_steps import Recorded
-from tracer.analysis.profiles.findings import find_in_cycle
+from tracer.analysis.profiles.findings import find_in_cycle, put_together
 from tracer.exporters.page import Page, write_page
+from tracer.exporters.timeline_page import timeline_page
 from tracer.units import format_bytes
 
 pytestmark = pytest.mark.browser
@@ -64,16 +65,33 @@ def opened(browser: Any, tmp_path: Path) -> Callable[..., Any]:
     return open_page
 
 
-def layers(tab: Any) -> list[tuple[list[float], list[float]]]:
-    """What plotly was given: x and y of each drawn trace."""
-    drawn = tab.evaluate("document.querySelector('.plot').data.map((trace) => [trace.x, trace.y])")
-    return [(x, y) for x, y in drawn]
+def view(tab: Any) -> tuple[float, float]:
+    """What of the horizontal axis is shown."""
+    low, high = tab.evaluate("document.querySelector('.plot').dataset.view").split()
+    return float(low), float(high)
+
+
+def picture(tab: Any) -> str:
+    """The drawn pixels."""
+    return str(tab.evaluate("document.querySelector('.plot canvas').toDataURL()"))
+
+
+def plot_area(tab: Any) -> dict[str, float]:
+    """The timeline without its margins, in the window."""
+    box = tab.locator(".plot").bounding_box()
+    left = 60 if box["width"] < 560 else 78
+    return {"x": box["x"] + left, "y": box["y"] + 6, "width": box["width"] - left - 14, "height": box["height"] - 50}
+
+
+def labels(tab: Any) -> list[str]:
+    """The texts on the drawing."""
+    return list(tab.evaluate("[...document.querySelectorAll('.labels span')].map((one) => one.textContent)"))
 
 
 def hover(tab: Any, share: float) -> str:
     """The tip at a point of the plot, given as a share of its width."""
     tab.locator(".frame").scroll_into_view_if_needed()
-    box = tab.locator(".plot .nsewdrag").bounding_box()
+    box = plot_area(tab)
     tab.mouse.move(box["x"] + box["width"] * share, box["y"] + box["height"] / 2)
     return str(tab.locator(".tip").inner_text())
 
@@ -92,13 +110,12 @@ def test_hover_reads_the_peak(opened: Callable[..., Any]) -> None:
         assert re.search(r"total\s+8.79 KiB\s+9,000 B", tip)
         assert "9,000 B" in tab.locator(".readout").inner_text()
         assert "20.000 µs" in hover(tab, 0.5)
-        labels = tab.evaluate("[...document.querySelectorAll('.annotation-text')].map((one) => one.textContent)")
-        assert {"True peak 8.79 KiB", "Tagged peak 6.84 KiB", "step 5", "forward", "backward"} <= set(labels)
+        assert {"True peak 8.79 KiB", "Tagged peak 6.84 KiB", "step 5", "forward", "backward"} <= set(labels(tab))
 
 
 def test_categories_go_and_come_back_by_mouse_and_keyboard(opened: Callable[..., Any]) -> None:
     with opened(samples.small_page()) as tab:
-        before = layers(tab)
+        before = picture(tab)
         chip = tab.get_by_role("button", name="ACTIVATION")
         assert chip.get_attribute("aria-pressed") == "true"
         chip.click()
@@ -106,11 +123,12 @@ def test_categories_go_and_come_back_by_mouse_and_keyboard(opened: Callable[...,
         tip = hover(tab, 0.7)
         assert "ACTIVATION" not in tip
         assert re.search(r"shown\s+4.88 KiB\s+5,000 B", tip)
-        assert max(max(y) for _, y in layers(tab)[:2]) == 5000
+        assert picture(tab) != before
         chip.focus()
         tab.keyboard.press("Enter")
         tab.wait_for_selector(".chip[aria-pressed=false]", state="detached")
-        assert layers(tab) == before
+        tab.mouse.move(0, 0)
+        assert picture(tab) == before
 
 
 def test_the_cursor_moves_by_keyboard(opened: Callable[..., Any]) -> None:
@@ -123,33 +141,33 @@ def test_the_cursor_moves_by_keyboard(opened: Callable[..., Any]) -> None:
         assert "event 3 of 6: 6.84 KiB (7,000 B)" in tab.locator(".readout").inner_text()
         tab.keyboard.press("p")
         tab.wait_for_function("document.querySelector('.readout').textContent.includes('event 4 of 6')")
-        low, high = tab.evaluate("document.querySelector('.plot').layout.xaxis.range")
+        low, high = view(tab)
         assert low < 30 < high
         assert high - low < 2
         tab.keyboard.press("0")
-        tab.wait_for_function("document.querySelector('.plot').layout.xaxis.range[0] < 0")
+        assert view(tab)[0] < 0
 
 
 def test_a_drag_zooms_and_the_view_by_event_has_all_events(opened: Callable[..., Any]) -> None:
     with opened(samples.small_page()) as tab:
-        box = tab.locator(".plot .nsewdrag").bounding_box()
+        box = plot_area(tab)
         middle = box["y"] + box["height"] / 2
         tab.mouse.move(box["x"] + box["width"] * 0.5, middle)
         tab.mouse.down()
         tab.mouse.move(box["x"] + box["width"] * 0.9, middle, steps=5)
         tab.mouse.up()
-        tab.wait_for_function("document.querySelector('.plot').layout.xaxis.range[0] > 20")
+        assert view(tab)[0] > 20
         tab.get_by_role("button", name="Whole run").click()
         tab.get_by_role("button", name="By event").click()
-        tab.wait_for_function("document.querySelector('.plot').layout.xaxis.title.text.startsWith('event')")
-        assert layers(tab)[1][0][:6] == [1, 2, 3, 4, 5, 6]
+        assert "event, in the order of the allocator" in labels(tab)
+        assert view(tab) == pytest.approx((0.98, 6.02))
         assert "event 4 of 6" in hover(tab, 0.65)
 
 
 def test_the_table_sorts_filters_and_sums(opened: Callable[..., Any]) -> None:
     with opened(samples.small_page()) as tab:
         assert column(tab, 1) == ["3.42 KiB", "2.93 KiB", "1.95 KiB", "500 B"]
-        header = tab.locator(".blocks th").first
+        header = tab.locator(".blocks th:visible").first
         assert header.get_attribute("aria-sort") == "descending"
         tab.get_by_role("button", name="Size", exact=True).click()
         assert header.get_attribute("aria-sort") == "ascending"
@@ -162,11 +180,121 @@ def test_the_table_sorts_filters_and_sums(opened: Callable[..., Any]) -> None:
         assert column(tab, 1) == ["3.42 KiB", "500 B"]
         tab.get_by_label("Filter rows by text").fill("net.2 aten")
         assert column(tab, 5) == ["net.2"]
-        assert "1 of 4 rows, 1 blocks, 500 B (500 B), 5.6 % of the peak." in tab.locator(".filters p").inner_text()
+        assert "1 of 4 rows, 1 block, 500 B (500 B), 5.6\u00a0% of the peak." in tab.locator(".filters p").inner_text()
         checks = tab.locator(".check").all_inner_texts()
         assert checks == ["✓ The categories sum to the peak, 9,000 B.", "✓ The rows sum to the peak, 9,000 B."]
         link = tab.locator(".blocks a.place").first
         assert link.get_attribute("href") == "vscode://file/srv/project/models/net.py:123"
+
+
+def sum_of_rows(tab: Any) -> int:
+    """All rows of the table, to the byte: the tree's status says what the categories' table sums to."""
+    cells = tab.locator(".breakdown tbody td:nth-child(3)").all_inner_texts()
+    return sum(int(cell.replace(",", "")) for cell in cells)
+
+
+def rows_text(tab: Any) -> str:
+    return str(tab.locator(".filters p").inner_text())
+
+
+def test_any_moment_by_click_key_and_address(opened: Callable[..., Any], recorded: Callable[[str], Recorded]) -> None:
+    cycle = find_in_cycle(recorded("fno_2d_new_zeros").recordings[0])
+    counted = cycle.lifetimes.allocator_bytes
+    with opened(timeline_page(put_together([cycle]), run={})) as tab:
+        assert tab.locator(".when strong").inner_text() == "At the peak"
+        assert sum_of_rows(tab) == cycle.peak.peak_bytes
+        for share in (0.15, 0.5, 0.85):
+            area = plot_area(tab)
+            tab.mouse.click(area["x"] + area["width"] * share, area["y"] + area["height"] / 2)
+            event = chosen_event(tab)
+            alive = cycle.lifetimes.alive_at(event - 1)
+            assert sum_of_rows(tab) == counted[event - 1] == cycle.lifetimes.size_bytes[alive].sum()
+            assert f"{len(alive):,} block" in rows_text(tab)
+            assert tab.locator(".check.bad").count() == 0
+        tab.locator(".frame").focus()
+        tab.keyboard.press("ArrowLeft")
+        assert chosen_event(tab) == event - 1
+        assert sum_of_rows(tab) == counted[event - 2]
+        # What the address says is shown again.
+        tab.reload()
+        tab.wait_for_selector("html[data-drawn]")
+        assert sum_of_rows(tab) == counted[event - 2]
+        tab.get_by_role("button", name="Back to the peak").click()
+        assert tab.evaluate("location.hash") == ""
+        assert sum_of_rows(tab) == cycle.peak.peak_bytes
+
+
+def chosen_event(tab: Any) -> int:
+    """The event that is shown; the address has it too, unless it is the peak."""
+    found = re.search(r"event ([\d,]+) of", tab.locator(".when").inner_text())
+    assert found is not None
+    event = int(found[1].replace(",", ""))
+    is_peak = tab.locator(".when strong").inner_text() == "At the peak"
+    assert tab.evaluate("location.hash") == ("" if is_peak else f"#t={event}")
+    return event
+
+
+def test_two_moments_are_compared(opened: Callable[..., Any], recorded: Callable[[str], Recorded]) -> None:
+    cycle = find_in_cycle(recorded("fno_2d_new_zeros").recordings[0])
+    counted, lifetimes = cycle.lifetimes.allocator_bytes, cycle.lifetimes
+    first, last = len(counted) // 4, len(counted) // 2
+    with opened(timeline_page(put_together([cycle]), run={})) as tab:
+        tab.evaluate(f"location.hash = '#t={last + 1}&with={first + 1}'")
+        tab.wait_for_function("document.querySelector('.when').textContent.startsWith('From')")
+        was = (lifetimes.made_at <= first) & (lifetimes.freed_at > first)
+        stays = (lifetimes.made_at <= last) & (lifetimes.freed_at > last)
+        came, went = (int(lifetimes.size_bytes[rows].sum()) for rows in (stays & ~was, was & ~stays))
+        titles = [cell.get_attribute("title") for cell in tab.locator(".breakdown tfoot td").all()]
+        assert titles == [f"{came:,} B", f"{went:,} B", f"{came - went:,} B"]
+        check = tab.locator(".blocks .check").inner_text()
+        assert check == f"✓ What came less what went is the change, {counted[last] - counted[first]:,} B."
+        tab.get_by_role("button", name="Stop comparing").click()
+        assert sum_of_rows(tab) == counted[last]
+        tab.locator(".frame").focus()
+        tab.keyboard.press("c")
+        tab.keyboard.press("ArrowRight")
+        assert tab.locator(".when").inner_text().startswith("From")
+
+
+def test_the_tree_opens_by_mouse_and_keyboard_and_chooses_for_all(opened: Callable[..., Any]) -> None:
+    with opened(samples.small_page()) as tab:
+        tile = tab.get_by_role("treeitem", name="net", exact=False)
+        names = [one.get_attribute("aria-label") for one in tile.all()]
+        assert "net, 8.79 KiB, 100.0\u00a0%" in names
+        tab.get_by_role("treeitem", name="1, 2.93 KiB").click()
+        assert rows_text(tab).startswith("1 of 4 rows, 1 block, 2.93 KiB (3,000 B)")
+        assert tab.locator(".chip.only").inner_text() == "only 1 \u00d7"
+        tab.keyboard.press("Escape")
+        assert rows_text(tab).startswith("4 of 4 rows")
+        tab.mouse.move(0, 0)
+        tab.locator(".icicle button[tabindex='0']").focus()
+        tab.keyboard.press("Home")
+        tab.keyboard.press("ArrowDown")
+        tab.keyboard.press("ArrowDown")
+        assert "net \u203a 0: 5.37 KiB (5,500 B)" in tab.locator(".map-side [role=status]").inner_text()
+        tab.keyboard.press("Enter")
+        assert rows_text(tab).startswith("2 of 4 rows, 3 blocks, 5.37 KiB (5,500 B)")
+        # A row chooses too.
+        tab.get_by_role("button", name="Show all again").click()
+        tab.locator("button.bar-cell").first.click()
+        assert tab.locator("tr.is-chosen").count() == 1
+
+
+def test_each_block_is_drawn_and_read(opened: Callable[..., Any], recorded: Callable[[str], Recorded]) -> None:
+    cycle = find_in_cycle(recorded("fno_2d_new_zeros").recordings[0])
+    with opened(timeline_page(put_together([cycle]), run={})) as tab:
+        kinds = picture(tab)
+        tab.get_by_role("button", name="Each block").click()
+        assert picture(tab) != kinds
+        tab.get_by_label("Colour of the blocks").select_option("line")
+        assert tab.locator(".lane-key span").count() > 3
+        area = plot_area(tab)
+        tab.mouse.move(area["x"] + area["width"] / 2, area["y"] + area["height"] * 0.8)
+        tip = tab.locator(".tip").inner_text()
+        size = re.search(r"\(([\d,]+) B\)", tip)
+        assert size is not None
+        assert int(size[1].replace(",", "")) in cycle.lifetimes.size_bytes
+        assert "step" in tip or "event" in tip or "start of what is shown" in tip
 
 
 def test_everything_is_reached_and_seen_with_the_tab_key(opened: Callable[..., Any]) -> None:
@@ -199,17 +327,13 @@ def test_everything_is_reached_and_seen_with_the_tab_key(opened: Callable[..., A
 def test_markup_is_text_everywhere(opened: Callable[..., Any]) -> None:
     with opened(samples.hostile_page()) as tab:
         hover(tab, 0.8)
-        tab.locator(".peak-map").scroll_into_view_if_needed()
-        map_box = tab.locator(".peak-map").bounding_box()
-        tab.mouse.move(map_box["x"] + 60, map_box["y"] + 120)
-        tab.wait_for_selector(".hoverlayer text")
         shown = tab.evaluate("document.querySelector('main').textContent + document.querySelector('.bar').textContent")
-        drawn = tab.evaluate("[...document.querySelectorAll('svg text')].map((one) => one.textContent).join('\\n')")
+        drawn = "\n".join(labels(tab) + tab.locator(".tile").all_inner_texts())
         for text in (samples.SCRIPT, samples.IMAGE, samples.MARKUP):
             assert shown.count(text) > 3
             assert text in drawn
-        assert tab.evaluate("document.scripts.length") == 3
-        assert tab.evaluate("document.querySelectorAll('img, iframe, object, svg a, main b, main i').length") == 0
+        assert tab.evaluate("document.scripts.length") == 2
+        assert tab.evaluate("document.querySelectorAll('img, iframe, object, main b, main i').length") == 0
         links = tab.evaluate("[...document.querySelectorAll('main a')].map((one) => one.getAttribute('href'))")
         assert links
         assert all(re.fullmatch(r"vscode://file/[\w/%.():'!*~-]+", link) for link in links), links
@@ -246,26 +370,25 @@ def test_paper_has_all_rows_and_no_controls(opened: Callable[..., Any], width: i
         tab.emulate_media(media="print")
         assert tab.locator(".blocks tbody tr").count() > 40
         assert tab.evaluate("document.documentElement.dataset.theme") == "light"
-        assert {*tab.evaluate("[...document.querySelectorAll('.main-svg')].map((one) => one.clientWidth)")} == {680}
-        # What is drawn before the printer's rules hold is as high as they say, however wide the screen or the paper.
-        holders, drawings = (
-            tab.evaluate(f"[...document.querySelectorAll('{those}')].map((one) => one.clientHeight)")
-            for those in (".plot, .peak-map", ".main-svg")
-        )
-        assert {*holders, *drawings} == {430}
+        # What is drawn before the printer's rules hold is as large as they say, however wide the screen or the paper.
+        drawn = tab.evaluate("(({ width, height }) => [width, height])(document.querySelector('.plot canvas'))")
+        assert drawn == [680, 430]
+        assert tab.locator(".icicle").bounding_box()["width"] == 680
         # A footer group would be repeated where a page ends, above rows that it sums.
         assert tab.evaluate("getComputedStyle(document.querySelector('tfoot')).display") == "table-row-group"
-        assert not tab.locator(".tools").is_visible()
+        assert not tab.locator(".tools:visible").count()
         assert not tab.locator("nav").is_visible()
 
 
 def test_a_snapshot_says_why_it_ran_out_and_unfolds_its_stacks(opened: Callable[..., Any], tmp_path: Path) -> None:
     with opened(page_of(load(tmp_path / "s", out_of_memory()))) as tab:
-        alarm = tab.locator("section.alarming")
-        assert "Fragmentation is not the cause" in alarm.inner_text()
-        assert alarm.bounding_box()["y"] < tab.locator("#timeline").bounding_box()["y"]
-        assert tab.locator("nav a").all_inner_texts() == ["Out of memory", "Timeline", "Peak", "Run"]
-        assert tab.locator(".blocks thead").inner_text().split() == [
+        assert tab.locator("h1").inner_text().startswith("Out of memory on device 0, 2 times: 64.00 MiB were asked for")
+        assert "Fragmentation is not the cause" in tab.locator("#answer .lead").first.inner_text()
+        # Once: below are the numbers.
+        assert tab.locator("body").inner_text().count("Fragmentation is not the cause") == 1
+        assert "48.00 MiB" in tab.locator("section.alarming").inner_text()
+        assert tab.locator("nav a").all_inner_texts() == ["Timeline", "In use", "Out of memory", "Run"]
+        assert tab.locator(".blocks thead:visible").inner_text().split() == [
             "Size",
             "Blocks",
             "Category",
@@ -275,7 +398,7 @@ def test_a_snapshot_says_why_it_ran_out_and_unfolds_its_stacks(opened: Callable[
         ]
         tab.locator(".blocks summary").first.click()
         # Unfolding is an event of its own, some time after the click; asking for one line waits for it.
-        assert tab.locator(".blocks .stack li").last.inner_text() == "main (/home/me/train.py:70)"
+        assert tab.locator(".blocks .two > .stack > ol > li").last.inner_text() == "main (/home/me/train.py:70)"
         # Entry 2 makes 5 MiB at 20 of 60 us, and entry 3, the first failure, comes at 30 of 60.
         assert "5.00 MiB" in hover(tab, 0.4)
         assert "after entry 2 of 8" in tab.locator(".readout").inner_text()

@@ -70,7 +70,7 @@ def differing(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 @pytest.fixture
 def all_imported(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """torch's profiler and plotly import packages at their first use that have effects of their own."""
+    """torch's profiler imports packages at its first use that have effects of their own."""
     loop(tmp_path_factory.mktemp("first"))
 
 

@@ -103,6 +103,7 @@ class Evidence(IntEnum):
     COMPILED_SAVED = 69
     COMPILED_INSIDE = 70
     COMPILED_TAKEN_OVER = 71
+    LIBRARYS = 72
 
 
 EVIDENCE_TEXT = {
@@ -121,6 +122,7 @@ EVIDENCE_TEXT = {
     Evidence.OUTSIDE: "made outside forward, backward and optimizer, and kept",
     Evidence.LISTED: "a module or an optimizer listed it",
     Evidence.HELD_BY_GRAPH: "a graph from before the recording keeps it for backward",
+    Evidence.LIBRARYS: "a library keeps it for its own work",
     Evidence.UNSEEN_SAVED: "made by another thread or outside torch, and used by backward",
     Evidence.LATER_BACKWARD: "made in backward with gradients on, and used by a later backward",
     Evidence.FROM_OUTSIDE: "the loop made it out of nothing or of what was there, and training used it",

@@ -37,6 +37,8 @@ class Role(IntEnum):
     """What a model was called with: an input, unless the program has computed it."""
     SAVED = 7
     """What a graph from before the recording keeps for backward."""
+    WORKSPACE = 8
+    """What a library keeps for its own work, as cuBLAS does: of a rehearsal, which knows it by rule."""
 
 
 _WORDS = {Role.ARGUMENT: "input"}
@@ -82,7 +84,7 @@ class KnownStorages:
         """
         wanted = [device in (None, name) for name in self.devices]
         columns = zip(self.address.tolist(), self.role.tolist(), self.device.tolist(), strict=True)
-        unnamed = (Role.HELD, Role.SAVED)
+        unnamed = (Role.HELD, Role.SAVED, Role.WORKSPACE)
         named = ((address, role) for address, role, at in columns if wanted[at] and role not in unnamed)
         return {address: _WORDS.get(Role(role), Role(role).name.lower().replace("_", " ")) for address, role in named}
 

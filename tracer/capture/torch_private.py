@@ -613,6 +613,11 @@ def num_storage_users(storage: torch.UntypedStorage) -> int:
     return int(torch._C._storage_Use_Count(storage._cdata))
 
 
+def num_tensor_users(tensor: torch.Tensor) -> int:
+    """How many variables of C++ hold on to a tensor, those of the call that asks among them."""
+    return int(tensor._use_count())
+
+
 def running_node() -> Any:
     """The autograd node at work on this thread, or None."""
     return torch._C._current_autograd_node()

@@ -179,7 +179,7 @@ def show_snapshot(
     Raises:
         SnapshotError: The file cannot be read, or has nothing of that device.
         SettingsError: torch would not start with some of the settings, or the GPU's memory is no size.
-        OutputError: A file cannot be written, or the page lacks plotly.
+        OutputError: A file cannot be written.
         WritingInterrupted: Ctrl-C has come while the files were written.
     """
     memory = _checked_size(gpu_memory, "Write the GPU's memory as 16GiB, 80GiB or 8192MiB.")
@@ -188,10 +188,6 @@ def show_snapshot(
     outputs = [out for out in (html, sqlite) if out is not None]
     with _hint_for_outputs():
         _check_outputs(snapshot_path(path), outputs)
-    if html is not None:
-        from tracer.exporters.page import check_plotly
-
-        check_plotly()
     snapshot = load_snapshot(snapshot_path(path))
     from tracer.analysis.snapshots.allocator_finding import explain_allocator
     from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
@@ -306,7 +302,7 @@ def _write(
             from tracer.exporters.snapshot_page import write_snapshot_page
 
             with turn.writing(html):
-                write_snapshot_page(finding, shown, timeline, html, run=_described(file, finding))
+                write_snapshot_page(replayed, finding, html, run=_described(file, finding), timelines={shown: timeline})
         if sqlite is not None:
             from tracer.analysis.snapshots.memory_report import snapshot_report
             from tracer.exporters.snapshot_report import write_snapshot_report

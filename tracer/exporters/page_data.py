@@ -1,21 +1,16 @@
-"""The page's findings as one JSON value, small enough to carry in the page: long columns reduced and packed.
-
-A packed table is its columns' differences, as little-endian int64, sorted by the significance of their bytes,
-deflated, in base64. Most differences are 0, so an event costs a few bytes. `data.js` unpacks it.
-"""
+"""The page's findings as one JSON value, small enough to carry in the page: long columns reduced and packed."""
 
 from __future__ import annotations
 
-import base64
 import json
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tracer.analysis.downsample import reduce_rows
-from tracer.arrays import Ints
+from tracer.arrays import Ints, Rows
+from tracer.exporters.page_blocks import blocks_json, stacks_json
 from tracer.exporters.page_model import (
     Band,
     Cell,
@@ -30,19 +25,19 @@ from tracer.exporters.page_model import (
     StepTiming,
     Table,
 )
+from tracer.exporters.page_pack import packed
 from tracer.exporters.page_payload import (
     BandJson,
+    BlocksJson,
     CellJson,
     CurveJson,
     LostTrackJson,
     MarkJson,
-    Packed,
     PageJson,
     PeakJson,
     RestJson,
     SectionJson,
     SlowModuleJson,
-    StacksJson,
     TableJson,
     TimelineJson,
     TimingJson,
@@ -54,23 +49,30 @@ if TYPE_CHECKING:
     from tracer.analysis.peak_row import PeakRow
 
 MAX_TIMELINE_CHARS = 700_000
-"""With plotly's 2 MB and the longest tables the page stays below 4 MB, which a file share carries at once."""
+MAX_BLOCKS_CHARS = 2_500_000
+"""With the longest tables the page stays below 5 MB, which a file share carries at once."""
 MAX_PEAK_ROWS = 1000
 MAX_OTHER_ROWS = 500
 MAX_BANDS = 3000
-MAX_STACK_FRAMES = 40
 _MOST_BUCKETS, _FEWEST_BUCKETS = 8192, 256
 
 
-def page_json(page: Page) -> str:
+def page_json(pages: Sequence[Page], *, shown: int = 0) -> str:
     """All of the page's data, safe inside a script element: no character that HTML gives a meaning to."""
-    text = json.dumps(page_data(page), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    data = {"shown": shown, "pages": [page_data(page, num_pages=len(pages)) for page in pages]}
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def page_data(page: Page) -> PageJson:
-    """Everything that the page shows, as JSON values; times count from the origin."""
+def page_data(page: Page, *, num_pages: int = 1) -> PageJson:
+    """Everything that the page shows of one device, as JSON values; times count from the origin.
+
+    Args:
+        page: The device.
+        num_pages: How many share the room that there is.
+    """
     origin = _origin(page)
+    timeline, blocks, rows = _long_columns(page, origin, num_pages)
     return {
         "title": page.title,
         "device": page.device,
@@ -78,10 +80,16 @@ def page_data(page: Page) -> PageJson:
         "source": page.source,
         "headline": headline(page),
         "axis": page.axis,
-        "timeline": _timeline(page, origin),
-        "marks": [_mark(mark, origin) for mark in page.marks],
+        "timeline": timeline,
+        "marks": [_mark(mark, origin, rows) for mark in page.marks],
         "bands": [_band(band, origin) for band in page.bands[:MAX_BANDS]],
-        "peak": None if page.peak is None else _peak(page.peak, origin),
+        "peak": None if page.peak is None else _peak(page.peak, origin, rows, has_blocks=blocks is not None),
+        "blocks": blocks,
+        "alarm": page.alarm,
+        "advice": [
+            {"change": one.change, "saves_bytes": one.saves_bytes, "cost": one.cost, "how_found": one.how_found}
+            for one in page.advice
+        ],
         "lostTrack": [_lost(lost) for lost in page.lost_track[:MAX_OTHER_ROWS]],
         "timings": [_timing(timing) for timing in page.timings[:MAX_OTHER_ROWS]],
         "clock": page.clock,
@@ -103,8 +111,19 @@ def _origin(page: Page) -> int:
     return min(firsts, default=0)
 
 
-def _mark(mark: Mark, origin: int) -> MarkJson:
-    return {"kind": mark.kind, "label": mark.label, "time": mark.time - origin, "bytes": mark.bytes}
+def _mark(mark: Mark, origin: int, rows: Rows) -> MarkJson:
+    return {
+        "kind": mark.kind,
+        "label": mark.label,
+        "time": mark.time - origin,
+        "bytes": mark.bytes,
+        "row": _position(mark.row, rows),
+    }
+
+
+def _position(row: int | None, rows: Rows) -> int | None:
+    """The place of a row that is kept among those that are."""
+    return None if row is None else int(np.searchsorted(rows, row))
 
 
 def _band(band: Band, origin: int) -> BandJson:
@@ -135,25 +154,21 @@ def _slow_module(slow: SlowModule) -> SlowModuleJson:
     }
 
 
-def _peak(peak: PagePeak, origin: int) -> PeakJson:
+def _peak(peak: PagePeak, origin: int, rows: Rows, *, has_blocks: bool) -> PeakJson:
+    """Where blocks are known, and the row of the peak, the rows come from these."""
+    row = _position(peak.row, rows) if has_blocks else None
+    shown = peak.rows if row is None else ()
     return {
         "bytes": peak.bytes,
+        "row": row,
         "time": None if peak.time is None else peak.time - origin,
         "step": peak.step,
         "phase": peak.phase,
         "breakdown": [{"name": share.name, "bytes": share.bytes} for share in peak.breakdown],
-        "rows": [row_json(row) for row in peak.rows[:MAX_PEAK_ROWS]],
-        "rest": _rest(peak.rows[MAX_PEAK_ROWS:]),
-        "stacks": _stacks(peak),
+        "rows": [row_json(one) for one in shown[:MAX_PEAK_ROWS]],
+        "rest": _rest(shown[MAX_PEAK_ROWS:]),
+        "stacks": stacks_json(peak.stacks if row is None else ()),
     }
-
-
-def _stacks(peak: PagePeak) -> StacksJson:
-    """Each frame once, and for each row the numbers of its frames."""
-    number: dict[str, int] = {}
-    shown = peak.stacks[:MAX_PEAK_ROWS]
-    rows = [[number.setdefault(frame, len(number)) for frame in stack[:MAX_STACK_FRAMES]] for stack in shown]
-    return {"frames": list(number), "rows": rows, "cut": [max(len(stack) - MAX_STACK_FRAMES, 0) for stack in shown]}
 
 
 def _section(section: Section) -> SectionJson:
@@ -181,54 +196,61 @@ def _rest(rows: Sequence[PeakRow]) -> RestJson:
 
 
 # ---------------------------------------------------------------------------------------------------- long columns
-def _timeline(page: Page, origin: int) -> TimelineJson:
-    """Stack and lines, at the finest reduction that fits."""
+def _long_columns(page: Page, origin: int, num_pages: int) -> tuple[TimelineJson, BlocksJson | None, Rows]:
+    """Stack, lines and blocks at the finest reduction that fits, and the rows of the stack that are kept."""
     num_buckets = _MOST_BUCKETS
     while True:
-        packed = _timeline_in(page, origin, num_buckets)
-        size = sum(len(table["packed"]) for table in (packed["stack"], *packed["lines"]))
-        if size <= MAX_TIMELINE_CHARS or num_buckets <= _FEWEST_BUCKETS:
-            return packed
+        rows = _kept_rows(page, origin, num_buckets)
+        timeline = _timeline(page, origin, rows, num_buckets)
+        size = sum(len(table["packed"]) for table in (timeline["stack"], *timeline["lines"]))
+        fits = size * num_pages <= MAX_TIMELINE_CHARS
+        blocks = blocks_json(page.blocks, rows) if page.blocks is not None and fits else None
+        if blocks is not None:
+            size = sum(len(table["packed"]) for table in (blocks["blocks"], blocks["changes"]))
+            fits = size * num_pages <= MAX_BLOCKS_CHARS
+        if fits or num_buckets <= _FEWEST_BUCKETS:
+            if blocks is None and page.blocks is not None:
+                blocks = blocks_json(page.blocks, rows)
+            return timeline, blocks, rows
         num_buckets //= 2
 
 
-def _timeline_in(page: Page, origin: int, num_buckets: int) -> TimelineJson:
+def _kept_rows(page: Page, origin: int, num_buckets: int) -> Rows:
     values = np.empty((len(page.times), len(page.series)), np.int64)
     for column, series in enumerate(page.series):
         values[:, column] = series.values_bytes
+    marked = [mark.row for mark in page.marks if mark.row is not None]
+    if page.peak is not None and page.peak.row is not None:
+        marked.append(page.peak.row)
+    return _rows_to_draw(_drawn(page.times, origin), values, num_buckets, marked)
+
+
+def _drawn(times: Ints, origin: int) -> Ints:
+    """Drawn left to right: a clock that steps back stands still instead."""
+    return np.maximum.accumulate(times) - origin if len(times) else times
+
+
+def _rows_to_draw(drawn: Ints, values: Ints, num_buckets: int, keep: Sequence[int] = ()) -> Rows:
+    """Rows reduced along both of the page's axes: time, and number of the row."""
+    number = np.arange(len(drawn), dtype=np.int64)
+    if len(drawn) <= 2 * num_buckets:
+        return number
+    by_time = reduce_rows(drawn, values, num_buckets=num_buckets, keep=keep)
+    return np.union1d(by_time, reduce_rows(number, values, num_buckets=num_buckets))
+
+
+def _timeline(page: Page, origin: int, rows: Rows, num_buckets: int) -> TimelineJson:
+    columns = [rows, _drawn(page.times, origin)[rows], *(series.values_bytes[rows] for series in page.series)]
+    counted = page.counted_bytes
     return {
         "series": [{"name": series.name, "color": series.color} for series in page.series],
-        "stack": _pack_rows(page.times, values, origin, num_buckets),
+        "stack": packed(columns, total=len(page.times)),
         "lines": [_line(line, origin, num_buckets) for line in page.lines],
+        "counted": packed([counted[rows]]) if counted is not None else None,
     }
 
 
 def _line(line: Curve, origin: int, num_buckets: int) -> CurveJson:
-    return {"name": line.name, **_pack_rows(line.times, line.values_bytes.reshape(-1, 1), origin, num_buckets)}
-
-
-def _pack_rows(times: Ints, values: Ints, origin: int, num_buckets: int) -> Packed:
-    """Rows reduced along both of the page's axes, with the number that each had among all rows as first column."""
-    # Drawn left to right: a clock that steps back stands still instead.
-    drawn = np.maximum.accumulate(times) - origin if len(times) else times
-    number = np.arange(len(times), dtype=np.int64)
-    rows = number
-    if len(times) > 2 * num_buckets:
-        by_time = reduce_rows(drawn, values, num_buckets=num_buckets)
-        rows = np.union1d(by_time, reduce_rows(number, values, num_buckets=num_buckets))
-    columns = (rows, drawn[rows], *values[rows].T)
-    return {"total": len(times), "rows": len(rows), "columns": len(columns), "packed": pack(columns)}
-
-
-def pack(columns: Iterable[Ints]) -> str:
-    """Columns of one length as text. All values below 2**53, which JavaScript counts exactly."""
-    deltas = np.array([np.diff(column, prepend=0) for column in columns], "<i8")
-    planes = deltas.reshape(-1, 1).view(np.uint8).T
-    return base64.b64encode(zlib.compress(planes.tobytes(), 6)).decode()
-
-
-def unpack(packed: Packed) -> Ints:
-    """What `pack` was given, [columns, rows]; the page does the same in `data.js`."""
-    planes = np.frombuffer(zlib.decompress(base64.b64decode(packed["packed"])), np.uint8).reshape(8, -1)
-    deltas = np.ascontiguousarray(planes.T).view("<i8").reshape(packed["columns"], packed["rows"])
-    return np.asarray(np.cumsum(deltas, axis=1), np.int64)
+    drawn = _drawn(line.times, origin)
+    rows = _rows_to_draw(drawn, line.values_bytes.reshape(-1, 1), num_buckets)
+    return {"name": line.name, **packed([rows, drawn[rows], line.values_bytes[rows]], total=len(line.times))}

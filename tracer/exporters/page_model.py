@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from tracer.arrays import Int, Ints, PerPageRow
+from tracer.arrays import Int, Ints, PerBlock, PerPageRow
 
 if TYPE_CHECKING:
     from tracer.analysis.peak_row import PeakRow
@@ -76,6 +76,8 @@ class Mark:
     label: str
     time: int
     bytes: int
+    row: int | None = None
+    """Of `Page.times`, where several rows have this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class PagePeak:
         breakdown: Bytes by category, in the order in which to show them.
         rows: Groups of equal blocks, largest first.
         stacks: What led to each row, innermost frame first; as many as rows, or none.
+        row: Of `Page.times`; the page then says what was in use by `Page.blocks`.
     """
 
     bytes: int
@@ -117,10 +120,55 @@ class PagePeak:
     breakdown: tuple[KindBytes, ...] = ()
     rows: tuple[PeakRow, ...] = ()
     stacks: tuple[tuple[str, ...], ...] = ()
+    row: int | None = None
 
     def __post_init__(self) -> None:
         if self.stacks and len(self.stacks) != len(self.rows):
             raise ValueError(f"{len(self.rows)} rows, but {len(self.stacks)} stacks")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PageBlocks:
+    """Every block of the recording, from which the page says what was in use at any moment.
+
+    Attributes:
+        groups: What equal blocks have in common; bytes and counts are of all of them, whenever they were in use.
+        group: [B] Which group each block belongs to.
+        size_bytes: [B]
+        made_at: [B] The first row of `Page.times` at which it was in use; negative if it was there before.
+        freed_at: [B] The first row at which it no longer was; the number of rows if that was never.
+        stacks: What led to each group, innermost frame first; as many as groups, or none.
+    """
+
+    groups: tuple[PeakRow, ...]
+    group: PerBlock[Int]
+    size_bytes: PerBlock[Int]
+    made_at: PerBlock[Int]
+    freed_at: PerBlock[Int]
+    stacks: tuple[tuple[str, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if len({len(self.group), len(self.size_bytes), len(self.made_at), len(self.freed_at)}) > 1:
+            raise ValueError("the columns of the blocks have different lengths")
+        if self.stacks and len(self.stacks) != len(self.groups):
+            raise ValueError(f"{len(self.groups)} groups, but {len(self.stacks)} stacks")
+
+
+@dataclass(frozen=True, slots=True)
+class PageAdvice:
+    """A change that would save memory.
+
+    Attributes:
+        change: What to do, in a sentence.
+        saves_bytes: Of the peak.
+        cost: What it costs, in words; empty for nothing.
+        how_found: "rehearsed", "replayed", "measured", as a sentence ends: `found by ...`.
+    """
+
+    change: str
+    saves_bytes: int
+    cost: str = ""
+    how_found: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +211,7 @@ class Section:
     sentences: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
     is_alarming: bool = False
-    """Whether it belongs at the top of the page, because it says why a program died."""
+    """Whether it belongs to what ended the program, which the page says first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +262,8 @@ class Page:
         times: [Y], in allocator order. One that is smaller than an earlier one is drawn where that is.
         series: Layers of the stack, lowest first.
         lines: Curves above it.
+        counted_bytes: [Y] what the allocator counted at each row, apart from blocks; None where nobody did.
+        blocks: Every block, or None where only the peak is known.
         marks: Points to name.
         bands: Steps and phases.
         peak: The worst moment, or None where there is none.
@@ -222,6 +272,8 @@ class Page:
         clock: What `timings` were taken with: "CUDA events", "host clock".
         slow_modules: Slowest first.
         run: Command, device, versions, settings, model size, date.
+        alarm: What ended the program, in sentences: the first things that the page says.
+        advice: What would help, the most first.
         headline_notes: Sentences that belong to the answer itself.
         notes: Sentences on what could not be measured.
         sections: Further findings, in their order.
@@ -236,6 +288,8 @@ class Page:
     times: PerPageRow[Int] = field(default_factory=lambda: np.empty(0, np.int64))
     series: tuple[Series, ...] = ()
     lines: tuple[Curve, ...] = ()
+    counted_bytes: PerPageRow[Int] | None = None
+    blocks: PageBlocks | None = None
     marks: tuple[Mark, ...] = ()
     bands: tuple[Band, ...] = ()
     peak: PagePeak | None = None
@@ -244,6 +298,8 @@ class Page:
     clock: str = ""
     slow_modules: tuple[SlowModule, ...] = ()
     run: Mapping[str, str | int | float] = field(default_factory=dict)
+    alarm: tuple[str, ...] = ()
+    advice: tuple[PageAdvice, ...] = ()
     headline_notes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sections: tuple[Section, ...] = ()
@@ -252,3 +308,5 @@ class Page:
         for series in self.series:
             if len(series.values_bytes) != len(self.times):
                 raise ValueError(f"{series.name}: {len(self.times)} times, but {len(series.values_bytes)} values")
+        if self.counted_bytes is not None and len(self.counted_bytes) != len(self.times):
+            raise ValueError(f"{len(self.times)} times, but {len(self.counted_bytes)} counts")

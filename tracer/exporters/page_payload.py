@@ -33,20 +33,22 @@ class SeriesJson(TypedDict):
 
 
 class TimelineJson(TypedDict):
-    """Stack and curves; the stack's columns are row number, time, then the series."""
+    """Stack and curves; the stack's columns are row number, time, then the series. `counted` has one for each row."""
 
     series: list[SeriesJson]
     stack: Packed
     lines: list[CurveJson]
+    counted: Packed | None
 
 
 class MarkJson(TypedDict):
-    """A point of the timeline with a label."""
+    """A point of the timeline with a label; its place among the kept rows, where that is known."""
 
     kind: MarkKind
     label: str
     time: int
     bytes: int
+    row: int | None
 
 
 class BandJson(TypedDict):
@@ -74,17 +76,44 @@ class RestJson(TypedDict):
 
 
 class StacksJson(TypedDict):
-    """Each frame once, and for each row the numbers of its frames and how many more there were."""
+    """Each frame once, which of them are lines of Python, and for each row its frames and how many more there were."""
 
     frames: list[str]
+    python: list[int]
     rows: list[list[int]]
     cut: list[int]
 
 
+class BlocksJson(TypedDict):
+    """What was in use at every kept row of the timeline; positions are indices into the kept rows.
+
+    The columns of `groups` are numbers of texts, one more than the number, and 0 for none; lines are lines.
+    Those of `blocks` are the first position, how many positions, bytes and group of each block. Those of `changes` are
+    position, group, bytes and count: by how much the small blocks of a group changed.
+    """
+
+    texts: list[str]
+    groups: Packed
+    blocks: Packed
+    changes: Packed
+    smaller_than: int
+    stacks: StacksJson
+
+
+class AdviceJson(TypedDict):
+    """A change that would save memory; `PageAdvice` describes it."""
+
+    change: str
+    saves_bytes: int
+    cost: str
+    how_found: str
+
+
 class PeakJson(TypedDict):
-    """The worst moment."""
+    """The worst moment; its rows stand here where no blocks are known."""
 
     bytes: int
+    row: int | None
     time: int | None
     step: str | None
     phase: str | None
@@ -171,6 +200,9 @@ class PageJson(TypedDict):
     marks: list[MarkJson]
     bands: list[BandJson]
     peak: PeakJson | None
+    blocks: BlocksJson | None
+    alarm: Sequence[str]
+    advice: list[AdviceJson]
     lostTrack: list[LostTrackJson]
     timings: list[TimingJson]
     clock: str

@@ -13,23 +13,23 @@ if TYPE_CHECKING:
     from tracer.analysis.peak_row import PeakRow
 
 CATEGORY_COLORS = {
-    # name: (on white, on black). The first are torch's, `_CATEGORY_TO_COLORS` in torch/profiler/_memory_profiler.py;
-    # the second are the same hues, light enough to be seen on black.
-    "PARAMETER": ("#006400", "#2e9e4f"),
-    "OPTIMIZER_STATE": ("#daa520", "#daa520"),
-    "INPUT": ("#000000", "#e6e6e6"),
-    "TEMPORARY": ("#9370db", "#a58be3"),
-    "ACTIVATION": ("#ff0000", "#f4473f"),
-    "GRADIENT": ("#0000cd", "#4c5cf0"),
-    "AUTOGRAD_DETAIL": ("#4169e1", "#7d9bf5"),
-    "UNTAGGED": ("#808080", "#8b8b8b"),
+    # name: (on white, on black). The hues are torch's, `_CATEGORY_TO_COLORS` in torch/profiler/_memory_profiler.py, as
+    # far as any two of them can be told apart on either ground, also by people who see no red, no green or no blue.
+    "PARAMETER": ("#0c7530", "#3aae76"),
+    "OPTIMIZER_STATE": ("#e3c531", "#f0d33c"),
+    "INPUT": ("#090a0b", "#f6f7f8"),
+    "TEMPORARY": ("#bf8cf1", "#8f86ff"),
+    "ACTIVATION": ("#f04c5a", "#e8484f"),
+    "GRADIENT": ("#152ac4", "#3b36e8"),
+    "AUTOGRAD_DETAIL": ("#3b75fa", "#a5cffd"),
+    "UNTAGGED": ("#7e8a9a", "#74797e"),
     # Kinds that torch does not tell apart.
-    "WORKSPACE": ("#b0713a", "#c98a52"),
-    "BUFFER": ("#2f8f8b", "#46b3ae"),
-    "EVALUATION": ("#c2185b", "#e3699a"),
-    "HELD": ("#6b7f2a", "#96ab52"),
-    "BEFORE_RECORDING": ("#a9a9a9", "#6f6f6f"),
-    "UNKNOWN": ("#808080", "#8b8b8b"),
+    "WORKSPACE": ("#4f2e10", "#8c3a14"),
+    "BUFFER": ("#1fba85", "#27e8a5"),
+    "EVALUATION": ("#920c7d", "#d740ba"),
+    "HELD": ("#9b8604", "#ad9504"),
+    "BEFORE_RECORDING": ("#c6cbd2", "#424a54"),
+    "UNKNOWN": ("#404143", "#a9b0b9"),
 }
 
 CATEGORY_WORDS = {

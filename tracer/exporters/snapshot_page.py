@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.snapshots.categories import CATEGORY_OF_KIND, category_of, peak_by_category
-from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
-from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.findings import DeviceFinding, ReplayedSnapshot, SnapshotFinding
+from tracer.analysis.snapshots.groups import Group, group_lives
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, NO_PYTHON_FRAME, Site
-from tracer.analysis.snapshots.timeline import START, DeviceTimeline
-from tracer.exporters.page import write_page
+from tracer.analysis.snapshots.timeline import START, DeviceTimeline, device_timeline
+from tracer.exporters.page import write_pages
 from tracer.exporters.page_model import (
     Band,
     BandKind,
@@ -22,6 +24,7 @@ from tracer.exporters.page_model import (
     KindBytes,
     Mark,
     Page,
+    PageBlocks,
     PagePeak,
     Section,
     Series,
@@ -35,27 +38,50 @@ _MAX_OOM_TABLES = 5
 
 
 def write_snapshot_page(
-    finding: SnapshotFinding, shown: int, timeline: DeviceTimeline, path: Path, *, run: Mapping[str, str | int | float]
+    replayed: ReplayedSnapshot,
+    finding: SnapshotFinding,
+    path: Path,
+    *,
+    run: Mapping[str, str | int | float],
+    timelines: Mapping[int, DeviceTimeline] | None = None,
 ) -> None:
-    """Write the page of one device of a snapshot.
+    """Write the page of a snapshot's devices, with the worst one in front.
 
     Args:
-        finding: What `explain_snapshot` returned.
-        shown: Position of the page's device in it; the others are named.
-        timeline: Of that device.
+        replayed: The snapshot; it has a device.
+        finding: What `explain_replayed` returned for it.
         path: Where to; a file that is there is replaced.
         run: What to say of the recording, by name.
+        timelines: Those that are there already, by position of the device.
 
     Raises:
-        OutputError: The file cannot be written, or plotly is not installed.
+        OutputError: The file cannot be written.
     """
-    write_page(snapshot_page(finding, shown, timeline, run=run), path)
+    known = timelines or {}
+    pages = []
+    for shown, one in enumerate(replayed.devices):
+        timeline = known.get(shown) or device_timeline(replayed.snapshot, one.state, one.replay, kinds=one.kinds)
+        pages.append(snapshot_page(replayed, finding, shown, timeline, run=run))
+    write_pages(pages, path, shown=finding.worst or 0)
 
 
 def snapshot_page(
-    finding: SnapshotFinding, shown: int, timeline: DeviceTimeline, *, run: Mapping[str, str | int | float]
+    replayed: ReplayedSnapshot,
+    finding: SnapshotFinding,
+    shown: int,
+    timeline: DeviceTimeline,
+    *,
+    run: Mapping[str, str | int | float],
 ) -> Page:
-    """The page's content."""
+    """The content for one device.
+
+    Args:
+        replayed: The snapshot.
+        finding: What `explain_replayed` returned for it.
+        shown: Position of the device in both.
+        timeline: Of that device.
+        run: What to say of the recording, by name.
+    """
     device = finding.devices[shown]
     has_history = device.entries > 0
     return Page(
@@ -70,12 +96,33 @@ def snapshot_page(
         times=timeline.times if has_history else timeline.times[:0],
         series=_series(timeline) if has_history else (),
         lines=_lines(timeline) if has_history else (),
+        counted_bytes=replayed.devices[shown].replay.requested_bytes if has_history else None,
+        blocks=_blocks(replayed, device, shown) if has_history else None,
         marks=_marks(device, timeline) if has_history else (),
         bands=tuple(Band(_BANDS[one.phase], one.name, one.start, one.end) for one in timeline.stretches),
         peak=_peak(device, timeline),
         run=run,
+        alarm=oom_sentences(device.oom, f"device {device.device}"),
         notes=(*finding.notes, *device.notes, *_left_out(timeline)),
         sections=(*_oom_sections(device), *_sections(finding, shown)),
+    )
+
+
+def _blocks(replayed: ReplayedSnapshot, device: DeviceFinding, shown: int) -> PageBlocks:
+    """Every block of one device; row i + 1 of the timeline is the state after entry i."""
+    one = replayed.devices[shown]
+    lives = one.replay.lives
+    groups, group = group_lives(lives, np.arange(len(lives)), kinds=one.kinds, sites=replayed.sites)
+    order = sorted(range(len(groups)), key=lambda number: -groups[number].bytes)
+    rank = np.empty(len(groups), np.int64)
+    rank[order] = np.arange(len(groups))
+    return PageBlocks(
+        groups=tuple(_row(groups[number], device) for number in order),
+        group=rank[group],
+        size_bytes=lives.requested_bytes,
+        made_at=lives.begin + 1,
+        freed_at=lives.end + 1,
+        stacks=tuple(groups[number].stack for number in order),
     )
 
 
@@ -125,6 +172,7 @@ def _peak(device: DeviceFinding, timeline: DeviceTimeline) -> PagePeak:
         breakdown=tuple(KindBytes(name, size) for name, size in peak_by_category(device)),
         rows=tuple(_row(group, device) for group in found.groups),
         stacks=tuple(group.stack for group in found.groups),
+        row=found.entry + 1 if device.entries else None,
     )
 
 
@@ -152,20 +200,31 @@ def _function(site: Site) -> str:
 # ----------------------------------------------------------------------------------------------------- other findings
 def oom_section(events: tuple[OutOfMemory, ...]) -> Section:
     """What failed and why; there is at least one event."""
-    first, *_ = events
-    times = "once" if len(events) == 1 else f"{len(events)} times"
     failures = Table(
         "Each failure" if len(events) > 1 else "The failure",
         ("entry", "who asked", "asked for", "device free", "in use", "reserved", "unallocated", "largest free"),
         tuple(_oom_row(event) for event in events),
     )
     in_use = tuple(_groups_table(f"In use at entry {event.entry:,}", event.groups) for event in _distinct(events))
-    sentences = (f"It ran out of memory {times}. {first.advice}",)
-    return Section("Out of memory", sentences, (failures, *in_use), is_alarming=True)
+    return Section("Out of memory", (), (failures, *in_use), is_alarming=True)
+
+
+def oom_sentences(events: tuple[OutOfMemory, ...], device: str) -> tuple[str, ...]:
+    """What failed, and why, for the top of the page; none where nothing did."""
+    if not events:
+        return ()
+    first, *_ = events
+    times = "" if len(events) == 1 else f", {len(events)} times"
+    free = (
+        "" if first.device_free_bytes is None else f" with {format_bytes(first.device_free_bytes)} free on the device"
+    )
+    place = f" by {Path(first.site.file.replace(chr(92), '/')).name}:{first.site.line}" if first.site.file else ""
+    asked = f"Out of memory on {device}{times}: {format_bytes(first.asked_bytes)} were asked for{place}{free}."
+    return asked, first.advice
 
 
 def _oom_sections(device: DeviceFinding) -> tuple[Section, ...]:
-    """What failed and why, above everything else."""
+    """What failed and what was in use then; why it did stands at the top of the page."""
     return (oom_section(device.oom),) if device.oom else ()
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
+from tracer.analysis.kinds import Evidence
 from tracer.analysis.operators.run_times import RunTimes
 from tracer.analysis.peak_diff import PeakDiff, RowChange
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
@@ -14,9 +17,11 @@ from tracer.analysis.profiles.compiled_words import compiled_sentences
 from tracer.analysis.profiles.eager_comparison import eager_sentences
 from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.memory_by_kind import memory_by_kind
-from tracer.analysis.profiles.peak import PeakReport
-from tracer.analysis.profiles.peak_rows import LOOP_OWNER
+from tracer.analysis.profiles.peak import PeakReport, peak_position
+from tracer.analysis.profiles.peak_rows import LOOP_OWNER, group_blocks
 from tracer.analysis.snapshots.oom import OutOfMemory
+from tracer.arrays import Int, PerBlock
+from tracer.capture.known_storages import KnownStorages
 from tracer.capture.torch_names import STEP_PREFIX
 from tracer.exporters.page import write_page
 from tracer.exporters.page_model import (
@@ -27,6 +32,7 @@ from tracer.exporters.page_model import (
     KindBytes,
     Mark,
     Page,
+    PageBlocks,
     PageLostTrack,
     PagePeak,
     Section,
@@ -35,9 +41,11 @@ from tracer.exporters.page_model import (
     StepTiming,
     Table,
 )
-from tracer.exporters.snapshot_page import oom_section, reserved_table
+from tracer.exporters.snapshot_page import oom_section, oom_sentences, reserved_table
 from tracer.units import format_bytes
 
+# Below this part of the peak, a thousandth, a row says nothing.
+_LEAST_SHARE = 1000
 _BANDS: dict[str, BandKind] = {"forward": "forward", "backward": "backward", "optimizer": "optimizer"}
 
 
@@ -49,6 +57,7 @@ def write_memory_timeline(
     notes: tuple[str, ...] = (),
     slow_modules: tuple[SlowModule, ...] = (),
     failed: OutOfMemory | None = None,
+    known: KnownStorages | None = None,
     against_eager: PeakDiff | None = None,
 ) -> None:
     """Write memory_timeline.html for the cycle with the largest peak.
@@ -60,13 +69,20 @@ def write_memory_timeline(
         notes: Sentences on what could not be measured.
         slow_modules: Time by module, slowest first.
         failed: The allocation that ended the run.
+        known: Live tensors observed during the run, which have names.
         against_eager: From the same run without compilation to this one.
 
     Raises:
-        OutputError: The file cannot be written, or plotly is not installed.
+        OutputError: The file cannot be written.
     """
     page = timeline_page(
-        findings, run=run, notes=notes, slow_modules=slow_modules, failed=failed, against_eager=against_eager
+        findings,
+        run=run,
+        notes=notes,
+        slow_modules=slow_modules,
+        failed=failed,
+        known=known,
+        against_eager=against_eager,
     )
     write_page(page, path)
 
@@ -78,20 +94,22 @@ def timeline_page(
     notes: tuple[str, ...] = (),
     slow_modules: tuple[SlowModule, ...] = (),
     failed: OutOfMemory | None = None,
+    known: KnownStorages | None = None,
     against_eager: PeakDiff | None = None,
 ) -> Page:
     """The page's content."""
     cycle = findings.worst
     recording, lifetimes, peak = cycle.recording, cycle.lifetimes, cycle.peak
     times = recording.allocations.time_ns[lifetimes.events]
-    num_events = f"{recording.num_events:,} events"
     return Page(
         title="Memory of a training run",
         device=peak.device,
-        subtitle=f"{num_events} in {len(cycle.attribution.step_names)} recorded steps",
+        subtitle=f"{len(times):,} events in {len(cycle.attribution.step_names)} recorded steps",
         times=times,
         series=series_by_kind(lifetimes, cycle.blocks),
         lines=_reserved(cycle),
+        counted_bytes=lifetimes.allocator_bytes,
+        blocks=_blocks(cycle, known),
         marks=_marks(cycle),
         bands=_bands(cycle),
         peak=PagePeak(
@@ -101,17 +119,14 @@ def timeline_page(
             phase=peak.phase,
             breakdown=tuple(KindBytes(name, size_bytes) for name, size_bytes in peak.by_category().items()),
             rows=peak.rows,
+            row=peak_position(lifetimes),
         ),
-        lost_track=tuple(
-            PageLostTrack(
-                lost.op or "a tensor from before the recording", lost.bytes, lost.module, lost.file, lost.line
-            )
-            for lost in cycle.lost_track
-        ),
+        lost_track=_lost_track(cycle),
         timings=_timings(cycle),
         clock="the host's clock, in the profiled steps",
         slow_modules=slow_modules,
         run=run,
+        alarm=() if failed is None else oom_sentences((failed,), peak.device),
         headline_notes=_headline_notes(peak),
         notes=(
             *notes,
@@ -147,6 +162,58 @@ def _eager_section(diff: PeakDiff) -> Section:
     )
 
 
+def _blocks(cycle: CycleFindings, known: KnownStorages | None) -> PageBlocks:
+    """Every block of the cycle; at the peak these are the peak's rows."""
+    lifetimes = cycle.lifetimes
+    blocks, made_at, freed_at = cycle.blocks, lifetimes.made_at, lifetimes.freed_at
+    if cycle.peak.allocator is not None:
+        blocks, made_at, freed_at = _with_history(cycle)
+    groups, group = group_blocks(cycle.recording, cycle.attribution, known, blocks, by_step=False)
+    return PageBlocks(groups, group, blocks.size_bytes, made_at, freed_at)
+
+
+def _with_history(cycle: CycleFindings) -> tuple[ClassifiedBlocks, PerBlock[Int], PerBlock[Int]]:
+    """What was there before, as the allocator has it: with its sizes, and with what no recording saw.
+
+    What no recording saw was never freed in one, for of a free it tells.
+    """
+    lifetimes, at_peak, blocks = cycle.lifetimes, cycle.peak.blocks, cycle.blocks
+    unseen = at_peak.evidence == Evidence.HISTORY
+    before = np.flatnonzero((at_peak.allocation < 0) & ~unseen)
+    size_of = dict(zip(at_peak.address[before].tolist(), at_peak.size_bytes[before].tolist(), strict=True))
+    size_bytes = blocks.size_bytes.copy()
+    for row in lifetimes.alive_at(peak_position(lifetimes)).tolist():
+        if blocks.allocation[row] < 0:
+            size_bytes[row] = size_of.get(int(blocks.address[row]), size_bytes[row])
+    more = at_peak.take(np.flatnonzero(unseen))
+    together = ClassifiedBlocks(
+        **{
+            name: np.append(getattr(blocks, name), getattr(more, name))
+            for name in ClassifiedBlocks.__dataclass_fields__
+        }
+        | {"size_bytes": np.append(size_bytes, more.size_bytes)}
+    )
+    num, end = len(more.size_bytes), len(lifetimes.events)
+    return (
+        together,
+        np.append(lifetimes.made_at, np.full(num, -1, np.int64)),
+        np.append(lifetimes.freed_at, np.full(num, end, np.int64)),
+    )
+
+
+def _lost_track(cycle: CycleFindings) -> tuple[PageLostTrack, ...]:
+    """Where torch lost track of what counts; what is less than a thousandth of the peak together is one row."""
+    found = [
+        PageLostTrack(lost.op or "a tensor from before the recording", lost.bytes, lost.module, lost.file, lost.line)
+        for lost in cycle.lost_track
+    ]
+    large = [lost for lost in found if lost.bytes * _LEAST_SHARE >= cycle.peak.peak_bytes]
+    small = [lost for lost in found if lost.bytes * _LEAST_SHARE < cycle.peak.peak_bytes]
+    if len(small) > 1:
+        small = [PageLostTrack(f"{len(small)} others, each less", sum(lost.bytes for lost in small))]
+    return (*large, *small) if large else ()
+
+
 def _reserved_section(peak: PeakReport) -> tuple[Section, ...]:
     """Bytes requested, allocated and reserved; only the allocator's history tells the first."""
     found = peak.allocator
@@ -178,7 +245,7 @@ def _reserved(cycle: CycleFindings) -> tuple[Curve, ...]:
 def _marks(cycle: CycleFindings) -> tuple[Mark, ...]:
     peak, found = cycle.peak, cycle.breakdown
     return (
-        Mark("peak", "peak", peak.time_ns, peak.peak_bytes),
+        Mark("peak", "peak", peak.time_ns, peak.peak_bytes, peak_position(cycle.lifetimes)),
         Mark("tagged", "peak of categorised memory", found.tagged_peak_ns, found.tagged_peak_bytes),
     )
 

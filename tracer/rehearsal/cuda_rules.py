@@ -6,57 +6,17 @@ out by name, so that what it explains can be measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tracer.capture import torch_private
+from tracer.rehearsal import kernel_scratch as kernels
 from tracer.rehearsal.recorder import OperatorCall, Scratch
+from tracer.rehearsal.rule import Gpu, Rule
 from tracer.units import MIB
-
-Replacement = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""From a function of torch's to the one that stands in its place while a rehearsal runs."""
-
-
-@dataclass(slots=True)
-class Gpu:
-    """The device that is imitated, and what has been taken of it for good.
-
-    Attributes:
-        compute_capability: Such as (8, 0).
-        memory: For rules that have to remember something during a rehearsal, by the rule's name.
-    """
-
-    compute_capability: tuple[int, int] = (8, 0)
-    memory: dict[str, Any] = field(default_factory=dict)
-
-
-ScratchOfGpu = Callable[[OperatorCall, Gpu], Iterable[Scratch]]
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One difference. A row may have any of the last three parts.
-
-    Attributes:
-        name: By which it can be left out.
-        source: torch's file and function, or a library's manual.
-        does: What a CUDA device does, in a sentence.
-        optimizer: Called with every optimizer before the first step.
-        functions: What stands in for functions of torch's, by dotted name such as `torch.nn.functional.dropout`.
-        scratch: What operators take beside their results, by name such as `aten::mm`.
-    """
-
-    name: str
-    source: str
-    does: str
-    optimizer: Callable[[torch.optim.Optimizer], None] | None = None
-    functions: Mapping[str, Replacement] = field(default_factory=dict)
-    scratch: Mapping[str, ScratchOfGpu] = field(default_factory=dict)
-
 
 # ---- optimizers ------------------------------------------------------------------------------------------------------
 
@@ -136,7 +96,9 @@ def _cublas_workspace(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     if call.is_backward in taken:
         return
     taken.add(call.is_backward)
-    yield Scratch(32 * MIB if gpu.compute_capability >= (9, 0) else 4096 * 1024 * 2 + 16 * 1024 * 8, kept=True)
+    yield Scratch(
+        32 * MIB if gpu.compute_capability >= (9, 0) else 4096 * 1024 * 2 + 16 * 1024 * 8, kept=True, name="cuBLAS"
+    )
 
 
 RULES: tuple[Rule, ...] = (
@@ -163,6 +125,69 @@ RULES: tuple[Rule, ...] = (
         "aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize",
         "cuBLAS keeps a workspace for every thread that multiplies: 8.125 MiB, from Hopper on 32 MiB.",
         scratch=dict.fromkeys(_MATRIX_PRODUCTS, _cublas_workspace),
+    ),
+    Rule(
+        "group-norm",
+        "aten/src/ATen/native/cuda/group_norm_kernel.cu, GroupNorm(Backward)KernelImplInternal",
+        "Group norm works with factors and sums for every channel of every sample.",
+        scratch={
+            "aten::native_group_norm": kernels.group_norm,
+            "aten::native_group_norm_backward": kernels.group_norm_backward,
+        },
+    ),
+    Rule(
+        "layer-norm",
+        "aten/src/ATen/native/cuda/layer_norm_kernel.cu, layer_norm_cuda, LaunchGammaBetaBackwardCUDAKernel",
+        "Layer norm copies what is not contiguous; over more than 65,536 rows its backward keeps partial sums.",
+        scratch={
+            "aten::native_layer_norm": kernels.layer_norm,
+            "aten::native_layer_norm_backward": kernels.layer_norm_backward,
+        },
+    ),
+    Rule(
+        "embedding-backward",
+        "aten/src/ATen/native/cuda/Embedding.cu, embedding_dense_backward_cuda; EmbeddingBackwardKernel.cu",
+        "More than 3,072 indices are sorted, and each has a row of partial sums. CUB's buffers are not in it.",
+        scratch={"aten::embedding_dense_backward": kernels.embedding_backward},
+    ),
+    Rule(
+        "index-put",
+        "aten/src/ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel",
+        "Adding at indices, as the backward of indexing does, sorts them. CUB's counters are not in it.",
+        scratch=dict.fromkeys(
+            ("aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put"),
+            kernels.index_put,
+        ),
+    ),
+    Rule(
+        "sort",
+        "aten/src/ATen/native/cuda/Sort.cpp, sort_cuda_kernel; SortStable.cu",
+        "More than 4,096 values along an axis are sorted by CUB, with a second pair of buffers.",
+        scratch={"aten::sort": kernels.sort},
+    ),
+    Rule(
+        "flash-backward",
+        "aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd",
+        "Flash attention's backward adds up the query's gradient in float.",
+        scratch={"aten::_scaled_dot_product_flash_attention_backward": kernels.flash_backward},
+    ),
+    Rule(
+        "efficient-backward",
+        "aten/src/ATen/native/transformers/cuda/attention_backward.cu, _efficient_attention_backward",
+        "Efficient attention's backward multiplies output and gradient first; in 16 bits, tiles of 64 are assumed.",
+        scratch={"aten::_scaled_dot_product_efficient_attention_backward": kernels.efficient_backward},
+    ),
+    Rule(
+        "fft",
+        "aten/src/ATen/native/cuda/SpectralOps.cpp, _fft_c2r_cufft, _fft_r2c_cufft, _fft_c2c_cufft",
+        "Complex to real copies its input; many axes need a second result. What cuFFT's plans take is not known.",
+        scratch=dict.fromkeys(("aten::_fft_c2r", "aten::_fft_r2c", "aten::_fft_c2c"), kernels.fft),
+    ),
+    Rule(
+        "reduction",
+        "aten/src/ATen/native/cuda/Reduce.cuh, setReduceConfig",
+        "Sums and means of very many values are shared between blocks, which leave partial sums in memory.",
+        scratch=dict.fromkeys(("aten::sum", "aten::mean"), kernels.reduction),
     ),
 )
 RULE_NAMES = tuple(rule.name for rule in RULES)

@@ -12,20 +12,23 @@ from tracer.capture import torch_private
 from tracer.nested import leaves
 
 
-def turn_all_fake(mode: Any, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+def turn_all_fake(
+    mode: Any, modules: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer], others: Iterable[Tensor] = ()
+) -> None:
     """Let go of the memory of parameters, buffers, gradients and optimizers' state.
 
     What cannot be turned, since something else holds on to it, is replaced in the modules and optimizers.
 
     Args:
         mode: Of `torch_private.fake_tensors`.
-        model: With all its modules.
-        optimizers: That update it.
+        modules: With all that are in them.
+        optimizers: That update them.
+        others: Tensors of no module.
     """
-    optimizers = list(optimizers)
+    modules, optimizers = list(modules), list(optimizers)
     bases: dict[int, Tensor] = {}
     replaced: dict[int, Tensor] = {}
-    for tensor in {id(each): each for each in _tensors(model, optimizers)}.values():
+    for tensor in {id(each): each for each in (*_tensors(modules, optimizers), *others)}.values():
         if torch_private.is_fake(tensor) or tensor.layout is not torch.strided:
             continue
         storage = tensor.untyped_storage()
@@ -35,11 +38,11 @@ def turn_all_fake(mode: Any, model: nn.Module, optimizers: Iterable[torch.optim.
         if not torch_private.turn_fake(mode, tensor, bases[key]):
             replaced[id(tensor)] = _stand_in(mode, tensor)
     if replaced:
-        _replace(model, optimizers, replaced)
+        _replace(modules, optimizers, replaced)
 
 
-def _tensors(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> Iterator[Tensor]:
-    for tensor in (*model.parameters(), *model.buffers()):
+def _tensors(modules: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> Iterator[Tensor]:
+    for tensor in (each for model in modules for each in (*model.parameters(), *model.buffers())):
         if tensor.is_leaf and tensor.grad is not None:
             yield tensor.grad
         yield tensor
@@ -54,8 +57,8 @@ def _stand_in(mode: Any, tensor: Tensor) -> Tensor:
     return nn.Parameter(fake.detach(), tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
 
 
-def _replace(model: nn.Module, optimizers: list[torch.optim.Optimizer], by: dict[int, Tensor]) -> None:
-    for module in model.modules():
+def _replace(modules: list[nn.Module], optimizers: list[torch.optim.Optimizer], by: dict[int, Tensor]) -> None:
+    for module in (each for model in modules for each in model.modules()):
         for name, _, tensor in list(torch_private.parameters_and_buffers(module)):
             if id(tensor) in by:
                 setattr(module, name, by[id(tensor)])

@@ -19,6 +19,7 @@ from tracer.capture.known_storages import Role
 from tracer.capture.plain_tensors import plain_tensors
 from tracer.capture.recording import OpKind
 from tracer.capture.torch_names import BACKWARD_FUNCTION, ENGINE_PREFIX, is_accumulate_grad
+from tracer.rehearsal.how_many import ASKS_HOW_MANY
 from tracer.rehearsal.kernel_results import RESULT_BYTES
 from tracer.rehearsal.open_calls import OpenCalls
 from tracer.rehearsal.storage_log import ALLOCATED, FREED, NONE, READ, WRITTEN, StorageLog
@@ -52,11 +53,13 @@ class Scratch:
     Attributes:
         size_bytes: How much.
         kept: Whether it stays for good; else it is freed when the operator ends.
+        name: Of what is kept, for people.
         with_tensor: It lives as long as the storage of this one.
     """
 
     size_bytes: int
     kept: bool = False
+    name: str = ""
     with_tensor: Tensor | None = None
 
 
@@ -73,6 +76,7 @@ class _Known:
     written_names: tuple[str, ...]
     scratch: tuple[ScratchOf, ...]
     result_bytes: Callable[[tuple[Any, ...]], int | None] | None
+    is_view: bool
     is_query: bool
     is_value_read: bool
     is_add: bool
@@ -127,6 +131,8 @@ class Recorder:
         self._may_accumulate = False
         self._on_host = False
         self._reads: Counter[tuple[int, str]] = Counter()
+        # What libraries keep: number and name.
+        self._workspaces: list[tuple[int, str]] = []
 
     # ------------------------------------------------------------------------------------------------- the life cycle
     @contextmanager
@@ -232,6 +238,9 @@ class Recorder:
             args, kwargs = self._all_fake(args), self._all_fake(kwargs)
             tensors = [*_tensors(args), *_tensors(kwargs.values())]
         call = calls.row(sys._getframe(2), self._node) if calls is not None else NONE
+        if known.is_view:
+            # A piece of a data set is no use of all of it: what comes from outside counts when something reads it.
+            tensors = [tensor for tensor in tensors if self._is_known(tensor)]
         outside = [self.number(tensor) for tensor in tensors]
         start_ns = log.tick()
         number = NONE
@@ -259,8 +268,8 @@ class Recorder:
             self._may_accumulate = True
         else:
             out = self._result(known, func, args, kwargs)
-            larger = known.result_bytes(args) if known.result_bytes is not None else None
-            self._made(out, bits, larger)
+            if not known.is_view:
+                self._made(out, bits, known.result_bytes(args) if known.result_bytes is not None else None)
             if known.scratch:
                 self._take(known, args, kwargs, out)
         if known.written:
@@ -281,6 +290,7 @@ class Recorder:
             written_names=names,
             scratch=self._scratch.get(name, ()),
             result_bytes=RESULT_BYTES.get(name),
+            is_view=bool(getattr(func, "is_view", False)),
             is_query=name.startswith("prim::") or name in _QUERIES,
             is_value_read=name == "aten::_local_scalar_dense",
             is_add=func is torch.ops.aten.add.Tensor,
@@ -288,6 +298,11 @@ class Recorder:
         )
 
     def _result(self, known: _Known, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if known.name in ASKS_HOW_MANY:
+            as_if_all = ASKS_HOW_MANY[known.name](args)
+            if as_if_all is not None:
+                self._note_read("all")
+                return as_if_all()
         if not known.is_value_read:
             return func(*args, **kwargs)
         try:
@@ -365,14 +380,20 @@ class Recorder:
             return False
         storage = held.untyped_storage()
         is_dense = storage.nbytes() == held.numel() * held.element_size() and 0 not in held.stride()
-        return is_dense and torch_private.num_storage_users(storage) <= _UNSHARED_STORAGE
+        is_unshared = torch_private.num_storage_users(storage) <= _UNSHARED_STORAGE
+        return is_dense and is_unshared and torch_private.num_tensor_users(held) <= _UNSHARED_TENSOR
 
     # ------------------------------------------------------------------------------------------------------ storages
     def number(self, tensor: Tensor) -> int:
         """The storage of a tensor; one that was not seen being made comes from outside, and is allocated now."""
         storage = tensor.untyped_storage()
         found = self._storage_of.get(torch_private.storage_key(storage))
-        return found[0] if found is not None else self._new(tensor, storage)
+        if found is not None:
+            return found[0]
+        return self._new(tensor, storage, tensor.numel() * tensor.element_size())
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        return torch_private.storage_key(tensor.untyped_storage()) in self._storage_of
 
     def _made(self, out: Any, bits: dict[int, int], first_bytes: int | None) -> None:
         """Note the storages that an operator has made; the first may be larger than its fake tensor says."""
@@ -452,7 +473,10 @@ class Recorder:
                 log.events.append((number, scratch.size_bytes, log.tick(), self._op, call))
                 if scratch.with_tensor is not None:
                     self._dies_with(number, scratch.with_tensor.untyped_storage())
-                elif not scratch.kept:
+                elif scratch.kept:
+                    self._workspaces.append((number, scratch.name))
+                    self._observe_workspaces()
+                else:
                     freed.append(number)
         for number in freed:
             log.events.append((number, -log.storages[number][0], log.tick(), self._op, call))
@@ -477,8 +501,13 @@ class Recorder:
         now = log.tick()
         log.observations += [(now, *each) for each in found]
 
+    def _observe_workspaces(self) -> None:
+        now = self.log.tick()
+        self.log.observations += [(now, number, int(Role.WORKSPACE), name) for number, name in self._workspaces]
+
     def observe_the_rest(self) -> None:
-        """Note that Python, or a graph, holds every storage that is alive."""
+        """Note that Python, or a graph, or a library, holds every storage that is alive."""
+        self._observe_workspaces()
         now = self.log.tick()
         alive = {number for key, (number, *_) in self._storage_of.items() if key >= 0}
         self.log.observations += [(now, number, int(Role.HELD), "") for number in sorted(alive)]
@@ -494,6 +523,7 @@ class Recorder:
 
 
 _UNSHARED_STORAGE = 2  # the tensor, and the Python object that asks
+_UNSHARED_TENSOR = 4  # the engine's buffer, the operator's arguments, and two of the call that brings them here
 _QUERIES = frozenset({"aten::size", "aten::stride", "aten::is_contiguous", "aten::numel", "aten::dim"})
 
 

@@ -25,10 +25,13 @@ from tracer.capture.recording import Recording
 from tracer.capture.torch_names import OPTIMIZER_PREFIXES, STEP_PREFIX
 from tracer.capture.training_objects import TrainingObjects
 from tracer.rehearsal.columns import HOST, Columns
-from tracer.rehearsal.cuda_rules import RULES, Gpu, Rule, ScratchOfGpu
+from tracer.rehearsal.cuda_rules import RULES
 from tracer.rehearsal.device_memory import DeviceMemory, Requests, serve
 from tracer.rehearsal.fake_tensors import turn_all_fake
+from tracer.rehearsal.held_objects import held_by
 from tracer.rehearsal.recorder import Recorder, ScratchOf, ValueRead
+from tracer.rehearsal.rule import Gpu, Rule, ScratchOfGpu
+from tracer.rehearsal.unrehearsable import rehearsal_error
 from tracer.workloads.workload import Workload, num_micro_batches
 
 CUDA = "cuda:0"
@@ -96,6 +99,9 @@ def rehearse(
 
     Returns:
         What was allocated, and what an analysis needs to explain it.
+
+    Raises:
+        RehearsalError: A step cannot be rehearsed; the message has the user's line.
     """
     followed = [rule for rule in RULES if rules is None or rule.name in rules] if device == "cuda" else []
     gpu = Gpu(compute_capability)
@@ -103,8 +109,9 @@ def rehearse(
     recorder = Recorder(mode, _scratch(followed, gpu))
     objects = TrainingObjects(workload.model, workload.optimizer)
     run = _Run(workload, recorder, objects)
-    turn_all_fake(mode, workload.model, objects.optimizers)
-    for optimizer, rule in ((one, rule) for one in objects.optimizers for rule in followed):
+    modules, optimizers, others = held_by([workload, *objects.models.values(), *objects.optimizers])
+    turn_all_fake(mode, modules, optimizers, others)
+    for optimizer, rule in ((one, rule) for one in optimizers for rule in followed):
         if rule.optimizer is not None:
             rule.optimizer(optimizer)
     module_names = objects.module_names()
@@ -163,12 +170,20 @@ class _Run:
                         self._observe()
                     start_ns = self.recorder.begin_step()
                     self.step_starts_ns.append(start_ns)
-                    self._step()
+                    self._step_or_error(number)
                     self.recorder.span(f"{STEP_PREFIX}{number}", start_ns)
                 self._observe()
         finally:
             for handle in handles:
                 handle.remove()
+
+    def _step_or_error(self, number: int) -> None:
+        try:
+            self._step()
+        except Exception as error:
+            sizes = np.array([row[1] for row in self.recorder.log.events], np.int64)
+            known_bytes = int(np.cumsum(sizes).max(initial=0))
+            raise rehearsal_error(error, number, known_bytes) from error
 
     def _step(self) -> None:
         """One step, with what is alive in it as in a run under the profiler."""

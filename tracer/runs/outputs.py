@@ -12,7 +12,6 @@ from tracer.analysis.operators.memory_report import memory_report
 from tracer.analysis.operators.run_times import RunTimes, run_times
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
-from tracer.analysis.snapshots.timeline import device_timeline
 from tracer.errors import MissingPackageError, OutputError, TracerError
 from tracer.exporters.cuda_timing import write_cuda_timing
 from tracer.exporters.max_mem import write_max_mem
@@ -156,6 +155,7 @@ def _write_page(material: Material, path: Path) -> None:
         notes=results.notes,
         slow_modules=slow,
         failed=results.failed_allocation,
+        known=results.known,
         against_eager=results.against_eager,
     )
 
@@ -171,9 +171,7 @@ def _write_page_of_history(material: Material, path: Path) -> None:
         raise OutputError(
             "The allocator's history has no device with memory, so there is no page.", hint="Record a later step."
         )
-    one = replayed.devices[finding.worst]
-    timeline = device_timeline(replayed.snapshot, one.state, one.replay, kinds=one.kinds)
-    write_snapshot_page(finding, finding.worst, timeline, path, run=run_description(results))
+    write_snapshot_page(replayed, finding, path, run=run_description(results))
 
 
 def _write_memory_report(material: Material, path: Path) -> None:

@@ -95,6 +95,13 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
         ],
     ),
     (
+        Evidence.LIBRARYS,
+        [
+            ({"role": Role.WORKSPACE, **BEFORE}, Kind.WORKSPACE),
+            ({"role": Role.WORKSPACE, **FORWARD, "has_tensor": False}, Kind.WORKSPACE),
+        ],
+    ),
+    (
         Evidence.DATA_FLOW,
         [
             ({**BEFORE, "category": Category.PARAMETER, "names_no_parameter": True}, Kind.PARAMETER),

@@ -60,9 +60,8 @@ def _is_held(facts: Facts) -> PerBlock[Bool]:
     is_stale = is_batch & facts.is_over
     is_result = (facts.role == Role.ARGUMENT) & facts.is_computed
     is_indices = (facts.role == Role.GRADIENT) & facts.is_source
-    return np.asarray(
-        (facts.role != NONE) & (facts.role != Role.SAVED) & ~(is_stale | is_result | is_indices), np.bool_
-    )
+    is_observed = ~np.isin(facts.role, (NONE, Role.SAVED, Role.WORKSPACE))
+    return np.asarray(is_observed & ~(is_stale | is_result | is_indices), np.bool_)
 
 
 def _is_known_from_before(facts: Facts) -> PerBlock[Bool]:
@@ -93,6 +92,7 @@ def _is_saved(facts: Facts) -> PerBlock[Bool]:
 RULES: tuple[Rule[Facts], ...] = (
     Rule(Evidence.HELD_OBJECT, _by_role, _is_held),
     Rule(Evidence.HELD_BY_GRAPH, Kind.ACTIVATION, lambda f: f.role == Role.SAVED),
+    Rule(Evidence.LIBRARYS, Kind.WORKSPACE, lambda f: f.role == Role.WORKSPACE),
     Rule(Evidence.DATA_FLOW, _by_category, _is_known_from_before),
     Rule(Evidence.UNSEEN_SAVED, Kind.ACTIVATION, lambda f: f.is_made_unseen & f.used_by_backward),
     Rule(Evidence.UNSEEN, Kind.UNKNOWN, lambda f: f.is_made_unseen),

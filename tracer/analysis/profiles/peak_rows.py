@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from tracer.analysis.compiled.origins import Origin
 from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
 from tracer.analysis.peak_row import PeakRow
@@ -10,6 +14,7 @@ from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
 from tracer.analysis.profiles.source_lines import line_of_frame
 from tracer.analysis.profiles.torch_categories import Category
+from tracer.arrays import Int, Ints, PerBlock, Rows
 from tracer.capture.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import node_name
@@ -17,6 +22,7 @@ from tracer.capture.torch_names import node_name
 # In place of a module's path. No path begins like this.
 OPTIMIZER_OWNER = "(optimizer)"
 LOOP_OWNER = "(training loop)"
+_SOME_STEP = -2
 
 
 def recorded_op_name(recording: Recording, op: int) -> str | None:
@@ -45,61 +51,124 @@ def group_rows(
     history: JoinedHistory | None = None,
 ) -> tuple[PeakRow, ...]:
     """Put equal blocks together: same kind, evidence, phase, owner, name, shape and dtype. Largest first."""
-    columns = (
-        "kind",
-        "torch_category",
-        "evidence",
-        "phase",
-        "step",
-        "module",
-        "op",
-        "frame",
-        "caller",
-        "name",
-        "stack",
-        "allocation",
-    )
-    totals: dict[tuple[object, ...], list[int]] = {}
-    of_block = zip(*(getattr(blocks, column).tolist() for column in (*columns, "key")), strict=True)
-    sizes = zip(blocks.size_bytes.tolist(), blocks.requested_bytes.tolist(), strict=True)
-    for values, (size_bytes, requested_bytes) in zip(of_block, sizes, strict=True):
-        kind, tag, evidence, phase, step, module, op, frame, caller, name, stack, allocation, tensor = values
-        label = known.names[name] if known is not None and name >= 0 else None
-        owner = attribution.modules[module] if module >= 0 else _owner(label, kind) or _outside(phase, frame)
-        origin = origin_of(attribution, allocation)
-        key = (
-            Kind(kind).name,
-            Category(tag).name if tag != Category.UNTAGGED else None,
-            EVIDENCE_TEXT[Evidence(evidence)],
-            Phase(phase).name.lower() if phase >= 0 else _unrecorded_phase(step),
-            owner,
-            origin.words if origin is not None else recorded_op_name(recording, op),
-            *(line_of_frame(recording, frame) or _line_in_history(history, stack)),
-            label,
-            attribution.step_names[step] if step >= 0 else None,
-            *(line_of_frame(recording, caller) or (None, None)),
-            _fused(origin),
-            origin is not None,
-            *_shape_and_dtype(recording, tensor),
-        )
-        total = totals.setdefault(key, [0, 0, 0])
-        total[0] += size_bytes
-        total[1] += 1
-        # One block of unknown request makes that of its row unknown.
-        total[2] = total[2] + requested_bytes if min(total[2], requested_bytes) >= 0 else -1
-    rows = [
-        PeakRow(total, count, *key, requested if requested >= 0 else None, shape, dtype)  # type: ignore[arg-type, call-arg]
-        for (*key, shape, dtype), (total, count, requested) in totals.items()
-    ]
+    rows, _ = group_blocks(recording, attribution, known, blocks, history=history)
     return tuple(sorted(rows, key=lambda row: -row.bytes))
 
 
-def _shape_and_dtype(recording: Recording, key: int) -> tuple[tuple[int, ...] | None, str | None]:
-    """Of the first tensor of a storage that an operator was given."""
-    if key < 0 or recording.keys.shape[key] < 0:
-        return None, None
-    (shape,) = recording.shapes[recording.keys.shape[key]]
-    return shape, recording.strings[recording.keys.dtype[key]]
+def group_blocks(
+    recording: Recording,
+    attribution: Attribution,
+    known: KnownStorages | None,
+    blocks: ClassifiedBlocks,
+    *,
+    history: JoinedHistory | None = None,
+    by_step: bool = True,
+) -> tuple[tuple[PeakRow, ...], PerBlock[Int]]:
+    """Put equal blocks together, and say in which row each block is.
+
+    Args:
+        recording: One cycle.
+        attribution: Of the same recording.
+        known: Observations of live tensors.
+        blocks: Of the same recording, classified.
+        history: The allocator's own, joined.
+        by_step: Whether what was made in different steps is different.
+
+    Returns:
+        The rows in the order of their first blocks, and [B] the row of each block.
+    """
+    columns = _columns_that_tell_apart(recording, attribution, blocks, by_step=by_step)
+    code, first = _codes(columns, len(blocks.size_bytes))
+    # Different codes may still read the same: several frames are of one line.
+    number: dict[tuple[object, ...], int] = {}
+    keys = (
+        _key(recording, attribution, known, history, row)
+        for row in zip(*(c[first].tolist() for c in columns), strict=True)
+    )
+    row_of_code = np.array([number.setdefault(key, len(number)) for key in keys], np.int64)
+    row = row_of_code[code]
+    sizes, counts, requested, is_unknown = (np.zeros(len(number), np.int64) for _ in range(4))
+    np.add.at(sizes, row, blocks.size_bytes)
+    np.add.at(counts, row, 1)
+    np.add.at(requested, row, blocks.requested_bytes)
+    # One block of unknown request makes that of its row unknown.
+    np.add.at(is_unknown, row, blocks.requested_bytes < 0)
+    sums = zip(sizes.tolist(), counts.tolist(), requested.tolist(), is_unknown.tolist(), strict=True)
+    rows = [
+        PeakRow(total, count, *key, asked if not unknown else None, shape, dtype)  # type: ignore[arg-type, call-arg]
+        for (*key, shape, dtype), (total, count, asked, unknown) in zip(number, sums, strict=True)
+    ]
+    return tuple(rows), row
+
+
+def _columns_that_tell_apart(
+    recording: Recording, attribution: Attribution, blocks: ClassifiedBlocks, *, by_step: bool
+) -> tuple[PerBlock[Int], ...]:
+    """[B] each: all that a row says of its blocks, as numbers; `_key` reads them in this order."""
+    origins, none = attribution.origins, np.full(len(blocks.size_bytes), -1, np.int64)
+
+    def of(column: Ints, rows: PerBlock[Int]) -> PerBlock[Int]:
+        return np.where(rows >= 0, column[np.maximum(rows, 0)], -1) if len(column) else none
+
+    return (
+        blocks.kind,
+        blocks.torch_category,
+        blocks.evidence,
+        blocks.phase,
+        blocks.step if by_step else np.where(blocks.step >= 0, _SOME_STEP, blocks.step),
+        blocks.module,
+        of(recording.ops.name, blocks.op),
+        blocks.frame,
+        blocks.caller,
+        blocks.name,
+        blocks.stack,
+        of(origins.row, blocks.allocation) if origins is not None else none,
+        of(recording.keys.shape, blocks.key),
+        of(recording.keys.dtype, blocks.key),
+    )
+
+
+def _codes(columns: Sequence[PerBlock[Int]], num_blocks: int) -> tuple[PerBlock[Int], Rows]:
+    """[B] a number for each combination of values, in the order of their first blocks, and these blocks."""
+    code = np.zeros(num_blocks, np.int64)
+    for column in columns:
+        _, value = np.unique(column, return_inverse=True)
+        _, code = np.unique(code * (int(value.max(initial=0)) + 1) + value, return_inverse=True)
+    _, first = np.unique(code, return_index=True)
+    order = np.argsort(first)
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    return rank[code] if num_blocks else code, np.asarray(first[order], np.int64)
+
+
+def _key(
+    recording: Recording,
+    attribution: Attribution,
+    known: KnownStorages | None,
+    history: JoinedHistory | None,
+    values: tuple[int, ...],
+) -> tuple[object, ...]:
+    """The fields of a row behind bytes and count; requested bytes, which are a sum, are left out."""
+    kind, tag, evidence, phase, step, module, op, frame, caller, name, stack, origin_row, shape, dtype = values
+    label = known.names[name] if known is not None and name >= 0 else None
+    owner = attribution.modules[module] if module >= 0 else _owner(label, kind) or _outside(phase, frame)
+    origins = attribution.origins
+    origin = origins.origins[origin_row] if origins is not None and origin_row >= 0 else None
+    return (
+        Kind(kind).name,
+        Category(tag).name if tag != Category.UNTAGGED else None,
+        EVIDENCE_TEXT[Evidence(evidence)],
+        Phase(phase).name.lower() if phase >= 0 else _unrecorded_phase(step),
+        owner,
+        origin.words if origin is not None else node_name(recording.strings[op]) if op >= 0 else None,
+        *(line_of_frame(recording, frame) or _line_in_history(history, stack)),
+        label,
+        attribution.step_names[step] if step >= 0 else None,
+        *(line_of_frame(recording, caller) or (None, None)),
+        _fused(origin),
+        origin is not None,
+        *((recording.shapes[shape][0], recording.strings[dtype]) if shape >= 0 else (None, None)),
+    )
 
 
 def _line_in_history(history: JoinedHistory | None, stack: int) -> tuple[str | None, int | None]:
@@ -112,7 +181,7 @@ def _line_in_history(history: JoinedHistory | None, stack: int) -> tuple[str | N
 
 def _unrecorded_phase(step: int) -> str:
     """In place of the phase of what was not seen being made."""
-    return "not recorded" if step >= 0 else "before recording"
+    return "before recording" if step == -1 else "not recorded"
 
 
 def _owner(label: str | None, kind: int) -> str | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from tracer.analysis.snapshots.kind_finder import KindFinder
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Site, Sites
 from tracer.arrays import Ints
@@ -39,14 +41,28 @@ def group_rows(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) -> 
     Returns:
         Groups whose bytes and counts sum to those of the rows.
     """
-    gathered: dict[tuple[str, Site, bool], list[_Part]] = {}
-    for part in _parts(lives, rows, kinds):
+    groups, _ = group_lives(lives, rows, kinds=kinds, sites=sites)
+    return tuple(sorted(groups, key=lambda g: (-g.bytes, g.kind, g.site.frame, g.site.file or "", g.site.line or 0)))
+
+
+def group_lives(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) -> tuple[tuple[Group, ...], Ints]:
+    """The same in no order, and the number of the group of each row."""
+    gathered: dict[tuple[str, Site, bool], int] = {}
+    parts, part_of_row = _parts(lives, rows, kinds)
+    group_of_part: list[int] = []
+    members: list[list[_Part]] = []
+    for part in parts:
         site = sites.site_of_backward(part.stack, part.forward)
         if part.is_before and site.frame == NO_FRAMES:
             site = Site(BEFORE_RECORDING)
-        gathered.setdefault((part.kind, site, part.is_before), []).append(part)
-    groups = [_group(key, parts, sites) for key, parts in gathered.items()]
-    return tuple(sorted(groups, key=lambda g: (-g.bytes, g.kind, g.site.frame, g.site.file or "", g.site.line or 0)))
+        group = gathered.setdefault((part.kind, site, part.is_before), len(gathered))
+        if group == len(members):
+            members.append([part])
+        else:
+            members[group].append(part)
+        group_of_part.append(group)
+    groups = tuple(_group(key, mine, sites) for key, mine in zip(gathered, members, strict=True))
+    return groups, np.array(group_of_part, np.int64)[part_of_row]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +78,26 @@ class _Part:
     is_before: bool
 
 
-def _parts(lives: Lives, rows: Ints, kinds: KindFinder) -> list[_Part]:
-    sums: dict[tuple[int, int, bool, tuple[str, str]], list[int]] = {}
+def _parts(lives: Lives, rows: Ints, kinds: KindFinder) -> tuple[list[_Part], Ints]:
+    """The parts, and the part of each row."""
+    number: dict[tuple[int, int, bool, tuple[str, str]], int] = {}
     columns = (
         lives.stack[rows].tolist(),
         kinds.backward_lines.forward_stacks(rows).tolist(),
         (lives.begin[rows] == BEFORE).tolist(),
         kinds.kinds_and_evidence(rows),
     )
-    for *key, size in zip(*columns, lives.requested_bytes[rows].tolist(), strict=True):
-        total = sums.setdefault(tuple(key), [0, 0])
-        total[0] += size
-        total[1] += 1
-    return [
-        _Part(size, count, kind, evidence, stack, forward, is_before)
-        for (stack, forward, is_before, (kind, evidence)), (size, count) in sums.items()
+    part = np.array([number.setdefault(key, len(number)) for key in zip(*columns, strict=True)], np.int64)
+    size = np.zeros(len(number), np.int64)
+    np.add.at(size, part, lives.requested_bytes[rows])
+    count = np.bincount(part, minlength=len(number))
+    parts = [
+        _Part(bytes_, num, kind, evidence, stack, forward, is_before)
+        for (stack, forward, is_before, (kind, evidence)), bytes_, num in zip(
+            number, size.tolist(), count.tolist(), strict=True
+        )
     ]
+    return parts, part
 
 
 def _group(key: tuple[str, Site, bool], parts: list[_Part], sites: Sites) -> Group:

@@ -17,14 +17,7 @@ const inflate = async (base64) => {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 };
 
-// Plotly is packed too, to a third of its size; the page's policy knows it by its hash.
-const loadPlotly = async () => {
-  const packed = document.getElementById("plotly");
-  const text = new TextDecoder().decode(await inflate(packed.textContent));
-  packed.replaceWith(el("script", {}, text));
-};
-
-// The inverse of `pack` in page_data.py: eight planes of bytes, lowest first, of the columns' differences.
+// The inverse of `pack` in page_pack.py: eight planes of bytes, lowest first, of the columns' differences.
 const unpack = async (table) => {
   const planes = await inflate(table.packed);
   const { rows, columns } = table;
@@ -50,6 +43,27 @@ const unpackTimeline = async (timeline) => {
     const [, lineTime, lineValues] = await unpack(line);
     lines.push({ name: line.name, time: lineTime, values: lineValues });
   }
-  return { total: timeline.stack.total, number, time, values, series: timeline.series, lines };
+  const [counted] = timeline.counted ? await unpack(timeline.counted) : [null];
+  return { total: timeline.stack.total, number, time, values, series: timeline.series, lines, counted };
+};
+
+// The order of `_TEXTS` and `_LINES` in page_blocks.py.
+const TEXT_FIELDS = ["category", "torch_category", "evidence", "phase", "module", "op", "file", "name", "caller_file", "fused_with", "dtype", "shape"];
+const LINE_FIELDS = ["line", "caller_line"];
+
+const unpackBlocks = async (packed) => {
+  const [columns, [first, lasting, bytes, group], [at, changeGroup, changeBytes, changeCount]] =
+    await Promise.all([unpack(packed.groups), unpack(packed.blocks), unpack(packed.changes)]);
+  const groups = Array.from({ length: packed.groups.rows }, (_, index) => {
+    const row = { group: index };
+    TEXT_FIELDS.forEach((name, field) => { row[name] = packed.texts[columns[field][index] - 1] ?? null; });
+    LINE_FIELDS.forEach((name, field) => { row[name] = columns[TEXT_FIELDS.length + field][index] || null; });
+    return row;
+  });
+  return {
+    groups, smallerThan: packed.smaller_than, stacks: packed.stacks,
+    first: Uint32Array.from(first), last: Uint32Array.from(lasting, (many, index) => first[index] + many), bytes, group: Uint32Array.from(group),
+    changes: { at: Uint32Array.from(at), group: Uint32Array.from(changeGroup), bytes: changeBytes, count: changeCount },
+  };
 };
 

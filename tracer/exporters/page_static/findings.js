@@ -5,7 +5,8 @@ const showSections = (sections) => {
   sections.forEach((one, index) => {
     const id = `finding-${index}`;
     const element = el("section", { id, "aria-labelledby": `${id}-title`, hidden: true, class: one.is_alarming ? "alarming" : null });
-    document.getElementById(one.is_alarming ? "timeline" : "run").before(element);
+    // What ended the program is said in the answer; its details come behind what was in use.
+    document.getElementById(one.is_alarming ? "lost" : "run").before(element);
     section(id, one.title, ...one.sentences.map((sentence) => el("p", {}, sentence)), ...one.tables.map(findingTable));
   });
 };
@@ -34,16 +35,18 @@ const findingTable = (table) => {
     more, table.left ? el("p", { class: "quiet" }, `${grouped(table.left)} more rows have no room here.`) : null);
 };
 
-// What led to a row of the peak, to be unfolded.
+// What led to a row, to be unfolded: Python's frames, and behind them those of C++, to be unfolded again.
 const stackCell = (stacks, index) => {
   const frames = stacks.rows[index];
   if (!frames || frames.length < 2) return null;
   const details = el("details", { class: "stack" }, el("summary", {}, `stack, ${frames.length + stacks.cut[index]} frames`));
+  const list = (those) => el("ol", {}, those.map((frame) => el("li", {}, breakable(stacks.frames[frame]))));
   details.addEventListener("toggle", () => {
-    if (details.open && details.children.length === 1) {
-      const cut = stacks.cut[index] ? [el("li", { class: "quiet" }, `${stacks.cut[index]} more`)] : [];
-      details.append(el("ol", {}, frames.map((frame) => el("li", {}, breakable(stacks.frames[frame]))), cut));
-    }
+    if (!details.open || details.children.length !== 1) return;
+    const python = frames.filter((frame) => stacks.python[frame]), others = frames.filter((frame) => !stacks.python[frame]);
+    const cut = stacks.cut[index] ? [el("p", { class: "quiet small" }, `${stacks.cut[index]} more`)] : [];
+    const folded = others.length ? [python.length ? el("details", { class: "stack" }, el("summary", {}, `${grouped(others.length)} frames of C++`), list(others)) : list(others)] : [];
+    details.append(...(python.length ? [list(python)] : []), ...cut, ...folded);
   });
   return details;
 };

@@ -1,4 +1,7 @@
-// The words first, then, when plotly has arrived, the drawings.
+// The words first, then the timeline, then what was in it. Each device has a page of its own in the data.
+
+const SECTIONS = ["answer", "timeline", "peak", "lost", "time", "run"];
+const NAVIGATION = { timeline: "Timeline", peak: "In use", lost: "Lost track", time: "Time", run: "Run" };
 
 const setTheme = (theme) => {
   document.documentElement.dataset.theme = theme;
@@ -9,56 +12,133 @@ const setTheme = (theme) => {
 };
 
 const showNavigation = () => {
-  const names = { timeline: "Timeline", peak: "Peak", lost: "Lost track", time: "Time", run: "Run" };
-  const there = Object.keys(names).filter((id) => !document.getElementById(id).hidden);
+  const there = Object.keys(NAVIGATION).filter((id) => !document.getElementById(id).hidden).map((id) => [id, NAVIGATION[id]]);
   const alarm = document.querySelector(".alarming");
-  const links = [...(alarm ? [[alarm.id, alarm.querySelector("h2").textContent]] : []), ...there.map((id) => [id, names[id]])];
-  document.getElementById("nav").append(...links.map(([id, name]) => el("a", { href: `#${id}` }, name)));
-};
-
-const showWords = (data) => {
-  document.getElementById("title").textContent = data.title;
-  document.getElementById("subtitle").textContent = data.subtitle;
-  showAnswer(data);
-  const map = data.peak && data.peak.bytes ? showPeak(data.peak, data.source) : null;
-  showLostTrack(data.lostTrack);
-  showTime(data);
-  showRun(data);
-  showSections(data.sections);
-  return map;
+  if (alarm) there.splice(2, 0, [alarm.id, alarm.querySelector("h2").textContent]);
+  // The address belongs to the moment, so a link scrolls and leaves it as it is.
+  const go = (id) => (event) => {
+    event.preventDefault();
+    const section = document.getElementById(id), title = section.querySelector("h2");
+    section.scrollIntoView();
+    title.tabIndex = -1;
+    title.focus({ preventScroll: true });
+  };
+  document.getElementById("nav").replaceChildren(...there.map(([id, name]) => el("a", { href: `#${id}`, onclick: go(id) }, name)));
 };
 
 const showProblem = (text) => document.getElementById("answer").append(el("p", { class: "check bad" }, text));
 
+// An empty page for the next device.
+const clearPage = () => {
+  document.querySelectorAll("main > section").forEach((one) => {
+    if (!SECTIONS.includes(one.id)) one.remove();
+    else {
+      one.replaceChildren();
+      one.hidden = one.id !== "answer";
+    }
+  });
+};
+
+const deviceSelector = (pages, shown, choose) => {
+  if (pages.length < 2) return null;
+  const select = el("select", { id: "device" }, pages.map((page, index) => el("option", { value: String(index) }, `${page.device}, ${page.peak ? formatBytes(page.peak.bytes) : "nothing"}${page.alarm.length ? ", out of memory" : ""}`)));
+  select.value = String(shown);
+  select.addEventListener("change", () => choose(Number(select.value)));
+  return el("p", { class: "device" }, el("label", { for: "device" }, "Device "), select);
+};
+
+// One device: everything that is shown of it, and how it is drawn again.
+class DevicePage {
+  constructor(data, colorOf) {
+    Object.assign(this, { data, colorOf });
+  }
+
+  words(selector) {
+    const { data } = this;
+    document.getElementById("title").textContent = data.title;
+    document.getElementById("subtitle").textContent = `${data.device}, ${data.subtitle}`;
+    showAnswer(data, selector);
+    showLostTrack(data.lostTrack);
+    showTime(data);
+    showRun(data);
+    showSections(data.sections);
+    this.color();
+    for (const table of document.querySelectorAll("table")) table.addEventListener("shown", () => colorSwatches(table, this.colorOf));
+  }
+
+  color() { colorSwatches(document.body, this.colorOf); }
+
+  async drawTimeline() {
+    const { data } = this;
+    this.columns = await unpackTimeline(data.timeline);
+    this.view = new View(data.peak?.row ?? null);
+    if (this.columns.total || this.columns.lines.length) this.timeline = timelineSection(data, this.columns, this.colorOf, this.view);
+    this.color();
+    showNavigation();
+    this.timeline?.draw();
+  }
+
+  async drawMoment(address) {
+    const { data, columns, timeline, view } = this, hasPeak = data.peak && data.peak.bytes;
+    if (!hasPeak) return;
+    const moments = data.blocks && data.peak.row !== null ? new Moments(await unpackBlocks(data.blocks)) : data.peak.rows.length ? new OnlyPeak(data.peak) : null;
+    if (!moments) {
+      section("peak", "What was in it", el("p", { class: "quiet" }, "Which blocks were alive is not known for this recording."));
+      showNavigation();
+      return;
+    }
+    if (moments.canMove) {
+      if (address.moment !== null) view.row = rowOfNumber(data, columns, address.moment);
+      if (address.other !== null) view.other = rowOfNumber(data, columns, address.other);
+    }
+    this.moment = new MomentSection(data, columns, moments, view, this.colorOf, timeline);
+    if (timeline) {
+      timeline.moments = moments;
+      timeline.lanes = moments.canMove ? new Lanes(moments, columns, this.colorOf, data.source) : null;
+      timeline.showChosen();
+      view.listen((change) => ("part" in change ? timeline.draw() : timeline.showChosen()));
+    }
+    showNavigation();
+    this.color();
+  }
+
+  draw() {
+    this.color();
+    this.timeline?.draw();
+    this.moment?.icicle.draw();
+  }
+}
+
 const start = async () => {
-  const data = readData(), plotly = loadPlotly();
-  const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+  const { pages, shown } = readData(), prefersDark = matchMedia("(prefers-color-scheme: dark)");
   setTheme(prefersDark.matches ? "dark" : "light");
-  const colorOf = makeColors(data.categories, data.timeline.series);
-  const map = showWords(data);
-  const color = () => colorSwatches(document.body, colorOf);
-  color();
-  for (const table of document.querySelectorAll("table")) table.addEventListener("shown", () => colorSwatches(table, colorOf));
-  const columns = await unpackTimeline(data.timeline);
-  const empty = !columns.total && !columns.lines.length;
-  const timeline = empty ? null : timelineSection(data, columns, colorOf);
-  color();
-  showNavigation();
-  await plotly;
-  const drawMap = () => (map ? drawTreemap(map, data.peak, colorOf, data.source) : null);
-  const draw = () => {
-    color();
-    return Promise.all([timeline?.draw(), drawMap()]);
+  const address = readAddress(), named = pages.findIndex((page) => page.device === address.device);
+  let current = null;
+  const keepAddress = (page, index) => {
+    const { view, columns, data } = page, number = (row) => momentNumber(data, columns, row);
+    const isMoved = page.moment?.moments.canMove && (view.row !== view.peak || view.other !== null);
+    writeAddress({ device: index === shown ? null : data.device, t: isMoved ? number(view.row) : null, with: isMoved && view.other !== null ? number(view.other) : null });
   };
-  await timeline?.draw();
-  if (timeline) followDrags(timeline);
-  // The first chart is seen before the second one is drawn, which most people have to scroll to.
+  const open = async (index, given = {}) => {
+    const page = new DevicePage(pages[index], makeColors(pages[index].categories, pages[index].timeline.series));
+    clearPage();
+    current = page;
+    page.words(deviceSelector(pages, index, (other) => open(other).then(() => document.getElementById("device").focus())));
+    await page.drawTimeline();
+    performance.mark("first-chart");
+    await painted();
+    await page.drawMoment({ moment: null, other: null, ...given });
+    page.view.listen(() => keepAddress(page, index));
+    keepAddress(page, index);
+    performance.mark("all-charts");
+  };
+  await open(named < 0 ? shown : named, address);
+  watch(() => current.draw(), prefersDark);
+  window.addEventListener("hashchange", () => {
+    const to = readAddress(), { view, columns, data, moment } = current;
+    if (moment?.moments.canMove && to.moment !== null) view.set({ row: rowOfNumber(data, columns, to.moment), other: to.other === null ? null : rowOfNumber(data, columns, to.other) });
+  });
   await painted();
-  performance.mark("first-chart");
-  await drawMap();
-  watch(draw, prefersDark);
-  await painted();
-  performance.mark("all-charts");
   document.documentElement.dataset.drawn = "true";
 };
 
@@ -71,7 +151,7 @@ const painted = () => new Promise((done) => {
 const watch = (draw, prefersDark) => {
   const change = (theme) => {
     setTheme(theme);
-    return draw();
+    draw();
   };
   document.getElementById("theme").addEventListener("click", () => change(isDark() ? "light" : "dark"));
   prefersDark.addEventListener("change", () => change(prefersDark.matches ? "dark" : "light"));

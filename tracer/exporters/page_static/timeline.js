@@ -1,18 +1,20 @@
-// Memory over time: the stack, the marks, the ribbon of steps and phases, and a cursor that reads exact numbers.
+// Memory over time: the stack or its blocks, the marks, the ribbon of steps and phases, and a cursor that reads numbers.
 
 const RIBBON = { step: [0, 0.042], forward: [0.05, 0.092], backward: [0.05, 0.092], optimizer: [0.05, 0.092] };
-const PLOT_FLOOR = 0.105;
-const MARGIN = { l: 78, r: 14, t: 6, b: 44 };
-const MAX_SHAPES = 600;
+const MAX_BANDS = 1500;
 
 class Timeline {
-  constructor(data, columns, colorOf) {
-    Object.assign(this, { data, columns, colorOf });
+  constructor(data, columns, colorOf, view) {
+    Object.assign(this, { data, columns, colorOf, chosen: view });
+    this.plot = new Plot();
     this.hidden = new Set();
     this.mode = "time";
     this.drag = "zoom";
     this.view = null;
     this.cursor = null;
+    this.lanes = null;
+    this.moments = null;
+    this.showsLanes = false;
     this.hasStack = columns.number.length > 0 && columns.series.length > 0;
     const ends = [columns.time, ...columns.lines.map((line) => line.time)].filter((times) => times.length);
     this.firstTime = Math.min(...ends.map((times) => times[0]));
@@ -53,47 +55,94 @@ class Timeline {
   }
 
   // --------------------------------------------------------------------------------------------------- drawing
-  async draw() {
+  draw() {
     if (!this.hasStack && !this.columns.lines.length) return;
-    const [from, to] = this.shownView, pixels = Math.max(200, this.holder.clientWidth - MARGIN.l - MARGIN.r);
-    const reach = this.view ? (to - from) / 2 : 0;
-    const wide = [from - reach, to + reach];
-    const rows = rowsInView(this.x, [...this.shown.map((index) => this.columns.values[index]), this.totals], ...wide, pixels * (this.view ? 2 : 1));
-    const layers = this.shown.map((index, layer) => this.layer(index, layer, rows, wide[1]));
-    const lines = this.columns.lines.filter((line) => !this.hidden.has(line.name)).map((line) => this.line(line, wide, pixels));
-    // The true peak on top of the tagged one, which is often the same.
-    const marks = this.marks.map((mark) => this.symbol(mark)).reverse();
-    const top = this.top(rows, lines);
-    await Plotly.react(this.holder, [...layers, ...lines, ...marks], this.layout([from, to], top), {
-      displayModeBar: false, scrollZoom: false, doubleClick: "reset",
+    const [from, to] = this.shownView, pixels = Math.max(200, this.plot.width);
+    const columns = [...this.shown.map((index) => this.columns.values[index]), this.totals];
+    const rows = rowsInView(this.x, columns, from, to, pixels * 1.5);
+    const lines = this.columns.lines.filter((line) => !this.hidden.has(line.name)).map((line) => this.line(line, pixels));
+    this.plot.begin([from, to], this.top(rows, lines), this.floor);
+    this.plot.byteAxis();
+    this.ribbon();
+    this.plot.inside((pen) => {
+      if (this.showsLanes) this.lanes.draw(this, pen);
+      else this.layers(pen, rows);
+      this.curves(pen, lines);
+      this.course(pen, pixels);
     });
+    this.drawMarks();
+    const whole = this.unit[0] === "entry" || !this.byTime;
+    this.plot.xAxis({ title: this.axisTitle(), whole });
+    this.plot.element.dataset.view = `${from} ${to}`;
+    this.plot.element.dataset.top = String(this.top(rows, lines));
     this.showCursor();
+    this.showChosen();
   }
 
-  layer(index, layer, rows, end) {
-    const color = this.colorOf(this.columns.series[index].name), corners = steps(this.sums[layer], rows);
-    // What is held after the last row is held to the edge.
-    const x = [...pick(this.x, corners), end], y = pick(this.sums[layer], corners);
-    return {
-      type: "scatter", mode: "lines", x, y: [...y, y[y.length - 1]], hoverinfo: "skip", showlegend: false,
-      line: { shape: "hv", width: 0.6, color }, fill: layer ? "tonexty" : "tozeroy", fillcolor: translucent(color, 0.86),
-    };
+  // The highest layer first: each lower one covers what is not its own.
+  layers(pen, rows) {
+    const { plot } = this, dims = this.chosen.part !== null;
+    for (let layer = this.shown.length - 1; layer >= 0; layer--) {
+      const sums = this.sums[layer], corners = steps(sums, rows);
+      pen.beginPath();
+      pen.moveTo(plot.x(this.x[corners[0]] ?? 0), plot.base);
+      plot.stairs(pen, (row) => plot.x(this.x[row]), (row) => plot.y(sums[row]), corners, plot.area.right);
+      pen.lineTo(plot.area.right, plot.base);
+      pen.closePath();
+      pen.fillStyle = this.colorOf(this.columns.series[this.shown[layer]].name);
+      pen.fill();
+    }
+    if (dims) {
+      pen.globalAlpha = 0.6;
+      pen.fillStyle = cssColor("--paper");
+      pen.fillRect(plot.area.left, plot.area.top, plot.area.width, plot.base - plot.area.top);
+      pen.globalAlpha = 1;
+    }
   }
 
-  line(line, wide, pixels) {
+  line(line, pixels) {
     const position = line.time.map((t) => this.toX(t));
-    const rows = steps(line.values, rowsInView(position, [line.values], ...wide, pixels));
-    return {
-      type: "scatter", mode: "lines", x: pick(position, rows), y: pick(line.values, rows), hoverinfo: "skip", showlegend: false,
-      line: { shape: "hv", width: line.name === "reserved" ? 1.6 : 1, color: cssColor("--ink"), dash: line.name === "reserved" ? "dot" : "solid" },
-    };
+    return { line, position, rows: steps(line.values, rowsInView(position, [line.values], ...this.shownView, pixels)) };
+  }
+
+  curves(pen, lines) {
+    for (const { line, position, rows } of lines) {
+      const isReserved = line.name === "reserved";
+      this.stroke(pen, (row) => this.plot.x(position[row]), (row) => this.plot.y(line.values[row]), rows, cssColor("--ink"), isReserved ? 1.6 : 1, isReserved ? [2, 3] : []);
+    }
+  }
+
+  // How many bytes the chosen part of the memory had.
+  course(pen, pixels) {
+    const { part } = this.chosen;
+    if (!part || !this.moments?.canMove) return;
+    part.course ??= this.moments.course(part.has, this.x.length);
+    const rows = steps(part.course, rowsInView(this.x, [part.course], ...this.shownView, pixels)), { plot } = this;
+    pen.beginPath();
+    pen.moveTo(plot.x(this.x[rows[0]] ?? 0), plot.base);
+    plot.stairs(pen, (row) => plot.x(this.x[row]), (row) => plot.y(part.course[row]), rows, plot.area.right);
+    pen.lineTo(plot.area.right, plot.base);
+    pen.globalAlpha = 0.75;
+    pen.fillStyle = cssColor("--accent");
+    pen.fill();
+    pen.globalAlpha = 1;
+  }
+
+  stroke(pen, x, y, rows, color, width, dash = []) {
+    pen.beginPath();
+    this.plot.stairs(pen, x, y, rows, this.plot.area.right);
+    Object.assign(pen, { strokeStyle: color, lineWidth: width });
+    pen.setLineDash(dash);
+    pen.stroke();
+    pen.setLineDash([]);
   }
 
   get marks() {
     return this.data.marks.map((mark) => ({ ...mark, x: this.markX(mark) }));
   }
-  // Among events of one time the mark is the one with its bytes.
+  // Among events of one time the mark is the one that is named, or has its bytes.
   markX(mark) {
+    if (mark.row !== null) return this.x[mark.row];
     if (this.byTime) return this.toX(mark.time);
     const { time, number, values } = this.columns, end = upperBound(time, mark.time);
     for (let i = end - 1; i >= 0 && time[i] === mark.time; i--) {
@@ -101,97 +150,109 @@ class Timeline {
     }
     return this.toX(mark.time);
   }
-  symbol(mark) {
-    return {
-      type: "scatter", mode: "markers", x: [mark.x], y: [mark.bytes], hoverinfo: "skip", showlegend: false, cliponaxis: false,
-      marker: { symbol: { peak: "triangle-down", oom: "x" }[mark.kind] ?? "diamond", size: mark.kind === "peak" ? 11 : 14, color: cssColor(mark.kind === "peak" ? "--ink" : "--paper"), line: { color: cssColor(mark.kind === "peak" ? "--paper" : "--ink"), width: 1.5 } },
-    };
-  }
 
   // Height of the axis: what can be seen of the view, with room for the marks' labels above it.
   top(rows, lines) {
     const [from, to] = this.shownView;
     let top = 0;
     for (const row of rows) if (this.x[row] <= to && this.totals[row] > top) top = this.totals[row];
-    for (const line of lines) line.y.forEach((value, i) => { if (line.x[i] >= from && line.x[i] <= to) top = Math.max(top, value); });
+    for (const { line, position, rows: drawn } of lines) for (const row of drawn) if (position[row] >= from && position[row] <= to) top = Math.max(top, line.values[row]);
     for (const mark of this.marks) if (mark.x >= from && mark.x <= to && !this.hidden.size) top = Math.max(top, mark.bytes);
     return (top || 1) * 1.2;
   }
 
-  layout(view, top) {
-    const quiet = cssColor("--quiet"), grid = cssColor("--grid");
-    const { shapes, annotations } = this.ribbon(view);
-    const marks = this.markLabels(view);
-    return {
-      width: this.holder.clientWidth, height: this.holder.clientHeight, margin: MARGIN, dragmode: this.drag, hovermode: false,
-      font: { family: FONT, size: 12, color: quiet }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      xaxis: {
-        range: view, anchor: "free", position: 0, showgrid: false, zeroline: false, ticks: "outside", ticklen: 4, tickcolor: grid, nticks: 10,
-        title: { text: this.axisTitle(), standoff: 8 }, exponentformat: "none", separatethousands: true,
-        // Events and entries are whole.
-        ...(this.unit[0] === "entry" || !this.byTime ? { tickformat: ",d", ...(view[1] - view[0] < 10 ? { dtick: 1 } : {}) } : {}),
-      },
-      yaxis: { range: [0, top], domain: [this.floor, 1], fixedrange: true, gridcolor: grid, zerolinecolor: grid, ...byteTicks(top) },
-      shapes: [...shapes, ...marks.shapes], annotations: [...annotations, ...marks.annotations],
-    };
-  }
   axisTitle() {
     if (this.data.axis === "entry") return "entry of the allocator's history";
     return this.byTime ? `time since the recording began (${this.unit[0]})` : "event, in the order of the allocator";
   }
 
-  ribbon([from, to]) {
-    const pixels = this.holder.clientWidth - MARGIN.l - MARGIN.r, scale = pixels / (to - from);
-    const shapes = [], annotations = [];
+  ribbon() {
+    const { plot, shownView: [from, to] } = this, { pen, area } = plot, scale = area.width / (to - from);
     const visible = this.data.bands.map((band) => ({ ...band, x0: this.toX(band.start), x1: this.toX(band.end) }))
       .filter((band) => band.x1 >= from && band.x0 <= to && (band.x1 - band.x0) * scale > 0.5);
-    for (const band of visible.slice(0, MAX_SHAPES)) {
-      const [y0, y1] = RIBBON[band.kind];
-      const line = { width: 1, color: cssColor("--paper") };
-      shapes.push({ type: "rect", xref: "x", yref: "paper", x0: band.x0, x1: band.x1, y0, y1, line, fillcolor: cssColor(`--${band.kind}`), layer: "below" });
-      if (band.kind === "step") shapes.push({ type: "line", xref: "x", yref: "paper", x0: band.x0, x1: band.x0, y0: this.floor, y1: 1, line: { width: 1, color: cssColor("--grid"), dash: "dot" }, layer: "below" });
-      const left = Math.max(from, band.x0), right = Math.min(to, band.x1), text = stepName(band.name);
-      if ((right - left) * scale > 6.4 * text.length + 6) annotations.push({ xref: "x", yref: "paper", x: (left + right) / 2, y: (y0 + y1) / 2, yanchor: "middle", text: plotlyText(text), showarrow: false, font: { size: 11, color: cssColor("--band-ink") } });
+    for (const band of visible.slice(0, MAX_BANDS)) {
+      const [y1, y0] = RIBBON[band.kind].map((share) => plot.ribbonY(share));
+      const left = Math.max(area.left, plot.x(band.x0)), right = Math.min(area.right, plot.x(band.x1)), text = stepName(band.name);
+      pen.fillStyle = cssColor(`--${band.kind}`);
+      pen.fillRect(left, y0, Math.max(0.5, right - left - 1), y1 - y0);
+      if (band.kind === "step" && band.x0 >= from) {
+        Object.assign(pen, { strokeStyle: cssColor("--edge"), lineWidth: 1 });
+        pen.setLineDash([1, 3]);
+        pen.beginPath();
+        pen.moveTo(left, area.top);
+        pen.lineTo(left, plot.base);
+        pen.stroke();
+        pen.setLineDash([]);
+      }
+      if (right - left > 6.6 * text.length + 6) plot.label(text, (left + right) / 2, (y0 + y1) / 2, { name: "band" });
     }
-    return { shapes, annotations };
   }
 
-  // Two rows of labels above the stack, each turned towards the side that has room.
-  markLabels([from, to]) {
-    const shapes = [], annotations = [];
+  // Labels above the stack, a row for each, turned towards the side that has room.
+  drawMarks() {
+    const { plot, shownView: [from, to] } = this, { pen, area } = plot, ink = cssColor("--ink"), paper = cssColor("--paper");
     this.marks.forEach((mark, row) => {
       if (mark.x < from || mark.x > to) return;
-      const share = (mark.x - from) / (to - from), y = 1 - 0.055 * row, ink = cssColor("--ink");
-      shapes.push({ type: "line", xref: "x", yref: "paper", x0: mark.x, x1: mark.x, y0: this.floor, y1: y, line: { width: 1, color: ink, dash: "dash" } });
-      annotations.push({ xref: "x", yref: "paper", x: mark.x, y, xanchor: share > 0.6 ? "right" : "left", yanchor: "top", xshift: share > 0.6 ? -4 : 4, text: plotlyText(`${mark.label} ${formatBytes(mark.bytes)}`), showarrow: false, font: { size: 12, color: ink }, bgcolor: translucent(cssColor("--paper"), 0.75) });
+      const x = plot.x(mark.x), y = area.top + 8 + 17 * row, isLate = x > area.left + 0.6 * area.width;
+      Object.assign(pen, { strokeStyle: ink, lineWidth: 1 });
+      pen.setLineDash([4, 3]);
+      pen.beginPath();
+      pen.moveTo(x, y);
+      pen.lineTo(x, plot.base);
+      pen.stroke();
+      pen.setLineDash([]);
+      this.symbol(pen, mark.kind, x, plot.y(mark.bytes), ink, paper);
+      plot.label(`${mark.label} ${formatBytes(mark.bytes)}`, x + (isLate ? -5 : 5), y, { align: isLate ? "right" : "left", name: "mark" });
     });
-    return { shapes, annotations };
+  }
+  symbol(pen, kind, x, y, ink, paper) {
+    const corners = { peak: [[-6, -10], [6, -10], [0, 0]], tagged: [[0, -6], [6, 0], [0, 6], [-6, 0]] }[kind];
+    pen.beginPath();
+    if (corners) corners.forEach(([dx, dy], i) => (i ? pen.lineTo(x + dx, y + dy) : pen.moveTo(x + dx, y + dy)));
+    else for (const [dx, dy] of [[5, 5], [5, -5]]) { pen.moveTo(x - dx, y - dy); pen.lineTo(x + dx, y + dy); }
+    pen.closePath();
+    Object.assign(pen, { fillStyle: kind === "peak" ? ink : paper, strokeStyle: corners ? (kind === "peak" ? paper : ink) : cssColor("--bad"), lineWidth: corners ? 1.5 : 3 });
+    if (corners) pen.fill();
+    pen.stroke();
   }
 
   // ---------------------------------------------------------------------------------------------------- cursor
-  plotArea() { return this.holder.querySelector(".nsewdrag")?.getBoundingClientRect(); }
+  // Position in the plot of a point of the window.
+  inPlot(clientX, clientY) {
+    const box = this.plot.canvas.getBoundingClientRect();
+    return [clientX - box.left, clientY - box.top];
+  }
 
-  point(clientX) {
-    const area = this.plotArea();
-    if (!area || !this.hasStack) return;
-    const [from, to] = this.shownView, one = (to - from) / area.width;
-    const x = from + (clientX - area.left) * one;
-    this.setCursor(clientX < area.left || clientX > area.right ? null : rowAt(this.x, this.totals, x - one / 2, x + one / 2));
+  rowAtPixel(x) {
+    const { area } = this.plot;
+    if (!this.hasStack || x < area.left || x > area.right) return null;
+    return rowAt(this.x, this.totals, this.plot.value(x - 0.5), this.plot.value(x + 0.5));
+  }
+
+  point(clientX, clientY) {
+    const [x, y] = this.inPlot(clientX, clientY);
+    this.pointed = [x, y];
+    this.setCursor(this.rowAtPixel(x));
   }
 
   // To the next row that lies at least so many pixels further; the view follows.
   step(pixels) {
-    if (!this.hasStack) return;
-    const [from, to] = this.shownView, width = this.plotArea()?.width || 1000, one = (to - from) / width;
-    const start = this.cursor ?? this.peakRow(), direction = Math.sign(pixels), reach = this.x[start] + pixels * one;
-    let row = rowAt(this.x, this.totals, reach - one / 2, reach + one / 2);
-    if (row === start || Math.sign(row - start) !== direction) row = Math.min(this.x.length - 1, Math.max(0, start + direction));
+    if (!this.hasStack) return null;
+    const [from, to] = this.shownView, one = (to - from) / (this.plot.area.width || 1000);
+    const start = this.cursor ?? this.chosen.row ?? this.peakRow(), direction = Math.sign(pixels), reach = this.x[start] + pixels * one;
+    // A single step goes to the next kept row, however close.
+    let row = Math.abs(pixels) > 1 ? rowAt(this.x, this.totals, reach - one / 2, reach + one / 2) : start + direction;
+    if (row === start || Math.sign(row - start) !== direction) row = start + direction;
+    row = Math.min(this.x.length - 1, Math.max(0, row));
     const x = this.x[row];
     if (x < from || x > to) this.setView([from + (x < from ? x - from : x - to), to + (x < from ? x - from : x - to)]);
+    this.pointed = null;
     this.setCursor(row);
+    return row;
   }
 
   peakRow() {
+    if (this.data.peak?.row != null && !this.hidden.size) return this.data.peak.row;
     let best = 0;
     for (let i = 1; i < this.totals.length; i++) if (this.totals[i] > this.totals[best]) best = i;
     return best;
@@ -203,38 +264,62 @@ class Timeline {
   }
 
   showCursor() {
-    const { rule, tip, readout } = this.parts, row = this.cursor, area = this.plotArea();
+    const { rule, tip, readout } = this.parts, row = this.cursor, { area } = this.plot;
     const [from, to] = this.shownView;
-    const shown = row !== null && area && this.x[row] >= from && this.x[row] <= to;
+    const shown = row !== null && this.x[row] >= from && this.x[row] <= to;
     rule.hidden = tip.hidden = !shown;
     if (!shown) return;
-    const box = this.holder.getBoundingClientRect(), left = area.left - box.left + (area.width * (this.x[row] - from)) / (to - from);
+    const left = this.plot.x(this.x[row]), width = this.plot.element.clientWidth;
     rule.style.left = `${left}px`;
     tip.replaceChildren(...this.tipRows(row));
-    tip.style.left = `${left > box.width / 2 ? left - tip.offsetWidth - 12 : left + 12}px`;
+    const room = left > width / 2 ? left - tip.offsetWidth - 12 : left + 12;
+    tip.style.left = `${Math.max(0, Math.min(width - tip.offsetWidth, room))}px`;
     readout.textContent = `${this.whenText(row)}: ${formatBytes(this.totals[row])} (${exactBytes(this.totals[row])})`;
+    void area;
+  }
+
+  // Lines at the moment that is shown below, and at the one that it is compared with.
+  showChosen() {
+    const [from, to] = this.shownView, { row, other } = this.chosen;
+    [[this.parts.chosen, row], [this.parts.other, other]].forEach(([line, at]) => {
+      line.hidden = at === null || !this.hasStack || !(this.x[at] >= from && this.x[at] <= to);
+      if (!line.hidden) line.style.left = `${this.plot.x(this.x[at])}px`;
+    });
   }
 
   whenText(row) {
     // A snapshot's rows are the states after its entries; the first is the start.
     if (this.data.source === "snapshot") return this.entryText(row);
     const event = `event ${grouped(this.columns.number[row] + 1)} of ${grouped(this.columns.total)}`;
-    return this.data.axis === "time" ? `${(this.columns.time[row] / this.unit[1]).toFixed({ s: 6, ms: 3, ns: 0 }[this.unit[0]] ?? 3)} ${this.unit[0]}, ${event}` : event;
+    return this.data.axis === "time" ? `${this.timeText(row)}, ${event}` : event;
   }
+  timeText(row) { return `${(this.columns.time[row] / this.unit[1]).toFixed({ s: 6, ms: 3, ns: 0 }[this.unit[0]] ?? 3)} ${this.unit[0]}`; }
 
   entryText(row) {
     const entry = this.columns.number[row] - 1, last = grouped(this.columns.total - 2);
     const where = entry < 0 ? "at the start" : `after entry ${grouped(entry)} of ${last}`;
-    return this.data.axis === "time" ? `${(this.columns.time[row] / this.unit[1]).toFixed(3)} ${this.unit[0]}, ${where}` : where;
+    return this.data.axis === "time" ? `${this.timeText(row)}, ${where}` : where;
+  }
+
+  // Step and phase in which a row lies, in words.
+  placeText(row) {
+    if (!this.columns.time.length) return "";
+    const time = this.columns.time[row], inside = this.data.bands.filter((band) => band.start <= time && time <= band.end);
+    const named = (kinds) => inside.filter((band) => kinds.includes(band.kind)).pop();
+    return [named(["step"]), named(["forward", "backward", "optimizer"])].filter((band) => band).map((band) => stepName(band.name)).join(", ");
   }
 
   tipRows(row) {
+    const block = this.showsLanes && this.pointed ? this.lanes.tip(this, ...this.pointed, row) : null;
+    if (block) return block;
     const parts = [...this.shown].reverse().filter((index) => this.columns.values[index][row] !== 0).map((index) => {
       const { name } = this.columns.series[index], bytes = this.columns.values[index][row];
       return el("tr", {}, el("td", {}, swatch(name), name), el("td", { class: "number" }, formatBytes(bytes)), el("td", { class: "number quiet" }, exactBytes(bytes)));
     });
     const total = el("tr", { class: "sum" }, el("td", {}, this.hidden.size ? "shown" : "total"), el("td", { class: "number" }, formatBytes(this.totals[row])), el("td", { class: "number quiet" }, exactBytes(this.totals[row])));
-    const table = el("table", {}, el("tbody", {}, parts, total));
+    const { part } = this.chosen;
+    const chosen = part?.course ? el("tr", {}, el("td", {}, `in ${part.label}`), el("td", { class: "number" }, formatBytes(part.course[row])), el("td", { class: "number quiet" }, exactBytes(part.course[row]))) : null;
+    const table = el("table", {}, el("tbody", {}, parts, total, chosen));
     colorSwatches(table, this.colorOf);
     return [el("p", {}, this.whenText(row)), table];
   }
@@ -248,44 +333,28 @@ class Timeline {
       const from = Math.min(Math.max(view[0], least), most - width);
       this.view = [from, from + width];
     }
-    return this.draw();
+    this.draw();
   }
   zoom(factor, center = null) {
     const [from, to] = this.shownView, at = center ?? (this.cursor === null ? (from + to) / 2 : this.x[this.cursor]);
-    return this.setView([at - (at - from) * factor, at + (to - at) * factor]);
+    this.setView([at - (at - from) * factor, at + (to - at) * factor]);
   }
   zoomToPeak() {
     const row = this.peakRow(), [from, to] = this.fullView, width = (to - from) / 40;
-    this.setView([this.x[row] - width / 2, this.x[row] + width / 2]).then(() => this.setCursor(row));
+    this.setView([this.x[row] - width / 2, this.x[row] + width / 2]);
+    this.setCursor(row);
   }
   setMode(mode) {
     const old = this.shownView, zoomed = this.view !== null, find = this.x;
     const ends = old.map((x) => Math.min(find.length - 1, Math.max(0, upperBound(find, x) - 1)));
     this.mode = mode;
     this.place();
-    return this.setView(zoomed ? ends.map((row) => this.x[row]) : null);
+    this.setView(zoomed ? ends.map((row) => this.x[row]) : null);
   }
   toggle(name) {
     if (!this.hidden.delete(name)) this.hidden.add(name);
     this.select();
-    return this.draw();
+    this.draw();
   }
 }
-
-const translucent = (color, alpha) => {
-  const hex = /^#(..)(..)(..)$/.exec(color);
-  return hex ? `rgba(${hex.slice(1).map((part) => parseInt(part, 16)).join(",")},${alpha})` : color;
-};
-
-// Ticks at round numbers of a binary unit.
-const byteTicks = (top) => {
-  const unit = [...UNITS].reverse().find(([, one]) => top >= one) ?? UNITS[0];
-  const rough = top / unit[1] / 5, power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find((one) => one * power >= rough), tickvals = [], ticktext = [];
-  for (let tick = 0; tick * step * unit[1] <= top * 0.97; tick++) {
-    tickvals.push(tick * step * unit[1]);
-    ticktext.push(tick ? `${Number((tick * step).toPrecision(6))} ${unit[0]}` : "0");
-  }
-  return { tickmode: "array", tickvals, ticktext };
-};
 

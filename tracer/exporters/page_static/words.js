@@ -1,4 +1,4 @@
-// Numbers, names and places for people. Text goes into the page as text nodes, and to plotly through `plotlyText`.
+// Numbers, names and places for people. Text goes into the page as text nodes.
 
 const UNITS = [["B", 1], ["KiB", 1024], ["MiB", 1024 ** 2], ["GiB", 1024 ** 3], ["TiB", 1024 ** 4]];
 
@@ -11,7 +11,9 @@ const formatBytes = (bytes) => {
 };
 const grouped = (number) => String(number).replace(/\B(?=(\d{3})+$)/g, ",");
 const exactBytes = (bytes) => `${grouped(bytes)} B`;
-const percent = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(1)} %` : "-");
+// The space does not break, so that the sign stays beside its number.
+const percent = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(1)}\u00a0%` : "-");
+const blocksText = (count) => `${grouped(count)} ${count === 1 ? "block" : "blocks"}`;
 
 const timeUnit = (spanNs) => {
   for (const unit of [["s", 1e9], ["ms", 1e6], ["µs", 1e3]]) if (spanNs >= 2 * unit[1]) return unit;
@@ -19,9 +21,6 @@ const timeUnit = (spanNs) => {
 };
 const formatMs = (ns) => (ns === null ? "-" : `${(ns / 1e6).toFixed(ns < 1e8 ? 2 : 1)} ms`);
 const stepName = (name) => name.replace(/^ProfilerStep#(\d+)/, (_, number) => `step ${Number(number) + 1}`);
-
-// Plotly takes a few tags and entities in its labels for markup, and dollars for mathematics. Without these signs
-const plotlyText = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/\$/g, "&#36;");
 
 // An element: attributes by name, `on...` functions as listeners, children as elements or text.
 const el = (tag, attributes = {}, ...children) => {
@@ -48,6 +47,8 @@ const makeColors = (categories, series) => {
   };
 };
 const isDark = () => document.documentElement.dataset.theme === "dark";
+// Colours by rank, for what has no colour of its own: lines, modules. They differ in lightness too.
+const RANK_COLORS = ["#3b6fb6", "#e0a030", "#2f8f6b", "#c2548c", "#7fb2e5", "#8a5a2b", "#b9a7e0", "#5e6b1f", "#e38d6a", "#1f7a8c", "#d3c25b", "#7a4b9c"];
 const cssColor = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 // Swatches follow the theme: they know their category and are coloured again when it changes.

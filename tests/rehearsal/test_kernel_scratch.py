@@ -1,0 +1,201 @@
+"""What CUDA's kernels take beside their results, on sizes worked out by hand from the sources that the table names.
+
+Each case is one operator, rehearsed with all rules and without the one that it is about: the difference is the scratch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tracer.rehearsal.cuda_rules import RULE_NAMES, RULES
+from tracer.rehearsal.rehearse import Rehearsal, rehearse
+from tracer.workloads.module_steps import StepWorkload
+
+MIB = 1 << 20
+FLOAT, INDEX = 4, 8
+Step = Callable[[], object]
+
+
+def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, dtype=dtype, requires_grad=True)
+
+
+def group_norm() -> None:
+    module = nn.GroupNorm(8, 32)
+    module(leaf(4, 32, 16)).sum().backward()
+
+
+def layer_norm_of_permuted() -> None:
+    F.layer_norm(torch.randn(8, 16, 32).permute(0, 2, 1), (16,))
+
+
+def layer_norm_of_many_rows() -> None:
+    x, weight, bias = torch.randn(70_000, 64), leaf(64), leaf(64)
+    F.layer_norm(x, (64,), weight, bias).backward(torch.randn(70_000, 64))
+
+
+def embedding(number: int) -> Step:
+    def step() -> None:
+        weight = leaf(100, 16)
+        F.embedding(torch.zeros(number, dtype=torch.int64), weight).backward(torch.randn(number, 16))
+
+    return step
+
+
+def indexing() -> None:
+    x = leaf(50, 10)
+    x[torch.zeros(30, dtype=torch.int64)].backward(torch.randn(30, 10))
+
+
+def sorting(*shape: int) -> Step:
+    return lambda: torch.sort(torch.randn(*shape), -1)
+
+
+def attention(dtype: torch.dtype, key_heads: int = 2) -> Step:
+    def step() -> None:
+        query = leaf(3, 2, 100, 40, dtype=dtype)
+        key, value = leaf(3, key_heads, 100, 40, dtype=dtype), leaf(3, key_heads, 100, 40, dtype=dtype)
+        out = F.scaled_dot_product_attention(query, key, value)
+        out.backward(torch.randn(3, 100, 2, 40, dtype=dtype).transpose(1, 2))
+
+    return step
+
+
+def inverse_transform() -> None:
+    torch.fft.irfft2(torch.randn(4, 16, 9, dtype=torch.complex64))
+
+
+def transform_of_first_axes() -> None:
+    torch.fft.rfftn(torch.randn(8, 8, 16), dim=(0, 1, 2))
+
+
+def large_sum() -> None:
+    torch.randn(1 << 24).sum()
+
+
+def bias_sum() -> None:
+    torch.randn(1 << 16, 64).sum(0)
+
+
+# What each rule adds in all, piece by piece: (rule, step, its pieces in bytes).
+CASES: dict[str, tuple[str, Step, list[int]]] = {
+    # forward a, b [4, 32]; backward ds, db [4, 32], c2, c3 [4, 8], c1 [4, 32]
+    "group norm": ("group-norm", group_norm, [512, 512, 512, 512, 128, 128, 512]),
+    "layer norm, copied": ("layer-norm", layer_norm_of_permuted, [8 * 32 * 16 * FLOAT]),
+    # 64 columns are 2 blocks; 70,000 rows in sums of 32 are 2,188 rows, below the limit of 16,384
+    "layer norm, partial sums": ("layer-norm", layer_norm_of_many_rows, [2188 * 64 * FLOAT] * 2),
+    "embedding, few indices": ("embedding-backward", embedding(3072), []),
+    "embedding, many indices": (
+        "embedding-backward", embedding(3073), [3073 * INDEX] * 6 + [3073 * 16 * FLOAT],
+    ),
+    # linear, sorted, original indices and their range; CUB's second keys and values
+    "indexing": ("index-put", indexing, [30 * INDEX] * 4 + [30 * 2 * INDEX]),
+    "sort, short": ("sort", sorting(3, 4096), [4096 * INDEX]),
+    "sort, one long": ("sort", sorting(5000), [5000 * INDEX, 5000 * (FLOAT + INDEX)]),
+    "sort, some long": ("sort", sorting(2, 5000), [10_000 * INDEX] * 2 + [10_000 * (FLOAT + INDEX)]),
+    "sort, many long": ("sort", sorting(130, 5000), [650_000 * INDEX, 650_000 * (FLOAT + INDEX)]),
+    # 100 rows become 128, a width of 40 becomes 64: a sum a row, the query's gradient in float
+    "flash backward": (
+        "flash-backward", attention(torch.bfloat16), [3 * 2 * 128 * FLOAT, 3 * 128 * 2 * 64 * FLOAT],
+    ),
+    "efficient backward": (
+        "efficient-backward", attention(torch.float32), [3 * 2 * 100 * 40 * FLOAT] + [3 * 2 * 100 * FLOAT] * 2,
+    ),
+    "complex to real": ("fft", inverse_transform, [4 * 16 * 9 * 8]),
+    "first axes": ("fft", transform_of_first_axes, [8 * 8 * 9 * 8]),
+    # One result: a row of 512 threads with 2**24 / 512 = 32,768 values each; 108 x 2,048 / 512 = 432 blocks can run,
+    # fewer than 32,768 / 16: a sum for each, and a counter
+    "sum of everything": ("reduction", large_sum, [432 * FLOAT, FLOAT]),
+    # 64 results, 4 to a thread: 16 threads across and 8 down with 65,536 / 8 = 8,192 values each; 8,192 / 16 = 512
+    # blocks, fewer than 108 x 2,048 / 128 that can run: a sum for each of 16 x 4 lanes of each of 64 results
+    "sum of columns": ("reduction", bias_sum, [64 * 512 * 64 * FLOAT, FLOAT]),
+}  # fmt: skip
+
+
+def rehearsed(step: Step, without: str = "") -> Rehearsal:
+    rules = [name for name in RULE_NAMES if name != without]
+    return rehearse(StepWorkload(step, nn.Module(), None, torch.device("cpu")), rules=rules, num_steps=1)
+
+
+def allocations(rehearsal: Rehearsal) -> list[int]:
+    sizes = rehearsal.requests.size_bytes
+    return sizes[sizes > 0].tolist()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_scratch_is_what_the_source_says(name: str) -> None:
+    rule, step, pieces = CASES[name]
+    with_rule, without = allocations(rehearsed(step)), allocations(rehearsed(step, without=rule))
+    for size in without:
+        with_rule.remove(size)
+    assert sorted(with_rule) == sorted(pieces)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, _, pieces) in CASES.items() if pieces])
+def test_scratch_is_freed_with_its_operator(name: str) -> None:
+    rule, step, _ = CASES[name]
+    with_rule, without = rehearsed(step), rehearsed(step, without=rule)
+    assert with_rule.requests.size_bytes.sum() == without.requests.size_bytes.sum()
+    assert with_rule.memory.peak_allocated_bytes >= without.memory.peak_allocated_bytes
+
+
+def test_every_rule_of_kernels_has_a_case() -> None:
+    of_kernels = {rule.name for rule in RULES if rule.scratch and rule.name != "cublas-workspace"}
+    assert of_kernels == {rule for rule, _, _ in CASES.values()}
+
+
+def test_group_norm_of_a_published_measurement() -> None:
+    """Liger's group norm of 128 x 2048 x 512 on a B200: 2,564.0625 MiB, to the byte."""
+    kept: dict[str, Tensor] = {}
+    module = nn.ModuleList(nn.GroupNorm(512, 2048) for _ in range(2))
+
+    def step() -> None:
+        if not kept:
+            kept["x"], kept["given"] = torch.randn(128, 2048, 512), torch.randn(128, 2048, 512)
+            kept["x"].requires_grad_(True)
+        module[0](kept["x"]).backward(kept["given"], retain_graph=True)
+
+    rehearsal = rehearse(StepWorkload(step, module, None, torch.device("cpu")), num_steps=3)
+    assert rehearsal.memory.peak_allocated_bytes == 2564.0625 * MIB
+
+
+def test_a_gradient_that_somebody_else_holds_is_not_added_to_in_place() -> None:
+    """`h` takes a gradient from the caller and one from `h.exp()`: their sum is new while the caller's is alive."""
+    weight = nn.Parameter(torch.randn(1 << 20))
+    module = nn.ParameterList([weight])
+
+    def step(held: bool) -> Step:
+        def run() -> None:
+            given = torch.randn(1 << 20)
+            hidden = weight * 1.5
+            torch.autograd.backward((hidden, hidden.exp()), (given, torch.randn(1 << 20)))
+            if held:
+                given.sum()
+
+        return run
+
+    def num_additions(one: Step) -> int:
+        rehearsal = rehearse(StepWorkload(one, module, None, torch.device("cpu")), num_steps=1)
+        return sum(size == 4 * MIB for size in allocations(rehearsal))
+
+    # weight, given, hidden, exp, its given gradient, its gradient, their sum, the weight's gradient
+    assert num_additions(step(held=True)) == 8
+
+
+@pytest.mark.parametrize(("capability", "workspace"), [((8, 0), 8.125), ((9, 0), 32.0), ((12, 0), 32.0)])
+def test_cublas_workspaces_of_an_architecture(capability: tuple[int, int], workspace: float) -> None:
+    """One for the thread of forward, one for autograd's."""
+    layer = nn.Linear(16, 16, bias=False)
+
+    def step() -> None:
+        layer(torch.randn(4, 16)).sum().backward()
+
+    rehearsal = rehearse(
+        StepWorkload(step, layer, None, torch.device("cpu")), num_steps=2, compute_capability=capability
+    )
+    assert [size for size in allocations(rehearsal) if size > MIB] == [workspace * MIB] * 2

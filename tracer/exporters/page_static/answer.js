@@ -1,0 +1,31 @@
+// The first card: what ended the program, the peak and what it was made of, and what would help.
+
+const showAnswer = (data, devices) => {
+  const [first, ...others] = [...data.alarm, ...data.headline];
+  const breakdown = data.peak?.breakdown ?? [];
+  document.getElementById("answer").append(...[
+    devices,
+    el("h1", { class: data.alarm.length ? "alarm" : null }, first),
+    ...others.map((sentence) => el("p", { class: "lead" }, sentence)),
+    data.peak && breakdown.length ? compositionBar(data.peak, breakdown) : null,
+    data.advice.length ? adviceList(data.advice) : null,
+  ].filter((child) => child));
+};
+
+const compositionBar = (peak, breakdown) => {
+  const whole = breakdown.reduce((sum, share) => sum + Math.max(0, share.bytes), 0);
+  const shares = breakdown.filter((share) => share.bytes > 0);
+  const label = shares.map((share) => `${share.name} ${percent(share.bytes, whole)}`).join(", ");
+  return el("div", { class: "composition", role: "img", "aria-label": `The peak by category: ${label}` },
+    shares.map((share) => {
+      const part = swatch(share.name, "part");
+      part.style.flexGrow = String(share.bytes / whole);
+      part.title = `${share.name} ${formatBytes(share.bytes)}, ${percent(share.bytes, whole)}`;
+      return part;
+    }));
+};
+
+const adviceList = (advice) => el("div", { class: "advice" }, el("h2", {}, "What would help"),
+  el("ul", {}, advice.map((one) => el("li", {}, el("strong", {}, formatBytes(one.saves_bytes)), " ", one.change,
+    el("span", { class: "quiet" }, [one.cost && ` Costs ${one.cost}.`, one.how_found && ` Found by ${one.how_found}.`].filter((part) => part).join(""))))));
+

@@ -1,0 +1,167 @@
+// The tree drawn from its root downwards, each node as wide as its bytes. A node is a button: it opens, and is chosen.
+
+const TILE = 26, LEAST_WIDTH = 7, MAX_DEPTH = 14;
+
+class Icicle {
+  constructor(view, paths, colorOf, title) {
+    Object.assign(this, { view, paths, colorOf, title });
+    this.element = el("div", { class: "icicle", role: "tree", "aria-label": title });
+    this.status = el("p", { class: "quiet small", role: "status" });
+    this.path = "";
+    this.rest = null;
+    this.element.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  // Rows of a moment; `bytesOf` says which of their numbers counts.
+  show(rows, groups, rootLabel, bytesOf = (row) => row.bytes) {
+    this.groups = groups;
+    this.root = buildTree(rows, this.paths, bytesOf);
+    this.root.label = rootLabel;
+    this.rest = null;
+    this.draw();
+  }
+
+  // Opens a node of the tree, as the table does for a chosen row.
+  open(path) {
+    this.path = path;
+    this.rest = null;
+    this.draw();
+  }
+
+  draw() {
+    if (!this.root) return;
+    const width = this.element.clientWidth || 600, focused = document.activeElement?.closest?.(".icicle") === this.element ? document.activeElement.dataset.path : null;
+    const open = findNode(this.root, this.path), above = lineage(this.root, open);
+    this.tiles = [];
+    above.forEach((node, depth) => this.tile(node, 0, width, depth, depth < above.length - 1));
+    if (this.rest) {
+      this.tile(this.rest, 0, width, above.length, true);
+      this.below(this.rest, 0, width, above.length + 1);
+    } else this.below(open, 0, width, above.length);
+    const deepest = this.tiles.reduce((most, tile) => Math.max(most, tile.depth), 0);
+    this.element.style.height = `${(deepest + 1) * TILE}px`;
+    this.element.replaceChildren(...this.tiles.map((tile) => tile.element));
+    this.current = this.tiles.find((tile) => tile.node.path === focused) ?? this.tiles[above.length - 1 + (this.rest ? 1 : 0)];
+    this.tiles.forEach((tile) => { tile.element.tabIndex = tile === this.current ? 0 : -1; });
+    if (focused !== null) this.current?.element.focus({ preventScroll: true });
+    this.say((this.current ?? this.tiles[0])?.node);
+  }
+
+  below(parent, left, width, depth) {
+    if (depth >= MAX_DEPTH) return;
+    const children = largestFirst(parent), one = width / (parent.bytes || 1);
+    let at = left;
+    children.some((child, index) => {
+      const rest = children.slice(index);
+      // What is too narrow to be hit is one tile that opens.
+      if (child.bytes * one < LEAST_WIDTH && rest.length > 1) {
+        const bytes = rest.reduce((sum, node) => sum + node.bytes, 0), shares = new Map();
+        for (const node of rest) for (const [category, share] of node.shares) shares.set(category, (shares.get(category) ?? 0) + share);
+        const smaller = {
+          label: `${grouped(rest.length)} smaller`, path: `${parent.path}${PATH_SEPARATOR}${PATH_SEPARATOR}`, bytes, count: rest.reduce((sum, node) => sum + node.count, 0),
+          children: new Map(rest.map((node) => [node.path, node])), category: null, shares, isRest: true,
+        };
+        if (bytes * one >= 1.5) this.tile(smaller, at, bytes * one, depth);
+        return true;
+      }
+      const { last, label } = joined(child);
+      this.tile(last, at, child.bytes * one, depth, false, label);
+      this.below(last, at, child.bytes * one, depth + 1);
+      at += child.bytes * one;
+      return false;
+    });
+  }
+
+  tile(node, left, width, depth, isAbove = false, label = node.label) {
+    const color = node.category ? this.colorOf(node.category) : null, size = formatBytes(node.bytes), isChosen = this.view.part?.path === node.path && node.path !== "";
+    const element = el("button", {
+      type: "button", class: `tile${isAbove ? " above" : ""}${node.category ? " leaf" : ""}${isChosen ? " is-chosen" : ""}`, role: "treeitem", "aria-level": depth + 1, "aria-selected": isChosen,
+      "aria-label": `${label}, ${size}, ${percent(node.bytes, this.root.bytes)}${node.category ? `, ${node.category}` : ""}`, "data-path": node.path,
+      style: { left: `${left}px`, width: `${Math.max(1, width - 1)}px`, top: `${depth * TILE}px`, ...(color ? { backgroundColor: color, color: readableOn(color) } : { backgroundImage: this.stripe(node) }) },
+    }, width > 34 ? el("span", {}, label) : null, width > 130 && depth > 0 ? el("small", {}, size) : null);
+    element.addEventListener("click", () => this.choose(node));
+    element.addEventListener("pointerenter", () => this.say(node));
+    element.addEventListener("focus", () => this.say(node));
+    this.tiles.push({ node, element, depth, left });
+  }
+
+  // Of what kinds a module is, below its name.
+  stripe(node) {
+    let at = 0;
+    const stops = [...node.shares].sort((a, b) => b[1] - a[1]).map(([category, bytes]) => {
+      const from = at;
+      at += (100 * bytes) / (node.bytes || 1);
+      return `${this.colorOf(category)} ${from}% ${at}%`;
+    });
+    return `linear-gradient(to right, ${stops.join(", ")})`;
+  }
+
+  choose(node) {
+    if (node.isRest) {
+      this.rest = node;
+      this.path = lineage(this.root, findNode(this.root, node.path)).pop().path;
+      this.draw();
+      return;
+    }
+    const isOpen = findNode(this.root, this.path).path === node.path;
+    this.rest = null;
+    // A leaf has nothing to open; what is open already closes again.
+    if (node.children.size) this.path = isOpen && node.path !== "" && this.view.part?.path === node.path ? parentPath(this.root, node) : node.path;
+    this.view.set({ part: this.partOf(this.path === node.path || !node.children.size ? node : findNode(this.root, this.path)) });
+  }
+
+  partOf(node) {
+    if (node.path === "") return null;
+    const part = makePart(this.groups, node.label, (group) => isInside(this.paths[group.group], node.path));
+    return Object.assign(part, { path: node.path });
+  }
+
+  say(node) {
+    if (!node) return;
+    const parts = node.path.split(PATH_SEPARATOR).filter((part) => part);
+    const names = parts.length ? parts.join(" \u203a ") : this.root.label;
+    this.status.textContent = `${node.isRest ? `${names} \u203a ${node.label}` : names}: ${formatBytes(node.bytes)} (${exactBytes(node.bytes)}), ${percent(node.bytes, this.root.bytes)}, ${blocksText(node.count)}`;
+  }
+
+  key(event) {
+    const here = this.tiles.findIndex((tile) => tile.element === event.target), tile = this.tiles[here];
+    if (!tile || event.ctrlKey || event.metaKey || event.altKey) return;
+    const level = (depth) => this.tiles.filter((one) => one.depth === depth).sort((a, b) => a.left - b.left);
+    const beside = level(tile.depth), index = beside.indexOf(tile);
+    const to = {
+      ArrowRight: () => beside[index + 1], ArrowLeft: () => beside[index - 1],
+      ArrowDown: () => level(tile.depth + 1).find((one) => one.left >= tile.left - 0.5),
+      ArrowUp: () => level(tile.depth - 1).reverse().find((one) => one.left <= tile.left + 0.5),
+      Home: () => this.tiles[0],
+      Backspace: () => { this.choose(findNode(this.root, parentPath(this.root, findNode(this.root, this.path)))); return null; },
+      Escape: () => { this.choose(this.root); return null; },
+    }[event.key];
+    if (!to) return;
+    event.preventDefault();
+    const next = to();
+    if (!next) return;
+    tile.element.tabIndex = -1;
+    next.element.tabIndex = 0;
+    next.element.focus();
+  }
+}
+
+// A module that only holds another one is drawn together with it.
+const joined = (node) => {
+  let last = node, label = node.label;
+  while (last.children.size === 1) {
+    const [child] = last.children.values();
+    if (!child.children.size || ![...child.children.values()].some((one) => one.children.size)) break;
+    last = child;
+    label = `${label}.${child.label}`;
+  }
+  return { last, label };
+};
+const parentPath = (root, node) => (node.path === "" ? "" : lineage(root, node).slice(-2)[0].path);
+
+// Black or white, whichever has more contrast. Source: relative luminance, WCAG 2.2.
+const readableOn = (color) => {
+  const [r, g, b] = rgbOf(color).map((value) => value / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000000" : "#ffffff";
+};
+

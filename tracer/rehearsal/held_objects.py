@@ -1,0 +1,81 @@
+"""The modules, optimizers and parameters that a step function holds on to, which nobody has named."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tracer.nested import leaves
+
+_MAX_DEPTH = 3
+
+
+def held_by(things: Iterable[Any]) -> tuple[list[nn.Module], list[torch.optim.Optimizer], list[Tensor]]:
+    """What functions, methods and objects refer to: modules, optimizers, and leaf tensors that want a gradient.
+
+    Followed are what a function closes over, its defaults, the globals that it names, what a method is bound to, and
+    containers of these.
+
+    Args:
+        things: To begin with.
+    """
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+    for thing in things:
+        _follow(thing, found, seen, 0)
+    objects = list(found.values())
+    return (
+        [each for each in objects if isinstance(each, nn.Module)],
+        [each for each in objects if isinstance(each, torch.optim.Optimizer)],
+        [each for each in objects if isinstance(each, Tensor)],
+    )
+
+
+def _follow(thing: Any, found: dict[int, Any], seen: set[int], depth: int) -> None:
+    if id(thing) in seen or depth > _MAX_DEPTH:
+        return
+    seen.add(id(thing))
+    if isinstance(thing, nn.Module | torch.optim.Optimizer):
+        found[id(thing)] = thing
+    elif isinstance(thing, Tensor):
+        if thing.requires_grad and thing.is_leaf:
+            found[id(thing)] = thing
+    else:
+        for inner in _referred_to(thing):
+            _follow(inner, found, seen, depth + 1)
+
+
+def _referred_to(thing: Any) -> Iterator[Any]:
+    if isinstance(thing, functools.partial):
+        yield from (thing.func, *thing.args, *thing.keywords.values())
+    elif isinstance(thing, types.MethodType):
+        yield from (thing.__func__, thing.__self__)
+    elif isinstance(thing, types.FunctionType):
+        yield from (cell.cell_contents for cell in thing.__closure__ or () if _is_filled(cell))
+        yield from thing.__defaults__ or ()
+        names = thing.__code__.co_names
+        yield from (thing.__globals__[name] for name in names if _is_ours_to_see(thing.__globals__.get(name)))
+    elif isinstance(thing, list | tuple | dict):
+        for kind in (nn.Module, torch.optim.Optimizer, Tensor):
+            yield from (each for _, each in leaves(thing, kind))
+    elif is_dataclass(thing) and not isinstance(thing, type):
+        yield from (getattr(thing, field.name, None) for field in fields(thing))
+    elif hasattr(thing, "__dict__") and not isinstance(thing, type | types.ModuleType):
+        yield from vars(thing).values()
+
+
+def _is_ours_to_see(value: Any) -> bool:
+    return isinstance(value, nn.Module | torch.optim.Optimizer | Tensor | list | dict | types.FunctionType)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False

@@ -1,0 +1,270 @@
+"""What CUDA's kernels take beside their results: statistics, partial sums, sorted indices, copies in another order.
+
+Each function takes an operator's call and tells the sizes; all of it is freed when the operator ends. The sizes are
+those of torch 2.6 to 2.15; where a library decides (CUB's sort, cuFFT's plans), the row of the table says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import ceil, log2, prod
+
+import torch
+from torch import Tensor
+
+from tracer.rehearsal.recorder import OperatorCall, Scratch
+from tracer.rehearsal.rule import Gpu
+
+FLOAT_BYTES = 4
+INDEX_BYTES = 8
+_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+
+
+def scratch(*sizes_bytes: int) -> Iterator[Scratch]:
+    """So many pieces, in this order."""
+    return (Scratch(size) for size in sizes_bytes)
+
+
+def size_bytes(tensor: Tensor) -> int:
+    """Of a tensor without gaps."""
+    return tensor.numel() * tensor.element_size()
+
+
+def accumulator_bytes(tensor: Tensor) -> int:
+    """Of an element in the type that CUDA adds up in: 16 bits become float."""
+    return FLOAT_BYTES if tensor.dtype in _SIXTEEN_BITS else tensor.element_size()
+
+
+def copy_bytes(*tensors: Tensor | None) -> list[int]:
+    """Of the copies that `contiguous()` makes inside a kernel: none of what is contiguous already."""
+    return [size_bytes(each) for each in tensors if each is not None and not each.is_contiguous()]
+
+
+# ---- norms -----------------------------------------------------------------------------------------------------------
+
+
+def group_norm(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """Two factors for each channel of each sample; in 16 bits statistics in float as well."""
+    x, weight, bias, samples, channels, pixels, groups = call.args[:7]
+    element = accumulator_bytes(x)
+    if x.dtype in _SIXTEEN_BITS:
+        yield from scratch(*[samples * groups * element] * 2)
+    if pixels > 1 and not (weight is None and bias is None):
+        yield from scratch(*[samples * channels * element] * 2)
+
+
+def group_norm_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """Two sums and one factor for each channel of each sample, two factors for each group."""
+    x, weight, (samples, channels, pixels, groups) = call.args[1], call.args[4], call.args[5:9]
+    wants_input = call.args[9][0]
+    of_channels, of_groups = (samples * each * accumulator_bytes(x) for each in (channels, groups))
+    if pixels > 1:
+        yield from scratch(of_channels, of_channels)
+    if wants_input:
+        yield from scratch(of_groups, of_groups, of_channels if pixels > 1 and weight is not None else 0)
+
+
+def layer_norm(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """The input in order, where it is not."""
+    return scratch(*copy_bytes(call.args[0]))
+
+
+_ROWS_OF_A_SUM, _COLUMNS_OF_A_BLOCK, _MOST_BLOCKS = 32, 32, 64 * 1024 // 2
+
+
+def layer_norm_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """Gradient and input in order; of many rows also partial sums of 32 rows each for weight and bias."""
+    grad, x, shape = call.args[:3]
+    yield from scratch(*copy_bytes(grad, x))
+    columns = prod(shape)
+    rows = x.numel() // columns if columns else 0
+    if rows <= 64 * 1024 or columns // _COLUMNS_OF_A_BLOCK >= gpu.num_multiprocessors // 2:
+        return
+    across = ceil(columns / _COLUMNS_OF_A_BLOCK)
+    down = min(_MOST_BLOCKS // across, ceil(rows / _ROWS_OF_A_SUM))
+    for parameter, is_wanted in zip(call.args[5:7], call.args[7][1:], strict=True):
+        if parameter is not None and is_wanted:
+            yield Scratch(down * columns * parameter.element_size())
+
+
+# ---- indices that are sorted -----------------------------------------------------------------------------------------
+
+_MOST_UNSORTED_INDICES = 3072
+
+
+def radix_sort(num_items: int, key_bytes: int) -> int:
+    """CUB's second pair of buffers for keys and 64-bit values; its counters are not in it."""
+    return num_items * (key_bytes + INDEX_BYTES)
+
+
+def embedding_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """More than 3,072 indices are sorted, and each gets a row of partial sums."""
+    grad, indices, by_frequency = call.args[0], call.args[1], call.args[4]
+    yield from scratch(*copy_bytes(grad))
+    number, columns = indices.numel(), grad.shape[-1]
+    if number <= _MOST_UNSORTED_INDICES and not by_frequency:
+        return
+    of_indices = number * indices.element_size()
+    yield from scratch(*[of_indices] * (7 if by_frequency else 6), number * columns * accumulator_bytes(grad))
+
+
+def index_put(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """Where values are added up, indices become offsets that are sorted, and values are written out in full."""
+    self, indices, values, *rest = call.args
+    if not (rest[0] if rest else call.kwargs.get("accumulate", False)):
+        return
+    given = [each for each in indices if each is not None]
+    if not given or any(each.dtype is torch.bool for each in given):
+        return  # how many are chosen is in the values of the mask
+    number = prod(torch.broadcast_shapes(*(each.shape for each in given)))  # type: ignore[no-untyped-call]
+    indexed = prod(size for size, each in zip(self.shape, indices, strict=False) if each is not None)
+    rows = number * (self.numel() // max(indexed, 1))
+    is_whole = values.is_contiguous() and values.numel() == rows
+    of_indices = number * INDEX_BYTES
+    yield from scratch(0 if is_whole else rows * values.element_size(), *[of_indices] * 4)
+    yield Scratch(radix_sort(number, INDEX_BYTES))
+
+
+_LARGEST_SMALL_SORT = 4096
+_FEW_SEGMENTS = 128
+_LONG_SEGMENT = 1_000_000
+
+
+def sort(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """Up to 4,096 along the axis in place; more in CUB, with the indices beside the keys."""
+    x = call.args[0]
+    dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else -1)
+    length = x.shape[dim] if x.dim() else 1
+    if x.numel() == 0 or length <= _LARGEST_SMALL_SORT:
+        yield Scratch(length * INDEX_BYTES)
+        return
+    if x.stride(dim) != 1:
+        yield from scratch(size_bytes(x), size_bytes(x), x.numel() * INDEX_BYTES)
+    segments = x.numel() // length
+    if segments == 1 or length >= _LONG_SEGMENT:
+        yield from scratch(length * INDEX_BYTES, radix_sort(length, x.element_size()))
+    elif segments < _FEW_SEGMENTS:
+        yield from scratch(x.numel() * INDEX_BYTES, x.numel() * INDEX_BYTES, radix_sort(x.numel(), x.element_size()))
+    else:
+        yield from scratch(x.numel() * INDEX_BYTES, radix_sort(x.numel(), x.element_size()))
+
+
+# ---- attention -------------------------------------------------------------------------------------------------------
+
+
+def _up_to(multiple: int, number: int) -> int:
+    return ceil(number / multiple) * multiple
+
+
+def flash_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """The query's gradient in float, a sum for each row; with fewer key heads, gradients for every query head."""
+    grad, query, key = call.args[:3]
+    batch, heads, length, width = query.shape
+    yield from scratch(*copy_bytes(grad.transpose(1, 2)))
+    padded = _up_to(32 if width <= 128 else 64, _up_to(8, width))
+    rows = _up_to(128, length)
+    yield from scratch(batch * heads * rows * FLOAT_BYTES, batch * rows * heads * padded * FLOAT_BYTES)
+    if key.shape[1] != heads:
+        of_all_heads = batch * key.shape[2] * heads * width * query.element_size()
+        yield from scratch(of_all_heads, of_all_heads)
+
+
+_ROWS_OF_A_TILE = 64
+
+
+def efficient_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """In float the product of output and its gradient, and its sums; in 16 bits a query gradient in float."""
+    grad, query = call.args[:2]
+    batch, heads, length, width = query.shape
+    yield from scratch(*copy_bytes(grad.transpose(1, 2)))
+    of_rows = batch * heads * length * FLOAT_BYTES
+    if query.dtype in _SIXTEEN_BITS:
+        tiles = _up_to(_ROWS_OF_A_TILE, length) * _up_to(_ROWS_OF_A_TILE, width)
+        yield from scratch(of_rows, batch * heads * tiles * FLOAT_BYTES)
+    else:
+        yield from scratch(size_bytes(grad), of_rows, of_rows)
+
+
+# ---- Fourier transforms ----------------------------------------------------------------------------------------------
+
+_MOST_AXES_AT_ONCE = 3
+
+
+def _goes_at_once(axes: Sequence[int]) -> bool:
+    return len(axes) <= _MOST_AXES_AT_ONCE and tuple(axes[:2]) != (0, 1)
+
+
+def fft(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """A second result where the axes are not transformed at once; complex to real always copies its input."""
+    x, axes = call.args[0], [axis % max(call.args[0].dim(), 1) for axis in call.args[1]]
+    if call.name == "aten::_fft_c2r":
+        yield from scratch(size_bytes(x), size_bytes(x) if len(axes) - 1 > _MOST_AXES_AT_ONCE else 0)
+    elif call.name == "aten::_fft_c2c":
+        yield Scratch(size_bytes(x) if len(axes) > _MOST_AXES_AT_ONCE else 0)
+    elif not _goes_at_once(axes) and len(axes) > 1:
+        yield Scratch(size_bytes(call.out))
+
+
+# ---- sums over many blocks -------------------------------------------------------------------------------------------
+
+_MOST_THREADS, _WARP, _FEWEST_VALUES, _MOST_VALUES = 512, 32, 16, 256
+_THREADS_OF_A_MULTIPROCESSOR = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
+
+
+def reduction(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """Few results of many values are added up by several blocks, which leave their sums in memory."""
+    x, out = call.args[0], call.out
+    if not isinstance(out, Tensor) or x.numel() == 0 or out.numel() == 0:
+        return
+    num_outputs, num_inputs = out.numel(), x.numel() // out.numel()
+    axes = _axes_of(call)
+    kept = [stride for axis, stride in enumerate(x.stride()) if axis not in axes and x.shape[axis] > 1]
+    summed = [stride for axis, stride in enumerate(x.stride()) if axis in axes and x.shape[axis] > 1]
+    sums_fastest = not kept or (bool(summed) and min(summed) < min(kept))
+    yield from scratch(*_reduction_sizes(accumulator_bytes(x), num_outputs, num_inputs, sums_fastest, not kept, gpu))
+
+
+def _axes_of(call: OperatorCall) -> set[int]:
+    """The axes that a sum or mean goes over."""
+    x = call.args[0]
+    given = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
+    if given is None or isinstance(given, torch.dtype) or given == []:
+        return set(range(x.dim()))
+    return {axis % max(x.dim(), 1) for axis in (given if isinstance(given, list | tuple) else [given])}
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << int(log2(max(number, 1)))
+
+
+def _reduction_sizes(
+    element: int, num_outputs: int, num_inputs: int, sums_fastest: bool, is_one_run: bool, gpu: Gpu
+) -> list[int]:
+    """`setReduceConfig` in aten/src/ATen/native/cuda/Reduce.cuh, down to the two buffers; 4 values a load."""
+    across, down = (num_inputs, num_outputs) if sums_fastest else (num_outputs, num_inputs)
+    vector = 1
+    if sums_fastest and across > 128 and is_one_run:
+        across //= 4
+    elif not sums_fastest:
+        while vector < 4 and num_outputs % (2 * vector) == 0:
+            vector *= 2
+        across //= vector
+    threads = _MOST_THREADS // vector
+    width_limit, height_limit = (min(_power_of_two(each), threads) for each in (across, down))
+    width = min(width_limit, _WARP)
+    height = min(height_limit, threads // width)
+    width = min(width_limit, threads // height)
+    step_input, step_output = (width, 1) if sums_fastest else (1, width)
+    values = ceil(num_inputs / step_input)
+    splits_rows = values >= height * _FEWEST_VALUES or values >= _MOST_VALUES
+    step_input, step_output = (step_input * height, step_output) if splits_rows else (step_input, step_output * height)
+    values = ceil(num_inputs / step_input)
+    per_multiprocessor = _THREADS_OF_A_MULTIPROCESSOR.get(gpu.compute_capability, 2048) // (width * height)
+    target = gpu.num_multiprocessors * per_multiprocessor
+    grid = ceil(num_outputs / vector / step_output)
+    if not splits_rows or values < _MOST_VALUES or grid > target:
+        return []
+    blocks = max(min(ceil(target / grid), ceil(values / _FEWEST_VALUES)), ceil(values / _MOST_VALUES))
+    if blocks <= 1:
+        return []
+    return [element * num_outputs * blocks * (1 if sums_fastest else width * vector), FLOAT_BYTES * grid]

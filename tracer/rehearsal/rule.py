@@ -1,0 +1,54 @@
+"""What a row of the table of CUDA's differences is made of, and the device that it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tracer.rehearsal.recorder import OperatorCall, Scratch
+
+Replacement = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""From a function of torch's to the one that stands in its place while a rehearsal runs."""
+A100_MULTIPROCESSORS = 108
+
+
+@dataclass(slots=True)
+class Gpu:
+    """The device that is imitated, and what has been taken of it for good.
+
+    Attributes:
+        compute_capability: Such as (8, 0).
+        num_multiprocessors: Which some kernels divide their work by.
+        memory: For rules that have to remember something during a rehearsal, by the rule's name.
+    """
+
+    compute_capability: tuple[int, int] = (8, 0)
+    num_multiprocessors: int = A100_MULTIPROCESSORS
+    memory: dict[str, Any] = field(default_factory=dict)
+
+
+ScratchOfGpu = Callable[[OperatorCall, Gpu], Iterable[Scratch]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One difference. A row may have any of the last three parts.
+
+    Attributes:
+        name: By which it can be left out.
+        source: torch's file and function, or a library's manual.
+        does: What a CUDA device does, in a sentence.
+        optimizer: Called with every optimizer before the first step.
+        functions: What stands in for functions of torch's, by dotted name such as `torch.nn.functional.dropout`.
+        scratch: What operators take beside their results, by name such as `aten::mm`.
+    """
+
+    name: str
+    source: str
+    does: str
+    optimizer: Callable[[torch.optim.Optimizer], None] | None = None
+    functions: Mapping[str, Replacement] = field(default_factory=dict)
+    scratch: Mapping[str, ScratchOfGpu] = field(default_factory=dict)

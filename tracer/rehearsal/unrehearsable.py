@@ -1,0 +1,70 @@
+"""Why a step cannot be rehearsed, in a sentence and a hint."""
+
+from __future__ import annotations
+
+import re
+
+from tracer.capture.error_line import error_line
+from tracer.errors import RehearsalError, TracerError
+from tracer.units import format_bytes
+
+# By what torch says: what is wrong, and what to do. The name of an operator stands in the place of {}.
+_REASONS: tuple[tuple[str, str, str], ...] = (
+    (
+        r"DynamicOutputShapeException",
+        "how large the result of {} is depends on numbers, and a rehearsal has none",
+        "Rehearse with a part that has fixed shapes in its place.",
+    ),
+    (
+        r"DataDependentOutputException",
+        "what {} returns depends on numbers, and a rehearsal has none",
+        "Rehearse with a part that does not read values in its place.",
+    ),
+    (
+        r"UnsupportedOperatorException|no fake impl|does not have a fake|without a fake|NotImplementedError.*Meta",
+        "{} has no fake kernel, which would say what shape it returns",
+        "Register one with torch.library.register_fake.",
+    ),
+    (
+        r"numpy\(\) is not supported|data pointer|Cannot access data|data_ptr",
+        "it hands a tensor's memory to code outside torch, and in a rehearsal there is none",
+        "Leave that part out, or profile a real step.",
+    ),
+    (
+        r"incompatible tensor type",
+        "it assigns to .data of a tensor that a rehearsal does not know",
+        "Make the tensor in the step, or let the factory return the model that it belongs to.",
+    ),
+)
+_OPERATOR = re.compile(r"\b(?:aten|prims?|torchvision|quantized|[a-z_]\w*)(?:::|\.)[\w:.]+")
+
+
+def rehearsal_error(error: Exception, step: int, known_bytes: int) -> TracerError:
+    """What a person is told of an exception in a rehearsed step.
+
+    Args:
+        error: As the step raised it.
+        step: Its number, from 0.
+        known_bytes: What was in use at most until then.
+    """
+    if isinstance(error, TracerError):
+        return error
+    text = f"{type(error).__name__} {error}"
+    known = f" Until then {format_bytes(known_bytes)} were allocated at most."
+    line = error_line(error)
+    for pattern, reason, hint in _REASONS:
+        if re.search(pattern, text, re.DOTALL):
+            return RehearsalError(
+                f"Step {step} cannot be rehearsed: {reason.format(_operator(error))}", known, hint, line
+            )
+    first = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else ""
+    what = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return RehearsalError(
+        f"Step {step} raised {what}", known, "Does the step run as it is? A rehearsal has shapes and no numbers.", line
+    )
+
+
+def _operator(error: Exception) -> str:
+    func = getattr(error, "func", None) or (error.args[0] if error.args else "")
+    found = _OPERATOR.search(str(func))
+    return found[0].removesuffix(".default") if found else "an operator"
