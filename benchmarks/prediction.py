@@ -4,12 +4,14 @@
     python -m benchmarks.prediction --rows xmem first        those whose name begins so
     python -m benchmarks.prediction --without cublas-workspace foreach   the error with each rule and without it
     python -m benchmarks.prediction --each                   a line for every run
+    python -m benchmarks.prediction --cudnn                  with the workspaces that the cuDNN here would take
 
 Needs ../shared/truth and says so without it. The runs of transformers were measured with version 4.51.3:
 `uv run --with transformers==4.51.3 --group integrations python -m benchmarks.prediction`; timm's rows need timm.
 
 Each run is predicted in a process of its own: its program is built on the CPU and rehearsed, and torch's allocator is
-modelled with the card's memory less 250 MiB for the driver's context. No number is fitted to the runs, except one
+modelled with the card's memory less 250 MiB for the driver's context. Convolutions' workspaces are left out unless
+asked for: the runs had other versions of cuDNN, which choose otherwise. No number is fitted to the runs, except one
 constant for whole-device figures of each collection, the median of what is left, which is printed. Seconds are the
 process's own, building included and imports not; host memory is the highest resident set of that process.
 """
@@ -25,6 +27,7 @@ import resource
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -36,6 +39,8 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 from benchmarks.engine import as_markdown
 from benchmarks.published_programs import Unknown, program_of
 from benchmarks.published_runs import TRUTH, PublishedRun, published_runs
+from tracer.rehearsal.cards import CARDS, Card
+from tracer.rehearsal.rule import A100_MULTIPROCESSORS
 from tracer.units import GIB, MIB
 
 COMPUTE_CAPABILITIES = {
@@ -89,10 +94,11 @@ class Prediction:
 # ---- predicting ------------------------------------------------------------------------------------------------------
 
 
-def predict(run: PublishedRun, without: Sequence[str]) -> Prediction:
+def predict(run: PublishedRun, without: Sequence[str], asks_cudnn: bool = False) -> Prediction:
     """Rehearse a run, with all rules of CUDA but some."""
     import torch
 
+    from tracer.rehearsal.convolution_workspaces import CudnnAnswers
     from tracer.rehearsal.cuda_rules import RULE_NAMES
     from tracer.rehearsal.rehearse import rehearse
     from tracer.rehearsal.spread import reserved_spread
@@ -102,12 +108,17 @@ def predict(run: PublishedRun, without: Sequence[str]) -> Prediction:
     start = time.process_time()
     loop = program.build()
     parameter_bytes = sum(each.numel() * each.element_size() for each in loop.model.parameters())
-    rehearsal = rehearse(
-        StepWorkload(loop, loop.model, loop.optimizer, torch.device("cpu")),
-        rules=[name for name in RULE_NAMES if name not in without],
-        compute_capability=compute_capability(run.card),
-        num_steps=program.num_steps,
-    )
+    workload = StepWorkload(loop, loop.model, loop.optimizer, torch.device("cpu"))
+    card = card_of_run(run)
+    with CudnnAnswers(card) if asks_cudnn and card is not None else nullcontext() as cudnn:
+        rehearsal = rehearse(
+            workload,
+            rules=[name for name in RULE_NAMES if name not in without],
+            compute_capability=compute_capability(run.card),
+            num_multiprocessors=card.num_multiprocessors if card is not None else A100_MULTIPROCESSORS,
+            cudnn=cudnn,
+            num_steps=program.num_steps,
+        )
     on_card = rehearsal.on_device(capacity_bytes=run.capacity_bytes)
     fits = on_card.failure is None
     spread = reserved_spread(rehearsal.requests, rehearsal.memory, capacity_bytes=run.capacity_bytes if fits else None)
@@ -126,12 +137,20 @@ def predict(run: PublishedRun, without: Sequence[str]) -> Prediction:
     )
 
 
+def card_of_run(run: PublishedRun) -> Card | None:
+    """The card that it ran on, as far as it is in our table."""
+    name = run.card.replace(" ", "-")
+    return next((card for card in CARDS if name.startswith((card.name, f"NVIDIA-{card.name}"))), None)
+
+
 def compute_capability(card: str) -> tuple[int, int]:
     """Of a card by its published name; that of an A100 where it is not known."""
     return next((found for name, found in COMPUTE_CAPABILITIES.items() if name in card), (8, 0))
 
 
-def predict_all(runs: Sequence[PublishedRun], without: Sequence[str], num_processes: int) -> Iterator[Prediction]:
+def predict_all(
+    runs: Sequence[PublishedRun], without: Sequence[str], num_processes: int, asks_cudnn: bool
+) -> Iterator[Prediction]:
     """Predict each in a process of its own, so many at a time."""
     context = multiprocessing.get_context("fork")
     waiting = list(runs)
@@ -140,7 +159,7 @@ def predict_all(runs: Sequence[PublishedRun], without: Sequence[str], num_proces
         while waiting and len(at_work) < num_processes:
             run = waiting.pop(0)
             receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_in_child, args=(run, without, sender))
+            process = context.Process(target=_in_child, args=(run, without, asks_cudnn, sender))
             process.start()
             sender.close()
             at_work[receiver] = process, run
@@ -155,10 +174,10 @@ def predict_all(runs: Sequence[PublishedRun], without: Sequence[str], num_proces
             process.join()
 
 
-def _in_child(run: PublishedRun, without: Sequence[str], sender: Connection) -> None:
+def _in_child(run: PublishedRun, without: Sequence[str], asks_cudnn: bool, sender: Connection) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what libraries say of deprecated arguments
     try:
-        sender.send(predict(run, without))
+        sender.send(predict(run, without, asks_cudnn))
     except Unknown as missing:
         sender.send(Prediction(run, problem=str(missing)))
     except Exception:
@@ -304,7 +323,8 @@ def range_table(predictions: Sequence[Prediction]) -> list[list[str]]:
     table = [["runs", "n", "inside", "median width, % of ours"]]
     for group, belongs in GROUPS.items():
         members = [each for each in predictions if belongs(each.run) and each.run.ran and each.run.measured_bytes]
-        if not members or all(each.least_bytes == each.most_bytes for each in members):
+        members = [each for each in members if each.run.figure != "allocated"]  # the range is of what is reserved
+        if not members:
             continue
         inside = sum(each.least_bytes <= (each.run.measured_bytes or 0) <= each.most_bytes for each in members)
         widths = [100 * (each.most_bytes - each.least_bytes) / max(each.reserved_bytes, 1) for each in members]
@@ -368,6 +388,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", default=[""], metavar="PREFIX", help="only rows whose name begins so")
     parser.add_argument("--without", nargs="+", default=[], metavar="RULE", help="the error without each of these")
     parser.add_argument("--each", action="store_true", help="also a line for every run")
+    parser.add_argument("--cudnn", action="store_true", help="ask the cuDNN here for convolutions' workspaces")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also every prediction, for scripts")
     options = parser.parse_args()
@@ -392,7 +413,7 @@ def main() -> None:
 def _predicted(runs: Sequence[PublishedRun], without: Sequence[str], options: argparse.Namespace) -> list[Prediction]:
     """All that could be, in the order of the runs; the others are named."""
     found = []
-    for each in predict_all(runs, without, options.processes):
+    for each in predict_all(runs, without, options.processes, options.cudnn):
         found.append(each)
         if options.each or each.problem:
             print(line_of(each), flush=True)

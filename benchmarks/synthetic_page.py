@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from tracer.analysis.peak_row import PeakRow
-from tracer.analysis.profiles.torch_categories import Category
+from tracer.arrays import Ints
 from tracer.exporters.page import (
     Band,
     Curve,
     KindBytes,
     Mark,
     Page,
+    PageBlocks,
     PageLostTrack,
     PagePeak,
     Series,
@@ -21,73 +23,99 @@ from tracer.exporters.page import (
     StepTiming,
 )
 
-_PARAMETER_BYTES, _STATE_BYTES, _INPUT_BYTES = 96 << 20, 192 << 20, 6 << 20
 _PHASES = ("forward", "backward", "optimizer")
+_PARTS = (0.38, 0.57)
+"""Of a step's events: forward and backward; the optimizer has the rest."""
+_HELD_BLOCKS = 200
+_KINDS = ("PARAMETER", "OPTIMIZER_STATE", "ACTIVATION", "AUTOGRAD_DETAIL", "TEMPORARY")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Blocks:
+    """Blocks by kind, an index into `_KINDS`; rows are events, and the state after one is what is drawn."""
+
+    kind: Ints
+    size_bytes: Ints
+    made_at: Ints
+    freed_at: Ints
 
 
 def synthetic_page(num_events: int, *, num_steps: int = 3, num_rows: int = 60, seed: int = 0) -> Page:
-    """A run whose every step fills activations, turns them into gradients, and frees those after the update.
+    """A run whose every step fills activations in forward and lets go of them in backward.
 
     Args:
-        num_events: Rows of the timeline, exactly.
+        num_events: Rows of the timeline, exactly: each allocates or frees one block.
         num_steps: Steps to divide them among.
-        num_rows: Groups of blocks at the peak.
+        num_rows: Groups of blocks.
         seed: Of sizes and times.
     """
     random = np.random.default_rng(seed)
-    sizes = np.full((num_events, len(Category)), 0, np.int64)
-    sizes[:, Category.PARAMETER], sizes[:, Category.OPTIMIZER_STATE] = _PARAMETER_BYTES, _STATE_BYTES
     bounds = np.linspace(0, num_events, num_steps + 1).astype(int)
     times = 1_700_000_000_000_000_000 + np.cumsum(random.integers(0, 4000, num_events))
-    bands = []
+    bands, parts = [], [_held(num_events, random)]
     for step, (start, end) in enumerate(pairwise(bounds.tolist())):
-        cuts = np.linspace(start, end, 4).astype(int)
-        cuts[2] += (end - start) // 6
-        _fill_step(sizes, cuts, random)
+        cuts = [start, *(start + int((end - start) * share) for share in np.cumsum(_PARTS)), end]
+        parts.append(_step_blocks(*cuts, random=random))
         ends = [int(times[min(cut, num_events - 1)]) for cut in cuts]
         bands.append(Band("step", f"ProfilerStep#{step + 2}", ends[0], ends[3]))
         bands += [Band(kind, kind, ends[i], ends[i + 1]) for i, kind in enumerate(_PHASES)]  # type: ignore[arg-type]
-    return _page(times, sizes, bands, num_rows, random)
-
-
-def _fill_step(sizes: np.ndarray, cuts: np.ndarray, random: np.random.Generator) -> None:
-    start, forward_end, backward_end, end = cuts.tolist()
-    sizes[start:end, Category.INPUT] = _INPUT_BYTES
-    forward, backward = forward_end - start, backward_end - forward_end
-    made = random.integers(1, 4096, max(forward, 1))[:forward] * 512
-    # Every fourth event of forward is a workspace that the next one frees.
-    made[3::4] = 0
-    sizes[start:forward_end, Category.ACTIVATION] = (np.cumsum(made) / max(1, made.sum()) * (700 << 20)).astype(
-        np.int64
+    blocks = _Blocks(
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in _Blocks.__dataclass_fields__)
     )
-    sizes[start:forward_end:4, Category.TEMPORARY] = random.integers(0, 24 << 20, len(range(start, forward_end, 4)))
-    ramp = np.arange(1, backward + 1)
-    level = sizes[forward_end - 1, Category.ACTIVATION] if forward else 0
-    sizes[forward_end:backward_end, Category.ACTIVATION] = level - level * ramp // max(1, backward)
-    sizes[forward_end:backward_end, Category.GRADIENT] = _PARAMETER_BYTES * ramp // max(1, backward)
-    detail = random.integers(0, 90 << 20, backward)
-    sizes[forward_end:backward_end, Category.AUTOGRAD_DETAIL] = np.where(ramp % 3 == 0, detail, 8 << 20)
-    sizes[forward_end:backward_end, Category.UNTAGGED] = random.integers(0, 30 << 20, backward) * (ramp % 5 == 0)
-    sizes[backward_end:end, Category.GRADIENT] = _PARAMETER_BYTES
-    sizes[backward_end:end:2, Category.TEMPORARY] = 12 << 20
-    if end > backward_end:
-        sizes[end - 1, Category.GRADIENT] = 0
+    return _page(times, blocks, bands, num_rows, random)
 
 
-def _page(times: np.ndarray, sizes: np.ndarray, bands: list[Band], num_rows: int, random: np.random.Generator) -> Page:
-    totals, tagged = sizes.sum(axis=1), sizes[:, : Category.UNTAGGED].sum(axis=1)
-    top, tagged_top = int(totals.argmax()), int(tagged.argmax())
-    at_peak = sizes[top].tolist()
+def _held(num_events: int, random: np.random.Generator) -> _Blocks:
+    """Parameters and optimizer state, there before."""
+    kind = np.repeat([0, 1], [_HELD_BLOCKS, 2 * _HELD_BLOCKS])
+    size = random.integers(1, 2000, len(kind)) * 512
+    return _Blocks(kind, size, np.full(len(kind), -1), np.full(len(kind), num_events))
+
+
+def _step_blocks(start: int, forward_end: int, backward_end: int, end: int, *, random: np.random.Generator) -> _Blocks:
+    """One step. Forward: two activations, then a temporary that is freed; backward: an activation goes, and so on."""
+    quads = np.arange(start, forward_end - 3, 4)
+    made = np.stack([quads, quads + 1], axis=1).reshape(-1)
+    triples = np.arange(forward_end, backward_end - 2, 3)
+    num = min(len(made), len(triples))
+    # Last in, first out; what backward has no time for lives until the step ends.
+    freed = np.full(len(made), end)
+    freed[len(made) - num :] = triples[:num][::-1]
+    pairs = np.arange(backward_end, end - 1, 2)
+    short = np.concatenate([quads + 2, triples + 1, pairs])
+    kind = np.concatenate(
+        [np.full(len(made), 2), np.full(len(quads), 4), np.full(len(triples), 3), np.full(len(pairs), 4)]
+    )
+    size = random.integers(1, 4096, len(kind)) * 512
+    return _Blocks(kind, size, np.concatenate([made, short]), np.concatenate([freed, short + 1]))
+
+
+def _page(times: Ints, blocks: _Blocks, bands: list[Band], num_rows: int, random: np.random.Generator) -> Page:
+    groups, group = _groups(blocks, num_rows, random)
+    levels = [_level(blocks, kind, len(times)) for kind in range(len(_KINDS))]
+    totals = np.sum(levels, axis=0)
+    top, tagged = int(totals.argmax()), totals - levels[3]
+    at_peak = (blocks.made_at <= top) & (blocks.freed_at > top)
+    sums, counts = (np.zeros(len(groups), np.int64) for _ in range(2))
+    np.add.at(sums, group[at_peak], blocks.size_bytes[at_peak])
+    np.add.at(counts, group[at_peak], 1)
+    rows = [
+        replace(row, bytes=size, count=count)
+        for row, size, count in zip(groups, sums.tolist(), counts.tolist(), strict=True)
+        if count
+    ]
     return Page(
         title="Synthetic training run",
         device="cuda:0",
         subtitle=f"{len(times):,} events, {sum(band.kind == 'step' for band in bands)} steps",
         times=times,
-        series=tuple(Series(category.name, sizes[:, category]) for category in Category),
+        series=tuple(Series(kind, level) for kind, level in zip(_KINDS, levels, strict=True)),
         lines=(Curve("reserved", times, np.maximum.accumulate(totals) // (2 << 20) * (2 << 20) + (64 << 20)),),
+        counted_bytes=totals,
+        blocks=PageBlocks(tuple(groups), group, blocks.size_bytes, blocks.made_at, blocks.freed_at),
         marks=(
-            Mark("peak", "True peak", int(times[top]), int(totals[top])),
-            Mark("tagged", "Tagged peak", int(times[tagged_top]), int(tagged[tagged_top])),
+            Mark("peak", "True peak", int(times[top]), int(totals[top]), top),
+            Mark("tagged", "Tagged peak", int(times[tagged.argmax()]), int(tagged.max()), int(tagged.argmax())),
         ),
         bands=tuple(bands),
         peak=PagePeak(
@@ -95,8 +123,9 @@ def _page(times: np.ndarray, sizes: np.ndarray, bands: list[Band], num_rows: int
             time=int(times[top]),
             step=_band_at(bands, int(times[top]), steps=True),
             phase=_band_at(bands, int(times[top]), steps=False),
-            breakdown=tuple(KindBytes(c.name, size) for c, size in zip(Category, at_peak, strict=True)),
-            rows=_rows(at_peak, num_rows, random),
+            breakdown=tuple(KindBytes(kind, int(level[top])) for kind, level in zip(_KINDS, levels, strict=True)),
+            rows=tuple(sorted(rows, key=lambda row: -row.bytes)),
+            row=top,
         ),
         lost_track=tuple(
             PageLostTrack(
@@ -127,27 +156,35 @@ def _band_at(bands: list[Band], time: int, *, steps: bool) -> str | None:
     return next((b.name for b in reversed(bands) if (b.kind == "step") == steps and b.start <= time), None)
 
 
-def _rows(at_peak: list[int], num_rows: int, random: np.random.Generator) -> tuple[PeakRow, ...]:
-    """Each category's bytes, cut into groups of blocks that sum to it."""
-    rows = []
-    for category, size in zip(Category, at_peak, strict=True):
-        pieces = max(1, num_rows // len(Category))
-        cuts = np.sort(random.integers(0, size + 1, pieces - 1)) if size else np.zeros(0, np.int64)
-        for i, piece in enumerate(np.diff([0, *cuts.tolist(), size]).tolist()):
-            held = category in (Category.PARAMETER, Category.OPTIMIZER_STATE)
-            rows.append(
-                PeakRow(
-                    bytes=piece,
-                    count=1 + i % 4,
-                    category=category.name,
-                    torch_category=None if category == Category.UNTAGGED else category.name,
-                    evidence="address of a live, named tensor" if held else "torch's data flow",
-                    phase="before" if held else _PHASES[i % 2],
-                    module=f"blocks.{i % 6}.{('conv', 'mlp', 'skip')[i % 3]}",
-                    op=None if held else ("aten::convolution", "aten::_fft_r2c", "aten::gelu", "aten::einsum")[i % 4],
-                    file=None if held else f"/home/me/fno/models/{('fno', 'layers')[i % 2]}.py",
-                    line=None if held else 40 + 7 * i,
-                    name=f"blocks.{i % 6}.weight" if held else None,
-                )
-            )
-    return tuple(sorted((row for row in rows if row.bytes), key=lambda row: -row.bytes))
+def _level(blocks: _Blocks, kind: int, num_events: int) -> Ints:
+    """Bytes of one kind after each event."""
+    mine = blocks.kind == kind
+    change = np.zeros(num_events + 1, np.int64)
+    np.add.at(change, np.maximum(blocks.made_at[mine], 0), blocks.size_bytes[mine])
+    np.add.at(change, blocks.freed_at[mine], -blocks.size_bytes[mine])
+    return np.cumsum(change)[:num_events]
+
+
+def _groups(blocks: _Blocks, num_rows: int, random: np.random.Generator) -> tuple[list[PeakRow], Ints]:
+    """Groups of every kind, and the group of each block."""
+    each = max(1, num_rows // len(_KINDS))
+    number = np.where(blocks.kind < 2, np.arange(len(blocks.kind)), random.integers(0, each, len(blocks.kind))) % each
+    rows = [_row(kind, i) for kind in _KINDS for i in range(each)]
+    return rows, blocks.kind * each + number
+
+
+def _row(category: str, i: int) -> PeakRow:
+    held = category in ("PARAMETER", "OPTIMIZER_STATE")
+    return PeakRow(
+        bytes=0,
+        count=0,
+        category=category,
+        torch_category=category,
+        evidence="address of a live, named tensor" if held else "torch's data flow",
+        phase="before" if held else _PHASES[i % 2],
+        module=f"blocks.{i % 6}.{('conv', 'mlp', 'skip')[i % 3]}",
+        op=None if held else ("aten::convolution", "aten::_fft_r2c", "aten::gelu", "aten::einsum")[i % 4],
+        file=None if held else f"/home/me/fno/models/{('fno', 'layers')[i % 2]}.py",
+        line=None if held else 40 + 7 * i,
+        name=f"blocks.{i % 6}.weight{i}" if held else None,
+    )

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from models.fno import FNO
 from models.gpt import GPT, next_token_loss
@@ -192,8 +193,73 @@ def optimizer_step() -> Program:
     return Program(model, _pairs, loss_of, lambda: loss_of, optimizer, step)
 
 
-PROGRAMS = (gpt, resnet, fno, graph_break, step_function)
-WITHOUT_INDUCTOR = (aot_eager, graph_break_eager, dynamic_shapes, part_of_a_model, optimizer_step)
+class Checkpointed(nn.Module):
+    """Its blocks keep their inputs alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)  # type: ignore[assignment]
+        return self.head(x)
+
+
+class Block(nn.Module):
+    """With noise, which backward has to draw again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(64, 128), nn.Linear(128, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.gelu(self.wide(x))
+        hidden = F.dropout(hidden, 0.2)
+        return self.narrow(hidden)
+
+
+def checkpointed() -> Program:
+    model = Checkpointed()
+    return _whole_model(model, _pairs, F.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def checkpointed_eager() -> Program:
+    model = Checkpointed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return _whole_model(model, _pairs, F.mse_loss, optimizer, backend="aot_eager")
+
+
+def memory_budget() -> Program:
+    """Half of what forward would keep for backward."""
+    program = aot_eager()
+
+    def compiled() -> LossOf:
+        import torch._functorch.config as functorch_config
+
+        call = program.compiled()
+
+        def loss_of(x: Tensor, y: Tensor) -> Tensor:
+            with functorch_config.patch(activation_memory_budget=0.5):
+                loss: Tensor = call(x, y)
+            return loss
+
+        return loss_of
+
+    return replace(program, compiled=compiled)
+
+
+PROGRAMS = (gpt, resnet, fno, graph_break, step_function, checkpointed)
+WITHOUT_INDUCTOR = (
+    aot_eager,
+    graph_break_eager,
+    dynamic_shapes,
+    part_of_a_model,
+    optimizer_step,
+    checkpointed_eager,
+    memory_budget,
+)
 BEFORE = (compiled_before,)
 SCHEDULE = Schedule(num_wait_steps=2, num_warmup_steps=1, num_active_steps=2, num_repeats=1)
 
@@ -261,14 +327,22 @@ def allocating_lines(cycle: CycleFindings) -> set[tuple[str, int]]:
     return {(strings[frames.file[row]], int(frames.line[row])) for row in rows.tolist() if row >= 0}
 
 
+def lines_of(cycle: CycleFindings, evidence: Evidence) -> set[tuple[str, int]]:
+    """The lines of all blocks that are known in a way."""
+    frames, strings = cycle.recording.frames, cycle.recording.strings
+    rows = np.unique(cycle.blocks.frame[cycle.blocks.evidence == evidence]).tolist()
+    return {(strings[frames.file[row]], int(frames.line[row])) for row in rows if row >= 0}
+
+
 def figures(name: str, build: Callable[[], Program]) -> dict[str, Any]:
     """All that is asked of a program."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         eager = build()
-        eager_lines = allocating_lines(trained(eager, eager.loss_of, Path(folder))[1].results.findings.worst)
-        del eager
+        eager_cycle = trained(eager, eager.loss_of, Path(folder))[1].results.findings.worst
+        eager_lines, eager_again = allocating_lines(eager_cycle), lines_of(eager_cycle, Evidence.RECOMPUTED)
+        del eager, eager_cycle
         torch._dynamo.reset()
         gc.collect()
         program, before = build(), _switches()
@@ -304,6 +378,12 @@ def figures(name: str, build: Callable[[], Program]) -> dict[str, Any]:
             "bytes": total,
             "lines": len(lines),
             "lines_not_in_eager": sorted(f"{Path(file).name}:{line}" for file, line in lines - eager_lines),  # type: ignore[arg-type]
+            "again": sorted(line for _, line in lines_of(cycle, Evidence.COMPILED_RECOMPUTED)),
+            "again_in_eager": sorted(line for _, line in eager_again),
+            "budgets": [(one.budget, one.kept_bytes, one.default_bytes) for one in findings.compiled.budgets],
+            "not_kept": sorted(
+                one.line.line for budget in findings.compiled.budgets for one in budget.recomputed if one.line
+            ),
             "saved_bytes": sum(saved.values()),
             "said_saved_bytes": sum(size for _, size in said),
             "said_and_not_saved": sorted(size for address, size in said if saved.get(address) != size),
@@ -382,7 +462,7 @@ def _reported_again(folder: Path) -> bool:
     again = results_of(load_kept_run(folder / "recording.npz"))
     assert again.findings is not None
     written = json.loads((folder / "peak.json").read_text())
-    return bool(json.loads(json.dumps(peak_document(again.findings.peaks))) == written)
+    return bool(json.loads(json.dumps(peak_document(again.findings.peaks, origin=again.origin))) == written)
 
 
 def main(names: list[str]) -> None:

@@ -46,19 +46,24 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "tracer.analysis.compiled",
         "tracer.analysis.profiles",
         "tracer.analysis.operators",
+        "tracer.analysis.steps",
     ),
 }
 # And inside a folder: files, floor by floor; each may import those of the floors below its own.
 STOREYS: dict[str, tuple[set[str], ...]] = {
     "tracer.capture": (
-        {"devices", "operator_lines", "quiet_profiler", "source_line"},
-        {"compiled_code"},
+        {"devices", "host_memory", "notebook_cells", "quiet_profiler", "source_line", "step_columns"},
+        {"operator_lines"},
+        {"compiled_code", "device_ledger"},
         {"source_files"},
         {"gradients_seen", "phase_timing", "run_origin", "torch_names", "torch_private"},
-        {"allocator_history", "call_hooks", "device_kernels", "error_line", "parameter_origins", "plain_tensors"},
-        {"known_storages", "profiler_trace", "project_files", "recording"},
+        {
+            *("allocator_history", "call_hooks", "device_kernels", "error_line", "holder_links", "memory_counters"),
+            *("parameter_origins", "plain_tensors"),
+        },
+        {"holders", "known_storages", "profiler_trace", "project_files", "recording"},
         {"compile_watch", "counter_reading", "inline_operators", "kept_run", "live_tensors", "training_objects"},
-        {"event_columns"},
+        {"event_columns", "reached_tensors"},
         {"event_tree"},
     ),
     "tracer.analysis.profiles": (
@@ -75,6 +80,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"findings"},
         {"caveats", "compiled_words", "eager_comparison", "failed_allocation"},
     ),
+    "tracer.analysis.steps": ({"trend"}, {"step_findings"}, {"watch_report"}),
     "tracer.analysis.compiled": ({"generated_code"}, {"origins"}),
     "tracer.analysis.operators": (
         {"invocations", "kernel_times", "weights"},
@@ -82,18 +88,19 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"memory_report", "run_times"},
     ),
     "tracer.runs": (
-        {"run_history", "termination"},
+        {"job", "run_history", "termination"},
         {"session"},
         {"results"},
-        {"failure_words", "ranks", "screen", "workload_run"},
-        {"kept"},
-        {"outputs", "prediction"},
+        {"failure_words", "ranks", "screen", "watch_report", "workload_run"},
+        {"kept", "watch"},
+        {"outputs", "prediction", "watched_workload"},
         {"prediction_words", "training"},
         {"script_run"},
     ),
     "tracer.rehearsal": (
         {
             "cards",
+            "cudnn_answers",
             "device_memory",
             "fake_tensors",
             "held_objects",
@@ -106,7 +113,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"columns", "open_calls", "spread"},
         {"recorder"},
         {"rule"},
-        {"kernel_scratch"},
+        {"convolution_workspaces", "kernel_scratch"},
         {"cuda_rules"},
         {"rehearse"},
     ),
@@ -115,6 +122,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"factory", "random_inputs"},
         {"module_steps"},
         {"compiling", "user_model"},
+        {"hf_config"},
     ),
 }
 # The model of the allocator stands alone; only what reads a recording knows how recordings are stored.
@@ -133,7 +141,7 @@ NAMES_OF_STACKS = {
 # The table of a device's differences names the file of torch that each of them comes from.
 NAMES_SOURCES = {"tracer.rehearsal.cuda_rules"}
 # Private by a leading underscore, and still for everybody: of Python's standard library.
-PUBLIC_ENOUGH = {"_fields", "_replace", "_asdict", "_getframe", "_exit"}
+PUBLIC_ENOUGH = {"_fields", "_replace", "_asdict", "_getframe", "_current_frames", "_exit"}
 
 
 def modules() -> dict[str, Path]:

@@ -45,3 +45,10 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 def test_one_has_no_s() -> None:
     assert [some(count, "block") for count in (0, 1, 2, 1000)] == ["0 blocks", "1 block", "2 blocks", "1,000 blocks"]
     assert [some(count, "cycle", "was/were") for count in (1, 3)] == ["1 cycle was", "3 cycles were"]
+
+
+def test_several_of_a_noun() -> None:
+    assert [some(2, noun) for noun in ("block", "entry", "retry", "way")] == [
+        "2 blocks", "2 entries", "2 retries", "2 ways",
+    ]  # fmt: skip
+    assert some(1, "entry", "has/have") == "1 entry has"

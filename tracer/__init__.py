@@ -33,10 +33,19 @@ if TYPE_CHECKING:
     from tracer.errors import TracerError
     from tracer.runs.session import ProfileSession, Schedule
     from tracer.runs.training import profile_training
+    from tracer.runs.watch import watch_training
     from tracer.timeline_tracer import TimelineTracer
 
 __version__ = "0.2.0.dev0"
-__all__ = ["MemoryTimeline", "ProfileSession", "Schedule", "TimelineTracer", "TracerError", "profile_training"]
+__all__ = [
+    "MemoryTimeline",
+    "ProfileSession",
+    "Schedule",
+    "TimelineTracer",
+    "TracerError",
+    "profile_training",
+    "watch_training",
+]
 
 _HOMES = {
     "MemoryTimeline": "tracer.analysis.profiles.memory_timeline",
@@ -45,6 +54,7 @@ _HOMES = {
     "TimelineTracer": "tracer.timeline_tracer",
     "TracerError": "tracer.errors",
     "profile_training": "tracer.runs.training",
+    "watch_training": "tracer.runs.watch",
 }
 
 

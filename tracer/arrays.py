@@ -17,6 +17,8 @@ Of its operators:
     [T] tensors saved for backward
 Of a page:
     [Y] rows of its timeline
+Of a run that is watched:
+    [J] rows of its counters, of one step or of several that follow each other
 """
 
 from __future__ import annotations
@@ -64,3 +66,4 @@ PerEngineNode: TypeAlias = Column[_Value]
 PerSavedTensor: TypeAlias = Column[_Value]
 
 PerPageRow: TypeAlias = Column[_Value]
+PerSteps: TypeAlias = Column[_Value]

@@ -37,7 +37,8 @@ def format_bytes(size_bytes: float) -> str:
 def some(count: int, noun: str, verb: str = "") -> str:
     """`1 block was`, `2 blocks were`: a number with its noun, and a verb given as `was/were`."""
     one, _, several = verb.partition("/")
-    words = (f"{count:,}", noun if count == 1 else f"{noun}s", one if count == 1 else several)
+    nouns = f"{noun[:-1]}ies" if noun[-1] == "y" and noun[-2] not in "aeou" else f"{noun}s"
+    words = (f"{count:,}", noun if count == 1 else nouns, one if count == 1 else several)
     return " ".join(word for word in words if word)
 
 

@@ -42,7 +42,7 @@ def test_a_registered_backend_gives_every_file_and_the_same_screen(tmp_path: Pat
     assert peak["unexplained_bytes"] == 0
     (lacks,) = (line for line in ended.stderr.splitlines() if "does not offer" in line)
     assert "kernels" in lacks
-    for words in ("on pretend:1", "Asked for:", "Reserved from the driver:", "What filled it", "Time of a step on"):
+    for words in ("on pretend:1", "Requested:", "Reserved from the driver:", "What filled it", "Time of a step on"):
         assert words in ended.stdout
     assert "ms on PRETEND" in (tmp_path / "cuda_timing.txt").read_text()
 

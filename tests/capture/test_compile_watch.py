@@ -11,7 +11,9 @@ from torch import nn
 
 from tests.pieces import Pieces
 from tracer.capture import torch_private
-from tracer.capture.compile_watch import CompileWatch
+from tracer.capture.compile_watch import CompileWatch, _node
+from tracer.capture.compiled_code import MemoryBudget, RecomputedTensor
+from tracer.capture.source_line import SourceLine
 from tracer.runs.session import ProfileSession, Schedule
 
 
@@ -32,6 +34,80 @@ def test_a_graph_that_cannot_be_read_is_one(tmp_path: Path) -> None:
     watch = CompileWatch()
     watch._lowered(SimpleNamespace(module=None), str(tmp_path / "generated.py"), 1)
     assert isinstance(watch.fault, AttributeError)
+
+
+class HashableNode(SimpleNamespace):
+    """As torch's are, by identity."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+def fx_node(name: str, *, users: tuple[Any, ...] = (), target: str = "aten.mm.default", **meta: Any) -> Any:
+    stack = meta.pop("line", None)
+    if stack is not None:
+        meta["stack_trace"] = f'  File "/home/somebody/net.py", line {stack}, in forward\n    x\n'
+    return HashableNode(name=name, op="call_function", target=target, args=(), users=users, meta=meta)
+
+
+@pytest.mark.parametrize(
+    ("is_backward", "tag", "target", "is_recomputed"),
+    [
+        (True, "is_forward", "aten.mm.default", True),
+        (True, "is_backward", "aten.mm.default", False),
+        (True, None, "aten.mm.default", False),
+        (False, "is_forward", "aten.mm.default", False),
+        # Views and parts of a result are no work.
+        (True, "is_forward", "aten.view.default", False),
+        (True, "is_forward", "<built-in function getitem>", False),
+    ],
+)
+def test_what_of_forwards_stands_in_a_backward_graph_is_computed_again(
+    is_backward: bool, tag: str | None, target: str, is_recomputed: bool
+) -> None:
+    node = fx_node("one", target=target, line=7, partitioner_tag=tag)
+    node.args = (fx_node("given"),)
+    assert _node(node, is_backward=is_backward).is_recomputed == is_recomputed
+
+
+def test_a_node_that_a_pass_has_put_in_says_what_its_parts_say() -> None:
+    """As dropout's, once its random state is kept: torch leaves the new node without a stack."""
+    part = fx_node("getitem_1", target="<built-in function getitem>", line=7, partitioner_tag="is_forward")
+    pair = fx_node("getitem", target="<built-in function getitem>", users=(part,))
+    found = _node(fx_node("run_with_rng_state", users=(pair,)), is_backward=True)
+    assert [line.line for line in found.lines] == [7]
+    assert found.is_recomputed and found.has_stack
+    alone = _node(fx_node("run_with_rng_state", users=(fx_node("mm", line=7),)), is_backward=True)
+    assert (alone.lines, alone.has_stack) == ((), False)
+
+
+def test_a_budget_is_told_with_what_it_does_not_keep() -> None:
+    watch, kept, dropped = CompileWatch(), fx_node("mm"), fx_node("gelu", line=7)
+    watch._budgeted(0.5, lambda: ({kept: 100}, {kept: 100, dropped: 30}))
+    (budget,) = watch._budgets
+    line = SourceLine("/home/somebody/net.py", 7)
+    assert budget == MemoryBudget(0.5, 100, 130, (RecomputedTensor(30, line, ""),))
+    watch._budgeted(0.5, fail)
+    assert isinstance(watch.fault, AttributeError)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ((0, []), (0, []), ()),
+        ((0, []), (2, []), ("",)),
+        ((1, ["old"]), (1, ["old"]), ()),
+        ((1, ["old"]), (4, ["old", "new\n more", "new", "other"]), ("new", "other")),
+    ],
+)
+def test_cuda_graphs_that_were_not_made_are_those_of_the_run(
+    monkeypatch: pytest.MonkeyPatch, before: tuple[int, list[str]], after: tuple[int, list[str]], told: tuple[str, ...]
+) -> None:
+    watch = CompileWatch()
+    monkeypatch.setattr(torch_private, "cuda_graphs_left_out", lambda: before)
+    watch.start()
+    monkeypatch.setattr(torch_private, "cuda_graphs_left_out", lambda: after)
+    watch.stop()
+    assert watch._cuda_graphs_left_out() == told
 
 
 def test_it_is_said_in_a_note() -> None:

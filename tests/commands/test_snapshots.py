@@ -46,7 +46,7 @@ def test_the_files_are_written_and_named(file: Path, tmp_path: Path) -> None:
     page, report = tmp_path / "new" / "page.html", tmp_path / "report.sqlite"
     code, out, err = run("snapshot", file, "--html", page, "--sqlite", report)
     assert code == 0
-    assert "What filled it, by line and kind" in out
+    assert "What was in use then" in out
     assert [line.split()[:2] for line in err.splitlines()] == [["Wrote", str(page)], ["Wrote", str(report)]]
     assert "</html>" in page.read_text("utf-8")
     assert query(report, "SELECT size_bytes FROM misc_sizes") == [(5 * MIB,)]
@@ -78,7 +78,7 @@ def test_a_stream_that_takes_nothing_leaves_the_files(stream: str, file: Path, t
     assert page.is_file() and report.is_file()
     if stream == "stderr":
         assert ended.returncode == 0
-        assert "What filled it" in ended.stdout
+        assert "What was in use then" in ended.stdout
     else:
         first, second, error, _ = ended.stderr.splitlines()
         assert first.startswith(f"Wrote {page}") and second.startswith(f"Wrote {report}")

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,17 @@ from tests.analysis.snapshots.test_findings import BASE, load
 from tests.exporters import page_samples as samples
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.exporters.test_snapshot_page import page_of
-from tests.snapshot.dumps import block, entry, segment, snapshot
+from tests.snapshot.dumps import REAL_FILES, block, entry, segment, snapshot
 from tests.training_steps import Recorded
 from tracer.analysis.profiles.findings import find_in_cycle, put_together
-from tracer.exporters.page import Page, write_page
+from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot, explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.moments import held_at
+from tracer.analysis.snapshots.sites import Sites
+from tracer.analysis.snapshots.timeline import device_timeline
+from tracer.exporters.page import Page, PageAdvice, write_pages
+from tracer.exporters.snapshot_page import snapshot_page
 from tracer.exporters.timeline_page import timeline_page
+from tracer.snapshot.load import load_snapshot
 from tracer.units import format_bytes
 
 pytestmark = pytest.mark.browser
@@ -46,9 +53,9 @@ def opened(browser: Any, tmp_path: Path) -> Callable[..., Any]:
     """`with opened(page) as tab`: the page, drawn. Fails at its end on any console message, dialog or request."""
 
     @contextmanager
-    def open_page(page: Page, **context: Any) -> Iterator[Any]:
+    def open_page(page: Page | list[Page], **context: Any) -> Iterator[Any]:
         path = tmp_path / "memory_timeline.html"
-        write_page(page, path)
+        write_pages([page] if isinstance(page, Page) else page, path)
         with browser.new_context(viewport={"width": 1280, "height": 900}, offline=True, **context) as session:
             tab = session.new_page()
             tab.set_default_timeout(TIMEOUT_MS)
@@ -93,7 +100,7 @@ def hover(tab: Any, share: float) -> str:
     tab.locator(".frame").scroll_into_view_if_needed()
     box = plot_area(tab)
     tab.mouse.move(box["x"] + box["width"] * share, box["y"] + box["height"] / 2)
-    return str(tab.locator(".tip").inner_text())
+    return str(tab.locator(".frame .tip").inner_text())
 
 
 def column(tab: Any, number: int) -> list[str]:
@@ -290,11 +297,95 @@ def test_each_block_is_drawn_and_read(opened: Callable[..., Any], recorded: Call
         assert tab.locator(".lane-key span").count() > 3
         area = plot_area(tab)
         tab.mouse.move(area["x"] + area["width"] / 2, area["y"] + area["height"] * 0.8)
-        tip = tab.locator(".tip").inner_text()
+        tip = tab.locator(".frame .tip").inner_text()
         size = re.search(r"\(([\d,]+) B\)", tip)
         assert size is not None
         assert int(size[1].replace(",", "")) in cycle.lifetimes.size_bytes
         assert "step" in tip or "event" in tip or "start of what is shown" in tip
+
+
+def pages_of(replayed: ReplayedSnapshot) -> list[Page]:
+    finding = explain_replayed(replayed)
+    timelines = [device_timeline(replayed.snapshot, d.state, d.replay, kinds=d.kinds) for d in replayed.devices]
+    return [snapshot_page(replayed, finding, i, timeline, run={}) for i, timeline in enumerate(timelines)]
+
+
+def test_a_device_is_chosen_and_kept_in_the_address(opened: Callable[..., Any], tmp_path: Path) -> None:
+    objects = out_of_memory()
+    objects["segments"].append(segment(BASE, 64 * 2**20, [block(BASE, 60 * 2**20)], device=1))
+    with opened(pages_of(replay_snapshot(load(tmp_path / "s", objects)))) as tab:
+        assert "device 0" in tab.locator("h1").inner_text()
+        tab.get_by_label("Device", exact=True).select_option(label="device 1, 60.00 MiB")
+        tab.wait_for_function("document.querySelector('h1').textContent.includes('device 1')")
+        assert tab.evaluate("location.hash") == "#device=device%201"
+        assert tab.locator(".plot").count() == 0
+        tab.reload()
+        tab.wait_for_selector("html[data-drawn]")
+        assert "60.00 MiB on device 1" in tab.locator("h1").inner_text()
+
+
+def test_segments_follow_the_moment(opened: Callable[..., Any], tmp_path: Path) -> None:
+    replayed = replay_snapshot(load(tmp_path / "s", out_of_memory()))
+    with opened(pages_of(replayed)) as tab:
+        check_moments(tab, replayed.devices[0], replayed.sites, [0, 2, 5])
+
+
+def check_moments(tab: Any, device: ReplayedDevice, sites: Sites, entries: list[int]) -> None:
+    """Rows, categories and segments at some entries are what the recording says."""
+    for entry_number in entries:
+        tab.evaluate(f"location.hash = '#t={entry_number}'")
+        words = f"after entry {entry_number:,} of"
+        tab.wait_for_function(f"document.querySelector('.when').textContent.includes('{words}')")
+        held = held_at(device, sites, entry_number)
+        assert sum_of_rows(tab) == held.requested_bytes
+        blocks = sum(group.count for group in held.groups)
+        assert rows_text(tab).startswith(f"{len(held.groups):,} of {len(held.groups):,} rows, {blocks:,} block")
+        assert tab.locator(".check.bad").count() == 0
+        assert f"reserved ({held.reserved_bytes:,} B)" in tab.locator("#space p").first.inner_text()
+
+
+BROWSED = [path for path in REAL_FILES if path.stem in ("oom_expandable_3gpus", "train_423M_ctx512", "forward_bf16")]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not BROWSED, reason="the real recordings are not here")
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("path", BROWSED, ids=lambda path: path.stem)
+def test_any_moment_of_real_recordings(opened: Callable[..., Any], path: Path, width: int) -> None:
+    replayed = replay_snapshot(load_snapshot(path, isolated=False))
+    shown = explain_replayed(replayed).worst
+    assert shown is not None
+    device = replayed.devices[shown]
+    with opened([pages_of(replayed)[shown]], color_scheme="dark") as tab:
+        tab.set_viewport_size({"width": width, "height": 900})
+        last = len(device.state.trace) - 1
+        # Of a long recording not every entry is kept: those that are, the page says.
+        kept = kept_entries(tab, [last // 5, last // 2, last - 1])
+        check_moments(tab, device, replayed.sites, kept)
+        assert tab.evaluate("document.documentElement.scrollWidth") == width
+
+
+def kept_entries(tab: Any, entries: list[int]) -> list[int]:
+    found = []
+    for one in entries:
+        tab.evaluate(f"location.hash = '#t={one}'")
+        tab.wait_for_timeout(300)
+        number = re.search(r"after entry ([\d,]+) of", tab.locator(".when").inner_text())
+        assert number is not None
+        found.append(int(number[1].replace(",", "")))
+    assert len(set(found)) == len(entries)
+    return found
+
+
+def test_advice_stands_in_the_first_card_and_without_any_nothing_does(opened: Callable[..., Any]) -> None:
+    advice = (PageAdvice("Recompute the blocks in backward.", 2**30, "a third more time", "rehearsing the step"),)
+    with opened(replace(samples.small_page(), advice=advice)) as tab:
+        text = tab.locator("#answer .advice li").inner_text()
+        assert text == (
+            "1.00 GiB Recompute the blocks in backward. Costs a third more time. Found by rehearsing the step."
+        )
+    with opened(samples.small_page()) as tab:
+        assert tab.locator(".advice").count() == 0
 
 
 def test_everything_is_reached_and_seen_with_the_tab_key(opened: Callable[..., Any]) -> None:
@@ -349,7 +440,7 @@ def test_little_is_shown_as_little(opened: Callable[..., Any], page: Callable[[]
         assert "NaN" not in tab.locator("body").inner_text()
 
 
-@pytest.mark.parametrize("width", [800, 1280])
+@pytest.mark.parametrize("width", [390, 800, 1280])
 def test_themes_and_widths(opened: Callable[..., Any], width: int) -> None:
     with opened(synthetic_page(3000), color_scheme="dark") as tab:
         tab.set_viewport_size({"width": width, "height": 900})
@@ -387,7 +478,7 @@ def test_a_snapshot_says_why_it_ran_out_and_unfolds_its_stacks(opened: Callable[
         # Once: below are the numbers.
         assert tab.locator("body").inner_text().count("Fragmentation is not the cause") == 1
         assert "48.00 MiB" in tab.locator("section.alarming").inner_text()
-        assert tab.locator("nav a").all_inner_texts() == ["Timeline", "In use", "Out of memory", "Run"]
+        assert tab.locator("nav a").all_inner_texts() == ["Timeline", "In use", "Out of memory", "Segments", "Run"]
         assert tab.locator(".blocks thead:visible").inner_text().split() == [
             "Size",
             "Blocks",

@@ -19,9 +19,11 @@ from tracer.analysis.profiles.allocator_count import CountedParts
 from tracer.analysis.profiles.breakdown import Breakdown, breakdown
 from tracer.analysis.profiles.peak import AllocatorPeak
 from tracer.capture.phase_timing import PHASES, PhaseTimings
+from tracer.capture.run_origin import RunOrigin
 from tracer.exporters.cuda_timing import cuda_timing_text, write_cuda_timing
+from tracer.exporters.json_header import Header
 from tracer.exporters.max_mem import max_mem_text, write_max_mem
-from tracer.exporters.peak_json import FORMAT, VERSION, peak_document, write_peak_json
+from tracer.exporters.peak_json import FORMAT, VERSION, PeakDocument, peak_document, write_peak_json
 
 GIB = 1 << 30
 MAX_KEYS = ["Parameter", "Opt", "Input", "Temp", "Activation", "Grads", "Autograd_detail", "Intermediate"]
@@ -193,19 +195,14 @@ def test_rows_are_told_apart_as_the_report_tells_them(recorded: Callable[[str], 
     assert any(row["module"] for row in document["rows"])
 
 
-def test_the_document_describes_every_key_of_peak_json(recorded: Callable[[str], Recorded]) -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "peak-json.md").read_text("utf-8")
-    document = peak_document(findings_of(recorded("lbfgs").recordings).peaks)
-    keys, rows = ({key for line in part.splitlines() if line.startswith("| `") for key in keys_of(line)}
-                  for part in text.split("Of each row:"))  # fmt: skip
-    assert keys == set(document)
-    assert rows == set(document["rows"][0])
-    assert f"| `{FORMAT}` and {VERSION}. |" in text
+def test_peak_json_says_with_what_the_run_was_made(recorded: Callable[[str], Recorded]) -> None:
+    peaks = findings_of(recorded("lbfgs").recordings).peaks
+    origin = RunOrigin("main.py --seed 1", "2026-01-01", "2.15.0", "3.11")
+    document = peak_document(peaks, origin=origin)
+    assert set(document) == {*PeakDocument.__annotations__, *Header.__annotations__}
     assert (document["format"], document["version"]) == (FORMAT, VERSION)
+    assert (document["torch"], document["command"]) == ("2.15.0", "main.py --seed 1")
+    assert (peak_document(peaks)["torch"], peak_document(peaks)["command"]) == (None, None)
+    text = (Path(__file__).resolve().parents[2] / "docs" / "files.md").read_text("utf-8")
     inner = [one.name for kind in (AllocatorPeak, CountedParts) for one in fields(kind)]
     assert [name for name in inner if f"`{name}`" not in text] == []
-
-
-def keys_of(line: str) -> list[str]:
-    """Those in a table row's first column."""
-    return re.findall(r"`(\w+)`", line.split(" | ")[0])

@@ -493,12 +493,12 @@ def command(*arguments: str, save_dir: Path):
 
 
 MISTAKES = [
-    (["{nets}:Wrong", "--input", "8"], "Error: Step 0 raised RuntimeError: ", "wrong"),
+    (["{nets}:Wrong", "--input", "8"], "Error: Step 1 raised RuntimeError: ", "wrong"),
     (["{nets}:Net", "--input", "9"], "shapes cannot be multiplied", "first"),
-    (["{nets}:stepping", "--model-arg", "at=2"], "Step 1 raised ValueError: the data ran out", "ran out"),
+    (["{nets}:stepping", "--model-arg", "at=2"], "Step 2 raised ValueError: the data ran out", "ran out"),
     (["{nets}:broken"], "my_nets.py:broken raised RuntimeError: no such.", "broken"),
     (["{nets}:number"], "returned int", "number"),
-    (["{nets}:Net"], "does not fit 0 --input options: missing a required argument: 'x'", "forward"),
+    (["{nets}:Net"], "needs `x`: add --input for it.", "--input 3x224x224"),
     (["{nets}:Net", "--input", "8", "--input", "y=3"], "unexpected keyword argument 'y'", "forward"),
     (["{nets}:Net", "--model-arg", "depth=3"], "unexpected keyword argument 'depth'", "class"),
     (["{nets}:Netz"], "has no Netz", "It has Net, Wrong"),

@@ -104,6 +104,10 @@ class Evidence(IntEnum):
     COMPILED_INSIDE = 70
     COMPILED_TAKEN_OVER = 71
     LIBRARYS = 72
+    COMPILED_RECOMPUTED = 73
+    # Of snapshots of a process that is still there to be asked.
+    REACHED = 80
+    KEPT_BY_GRAPH = 81
 
 
 EVIDENCE_TEXT = {
@@ -132,7 +136,10 @@ EVIDENCE_TEXT = {
     Evidence.WITHIN_LOOP: "made and freed outside forward, backward and optimizer",
     Evidence.COMPILED_SAVED: "the compiled forward hands it to backward",
     Evidence.COMPILED_TAKEN_OVER: "the compiled backward took over memory that forward had saved something in",
+    Evidence.COMPILED_RECOMPUTED: "the compiled backward computes again what its forward let go of",
     Evidence.COMPILED_INSIDE: "made and freed inside a compiled graph",
+    Evidence.REACHED: "Python reaches it as a tensor, in no module and no optimizer",
+    Evidence.KEPT_BY_GRAPH: "a graph that is still there keeps it for backward",
     Evidence.HISTORY: "allocated before the recording, in the allocator's history",
     Evidence.UNSEEN: "made by another thread or outside torch, where the profiler does not record",
     Evidence.SAID_BY_RECORDING: "the recording says so",

@@ -20,8 +20,16 @@ class AllocatorHistory:
         snapshot: The latest dump, in the form of `torch.cuda.memory._snapshot()`, or None.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, max_entries: int = MAX_ENTRIES, stacks_of_frees: bool = True) -> None:
+        """Prepare.
+
+        Args:
+            device: Any.
+            max_entries: How many entries are kept; the oldest go first.
+            stacks_of_frees: Whether to take the stack of a free too, which costs as much as that of an allocation.
+        """
         self.device = device
+        self._max_entries, self._stacks_of_frees = max_entries, stacks_of_frees
         self.snapshot: dict[str, Any] | None = None
         self._recording = False
         self._ours = False
@@ -37,7 +45,7 @@ class AllocatorHistory:
             return
         self._ours = self._ours or not torch_private.allocator_history_enabled(self.device)
         if self._ours:
-            torch_private.start_allocator_history(self.device, MAX_ENTRIES)
+            torch_private.start_allocator_history(self.device, self._max_entries, stacks_of_frees=self._stacks_of_frees)
         self._recording = True
 
     def dump(self) -> None:

@@ -28,6 +28,7 @@ class CallHooks:
         *,
         models: Iterable[nn.Module] = (),
         on_call: OnCall | None = None,
+        after_call: OnCall | None = None,
         optimizers: Iterable[torch.optim.Optimizer] = (),
         before_step: OnStep | None = None,
         after_step: OnStep | None = None,
@@ -36,7 +37,8 @@ class CallHooks:
 
         Args:
             models: Whose calls are told.
-            on_call: Called before each of them; None leaves the models alone.
+            on_call: Called before each of them.
+            after_call: Called after each of them; it returns nothing, so that the output stays what it is.
             optimizers: That are expected to step. Every optimizer of torch's kind is told of, also one that is not
                 among them; of another kind, only these.
             before_step: Called before any optimizer's step.
@@ -45,8 +47,9 @@ class CallHooks:
         self._refused_calls: dict[str, None] = {}
         self._refused_steps: dict[str, None] = {}
         self._has_seen_steps = False
-        self._models: list[nn.Module] = list(models) if on_call is not None else []
         self._on_call: OnCall | None = on_call
+        self._after_call: OnCall | None = after_call
+        self._models: list[nn.Module] = list(models) if on_call is not None or after_call is not None else []
         self._optimizers = list(optimizers)
         self._before_step, self._after_step = before_step, after_step
         self._handles: list[Any] = []
@@ -86,7 +89,7 @@ class CallHooks:
             self._stop_watching = None
         self._remove()
         self._models, self._optimizers = [], []
-        self._on_call = self._before_step = self._after_step = None
+        self._on_call = self._after_call = self._before_step = self._after_step = None
 
     def _register(self) -> None:
         if self.see_steps:
@@ -98,12 +101,16 @@ class CallHooks:
                 if not torch_private.calls_hooks_of_all_optimizers(optimizer):
                     self._try(optimizer, partial(_register_on, optimizer, "register_step_pre_hook", self._step_begins))
                     self._try(optimizer, partial(_register_on, optimizer, "register_step_post_hook", self._step_ends))
-        if self._on_call is not None:
-            # Behind a graph break an eager model is called from compiled code, which would compile the hook as well.
-            on_call = torch.compiler.disable(self._on_call)  # type: ignore[no-untyped-call]
-            for model in self._models:
-                for module in _outside_compiled_code(model):
-                    self._try(module, partial(module.register_forward_pre_hook, on_call, with_kwargs=True))
+        # Behind a graph break an eager model is called from compiled code, which would compile the hooks as well.
+        before, after = (
+            torch.compiler.disable(call) if call is not None else None  # type: ignore[no-untyped-call]
+            for call in (self._on_call, self._after_call)
+        )
+        for module in (module for model in self._models for module in _outside_compiled_code(model)):
+            if before is not None:
+                self._try(module, partial(module.register_forward_pre_hook, before, with_kwargs=True))
+            if after is not None:
+                self._try(module, partial(module.register_forward_hook, after))
 
     def _try(self, target: object, register: Callable[[], Any]) -> None:
         """Register a hook; that something takes none, as a ScriptModule, is a sentence."""

@@ -20,6 +20,8 @@ from tracer.capture.compiled_code import (
     CompiledGraph,
     CompiledNode,
     GraphBreak,
+    MemoryBudget,
+    RecomputedTensor,
     is_generated,
 )
 from tracer.capture.operator_lines import source_text
@@ -41,15 +43,18 @@ class CompileWatch:
     def __init__(self) -> None:
         self.fault: Exception | None = None
         self._graphs: dict[str, CompiledGraph] = {}
+        self._budgets: list[MemoryBudget] = []
         self._ends: list[Callable[[], None]] = []
         self._is_watching = False
         self._breaks_before: int | None = None
         self._functions_before = 0
+        self._left_out_before: tuple[int, list[str]] = (0, [])
 
     def start(self) -> None:
         """Wait for the first compilation."""
         self._breaks_before = len(torch_private.graph_breaks())
         self._functions_before = len(torch_private.compiled_functions())
+        self._left_out_before = torch_private.cuda_graphs_left_out()
         self._ends.append(torch_private.on_compile_start(self._compilation_begins))
 
     def _compilation_begins(self) -> None:
@@ -58,6 +63,7 @@ class CompileWatch:
         self._is_watching = True
         try:
             self._ends.append(torch_private.watch_inductor(self._lowered))
+            self._ends.append(torch_private.watch_memory_budget(self._budgeted))
         except Exception as fault:  # a torch whose inside is another: the user's compilation goes on
             self.fault = self.fault or fault
 
@@ -65,6 +71,15 @@ class CompileWatch:
         """Describe a graph; what goes wrong here is no fault of the user's compilation."""
         try:
             self._graphs[path] = _inductor_graph(lowering, path, num_outputs)
+        except Exception as fault:
+            self.fault = self.fault or fault
+
+    def _budgeted(self, budget: float, sizes: Callable[[], tuple[dict[Any, int], dict[Any, int]]]) -> None:
+        """Note what a memory budget has changed."""
+        try:
+            kept, by_default = sizes()
+            again = tuple(_recomputed(node, size) for node, size in by_default.items() if node not in kept)
+            self._budgets.append(MemoryBudget(budget, sum(kept.values()), sum(by_default.values()), again))
         except Exception as fault:
             self.fault = self.fault or fault
 
@@ -86,7 +101,14 @@ class CompileWatch:
             return NOTHING_COMPILED
         eager = _run_as_they_are(named)
         graphs = (self._graphs.get(path) or eager.get(path) or _without_nodes(path) for path in sorted(named))
-        return CompiledCode(tuple(graphs), self._functions(), self._breaks())
+        return CompiledCode(
+            tuple(graphs), self._functions(), self._breaks(), tuple(self._budgets), self._cuda_graphs_left_out()
+        )
+
+    def _cuda_graphs_left_out(self) -> tuple[str, ...]:
+        (count, reasons), (before, known) = torch_private.cuda_graphs_left_out(), self._left_out_before
+        new = [_first_line(reason) for reason in reasons[len(known) :]]
+        return tuple(dict.fromkeys(new)) or ("",) * (count > before)
 
     def _functions(self) -> tuple[CompiledFunction, ...]:
         found = torch_private.compiled_functions()[self._functions_before :]
@@ -139,7 +161,7 @@ def _inductor_graph(lowering: Any, path: str, num_outputs: int | None) -> Compil
         compile_id=torch_private.compile_id(),
         is_backward=bool(lowering.is_backward),
         num_outputs=num_outputs if is_forward and num_outputs is not None else -1,
-        nodes=tuple(map(_node, fx_nodes)),
+        nodes=tuple(_node(node, is_backward=bool(lowering.is_backward)) for node in fx_nodes),
         buffers={name: made for name, buffer in lowering.name_to_buffer.items() if (made := _made_of(buffer, rows))},
         outputs=_outputs(fx_nodes),
     )
@@ -175,9 +197,34 @@ def _outputs(fx_nodes: list[Any]) -> tuple[str, ...]:
     return tuple(str(getattr(one, "name", "")) for one in many)
 
 
-def _node(node: Any) -> CompiledNode:
-    module_id, module = _module(node.meta)
-    return CompiledNode(str(node.name), _lines(node.meta.get("stack_trace")), module_id, module)
+def _node(node: Any, *, is_backward: bool) -> CompiledNode:
+    meta = _meta(node)
+    module_id, module = _module(meta)
+    # Of which half of the joint graph a node is torch notes before it cuts that in two.
+    is_recomputed = is_backward and node.op == "call_function" and meta.get("partitioner_tag") == "is_forward"
+    is_recomputed &= _computed(node) is node and not _is_item(node)
+    stack = meta.get("stack_trace")
+    return CompiledNode(str(node.name), _lines(stack), module_id, module, is_recomputed, bool(stack))
+
+
+def _meta(node: Any) -> dict[str, Any]:
+    """What torch knows of a node; of one that a pass has put in another's place, what the parts of its result say."""
+    known = node
+    while not known.meta.get("stack_trace"):
+        parts = [user for user in known.users if _is_item(user)]
+        if not parts:
+            return dict(node.meta)
+        known = parts[-1]
+    return dict(known.meta)
+
+
+def _is_item(node: Any) -> bool:
+    return "getitem" in str(node.target)
+
+
+def _recomputed(node: Any, size_bytes: int) -> RecomputedTensor:
+    described = _node(node, is_backward=False)
+    return RecomputedTensor(size_bytes, described.lines[-1] if described.lines else None, described.module)
 
 
 def _lines(stack_trace: str | None) -> tuple[SourceLine, ...]:
@@ -206,11 +253,12 @@ def _run_as_they_are(paths: set[str]) -> dict[str, CompiledGraph]:
         path = str(getattr(getattr(forward, "__code__", None), "co_filename", ""))
         if path in paths and path not in found:
             fx_nodes = list(module.graph.nodes)
+            is_backward = any(node.name.startswith("tangents_") for node in fx_nodes if node.op == "placeholder")
             found[path] = CompiledGraph(
                 path=path,
                 text=source_text(path),
-                is_backward=any(node.name.startswith("tangents_") for node in fx_nodes if node.op == "placeholder"),
-                nodes=tuple(map(_node, fx_nodes)),
+                is_backward=is_backward,
+                nodes=tuple(_node(node, is_backward=is_backward) for node in fx_nodes),
                 buffers={node.name: (row,) for row, node in enumerate(fx_nodes)},
                 outputs=_outputs(fx_nodes),
             )

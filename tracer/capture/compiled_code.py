@@ -36,12 +36,17 @@ class CompiledNode:
         lines: The lines of the user's or a library's code that led to it, outermost first; none where torch has none.
         module_id: `id()` of the innermost module around it, or -1.
         module: That module's name as torch.compile found it, such as `blocks.0.fc`, or "".
+        is_recomputed: Whether it is forward's, and backward computes it again.
+        has_stack: Whether torch knows its stack; if that has no such lines, it was made for the line that called the
+            compiled code.
     """
 
     name: str
     lines: tuple[SourceLine, ...]
     module_id: int
     module: str
+    is_recomputed: bool = False
+    has_stack: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,32 @@ class CompiledFunction:
 
 
 @dataclass(frozen=True, slots=True)
+class RecomputedTensor:
+    """A result of forward's that is not kept for backward, which computes it again."""
+
+    size_bytes: int
+    line: SourceLine | None
+    module: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """What torch's `activation_memory_budget` decided of a graph, by torch's own count.
+
+    Attributes:
+        budget: From 0, where all is computed again, to below 1, the default.
+        kept_bytes: Of what forward keeps for backward, parameters and inputs aside.
+        default_bytes: The same, as it would be by default.
+        recomputed: What the default keeps, and this does not.
+    """
+
+    budget: float
+    kept_bytes: int
+    default_bytes: int
+    recomputed: tuple[RecomputedTensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledCode:
     """All that torch.compile made in a run.
 
@@ -96,11 +127,16 @@ class CompiledCode:
         graphs: The generated files that were run; one that was compiled before the run has no nodes.
         functions: What was compiled during the run.
         breaks: Of its graphs.
+        budgets: Of the graphs that were given one.
+        cuda_graphs_left_out: Why CUDA graphs, which were asked for, were not made, each reason once; "" where torch
+            does not say, as on a device that has none.
     """
 
     graphs: tuple[CompiledGraph, ...] = ()
     functions: tuple[CompiledFunction, ...] = ()
     breaks: tuple[GraphBreak, ...] = ()
+    budgets: tuple[MemoryBudget, ...] = ()
+    cuda_graphs_left_out: tuple[str, ...] = ()
 
     @property
     def num_recompilations(self) -> int:

@@ -74,12 +74,20 @@ def allocator_counters(device: torch.device) -> dict[str, int]:
         "largest allocated so far": "max_memory_allocated",
     }
     state = {word: value for word, name in asked.items() if isinstance(value := _answer(device, name), int)}
+    if (memory := device_memory(device)) is not None:
+        state["free on the device"], state["device"] = memory
+    return state
+
+
+def device_memory(device: torch.device) -> tuple[int, int] | None:
+    """What the driver says is free on an accelerator, and what it has in all, in bytes; None where it does not say."""
+    if not is_accelerator(device):
+        return None
     # Behind a kernel's error the driver answers every question with that error, which is being reported already.
     with suppress(RuntimeError):
         memory = _answer(device, "mem_get_info", "get_memory_info")
-        if memory is not None:
-            state["free on the device"], state["device"] = memory
-    return state
+        return (int(memory[0]), int(memory[1])) if memory is not None else None
+    return None
 
 
 def allocated_bytes(device: torch.device) -> int | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from tracer.capture.notebook_cells import cell_name
 from tracer.capture.source_files import is_user_code
 from tracer.capture.source_line import SourceLine
 
@@ -24,7 +25,7 @@ def error_line(error: BaseException) -> SourceLine | None:
     if isinstance(error, SyntaxError) and error.filename is not None and error.lineno is not None:
         return SourceLine(error.filename, error.lineno)
     frames = [
-        SourceLine(frame.f_code.co_filename, line)
+        SourceLine(cell_name(frame.f_code.co_filename) or frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
         if not frame.f_globals.get("__tracebackhide__")
     ]

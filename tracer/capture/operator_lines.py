@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from tracer.capture.notebook_cells import file_of_cell
+
 # Without the underscore that an augmented assignment adds where it writes in place.
 _BINARY: dict[type[ast.operator], tuple[str, ...]] = {
     ast.Add: ("add",),
@@ -199,9 +201,9 @@ def source_text(file: str) -> str:
     """The source of a file as Python's tracebacks have it, "" where there is none any more.
 
     Args:
-        file: An absolute path.
+        file: An absolute path, or a notebook's cell.
     """
-    return "".join(linecache.getlines(file))
+    return "".join(linecache.getlines(file_of_cell(file)))
 
 
 @cache

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
+from tracer.capture.notebook_cells import is_cell
 from tracer.capture.source_files import is_package_code, is_user_code
 
 _PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
@@ -27,6 +28,8 @@ class ProjectFiles:
         return self._names[file]
 
     def _name(self, file: str) -> str | None:
+        if is_cell(file):
+            return file
         path = Path(file)
         if not path.is_absolute():
             return None

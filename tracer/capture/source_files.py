@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from tracer.capture.compiled_code import is_generated
+from tracer.capture.notebook_cells import cell_name, is_cell
 
 _TORCH = Path(torch.__file__).resolve().parent
 _OURS = Path(__file__).resolve().parent.parent
@@ -43,9 +44,13 @@ def _library_folders() -> tuple[Path, ...]:
     return tuple(Path(path).resolve() for path in paths)
 
 
-@cache
 def whole_path(file_name: str) -> str:
-    """The file's absolute path where it can be found, else the name as recorded."""
+    """The file's absolute path where it can be found, `cell 3` for a notebook's, else the name as recorded."""
+    return cell_name(file_name) or _whole_path(file_name)
+
+
+@cache
+def _whole_path(file_name: str) -> str:
     if file_name.startswith("<") or Path(file_name).is_absolute():
         return file_name
     for prefix in _prefixes():
@@ -55,12 +60,16 @@ def whole_path(file_name: str) -> str:
     return file_name
 
 
-@cache
 def is_user_code(file_name: str) -> bool:
     """Whether a recorded file name is none of torch's, Python's, an installed package's, this program's or generated.
 
     Modules that set `__tracebackhide__` only pass calls on to the user's model and count as this program's.
     """
+    return is_cell(file_name) or cell_name(file_name) is not None or _is_user_file(file_name)
+
+
+@cache
+def _is_user_file(file_name: str) -> bool:
     path = _found(file_name)
     if path is not None and path.resolve().is_relative_to(_SHIPPED_MODELS):
         return True

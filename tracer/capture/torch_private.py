@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -256,12 +256,18 @@ def allocator_history_enabled(device: torch.device) -> bool:
     return any(memory._snapshot(device).get("device_traces", ()))
 
 
-def start_allocator_history(device: torch.device, max_entries: int) -> None:
+def start_allocator_history(device: torch.device, max_entries: int, *, stacks_of_frees: bool = True) -> None:
     """Record allocations and frees of the caching allocator, with Python stacks.
 
     C++ stacks are left out: reading them took minutes on real runs, and the profiler knows the operators.
+
+    Args:
+        device: Any whose allocator has a history.
+        max_entries: How many are kept; the oldest go first.
+        stacks_of_frees: Whether to take the stack of a free too, which costs as much as that of an allocation.
     """
-    _record_history(device, enabled="all", context="all", stacks="python", max_entries=max_entries, device=device)
+    context = "all" if stacks_of_frees else "alloc"
+    _record_history(device, enabled="all", context=context, stacks="python", max_entries=max_entries, device=device)
 
 
 def stop_allocator_history(device: torch.device) -> None:
@@ -281,6 +287,41 @@ def allocator_snapshot(device: torch.device) -> dict[str, Any]:
     """What `torch.cuda.memory._snapshot()` returns: segments as they are, and the recorded history."""
     snapshot: dict[str, Any] = _history_module(device)._snapshot(device)
     return snapshot
+
+
+def on_out_of_memory(device: torch.device, callback: Callable[[], None]) -> bool:
+    """Have something called right before an allocator raises that there is no memory left; False where that is not.
+
+    torch has no way to take it back: register once in a process.
+    """
+    attach = getattr(torch._C, f"_{device.type}_attach_out_of_memory_observer", None)
+    if attach is None:
+        return False
+    attach(lambda *_: callback())
+    return True
+
+
+def allocator_statistics(device: torch.device) -> Mapping[str, Any]:
+    """The allocator's counters as they are kept, nested by name; empty where it has none.
+
+    What `torch.cuda.memory_stats` puts in one flat dictionary of a hundred entries, at ten times the cost.
+    """
+    nested = getattr(torch.get_device_module(device), "memory_stats_as_nested_dict", None)
+    if nested is not None:
+        return dict(nested(device))
+    ask = getattr(torch._C, "_accelerator_getDeviceStats", None)
+    accelerator = torch.accelerator.current_accelerator()
+    if ask is None or accelerator is None or accelerator.type != device.type:
+        return {}
+    try:
+        return dict(ask(device.index))
+    except (RuntimeError, NotImplementedError):  # an allocator without counters
+        return {}
+
+
+def has_next_functions(kind: type) -> bool:
+    """Whether the objects of a class are nodes of an autograd graph."""
+    return hasattr(kind, "next_functions") and hasattr(kind, "register_hook")
 
 
 # ------------------------------------------------------------------------------------------------ tensors from within
@@ -480,6 +521,46 @@ def watch_inductor(callback: Callable[[Any, str, int | None], None]) -> Callable
     return end
 
 
+BytesByNode = dict[Any, int]
+
+
+def watch_memory_budget(
+    callback: Callable[[float, Callable[[], tuple[BytesByNode, BytesByNode]]], None],
+) -> Callable[[], None]:
+    """Be told of every graph of which `activation_memory_budget` decides what its forward keeps for backward.
+
+    What is kept is the same as without. torch is asked a second time, what it would have kept by default.
+
+    Args:
+        callback: Given the budget, and what says with bytes by node what forward keeps and what it would keep by
+            default: results of its own, in the joint graph of forward and backward.
+
+    Returns:
+        What ends that.
+    """
+    from torch._functorch import partitioners
+
+    original: Any = getattr(partitioners, "choose_saved_values_set", None)
+    if original is None:
+        return lambda: None
+
+    def choose_saved_values_set(joint_graph: Any, node_info: Any, memory_budget: float = 1) -> Any:
+        kept = original(joint_graph, node_info, memory_budget)
+        if memory_budget != 1:
+            callback(float(memory_budget), lambda: (sizes_of(kept), sizes_of(original(joint_graph, node_info, 1))))
+        return kept
+
+    def sizes_of(nodes: Any) -> BytesByNode:
+        return {node: int(partitioners._size_of(node)) for node in nodes if node.op != "placeholder"}
+
+    def end() -> None:
+        if partitioners.choose_saved_values_set is choose_saved_values_set:
+            partitioners.choose_saved_values_set = original
+
+    partitioners.choose_saved_values_set = choose_saved_values_set
+    return end
+
+
 def compile_id() -> str:
     """What torch.compile is compiling now: `0/1` is the second version of its first function; empty if it is not."""
     guards = sys.modules.get("torch._guards")
@@ -502,6 +583,16 @@ def compiled_functions() -> list[tuple[str, str, str, int, str]]:
         for one in metrics
         if getattr(one, "is_forward", True) is not False
     ]
+
+
+def cuda_graphs_left_out() -> tuple[int, list[str]]:
+    """How often CUDA graphs were asked for and not made so far, and torch's reasons, as far as it gives them."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None:
+        return 0, []
+    reasons = (getattr(one, "cudagraph_skip_reason", None) for one in utils.get_compilation_metrics())
+    count = utils.counters.get("inductor", {}).get("cudagraph_skips", 0)
+    return int(count), [str(reason) for reason in reasons if reason]
 
 
 def graph_breaks() -> list[tuple[str, Any]]:

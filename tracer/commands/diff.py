@@ -10,7 +10,7 @@ import typer
 
 from tracer.commands.common import SNAPSHOT_NAME, errors_for_people, say_all, snapshot_path
 from tracer.commands.run_options import Quiet, Top
-from tracer.errors import SnapshotError
+from tracer.errors import OutputError, SnapshotError
 from tracer.exporters.terminal import screen
 from tracer.snapshot.load import load_snapshot
 
@@ -31,6 +31,8 @@ def diff(
         str | None,
         typer.Option(metavar="<percent or size>", help="Exit with 3 if a peak grew by more than this: 5%, 100MiB."),
     ] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write the page.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
     top: Top = 10,
     quiet: Quiet = False,
 ) -> None:
@@ -39,15 +41,24 @@ def diff(
     Two folders that runs wrote are compared by category, module, operator and line; two snapshots by kind and stack.
     """
     with errors_for_people():
-        with screen(is_shown=not quiet) as console:
-            exceeded = show_diff(before, after, console, top=top, fail_above=fail_above)
+        with screen(is_shown=as_json or not quiet) as console:
+            exceeded = show_diff(before, after, console, top=top, fail_above=fail_above, html=html, as_json=as_json)
+        if html is not None and not quiet:
+            say_all([f"Wrote {html}  (open with a browser)"])
         say_all(exceeded)
     if exceeded:
         raise typer.Exit(3)
 
 
 def show_diff(
-    before: Path, after: Path, console: Console, *, top: int = 10, fail_above: str | None = None
+    before: Path,
+    after: Path,
+    console: Console,
+    *,
+    top: int = 10,
+    fail_above: str | None = None,
+    html: Path | None = None,
+    as_json: bool = False,
 ) -> Sequence[str]:
     """Compare two peaks on a console.
 
@@ -60,37 +71,72 @@ def show_diff(
         console: Where to print.
         top: Rows of each table; that by category or kind has them all.
         fail_above: A threshold such as `5%` or `100MiB`; checked before anything is read.
+        html: Where to write the page; a file that is there is replaced.
+        as_json: Print JSON instead of text.
 
     Returns:
         A sentence for each device whose peak grew by more than the threshold; none without one.
 
     Raises:
         SnapshotError: One of them cannot be read.
+        OutputError: The page cannot be written.
         TracerError: `fail_above` is not a valid threshold.
     """
     from tracer.analysis.threshold import parse_threshold
 
     threshold = parse_threshold(fail_above) if fail_above is not None else None
     names = {"before": str(before), "after": str(after)}
+    if html is not None:
+        _check_page(html, before, after)
     before, after = (side.parent if side.name == PEAK_NAME and side.is_file() else side for side in (before, after))
     diffs: dict[str, Grown]
     if _what_to_compare(before, after) == PEAK_NAME:
         from tracer.analysis.peak_diff import diff_peaks
+        from tracer.exporters.diff_json import peak_diff_json
+        from tracer.exporters.diff_page import write_peak_diff_page
         from tracer.exporters.diff_screen import print_peak_diff
         from tracer.exporters.peak_json import read_peak_json
 
         peaks = diff_peaks(read_peak_json(before / PEAK_NAME), read_peak_json(after / PEAK_NAME))
-        print_peak_diff(peaks, console, **names, top=top)
+        if as_json:
+            console.file.write(peak_diff_json(peaks, **names) + "\n")
+        else:
+            print_peak_diff(peaks, console, **names, top=top)
+        if html is not None:
+            write_peak_diff_page(peaks, html, **names)
         diffs = {peaks.after.device: peaks}
     else:
+        from tracer.exporters.diff_json import snapshot_diff_json
+        from tracer.exporters.diff_page import write_snapshot_diff_page
         from tracer.exporters.diff_screen import print_snapshot_diff
 
         devices = compare_files(before, after)
-        print_snapshot_diff(devices, console, **names, top=top)
+        if as_json:
+            console.file.write(snapshot_diff_json(devices, **names) + "\n")
+        else:
+            print_snapshot_diff(devices, console, **names, top=top)
+        if html is not None:
+            write_snapshot_diff_page(devices, html, **names)
         diffs = {f"device {one.device}": one for one in devices}
     if threshold is None:
         return []
     return [threshold.sentence(device, diff) for device, diff in diffs.items() if threshold.is_exceeded_by(diff)]
+
+
+def _check_page(html: Path, before: Path, after: Path) -> None:
+    """Before anything is read: that the page can be written, and is neither side.
+
+    Raises:
+        OutputError: It cannot.
+    """
+    from tracer.exporters.files import check_folder
+
+    hint = "Name another file with --html."
+    if html.is_dir():
+        raise OutputError(f"{html} is a folder.", hint=hint)
+    if html.resolve() in (before.resolve(), after.resolve()):
+        raise OutputError(f"{html} is named twice.", hint=hint)
+    check_folder(html.parent)
 
 
 def _what_to_compare(before: Path, after: Path) -> str:

@@ -11,7 +11,7 @@ import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, not_said
 from tracer.commands.run_options import NUM_ROWS, Quiet, Top
-from tracer.commands.usage import DEVICE, OUTPUTS, QUESTIONS, SCREEN
+from tracer.commands.usage import DEVICE, MODEL, OUTPUTS, QUESTIONS, SCREEN
 from tracer.commands.workload_options import (
     Accumulate,
     Amp,
@@ -64,6 +64,13 @@ def predict(
     model: Model = "",
     model_arg: ModelArg = [],  # noqa: B006
     model_input: ModelInput = [],  # noqa: B006
+    hf_config: Annotated[
+        Path | None,
+        typer.Option(
+            help="config.json of a transformers model, built without memory; --model-arg changes single values.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
     optimizer: Optimizer = "adamw",
     loss: Loss = "auto",
     amp: Amp = "off",
@@ -165,7 +172,7 @@ def _build(options: WorkloadOptions, seed: int) -> Workload:
 
     torch.manual_seed(seed)
     with unfilled_weights():
-        return options.build(torch.device("cpu"), device_named=False)
+        return options.build(torch.device("cpu"), device_named=False, without_memory=True)
 
 
 def _largest_batch(

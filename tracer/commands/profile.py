@@ -22,7 +22,7 @@ from tracer.commands.run_options import (
     WaitSteps,
     WarmupSteps,
 )
-from tracer.commands.usage import DEVICE, MODEL, OUTPUTS
+from tracer.commands.usage import DEVICE, MODEL, OUTPUTS, SCHEDULE
 from tracer.commands.workload_options import (
     Accumulate,
     Amp,
@@ -150,6 +150,15 @@ def profile(
     ] = True,
     trace: Trace = False,
     keep_recording: KeepRecording = False,
+    watch: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="STEPS",
+            help="Train so many steps without a profiler, and watch them.",
+            rich_help_panel=SCHEDULE,
+        ),
+    ] = 0,
     top: Top = NUM_ROWS,
     quiet: Quiet = False,
 ) -> None:
@@ -210,6 +219,17 @@ def _profile(context: typer.Context, given: Mapping[str, Any]) -> bool:
         "root": given["project_root"],
         "quiet": given["quiet"],
     }
+    if given["watch"]:
+        from tracer.runs.watched_workload import watch_workload
+
+        workload, of_workload = build()
+        return watch_workload(
+            workload,
+            given["watch"],
+            save_dir=given["save_dir"],
+            settings=of_workload["settings"],
+            screen="none" if given["quiet"] else "short",
+        )
     eager, is_eager_written = None, True
     if given["compare_eager"]:
         eager, is_eager_written = _run_eager(build, given["save_dir"] / EAGER_FOLDER, **run_options)

@@ -53,6 +53,12 @@ def run(
     ),
     trace: Trace = False,
     keep_recording: KeepRecording = False,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", help="Watch all of it without a profiler, and explain its memory when something happens."
+        ),
+    ] = False,
     top: Top = NUM_ROWS,
     quiet: Quiet = False,
 ) -> None:
@@ -67,24 +73,37 @@ def run(
     from tracer.runs.script_run import ScriptProfile
     from tracer.runs.session import Schedule
     from tracer.runs.training import TrainingProfile
+    from tracer.runs.watch import TrainingWatch
 
+    settings = {"script": script, "arguments": " ".join(arguments or [])}
     with errors_for_people(), kept_import_path():
         schedule = Schedule(n_wait_steps, n_warmup_steps, n_active_steps, n_repeats)
         check_folder(save_dir)
         if not module and not Path(script).is_file():
             raise TracerError(f"There is no file {script}.", hint="Name a script, or a module with -m.")
         profile = ScriptProfile(
-            lambda models, optimizers: TrainingProfile(
-                models,
-                optimizers,
-                save_dir=save_dir,
-                schedule=schedule,
-                device=device,
-                screen="none" if quiet else "full",
-                top=top,
-                trace=trace,
-                keep_recording=keep_recording,
-                settings={"script": script, "arguments": " ".join(arguments or [])},
+            lambda models, optimizers: (
+                TrainingWatch(
+                    models,
+                    optimizers,
+                    save_dir=save_dir,
+                    device=device,
+                    screen="none" if quiet else "short",
+                    settings=settings,
+                )
+                if watch
+                else TrainingProfile(
+                    models,
+                    optimizers,
+                    save_dir=save_dir,
+                    schedule=schedule,
+                    device=device,
+                    screen="none" if quiet else "full",
+                    top=top,
+                    trace=trace,
+                    keep_recording=keep_recording,
+                    settings=settings,
+                )
             )
         )
         succeeded = run_script(profile, script, arguments or [], is_module=module, quiet=quiet)

@@ -13,7 +13,7 @@ import typer
 from tracer.commands.common import errors_for_people, say_all, snapshot_path
 from tracer.commands.run_options import Quiet, Top
 from tracer.commands.usage import ALLOCATOR, DEVICE, OUTPUTS, QUESTIONS, SCREEN
-from tracer.errors import MissingPackageError, OutputError, SettingsError, SnapshotError
+from tracer.errors import MissingPackageError, OutputError, SettingsError, SnapshotError, TracerError
 from tracer.exporters.terminal import screen
 from tracer.runs.termination import FilesInTurn
 from tracer.snapshot.load import load_snapshot
@@ -29,7 +29,13 @@ SQLITE_READERS = "sqlite3, or Skyline's readers"
 
 
 def snapshot(
-    file: Annotated[Path, typer.Argument(help="A pickle or JSON of torch.cuda.memory._snapshot(), or a --save-dir.")],
+    file: Annotated[
+        list[Path],
+        typer.Argument(
+            help="A pickle or JSON of torch.cuda.memory._snapshot(), or a --save-dir; of a whole job several, their "
+            "folder, or a pattern in quotes."
+        ),
+    ],
     device: Annotated[
         int | None, typer.Option(min=0, help="Index of the only device to look at.", rich_help_panel=DEVICE)
     ] = None,
@@ -88,16 +94,34 @@ def snapshot(
     sqlite: Annotated[
         Path | None, typer.Option(help="Also write the memory report of that device.", rich_help_panel=OUTPUTS)
     ] = None,
+    dask: Annotated[
+        str | None,
+        typer.Option(
+            metavar="<address>",
+            help="Read a job's recordings on the workers of this Dask scheduler.",
+            rich_help_panel=QUESTIONS,
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the answer as JSON instead.", rich_help_panel=SCREEN)
     ] = False,
     top: Top = 10,
     quiet: Quiet = False,
 ) -> None:
-    """Say what filled each device at its peak, from an allocator snapshot made anywhere, and why it ran out."""
+    """Say what filled each device at its peak, from an allocator snapshot made anywhere, and why it ran out.
+
+    Several recordings are the ranks of a job: which are alike, which are odd, and what the worst one has more.
+    """
+    if is_job(file):
+        with errors_for_people(), screen(is_shown=as_json or not quiet) as console:
+            for name, given in (("html", html), ("sqlite", sqlite), ("between", between), ("gpu-memory", gpu_memory)):
+                if given is not None:
+                    raise TracerError(f"--{name} is about one recording.", hint="Name the file of one rank.")
+            show_job(file, console, device=device, dask=dask, as_json=as_json, top=top)
+        return
     with errors_for_people(), screen(is_shown=as_json or not quiet) as console:
         shown = show_snapshot(
-            file,
+            file[0],
             console,
             device=device,
             top=top,
@@ -115,6 +139,38 @@ def snapshot(
             )
     if not shown.runs:
         raise typer.Exit(3)
+
+
+def is_job(paths: Sequence[Path]) -> bool:
+    """Whether these are the recordings of several ranks: several paths, a pattern, or a folder of recordings."""
+    if len(paths) != 1:
+        return True
+    (path,) = paths
+    return (
+        not snapshot_path(path).exists()
+        if path.is_dir()
+        else not path.exists() and set(path.name) & set("*?[") != set()
+    )
+
+
+def show_job(
+    paths: Sequence[Path], console: Console, *, device: int | None, dask: str | None, as_json: bool, top: int
+) -> None:
+    """Explain the ranks of a job on a console.
+
+    Raises:
+        SnapshotError: There is no recording.
+        TracerError: The Dask scheduler cannot be reached.
+    """
+    from tracer.analysis.snapshots.job import explain_job
+    from tracer.exporters.job_screen import job_json, print_job
+    from tracer.runs.job import read_job, recordings
+
+    finding = explain_job(read_job(recordings(paths), device=device, dask=dask))
+    if as_json:
+        console.file.write(job_json(finding) + "\n")
+    else:
+        print_job(finding, console, top=top)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,20 +256,25 @@ def show_snapshot(
         with _hint_for_outputs():
             _write(replayed, finding, html=html, sqlite=sqlite, file=path)
     if as_json:
+        from tracer.exporters.json_header import this_command
         from tracer.exporters.snapshot_json import snapshot_json
         from tracer.exporters.snapshot_moments import moments_values
 
         more = {one.device: moments_values(one) for one in moments}
-        console.file.write(snapshot_json(finding, file=str(path), allocator=allocator, more=more) + "\n")
+        text = snapshot_json(finding, file=str(path), allocator=allocator, more=more, command=this_command())
+        console.file.write(text + "\n")
     else:
         from tracer.exporters.allocator_screen import print_allocator
         from tracer.exporters.snapshot_moments import print_moments
         from tracer.exporters.snapshot_screen import print_snapshot
 
-        print_snapshot(finding, console, file=str(path), top=top)
-        for one in moments:
-            print_moments(one, console, top=top)
-        print_allocator(allocator, console, top=top)
+        def print_more(index: int) -> None:
+            for one in moments:
+                if one.device == index:
+                    print_moments(one, console, top=top)
+            print_allocator([found for found in allocator if found.device == index], console, top=top)
+
+        print_snapshot(finding, console, file=str(path), top=top, more=print_more)
     return Shown(outputs, all(found.what_if is None or found.what_if.runs for found in allocator))
 
 
@@ -223,12 +284,16 @@ def _moments(replayed: ReplayedSnapshot, one: ReplayedDevice, questions: Questio
     from tracer.snapshot.actions import Action
 
     sites = replayed.sites
-    pair = [entry_at(one, moment) for moment in questions.between or ()]
     ran_out = len(one.state.trace.where(Action.OOM)) > 0
+    # Asked of all devices, a failure is a question to those that had one.
+    is_for_others = not ran_out and any(len(other.state.trace.where(Action.OOM)) for other in replayed.devices)
+    at = [moment for moment in questions.at if moment != "oom" or not is_for_others]
+    is_between = questions.between is not None and not ("oom" in questions.between and is_for_others)
+    pair = [entry_at(one, moment) for moment in questions.between or ()] if is_between else []
     asks_last = before_oom is not None and (ran_out or len(replayed.devices) == 1)
     return Moments(
         device=one.state.device,
-        held=tuple(held_at(one, sites, entry_at(one, moment)) for moment in questions.at),
+        held=tuple(held_at(one, sites, entry_at(one, moment)) for moment in at),
         between=between(one, sites, *pair) if pair else None,
         before_oom=last_before(one, sites, entry_at(one, "oom"), before_oom) if asks_last and before_oom else None,
         steps=step_levels(one),

@@ -105,28 +105,36 @@ class WorkloadOptions:
         model_args: Its arguments.
         options: Those of `build_fno_workload`, or of `StepOptions`.
         compile_args: Arguments of `torch.compile`; None where the model is not to be compiled.
+        hf_config: The configuration of a transformers model, in the place of a factory.
     """
 
     model: str
     model_args: tuple[str, ...]
     options: Mapping[str, Any]
     compile_args: tuple[str, ...] | None = None
+    hf_config: Path | None = None
 
     @property
     def settings(self) -> dict[str, object]:
         """What is to be remembered of them."""
-        settings = {"model": self.model, **self.options} if self.model else dict(self.options)
+        model = self.model or (str(self.hf_config) if self.hf_config is not None else "")
+        settings = {"model": model, **self.options} if model else dict(self.options)
         return settings if self.compile_args is None else settings | {"compile": ", ".join(self.compile_args) or True}
 
-    def build(self, device: torch.device, *, device_named: bool) -> Workload:
+    def build(self, device: torch.device, *, device_named: bool, without_memory: bool = False) -> Workload:
         """The workload on a device.
+
+        Args:
+            device: Where it is to be.
+            device_named: Whether that was asked for.
+            without_memory: Whether a model on the meta device may stay there, as for a rehearsal.
 
         Raises:
             WorkloadError: The user's model cannot be built as asked.
         """
         with _model_errors():
-            if self.model:
-                workload = _users_workload(self, device, device_named=device_named)
+            if self.model or self.hf_config is not None:
+                workload = _users_workload(self, device, device_named=device_named, without_memory=without_memory)
             else:
                 workload = _fno().build_fno_workload(device=device, **self.options)
             return workload if self.compile_args is None else _compiled(workload, self.compile_args)
@@ -146,7 +154,10 @@ def workload_options(context: typer.Context, given: Mapping[str, Any]) -> Worklo
     arguments = tuple(given.get("compile_arg", ()))
     compile_args = arguments if arguments or given.get("compile") else None
     sizes = {"data_size": _numbers("data-size", given["data_size"]), "n_modes": _numbers("n-modes", given["n_modes"])}
-    if not given["model"]:
+    hf_config = given.get("hf_config")
+    if hf_config is not None:
+        refuse(context, ("model",), "without --hf-config")
+    if not given["model"] and hf_config is None:
         refuse(context, _MODEL_ONLY, "with --model")
         options = {name: given[name] for name in ("batch_size", *_FNO_ONLY, "seed")} | sizes
         _check_fno(options)
@@ -154,7 +165,7 @@ def workload_options(context: typer.Context, given: Mapping[str, Any]) -> Worklo
     refuse(context, _FNO_ONLY, "without --model")
     inputs = {"inputs": tuple(given["model_input"])}
     options = inputs | {name: given[name] for name in ("batch_size", *_STEP_ONLY, "seed")}
-    return WorkloadOptions(given["model"], tuple(given["model_arg"]), options, compile_args)
+    return WorkloadOptions(given["model"], tuple(given["model_arg"]), options, compile_args, hf_config)
 
 
 def _numbers(option: str, text: str) -> int | tuple[int, ...]:
@@ -181,12 +192,26 @@ def _check_fno(options: Mapping[str, Any]) -> None:
         raise TracerError(str(error), hint="--help lists the options.") from error
 
 
-def _users_workload(options: WorkloadOptions, device: torch.device, *, device_named: bool) -> Workload:
+def _users_workload(
+    options: WorkloadOptions, device: torch.device, *, device_named: bool, without_memory: bool
+) -> Workload:
     from tracer.workloads.user_model import StepOptions, build_user_workload
 
     step = StepOptions(**options.options)
+    if options.hf_config is not None:
+        from tracer.workloads.hf_config import build_hf_workload
+
+        built: Workload = build_hf_workload(
+            options.hf_config, device=device, model_args=options.model_args, options=step
+        )
+        return built
     workload: Workload = build_user_workload(
-        options.model, device=device, model_args=options.model_args, options=step, device_named=device_named
+        options.model,
+        device=device,
+        model_args=options.model_args,
+        options=step,
+        device_named=device_named,
+        without_memory=without_memory,
     )
     return workload
 

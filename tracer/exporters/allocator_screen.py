@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from tracer.analysis.snapshots.allocator_finding import AllocatorFinding
@@ -13,7 +12,8 @@ from tracer.analysis.snapshots.modelled import Modelled
 from tracer.analysis.snapshots.reserved import Holder, Reserved
 from tracer.analysis.snapshots.what_if import AS_RECORDED, SettingsOutcome, WhatIf, where_it_fails
 from tracer.exporters.snapshot_screen import place
-from tracer.units import format_bytes
+from tracer.exporters.text import print_table, say, table
+from tracer.units import format_bytes, some
 
 
 def print_allocator(findings: Sequence[AllocatorFinding], console: Console, *, top: int = 10) -> None:
@@ -25,9 +25,10 @@ def print_allocator(findings: Sequence[AllocatorFinding], console: Console, *, t
         top: Rows of the table of holders.
     """
     for found in findings:
-        _say(console, f"\nAllocator of device {found.device}", style="bold")
+        say(console)
+        say(console, f"Allocator of device {found.device}", style="bold")
         for sentence in found.agreement:
-            _say(console, f"  {sentence}")
+            say(console, sentence, indent=2)
         _print_reserved(found, console)
         moment = found.at_peak or found.at_end
         _print_holders(moment.holders, console, top)
@@ -42,17 +43,17 @@ def _print_reserved(found: AllocatorFinding, console: Console) -> None:
     if not any(columns):
         return
     names = ("at the peak", "at the end")[-len(moments) :]
-    table = _table(*(part for name in names for part in (name, "")))
-    table.add_column("pool")
-    table.add_column("why", overflow="fold")
+    made = table(*(part for name in names for part in (name, "")))
+    made.add_column("pool")
+    made.add_column("why", overflow="fold")
     for key in dict.fromkeys(key for column in columns for key in column):
         pool, stream, reason = key
         cells = [_with_share(column.get(key, 0), moment) for column, moment in zip(columns, moments, strict=True)]
         name = pool if stream == 0 else f"{pool}, stream {stream:#x}"
-        table.add_row(*(part for cell in cells for part in cell), name, reason)
+        made.add_row(*(part for cell in cells for part in cell), name, reason)
     sums = [_with_share(sum(column.values()), moment) for column, moment in zip(columns, moments, strict=True)]
-    table.add_row(*(part for cell in sums for part in cell), "", "reserved", style="bold")
-    _print_table("Why so much is reserved", table, console)
+    made.add_row(*(part for cell in sums for part in cell), "", "reserved", style="bold")
+    print_table("Why so much is reserved", made, console)
 
 
 def _with_share(size: int, moment: Reserved) -> tuple[str, str]:
@@ -62,35 +63,36 @@ def _with_share(size: int, moment: Reserved) -> tuple[str, str]:
 def _print_holders(holders: Sequence[Holder], console: Console, top: int) -> None:
     if not holders:
         return
-    table = _table("would be free", "held", "segments", "blocks")
-    table.add_column("by blocks of", overflow="fold")
+    made = table("would be free", "held", "segments", "blocks")
+    made.add_column("by blocks of", overflow="fold")
     for holder in holders[:top]:
         sizes = (format_bytes(holder.free_bytes), format_bytes(holder.held_bytes))
         where = "; ".join(map(place, holder.sites)) or "more than three lines in each segment"
-        table.add_row(*sizes, f"{holder.num_segments:,}", f"{holder.num_blocks:,}", Text(where))
+        made.add_row(*sizes, f"{holder.num_segments:,}", f"{holder.num_blocks:,}", Text(where))
     if rest := holders[top:]:
         sizes = (format_bytes(sum(h.free_bytes for h in rest)), format_bytes(sum(h.held_bytes for h in rest)))
         counts = (sum(h.num_segments for h in rest), sum(h.num_blocks for h in rest))
-        table.add_row(*sizes, *(f"{number:,}" for number in counts), f"{len(rest)} more")
-    _print_table("What keeps free memory in its segments", table, console)
+        made.add_row(*sizes, *(f"{number:,}" for number in counts), f"{len(rest)} more")
+    print_table("What keeps free memory in its segments", made, console)
 
 
 def _print_what_if(asked: WhatIf, modelled: Modelled, console: Console) -> None:
     on_gpu = asked.gpu_memory is not None
-    table = _table("peak", "saved", "calls")
+    made = table("peak", "saved", "calls")
     if asked.gpu_memory is not None:
-        table.add_column(f"on {format_bytes(asked.gpu_memory)}", overflow="fold")
-        table.add_column("smallest", justify="right", no_wrap=True)
-    table.add_column("settings", overflow="fold", min_width=20)
+        made.add_column(f"on {format_bytes(asked.gpu_memory)}", overflow="fold")
+        made.add_column("smallest", justify="right", no_wrap=True)
+    made.add_column("settings", overflow="fold", min_width=20)
     for row in asked.rows:
         outcome = row.outcome
         sizes = [format_bytes(outcome.reserved_peak_bytes), _saved(row)]
         fits = [_fits(row), "" if row.smallest_gpu_bytes is None else format_bytes(row.smallest_gpu_bytes)]
         name = "as recorded" if row.settings == AS_RECORDED else row.settings
-        table.add_row(*sizes, f"{outcome.num_driver_calls:,}", *(fits if on_gpu else []), Text(name))
-    _print_table("Reserved peak of the same requests under other settings", table, console)
+        made.add_row(*sizes, f"{outcome.num_driver_calls:,}", *(fits if on_gpu else []), Text(name))
+    print_table("Reserved peak of the same requests under other settings", made, console)
+    say(console)
     for sentence in _explanations(asked, modelled):
-        _say(console, f"  {sentence}")
+        say(console, sentence, indent=2)
 
 
 def _saved(row: SettingsOutcome) -> str:
@@ -105,7 +107,7 @@ def _fits(row: SettingsOutcome) -> str:
     if row.on_gpu.failure is not None:
         return "out of memory"
     retries = row.on_gpu.num_retries
-    return "runs" if not retries else f"runs, {retries:,} retr{'y' if retries == 1 else 'ies'}"
+    return f"runs, {some(retries, 'retry')}" if retries else "runs"
 
 
 def _explanations(asked: WhatIf, modelled: Modelled) -> list[str]:
@@ -146,20 +148,3 @@ def what_it_is_not(asked: WhatIf) -> str:
         f"These are the needs of a clean allocator for just these requests{before}; a program that reacts to its "
         f"memory would make others{gpu}."
     )
-
-
-def _table(*numbers: str) -> Table:
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for number in numbers:
-        table.add_column(number, justify="right", no_wrap=True)
-    return table
-
-
-def _print_table(title: str, table: Table, console: Console) -> None:
-    """The title is a line of its own: a table's is folded where the table is narrow."""
-    _say(console, f"\n{title}", style="italic")
-    console.print(table)
-
-
-def _say(console: Console, line: str, *, style: str = "") -> None:
-    console.print(Text(line, style=style), soft_wrap=True)

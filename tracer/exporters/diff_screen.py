@@ -14,7 +14,7 @@ from rich.text import Text
 
 from tracer.analysis.peak_diff import PeakDiff, RowChange
 from tracer.analysis.snapshots.diff import Change, DeviceDiff
-from tracer.exporters.text import exact, print_table, say, sentence, signed, table
+from tracer.exporters.text import exact, print_table, say, say_wrapped, signed, table
 from tracer.units import format_bytes, some
 
 _STACK_LINES = 3
@@ -57,7 +57,7 @@ def print_against_eager(diff: PeakDiff, sentences: Sequence[str], console: Conso
     say(console)
     say(console, "Compiled, and the same without compilation", style="bold")
     for words in sentences:
-        console.print(sentence(words))
+        say_wrapped(console, words)
     sides = ("eager", "compiled")
     _print_row_changes("By category", ("category",), diff.by_category, console, len(diff.by_category), sides)
     places = [replace(one, name=_place(*one.name)) for one in diff.by_line]

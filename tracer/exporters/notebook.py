@@ -13,13 +13,13 @@ from tracer.units import format_bytes
 NUM_ROWS = 10
 
 
-def notebook_html(findings: Findings | None) -> str:
+def notebook_html(findings: Findings | None, num_steps: int | None = None) -> str:
     """HTML that brings no style or script of its own; every text of the recording is escaped."""
     if findings is None:
         return "<p>Nothing was recorded.</p>"
     peak = findings.worst.peak
     parts = (
-        f"<p><strong>{escape(headline(findings))}</strong></p>",
+        f"<p><strong>{escape(headline(findings, num_steps))}</strong></p>",
         _table("What filled it", peak.rows, lambda row: row.category, peak.peak_bytes),
         _table("By line", peak.rows, line_name, peak.peak_bytes),
     )

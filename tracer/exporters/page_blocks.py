@@ -10,9 +10,9 @@ import numpy as np
 
 from tracer.analysis.kept_blocks import keep_blocks
 from tracer.arrays import Ints, Rows
-from tracer.exporters.page_model import PageBlocks
+from tracer.exporters.page_model import PageBlocks, PageSpace
 from tracer.exporters.page_pack import packed
-from tracer.exporters.page_payload import BlocksJson, StacksJson
+from tracer.exporters.page_payload import BlocksJson, Packed, SpaceJson, StacksJson
 
 if TYPE_CHECKING:
     from tracer.analysis.peak_row import PeakRow
@@ -63,9 +63,25 @@ def blocks_json(blocks: PageBlocks, kept_rows: Rows) -> BlocksJson:
         "changes": packed(
             [kept.change_at, np.searchsorted(used, kept.change_group), kept.change_bytes, kept.change_count]
         ),
+        "places": _places(blocks, rows),
         "smaller_than": kept.smaller_than_bytes,
         "stacks": stacks_json([blocks.stacks[group] for group in used.tolist()] if blocks.stacks else []),
     }
+
+
+def _places(blocks: PageBlocks, rows: Rows) -> Packed | None:
+    if blocks.address is None or blocks.allocated_bytes is None:
+        return None
+    return packed([blocks.address[rows], blocks.allocated_bytes[rows]])
+
+
+def space_json(space: PageSpace, kept_rows: Rows) -> SpaceJson:
+    """The reserved ranges that are seen at the kept rows of the timeline."""
+    first = np.searchsorted(kept_rows, space.made_at, side="left")
+    last = np.searchsorted(kept_rows, space.freed_at, side="left")
+    seen = np.flatnonzero(first < last)
+    columns = (first, last - first, space.address, space.size_bytes, space.home, space.is_expandable.astype(np.int64))
+    return {"homes": space.homes, "ranges": packed([column[seen] for column in columns])}
 
 
 def _groups(groups: Sequence[PeakRow]) -> tuple[list[str], list[Ints]]:

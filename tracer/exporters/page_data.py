@@ -10,7 +10,7 @@ import numpy as np
 
 from tracer.analysis.downsample import reduce_rows
 from tracer.arrays import Ints, Rows
-from tracer.exporters.page_blocks import blocks_json, stacks_json
+from tracer.exporters.page_blocks import blocks_json, space_json, stacks_json
 from tracer.exporters.page_model import (
     Band,
     Cell,
@@ -78,13 +78,14 @@ def page_data(page: Page, *, num_pages: int = 1) -> PageJson:
         "device": page.device,
         "subtitle": page.subtitle,
         "source": page.source,
-        "headline": headline(page),
+        "headline": page.answer or headline(page),
         "axis": page.axis,
         "timeline": timeline,
         "marks": [_mark(mark, origin, rows) for mark in page.marks],
         "bands": [_band(band, origin) for band in page.bands[:MAX_BANDS]],
         "peak": None if page.peak is None else _peak(page.peak, origin, rows, has_blocks=blocks is not None),
         "blocks": blocks,
+        "space": space_json(page.space, rows) if page.space is not None and blocks is not None else None,
         "alarm": page.alarm,
         "advice": [
             {"change": one.change, "saves_bytes": one.saves_bytes, "cost": one.cost, "how_found": one.how_found}
@@ -206,7 +207,8 @@ def _long_columns(page: Page, origin: int, num_pages: int) -> tuple[TimelineJson
         fits = size * num_pages <= MAX_TIMELINE_CHARS
         blocks = blocks_json(page.blocks, rows) if page.blocks is not None and fits else None
         if blocks is not None:
-            size = sum(len(table["packed"]) for table in (blocks["blocks"], blocks["changes"]))
+            tables = (blocks["blocks"], blocks["changes"], blocks["places"])
+            size = sum(len(table["packed"]) for table in tables if table is not None)
             fits = size * num_pages <= MAX_BLOCKS_CHARS
         if fits or num_buckets <= _FEWEST_BUCKETS:
             if blocks is None and page.blocks is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from tracer.arrays import Int, Ints, PerBlock, PerPageRow
+from tracer.arrays import Bools, Int, Ints, PerBlock, PerPageRow
 
 if TYPE_CHECKING:
     from tracer.analysis.peak_row import PeakRow
@@ -138,6 +138,8 @@ class PageBlocks:
         made_at: [B] The first row of `Page.times` at which it was in use; negative if it was there before.
         freed_at: [B] The first row at which it no longer was; the number of rows if that was never.
         stacks: What led to each group, innermost frame first; as many as groups, or none.
+        address: [B] Where each block lies; None where that is of no use.
+        allocated_bytes: [B] What it takes there, rounded; with the addresses.
     """
 
     groups: tuple[PeakRow, ...]
@@ -146,12 +148,37 @@ class PageBlocks:
     made_at: PerBlock[Int]
     freed_at: PerBlock[Int]
     stacks: tuple[tuple[str, ...], ...] = ()
+    address: PerBlock[Int] | None = None
+    allocated_bytes: PerBlock[Int] | None = None
 
     def __post_init__(self) -> None:
         if len({len(self.group), len(self.size_bytes), len(self.made_at), len(self.freed_at)}) > 1:
             raise ValueError("the columns of the blocks have different lengths")
         if self.stacks and len(self.stacks) != len(self.groups):
             raise ValueError(f"{len(self.groups)} groups, but {len(self.stacks)} stacks")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PageSpace:
+    """The ranges of addresses that were reserved, each with its life.
+
+    Attributes:
+        homes: Names of pools and streams.
+        home: Which of them each range belongs to.
+        address: Where it begins.
+        size_bytes: Its length.
+        made_at: The first row of `Page.times` at which it was reserved; negative if it was there before.
+        freed_at: The first row at which it no longer was.
+        is_expandable: Whether what lies beside it belongs to the same segment.
+    """
+
+    homes: tuple[str, ...]
+    home: Ints
+    address: Ints
+    size_bytes: Ints
+    made_at: Ints
+    freed_at: Ints
+    is_expandable: Bools
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +291,7 @@ class Page:
         lines: Curves above it.
         counted_bytes: [Y] what the allocator counted at each row, apart from blocks; None where nobody did.
         blocks: Every block, or None where only the peak is known.
+        space: What was reserved where; with blocks that have addresses.
         marks: Points to name.
         bands: Steps and phases.
         peak: The worst moment, or None where there is none.
@@ -272,6 +300,7 @@ class Page:
         clock: What `timings` were taken with: "CUDA events", "host clock".
         slow_modules: Slowest first.
         run: Command, device, versions, settings, model size, date.
+        answer: What the page says first where it is not about one peak.
         alarm: What ended the program, in sentences: the first things that the page says.
         advice: What would help, the most first.
         headline_notes: Sentences that belong to the answer itself.
@@ -290,6 +319,7 @@ class Page:
     lines: tuple[Curve, ...] = ()
     counted_bytes: PerPageRow[Int] | None = None
     blocks: PageBlocks | None = None
+    space: PageSpace | None = None
     marks: tuple[Mark, ...] = ()
     bands: tuple[Band, ...] = ()
     peak: PagePeak | None = None
@@ -298,6 +328,7 @@ class Page:
     clock: str = ""
     slow_modules: tuple[SlowModule, ...] = ()
     run: Mapping[str, str | int | float] = field(default_factory=dict)
+    answer: tuple[str, ...] = ()
     alarm: tuple[str, ...] = ()
     advice: tuple[PageAdvice, ...] = ()
     headline_notes: tuple[str, ...] = ()

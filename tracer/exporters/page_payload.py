@@ -89,15 +89,24 @@ class BlocksJson(TypedDict):
 
     The columns of `groups` are numbers of texts, one more than the number, and 0 for none; lines are lines.
     Those of `blocks` are the first position, how many positions, bytes and group of each block. Those of `changes` are
-    position, group, bytes and count: by how much the small blocks of a group changed.
+    position, group, bytes and count: by how much the small blocks of a group changed. Those of `places` are address and
+    rounded bytes of each block.
     """
 
     texts: list[str]
     groups: Packed
     blocks: Packed
     changes: Packed
+    places: Packed | None
     smaller_than: int
     stacks: StacksJson
+
+
+class SpaceJson(TypedDict):
+    """Reserved ranges; the columns are first position, how many positions, address, bytes, home, expandable or not."""
+
+    homes: Sequence[str]
+    ranges: Packed
 
 
 class AdviceJson(TypedDict):
@@ -201,6 +210,7 @@ class PageJson(TypedDict):
     bands: list[BandJson]
     peak: PeakJson | None
     blocks: BlocksJson | None
+    space: SpaceJson | None
     alarm: Sequence[str]
     advice: list[AdviceJson]
     lostTrack: list[LostTrackJson]

@@ -6,8 +6,10 @@ import os
 import re
 from pathlib import Path
 
+from tracer.capture.notebook_cells import is_cell
+
 _PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
-_HOME = re.compile(r"^(?:/home/[^/]+|/Users/[^/]+|/root|[A-Za-z]:\\Users\\[^\\]+)(?=[/\\])")
+_HOME = re.compile(r"^(?:/home/[\w.@-]+|/Users/[\w.@-]+|/root|[A-Za-z]:\\Users\\[\w. -]+)(?=[/\\])")
 
 
 def short_path(path: str) -> str:
@@ -27,5 +29,15 @@ def short_path(path: str) -> str:
 
 
 def source_place(file: str, line: int | None) -> str:
-    """A line of source: `train.py:14`."""
+    """A line of source: `train.py:14`, in a notebook `cell 3, line 14`."""
+    if is_cell(file) and line is not None:
+        return f"{file}, line {line}"
     return short_path(file) if line is None else f"{short_path(file)}:{line}"
+
+
+_IN_SENTENCE = re.compile(r"(?:/[^\s:()]+){2,}")
+
+
+def shorten_paths(sentence: str) -> str:
+    """A sentence with its paths as `short_path` writes them."""
+    return _IN_SENTENCE.sub(lambda found: short_path(found[0]), sentence)

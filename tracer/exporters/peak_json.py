@@ -12,6 +12,7 @@ from tracer.analysis.peak_diff import PeakDiff, SavedPeak
 from tracer.analysis.peak_row import PeakRow
 from tracer.errors import SnapshotError
 from tracer.exporters.files import write_atomically
+from tracer.exporters.json_header import Header, json_header
 from tracer.exporters.row_json import RowJson, row_json
 from tracer.snapshot.printable import printable
 from tracer.units import MIB, NS_PER_US
@@ -19,8 +20,10 @@ from tracer.units import MIB, NS_PER_US
 if TYPE_CHECKING:
     from tracer.analysis.profiles.allocator_count import CountedParts
     from tracer.analysis.profiles.peak import AllocatorPeak, PeakReport
+    from tracer.capture.run_origin import RunOrigin
 
-FORMAT, VERSION = "torch-timeline peak", 1
+NAME, VERSION = "peak", 1
+FORMAT = f"torch-timeline {NAME}"
 MAX_BYTES = 256 * MIB
 """Of a file to be read: a row has some 400 bytes, so this is half a million rows."""
 _MAX_INT = 2**53
@@ -71,11 +74,9 @@ class EagerJson(TypedDict):
     changes: list[ChangeJson]
 
 
-class PeakDocument(TypedDict):
-    """peak.json; docs/peak-json.md describes it."""
+class PeakDocument(Header):
+    """peak.json; docs/files.md describes it."""
 
-    format: str
-    version: int
     device: str
     peak_bytes: int
     allocator_peak_bytes: int
@@ -92,11 +93,14 @@ class PeakDocument(TypedDict):
     rows: list[RowJson]
 
 
-def peak_document(peaks: Sequence[PeakReport], *, against_eager: PeakDiff | None = None) -> PeakDocument:
+def peak_document(
+    peaks: Sequence[PeakReport], *, origin: RunOrigin | None = None, against_eager: PeakDiff | None = None
+) -> PeakDocument:
     """The document for the cycle with the largest peak.
 
     Args:
         peaks: One report per cycle, at least one.
+        origin: With what the run was made.
         against_eager: From the same run without compilation to this one.
     """
     from tracer.analysis.profiles.peak import worst_of  # reading peak.json back does not wait for torch
@@ -104,8 +108,12 @@ def peak_document(peaks: Sequence[PeakReport], *, against_eager: PeakDiff | None
     cycle = worst_of(peaks)
     peak = peaks[cycle]
     return {
-        "format": FORMAT,
-        "version": VERSION,
+        **json_header(
+            NAME,
+            VERSION,
+            torch=None if origin is None else origin.torch,
+            command=None if origin is None else origin.command,
+        ),
         "device": peak.device,
         "peak_bytes": peak.peak_bytes,
         "allocator_peak_bytes": peak.allocator_peak_bytes,
@@ -169,9 +177,16 @@ def eager_document(diff: PeakDiff) -> EagerJson:
     return {"peak_bytes": diff.before.bytes, "phase": diff.before.phase, "changes": changes}
 
 
-def write_peak_json(peaks: Sequence[PeakReport], path: Path, *, against_eager: PeakDiff | None = None) -> None:
-    """Write peak.json."""
-    write_atomically(path, json.dumps(peak_document(peaks, against_eager=against_eager), indent=1) + "\n")
+def write_peak_json(
+    peaks: Sequence[PeakReport],
+    path: Path,
+    *,
+    origin: RunOrigin | None = None,
+    against_eager: PeakDiff | None = None,
+) -> None:
+    """Write peak.json; arguments as of `peak_document`."""
+    document = peak_document(peaks, origin=origin, against_eager=against_eager)
+    write_atomically(path, json.dumps(document, indent=1) + "\n")
 
 
 def saved_peak_document(peak: SavedPeak) -> dict[str, object]:

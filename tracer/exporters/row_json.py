@@ -8,7 +8,7 @@ from tracer.analysis.peak_row import PeakRow
 
 
 class RowJson(TypedDict):
-    """The fields of `PeakRow`, in their order; docs/peak-json.md describes them."""
+    """The fields of `PeakRow`, in their order; docs/files.md describes them."""
 
     bytes: int
     count: int

@@ -18,7 +18,7 @@ from tracer.analysis.profiles.peak import AllocatorPeak, PeakReport
 from tracer.capture.phase_timing import PHASES, PhaseTimings
 from tracer.capture.torch_names import step_words
 from tracer.exporters.paths import short_path, source_place
-from tracer.exporters.text import print_table, sentence
+from tracer.exporters.text import print_table, say_wrapped
 from tracer.units import format_bytes
 
 NUM_ROWS = 8
@@ -42,8 +42,8 @@ def print_peak(findings: Findings, console: Console, *, num_steps: int | None = 
     console.print()
     for line in (headline(findings, num_steps), not_recorded(peak)):
         if line is not None:
-            console.print(sentence(line, style="bold"))
-    console.print(sentence(_counts(findings)))
+            say_wrapped(console, line, style="bold")
+    say_wrapped(console, _counts(findings))
     print_categories(peak, console)
     if top:
         _print_modules(peak, console, top)
@@ -57,7 +57,7 @@ def print_peak(findings: Findings, console: Console, *, num_steps: int | None = 
         *unseen(findings.worst.recording, findings.worst.lifetimes),
     ):
         console.print()
-        console.print(sentence(words))
+        say_wrapped(console, words)
 
 
 def short_screen(findings: Findings, num_steps: int | None = None) -> tuple[str, ...]:

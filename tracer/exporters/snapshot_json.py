@@ -12,6 +12,9 @@ from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
 from tracer.analysis.snapshots.groups import Group
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.exporters.allocator_json import allocator_values
+from tracer.exporters.json_header import json_header
+
+VERSION = 1
 
 
 def snapshot_json(
@@ -20,6 +23,7 @@ def snapshot_json(
     file: str,
     allocator: Sequence[AllocatorFinding] = (),
     more: Mapping[int, Mapping[str, Any]] | None = None,
+    command: str | None = None,
 ) -> str:
     """The findings as a JSON text; every device's groups sum to its `peak_requested_bytes`.
 
@@ -28,6 +32,7 @@ def snapshot_json(
         file: The snapshot's name, as the person gave it.
         allocator: What `explain_allocator` returned for the same devices.
         more: Other values of a device, by its index.
+        command: That made the document.
     """
     modelled = {found.device: {"allocator": allocator_values(found)} for found in allocator}
     devices = [
@@ -36,6 +41,8 @@ def snapshot_json(
     ]
     worst = finding.worst
     values = {
+        # A snapshot does not say which torch made it.
+        **json_header("snapshot", VERSION, torch=None, command=command),
         "file": file,
         "notes": list(finding.notes),
         "worst_device": None if worst is None else finding.devices[worst].device,
@@ -49,6 +56,7 @@ def _device(found: DeviceFinding) -> dict[str, Any]:
     return {
         "device": found.device,
         "entries": found.entries,
+        "first_time_us": found.first_time_us if found.first_time_us >= 0 else None,
         "notes": list(found.notes),
         "peak_entry": peak.entry,
         "peak_time_us": peak.time_us if peak.time_us >= 0 else None,

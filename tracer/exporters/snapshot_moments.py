@@ -7,12 +7,12 @@ from itertools import islice
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from tracer.analysis.snapshots.moments import Between, Held, LastBefore, Moments, StepLevel
 from tracer.exporters.snapshot_json import group_values
-from tracer.exporters.snapshot_screen import print_groups, print_table
-from tracer.units import format_bytes
+from tracer.exporters.snapshot_screen import print_groups
+from tracer.exporters.text import print_rows, say, signed
+from tracer.units import format_bytes, some
 
 
 def print_moments(found: Moments, console: Console, *, top: int) -> None:
@@ -20,8 +20,8 @@ def print_moments(found: Moments, console: Console, *, top: int) -> None:
     for held in found.held:
         phase = f", in {held.phase}" if held.phase else ""
         at = f"after entry {held.entry:,}" if held.entry >= 0 else "at the start of the recording"
-        _say(console, f"\nDevice {found.device} {at}{phase}: {format_bytes(held.requested_bytes)} requested, "
-             f"{format_bytes(held.reserved_bytes)} reserved")  # fmt: skip
+        sizes = f"{format_bytes(held.requested_bytes)} requested, {format_bytes(held.reserved_bytes)} reserved"
+        _say(console, f"Device {found.device} {at}{phase}: {sizes}")
         print_groups("What was in use", held.groups, console, top)
     if found.between is not None:
         _print_between(found.between, console, top)
@@ -29,7 +29,7 @@ def print_moments(found: Moments, console: Console, *, top: int) -> None:
         last = found.before_oom
         made = f"made from entry {last.first:,} on"
         what = f"the last {format_bytes(last.bytes)} in use at entry {last.entry:,} were {made}"
-        _say(console, f"\nDevice {found.device}: {what}")
+        _say(console, f"Device {found.device}: {what}")
         print_groups("Made last before it ran out of memory", last.groups, console, top)
     _print_steps(found.device, found.steps, console, top)
 
@@ -38,19 +38,19 @@ def _print_steps(device: int, steps: Sequence[StepLevel], console: Console, top:
     """How much was in use as each step was over; what lies between the shown ones is said."""
     rows, before = [], None
     for number, step in enumerate(steps):
-        change = "" if before is None else _signed(step.end_bytes - before)
-        rows.append((f"{number}", format_bytes(step.end_bytes), change, format_bytes(step.peak_bytes)))
+        change = "" if before is None else signed(step.end_bytes - before)
+        rows.append((f"{number + 1}", format_bytes(step.end_bytes), change, format_bytes(step.peak_bytes)))
         before = step.end_bytes
     if len(rows) > 1:
-        print_table(
+        print_rows(
             f"Device {device}, step by step of the optimizer",
             ("step", "at its end", "change", "peak"),
             islice(rows, top),
             console,
         )
         if len(rows) > top:
-            whole = _signed(steps[-1].end_bytes - steps[0].end_bytes)
-            _say(console, f"  {len(rows) - top} more steps; from the first to the last: {whole}")
+            whole = signed(steps[-1].end_bytes - steps[0].end_bytes)
+            say(console, f"{some(len(rows) - top, 'more step')}; from the first to the last: {whole}", indent=2)
 
 
 def moments_values(found: Moments) -> dict[str, Any]:
@@ -66,9 +66,11 @@ def moments_values(found: Moments) -> dict[str, Any]:
 
 
 def _print_between(found: Between, console: Console, top: int) -> None:
-    change = _signed(found.last_bytes - found.first_bytes)
-    _say(console, f"\nDevice {found.device}, after entry {found.first:,} to after entry {found.last:,}: {change} "
-         f"({format_bytes(found.first_bytes)} -> {format_bytes(found.last_bytes)})")  # fmt: skip
+    change = signed(found.last_bytes - found.first_bytes)
+    sizes = f"{format_bytes(found.first_bytes)} -> {format_bytes(found.last_bytes)}"
+    _say(
+        console, f"Device {found.device}, from after entry {found.first:,} to after {found.last:,}: {change} ({sizes})"
+    )
     print_groups("What came", found.came, console, top)
     print_groups("What went", found.went, console, top)
 
@@ -104,9 +106,6 @@ def _last(found: LastBefore) -> dict[str, Any]:
     }
 
 
-def _signed(size: int) -> str:
-    return f"+{format_bytes(size)}" if size > 0 else format_bytes(size)
-
-
 def _say(console: Console, line: str) -> None:
-    console.print(Text(line, style="bold"), soft_wrap=True)
+    say(console)
+    say(console, line, style="bold")

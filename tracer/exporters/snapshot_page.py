@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from tracer.analysis.peak_row import PeakRow
+from tracer.analysis.snapshots.address_space import address_ranges
 from tracer.analysis.snapshots.categories import CATEGORY_OF_KIND, category_of, peak_by_category
 from tracer.analysis.snapshots.findings import DeviceFinding, ReplayedSnapshot, SnapshotFinding
 from tracer.analysis.snapshots.groups import Group, group_lives
@@ -26,6 +27,7 @@ from tracer.exporters.page_model import (
     Page,
     PageBlocks,
     PagePeak,
+    PageSpace,
     Section,
     Series,
     Table,
@@ -98,6 +100,7 @@ def snapshot_page(
         lines=_lines(timeline) if has_history else (),
         counted_bytes=replayed.devices[shown].replay.requested_bytes if has_history else None,
         blocks=_blocks(replayed, device, shown) if has_history else None,
+        space=_space(replayed, shown) if has_history else None,
         marks=_marks(device, timeline) if has_history else (),
         bands=tuple(Band(_BANDS[one.phase], one.name, one.start, one.end) for one in timeline.stretches),
         peak=_peak(device, timeline),
@@ -123,7 +126,30 @@ def _blocks(replayed: ReplayedSnapshot, device: DeviceFinding, shown: int) -> Pa
         made_at=lives.begin + 1,
         freed_at=lives.end + 1,
         stacks=tuple(groups[number].stack for number in order),
+        address=lives.addr,
+        allocated_bytes=lives.allocated_bytes,
     )
+
+
+def _space(replayed: ReplayedSnapshot, shown: int) -> PageSpace:
+    """The reserved ranges of one device, by stream and pool."""
+    ranges = address_ranges(replayed.devices[shown].state)
+    columns = np.stack([ranges.stream, ranges.pool, ~ranges.is_small | ranges.is_expandable], axis=1)
+    homes, home = np.unique(columns, axis=0, return_inverse=True)
+    return PageSpace(
+        homes=tuple(_home(replayed, *values) for values in homes.tolist()),
+        home=home.reshape(-1),
+        address=ranges.address,
+        size_bytes=ranges.size_bytes,
+        made_at=ranges.begin + 1,
+        freed_at=ranges.end + 1,
+        is_expandable=ranges.is_expandable,
+    )
+
+
+def _home(replayed: ReplayedSnapshot, stream: int, pool: int, is_large: int) -> str:
+    private = f", private pool {replayed.snapshot.text(pool)}" if pool >= 0 else ""
+    return f"stream {stream}{private}{'' if is_large else ', segments for small blocks'}"
 
 
 def _left_out(timeline: DeviceTimeline) -> tuple[str, ...]:
@@ -260,7 +286,7 @@ def _sections(finding: SnapshotFinding, shown: int) -> tuple[Section, ...]:
     others = [one for index, one in enumerate(finding.devices) if index != shown]
     if others:
         rows = tuple((f"device {one.device}", one.peak.requested_bytes, f"{len(one.oom):,}") for one in others)
-        sentence = f"This page is about device {device.device}. For another one, name it with --device."
+        sentence = f"What is shown is device {device.device}; another one is chosen at the top of the page."
         table = Table("Their peaks", ("device", "peak", "times out of memory"), rows)
         sections.append(Section("Other devices", (sentence,), (table,)))
     return tuple(sections)

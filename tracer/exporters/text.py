@@ -6,10 +6,10 @@ a width on a terminal alone: in a file or a pipe its lines are as long as they a
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -21,16 +21,20 @@ _UNLIMITED = 10_000
 
 def say(console: Console, line: str = "", *, style: str = "", indent: int = 0) -> None:
     """Print one line, broken between words on a terminal, whole in a file. Nothing in it is read as markup."""
-    text = Text(line, style=style)
     if console.is_terminal:
-        console.print(Padding(sentence(line, style=style), (0, 0, 0, indent)), crop=False)
+        say_wrapped(console, line, style=style, indent=indent)
     else:
-        console.print(Text(" " * indent).append(text), soft_wrap=True)
+        console.print(Text(" " * indent + line, style=style), soft_wrap=True)
 
 
-def sentence(words: str, *, style: str = "") -> Text:
-    """Prose that is broken between words, and never in one."""
-    return Text(words, style=style, overflow="ignore")
+def say_wrapped(console: Console, words: str, *, style: str = "", indent: int = 0) -> None:
+    """Print prose, broken between words to the width of the console, and never in one."""
+    for line in words.split("\n"):
+        folded = textwrap.wrap(
+            line, max(console.width - indent, 20), break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+        )
+        for part in folded or [""]:
+            console.print(Text(" " * indent + part, style=style), soft_wrap=True)
 
 
 def table(*numbers: str) -> Table:

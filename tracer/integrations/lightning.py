@@ -8,6 +8,7 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback
 
 from tracer.runs.training import TrainingProfile
+from tracer.runs.watch import TrainingWatch
 
 
 class TimelineCallback(Callback):  # type: ignore[misc, unused-ignore]  # untyped where missing
@@ -19,6 +20,8 @@ class TimelineCallback(Callback):  # type: ignore[misc, unused-ignore]  # untype
         session: The latest profile, with its findings once training has ended.
     """
 
+    _observe: type[TrainingProfile] | type[TrainingWatch] = TrainingProfile
+
     def __init__(self, save_dir: str | Path = "profiler_outputs", **options: Any) -> None:
         """Prepare.
 
@@ -26,14 +29,14 @@ class TimelineCallback(Callback):  # type: ignore[misc, unused-ignore]  # untype
             save_dir: Folder for the files.
             options: As `tracer.profile_training` takes them: `schedule`, `screen`, `leave_out`, `keep_recording`, ...
         """
-        self.session: TrainingProfile | None = None
+        self.session: TrainingProfile | TrainingWatch | None = None
         self._save_dir, self._options = save_dir, options
         self._is_open = False
         self._num_optimizer_steps = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Switch on."""
-        self.session = TrainingProfile(pl_module, trainer.optimizers, save_dir=self._save_dir, **self._options)
+        self.session = self._observe(pl_module, trainer.optimizers, save_dir=self._save_dir, **self._options)
         self._num_optimizer_steps = trainer.global_step
         self.session.__enter__()
         self._is_open = True
@@ -61,3 +64,9 @@ class TimelineCallback(Callback):  # type: ignore[misc, unused-ignore]  # untype
         if self.session is not None and self._is_open:
             self._is_open = False
             self.session.__exit__(type(error) if error is not None else None, error, None)
+
+
+class WatchCallback(TimelineCallback):
+    """Watches all of a training, without a profiler; see `tracer.watch_training`, whose options it takes."""
+
+    _observe = TrainingWatch

@@ -9,6 +9,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from tracer.runs.training import TrainingProfile
+from tracer.runs.watch import TrainingWatch
 
 
 class TimelineCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  # untyped where missing
@@ -21,6 +22,8 @@ class TimelineCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  #
         session: The latest profile, with its findings once training has ended.
     """
 
+    _observe: type[TrainingProfile] | type[TrainingWatch] = TrainingProfile
+
     def __init__(self, save_dir: str | Path = "profiler_outputs", **options: Any) -> None:
         """Prepare.
 
@@ -28,7 +31,7 @@ class TimelineCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  #
             save_dir: Folder for the files.
             options: As `tracer.profile_training` takes them: `schedule`, `screen`, `leave_out`, `keep_recording`, ...
         """
-        self.session: TrainingProfile | None = None
+        self.session: TrainingProfile | TrainingWatch | None = None
         self._save_dir, self._options = save_dir, options
         self._is_open = False
 
@@ -38,7 +41,7 @@ class TimelineCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  #
         model, optimizer = kwargs["model"], kwargs.get("optimizer")
         # accelerate wraps the optimizer in one that has no hooks.
         inner = getattr(optimizer, "optimizer", optimizer)
-        self.session = TrainingProfile(model, inner, save_dir=self._save_dir, **self._options)
+        self.session = self._observe(model, inner, save_dir=self._save_dir, **self._options)
         self.session.__enter__()
         self._is_open = True
         atexit.register(self.close)
@@ -58,3 +61,9 @@ class TimelineCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  #
             self._is_open = False
             atexit.unregister(self.close)
             self.session.__exit__(None, None, None)
+
+
+class WatchCallback(TimelineCallback):
+    """Watches all of a training, without a profiler; see `tracer.watch_training`, whose options it takes."""
+
+    _observe = TrainingWatch

@@ -23,11 +23,13 @@ class Card:
         name: As people write it; of a size alone, empty.
         total_bytes: All of its memory, as torch's out-of-memory message says `total capacity`.
         compute_capability: Such as (8, 6).
+        num_multiprocessors: Which some kernels divide their work by.
     """
 
     name: str
     total_bytes: int
     compute_capability: tuple[int, int] = (8, 0)
+    num_multiprocessors: int = 108
 
     @property
     def usable_bytes(self) -> int:
@@ -35,25 +37,25 @@ class Card:
         return max(0, self.total_bytes - CONTEXT_BYTES)
 
 
-_CAPACITIES: tuple[tuple[str, float, tuple[int, int]], ...] = (
-    ("T4", 14.56, (7, 5)),
-    ("V100-16GB", 15.77, (7, 0)),
-    ("V100-32GB", 31.73, (7, 0)),
-    ("RTX-3060", 11.76, (8, 6)),
-    ("RTX-3090", 23.68, (8, 6)),
-    ("RTX-4060", 7.63, (8, 9)),
-    ("RTX-4090", 23.64, (8, 9)),
-    ("RTX-5090", 31.36, (12, 0)),
-    ("A10G", 22.05, (8, 6)),
-    ("A6000", 47.41, (8, 6)),
-    ("L4", 22.03, (8, 9)),
-    ("L40S", 44.39, (8, 9)),
-    ("A100-40GB", 39.39, (8, 0)),
-    ("A100-80GB", 79.15, (8, 0)),
-    ("H100", 79.10, (9, 0)),
-    ("H200", 139.72, (9, 0)),
+_CAPACITIES: tuple[tuple[str, float, tuple[int, int], int], ...] = (
+    ("T4", 14.56, (7, 5), 40),
+    ("V100-16GB", 15.77, (7, 0), 80),
+    ("V100-32GB", 31.73, (7, 0), 80),
+    ("RTX-3060", 11.76, (8, 6), 28),
+    ("RTX-3090", 23.68, (8, 6), 82),
+    ("RTX-4060", 7.63, (8, 9), 24),
+    ("RTX-4090", 23.64, (8, 9), 128),
+    ("RTX-5090", 31.36, (12, 0), 170),
+    ("A10G", 22.05, (8, 6), 80),
+    ("A6000", 47.41, (8, 6), 84),
+    ("L4", 22.03, (8, 9), 58),
+    ("L40S", 44.39, (8, 9), 142),
+    ("A100-40GB", 39.39, (8, 0), 108),
+    ("A100-80GB", 79.15, (8, 0), 108),
+    ("H100", 79.10, (9, 0), 132),
+    ("H200", 139.72, (9, 0), 132),
 )
-CARDS = tuple(Card(name, int(gib * GIB), capability) for name, gib, capability in _CAPACITIES)
+CARDS = tuple(Card(name, int(gib * GIB), capability, count) for name, gib, capability, count in _CAPACITIES)
 
 
 def card_of(text: str) -> Card:

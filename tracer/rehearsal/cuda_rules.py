@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tracer.capture import torch_private
+from tracer.rehearsal import convolution_workspaces as convolutions
 from tracer.rehearsal import kernel_scratch as kernels
 from tracer.rehearsal.recorder import OperatorCall, Scratch
 from tracer.rehearsal.rule import Gpu, Rule
@@ -125,6 +126,12 @@ RULES: tuple[Rule, ...] = (
         "aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize",
         "cuBLAS keeps a workspace for every thread that multiplies: 8.125 MiB, from Hopper on 32 MiB.",
         scratch=dict.fromkeys(_MATRIX_PRODUCTS, _cublas_workspace),
+    ),
+    Rule(
+        "cudnn-workspace",
+        "aten/src/ATen/native/cudnn/Conv_v8.cpp, run_conv_plan; cuDNN's graph API",
+        "cuDNN's engines take a workspace for each convolution: its own answer, where it could be asked for the card.",
+        scratch={"aten::convolution": convolutions.forward, "aten::convolution_backward": convolutions.backward},
     ),
     Rule(
         "group-norm",

@@ -30,7 +30,7 @@ from tracer.rehearsal.device_memory import DeviceMemory, Requests, serve
 from tracer.rehearsal.fake_tensors import turn_all_fake
 from tracer.rehearsal.held_objects import held_by
 from tracer.rehearsal.recorder import Recorder, ScratchOf, ValueRead
-from tracer.rehearsal.rule import Gpu, Rule, ScratchOfGpu
+from tracer.rehearsal.rule import A100_MULTIPROCESSORS, Cudnn, Gpu, Rule, ScratchOfGpu
 from tracer.rehearsal.unrehearsable import rehearsal_error
 from tracer.workloads.workload import Workload, num_micro_batches
 
@@ -85,6 +85,8 @@ def rehearse(
     device: Literal["cpu", "cuda"] = "cuda",
     rules: Collection[str] | None = None,
     compute_capability: tuple[int, int] = (8, 0),
+    num_multiprocessors: int = A100_MULTIPROCESSORS,
+    cudnn: Cudnn | None = None,
     num_steps: int = _NUM_STEPS,
 ) -> Rehearsal:
     """Run training steps on tensors that have shapes and no memory.
@@ -95,6 +97,8 @@ def rehearse(
         device: Whose operators, optimizers and libraries are imitated.
         rules: Names of the rows of `cuda_rules.RULES` to follow; None for all. On the CPU none is followed.
         compute_capability: Of the GPU, such as (9, 0).
+        num_multiprocessors: Of the GPU.
+        cudnn: Whom to ask for the workspaces of convolutions; None to leave them out.
         num_steps: With optimizer state, the second step is the first that is like all that follow.
 
     Returns:
@@ -104,7 +108,7 @@ def rehearse(
         RehearsalError: A step cannot be rehearsed; the message has the user's line.
     """
     followed = [rule for rule in RULES if rules is None or rule.name in rules] if device == "cuda" else []
-    gpu = Gpu(compute_capability)
+    gpu = Gpu(compute_capability, num_multiprocessors, cudnn)
     mode = torch_private.fake_tensors()
     recorder = Recorder(mode, _scratch(followed, gpu))
     objects = TrainingObjects(workload.model, workload.optimizer)

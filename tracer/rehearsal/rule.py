@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -15,6 +15,13 @@ Replacement = Callable[[Callable[..., Any]], Callable[..., Any]]
 A100_MULTIPROCESSORS = 108
 
 
+class Cudnn(Protocol):
+    """Somebody who can be asked what cuDNN would take."""
+
+    def workspace_bytes(self, problem: dict[str, Any]) -> int:
+        """For a convolution, as `cudnn_answers.workspace_bytes` has it put."""
+
+
 @dataclass(slots=True)
 class Gpu:
     """The device that is imitated, and what has been taken of it for good.
@@ -22,11 +29,13 @@ class Gpu:
     Attributes:
         compute_capability: Such as (8, 0).
         num_multiprocessors: Which some kernels divide their work by.
+        cudnn: What its convolutions are asked of; None for no workspaces.
         memory: For rules that have to remember something during a rehearsal, by the rule's name.
     """
 
     compute_capability: tuple[int, int] = (8, 0)
     num_multiprocessors: int = A100_MULTIPROCESSORS
+    cudnn: Cudnn | None = None
     memory: dict[str, Any] = field(default_factory=dict)
 
 

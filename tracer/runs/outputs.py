@@ -239,7 +239,8 @@ def _recording_size(results: RunResults, path: Path) -> str:
 
 
 def _write_peak_json(material: Material, path: Path) -> None:
-    write_peak_json(material.findings.peaks, path, against_eager=material.results.against_eager)
+    results = material.results
+    write_peak_json(material.findings.peaks, path, origin=results.origin, against_eager=results.against_eager)
 
 
 OUTPUTS = (

@@ -17,6 +17,7 @@ from tracer.capture.run_origin import RunOrigin
 from tracer.capture.source_line import SourceLine
 from tracer.errors import TracerError
 from tracer.rehearsal.cards import CONTEXT_BYTES, Card
+from tracer.rehearsal.convolution_workspaces import CudnnAnswers
 from tracer.rehearsal.cuda_rules import RULES
 from tracer.rehearsal.device_memory import DeviceMemory
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
@@ -98,8 +99,7 @@ def predict(
     Raises:
         RehearsalError: It cannot be rehearsed.
     """
-    capability = card.compute_capability if card is not None else (8, 0)
-    done = rehearse(workload, device="cuda" if device == "cuda" else "cpu", compute_capability=capability)
+    done, cudnn_version = _rehearsed(workload, card, device)
     cycle = find_in_cycle(done.recording, known=done.known, module_names=done.module_names)
     capacity = card.usable_bytes if card is not None else None
     unlimited = done.memory if settings is None else done.on_device(settings)
@@ -114,8 +114,24 @@ def predict(
         unlimited=unlimited,
         spread=reserved_spread(done.requests, unlimited, settings),
         failed_at=_place(done, memory),
-        assumptions=tuple(_assumptions(workload, done, card)),
+        assumptions=tuple(_assumptions(workload, done, card, cudnn_version)),
     )
+
+
+def _rehearsed(workload: Workload, card: Card | None, device: str) -> tuple[Rehearsal, int]:
+    """The rehearsal, and the version of cuDNN that was asked; 0 for none, as where no card is named."""
+    if device != "cuda":
+        return rehearse(workload, device="cpu"), 0
+    if card is None or not card.name:
+        return rehearse(workload), 0
+    with CudnnAnswers(card) as cudnn:
+        done = rehearse(
+            workload,
+            compute_capability=card.compute_capability,
+            num_multiprocessors=card.num_multiprocessors,
+            cudnn=cudnn if cudnn.version else None,
+        )
+        return done, cudnn.version
 
 
 def _place(rehearsal: Rehearsal, memory: DeviceMemory) -> Place | None:
@@ -140,14 +156,14 @@ def _place(rehearsal: Rehearsal, memory: DeviceMemory) -> Place | None:
     )
 
 
-def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None) -> list[str]:
+def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None, cudnn_version: int) -> list[str]:
     said = [f"{rehearsal.num_steps} steps rehearsed with torch {torch.__version__}; every step is like the second."]
     if rehearsal.device == "cpu":
         return [*said, "As the CPU runs it, without what kernels take for themselves."]
     capability = ".".join(map(str, card.compute_capability if card is not None else (8, 0)))
     rules = [rule.name for rule in RULES if rule.name in rehearsal.rules]
     said.append(f"CUDA's ways at compute capability {capability}: {', '.join(rules)}.")
-    said.append("Convolutions' workspaces are not known without the device, and not counted.")
+    said.append(_on_workspaces(card, cudnn_version))
     if card is not None:
         said.append(
             f"{format_bytes(CONTEXT_BYTES)} of the device are for CUDA's context and kernels, not counted above."
@@ -162,6 +178,18 @@ def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None) ->
     if any(type(module).__name__ == "OptimizedModule" for module in workload.model.modules()):
         said.append("Compiled parts were rehearsed as eager ones, which need more.")
     return said
+
+
+def _on_workspaces(card: Card | None, cudnn_version: int) -> str:
+    if card is not None and cudnn_version:
+        major, minor = divmod(cudnn_version // 100, 100)
+        return (
+            f"Convolutions' workspaces are what cuDNN {major}.{minor} said that it would take on {card.name}; another "
+            "version chooses otherwise."
+        )
+    if card is not None and card.name:
+        return "Convolutions' workspaces are not counted: there is no cuDNN 9.8 or newer here to be asked for them."
+    return "Convolutions' workspaces are not counted: cuDNN is asked for them where a card is named."
 
 
 def results_of(
@@ -221,7 +249,7 @@ def largest_batch(
     peaks: dict[int, int] = {}
 
     def fits(batch: int) -> bool:
-        done = rehearse(build(batch), compute_capability=card.compute_capability)
+        done, _ = _rehearsed(build(batch), card, "cuda")
         peaks[batch] = done.memory.peak_allocated_bytes
         unlimited = done.memory if settings is None else done.on_device(settings)
         is_small = unlimited.peak_reserved_bytes <= card.usable_bytes

@@ -26,6 +26,7 @@ from tracer.capture.run_origin import RunOrigin
 from tracer.capture.source_line import SourceLine
 from tracer.errors import MissingPackageError
 from tracer.exporters.notebook import notebook_html
+from tracer.exporters.screen import headline
 from tracer.runs.run_history import RunHistory
 from tracer.runs.session import ProfileSession
 
@@ -87,7 +88,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY_LEFT)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RunResults:
     """Everything that a run brought to light.
 
@@ -162,7 +163,12 @@ class RunResults:
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it."""
-        return notebook_html(self.findings)
+        return notebook_html(self.findings, self.num_steps)
+
+    def __repr__(self) -> str:
+        """What plain Python and IPython show of it: the answer in a line, and where the rest is."""
+        found = "nothing was recorded" if self.findings is None else headline(self.findings, self.num_steps)
+        return f"<RunResults: {found.rstrip('.')}; .rows, .to_pandas()>"
 
     @property
     def snapshot(self) -> dict[str, Any] | None:

@@ -14,8 +14,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tracer.capture import torch_private
 from tracer.runs.training import TrainingProfile
+from tracer.runs.watch import TrainingWatch
 
-MakeSession = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], TrainingProfile]
+Session = TrainingProfile | TrainingWatch
+MakeSession = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], Session]
 
 COMPILES = (
     "The script compiles its model or its step, and compiled code must not see the hooks that find steps: it is "
@@ -42,7 +44,7 @@ class ScriptProfile:
         Args:
             make_session: Makes the profile of some models by name and some optimizers.
         """
-        self.session: TrainingProfile | None = None
+        self.session: Session | None = None
         self._make_session = make_session
         self._handles: list[Any] = []
         self._stop_watching: Callable[[], None] | None = None
@@ -55,7 +57,7 @@ class ScriptProfile:
         """Sentences on what could not be found; none where everything was recorded."""
         if self.session is None:
             return (COMPILES if self._has_compiled else NO_MODEL,)
-        if self.session.num_steps_done >= self.session.schedule.num_steps:
+        if self.session.is_complete or (isinstance(self.session, TrainingWatch) and self._has_stepped):
             return ()
         return (COMPILES,) if self._has_compiled else () if self._has_stepped else (NO_STEP,)
 
@@ -90,6 +92,8 @@ class ScriptProfile:
         models = [one for one in outermost(_alive(nn.Module)) if one is module or _holds(one, module, trained)]
         self.session = self._make_session(named(models or [module]), optimizers)
         self.session.__enter__()
+        if isinstance(self.session, TrainingWatch):  # it has no end to look out for, and a step may be short
+            self._handles.pop(0).remove()
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self.session is None or self._is_over:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from tracer.errors import SnapshotError
 from tracer.snapshot.containers import ZIP_MAGIC, opened
@@ -69,11 +69,21 @@ def _unpickled(file: IO[bytes], remarks: Remarks) -> Any:
 
 
 def _complaint(head: bytes, error: Exception) -> str:
+    for start, what in _OTHER_FILES:
+        if head.lstrip().lower().startswith(start):
+            return f"is {what}, not an allocator snapshot."
     if head.startswith(ZIP_MAGIC):
         return "is a zip archive that cannot be read."
     if isinstance(error, EOFError) or "truncated" in str(error) or "exhausted before end" in str(error):
         return "is truncated: it ends in the middle of its data."
     return f"is neither a pickle nor JSON that can be read ({type(error).__name__})."
+
+
+_OTHER_FILES: Final = (
+    (b"<!doctype html", "a web page"),
+    (b"<html", "a web page"),
+    (b"sqlite format 3", "an SQLite database"),
+)
 
 
 class _FrameSharing:

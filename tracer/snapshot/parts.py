@@ -31,10 +31,11 @@ def snapshot_parts(objects: Any, path: Path, remarks: Remarks) -> dict[str, Any]
     Raises:
         SnapshotError: The file holds something else.
     """
+    if (other := _other_document(objects)) is not None:
+        what, hint = other
+        raise SnapshotError(f"{path} is {what}, not an allocator snapshot.", hint=hint)
     if type(objects) in (list, tuple):
         return {"segments": objects, "device_traces": []}
-    if type(objects) is dict and "traceEvents" in objects:
-        raise SnapshotError(f"{path} is a profiler trace, not an allocator snapshot.", hint=HOW_TO_RECORD)
     parts = _unwrapped(objects, remarks)
     if parts is None:
         raise SnapshotError(f"{path} holds other data than an allocator snapshot.", hint=HOW_TO_RECORD)
@@ -45,6 +46,19 @@ def snapshot_parts(objects: Any, path: Path, remarks: Remarks) -> dict[str, Any]
         if trace is None:
             remarks.add("A device has no list of entries and counts as one without history", f"device {device}", trace)
     return {**parts, "segments": parts.get("segments") or [], "device_traces": traces}
+
+
+def _other_document(objects: Any) -> tuple[str, str] | None:
+    """What else a file may be that people take for a snapshot, and what to do then; None for all others."""
+    if type(objects) is dict and "traceEvents" in objects:
+        return "a profiler trace", HOW_TO_RECORD
+    if type(objects) is dict and str(objects.get("format", "")).startswith("torch-timeline "):
+        return "an answer of this program", "Name the memory_snapshot.pkl beside it, or compare two folders by `diff`."
+    # `export_memory_timeline` writes [times, sizes] to .json and rows of time, action, size and category to .raw.json.
+    is_list = type(objects) is list and len(objects) > 0 and type(objects[0]) is list
+    if is_list and len(objects[0]) > 0 and type(objects[0][0]) in (int, float):
+        return "torch's memory timeline", HOW_TO_RECORD
+    return None
 
 
 def _unwrapped(objects: Any, remarks: Remarks) -> dict[str, Any] | None:

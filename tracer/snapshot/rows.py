@@ -12,7 +12,7 @@ from typing import Final
 
 from tracer.snapshot.actions import ACTION_CODES, STATE_CODES, Action, BlockState
 from tracer.snapshot.remarks import Remarks, spelled
-from tracer.snapshot.stacks import StackTable, StrangeStackError
+from tracer.snapshot.stacks import NO_CONTEXT, Contexts, StackTable, StrangeStackError
 from tracer.snapshot.values import INT64_MAX, MISSING, Columns, Row, Where, as_rows, ints, lenient_ints
 
 # Rows of one chunk stay in the processor's cache while several columns are taken from them.
@@ -62,12 +62,15 @@ def trace_columns(entries: object, *, device: int, stacks: StackTable, texts: Te
     out: Columns = {"action": array("B"), **{key: array("q") for key in ("addr", "size", "stream", "time_us")}}
     out["stack"] = array("i")
     labels: Columns = {}
+    contexts = Contexts()
     for start in range(0, len(rows), _CHUNK):
         chunk = rows[start : start + _CHUNK]
         where = Where(f"Entry {{}} of device {device}", start, remarks)
         for key, column in _entry_chunk(chunk, where).items():
             out[key].extend(column)
-        out["stack"].extend(_stack_ids(chunk, stacks, where))
+        in_region = any(row.get("compile_context") not in NO_CONTEXT for row in chunk)
+        framed = [{"frames": contexts.stack_of(row)} for row in chunk] if in_region else chunk
+        out["stack"].extend(_stack_ids(framed, stacks, where))
         _extend_labels(labels, chunk, start, texts)
     return {**out, **labels}
 

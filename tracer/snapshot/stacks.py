@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Iterable
 from typing import Any
@@ -11,6 +12,12 @@ from tracer.snapshot.remarks import Remarks
 Frames = list[Any]
 
 NO_STACK = 0
+COMPILE_CONTEXT = "??"
+"""The file of the frame that stands for a compiled region: as in C++, there is none."""
+NO_CONTEXT = (None, "", "N/A")
+_MAX_TRACE = 64
+# A line of a traceback as Python writes it, outermost first.
+_TRACE_LINE = re.compile(r'^[ \t]*File "([^"\n]{1,4096})", line (\d{1,9}), in ([^\n]{1,400})$', re.MULTILINE)
 _MAX_LINE = 2**31 - 1
 
 
@@ -80,7 +87,7 @@ class StackTable:
         """
         frames = _FrameTable(self._remarks)
         stacks: dict[tuple[int, ...], int] = {}
-        ids = (tuple(found for frame in s if (found := frames.id_of(frame)) is not None) for s in self._stacks)
+        ids = (tuple(found for frame in s for found in frames.ids_of(frame)) for s in self._stacks)
         stack_of_id = array("i", [stacks.setdefault(stack, len(stacks)) for stack in ids])
         offsets, flat = array("q", [0]), array("i")
         for stack in stacks:
@@ -89,25 +96,55 @@ class StackTable:
         return {**frames.columns(), "stack_offset": offsets, "stack_frame": flat, "stack_of_id": stack_of_id}
 
 
+class Contexts:
+    """Stacks with the compiled region that an entry was in as their outermost frame; the same region is one object."""
+
+    def __init__(self) -> None:
+        self._frames: dict[str, dict[str, Any]] = {}
+
+    def stack_of(self, entry: dict[str, Any]) -> Any:
+        """An entry's stack, as it is where it was in no region, or where the stack is no list."""
+        frames, context = entry.get("frames"), entry.get("compile_context")
+        if type(context) is not str or context in NO_CONTEXT or (frames is not None and type(frames) is not list):
+            return frames
+        region = self._frames.setdefault(context, {"name": context[:400], "filename": COMPILE_CONTEXT, "line": 0})
+        return [*(frames or ()), region]
+
+
 class _FrameTable:
     def __init__(self, remarks: Remarks) -> None:
         self._remarks = remarks
-        self._by_identity: dict[int, int | None] = {}
+        self._by_identity: dict[int, tuple[int, ...]] = {}
         self._by_value: dict[tuple[str, str, int], int] = {}
 
-    def id_of(self, frame: Any) -> int | None:
-        """The number of a frame; None for what is none."""
-        if id(frame) not in self._by_identity:
-            value = self._value(frame)
-            found = None if value is None else self._by_value.setdefault(value, len(self._by_value))
+    def ids_of(self, frame: Any) -> tuple[int, ...]:
+        """The number of a frame, and of the lines that it was generated for where it says them; none for what is none.
+
+        torch puts these lines behind a frame of Inductor's code by itself, and into the frame for code of torch.fx.
+        """
+        found = self._by_identity.get(id(frame))
+        if found is None:
+            values = () if (value := self._value(frame)) is None else (value, *self._original(frame))
+            found = tuple(self._by_value.setdefault(each, len(self._by_value)) for each in values)
             self._by_identity[id(frame)] = found
-        return self._by_identity[id(frame)]
+        return found
+
+    def _original(self, frame: dict[Any, Any]) -> list[tuple[str, str, int]]:
+        """The lines of `fx_original_trace`, innermost first."""
+        trace = frame.get("fx_original_trace")
+        if type(trace) is not str:
+            return []
+        lines = _TRACE_LINE.findall(trace[-_MAX_TRACE * 1024 :])[-_MAX_TRACE:]
+        return [(name, file, self._line(int(line), name)) for file, line, name in reversed(lines)]
 
     def _value(self, frame: Any) -> tuple[str, str, int] | None:
         if type(frame) is not dict:
             self._remarks.add("A stack frame is no dict and is left out", "in a stack", frame)
             return None
         name, file = self._text(frame, "name"), self._text(frame, "filename")
+        node = frame.get("fx_node_name")
+        if type(node) is str and node:
+            name = f"{name}, node {node[:200]}"
         return name, file, self._line(frame.get("line") or 0, name)
 
     def _text(self, frame: dict[Any, Any], key: str) -> str:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
 from torch import nn
 
+from tracer.units import some
 from tracer.workloads.factory import FACTORY_HINT, call_factory, load_factory, parse_arguments
 from tracer.workloads.module_steps import (
     Amp,
@@ -85,6 +86,7 @@ def build_user_workload(
     model_args: Sequence[str] = (),
     options: StepOptions = StepOptions(),
     device_named: bool = False,
+    without_memory: bool = False,
 ) -> Any:
     """Find a factory, call it, and make what it returns into a workload.
 
@@ -94,6 +96,7 @@ def build_user_workload(
         model_args: Arguments of the factory as `key=value`; values are Python literals, or else strings.
         options: How a plain module is trained.
         device_named: Whether the device was asked for, and must be the one of a workload that brings its own.
+        without_memory: Whether a model on the meta device may stay there, as for a rehearsal.
 
     Raises:
         UserModelError: The factory, its arguments or what it returns cannot be used. Where user code raised, that
@@ -103,7 +106,14 @@ def build_user_workload(
     factory = load_factory(name_of_factory)
     offered = {"device": device, "batch_size": options.batch_size, "seed": options.seed}
     built = call_factory(name_of_factory, factory, parse_arguments("--model-arg", model_args), offered)
-    return as_workload(built, device=device, options=options, source=factory, device_named=device_named)
+    return as_workload(
+        built,
+        device=device,
+        options=options,
+        source=factory,
+        device_named=device_named,
+        without_memory=without_memory,
+    )
 
 
 # ---- making a workload of what it returned ---------------------------------------------------------------------------
@@ -116,6 +126,7 @@ def as_workload(
     options: StepOptions = StepOptions(),
     source: Any = None,
     device_named: bool = False,
+    without_memory: bool = False,
 ) -> Any:
     """Whatever a factory may return, as a workload.
 
@@ -123,11 +134,11 @@ def as_workload(
         UserModelError: It is none of that, or the options do not fit it.
     """
     if isinstance(built, nn.Module):
-        return _module_workload(built, None, device, options)
+        return _module_workload(built, None, device, options, without_memory)
     if isinstance(built, tuple) and built and isinstance(built[0], nn.Module):
         match built[1:]:
             case (torch.optim.Optimizer() as its_optimizer,):
-                return _module_workload(built[0], its_optimizer, device, options)
+                return _module_workload(built[0], its_optimizer, device, options, without_memory)
             case (torch.optim.Optimizer() as its_optimizer, step) if _is_step(step):
                 return _step_workload(step, built[0], its_optimizer, device, options, device_named)
             case (step,) if _is_step(step):
@@ -194,7 +205,11 @@ def _devices(model: nn.Module) -> set[torch.device]:
 
 
 def _module_workload(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device, options: StepOptions
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    device: torch.device,
+    options: StepOptions,
+    without_memory: bool,
 ) -> ModuleWorkload:
     if optimizer is not None and options.optimizer != StepOptions().optimizer:
         raise UserModelError("The factory brings an optimizer, and --optimizer names another.", hint="Leave one out.")
@@ -205,7 +220,8 @@ def _module_workload(
         )
     inputs = [parse_input(text) for text in options.inputs]
     _check_inputs(model, inputs)
-    model = _moved(model, device)
+    if not (without_memory and _devices(model) == {torch.device("meta")}):
+        model = _moved(model, device)
     model.train(not options.inference)
     if options.checkpoint:
         checkpoint_blocks(model)
@@ -243,11 +259,28 @@ def _check_inputs(model: nn.Module, inputs: Sequence[InputSpec]) -> None:
     keywords = {spec.name: spec for spec in inputs if spec.name is not None}
     if len(positional) + len(keywords) < len(inputs):
         raise UserModelError("Two --input options have the same name.", hint=HINT)
+    signature = inspect.signature(model.forward)
     try:
-        inspect.signature(model.forward).bind(*positional, **keywords)
+        signature.bind(*positional, **keywords)
     except TypeError as error:
-        given = f"{len(inputs)} --input option{'s' if len(inputs) != 1 else ''}"
+        if needed := _not_given(signature, len(positional), keywords):
+            names = " and ".join(f"`{name}`" for name in needed)
+            raise UserModelError(
+                f"{where} needs {names}: add --input for {'it' if len(needed) == 1 else 'each'}.",
+                hint=f"For an image --input 3x224x224, for token ids --input {needed[0]}=128:int64:0-50257: the shape "
+                "of one sample, without the batch, then dtype and range of integers.",
+            ) from None
+        given = some(len(inputs), "--input option")
         raise UserModelError(f"{where} does not fit {given}: {error}.", hint=HINT) from None
+
+
+def _not_given(signature: inspect.Signature, num_positional: int, keywords: Collection[str]) -> list[str]:
+    """Parameters without a default that get nothing."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [one for one in signature.parameters.values() if one.kind in kinds]
+    keyword = [one for one in signature.parameters.values() if one.kind == inspect.Parameter.KEYWORD_ONLY]
+    rest = [*positional[num_positional:], *keyword]
+    return [one.name for one in rest if one.default is inspect.Parameter.empty and one.name not in keywords]
 
 
 def _optimizer(model: nn.Module, text: str) -> torch.optim.Optimizer | None:

@@ -5,6 +5,7 @@ They run in a process of their own: one that has compiled something is another o
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -15,10 +16,12 @@ from typing import Any
 
 import pytest
 
-from tests.compiled_programs import PROGRAMS, WITHOUT_INDUCTOR
+from tests.compiled_programs import PROGRAMS, WITHOUT_INDUCTOR, Block
 
 ROOT = Path(__file__).resolve().parents[3]
 INDUCTORS = [one.__name__ for one in PROGRAMS]
+FIRST = inspect.getsourcelines(Block.forward)[1]
+BLOCK = (FIRST + 1, FIRST + 2, FIRST + 3)
 OTHERS = [one.__name__ for one in WITHOUT_INDUCTOR]
 ALL = [*OTHERS, *(pytest.param(name, marks=pytest.mark.slow) for name in INDUCTORS)]
 
@@ -89,6 +92,29 @@ def test_no_module_has_the_name_of_a_wrapper(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_a_kept_recording_says_the_same(name: str) -> None:
     assert figures(name)["report_is_same"]
+
+
+@pytest.mark.parametrize("name", ["checkpointed_eager", pytest.param("checkpointed", marks=pytest.mark.slow)])
+def test_what_backward_computes_again_has_the_lines_of_its_blocks(name: str) -> None:
+    """Those that are computed again without compiling, and the last line, before which torch.utils.checkpoint ends."""
+    one = figures(name)
+    first, second, _ = BLOCK
+    assert {first, second} == set(one["again_in_eager"])
+    assert set(one["again"]) <= set(BLOCK)
+    assert one["again"]
+    if name == "checkpointed_eager":  # Inductor fuses some of it into what is backward's
+        assert {first, second} <= set(one["again"])
+    assert any(sentence.startswith("Compiled backward computes ") for sentence in one["sentences"])
+
+
+def test_a_memory_budget_is_what_autograd_saves_to_the_byte() -> None:
+    one = figures("memory_budget")
+    ((budget, kept, by_default),) = one["budgets"]
+    assert budget == 0.5
+    assert kept == one["saved_bytes"]
+    assert by_default == figures("aot_eager")["saved_bytes"] > kept
+    assert set(one["again"]) <= set(one["not_kept"]) and one["again"]
+    assert any("With an activation_memory_budget of 0.5 forward keeps " in sentence for sentence in one["sentences"])
 
 
 def test_recompilations_and_breaks_are_told() -> None:

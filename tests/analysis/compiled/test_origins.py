@@ -162,6 +162,32 @@ def test_what_backward_puts_into_saved_memory_is_backwards(compiled: Compiled) -
     assert taken.is_taken_over and not taken.is_saved
 
 
+def test_what_backward_computes_again_says_so(compiled: Compiled) -> None:
+    forward, backward = compiled.graphs
+    again = replace(backward.nodes[1], is_recomputed=True)
+    changed = replace(compiled, graphs=(forward, replace(backward, nodes=(backward.nodes[0], again))))
+    origin = changed.origin(256, at_kib=256)
+    assert origin.is_recomputed and origin.words == "kernel, buf1, computed again"
+    assert not compiled.origin(256, at_kib=256).is_recomputed
+    assert not replace(origin, is_copy=True).is_recomputed, "an argument in another layout"
+    assert not replace(origin, is_scratch=True).is_recomputed
+
+
+def test_a_node_without_a_stack_does_not_get_the_line_of_the_region(compiled: Compiled) -> None:
+    """One whose stack is in torch alone was made for the line that called the compiled code."""
+    (row,) = compiled.rows(256)
+    frames = []
+    for has_stack in (True, False):
+        forward, backward = compiled.graphs
+        nodes = (backward.nodes[0], CompiledNode("mm", (), -1, "", has_stack=has_stack))
+        changed = replace(compiled, graphs=(forward, replace(backward, nodes=nodes)))
+        plain = attribute(changed.recording)
+        found = with_compiled_owners(plain, changed.recording, changed.at(256), {})
+        frames.append((int(found.allocation_frame[row]), int(plain.allocation_frame[row])))
+    assert frames[0][0] == frames[0][1] >= 0
+    assert frames[1][0] == -1
+
+
 def test_what_no_generated_code_made_has_no_origin(compiled: Compiled) -> None:
     (row,) = compiled.rows(8)
     assert compiled.at(64).row[row] == -1

@@ -47,6 +47,7 @@ PLAIN: dict[str, Any] = {
     "is_without_grad": False,
     "is_compiled_buffer": False,
     "is_saved_by_compiled": False,
+    "is_recomputed_by_compiled": False,
     "is_taken_over_by_compiled": False,
     "is_freed_inside_compiled": False,
 }
@@ -122,6 +123,18 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             ({**BEFORE, "is_made_unseen": True, **INPUT}, Kind.UNKNOWN),
             ({**BEFORE, "is_made_unseen": True, "category": Category.GRADIENT, "is_listed": True}, Kind.UNKNOWN),
             ({**BEFORE, "is_made_unseen": True, "is_taken_over_by_compiled": True}, Kind.UNKNOWN),
+            ({**BEFORE, "is_made_unseen": True, "is_recomputed_by_compiled": True}, Kind.UNKNOWN),
+        ],
+    ),
+    (
+        Evidence.COMPILED_RECOMPUTED,
+        [
+            ({**BACKWARD, "is_recomputed_by_compiled": True}, Kind.ACTIVATION),
+            # Also where the compiled backward puts it into memory of forward's.
+            (
+                {**FORWARD, "is_recomputed_by_compiled": True, "is_taken_over_by_compiled": True},
+                Kind.ACTIVATION,
+            ),
         ],
     ),
     (

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tracer.analysis.snapshots.frames import compiled_graph, is_label, is_python, is_users, torch_file
+from tracer.analysis.snapshots.frames import (
+    compiled_graph,
+    compiled_region,
+    is_label,
+    is_python,
+    is_users,
+    torch_file,
+)
 from tracer.snapshot.columns import Frame
 
 SITE = "/usr/lib/python3.11/site-packages"
@@ -46,6 +53,32 @@ def test_the_programs_files(file: str, is_theirs: bool) -> None:
 def test_what_inductor_writes_is_named_by_its_graph() -> None:
     assert compiled_graph(Frame("call", "/tmp/torchinductor_me/ab/cabcdefghij.py", 1)) == "cabcdefg"
     assert compiled_graph(Frame("call", "/home/me/cabcdefghij.py", 1)) == ""
+    hashed = f"cab{'c2' * 20}"
+    assert compiled_graph(Frame("call", f"/scratch/cache/ab/{hashed}.py", 1)) == "cabc2c2c"
+    assert compiled_graph(Frame("call", f"D:\\cache\\ab\\{hashed}.py", 1)) == "cabc2c2c"
+    assert compiled_graph(Frame("call", f"/scratch/cache/xy/{hashed}.py", 1)) == ""
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("<eval_with_key>.12", "fx 12"),
+        ("<eval_with_key>.3 from /home/me/net.py:7 in forward", "fx 3"),
+        ("fx_generated__0a1b2c3d4e.py", "0a1b2c3d"),
+        ("<stdin>", ""),
+    ],
+)
+def test_what_torch_fx_compiles_is_generated_too(file: str, name: str) -> None:
+    frame = Frame("forward", file, 1)
+    assert is_python(frame) and compiled_graph(frame) == name
+    assert is_users(frame) == (not name)
+
+
+def test_a_compiled_region_is_no_line_of_anybodys() -> None:
+    region = Frame("Torch-Compiled Region: 0/0", "??", 0)
+    assert compiled_region(region) == region.name and not is_python(region)
+    assert compiled_region(Frame("Torch-Compiled Region", "/home/me/net.py", 1)) == ""
+    assert compiled_region(Frame("at::mul", "??", 0)) == ""
 
 
 def test_cpp_and_labels() -> None:

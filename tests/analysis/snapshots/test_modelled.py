@@ -33,7 +33,7 @@ def test_what_does_not_come_out_is_named() -> None:
     said = " ".join(explain(objects).agreement)
     assert "Replayed at its own settings: " in said
     assert "The first decision that does not come out is at entry" in said
-    assert "1 entries have an action that this version does not know" in said
+    assert "1 entry has an action that this version does not know" in said
 
 
 def test_another_allocators_recording_still_has_answers() -> None:

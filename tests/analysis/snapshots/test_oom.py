@@ -110,7 +110,8 @@ class TestOutOfMemory:
         text = printed(finding)
         assert text.count("Out of memory, entry") == 1
         assert "2 more failures" in text
-        assert text.index("Out of memory") < text.index("What filled it")
+        assert text.index("Out of memory") < text.index("By kind")
+        assert text.count("by line and kind") + text.count("What was in use then\n") == 1, "no table twice"
 
     def test_the_moment_counts_and_not_the_end(self, tmp_path: Path) -> None:
         trace = [entry("alloc", BASE, 700, frames=FORWARD), self.event(99, 1), *freed(BASE, 700, frames=FREE_FORWARD)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.analysis.snapshots.test_findings import BACKWARD, BASE, FORWARD, explain
-from tests.snapshot.dumps import block, entry, freed, segment
+from tests.snapshot.dumps import Row, block, entry, frame, freed, segment
 
 
 def test_the_first_of_equal_peaks(tmp_path: Path) -> None:
@@ -51,3 +51,24 @@ def test_by_stream_and_pool(tmp_path: Path) -> None:
     peak = explain(tmp_path / "t", trace[:2], [segment(BASE, 4096, blocks), others]).peak
     shares = {share.name: share.bytes for share in peak.by_stream}
     assert shares == {"stream 7": 100, "stream 0, private pool 0,5": 200, "stream 3": 300}
+
+
+def test_the_pools_of_cuda_graphs_are_named(tmp_path: Path) -> None:
+    """By their number, which a graph's own pool has in the first place, or by what recorded into them."""
+    capture = frame("_record", "/py/site-packages/torch/_inductor/cudagraph_trees.py", 5)
+    pools: dict[tuple[int, int], list[Row]] = {(2, 0): [], (0, 5): [capture, *FORWARD], (0, 6): FORWARD}
+    segments, trace = [], []
+    for number, (pool, frames) in enumerate(pools.items()):
+        at = BASE + 4096 * number
+        made = [block(at, 100 << number, frames=frames), block(at + 2048, 1 << number)]
+        segments.append(segment(at, 4096, made) | {"segment_pool_id": pool})
+        trace.append(entry("alloc", at, 100 << number, frames=frames))
+    expected = {
+        "stream 0, private pool 2,0 of a CUDA graph": 101,
+        "stream 0, private pool 0,5 of CUDA graphs": 202,
+        "stream 0, private pool 0,6": 404,
+    }
+    # Before torch 2.12 an entry does not name its pool, and its segment does.
+    for entries in (trace, [one | {"pool_id": pool} for one, pool in zip(trace, pools, strict=True)]):
+        peak = explain(tmp_path / "s", entries, segments).peak
+        assert {share.name: share.bytes for share in peak.by_stream} == expected

@@ -81,7 +81,7 @@ def test_who_keeps_free_memory_in_its_segment() -> None:
         (2 * MIB - 512, 512, 1, 1),
     ]
     assert found.holders[1].sites[0].frame == "make_small"
-    assert "make_small  /home/me/model.py:5" in screen(explain(objects))
+    assert "make_small  ~/model.py:5" in screen(explain(objects))
 
 
 def test_in_an_expandable_segment_pages_are_kept() -> None:

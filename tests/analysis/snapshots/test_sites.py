@@ -22,6 +22,9 @@ from tests.snapshot.dumps import Row, entry, frame, snapshot
 from tracer.analysis.snapshots.sites import Site, Sites
 from tracer.exporters.snapshot_screen import place
 
+GENERATED = "/tmp/torchinductor_me/ab/cabcdefghij.py"
+RUN = frame("run", "/py/site-packages/torch/_inductor/output_code.py", 466)
+
 
 class TestSites:
     def site(self, tmp_path: Path, frames: list[Row]) -> Site:
@@ -54,7 +57,45 @@ class TestSites:
         own = frame("go", "D:\\work\\train.py", 3)
         assert self.site(tmp_path, [UNWIND, theirs, own]) == Site("go", "D:\\work\\train.py", 3)
 
-    def test_generated_code_is_named_by_its_graph_and_the_line_that_called_it(self, tmp_path: Path) -> None:
-        lines = [frame("call", "/tmp/torchinductor_me/ab/cabcdefghij.py", n) for n in (10, 20)]
-        sites = [self.site(tmp_path, [UNWIND, line, LINEAR, MODEL, MAIN]) for line in lines]
-        assert sites == [Site("forward, compiled graph cabcdefg", "/home/me/model.py", 7)] * 2
+    def test_where_only_the_region_is_known_the_row_says_so(self, tmp_path: Path) -> None:
+        """Generated code without a node's lines is named by its graph; the line is the one that called it."""
+        lines = [frame("call", GENERATED, n) for n in (10, 20)]
+        for behind in ([RUN, MODEL, MAIN], [MODEL, MAIN]):
+            sites = [self.site(tmp_path, [UNWIND, line, *behind]) for line in lines]
+            assert sites == [Site("compiled graph cabcdefg, called in forward", "/home/me/model.py", 7)] * 2
+
+    def test_a_nodes_own_line_decides_in_generated_code(self, tmp_path: Path) -> None:
+        """torch puts it between the generated code and what runs that."""
+        own = [LINEAR, frame("gelu", "/home/me/mlp.py", 5), frame("block", "/home/me/mlp.py", 9)]
+        site = self.site(tmp_path, [UNWIND, frame("call", GENERATED, 10), *own, RUN, MODEL, MAIN])
+        assert site == Site("gelu, compiled graph cabcdefg", "/home/me/mlp.py", 5)
+
+    def test_what_generated_code_calls_of_the_users_decides(self, tmp_path: Path) -> None:
+        theirs = frame("my_op", "/home/me/ops.py", 3)
+        site = self.site(tmp_path, [UNWIND, theirs, frame("call", GENERATED, 10), RUN, MODEL, MAIN])
+        assert site == Site("my_op, compiled graph cabcdefg", "/home/me/ops.py", 3)
+
+    def test_the_original_lines_of_torch_fx_decide(self, tmp_path: Path) -> None:
+        """As `_snapshot(augment_with_fx_traces=True)` writes them, outermost first."""
+        lines = ((9, "block"), (5, "gelu"))
+        trace = "".join(f'  File "/home/me/mlp.py", line {line}, in {name}\n    code\n' for line, name in lines)
+        fx = frame("forward", "fx_generated__a1b2c3.py", 4) | {"fx_node_name": "gelu_1", "fx_original_trace": trace}
+        site = self.site(tmp_path, [UNWIND, fx, RUN, MODEL, MAIN])
+        assert site == Site("gelu, compiled graph a1b2c3", "/home/me/mlp.py", 5)
+        loaded = load(tmp_path / "t", snapshot([entry("alloc", BASE, 1, frames=[fx, RUN, MAIN])]))
+        assert [one.split(" (")[0] for one in Sites(loaded.stacks).readable(int(loaded.devices[0].trace.stack[0]))] == [
+            "forward, node gelu_1", "gelu", "block", "run", "main"
+        ]  # fmt: skip
+
+    def test_a_compiled_region_is_said_where_no_python_is(self, tmp_path: Path) -> None:
+        for frames, site in (
+            ([], Site("Torch-Compiled Region: 0/0")),
+            ([UNWIND, MALLOC, EMPTY, MUL, ENGINE], Site("mul_Tensor, Torch-Compiled Region: 0/0")),
+            ([MODEL, MAIN], Site("Torch-Compiled Region: 0/0, called in forward", "/home/me/model.py", 7)),
+        ):
+            inside = entry("alloc", BASE, 1, frames=frames) | {"compile_context": "Torch-Compiled Region: 0/0"}
+            outside = entry("alloc", BASE + 512, 1, frames=frames) | {"compile_context": "N/A"}
+            loaded = load(tmp_path / "s", snapshot([inside, outside]))
+            found = [Sites(loaded.stacks).site(stack) for stack in loaded.devices[0].trace.stack.tolist()]
+            assert found[0] == site
+            assert "Region" not in found[1].frame

@@ -15,6 +15,8 @@ from tracer.capture.compiled_code import (
     CompiledGraph,
     CompiledNode,
     GraphBreak,
+    MemoryBudget,
+    RecomputedTensor,
 )
 from tracer.capture.source_line import SourceLine
 from tracer.errors import RecordingError
@@ -30,13 +32,18 @@ CODE = CompiledCode(
             compile_id="0/0",
             is_backward=True,
             num_outputs=-1,
-            nodes=(CompiledNode("add", (LINE, SourceLine("x", 1)), 2**63, "blocks.0"), CompiledNode("mm", (), -1, "")),
+            nodes=(
+                CompiledNode("add", (LINE, SourceLine("x", 1)), 2**63, "blocks.0"),
+                CompiledNode("mm", (), -1, "", True, False),
+            ),
             buffers={"buf0": (1, 0)},
             outputs=("add", ""),
         ),
     ),
     (CompiledFunction("0/1", "forward", LINE, "why"),),
     (GraphBreak("because", LINE), GraphBreak("because", None)),
+    (MemoryBudget(0.1, 5, 12, (RecomputedTensor(7, LINE, "blocks.0"), RecomputedTensor(0, None, ""))),),
+    ("skipping cudagraphs due to mutated inputs", ""),
 )
 
 
@@ -57,6 +64,14 @@ def test_a_damaged_graph_is_refused(name: str, value: Any) -> None:
     document = json.loads(bytes(compiled_columns(CODE)["compiled"]))
     document["graphs"][0][name] = value
     with pytest.raises(RecordingError):
+        compiled_from(Columns({"compiled": np.frombuffer(json.dumps(document).encode(), np.uint8)}))
+
+
+@pytest.mark.parametrize("budget", ["", "x", "nan", "1.5", "-0.1", "inf"])
+def test_a_budget_is_a_part_of_one(budget: str) -> None:
+    document = json.loads(bytes(compiled_columns(CODE)["compiled"]))
+    document["budgets"][0]["budget"] = budget
+    with pytest.raises(RecordingError, match="budget"):
         compiled_from(Columns({"compiled": np.frombuffer(json.dumps(document).encode(), np.uint8)}))
 
 

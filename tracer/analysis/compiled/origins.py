@@ -50,8 +50,14 @@ class Origin:
 
     @property
     def words(self) -> str:
-        """The kernel and the buffer, and how many other lines were fused into it."""
-        return f"{self.op}, fused with {len(self.fused)} more" if self.fused else self.op
+        """The kernel and the buffer, whether it is computed again, and how many other lines were fused into it."""
+        words = f"{self.op}, computed again" if self.is_recomputed else self.op
+        return f"{words}, fused with {len(self.fused)} more" if self.fused else words
+
+    @property
+    def is_recomputed(self) -> bool:
+        """Whether it is a result of forward's that the compiled backward computes again."""
+        return self.is_buffer and not self.is_copy and self.node is not None and self.node.is_recomputed
 
     @property
     def is_buffer(self) -> bool:

@@ -52,6 +52,7 @@ class Facts:
         went_back: Made in a call of a model that some backward pass went back to, or before one, outside of all calls.
         is_compiled_buffer: Generated code asked for it, and named it.
         is_saved_by_compiled: It is a buffer that a compiled forward returns for backward.
+        is_recomputed_by_compiled: It is a buffer in which a compiled backward computes a result of forward's again.
         is_taken_over_by_compiled: A compiled backward has put something else where that was.
         is_freed_inside_compiled: The invocation of generated code that made it freed it.
         is_without_grad: Made by an operator that ran with gradients off, in a call of a model that did so throughout.
@@ -81,6 +82,7 @@ class Facts:
     is_without_grad: PerBlock[Bool]
     is_compiled_buffer: PerBlock[Bool]
     is_saved_by_compiled: PerBlock[Bool]
+    is_recomputed_by_compiled: PerBlock[Bool]
     is_taken_over_by_compiled: PerBlock[Bool]
     is_freed_inside_compiled: PerBlock[Bool]
 
@@ -159,6 +161,7 @@ class _Finder:
             is_without_grad=is_without_grad,
             is_compiled_buffer=self._of_origin("is_buffer"),
             is_saved_by_compiled=self._of_origin("is_saved") & ~freed_inside,
+            is_recomputed_by_compiled=self._of_origin("is_recomputed"),
             is_taken_over_by_compiled=self._of_origin("is_taken_over"),
             is_freed_inside_compiled=freed_inside,
         )

@@ -96,6 +96,7 @@ RULES: tuple[Rule[Facts], ...] = (
     Rule(Evidence.DATA_FLOW, _by_category, _is_known_from_before),
     Rule(Evidence.UNSEEN_SAVED, Kind.ACTIVATION, lambda f: f.is_made_unseen & f.used_by_backward),
     Rule(Evidence.UNSEEN, Kind.UNKNOWN, lambda f: f.is_made_unseen),
+    Rule(Evidence.COMPILED_RECOMPUTED, Kind.ACTIVATION, lambda f: f.is_recomputed_by_compiled),
     Rule(Evidence.COMPILED_TAKEN_OVER, _by_gradient, lambda f: f.is_taken_over_by_compiled),
     Rule(Evidence.COMPILED_SAVED, Kind.ACTIVATION, lambda f: f.is_saved_by_compiled),
     Rule(Evidence.COMPILED_INSIDE, Kind.TEMPORARY, lambda f: f.is_freed_inside_compiled & (f.made != Phase.BACKWARD)),

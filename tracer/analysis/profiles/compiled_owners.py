@@ -33,7 +33,7 @@ def with_compiled_owners(
     is_compiled = origins.row >= 0
     rows = origins.row[is_compiled]
     frame, caller, module = (np.array(column, np.int64)[rows] for column in owners.columns(origins.origins))
-    has_node = np.array([one.node is not None for one in origins.origins], np.bool_)[rows]
+    has_stack = np.array([one.node is not None and one.node.has_stack for one in origins.origins], np.bool_)[rows]
     allocation_frame, allocation_caller = attribution.allocation_frame.copy(), attribution.allocation_caller.copy()
     allocation_module = attribution.allocation_module.copy()
     # A node's stack begins where the region was entered: with no line of its own it has that one, as without compiling.
@@ -41,9 +41,9 @@ def with_compiled_owners(
     users = np.where(entered_from >= 0, entered_from, entered)
     is_inside = frame >= 0
     is_librarys = is_inside & (attribution.frame_whose[frame] == Whose.LIBRARYS) & (caller < 0)
-    allocation_frame[is_compiled] = np.where(is_inside, frame, np.where(has_node, entered, -1))
+    allocation_frame[is_compiled] = np.where(is_inside, frame, np.where(has_stack, entered, -1))
     allocation_caller[is_compiled] = np.where(
-        is_inside, np.where(is_librarys, users, caller), np.where(has_node, entered_from, -1)
+        is_inside, np.where(is_librarys, users, caller), np.where(has_stack, entered_from, -1)
     )
     allocation_module[is_compiled] = np.where(module >= 0, module, allocation_module[is_compiled])
     return replace(

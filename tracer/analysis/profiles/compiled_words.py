@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.peak_rows import origin_of
-from tracer.capture.compiled_code import CompiledCode, CompiledFunction
+from tracer.capture.compiled_code import CompiledCode, CompiledFunction, MemoryBudget
 from tracer.capture.source_line import SourceLine
 from tracer.units import format_bytes
 
@@ -25,8 +25,15 @@ def compiled_sentences(findings: Findings, *, file_name: _FileName = str) -> tup
     code = findings.compiled
     if findings.worst.attribution.origins is None:
         return ()
-    sentences = [_graphs(code), *_breaks(code, file_name), *_recompilations(code, file_name), *_without_line(findings)]
-    return tuple(sentences)
+    return (
+        _graphs(code),
+        *_breaks(code, file_name),
+        *_recompilations(code, file_name),
+        *_cuda_graphs(code),
+        *_recomputed(findings),
+        *_budgets(code, file_name),
+        *_without_line(findings),
+    )
 
 
 def _graphs(code: CompiledCode) -> str:
@@ -61,6 +68,59 @@ def _why(function: CompiledFunction) -> str:
     return f": {function.reason.strip().splitlines()[0]}" if function.reason.strip() else ""
 
 
+def _cuda_graphs(code: CompiledCode) -> list[str]:
+    """What `mode="reduce-overhead"` asks for, and does not get everywhere."""
+    left_out = code.cuda_graphs_left_out
+    if not left_out:
+        return []
+    told = [reason.rstrip(".") for reason in left_out if reason] or ["this device has none"]
+    more = [f"{_count(len(told) - _NUM_SHOWN, 'more reason')}"] if len(told) > _NUM_SHOWN else []
+    why = "; ".join([*told[:_NUM_SHOWN], *more])
+    return [
+        f"CUDA graphs were asked for, as mode=reduce-overhead does, and not made: {why}. "
+        "What is not in one allocates in every step, as it does without that mode."
+    ]
+
+
+def _recomputed(findings: Findings) -> list[str]:
+    """What backward computes again, which checkpointing, a budget and torch's own choice may all have it do."""
+    backward = [node for graph in findings.compiled.graphs if graph.is_backward for node in graph.nodes]
+    again = sum(node.is_recomputed for node in backward)
+    if not again:
+        return []
+    cycle = findings.worst
+    blocks = zip(cycle.peak.blocks.allocation.tolist(), cycle.peak.blocks.size_bytes.tolist(), strict=True)
+    origins = ((origin_of(cycle.attribution, allocation), size_bytes) for allocation, size_bytes in blocks)
+    held = sum(size_bytes for origin, size_bytes in origins if origin is not None and origin.is_recomputed)
+    return [
+        f"Compiled backward computes {_count(again, 'operator')} of forward again; "
+        f"{format_bytes(held)} of the peak hold what came of that."
+    ]
+
+
+def _budgets(code: CompiledCode, file_name: _FileName) -> list[str]:
+    sentences = []
+    for budget in sorted({one.budget for one in code.budgets}):
+        mine = [one for one in code.budgets if one.budget == budget]
+        kept, by_default = sum(one.kept_bytes for one in mine), sum(one.default_bytes for one in mine)
+        sentences.append(
+            f"With an activation_memory_budget of {budget:g} forward keeps {format_bytes(kept)} for backward; by "
+            f"default it would keep {format_bytes(by_default)}.{_computed_again(mine, file_name)}"
+        )
+    return sentences
+
+
+def _computed_again(budgets: list[MemoryBudget], file_name: _FileName) -> str:
+    totals = Counter[str]()
+    for one in (tensor for budget in budgets for tensor in budget.recomputed):
+        totals[_at(one.line, file_name).removeprefix(" at ") or one.module or "no line"] += one.size_bytes
+    if not totals:
+        return ""
+    shown = [f"{place} ({format_bytes(size_bytes)})" for place, size_bytes in totals.most_common(_NUM_SHOWN)]
+    more = [f"{_count(len(totals) - _NUM_SHOWN, 'more line')}"] if len(totals) > _NUM_SHOWN else []
+    return f" Not kept but computed again is what these lines make: {', '.join([*shown, *more])}."
+
+
 def _rest(count: int, noun: str) -> list[str]:
     return [f"{_count(count - _NUM_SHOWN, f'more {noun}')}."] if count > _NUM_SHOWN else []
 
@@ -69,10 +129,10 @@ def _without_line(findings: Findings) -> list[str]:
     """How much of the peak has no line in compiled regions, and, if the run came too late for it, how to get it."""
     cycle, total = findings.worst, Counter[str]()
     unknown = {graph.path for graph in findings.compiled.graphs if not graph.nodes}
-    blocks = zip(cycle.peak.blocks.allocation.tolist(), cycle.peak.blocks.size_bytes.tolist(), strict=True)
-    for allocation, size_bytes in blocks:
-        origin = origin_of(cycle.attribution, allocation)
-        if origin is not None and origin.line is None:
+    blocks = cycle.peak.blocks
+    columns = (blocks.allocation.tolist(), blocks.size_bytes.tolist(), blocks.frame.tolist())
+    for allocation, size_bytes, frame in zip(*columns, strict=True):
+        if origin_of(cycle.attribution, allocation) is not None and frame < 0:
             total["bytes"] += size_bytes
     if not total["bytes"]:
         return []

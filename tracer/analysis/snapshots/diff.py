@@ -78,22 +78,23 @@ def diff_snapshots(before: Snapshot, after: Snapshot) -> tuple[DeviceDiff, ...]:
     Raises:
         SnapshotError: The end state of one of them contradicts itself.
     """
-    sides = [{state.device: _side(s, state) for state in s.devices} for s in (before, after)]
+    sides = [{state.device: peak_side(s, state) for state in s.devices} for s in (before, after)]
     return tuple(
-        _diff(device, sides[0].get(device, _Side()), sides[1].get(device, _Side()))
+        diff_sides(device, sides[0].get(device, PeakSide()), sides[1].get(device, PeakSide()))
         for device in sorted({*sides[0], *sides[1]})
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
+class PeakSide:
     """One device's peak: bytes and number of its blocks by kind and stack without lines, and its phase."""
 
     by_key: Mapping[Key, tuple[int, int]] = field(default_factory=dict)
     phase: str = ""
 
 
-def _side(snapshot: Snapshot, state: DeviceState) -> _Side:
+def peak_side(snapshot: Snapshot, state: DeviceState) -> PeakSide:
+    """What one device of a snapshot held at its peak, to be compared with another one's."""
     replayed = replay(state, snapshot.settings)
     sites, lives = Sites(snapshot.stacks), replayed.lives
     finder = KindFinder(snapshot, state, lives, sites)
@@ -109,7 +110,7 @@ def _side(snapshot: Snapshot, state: DeviceState) -> _Side:
         names = stacks[stack, is_before]
         total, count = found.get((kind, names), (0, 0))
         found[kind, names] = (total + size, count + 1)
-    return _Side(found, finder.phase_at(replayed.peak_entry) or _start(state, replayed.peak_entry))
+    return PeakSide(found, finder.phase_at(replayed.peak_entry) or _start(state, replayed.peak_entry))
 
 
 def _start(state: DeviceState, entry: int) -> str:
@@ -125,7 +126,8 @@ def _names(sites: Sites, stack: int, is_before: bool) -> tuple[str, ...]:
     return (*names, BEFORE_RECORDING) if is_before else names or (NO_FRAMES,)
 
 
-def _diff(device: int, before_side: _Side, after_side: _Side) -> DeviceDiff:
+def diff_sides(device: int, before_side: PeakSide, after_side: PeakSide) -> DeviceDiff:
+    """Compare two peaks."""
     before, after = before_side.by_key, after_side.by_key
     pairs = match_stacks(before, after)
     by_stack = [_change(key, pairs.get(key), before, after) for key in before]

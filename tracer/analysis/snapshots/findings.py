@@ -9,7 +9,7 @@ import numpy as np
 
 from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
 from tracer.analysis.snapshots.groups import Group
-from tracer.analysis.snapshots.kind_finder import KindFinder, kind_finders
+from tracer.analysis.snapshots.kind_finder import HeldNow, KindFinder, kind_finders
 from tracer.analysis.snapshots.oom import MAX_EXPLAINED, OutOfMemory, explain_ooms
 from tracer.analysis.snapshots.peak import Peak, find_peak, never_freed
 from tracer.analysis.snapshots.sites import Sites
@@ -17,7 +17,7 @@ from tracer.errors import SnapshotError
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import Replay, replay
-from tracer.units import format_bytes
+from tracer.units import format_bytes, some
 
 # A peak of more than this many times the next one's is uneven.
 _UNEVEN = 2
@@ -40,6 +40,7 @@ class DeviceFinding:
         never_freed: Allocated in the recording and in use at its end; sums to `never_freed_bytes`.
         oom: Out-of-memory events.
         notes: What does not fit together or is not known, one sentence each.
+        first_time_us: Time of the first entry, microseconds since 1970, or -1.
     """
 
     device: int
@@ -52,6 +53,7 @@ class DeviceFinding:
     never_freed: tuple[Group, ...]
     oom: tuple[OutOfMemory, ...]
     notes: tuple[str, ...]
+    first_time_us: int = -1
 
     @property
     def growth_bytes(self) -> int:
@@ -124,7 +126,11 @@ def explain_snapshot(snapshot: Snapshot, *, device: int | None = None) -> Snapsh
 
 
 def replay_snapshot(
-    snapshot: Snapshot, *, device: int | None = None, held: Mapping[int, str] | None = None
+    snapshot: Snapshot,
+    *,
+    device: int | None = None,
+    held: Mapping[int, str] | None = None,
+    held_now: Mapping[int, HeldNow] | None = None,
 ) -> ReplayedSnapshot:
     """Replay the devices of a loaded snapshot; arguments and errors as of `explain_snapshot`.
 
@@ -132,6 +138,7 @@ def replay_snapshot(
         snapshot: See there.
         device: See there.
         held: Kinds by address of what the program held when the history began.
+        held_now: By index of the device, what the program held when the snapshot was taken.
     """
     chosen = [state for state in snapshot.devices if device is None or state.device == device]
     if device is not None and not chosen:
@@ -142,7 +149,7 @@ def replay_snapshot(
     sites = Sites(snapshot.stacks)
     replays = [replay(state, snapshot.settings) for state in chosen]
     lives = [(state, one.lives) for state, one in zip(chosen, replays, strict=True)]
-    finders = kind_finders(snapshot, lives, sites, held=held)
+    finders = kind_finders(snapshot, lives, sites, held=held, held_now=held_now)
     devices = (ReplayedDevice(*parts) for parts in zip(chosen, replays, finders, strict=True))
     return ReplayedSnapshot(snapshot, sites, tuple(devices))
 
@@ -168,6 +175,7 @@ def _explain_device(snapshot: Snapshot, device: ReplayedDevice, sites: Sites) ->
         never_freed=never_freed(replayed, kinds=kinds, sites=sites),
         oom=explain_ooms(snapshot, state, replayed, kinds=kinds, sites=sites),
         notes=(*_device_notes(state, replayed), *_copies(kinds)),
+        first_time_us=int(state.trace.time_us[0]) if len(state.trace) else -1,
     )
 
 
@@ -226,19 +234,22 @@ def _device_notes(state: DeviceState, replayed: Replay) -> list[str]:
     elif state.trace.time_us[0] < 0:
         notes.append("The entries have no times; their order is exact all the same.")
     if odd.has_no_allocs:
-        notes.append("The recording has no allocations: everything counts as there before it.")
+        notes.append("The recording has no allocations: everything counts as memory from before it.")
     if odd.frees_by_request:
-        notes.append("The recording has no free_completed; free_requested stands for it.")
+        notes.append("The recording does not say when a free was completed: it counts from when it was requested.")
     if noted := int(np.count_nonzero(state.trace.metadata >= 0)):
         entries = "1 entry carries" if noted == 1 else f"{noted:,} entries carry"
         notes.append(f"{entries} metadata of the program's, which is not shown.")
     if odd.num_missing_frees:
         size = format_bytes(odd.missing_free_bytes)
-        notes.append(f"{odd.num_missing_frees} allocations ({size}) have no recorded end and are left out.")
+        noun = some(odd.num_missing_frees, "allocation")
+        notes.append(f"{noun} ({size}) without a recorded end: left out of every sum.")
     if odd.num_missing_allocs:
-        notes.append(f"{odd.num_missing_allocs} blocks have no recorded allocation; they count from the free before.")
+        blocks = some(odd.num_missing_allocs, "block")
+        notes.append(f"{blocks} without a recorded allocation: taken to be in use since the address was last freed.")
     if odd.num_size_mismatches:
-        notes.append(f"{odd.num_size_mismatches} blocks changed their size between two records; the later one counts.")
+        blocks = some(odd.num_size_mismatches, "block")
+        notes.append(f"{blocks} with another size when freed than when allocated: the later one counts.")
     if overlap := _overlap(replayed, replayed.peak_entry):
         blocks = f"{overlap[0]:,} {'block lies' if overlap[0] == 1 else 'blocks lie'}"
         notes.append(
@@ -246,7 +257,8 @@ def _device_notes(state: DeviceState, replayed: Replay) -> list[str]:
             f"({format_bytes(overlap[1])}). Entries are missing, and the peak may be wrong."
         )
     if odd.num_unknown_actions:
-        notes.append(f"{odd.num_unknown_actions} entries have an action that this version does not know.")
+        entries = some(odd.num_unknown_actions, "entry", "has/have")
+        notes.append(f"{entries} an action that this version does not know, and nothing is made of it.")
     if (num_ooms := len(state.trace.where(Action.OOM))) > MAX_EXPLAINED:
         notes.append(f"Of {num_ooms} out-of-memory events the first {MAX_EXPLAINED} are explained.")
     if (replayed.reserved_bytes < replayed.requested_bytes).any():

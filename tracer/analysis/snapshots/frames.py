@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from tracer.snapshot.columns import Frame
+from tracer.snapshot.stacks import COMPILE_CONTEXT
 
 # The path of torch's own Python files, installed or in a checkout; a group has what follows `torch/`.
 _TORCH_FILE = re.compile(
@@ -21,9 +22,14 @@ _STDLIB_FILE = re.compile(
 _WRAPPER_FILE = re.compile(
     r"[/\\](?:site|dist)-packages[/\\](?:einops|opt_einsum|jaxtyping|beartype|typeguard|functorch)[/\\]"
 )
-# What Inductor writes for a graph: a file named after its content, in a folder of the first letters.
-_GENERATED_FILE = re.compile(r"torchinductor_[^/\\]*[/\\](?:.+[/\\])?(c\w+)\.py$")
-_PYTHON_FILE = re.compile(r"\.pyx?$|^<(?!explained as ).+>$|^/tmp/ipykernel")
+# What Inductor writes for a graph: a file named after its content, in a folder of the first letters, wherever that is;
+# and what torch.fx compiles from memory, under a number or under a name after the content.
+_GENERATED_FILE = re.compile(
+    r"torchinductor_[^/\\]*[/\\](?:.+[/\\])?(c\w+)\.py$|[/\\]([a-z2-7]{2})[/\\](c\2[a-z2-7]{30,})\.py$"
+    r"|^<eval_with_key>\.(\d+)|(?:^|[/\\])fx_generated_+(\w+)\.py$"
+)
+_REGION = re.compile(r"^Torch-Compiled Region(?:: .+)?$")
+_PYTHON_FILE = re.compile(r"\.pyx?$|^<(?!explained as ).+>$|^<eval_with_key>\.|^/tmp/ipykernel")
 _GRAPH_LETTERS: Final = 8
 # Our own label on top of a stack, see exporters/memory_snapshot.py; no code has run there.
 LABEL: Final = re.compile(r"^<explained as (\w+)>$")
@@ -46,9 +52,22 @@ def torch_file(frame: Frame) -> str | None:
 
 
 def compiled_graph(frame: Frame) -> str:
-    """The name of the graph whose generated code this is; empty for other code. It changes with the graph."""
+    """The name of the graph whose generated code this is; empty for other code. It changes with the graph.
+
+    Source:
+        `PyCodeCache.write` and `get_path` in torch/_inductor/codecache.py; `_exec_with_source` and `recompile` in
+        torch/fx/graph_module.py.
+    """
     found = _GENERATED_FILE.search(frame.file)
-    return found.group(1)[:_GRAPH_LETTERS] if found else ""
+    if found is None:
+        return ""
+    inductors, _, elsewhere, number, content = found.groups()
+    return f"fx {number}" if number else (inductors or elsewhere or content)[:_GRAPH_LETTERS]
+
+
+def compiled_region(frame: Frame) -> str:
+    """Torch's name of the compiled region that an entry was in, which `snapshot.rows` puts outermost; else empty."""
+    return frame.name if frame.file == COMPILE_CONTEXT and _REGION.match(frame.name) else ""
 
 
 def is_users(frame: Frame) -> bool:

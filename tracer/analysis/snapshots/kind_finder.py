@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -11,7 +12,7 @@ import numpy as np
 from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
 from tracer.analysis.snapshots.backward_lines import BackwardLines
 from tracer.analysis.snapshots.block_facts import BlockFacts, DevicePhases, facts_of
-from tracer.analysis.snapshots.classify_blocks import KINDS, PROOFS, apply_rules
+from tracer.analysis.snapshots.classify_blocks import KINDS, NOT_KNOWN, PROOFS, apply_rules
 from tracer.analysis.snapshots.counting import (
     agreed,
     copies_per_gradient,
@@ -31,6 +32,32 @@ RECORDED_EVIDENCE: Final = EVIDENCE_TEXT[Evidence.SAID_BY_RECORDING]
 HELD_EVIDENCE: Final = EVIDENCE_TEXT[Evidence.HELD_BY_PROGRAM]
 
 
+@dataclass(frozen=True, slots=True)
+class HeldNow:
+    """What a process holds at the moment of its snapshot, by the address of the memory.
+
+    Attributes:
+        named: Kinds of what modules, optimizers and batches hold.
+        kept_by_graphs: What autograd keeps for a backward.
+        reached: All else that Python reaches as a tensor: held, where no rule knows better.
+    """
+
+    named: Mapping[int, str] = field(default_factory=dict)
+    kept_by_graphs: Collection[int] = frozenset()
+    reached: Collection[int] = frozenset()
+
+    def proved(self, address: int) -> str | None:
+        """What the memory at an address certainly is."""
+        return self.named.get(address) or (Kind.ACTIVATION.words if address in self.kept_by_graphs else None)
+
+    def evidence(self, address: int) -> str:
+        """How that is known."""
+        return EVIDENCE_TEXT[Evidence.HELD_OBJECT if address in self.named else Evidence.KEPT_BY_GRAPH]
+
+
+NOTHING_HELD: Final = HeldNow()
+
+
 class KindFinder:
     """Decides the kinds of one device's blocks. Built once, asked for any rows of its `Lives`.
 
@@ -40,6 +67,7 @@ class KindFinder:
         lives: Of the same device.
         sites: Of the same snapshot.
         held: Kinds by address of what the program held when the history began.
+        held_now: What it held when the snapshot was taken.
     """
 
     def __init__(
@@ -50,7 +78,9 @@ class KindFinder:
         sites: Sites,
         *,
         held: Mapping[int, str] | None = None,
+        held_now: HeldNow = NOTHING_HELD,
     ) -> None:
+        self._held_now = held_now
         self._snapshot, self._state, self._lives, self._sites = snapshot, state, lives, sites
         self._held = dict(held or {})
         self._phases = DevicePhases(snapshot, state, sites.facts)
@@ -101,6 +131,8 @@ class KindFinder:
         number = _NUMBER_OF_KIND[self._kinds_and_evidence[0][rows]]
         for known in (self._held_numbers(rows), self._recorded_numbers(rows)):
             number = np.where(known >= 0, known, number)
+        for at, (kind, _) in self._of_now(rows, [KINDS[one] for one in number.tolist()]).items():
+            number[at] = KINDS.index(kind)
         return number
 
     def kinds_and_evidence(self, rows: Ints) -> list[tuple[str, str]]:
@@ -112,7 +144,7 @@ class KindFinder:
             _NUMBER_OF_KIND[kind[rows]].tolist(),
             evidence[rows].tolist(),
         )
-        return [
+        found = [
             (KINDS[recorded], RECORDED_EVIDENCE)
             if recorded >= 0
             else (KINDS[held], HELD_EVIDENCE)
@@ -120,6 +152,22 @@ class KindFinder:
             else (KINDS[ruled], _TEXT[how])
             for recorded, held, ruled, how in zip(*columns, strict=True)
         ]
+        for at, known in self._of_now(rows, [kind for kind, _ in found]).items():
+            found[at] = known
+        return found
+
+    def _of_now(self, rows: Ints, kinds: Sequence[str]) -> dict[int, tuple[str, str]]:
+        """Kind and evidence by position in `rows`, where what the program holds now says it; `kinds` are others'."""
+        if self._held_now is NOTHING_HELD:
+            return {}
+        held, found = self._held_now, {}
+        for at in np.flatnonzero(self._lives.end[rows] == len(self._state.trace)).tolist():
+            address = int(self._lives.addr[rows[at]])
+            if (kind := held.proved(address)) is not None:
+                found[at] = kind, held.evidence(address)
+            elif kinds[at] == NOT_KNOWN and address in held.reached:
+                found[at] = Kind.HELD.words, EVIDENCE_TEXT[Evidence.REACHED]
+        return found
 
     @cached_property
     def _kinds_and_evidence(self) -> tuple[Ints, Ints]:
@@ -164,9 +212,17 @@ def kind_finders(
     sites: Sites,
     *,
     held: Mapping[int, str] | None = None,
+    held_now: Mapping[int, HeldNow] | None = None,
 ) -> tuple[KindFinder, ...]:
-    """One for each device; what a stack makes on one of them counts on all."""
-    finders = tuple(KindFinder(snapshot, state, lives, sites, held=held) for state, lives in devices)
+    """One for each device; what a stack makes on one of them counts on all.
+
+    `held_now` is by the device's index.
+    """
+    now = held_now or {}
+    finders = tuple(
+        KindFinder(snapshot, state, lives, sites, held=held, held_now=now.get(state.device, NOTHING_HELD))
+        for state, lives in devices
+    )
     together = _Together(finders, sites)
     for finder in finders:
         finder.learn_from(together)

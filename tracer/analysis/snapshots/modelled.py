@@ -19,7 +19,7 @@ from tracer.allocator.start_state import StartState, find_start
 from tracer.collector import paused_gc
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import Replay
-from tracer.units import format_bytes
+from tracer.units import format_bytes, some
 
 OLDER_TORCH = (FIRST_TORCH_WITH_COUNTERS[0], FIRST_TORCH_WITH_COUNTERS[1] - 1)
 
@@ -169,7 +169,8 @@ def _what_differs(modelled: Modelled) -> list[str]:
         sentences.append(f"Of {modelled.num_unclear_sizes:,} blocks from before the recording the size is not known.")
     if modelled.history.num_unknown_actions:
         number = modelled.history.num_unknown_actions
-        sentences.append(f"{number:,} entries have an action that this version does not know, and are left out.")
+        entries = some(number, "entry", "has/have")
+        sentences.append(f"{entries} an action that this version does not know: left out.")
     off = found.peak_bytes - found.recorded_peak_bytes
     if off:
         sentences.append(

@@ -125,8 +125,9 @@ def _other_pools(failure: Failure) -> str:
 
 def _kept_whole(failure: Failure) -> str:
     return (
-        f"A free block of {format_bytes(failure.usable.largest_free_bytes)} is large enough and its to use. The "
-        "allocator keeps large blocks whole under max_split_size_mb; without that setting it would have been split."
+        f"A free block of {format_bytes(failure.usable.largest_free_bytes)} is large enough, and this request may use "
+        "it. The allocator keeps large blocks whole under max_split_size_mb; without that setting it would have been "
+        "split."
     )
 
 
@@ -161,7 +162,11 @@ def _where_to_look(groups: Sequence[Group]) -> str:
     if not groups:
         return "Nothing else was in use: the request alone is too large."
     named = [group for group in groups if group.site.frame not in (BEFORE_RECORDING, NO_FRAMES)]
-    lines = "; ".join(f"{_place(group)} with {format_bytes(group.bytes)}" for group in named[:_NUM_LINES])
+    places: dict[str, int] = {}  # one line may have made blocks of several kinds, and some before the recording
+    for group in named:
+        places[_place(group)] = places.get(_place(group), 0) + group.bytes
+    most_first = sorted(places.items(), key=lambda item: -item[1])[:_NUM_LINES]
+    lines = "; ".join(f"{where} with {format_bytes(size)}" for where, size in most_first)
     sums: dict[str, int] = {}
     for group in groups:
         is_unseen = group.is_before_recording and group.kind == NOT_KNOWN

@@ -10,6 +10,7 @@ from tracer.analysis.snapshots.annotations import innermost_region
 from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
 from tracer.analysis.snapshots.groups import Group, group_rows
 from tracer.analysis.snapshots.kind_finder import KindFinder
+from tracer.analysis.snapshots.private_pools import pool_words, pools_of_graphs
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, Sites
 from tracer.arrays import Ints
 from tracer.snapshot.columns import DeviceState, Snapshot
@@ -85,7 +86,7 @@ def find_peak(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: 
         groups=groups,
         by_kind=_shares([(group.kind, group.bytes, group.count) for group in groups]),
         by_annotation=_by_annotation(snapshot, state, replay, rows),
-        by_stream=_by_stream(snapshot, state, replay, rows),
+        by_stream=_by_stream(snapshot, state, replay, rows, pools_of_graphs(state, sites)),
         fragmentation=fragmentation,
     )
 
@@ -110,7 +111,9 @@ def _by_annotation(snapshot: Snapshot, state: DeviceState, replay: Replay, rows:
     return _shares([(spelled.get(name) or snapshot.text(name), bytes_, num) for name, bytes_, num in triples])
 
 
-def _by_stream(snapshot: Snapshot, state: DeviceState, replay: Replay, rows: Ints) -> tuple[Share, ...]:
+def _by_stream(
+    snapshot: Snapshot, state: DeviceState, replay: Replay, rows: Ints, of_graphs: frozenset[int]
+) -> tuple[Share, ...]:
     """Of a block that no entry made or freed, the segment that it lies in tells."""
     lives, trace, segments = replay.lives, state.trace, state.segments
     made = np.where(lives.alloc_entry[rows] >= 0, lives.alloc_entry[rows], lives.free_entry[rows])
@@ -124,14 +127,15 @@ def _by_stream(snapshot: Snapshot, state: DeviceState, replay: Replay, rows: Int
     if len(trace):
         known = made >= 0
         stream = np.where(known, trace.stream[np.maximum(made, 0)], stream)
-        pool = np.where(known, trace.pool[np.maximum(made, 0)], pool)
+        if (trace.pool >= 0).any():  # entries name their pool from torch 2.12 on
+            pool = np.where(known, trace.pool[np.maximum(made, 0)], pool)
     columns = (stream.tolist(), pool.tolist(), lives.requested_bytes[rows].tolist())
-    return _shares([(_place(snapshot, s, p), size, 1) for s, p, size in zip(*columns, strict=True)])
+    return _shares([(_place(snapshot, s, p, of_graphs), size, 1) for s, p, size in zip(*columns, strict=True)])
 
 
-def _place(snapshot: Snapshot, stream: int, pool: int) -> str:
+def _place(snapshot: Snapshot, stream: int, pool: int, of_graphs: frozenset[int]) -> str:
     of_stream = "stream not recorded" if stream == _NOT_TOLD else f"stream {stream}"
-    return f"{of_stream}, private pool {snapshot.text(pool)}" if pool >= 0 else of_stream
+    return f"{of_stream}, {pool_words(snapshot.text(pool), is_of_graphs=pool in of_graphs)}" if pool >= 0 else of_stream
 
 
 def _shares(parts: list[tuple[str, int, int]]) -> tuple[Share, ...]:

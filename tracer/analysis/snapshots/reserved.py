@@ -15,6 +15,7 @@ from tracer.allocator.settings import AllocatorSettings
 from tracer.allocator.sizes import round_size
 from tracer.allocator.statistics import BlockInfo, Moment, SegmentInfo
 from tracer.analysis.snapshots.modelled import Modelled
+from tracer.analysis.snapshots.private_pools import pool_words
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Site, Sites
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, Lives
@@ -281,7 +282,7 @@ class _Account:
 
 def _pool_name(pool: PoolId, is_small: bool) -> str:
     half = "small" if is_small else "large"
-    return half if pool == DEFAULT_POOL else f"{half} of private pool {pool[0]},{pool[1]}"
+    return half if pool == DEFAULT_POOL else f"{half} of {pool_words(f'{pool[0]},{pool[1]}')}"
 
 
 def _holders(sums: Mapping[tuple[Site, ...], list[int]]) -> tuple[Holder, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,9 +11,17 @@ from typing import Final
 import numpy as np
 
 from tracer.analysis.snapshots.autograd_frames import AutogradFrames, autograd_frames
-from tracer.analysis.snapshots.frames import LABEL, compiled_graph, is_label, is_python, is_users
+from tracer.analysis.snapshots.frames import (
+    LABEL,
+    compiled_graph,
+    compiled_region,
+    is_label,
+    is_python,
+    is_users,
+    torch_file,
+)
 from tracer.analysis.snapshots.stack_facts import constructors_of_stacks, facts_of_stacks
-from tracer.arrays import Ints
+from tracer.arrays import Bools, Ints
 from tracer.snapshot.columns import Frame, Stacks
 
 NO_FRAMES: Final = "no stack recorded"
@@ -44,6 +53,9 @@ _PLUMBING = re.compile(
     r"|torch::autograd::python::PythonEngine"
     r"|_?Py[A-Z_]|_PyEval|__?\w*libc|_start$|__clone|clone$|start_thread|pthread_|\?\?$|$|_object\*)"
 )
+# What of torch calls generated code: everything else behind it is of the node.
+_RUNS_GRAPHS: Final = ("_inductor/", "_functorch/", "_dynamo/", "fx/", "_compile.py", "autograd/function.py")
+_RECORDS_GRAPHS: Final = ("cuda/graphs.py", "_inductor/cudagraph_trees.py")
 LABEL_BEFORE: Final = ", made before recording"
 
 
@@ -73,6 +85,15 @@ class Sites:
     def constructors(self) -> Ints:
         """The number of every stack's outermost constructor, -1 where it has none [S]."""
         return constructors_of_stacks(self._stacks, self.facts)
+
+    @cached_property
+    def is_captured(self) -> Bools:
+        """Whether every stack is in what records a CUDA graph [S]."""
+        of_frame = np.array([torch_file(frame) in _RECORDS_GRAPHS for frame in self._stacks.frames] or [False])
+        found = np.zeros(len(self._stacks), np.bool_)
+        stack_of = np.repeat(np.arange(len(self._stacks)), np.diff(self._stacks.offset))
+        found[stack_of[of_frame[self._stacks.frame_of]]] = True
+        return found
 
     @cached_property
     def labels(self) -> list[str]:
@@ -127,10 +148,39 @@ def _deciding_site(frames: list[Frame]) -> Site:
         return Site(NO_FRAMES)
     python = [frame for frame in frames if is_python(frame)]
     best = next(filter(is_users, python), python[0] if python else None)
-    if best is not None:
-        graph = next(filter(None, map(compiled_graph, python)), "")
-        return Site(f"{best.name}, compiled graph {graph}" if graph else best.name, best.file, best.line)
-    return Site(_node_or_operation(frames) or _innermost_function(frames))
+    region = next(filter(None, map(compiled_region, frames)), "")
+    if best is None:
+        below = _node_or_operation(frames)
+        return Site(", ".join(filter(None, (below, region))) or _innermost_function(frames))
+    graph, own = _in_generated_code(python)
+    if own is not None:
+        return Site(f"{own.name}, compiled graph {graph}", own.file, own.line)
+    where = f"compiled graph {graph}" if graph else region
+    # Where no more than the region is known, the line is the one that called it, and the row says so.
+    return Site(f"{where}, called in {best.name}" if where else best.name, best.file, best.line)
+
+
+def _in_generated_code(python: list[Frame]) -> tuple[str, Frame | None]:
+    """The graph that a stack is in, and the innermost line of the user's that its code was generated for.
+
+    torch puts the stack of the node right behind the frame of the generated code; what calls that code is torch's own.
+    """
+    at, graph = next(((at, name) for at, frame in enumerate(python) if (name := compiled_graph(frame))), (-1, ""))
+    if at < 0:
+        return "", None
+    if at and (inner := next(filter(is_users, python[:at]), None)) is not None:
+        return graph, inner  # generated code has called the user's
+    behind = itertools.takewhile(lambda frame: _calls_no_graph(frame) and not compiled_graph(frame), python[at + 1 :])
+    own = list(behind)
+    # Without an end by torch's own code it is the caller's stack: nothing tells that a node's is in between.
+    is_nodes = at + 1 + len(own) < len(python)
+    return graph, next(filter(is_users, own), None) if is_nodes else None
+
+
+def _calls_no_graph(frame: Frame) -> bool:
+    """Whether a frame is none of those of torch's that run generated code."""
+    file = torch_file(frame)
+    return file is None or not file.startswith(_RUNS_GRAPHS)
 
 
 def _node_or_operation(frames: list[Frame]) -> str:

@@ -47,6 +47,11 @@ const unpackTimeline = async (timeline) => {
   return { total: timeline.stack.total, number, time, values, series: timeline.series, lines, counted };
 };
 
+const unpackSpace = async (space) => {
+  const [first, lasting, address, bytes, home, expandable] = await unpack(space.ranges);
+  return { homes: space.homes, first, last: first.map((from, index) => from + lasting[index]), address, bytes, home, expandable };
+};
+
 // The order of `_TEXTS` and `_LINES` in page_blocks.py.
 const TEXT_FIELDS = ["category", "torch_category", "evidence", "phase", "module", "op", "file", "name", "caller_file", "fused_with", "dtype", "shape"];
 const LINE_FIELDS = ["line", "caller_line"];
@@ -60,7 +65,9 @@ const unpackBlocks = async (packed) => {
     LINE_FIELDS.forEach((name, field) => { row[name] = columns[TEXT_FIELDS.length + field][index] || null; });
     return row;
   });
+  const [address, allocated] = packed.places ? await unpack(packed.places) : [null, null];
   return {
+    address, allocated,
     groups, smallerThan: packed.smaller_than, stacks: packed.stacks,
     first: Uint32Array.from(first), last: Uint32Array.from(lasting, (many, index) => first[index] + many), bytes, group: Uint32Array.from(group),
     changes: { at: Uint32Array.from(at), group: Uint32Array.from(changeGroup), bytes: changeBytes, count: changeCount },

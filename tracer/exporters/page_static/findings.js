@@ -6,20 +6,22 @@ const showSections = (sections) => {
     const id = `finding-${index}`;
     const element = el("section", { id, "aria-labelledby": `${id}-title`, hidden: true, class: one.is_alarming ? "alarming" : null });
     // What ended the program is said in the answer; its details come behind what was in use.
-    document.getElementById(one.is_alarming ? "lost" : "run").before(element);
+    document.getElementById(one.is_alarming ? "space" : "run").before(element);
     section(id, one.title, ...one.sentences.map((sentence) => el("p", {}, sentence)), ...one.tables.map(findingTable));
   });
 };
 
 const findingTable = (table) => {
   const isBytes = table.columns.map((_, index) => table.rows.some((row) => typeof row[index] === "number"));
-  const cell = (value) => {
+  const changes = table.columns.indexOf("change"), most = changes < 0 ? 0 : table.rows.reduce((largest, row) => Math.max(largest, Math.abs(row[changes])), 0);
+  const cell = (value, index) => {
+    if (index === changes && typeof value === "number") return changeCell(value, most);
     if (typeof value === "number") return el("span", { title: exactBytes(value) }, formatBytes(value));
     if (typeof value === "string") return breakable(value);
     return el("span", { class: "two" }, el("span", {}, breakable(value.words)), value.file ? sourceCell(value.file, value.line) : null);
   };
   const limit = 15, body = el("tbody");
-  const row = (cells) => el("tr", {}, cells.map((value, index) => el("td", { class: isBytes[index] ? "number" : null }, cell(value))));
+  const row = (cells) => el("tr", {}, cells.map((value, index) => el("td", { class: isBytes[index] ? "number" : null }, cell(value, index))));
   const show = (count) => body.replaceChildren(...table.rows.slice(0, count).map(row));
   const more = el("p", { class: "more" });
   const showAll = () => {
@@ -33,6 +35,12 @@ const findingTable = (table) => {
     el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": table.title },
       el("table", {}, el("thead", {}, el("tr", {}, table.columns.map((name, index) => el("th", { scope: "col", class: isBytes[index] ? "number" : null }, name)))), body)),
     more, table.left ? el("p", { class: "quiet" }, `${grouped(table.left)} more rows have no room here.`) : null);
+};
+
+// What went to the left, what came to the right.
+const changeCell = (bytes, most) => {
+  const half = (isMine) => el("span", { class: "half", "aria-hidden": "true" }, isMine ? el("span", { class: bytes < 0 ? "went" : "came", style: { width: `${most ? (100 * Math.abs(bytes)) / most : 0}%` } }) : null);
+  return el("span", { class: "change", title: exactBytes(bytes) }, half(bytes < 0), half(bytes > 0), el("span", { class: "bar-text" }, signed(bytes)));
 };
 
 // What led to a row, to be unfolded: Python's frames, and behind them those of C++, to be unfolded again.

@@ -120,7 +120,8 @@ class Icicle {
     if (!node) return;
     const parts = node.path.split(PATH_SEPARATOR).filter((part) => part);
     const names = parts.length ? parts.join(" \u203a ") : this.root.label;
-    this.status.textContent = `${node.isRest ? `${names} \u203a ${node.label}` : names}: ${formatBytes(node.bytes)} (${exactBytes(node.bytes)}), ${percent(node.bytes, this.root.bytes)}, ${blocksText(node.count)}`;
+    const size = node === this.root ? "" : `: ${formatBytes(node.bytes)}`;
+    this.status.textContent = `${node.isRest ? `${names} \u203a ${node.label}` : names}${size} (${exactBytes(node.bytes)}), ${percent(node.bytes, this.root.bytes)}, ${blocksText(node.count)}`;
   }
 
   key(event) {

@@ -1,7 +1,6 @@
 // Each block over time, stacked in the order of allocation: one pixel of the screen at a time, so that many thousand
 // blocks are drawn as fast as a few. What is too small to be seen is summed at the bottom, and so the heights add up.
 
-const LANE_COLORS = { kind: "kind", module: "module", line: "line" };
 const REST = -1, NOTHING = -2;
 
 class Lanes {
@@ -56,7 +55,6 @@ class Lanes {
         for (; next < first.length && first[next] <= row; next++) if (last[next] > row && bytes[next] >= least) live.push(next);
       }
       this.rows[column] = row;
-      if (from > timeline.x[timeline.x.length - 1] && column) { /* Past the last event its state holds on. */ }
       let shown = 0;
       for (const block of live) shown += bytes[block];
       // The total is that of all kinds, whichever of them are hidden in the stack.
@@ -83,8 +81,6 @@ class Lanes {
     layer.height = height;
     layer.getContext("2d").putImageData(image, 0, 0);
     pen.drawImage(layer, area.left, area.top, area.width, plot.base - area.top);
-    // Heights at the columns of the drawing, for those who check that they add up.
-    this.perByte = perByte;
   }
 
   total(row) {

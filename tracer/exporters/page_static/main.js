@@ -1,7 +1,7 @@
 // The words first, then the timeline, then what was in it. Each device has a page of its own in the data.
 
-const SECTIONS = ["answer", "timeline", "peak", "lost", "time", "run"];
-const NAVIGATION = { timeline: "Timeline", peak: "In use", lost: "Lost track", time: "Time", run: "Run" };
+const SECTIONS = ["answer", "timeline", "peak", "space", "lost", "time", "run"];
+const NAVIGATION = { timeline: "Timeline", peak: "In use", space: "Segments", lost: "Lost track", time: "Time", run: "Run" };
 
 const setTheme = (theme) => {
   document.documentElement.dataset.theme = theme;
@@ -13,7 +13,8 @@ const setTheme = (theme) => {
 
 const showNavigation = () => {
   const there = Object.keys(NAVIGATION).filter((id) => !document.getElementById(id).hidden).map((id) => [id, NAVIGATION[id]]);
-  const alarm = document.querySelector(".alarming");
+  const alarm = document.querySelector(".alarming"), findings = [...document.querySelectorAll("main > section[id^=finding]")].filter((one) => one !== alarm);
+  if (!there.some(([id]) => id === "timeline")) there.unshift(...findings.map((one) => [one.id, one.querySelector("h2").textContent]));
   if (alarm) there.splice(2, 0, [alarm.id, alarm.querySelector("h2").textContent]);
   // The address belongs to the moment, so a link scrolls and leaves it as it is.
   const go = (id) => (event) => {
@@ -41,7 +42,7 @@ const clearPage = () => {
 
 const deviceSelector = (pages, shown, choose) => {
   if (pages.length < 2) return null;
-  const select = el("select", { id: "device" }, pages.map((page, index) => el("option", { value: String(index) }, `${page.device}, ${page.peak ? formatBytes(page.peak.bytes) : "nothing"}${page.alarm.length ? ", out of memory" : ""}`)));
+  const select = el("select", { id: "device" }, pages.map((page, index) => el("option", { value: String(index) }, `${page.device}${page.peak ? `, ${formatBytes(page.peak.bytes)}` : ""}${page.alarm.length ? ", out of memory" : ""}`)));
   select.value = String(shown);
   select.addEventListener("change", () => choose(Number(select.value)));
   return el("p", { class: "device" }, el("label", { for: "device" }, "Device "), select);
@@ -56,7 +57,7 @@ class DevicePage {
   words(selector) {
     const { data } = this;
     document.getElementById("title").textContent = data.title;
-    document.getElementById("subtitle").textContent = `${data.device}, ${data.subtitle}`;
+    document.getElementById("subtitle").textContent = [data.device, data.subtitle].filter((part) => part).join(", ");
     showAnswer(data, selector);
     showLostTrack(data.lostTrack);
     showTime(data);
@@ -92,6 +93,7 @@ class DevicePage {
       if (address.other !== null) view.other = rowOfNumber(data, columns, address.other);
     }
     this.moment = new MomentSection(data, columns, moments, view, this.colorOf, timeline);
+    if (data.space && moments.address) this.space = new SpaceSection(await unpackSpace(data.space), moments, view, this.colorOf);
     if (timeline) {
       timeline.moments = moments;
       timeline.lanes = moments.canMove ? new Lanes(moments, columns, this.colorOf, data.source) : null;
@@ -106,6 +108,7 @@ class DevicePage {
     this.color();
     this.timeline?.draw();
     this.moment?.icicle.draw();
+    this.space?.draw();
   }
 }
 

@@ -106,11 +106,11 @@ class MomentSection {
     const heads = pair ? ["Came", "Went", "Change"] : ["Size", "Bytes", "Share"];
     const cells = (numbers) => (pair
       ? numbers.map((value, i) => el("td", { class: "number", title: exactBytes(value) }, i === 2 ? signed(value) : formatBytes(value)))
-      : [el("td", { class: "number" }, formatBytes(numbers[0])), el("td", { class: "number quiet" }, grouped(numbers[0])), el("td", { class: "number" }, percent(numbers[0], totals[0]))]);
+      : [el("td", { class: "number" }, formatBytes(numbers[0])), el("td", { class: "number quiet exact" }, grouped(numbers[0])), el("td", { class: "number" }, percent(numbers[0], totals[0]))]);
     const check = pair ? null : this.sumCheck(totals[0], this.counted(this.view.row), "categories");
     breakdown.replaceChildren(el("table", {},
       el("caption", { class: "unseen" }, "By category"),
-      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Category"), heads.map((head) => el("th", { scope: "col", class: "number" }, head)))),
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Category"), heads.map((head) => el("th", { scope: "col", class: `number${head === "Bytes" ? " exact" : ""}` }, head)))),
       el("tbody", {}, rows.map(([name, numbers]) => el("tr", {}, el("th", { scope: "row" }, swatch(name), name), cells(numbers)))),
       el("tfoot", {}, el("tr", {}, el("th", { scope: "row" }, "Sum"), cells(totals)))), ...(check ? [check] : []));
     colorSwatches(breakdown, this.colorOf);

@@ -170,13 +170,14 @@ class Timeline {
     const { plot, shownView: [from, to] } = this, { pen, area } = plot, scale = area.width / (to - from);
     const visible = this.data.bands.map((band) => ({ ...band, x0: this.toX(band.start), x1: this.toX(band.end) }))
       .filter((band) => band.x1 >= from && band.x0 <= to && (band.x1 - band.x0) * scale > 0.5);
+    const colors = Object.fromEntries(Object.keys(RIBBON).map((kind) => [kind, cssColor(`--${kind}`)])), edge = cssColor("--edge");
     for (const band of visible.slice(0, MAX_BANDS)) {
       const [y1, y0] = RIBBON[band.kind].map((share) => plot.ribbonY(share));
       const left = Math.max(area.left, plot.x(band.x0)), right = Math.min(area.right, plot.x(band.x1)), text = stepName(band.name);
-      pen.fillStyle = cssColor(`--${band.kind}`);
+      pen.fillStyle = colors[band.kind];
       pen.fillRect(left, y0, Math.max(0.5, right - left - 1), y1 - y0);
       if (band.kind === "step" && band.x0 >= from) {
-        Object.assign(pen, { strokeStyle: cssColor("--edge"), lineWidth: 1 });
+        Object.assign(pen, { strokeStyle: edge, lineWidth: 1 });
         pen.setLineDash([1, 3]);
         pen.beginPath();
         pen.moveTo(left, area.top);
@@ -202,7 +203,9 @@ class Timeline {
       pen.stroke();
       pen.setLineDash([]);
       this.symbol(pen, mark.kind, x, plot.y(mark.bytes), ink, paper);
-      plot.label(`${mark.label} ${formatBytes(mark.bytes)}`, x + (isLate ? -5 : 5), y, { align: isLate ? "right" : "left", name: "mark" });
+      const text = `${mark.label} ${formatBytes(mark.bytes)}`, room = 6.4 * text.length + 8;
+      const at = isLate ? Math.max(x - 5, Math.min(area.right, area.left + room)) : Math.min(x + 5, Math.max(area.left, area.right - room));
+      plot.label(text, at, y, { align: isLate ? "right" : "left", name: "mark" });
     });
   }
   symbol(pen, kind, x, y, ink, paper) {
@@ -264,7 +267,7 @@ class Timeline {
   }
 
   showCursor() {
-    const { rule, tip, readout } = this.parts, row = this.cursor, { area } = this.plot;
+    const { rule, tip, readout } = this.parts, row = this.cursor;
     const [from, to] = this.shownView;
     const shown = row !== null && this.x[row] >= from && this.x[row] <= to;
     rule.hidden = tip.hidden = !shown;
@@ -275,7 +278,6 @@ class Timeline {
     const room = left > width / 2 ? left - tip.offsetWidth - 12 : left + 12;
     tip.style.left = `${Math.max(0, Math.min(width - tip.offsetWidth, room))}px`;
     readout.textContent = `${this.whenText(row)}: ${formatBytes(this.totals[row])} (${exactBytes(this.totals[row])})`;
-    void area;
   }
 
   // Lines at the moment that is shown below, and at the one that it is compared with.

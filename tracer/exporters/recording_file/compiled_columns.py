@@ -14,6 +14,8 @@ from tracer.capture.compiled_code import (
     CompiledGraph,
     CompiledNode,
     GraphBreak,
+    MemoryBudget,
+    RecomputedTensor,
 )
 from tracer.capture.source_line import SourceLine
 from tracer.errors import RecordingError
@@ -36,12 +38,26 @@ def compiled_columns(code: CompiledCode) -> Arrays:
             for one in code.functions
         ],
         "breaks": [{"reason": one.reason, **_line(one.line)} for one in code.breaks],
+        "budgets": [_budget(one) for one in code.budgets],
+        "cuda_graphs_left_out": list(code.cuda_graphs_left_out),
     }
     return {_NAME: np.frombuffer(json.dumps(document).encode(), np.uint8)}
 
 
 def _line(line: SourceLine | None) -> dict[str, Any]:
     return {"file": line.file if line is not None else "", "line": line.line if line is not None else 0}
+
+
+def _budget(one: MemoryBudget) -> dict[str, Any]:
+    return {
+        "budget": str(one.budget),
+        "kept_bytes": one.kept_bytes,
+        "default_bytes": one.default_bytes,
+        "recomputed": [
+            {"size_bytes": tensor.size_bytes, "module": tensor.module, **_line(tensor.line)}
+            for tensor in one.recomputed
+        ],
+    }
 
 
 def _graph(graph: CompiledGraph) -> dict[str, Any]:
@@ -60,6 +76,8 @@ def _graph(graph: CompiledGraph) -> dict[str, Any]:
                 "lines": [row[line] for line in node.lines],
                 "module_id": str(node.module_id),
                 "module": node.module,
+                "is_recomputed": node.is_recomputed,
+                "has_stack": node.has_stack,
             }
             for node in graph.nodes
         ],
@@ -87,7 +105,34 @@ def compiled_from(columns: Columns) -> CompiledCode:
             GraphBreak(one.text("reason"), _line_from(one) if one.text("file") else None)
             for one in document.documents("breaks", at_most=_MAX)
         ),
+        budgets=tuple(map(_budget_from, document.documents("budgets", at_most=_MAX))),
+        cuda_graphs_left_out=document.texts("cuda_graphs_left_out"),
     )
+
+
+def _budget_from(document: Document) -> MemoryBudget:
+    recomputed = document.documents("recomputed", at_most=_MAX)
+    return MemoryBudget(
+        budget=_fraction(document.text("budget")),
+        kept_bytes=document.number("kept_bytes"),
+        default_bytes=document.number("default_bytes"),
+        recomputed=tuple(
+            RecomputedTensor(
+                one.number("size_bytes"), _line_from(one) if one.text("file") else None, one.text("module")
+            )
+            for one in recomputed
+        ),
+    )
+
+
+def _fraction(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise RecordingError("A memory budget is no number from 0 to 1.", hint=DAMAGED)
+    return value
 
 
 def _line_from(document: Document) -> SourceLine:
@@ -102,6 +147,8 @@ def _graph_from(document: Document) -> CompiledGraph:
             tuple(lines[row] for row in one.numbers("lines", below=len(lines))),
             _module_id(one.text("module_id")),
             one.text("module"),
+            one.truth("is_recomputed"),
+            one.truth("has_stack"),
         )
         for one in document.documents("nodes", at_most=_MAX)
     )

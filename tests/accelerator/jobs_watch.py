@@ -1,0 +1,183 @@
+"""Trainings that are watched on the pretend accelerator: one leaks, one is caught, and others hold nothing."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.accelerator import pretend
+from tracer.analysis.snapshots.findings import explain_snapshot
+from tracer.runs.watch import TrainingWatch, watch_training
+from tracer.snapshot.load import load_snapshot
+
+DEVICE = "pretend:0"
+MIB = 1 << 20
+
+
+def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(16, 256), nn.GELU(), nn.Linear(256, 16)).to(DEVICE)
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, rows: int = 32) -> Tensor:
+    optimizer.zero_grad()
+    loss: Tensor = model(torch.randn(rows, 16, device=DEVICE)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def report(folder: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((folder / "watch.json").read_text())
+    values["text"] = (folder / "watch.txt").read_text()
+    return values
+
+
+def remember(history: list[Tensor], device: str) -> None:
+    history.append(torch.empty(1 << 18, device=device))
+
+
+def leak(num_steps: int, capacity_bytes: int) -> dict[str, Any]:
+    """One MiB a step is kept from a line that nobody profiled."""
+    pretend.set_capacity(0, capacity_bytes)
+    model, optimizer = parts()
+    history: list[Tensor] = []
+    step = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with (
+            suppress(torch.OutOfMemoryError),
+            watch_training(model, optimizer, save_dir=folder, screen="none") as watch,
+        ):
+            for step in range(num_steps):  # noqa: B007 - how far it came
+                train_step(model, optimizer)
+                remember(history, DEVICE)
+                watch.step()
+        found = report(folder)
+        found["ended_in"] = step + 1
+        finding = explain_snapshot(load_snapshot(folder / "memory_snapshot.pkl"))
+        found["snapshot_ooms"] = len(finding.devices[0].oom)
+        found["fault"] = repr(watch.fault)
+    return found
+
+
+def watch_steps(num_steps: int, inside: Callable[[int], object], **options: Any) -> dict[str, Any]:
+    model, optimizer = parts()
+    with tempfile.TemporaryDirectory() as name:
+        with watch_training(model, optimizer, save_dir=name, screen="none", **options) as watch:
+            for step in range(num_steps):
+                train_step(model, optimizer)
+                inside(step)
+                watch.step()
+            watch.write()
+        found = report(Path(name))
+        found["fault"] = repr(watch.fault)
+        return found
+
+
+def hold_nothing() -> dict[str, Any]:
+    """A full ring buffer, a batch that is drawn anew every tenth step, and a loss that is kept until the next one."""
+    ring: list[Tensor] = []
+
+    def inside(step: int) -> None:
+        ring.append(torch.empty(1 << 10, device=DEVICE))
+        del ring[:-4]
+
+    return watch_steps(140, inside)
+
+
+def keep_losses() -> dict[str, Any]:
+    """The classic: losses are added up with their graphs."""
+    model, optimizer = parts()
+    losses: list[Tensor] = []
+    with tempfile.TemporaryDirectory() as name:
+        with watch_training(model, optimizer, save_dir=name, screen="none") as watch:
+            for _ in range(140):
+                losses.append(train_step(model, optimizer, rows=256))
+                watch.step()
+        return report(Path(name))
+
+
+def keep_outputs() -> dict[str, Any]:
+    """Outputs are kept with their graphs, which backward never frees: activations of all steps stay."""
+    model, optimizer = parts()
+    outputs: list[Tensor] = []
+    with tempfile.TemporaryDirectory() as name:
+        with watch_training(model, optimizer, save_dir=name, screen="none") as watch:
+            for _ in range(140):
+                train_step(model, optimizer)
+                outputs.append(model(torch.randn(256, 16, device=DEVICE)).sum())
+                watch.step()
+        return report(Path(name))
+
+
+def caught() -> dict[str, Any]:
+    """A step runs out of memory, the program goes on with less."""
+    pretend.set_capacity(0, 64 * MIB)
+
+    def inside(step: int) -> None:
+        if step == 3:
+            with suppress(torch.OutOfMemoryError):
+                torch.empty(100 * MIB, dtype=torch.uint8, device=DEVICE)
+
+    return watch_steps(6, inside)
+
+
+def runs_out_in(where: str) -> dict[str, Any]:
+    """In the middle of a step: what each block is, is known by its address, without a profiler."""
+    pretend.set_capacity(0, 64 * MIB)
+    model, optimizer = parts()
+
+    def ask(now: str) -> None:
+        if now == where and step == 3:
+            torch.empty(100 * MIB, dtype=torch.uint8, device=DEVICE)
+
+    optimizer.register_step_pre_hook(lambda *_: ask("optimizer"))
+    with tempfile.TemporaryDirectory() as name:
+        with suppress(torch.OutOfMemoryError), watch_training(model, optimizer, save_dir=name, screen="none") as watch:
+            for step in range(6):  # noqa: B007 - `ask` reads it
+                optimizer.zero_grad()
+                output = model(torch.randn(512, 16, device=DEVICE))
+                ask("forward")
+                output.pow(2).mean().backward()
+                del output
+                optimizer.step()
+                watch.step()
+        found = report(Path(name))
+    sizes = {"parameter": sum(one.numel() * 4 for one in model.parameters())}
+    found["sizes"] = sizes | {"optimizer state": 2 * sizes["parameter"] + 0}
+    return found
+
+
+def history_is_off_afterwards() -> tuple[bool, bool]:
+    model, optimizer = parts()
+    with (
+        tempfile.TemporaryDirectory() as name,
+        TrainingWatch(model, optimizer, save_dir=name, screen="none") as watch,
+    ):
+        train_step(model, optimizer)
+        watch.step()
+        during = pretend._is_history_enabled()
+    return during, pretend._is_history_enabled()
+
+
+def bounded(max_entries: int) -> tuple[int, int]:
+    """Steps that have ended, and those that the ring has in full."""
+    model, optimizer = parts()
+    with (
+        tempfile.TemporaryDirectory() as name,
+        TrainingWatch(model, optimizer, save_dir=name, screen="none", max_entries=max_entries) as watch,
+    ):
+        for _ in range(50):
+            train_step(model, optimizer)
+            watch.step()
+        found = watch.write()
+    assert found is not None and found.history_steps is not None
+    return watch.num_steps_done, found.history_steps

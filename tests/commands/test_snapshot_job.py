@@ -1,0 +1,87 @@
+"""`snapshot` with a whole job: folders, several files, patterns, and what is broken."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.commands.test_snapshots import run
+from tests.exporters.snapshot_samples import out_of_memory
+from tests.snapshot.dumps import block, entry, segment, snapshot, write
+from tracer.runs.job import read_job, recordings
+from tracer.units import MIB
+
+BASE = 0x7F0000000000
+
+
+def job(folder: Path) -> Path:
+    """Five ranks with 4 MiB each, one with 9, one that is broken; rank 6 has left nothing."""
+    for rank in (0, 1, 2, 3, 4, 5, 7):
+        size = 9 * MIB if rank == 3 else 4 * MIB
+        trace = [entry("alloc", BASE, size)]
+        values = snapshot(trace, [segment(BASE, 16 * MIB, [block(BASE, size)])])
+        (folder / f"rank{rank}").mkdir(parents=True)
+        path = write(folder / f"rank{rank}" / "memory_snapshot.pkl", values)
+        if rank == 5:
+            path.write_bytes(b"\x80\x04broken")
+    (folder / "ranks.txt").write_text("of the run itself")
+    return folder
+
+
+def test_a_folder_of_ranks(tmp_path: Path) -> None:
+    status, out, _ = run("snapshot", job(tmp_path / "job"), "--json")
+    found = json.loads(out)
+    assert status == 0
+    assert (found["worst_rank"], found["typical_rank"], found["missing"]) == ("rank 3", "rank 0", [6])
+    assert [(one["rank"], "memory_snapshot.pkl" in one["problem"]) for one in found["unreadable"]] == [(5, True)]
+    assert [(len(group["files"]), group["is_odd"]) for group in found["groups"]] == [(5, False), (1, True)]
+    (change,) = found["worst_against_typical"]
+    assert change["after_bytes"] - change["before_bytes"] == 5 * MIB
+
+
+def test_the_same_on_a_screen_by_names_and_by_a_pattern(tmp_path: Path) -> None:
+    folder = job(tmp_path / "job")
+    status, out, _ = run("snapshot", str(folder / "rank[0-3]" / "*.pkl"))
+    assert status == 0
+    assert "4 ranks, 2 groups of equal ones." in out and "Worst: rank 3" in out
+    files = [folder / f"rank{rank}" / "memory_snapshot.pkl" for rank in (5, 0)]
+    status, out, _ = run("snapshot", *files)
+    assert status == 0 and "Not readable, rank 5" in out
+
+
+def test_one_recording_is_what_it_always_was(tmp_path: Path) -> None:
+    path = write(tmp_path / "rank3.pickle", out_of_memory())
+    status, out, _ = run("snapshot", path)
+    assert status == 0 and "groups of equal ones" not in out
+
+
+@pytest.mark.parametrize("name", ["missing*.pkl", "empty"])
+def test_no_recording_is_one_sentence(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    status, _, err = run("snapshot", tmp_path / name)
+    assert status == 1 and "has no recording" in err
+
+
+def test_what_is_about_one_recording_is_refused(tmp_path: Path) -> None:
+    status, _, err = run("snapshot", job(tmp_path / "job"), "--html", tmp_path / "page.html")
+    assert status == 1 and "--html is about one recording" in err
+
+
+def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    status, _, err = run("snapshot", job(tmp_path / "job"), "--dask", "tcp://127.0.0.1:1")
+    assert status == 1
+    assert ("cannot be reached" in err) or ("is not installed" in err)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("distributed") is None, reason="needs distributed, the extra `cluster`")
+def test_a_dask_cluster_finds_what_this_machine_finds(tmp_path: Path) -> None:
+    from distributed import LocalCluster
+
+    files = recordings([job(tmp_path / "job")])
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:  # type: ignore[no-untyped-call]
+        there = read_job(files, dask=cluster.scheduler_address)
+    here = read_job(files, num_processes=1)
+    assert sorted(there, key=lambda one: one.file) == sorted(here, key=lambda one: one.file)

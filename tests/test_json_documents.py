@@ -1,0 +1,115 @@
+"""docs/files.md against what the program writes: every key of every document is described, and no other."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import main
+from tests.exporters.page_samples import peak_row
+from tests.exporters.snapshot_samples import out_of_memory
+from tests.snapshot.dumps import write
+from tracer.analysis.peak_row import PeakRow
+from tracer.exporters.json_header import UNITS
+from tracer.exporters.peak_json import PeakDocument
+from tracer.exporters.row_json import RowJson
+
+HEADER = ("format", "version", "torch", "command", "units")
+
+
+@cache
+def documented() -> dict[str, tuple[list[str], str]]:
+    """Of each heading the keys in the first column of its table, and all of its text."""
+    text = (Path(main.__file__).parent / "docs" / "files.md").read_text("utf-8")
+    found = {}
+    for part in re.split(r"^##+ ", text, flags=re.MULTILINE)[1:]:
+        heading, _, body = part.partition("\n")
+        keys = [key for line in body.splitlines() if line.startswith("| `")
+                for key in re.findall(r"`(\w+)`", line.split(" | ")[0])]  # fmt: skip
+        found[heading] = (keys, body)
+    return found
+
+
+def keys(heading: str) -> list[str]:
+    return documented()[heading][0]
+
+
+def answer(*arguments: object) -> Any:
+    ended = CliRunner().invoke(main.app, [str(one) for one in arguments], prog_name="main.py")
+    assert ended.exit_code in (0, 3), ended.stderr
+    return json.loads(ended.stdout)
+
+
+def check_header(document: dict[str, Any], name: str) -> None:
+    assert tuple(document)[: len(HEADER)] == HEADER == tuple(keys("The header"))
+    assert (document["format"], document["version"]) == (f"torch-timeline {name}", 1)
+    assert f"`torch-timeline {name}`" in documented()["The header"][1]
+    assert document["units"] == UNITS
+    assert all(f"`{ending}`" in documented()["The header"][1] for ending in UNITS)
+
+
+def inner_keys(value: Any) -> Iterator[str]:
+    """Of every object inside."""
+    if isinstance(value, dict):
+        yield from value
+    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from inner_keys(one)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write(tmp_path / "s.pickle", out_of_memory())
+
+
+def test_every_key_of_a_snapshots_answer_is_described(file: Path) -> None:
+    questions = ("--at", "peak", "--between", "start", "oom", "--before-oom", "1MiB")
+    found = answer(
+        "snapshot", file, "--json", *questions, "--settings", "expandable_segments:True", "--gpu-memory", "1GiB"
+    )
+    check_header(found, "snapshot")
+    assert [key for key in found if key not in HEADER] == keys("`snapshot --json`")
+    (device,) = found["devices"]
+    assert sorted(device) == sorted(keys("A device"))
+    assert list(device["groups"][0]) == keys("A group of blocks")
+    assert sorted(device["oom"][0]) == sorted(keys("A failed request"))
+    assert list(device["allocator"]) == keys("The allocator")
+    assert sorted(device["allocator"]["what_if"]["rows"][0]) == sorted(keys("A row of `what_if`"))
+    everything = "".join(body for _, body in documented().values())
+    settings = set(device["allocator"]["settings"])
+    assert [key for key in inner_keys(device) if key not in settings and f"`{key}`" not in everything] == []
+
+
+def folder(path: Path, size: int) -> Path:
+    path.mkdir()
+    peak = {"device": "cpu", "peak_bytes": size, "phase": None, "rows": [asdict(peak_row(size))]}
+    (path / "peak.json").write_text(json.dumps(peak))
+    return path
+
+
+def test_every_key_of_a_differences_answer_is_described(file: Path, tmp_path: Path) -> None:
+    of_runs = answer("diff", folder(tmp_path / "a", 100), folder(tmp_path / "b", 107), "--json", "--fail-above", "5%")
+    of_snapshots = answer("diff", file, file, "--json")
+    described: set[str] = set()
+    for found in (of_runs, of_snapshots):
+        check_header(found, "diff")
+        assert [key for key in found if key not in HEADER] == keys("`diff --json`")
+        (device,) = found["devices"]
+        described |= set(device)
+        text = documented()["A compared device"][1]
+        assert [key for key in inner_keys(device) if f"`{key}`" not in text] == []
+        for changes in (value for key, value in device.items() if key.startswith("by_")):
+            assert sum(change["after_bytes"] - change["before_bytes"] for change in changes) == device["bytes"]
+    assert described == set(keys("A compared device"))
+
+
+def test_every_key_of_peak_json_is_described() -> None:
+    assert set(PeakDocument.__annotations__) - set(HEADER) == set(keys("peak.json"))
+    assert set(RowJson.__annotations__) == {one.name for one in fields(PeakRow)} == set(keys("A row"))

@@ -1,0 +1,35 @@
+"""A report of a watched run, for tests that are about one part of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tracer.analysis.steps.step_findings import StepFindings
+from tracer.analysis.steps.watch_report import Event, WatchReport
+from tracer.capture.step_columns import StepTable
+
+
+def report_of(**given: Any) -> WatchReport:
+    """A report that says nothing, but for what is given."""
+    event = Event("asked for", 3, 5)
+    empty = WatchReport(
+        device="cuda:0",
+        event=event,
+        events=(event,),
+        error="",
+        error_line=None,
+        columns=StepTable().columns(),
+        steps=StepFindings(0),
+        limit_bytes=None,
+        allocated_bytes=None,
+        reserved_bytes=None,
+        out_of_memory=None,
+        groups=(),
+        kept=(),
+        ledger=None,
+        history_steps=None,
+        notes=(),
+        settings={},
+    )
+    return replace(empty, **given)

@@ -1,0 +1,130 @@
+"""Blocks that outlived the step after their own, by line: what a run keeps, and how much more of it in each step.
+
+A snapshot has no steps. The run has counted how many requests the allocator had served when each step ended, and the
+last of the recording's allocations is the last of these: so entries are joined with steps by their order, never by
+time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracer.analysis.snapshots.findings import ReplayedDevice
+from tracer.analysis.snapshots.sites import Site, Sites
+from tracer.arrays import Ints
+from tracer.snapshot.actions import Action
+from tracer.snapshot.replay import BEFORE
+
+EXPECTED = ("parameter", "optimizer state", "gradient", "buffer", "workspace")
+"""Kinds that stay from step to step."""
+_NUM_SAMPLES = 6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepEnds:
+    """When steps ended, by what the allocator had served until then.
+
+    Attributes:
+        step: Numbers of the steps, rising [J].
+        num_allocations: Requests served when each of them had ended [J].
+        num_allocations_now: Requests served when the snapshot was taken.
+    """
+
+    step: Ints
+    num_allocations: Ints
+    num_allocations_now: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptGroup:
+    """Blocks of one line and kind that are in use at the end and were made before the last whole step.
+
+    Attributes:
+        site: The line that made them.
+        kind: What they are.
+        bytes: Together, as asked for.
+        count: How many.
+        bytes_per_step: How much more of them each step leaves, over the steps that the recording has in full; 0 where
+            it has none, or they have become no more.
+        addresses: Of some of them, from the oldest to the latest.
+    """
+
+    site: Site
+    kind: str
+    bytes: int
+    count: int
+    bytes_per_step: int
+    addresses: tuple[int, ...]
+
+
+def kept_groups(
+    device: ReplayedDevice, sites: Sites, ends: StepEnds, *, expected: Collection[str] = EXPECTED
+) -> tuple[KeptGroup, ...]:
+    """Gather what is in use at the end, was made before the last whole step, and is of no kind that stays.
+
+    Args:
+        device: Of a snapshot.
+        sites: Of the same.
+        ends: Of the run's steps.
+        expected: Kinds that stay.
+
+    Returns:
+        What grows first, by how fast; then the rest, the largest first. Empty where no step has ended.
+    """
+    lives, num_entries = device.replay.lives, len(device.state.trace)
+    if not len(ends.step):
+        return ()
+    rows = np.flatnonzero(lives.end == num_entries)
+    made_in = steps_of_blocks(device, ends)[rows]
+    last_whole = int(ends.step[-1])
+    old = made_in < last_whole
+    rows, made_in = rows[old], made_in[old]
+    first_recorded = first_whole_step(device, ends)
+    num_judged = last_whole - first_recorded
+    groups: dict[tuple[Site, str], list[int]] = {}
+    for at, (row, (kind, _)) in enumerate(zip(rows.tolist(), device.kinds.kinds_and_evidence(rows), strict=True)):
+        if kind not in expected:
+            groups.setdefault((sites.site(int(lives.stack[row])), kind), []).append(at)
+    found = []
+    for (site, kind), chosen in groups.items():
+        of = rows[chosen]
+        recent = made_in[chosen] >= first_recorded
+        per_step = int(lives.requested_bytes[of[recent]].sum()) // num_judged if num_judged > 0 else 0
+        # In one step of many is no growth: what is replaced now and then was made once, lately.
+        if len(np.unique(made_in[chosen][recent])) < 2:
+            per_step = 0
+        order = np.argsort(lives.begin[of], kind="stable")
+        picked = np.unique(np.linspace(0, len(of) - 1, min(_NUM_SAMPLES, len(of))).astype(np.int64))
+        found.append(
+            KeptGroup(
+                site=site,
+                kind=kind,
+                bytes=int(lives.requested_bytes[of].sum()),
+                count=len(of),
+                bytes_per_step=per_step,
+                addresses=tuple(lives.addr[of[order[picked]]].tolist()),
+            )
+        )
+    return tuple(sorted(found, key=lambda one: (-one.bytes_per_step, -one.bytes, one.site.frame, one.kind)))
+
+
+def steps_of_blocks(device: ReplayedDevice, ends: StepEnds) -> Ints:
+    """The step in which each block was made, from 1 [L]; 0 for those from before the recording."""
+    lives = device.replay.lives
+    allocs = device.state.trace.where(Action.ALLOC)
+    before = ends.num_allocations_now - len(allocs)
+    number = before + np.searchsorted(allocs, lives.alloc_entry, side="left") + 1
+    last = int(ends.step[-1]) if len(ends.step) else 0
+    steps = np.append(ends.step, last + 1)
+    found = steps[np.searchsorted(ends.num_allocations, number, side="left")]
+    return np.where((lives.begin == BEFORE) | (lives.alloc_entry < 0), 0, found)
+
+
+def first_whole_step(device: ReplayedDevice, ends: StepEnds) -> int:
+    """The first step of which the recording has every allocation, and whose number is known; else the one behind."""
+    first = ends.num_allocations_now - len(device.state.trace.where(Action.ALLOC))
+    whole = np.flatnonzero(ends.num_allocations >= first)
+    return int(ends.step[whole[0]]) + 1 if len(whole) else int(ends.step[-1]) + 1

@@ -1,0 +1,151 @@
+"""What the counters of a long run say: growth and its end, evaluation, the first step, reserved memory in pieces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tracer.analysis.steps.trend import LEAST_BYTES, Trend, find_trend
+from tracer.capture.step_columns import NOT_SEEN, StepColumns
+
+_NOTABLE: Final = 0.1
+"""Less than a tenth more is no news."""
+_LEAST_BYTES: Final = 1 << 20
+LEAST_RESIDENT_BYTES: Final = 48 << 20
+"""Resident memory rises a little in any process, and by as much as the recorder's own history."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthOverSteps:
+    """What is in use at the ends of steps becomes more and more.
+
+    Attributes:
+        trend: By how much.
+        limit_bytes: What there is for this process; None where nobody says.
+        end_step: The step in which it ends if it goes on; None without a limit.
+    """
+
+    trend: Trend
+    limit_bytes: int | None
+    end_step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two amounts, one of which is notably more.
+
+    Attributes:
+        bytes: The larger one.
+        usual_bytes: What it is compared with.
+        step: Where the larger one was.
+    """
+
+    bytes: int
+    usual_bytes: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fragmenting:
+    """What is reserved grows, and what is in use does not.
+
+    Attributes:
+        trend: Of what is reserved.
+        in_use_bytes: The most that was seen in use at the end.
+    """
+
+    trend: Trend
+    in_use_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepFindings:
+    """What a run's counters say; None is nothing to say.
+
+    Attributes:
+        num_steps: Steps that were seen.
+        growth: Of what is in use when steps end.
+        evaluation: Evaluation holds notably more than training does.
+        first_steps: The first step held notably more than later ones, or later ones more than it.
+        fragmenting: Reserved memory grows alone.
+        host_growth: Resident memory of the process grows, on a device whose own memory is counted apart.
+        num_retries: Requests for which the cache was emptied during the run.
+    """
+
+    num_steps: int
+    growth: GrowthOverSteps | None = None
+    evaluation: Comparison | None = None
+    first_steps: Comparison | None = None
+    fragmenting: Fragmenting | None = None
+    host_growth: Trend | None = None
+    num_retries: int = 0
+
+
+def explain_steps(columns: StepColumns, *, limit_bytes: int | None, has_allocator: bool = True) -> StepFindings:
+    """Say what a run's counters show.
+
+    Args:
+        columns: One row a step, or for several.
+        limit_bytes: What this process can have on the device, or of the host where there is no device.
+        has_allocator: Whether what is in use is an allocator's count, and not resident memory.
+    """
+    if not len(columns):
+        return StepFindings(0)
+    num_steps = int(columns.step[-1])
+    growth = _growth(columns, limit_bytes, LEAST_BYTES if has_allocator else LEAST_RESIDENT_BYTES)
+    if not has_allocator:
+        return StepFindings(num_steps, growth=growth)
+    retries = columns.num_retries[columns.num_retries >= 0]
+    return StepFindings(
+        num_steps,
+        growth=growth,
+        evaluation=_evaluation(columns),
+        first_steps=_first_steps(columns) if growth is None else None,
+        fragmenting=_fragmenting(columns) if growth is None else None,
+        host_growth=find_trend(columns.step, columns.resident_bytes, least_bytes=2 * LEAST_RESIDENT_BYTES),
+        num_retries=int(retries[-1] - retries[0]) if len(retries) else 0,
+    )
+
+
+def _growth(columns: StepColumns, limit_bytes: int | None, least_bytes: int) -> GrowthOverSteps | None:
+    trend = find_trend(columns.step, columns.end_bytes, least_bytes=least_bytes)
+    if trend is None:
+        return None
+    if limit_bytes is None:
+        return GrowthOverSteps(trend, None, None)
+    # It ends where the highest moment of a step, and not its end, reaches the limit.
+    late = columns.step > (trend.first_step + trend.last_step) // 2
+    above = int(np.median((columns.most_bytes - columns.end_bytes)[late])) if late.any() else 0
+    return GrowthOverSteps(trend, limit_bytes, trend.step_at(limit_bytes - max(0, above)))
+
+
+def _evaluation(columns: StepColumns) -> Comparison | None:
+    seen = np.flatnonzero(columns.evaluation_bytes > NOT_SEEN)
+    if not len(seen):
+        return None
+    at = seen[np.argmax(columns.evaluation_bytes[seen])]
+    return _notable(int(columns.evaluation_bytes[at]), int(columns.most_bytes.max()), int(columns.step[at]))
+
+
+def _first_steps(columns: StepColumns) -> Comparison | None:
+    """Only while the first step is a row of its own; what grows all the time is said elsewhere."""
+    most = columns.most_bytes
+    if int(columns.step[0]) != 1 or len(most) < 4 or (columns.peak_bytes < 0).any():
+        return None
+    later = int(np.median(most[2 : min(len(most), 50)]))
+    # The allocator's peak of the first step is that of all that was before it too.
+    first = int(max(most[0], columns.peak_bytes[0] if columns.peak_bytes[0] == columns.peak_bytes[-1] else 0))
+    return _notable(first, int(max(later, most[1])), 1) or _notable(later, int(most[0]), int(columns.step[2]))
+
+
+def _notable(size: int, usual: int, step: int) -> Comparison | None:
+    return Comparison(size, usual, step) if size - usual > max(_LEAST_BYTES, _NOTABLE * usual) else None
+
+
+def _fragmenting(columns: StepColumns) -> Fragmenting | None:
+    reserved = find_trend(columns.step, columns.reserved_bytes)
+    if reserved is None or find_trend(columns.step, columns.most_bytes) is not None:
+        return None
+    return Fragmenting(reserved, int(columns.most_bytes[len(columns) // 2 :].max()))

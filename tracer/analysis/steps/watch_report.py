@@ -1,0 +1,115 @@
+"""Everything that a watched run has to say at one moment: what the text and the JSON are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.oom import OutOfMemory
+from tracer.analysis.steps.step_findings import StepFindings
+from tracer.capture.device_ledger import DeviceLedger
+from tracer.capture.holders import Holder
+from tracer.capture.source_line import SourceLine
+from tracer.capture.step_columns import StepColumns
+
+
+@dataclass(frozen=True, slots=True)
+class HolderName:
+    """Who holds something, in words.
+
+    Attributes:
+        holder: The way to it.
+        graph_line: Where the tensor was made whose graph keeps it; None where it is held itself, or nobody knows.
+    """
+
+    holder: Holder
+    graph_line: SourceLine | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Memory that outlived the step after its own.
+
+    Attributes:
+        what: Its kind, or what its tensors look like where no allocator has a history.
+        frame: The function that made it; empty where nobody knows.
+        line: The line; None where nobody knows.
+        bytes: What there is of it.
+        count: In how many blocks or tensors.
+        bytes_per_step: How much more each step leaves, as far as was recorded.
+        holders: Who holds those that were looked at.
+    """
+
+    what: str
+    frame: str
+    line: SourceLine | None
+    bytes: int
+    count: int
+    bytes_per_step: int
+    holders: tuple[HolderName, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that made a watched run speak.
+
+    Attributes:
+        what: Such as `out of memory`, `asked for by signal`.
+        step: Steps that had ended.
+        time_ns: When.
+    """
+
+    what: str
+    step: int
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WatchReport:
+    """A watched run at one moment.
+
+    Attributes:
+        device: That is watched, as `str(torch.device)` writes it.
+        event: Why this was written.
+        events: All of the run so far, this one last.
+        error: What ended the run, in its own words; empty if nothing did.
+        error_line: Of the user's own code where that arose.
+        columns: The counters, step by step.
+        steps: What these say.
+        limit_bytes: What there is for this process; None where nobody says.
+        allocated_bytes: In use by the allocator at that moment; None where there is none.
+        reserved_bytes: Held from the driver at that moment; likewise.
+        out_of_memory: The last allocation that failed, explained; None if none did, or there is no history.
+        groups: What was in use then, by line and kind; of the allocator's history.
+        kept: What outlived the step after its own and is of no kind that stays.
+        ledger: The whole device; None where its driver does not say.
+        history_steps: How many of the last steps the history has in full.
+        notes: What is missing or could not be read, in sentences.
+        settings: What to remember of the run.
+    """
+
+    device: str
+    event: Event
+    events: tuple[Event, ...]
+    error: str
+    error_line: SourceLine | None
+    columns: StepColumns
+    steps: StepFindings
+    limit_bytes: int | None
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    out_of_memory: OutOfMemory | None
+    groups: tuple[Group, ...]
+    kept: tuple[Kept, ...]
+    ledger: DeviceLedger | None
+    history_steps: int | None
+    notes: tuple[str, ...]
+    settings: Mapping[str, object]
+
+    def by_kind(self) -> dict[str, int]:
+        """Bytes in use by kind, the largest first; they sum to the groups'."""
+        sums: dict[str, int] = {}
+        for group in self.groups:
+            sums[group.kind] = sums.get(group.kind, 0) + group.bytes
+        return dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))

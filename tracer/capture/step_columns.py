@@ -1,0 +1,122 @@
+"""A run's memory, step by step, in columns whose length has a bound: a training may have a million steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+
+from tracer.arrays import Int, Ints, PerSteps
+
+NOT_SEEN: Final = -1
+MAX_ROWS: Final = 4096
+"""Eleven columns of 8 bytes: 352 KiB."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepColumns:
+    """What was in use in each step, columns [J]; -1 is what was not seen.
+
+    A row is one step, or several that follow each other when the run is long: then `step`, `end_bytes` and the counts
+    are of the last of them, and what was highest is the highest of all.
+
+    Attributes:
+        step: The number of steps that had ended, from 1.
+        time_ns: When the step ended.
+        end_bytes: In use when it ended: by the allocator, or on the CPU resident memory of the process.
+        forward_bytes: Most that was in use right after a call of a model in training.
+        backward_bytes: In use when an optimizer began its step.
+        evaluation_bytes: Most that was in use right after a call of a model in evaluation, or with gradients off.
+        reserved_bytes: Held from the driver when the step ended.
+        peak_bytes: The allocator's own peak, since the program began or set it back.
+        num_retries: Requests so far for which the cache was emptied.
+        device_used_bytes: In use on the device by everybody, as its driver says.
+        resident_bytes: Resident memory of the process.
+        num_allocations: Requests so far that the allocator has served.
+    """
+
+    step: PerSteps[Int]
+    time_ns: PerSteps[Int]
+    end_bytes: PerSteps[Int]
+    forward_bytes: PerSteps[Int]
+    backward_bytes: PerSteps[Int]
+    evaluation_bytes: PerSteps[Int]
+    reserved_bytes: PerSteps[Int]
+    peak_bytes: PerSteps[Int]
+    num_retries: PerSteps[Int]
+    device_used_bytes: PerSteps[Int]
+    resident_bytes: PerSteps[Int]
+    num_allocations: PerSteps[Int]
+
+    def __post_init__(self) -> None:
+        if len({len(getattr(self, each.name)) for each in fields(self)}) > 1:
+            raise ValueError("columns of StepColumns differ in length")
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    @property
+    def most_bytes(self) -> PerSteps[Int]:
+        """The most that was seen in use in each row's steps, at whichever moment they were looked at."""
+        return np.maximum(np.maximum(self.end_bytes, self.forward_bytes), self.backward_bytes)
+
+
+_NAMES: Final = tuple(each.name for each in fields(StepColumns))
+_HIGHEST: Final = np.array(
+    [name in ("forward_bytes", "backward_bytes", "evaluation_bytes", "peak_bytes") for name in _NAMES]
+)
+
+
+class StepTable:
+    """Collects rows; when there are too many, two and two become one, and so do those that follow.
+
+    Attributes:
+        steps_per_row: How many steps a row stands for.
+    """
+
+    def __init__(self, max_rows: int = MAX_ROWS) -> None:
+        """Prepare.
+
+        Args:
+            max_rows: An even number.
+        """
+        self.steps_per_row = 1
+        self._rows: Ints = np.zeros((max_rows, len(_NAMES)), np.int64)
+        self._num_rows = 0
+        self._open: Ints | None = None
+        self._num_open = 0
+
+    def add(self, values: Mapping[str, int]) -> None:
+        """Add a step; what is not among the values was not seen."""
+        row = np.array([values.get(name, NOT_SEEN) for name in _NAMES], np.int64)
+        self._open = row if self._open is None else _together(self._open, row)
+        self._num_open += 1
+        if self._num_open < self.steps_per_row:
+            return
+        if self._num_rows == len(self._rows):
+            self._halve()
+            if self._num_open < self.steps_per_row:
+                return
+        self._rows[self._num_rows] = self._open
+        self._num_rows += 1
+        self._open, self._num_open = None, 0
+
+    def _halve(self) -> None:
+        half = self._num_rows // 2
+        rows = self._rows[: 2 * half]
+        self._rows[:half] = _together(rows[0::2], rows[1::2])
+        self._num_rows = half
+        self.steps_per_row *= 2
+
+    def columns(self) -> StepColumns:
+        """What there is so far, with a last row of the steps that are no whole row yet."""
+        rows = self._rows[: self._num_rows]
+        if self._open is not None:
+            rows = np.vstack([rows, self._open])
+        return StepColumns(**{name: rows[:, at].copy() for at, name in enumerate(_NAMES)})
+
+
+def _together(first: Ints, second: Ints) -> Ints:
+    return np.where(_HIGHEST, np.maximum(first, second), second)

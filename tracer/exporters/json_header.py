@@ -1,0 +1,44 @@
+"""What every JSON document of ours begins with: which format, of what, made by which command, in which units."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TypedDict
+
+UNITS = {"*bytes": "bytes", "*_us": "microseconds", "*time_us": "microseconds since 1970-01-01 UTC"}
+"""Of keys by what they end in; the longer ending decides. Other numbers are counts."""
+
+
+class Header(TypedDict):
+    """The first keys of a document; docs/files.md describes them."""
+
+    format: str
+    version: int
+    torch: str | None
+    command: str | None
+    units: dict[str, str]
+
+
+def json_header(name: str, version: int, *, torch: str | None, command: str | None) -> Header:
+    """A document's first keys.
+
+    Args:
+        name: Of the format.
+        version: Of the format: a key that comes later does not change it, another meaning of a key does.
+        torch: Version that made what the document is about, where that is known.
+        command: That made the document, where that is known.
+    """
+    return {
+        "format": f"torch-timeline {name}",
+        "version": version,
+        "torch": torch,
+        "command": command,
+        "units": dict(UNITS),
+    }
+
+
+def this_command() -> str:
+    """This process's, without the folder of the program."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])

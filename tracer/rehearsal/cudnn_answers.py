@@ -1,0 +1,210 @@
+"""A program of its own that asks cuDNN which engine and workspace it would choose, on a machine without a GPU.
+
+    python -m tracer.rehearsal.cudnn_answers LIBRARY_FOLDERS < problems > answers
+
+The first line in is the device's properties as JSON, each further one a convolution; a line comes out for each: the
+version, then bytes of workspace. cuDNN ends the process where a library is missing that it needs, so it is never
+loaded where the rehearsal runs. Imports neither torch nor anything of ours.
+
+Source: cuDNN's graph API (`cudnn_graph.h`, device properties since 9.8), used as torch does in
+aten/src/ATen/native/cudnn/Conv_v8.cpp: configurations of the instant heuristics in order, then the fallbacks; the
+first that can be planned.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+FIRST_VERSION = 90800
+_LIBRARIES = ("libcudart.so*", "libnvrtc.so*", "libcublasLt.so*", "libcublas.so*")
+# Kinds of descriptors and attributes, as numbered in cudnn_graph.h.
+_CONVOLUTION, _ENGINE, _HEURISTICS, _PLAN, _GRAPH, _TENSOR, _DEVICE = 1, 2, 4, 5, 15, 17, 38
+_ENGINE_CONFIG = 3
+_DATA_TYPE, _INT64, _FLOAT, _MODE, _HEURISTICS_MODE, _NOTE, _DESCRIPTOR, _CHAR = 1, 3, 4, 7, 8, 11, 15, 24
+_CROSS_CORRELATION, _INSTANT, _FALLBACK = 1, 0, 2
+_TENSOR_CORES, _DOWN_CONVERTS = 0, 1
+_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
+_ALIGNMENT = 16  # of torch's allocator it is more, and no answer was seen to change
+# operation: its descriptor, and the attributes alpha, beta, convolution, weight, input, output
+_OPERATIONS = {
+    "forward": (10, 700, 701, 702, 703, 704, 705),
+    "backward_data": (12, 706, 707, 708, 709, 710, 711),
+    "backward_filter": (11, 712, 713, 714, 715, 716, 717),
+}
+_MOST_CONFIGURATIONS = 64
+
+
+class CudnnError(Exception):
+    """cuDNN refused."""
+
+
+class Cudnn:
+    """The library."""
+
+    def __init__(self, folders: Sequence[str]) -> None:
+        for pattern in _LIBRARIES:
+            for path in sorted(path for folder in folders for path in Path(folder).glob(pattern)):
+                ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        path = next(path for folder in folders for path in sorted(Path(folder).glob("libcudnn.so*")))
+        self.library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        self.library.cudnnGetVersion.restype = ctypes.c_size_t
+        self.version = int(self.library.cudnnGetVersion())
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """One of its functions."""
+        status = getattr(self.library, name)(*arguments)
+        if status:
+            words = ctypes.create_string_buffer(2048)
+            self.library.cudnnGetLastErrorString(words, ctypes.c_size_t(len(words)))
+            raise CudnnError(f"{name}: {status} {words.value.decode(errors='replace')}")
+
+
+class Descriptor:
+    """One of cuDNN's objects; what it refers to lives as long as it."""
+
+    def __init__(self, cudnn: Cudnn, kind: int) -> None:
+        self._cudnn = cudnn
+        self._kept: list[object] = []
+        self.pointer = ctypes.c_void_p()
+        cudnn.call("cudnnBackendCreateDescriptor", ctypes.c_int(kind), ctypes.byref(self.pointer))
+
+    def set(self, attribute: int, kind: int, values: Sequence[Any]) -> Descriptor:
+        """Set an attribute."""
+        number = len(values)
+        array: Any
+        if kind == _DESCRIPTOR:
+            array = (ctypes.c_void_p * number)(*[value.pointer for value in values])
+            self._kept += values
+        elif kind == _CHAR:
+            array = ctypes.create_string_buffer(bytes(values), number)
+        else:
+            of_kind: Any = {_INT64: ctypes.c_int64, _FLOAT: ctypes.c_float}.get(kind, ctypes.c_int)
+            array = (of_kind * number)(*values)
+        self._kept.append(array)
+        self._cudnn.call(
+            "cudnnBackendSetAttribute",
+            self.pointer,
+            ctypes.c_int(attribute),
+            ctypes.c_int(kind),
+            ctypes.c_int64(number),
+            array,
+        )
+        return self
+
+    def finish(self) -> Descriptor:
+        """No attribute is set any more."""
+        self._cudnn.call("cudnnBackendFinalize", self.pointer)
+        return self
+
+    def get(self, attribute: int, kind: int, array: Any) -> int:
+        """Read an attribute into an array; how many there are."""
+        number = ctypes.c_int64()
+        self._cudnn.call(
+            "cudnnBackendGetAttribute",
+            self.pointer,
+            ctypes.c_int(attribute),
+            ctypes.c_int(kind),
+            ctypes.c_int64(len(array)),
+            ctypes.byref(number),
+            array,
+        )
+        return int(number.value)
+
+    def __del__(self) -> None:
+        self._cudnn.library.cudnnBackendDestroyDescriptor(self.pointer)
+
+
+def workspace_bytes(cudnn: Cudnn, device: Descriptor, problem: dict[str, Any]) -> int:
+    """What the engine takes that cuDNN would choose for a convolution.
+
+    Args:
+        cudnn: The library.
+        device: Its properties.
+        problem: `operation`, `dtype`, `allow_tf32`, sizes and strides of `x`, `w` and `y`, `padding`, `stride`,
+            `dilation`.
+
+    Raises:
+        CudnnError: No engine can be planned.
+    """
+    graph = _graph(cudnn, problem)
+    may_use_tensor_cores = problem["allow_tf32"] or problem["dtype"] != "float32"
+    for mode in (_INSTANT, _FALLBACK):
+        for configuration in _configurations(cudnn, device, graph, mode):
+            notes = _notes(cudnn, configuration)
+            if _DOWN_CONVERTS in notes or (_TENSOR_CORES in notes and not may_use_tensor_cores):
+                continue
+            try:
+                plan = Descriptor(cudnn, _PLAN).set(401, _DESCRIPTOR, [configuration])
+                plan.set(407, _DESCRIPTOR, [device]).finish()
+                size = (ctypes.c_int64 * 1)()
+                plan.get(402, _INT64, size)
+            except CudnnError:
+                continue
+            return int(size[0])
+    raise CudnnError("no engine")
+
+
+def _graph(cudnn: Cudnn, problem: dict[str, Any]) -> Descriptor:
+    data_type = _TYPES[problem["dtype"]]
+    tensors = {}
+    for number, name in enumerate("wxy", start=1):
+        sizes, strides = problem[name]
+        tensor = Descriptor(cudnn, _TENSOR).set(906, _INT64, [number]).set(901, _DATA_TYPE, [data_type])
+        tensor.set(902, _INT64, sizes).set(903, _INT64, strides).set(900, _INT64, [_ALIGNMENT])
+        tensors[name] = tensor.finish()
+    axes = len(problem["padding"])
+    convolution = Descriptor(cudnn, _CONVOLUTION)
+    convolution.set(100, _DATA_TYPE, [_TYPES["float64" if problem["dtype"] == "float64" else "float32"]])
+    convolution.set(101, _MODE, [_CROSS_CORRELATION]).set(106, _INT64, [axes])
+    convolution.set(102, _INT64, problem["dilation"]).set(103, _INT64, problem["stride"])
+    convolution.set(104, _INT64, problem["padding"]).set(105, _INT64, problem["padding"]).finish()
+    kind, alpha, beta, of_convolution, *of_tensors = _OPERATIONS[problem["operation"]]
+    operation = Descriptor(cudnn, kind).set(alpha, _FLOAT, [1.0]).set(beta, _FLOAT, [0.0])
+    operation.set(of_convolution, _DESCRIPTOR, [convolution])
+    for attribute, name in zip(of_tensors, "wxy", strict=True):
+        operation.set(attribute, _DESCRIPTOR, [tensors[name]])
+    return Descriptor(cudnn, _GRAPH).set(801, _DESCRIPTOR, [operation.finish()]).finish()
+
+
+def _configurations(cudnn: Cudnn, device: Descriptor, graph: Descriptor, mode: int) -> Iterator[Descriptor]:
+    heuristics = Descriptor(cudnn, _HEURISTICS).set(201, _DESCRIPTOR, [graph])
+    heuristics.set(200, _HEURISTICS_MODE, [mode]).set(204, _DESCRIPTOR, [device])
+    try:
+        heuristics.finish()
+    except CudnnError:
+        return
+    found = [Descriptor(cudnn, _ENGINE_CONFIG) for _ in range(_MOST_CONFIGURATIONS)]
+    array = (ctypes.c_void_p * len(found))(*[each.pointer for each in found])
+    number = heuristics.get(202, _DESCRIPTOR, array)
+    yield from found[: min(number, len(found))]
+
+
+def _notes(cudnn: Cudnn, configuration: Descriptor) -> set[int]:
+    engine = Descriptor(cudnn, _ENGINE)
+    configuration.get(300, _DESCRIPTOR, (ctypes.c_void_p * 1)(engine.pointer))
+    notes = (ctypes.c_int * 32)()
+    return set(notes[: engine.get(1303, _NOTE, notes)])
+
+
+def main() -> None:
+    """Answer until there are no more questions; -1 where no engine can be planned."""
+    cudnn = Cudnn(sys.argv[1:])
+    properties = json.loads(sys.stdin.readline())
+    print(cudnn.version, flush=True)
+    if cudnn.version < FIRST_VERSION:
+        return
+    device = Descriptor(cudnn, _DEVICE).set(2702, _CHAR, json.dumps(properties).encode() + b"\0").finish()
+    for line in sys.stdin:
+        try:
+            print(workspace_bytes(cudnn, device, json.loads(line)), flush=True)
+        except CudnnError:
+            print(-1, flush=True)
+
+
+if __name__ == "__main__":
+    main()

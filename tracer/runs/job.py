@@ -1,0 +1,142 @@
+"""Reads the recordings of a whole job, several at a time: on this machine, or wherever a Dask cluster has workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from glob import glob
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from tracer.analysis.snapshots.job import RankPeak, rank_of, rank_peak
+from tracer.errors import MissingPackageError, SnapshotError, TracerError
+from tracer.snapshot.load import load_snapshot
+
+SUFFIXES = (".pkl", ".pickle", ".pkl.gz", ".pickle.gz", ".json", ".zst")
+BYTES_PER_FILE_BYTE = 12
+"""What reading a file takes at most, beside what every process takes; see benchmarks/job.py."""
+_PROCESS_BYTES = 150 << 20
+_SHARE_OF_MEMORY = 0.5
+
+
+def recordings(paths: Iterable[Path]) -> list[Path]:
+    """The recordings that some files, folders and patterns name, each once, in order.
+
+    Of a folder these are the snapshots in it and below it. One that has a `memory_snapshot.pkl` of its own is a rank's.
+
+    Raises:
+        SnapshotError: A file is missing, or a folder or a pattern has none.
+    """
+    found: dict[Path, None] = {}
+    for path in paths:
+        inside = list(_inside(path))
+        if not inside:
+            raise SnapshotError(
+                f"{path} has no recording.", hint="Name files of torch.cuda.memory._dump_snapshot(), or their folder."
+            )
+        found |= dict.fromkeys(inside)
+    return list(found)
+
+
+def _inside(path: Path) -> Iterator[Path]:
+    if path.is_dir():
+        yield from sorted(one for one in path.rglob("*") if one.name.endswith(SUFFIXES) and one.is_file())
+    elif path.exists():
+        yield path
+    elif any(letter in str(path) for letter in "*?["):
+        yield from sorted(Path(one) for one in glob(str(path), recursive=True) if Path(one).is_file())  # noqa: PTH207
+    else:
+        raise SnapshotError(f"{path} does not exist.", hint="Name a recording, a folder of them, or a pattern.")
+
+
+def read_rank(file: str, device: int | None) -> RankPeak:
+    """One rank's recording; one that cannot be read says why, and costs only itself."""
+    try:
+        return rank_peak(load_snapshot(Path(file)), file, device=device)
+    except SnapshotError as error:
+        return RankPeak(file, rank_of(file), problem=str(error))
+    except MemoryError:
+        return RankPeak(file, rank_of(file), problem="There is not enough memory to read it.")
+
+
+def read_job(
+    files: Sequence[Path],
+    *,
+    device: int | None = None,
+    dask: str | None = None,
+    num_processes: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[RankPeak]:
+    """Read all ranks.
+
+    Args:
+        files: Recordings. Of a Dask cluster the workers have to see them under the same paths.
+        device: Index of the only device to look at; None means all.
+        dask: Address of a Dask scheduler; without one the processes are this machine's.
+        num_processes: How many at once; by default as many as there are cores, and memory for.
+        progress: Called with ranks done and ranks in all.
+
+    Raises:
+        MissingPackageError: Dask is not installed.
+        TracerError: Its scheduler cannot be reached.
+    """
+    # Addresses of files are relative to this process's folder, which a worker elsewhere need not have.
+    named = [str(path.absolute()) if dask is not None else str(path) for path in files]
+    found: list[RankPeak] = []
+    with _executor(dask, num_processes or _num_processes(files)) as executor:
+        futures: dict[Any, str] = {executor.submit(read_rank, name, device): name for name in named}
+        for future in as_completed(futures):
+            name = futures[future]
+            try:
+                found.append(future.result())
+            except Exception as error:  # a worker that died, with what it had in hand
+                found.append(
+                    RankPeak(name, rank_of(name), problem=f"Its reader ended: {type(error).__name__}: {error}")
+                )
+            progress(len(found), len(named))
+    return found
+
+
+def _num_processes(files: Sequence[Path]) -> int:
+    """As many as there are cores, files, and memory for the largest of them."""
+    largest = max((path.stat().st_size for path in files), default=0)
+    each = _PROCESS_BYTES + BYTES_PER_FILE_BYTE * largest
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, len(files), int(_SHARE_OF_MEMORY * _free_bytes() // each)))
+
+
+def _free_bytes() -> int:
+    """Memory that can be had without swapping; 4 GiB where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return 4 << 30
+
+
+@contextmanager
+def _executor(dask: str | None, num_processes: int) -> Iterator[Executor]:
+    if dask is None:
+        # A fresh interpreter for each: what this process has loaded is not paid for again by every copy of it.
+        with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
+            yield pool
+        return
+    try:
+        client_of: Any = import_module("distributed").Client
+    except ImportError:
+        raise MissingPackageError(
+            "--dask needs Dask's distributed, which is not installed.", hint="Install the extra `cluster`."
+        ) from None
+    try:
+        client = client_of(dask, timeout="10s", set_as_default=False)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise TracerError(
+            f"The Dask scheduler at {dask} cannot be reached: {error or type(error).__name__}.",
+            hint="Name the address that `dask scheduler` prints, such as tcp://10.0.0.1:8786.",
+        ) from error
+    with client:
+        yield client.get_executor(pure=False)

@@ -1,0 +1,406 @@
+"""The flight recorder: a training watched for as long as it lasts, and explained at once when something happens."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Final, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tracer.analysis.snapshots.outlived_steps import StepEnds
+from tracer.analysis.steps.step_findings import explain_steps
+from tracer.analysis.steps.watch_report import Event, WatchReport
+from tracer.capture import devices, torch_private
+from tracer.capture.allocator_history import AllocatorHistory
+from tracer.capture.call_hooks import CallHooks
+from tracer.capture.known_storages import Role
+from tracer.capture.memory_counters import StepReader, read_counters
+from tracer.capture.reached_tensors import Alike, unnamed_tensors
+from tracer.capture.step_columns import StepColumns, StepTable
+from tracer.capture.training_objects import Models, Optimizers, TrainingObjects
+from tracer.exporters.files import check_folder
+from tracer.exporters.memory_snapshot import write_memory_snapshot
+from tracer.exporters.terminal import say
+from tracer.exporters.watch_json import write_watch_json
+from tracer.exporters.watch_text import short_watch_lines, write_watch_text
+from tracer.nested import leaves
+from tracer.runs.ranks import Rank, this_rank
+from tracer.runs.results import is_out_of_memory
+from tracer.runs.session import device_of, fault_text, tell_of_fault
+from tracer.runs.termination import Terminated, Termination
+from tracer.runs.watch_report import Moment, limit_of, watch_report
+
+MAX_ENTRIES: Final = 100_000
+"""Of the allocator's history, some 50 steps of a large model; half a KiB each with its stack."""
+WATCH_JSON, WATCH_TEXT, WATCH_SNAPSHOT = "watch.json", "watch.txt", "memory_snapshot.pkl"
+_OUT_OF_MEMORY: Final = "out of memory"
+_MAX_EVENTS: Final = 20
+_BASELINE_STEP: Final = 3
+_FIRST_LOOK, _LOOK_AGAIN = 128, 2
+Screen = Literal["short", "none"]
+
+
+class TrainingWatch:
+    """Watches any training, without a profiler, and explains its memory when something happens.
+
+        with watch_training(model, optimizer, save_dir="watch") as watch:
+            for batch in loader:
+                ...
+                watch.step()
+
+    The allocator's history is on as a ring: it keeps the last entries and forgets the older ones. A few counters are
+    read at each step. When memory runs out, an exception or SIGTERM ends the block, a signal or `write` asks for it,
+    or memory is seen to grow from step to step, watch.txt, watch.json and memory_snapshot.pkl are written at once: what
+    is in use, of which kind, by which line, who holds what should be gone, and when memory ends at this rate.
+
+    A device without a history, such as the CPU, is watched by its counters alone, and the report says what is missing.
+    Observing changes nothing: losses, parameters and random states are those of a run without it.
+
+    Attributes:
+        device: That is watched.
+        num_steps_done: Steps that have ended.
+        fault: What went wrong in the watch itself, or None.
+        report: What was written last; None so far.
+        folder: Where the files are: `save_dir`, or the rank's own folder below it.
+    """
+
+    def __init__(
+        self,
+        model: Models,
+        optimizer: Optimizers = None,
+        *,
+        save_dir: str | Path = "profiler_outputs",
+        device: torch.device | str | None = None,
+        max_entries: int = MAX_ENTRIES,
+        on_signal: int | None = getattr(signal, "SIGUSR1", None),
+        screen: Screen | bool = "short",
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
+        """Prepare; nothing is switched on.
+
+        Args:
+            model: The model, as the loop calls it; several by name.
+            optimizer: One, several or none; one that is not named is found when it steps.
+            save_dir: Folder for the files.
+            device: What is watched; by default the accelerator that holds most of the model, else the CPU.
+            max_entries: Of the allocator's history.
+            on_signal: Asks for the files while the run goes on, if nobody else handles it; None for no signal.
+            screen: Whether to say on stderr what was found, on rank 0 only: `"short"` or True, `"none"` or False.
+            settings: What to remember of the run.
+
+        Raises:
+            OutputError: The folder cannot be written to.
+        """
+        objects = TrainingObjects(model, optimizer)
+        self._objects: TrainingObjects | None = objects
+        self.device = devices.with_index(torch.device(device)) if device is not None else device_of(objects)
+        self.save_dir = Path(save_dir)
+        self.rank: Rank | None = this_rank()
+        self.folder = self.rank.folder(self.save_dir) if self.rank is not None else self.save_dir
+        self.num_steps_done = 0
+        self.fault: Exception | None = None
+        self.report: WatchReport | None = None
+        self._says = screen in (True, "short") and (self.rank is None or self.rank.index == 0)
+        self._settings = dict(settings or {})
+        self._history = AllocatorHistory(self.device, max_entries=max_entries, stacks_of_frees=False)
+        self._reader = StepReader(self.device)
+        self._table = StepTable()
+        # What the ring can hold has far fewer steps than this, and a step without an allocation needs no place in it.
+        self._ends: deque[tuple[int, int]] = deque(maxlen=max_entries)
+        self._hooks = CallHooks(
+            models=objects.models.values(),
+            on_call=self._before_call,
+            after_call=self._after_call,
+            optimizers=objects.optimizers,
+            before_step=self._before_optimizer_step,
+        )
+        self._batch: list[tuple[str, weakref.ref[Tensor]]] = []
+        self._events: list[Event] = []
+        self._earlier: Mapping[str, Alike] | None = None
+        self._termination = Termination()
+        self._on_signal, self._signal_is_ours = on_signal, False
+        self._is_on = self._is_writing = self._growth_is_told = False
+        self._next_look = _FIRST_LOOK
+        self._ran_out_at = -1
+        check_folder(self.save_dir)
+
+    # ------------------------------------------------------------------------------------------------- the life cycle
+    def __enter__(self) -> Self:
+        """Switch on."""
+        try:
+            self._termination.watch()
+            self._history.start()
+            self._hooks.start()
+            _watch_out_of_memory(self.device, self)
+            self._is_on = True
+            self._listen()
+        except BaseException:
+            self._switch_off()
+            raise
+        return self
+
+    def _listen(self) -> None:
+        is_main = threading.current_thread() is threading.main_thread()
+        if self._on_signal is not None and is_main and signal.getsignal(self._on_signal) is signal.SIG_DFL:
+            signal.signal(self._on_signal, self._asked_by_signal)
+            self._signal_is_ours = True
+
+    def _asked_by_signal(self, number: int, frame: FrameType | None) -> None:
+        self._never_the_loops_fault(lambda: self._write(f"asked for by {signal.Signals(number).name}"))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Switch off, and explain what has ended the run; an exception goes on its way."""
+        self._termination.hold()
+        had_fault = self.fault is not None
+        try:
+            if self._is_on:
+                self._ours(lambda: self._last_words(error))
+            self._ours(self._switch_off)
+            if self.fault is not None and not had_fault:
+                tell_of_fault(self.fault, error, stacklevel=3)
+        finally:
+            self._objects = None
+            self._termination.close()
+
+    def _last_words(self, error: BaseException | None) -> None:
+        if error is None:
+            if self.num_steps_done:
+                self._write("the end of the run", with_history=self._grows())
+            return
+        if is_out_of_memory(error):
+            what = _OUT_OF_MEMORY
+        elif isinstance(error, Terminated):
+            what = "ended by SIGTERM"
+        elif isinstance(error, KeyboardInterrupt):
+            what = "interrupted"
+        else:
+            what = f"ended by {type(error).__name__}"
+        is_told = what == _OUT_OF_MEMORY and self._ran_out_at == self.num_steps_done
+        self._write(what, error, keep_snapshot=is_told)
+
+    def _switch_off(self) -> None:
+        self._is_on = False
+        _watched.discard(self)
+        if self._signal_is_ours and self._on_signal is not None:
+            signal.signal(self._on_signal, signal.SIG_DFL)
+            self._signal_is_ours = False
+        self._hooks.stop()
+        self._history.stop()
+
+    def _ours(self, work: Callable[[], object]) -> None:
+        """Do something of the watch's own; its failure is kept, and never the loop's."""
+        try:
+            work()
+        except Exception as fault:
+            self.fault = self.fault or fault
+
+    def _never_the_loops_fault(self, work: Callable[[], object]) -> None:
+        """The same, within the loop: a fault ends the watch and not the training, with one warning."""
+        if not self._is_on:
+            return
+        try:
+            work()
+        except Exception as fault:
+            self.fault = self.fault or fault
+            self._ours(self._switch_off)
+            warnings.warn(f"The watch has stopped, and the loop goes on: {fault_text(fault)}", stacklevel=5)
+
+    # ------------------------------------------------------------------------------------------------------ the steps
+    @property
+    def is_complete(self) -> bool:
+        """Whether more steps would not be looked at: never."""
+        return False
+
+    def step(self) -> None:
+        """End a step. Call it once per step of training, after the optimizer's step."""
+        self.num_steps_done += 1
+        self._never_the_loops_fault(self._end_step)
+
+    def _end_step(self) -> None:
+        num_failures = self._reader.num_failures
+        row = self._reader.end_of_step(self.num_steps_done, time.time_ns())
+        self._table.add(row)
+        if "num_allocations" in row:
+            self._ends.append((self.num_steps_done, row["num_allocations"]))
+        self._hooks.renew()
+        if self._objects is not None:
+            self._objects.forget_names()
+        if self.num_steps_done == _BASELINE_STEP and not self._history.is_offered:
+            self._earlier = unnamed_tensors(self.device)
+        if self._reader.num_failures > num_failures and self._ran_out_at < self.num_steps_done - 1:
+            self._write(f"{_OUT_OF_MEMORY}, and the program went on")
+        if self.num_steps_done >= self._next_look:
+            self._next_look *= _LOOK_AGAIN
+            if not self._growth_is_told and self._grows():
+                self._growth_is_told = True
+                self._write("memory grows from step to step")
+
+    @property
+    def _has_allocator(self) -> bool:
+        return self._reader.has_allocator
+
+    def _grows(self) -> bool:
+        found = explain_steps(self.columns, limit_bytes=limit_of(self.device), has_allocator=self._has_allocator)
+        return found.growth is not None
+
+    def observe_batch(self, batch: object) -> None:
+        """Say that these tensors are the step's inputs; what the model is called with is known without."""
+        self._batch = [(name, weakref.ref(one)) for name, one in leaves(batch, Tensor, "batch")]
+
+    def _before_call(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
+        if self._is_on and not torch.compiler.is_compiling():
+            found = leaves([args, dict(kwargs or {})], Tensor, "batch")
+            self._batch = [(name, weakref.ref(one)) for name, one in found if not one.requires_grad]
+
+    def _after_call(self, model: nn.Module, args: object, output: object) -> None:
+        if self._is_on and not torch.compiler.is_compiling():
+            is_evaluation = not model.training or not torch.is_grad_enabled()
+            self._reader.note("evaluation_bytes" if is_evaluation else "forward_bytes")
+
+    def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._is_on:
+            self._reader.note("backward_bytes")
+            if self._objects is not None:
+                self._objects.saw_stepping(optimizer)
+
+    # --------------------------------------------------------------------------------------------------- what is told
+    @property
+    def columns(self) -> StepColumns:
+        """The counters of the steps so far."""
+        return self._table.columns()
+
+    def write(self, why: str = "asked for") -> WatchReport | None:
+        """Explain the run as it is now, and write the files; the run goes on.
+
+        Args:
+            why: What the files are to say of it.
+
+        Returns:
+            What was written; None where the watch is off or has just written more than it should.
+        """
+        before = self.report
+        self._never_the_loops_fault(lambda: self._write(why))
+        return self.report if self.report is not before else None
+
+    def out_of_memory(self) -> None:
+        """The allocator is about to raise: what there is now is gone when the exception has been caught."""
+        if self._is_on and self._ran_out_at != self.num_steps_done:
+            self._ran_out_at = self.num_steps_done
+            self._never_the_loops_fault(lambda: self._write(_OUT_OF_MEMORY))
+
+    def _write(
+        self,
+        what: str,
+        error: BaseException | None = None,
+        *,
+        with_history: bool = True,
+        keep_snapshot: bool = False,
+    ) -> None:
+        """Explain and write, unless that is being done, or was done too often."""
+        if self._is_writing or (len(self._events) >= _MAX_EVENTS and error is None):
+            return
+        self._is_writing = True
+        try:
+            self._events.append(Event(what, self.num_steps_done, time.time_ns()))
+            if with_history:
+                self._history.dump()
+            snapshot = self._history.snapshot if with_history else None
+            self.report = watch_report(self._moment(error, snapshot))
+            self._tell(self.report, error)
+            write_watch_text(self.report, self.folder / WATCH_TEXT)
+            write_watch_json(self.report, self.folder / WATCH_JSON)
+            if snapshot is not None and not keep_snapshot:
+                write_memory_snapshot(dict(snapshot), self.folder / WATCH_SNAPSHOT)
+        finally:
+            self._history.snapshot = None
+            self._is_writing = False
+
+    def _tell(self, report: WatchReport, error: BaseException | None) -> None:
+        if self._says:
+            for line in short_watch_lines(report):
+                say(line)
+            say(f"Written: {self.folder / WATCH_TEXT}, {WATCH_JSON}.")
+
+    def _moment(self, error: BaseException | None, snapshot: Mapping[str, Any] | None) -> Moment:
+        return Moment(
+            device=self.device,
+            event=self._events[-1],
+            events=tuple(self._events),
+            error=error,
+            columns=self.columns,
+            ends=self._step_ends(),
+            snapshot=snapshot,
+            tensors=self._tensors,
+            earlier=self._earlier,
+            notes=tuple(self._missing(snapshot is not None)),
+            settings=self._settings,
+        )
+
+    def _step_ends(self) -> StepEnds | None:
+        counters = read_counters(self.device)
+        if counters is None:
+            return None
+        table = np.array(self._ends, np.int64).reshape(-1, 2)
+        # A program may set the counts back: what was counted before is of no use then.
+        falls = np.flatnonzero(np.diff(table[:, 1]) < 0)
+        table = table[falls[-1] + 1 :] if len(falls) else table
+        return StepEnds(table[:, 0].copy(), table[:, 1].copy(), counters.num_allocations)
+
+    def _tensors(self) -> Iterator[tuple[Role, str, Tensor]]:
+        objects = self._objects
+        batch = ((name, one()) for name, one in self._batch)
+        known = ((Role.INPUT, name, one) for name, one in batch if one is not None)
+        return itertools.chain(objects.tensors() if objects is not None else (), known)
+
+    def _missing(self, has_history: bool) -> Iterator[str]:
+        yield from self._hooks.refused
+        if not devices.is_accelerator(self.device):
+            yield (
+                "The CPU's allocator has neither counters nor a history: what is watched is the resident memory of the "
+                "process, and no line says what made a tensor."
+            )
+        elif not self._history.is_offered:
+            yield f"The allocator of {self.device.type} has no history: no line says what made a block."
+        if not self._has_allocator and devices.is_accelerator(self.device):
+            yield f"The allocator of {self.device.type} has no counters that can be read."
+
+
+_watched: weakref.WeakSet[TrainingWatch] = weakref.WeakSet()
+_attached: set[str] = set()
+
+
+def _watch_out_of_memory(device: torch.device, watch: TrainingWatch) -> None:
+    """Have the allocator tell every watch before it raises; torch takes such an observer once and for all."""
+    _watched.add(watch)
+    if device.type in _attached or not devices.is_accelerator(device):
+        return
+    with suppress(RuntimeError):  # a build without the device
+        if torch_private.on_out_of_memory(device, _tell_all):
+            _attached.add(device.type)
+
+
+def _tell_all() -> None:
+    """Nothing that goes wrong here may reach the allocator, which is in the middle of a request."""
+    try:
+        for watch in list(_watched):
+            watch.out_of_memory()
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+
+
+watch_training = TrainingWatch

@@ -1,0 +1,285 @@
+"""Explains a watched run at one moment: its counters, the allocator's history, and who holds what has stayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tracer.analysis.kinds import Kind
+from tracer.analysis.snapshots.findings import ReplayedDevice, explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.groups import Group, group_rows
+from tracer.analysis.snapshots.kind_finder import HeldNow
+from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory
+from tracer.analysis.snapshots.outlived_steps import KeptGroup, StepEnds, first_whole_step, kept_groups
+from tracer.analysis.snapshots.sites import Sites
+from tracer.analysis.steps.step_findings import explain_steps
+from tracer.analysis.steps.watch_report import Event, HolderName, Kept, WatchReport
+from tracer.capture.device_ledger import DeviceLedger, device_ledger
+from tracer.capture.devices import device_memory, is_accelerator
+from tracer.capture.error_line import error_line
+from tracer.capture.holders import Holder, find_holders
+from tracer.capture.host_memory import host_total_bytes
+from tracer.capture.known_storages import BATCH, KnownStorages, Role, StorageObserver
+from tracer.capture.live_tensors import live_tensors
+from tracer.capture.memory_counters import read_counters
+from tracer.capture.reached_tensors import Alike, unnamed_tensors
+from tracer.capture.source_line import SourceLine
+from tracer.capture.step_columns import StepColumns
+from tracer.errors import SnapshotError
+from tracer.snapshot.load import snapshot_in_memory
+
+_WORDS = {role: Kind[role.name].words for role in (Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.OPTIMIZER_STATE)}
+_WORDS |= dict.fromkeys(BATCH, Kind.INPUT.words)
+_LEAST_KEPT_BYTES, _LEAST_KEPT_SHARE = 1 << 20, 0.005
+_MAX_NAMED = 8
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moment:
+    """What a watched run knows of itself when it is to be explained.
+
+    Attributes:
+        device: That is watched.
+        event: Why.
+        events: All so far.
+        error: That ends the run, or None.
+        columns: The counters so far.
+        ends: When steps ended, by what the allocator had served; None where it does not count.
+        snapshot: Of the allocator, with its history; None where there is none.
+        tensors: Role, name and tensor of what is known of models, optimizers and batches.
+        earlier: What was reached and in no module at the beginning, where there is no history.
+        notes: Sentences on what is missing.
+        settings: What to remember of the run.
+    """
+
+    device: torch.device
+    event: Event
+    events: tuple[Event, ...]
+    error: BaseException | None
+    columns: StepColumns
+    ends: StepEnds | None
+    snapshot: Mapping[str, Any] | None
+    tensors: Callable[[], Iterable[tuple[Role, str, Tensor]]]
+    earlier: Mapping[str, Alike] | None = None
+    notes: tuple[str, ...] = ()
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+
+def watch_report(moment: Moment) -> WatchReport:
+    """Explain a moment. What cannot be read is a note, and everything else is there all the same."""
+    return _Explanation(moment).report()
+
+
+def limit_of(device: torch.device) -> int | None:
+    """What this process can have in all: what it has reserved and what the device has left, or the host's memory."""
+    if not is_accelerator(device):
+        return host_total_bytes()
+    memory, counters = device_memory(device), read_counters(device)
+    return memory[0] + counters.reserved_bytes if memory is not None and counters is not None else None
+
+
+class _Explanation:
+    def __init__(self, moment: Moment) -> None:
+        self._moment = moment
+        self._device = moment.device
+        self._notes = list(moment.notes)
+        self._limit = limit_of(self._device)
+        self._steps = explain_steps(
+            moment.columns, limit_bytes=self._limit, has_allocator=read_counters(self._device) is not None
+        )
+        self._history: _History | None = None
+
+    def report(self) -> WatchReport:
+        moment = self._moment
+        if moment.snapshot is not None:
+            self._history = self._or_note(self._read_history)
+        kept = self._or_note(self._kept) or ()
+        counters, history = read_counters(self._device), self._history
+        error = moment.error
+        return WatchReport(
+            device=str(self._device),
+            event=moment.event,
+            events=moment.events,
+            error=_words_of(error),
+            error_line=error_line(error) if error is not None else None,
+            columns=moment.columns,
+            steps=self._steps,
+            limit_bytes=self._limit,
+            allocated_bytes=counters.allocated_bytes if counters is not None else None,
+            reserved_bytes=counters.reserved_bytes if counters is not None else None,
+            out_of_memory=history.out_of_memory if history is not None else None,
+            groups=history.groups if history is not None else (),
+            kept=kept,
+            ledger=self._or_note(self._ledger),
+            history_steps=history.num_steps if history is not None else None,
+            notes=tuple(self._notes),
+            settings=moment.settings,
+        )
+
+    def _or_note(self, answer: Callable[[], _Answer]) -> _Answer | None:
+        """What is asked, or a note in its place: the report is what is left of a run."""
+        try:
+            return answer()
+        except SnapshotError as error:
+            self._notes.append(f"The allocator's history cannot be read: {error}")
+        except Exception as fault:
+            self._notes.append(f"A part is missing by an internal fault, {type(fault).__name__}: {fault}")
+        return None
+
+    def _ledger(self) -> DeviceLedger | None:
+        if not is_accelerator(self._device):
+            return None
+        segments = self._moment.snapshot["segments"] if self._moment.snapshot is not None else ()
+        return device_ledger(self._device, segments)
+
+    # ------------------------------------------------------------------------------------------------ the history
+    def _read_history(self) -> _History | None:
+        assert self._moment.snapshot is not None
+        columns = snapshot_in_memory(dict(self._moment.snapshot))
+        index = self._device.index
+        if self._moment.event.what.startswith("out of memory"):
+            ran_out = device_out_of_memory(columns)
+            index = index if ran_out is None else ran_out
+        if not any(state.device == index for state in columns.devices):
+            return None
+        self._device = torch.device(self._device.type, index)
+        held = {index: _held_now(self._known(), str(self._device))}
+        replayed = replay_snapshot(columns, device=index, held_now=held)
+        finding = explain_replayed(replayed).devices[0]
+        one = replayed.devices[0]
+        alive = one.replay.lives.alive_after(len(one.state.trace) - 1)
+        ends = self._moment.ends
+        return _History(
+            device=one,
+            sites=replayed.sites,
+            groups=group_rows(one.replay.lives, alive, kinds=one.kinds, sites=replayed.sites),
+            out_of_memory=finding.oom[-1] if finding.oom and self._moment.error is not None else None,
+            num_steps=max(0, int(ends.step[-1]) - first_whole_step(one, ends) + 1)
+            if ends is not None and len(ends.step)
+            else None,
+        )
+
+    def _known(self) -> KnownStorages:
+        """Where everything lies now: models, optimizers and batches by name, what graphs keep, and all the rest."""
+        observer = StorageObserver()
+        walk = live_tensors()
+        if not walk.is_complete:
+            self._notes.append("More graphs are alive than were followed: some of what they keep may be missing.")
+        observer.observe((*self._moment.tensors(), *walk.tensors))
+        return observer.observations()
+
+    # ---------------------------------------------------------------------------------------------- what has stayed
+    def _kept(self) -> tuple[Kept, ...]:
+        if self._history is not None and self._moment.ends is not None:
+            return self._kept_blocks(self._history, self._moment.ends)
+        return self._kept_tensors()
+
+    def _kept_blocks(self, history: _History, ends: StepEnds) -> tuple[Kept, ...]:
+        in_use = sum(group.bytes for group in history.groups)
+        least = max(_LEAST_KEPT_BYTES, _LEAST_KEPT_SHARE * in_use)
+        groups = kept_groups(history.device, history.sites, ends)
+        grows = self._steps.growth is not None
+        chosen = [one for one in groups if one.bytes >= least or (grows and one.bytes_per_step > 0)][:_MAX_NAMED]
+        holders = self._holders([address for one in chosen for address in one.addresses])
+        return tuple(self._kept_group(one, holders, history) for one in chosen)
+
+    def _kept_group(self, one: KeptGroup, holders: Iterable[Holder], history: _History) -> Kept:
+        line = None if one.site.file is None or one.site.line is None else SourceLine(one.site.file, one.site.line)
+        return Kept(
+            what=one.kind,
+            frame=one.site.frame,
+            line=line,
+            bytes=one.bytes,
+            count=one.count,
+            bytes_per_step=one.bytes_per_step,
+            holders=tuple(
+                HolderName(holder, history.line_of(holder.graph_of)) for holder in _holding(holders, one.addresses)
+            ),
+        )
+
+    def _kept_tensors(self) -> tuple[Kept, ...]:
+        """Without a history: what looks the same and has become more since the beginning, if anything grows."""
+        earlier, growth = self._moment.earlier, self._steps.growth
+        if earlier is None or growth is None:
+            return ()
+        now, num_steps = unnamed_tensors(self._device), max(1, self._steps.num_steps)
+        grown = sorted(
+            ((alike.bytes - (earlier[look].bytes if look in earlier else 0), look) for look, alike in now.items()),
+            reverse=True,
+        )
+        chosen = [(more, look) for more, look in grown if more >= _LEAST_KEPT_BYTES][:_MAX_NAMED]
+        holders = self._holders([address for _, look in chosen for address in now[look].addresses])
+        return tuple(
+            Kept(
+                what=f"tensors {look}",
+                frame="",
+                line=None,
+                bytes=now[look].bytes,
+                count=now[look].count,
+                bytes_per_step=more // num_steps,
+                holders=tuple(HolderName(one) for one in _holding(holders, now[look].addresses)),
+            )
+            for more, look in chosen
+        )
+
+    def _holders(self, addresses: Collection[int]) -> tuple[Holder, ...]:
+        if not addresses:
+            return ()
+        return find_holders(addresses, device=self._device, error=self._moment.error)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _History:
+    """The allocator's history of the watched device, replayed."""
+
+    device: ReplayedDevice
+    sites: Sites
+    groups: tuple[Group, ...]
+    out_of_memory: OutOfMemory | None
+    num_steps: int | None
+
+    def line_of(self, address: int | None) -> SourceLine | None:
+        """The line that made the block which lies at an address at the end."""
+        if address is None:
+            return None
+        lives = self.device.replay.lives
+        rows = np.flatnonzero((lives.addr == address) & (lives.end == len(self.device.state.trace)))
+        if not len(rows):
+            return None
+        site = self.sites.site(int(lives.stack[rows[0]]))
+        return None if site.file is None or site.line is None else SourceLine(site.file, site.line)
+
+
+def _holding(holders: Iterable[Holder], addresses: Collection[int]) -> list[Holder]:
+    """Those that hold some of the addresses, who holds most of them first."""
+    wanted = set(addresses)
+    counted = [(len(wanted.intersection(one.addresses)), one) for one in holders]
+    return [one for count, one in sorted(counted, key=lambda pair: -pair[0]) if count]
+
+
+def _held_now(known: KnownStorages, device: str) -> HeldNow:
+    named: dict[int, str] = {}
+    of_role: dict[Role, set[int]] = {Role.SAVED: set(), Role.HELD: set()}
+    at = known.devices.index(device) if device in known.devices else -1
+    columns = (known.address.tolist(), known.role.tolist(), known.device.tolist())
+    for address, role, where in zip(*columns, strict=True):
+        if where != at:
+            continue
+        if role in of_role:
+            of_role[Role(role)].add(address)
+        else:
+            named.setdefault(address, _WORDS[Role(role)])
+    return HeldNow(named, frozenset(of_role[Role.SAVED]), frozenset(of_role[Role.HELD]))
+
+
+def _words_of(error: BaseException | None) -> str:
+    if error is None:
+        return ""
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

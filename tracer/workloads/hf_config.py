@@ -1,0 +1,97 @@
+"""A transformers model from its configuration alone: nothing is downloaded, and no number is held."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tracer.workloads.factory import parse_arguments
+from tracer.workloads.user_errors import UserModelError
+from tracer.workloads.user_model import StepOptions, as_workload
+
+__tracebackhide__ = True  # what raises here is to be looked for in the configuration
+
+_TOKENS = 512
+
+
+def build_hf_workload(path: Path, *, device: torch.device, model_args: Sequence[str], options: StepOptions) -> Any:
+    """The training, or inference, of a model that a configuration describes, on the meta device.
+
+    Without inputs, it is given 512 tokens a sample, or as many as it has positions, and as many labels.
+
+    Args:
+        path: The file, or the folder with a config.json.
+        device: Where batches are made.
+        model_args: Values that replace those of the configuration, as `key=value`; `dtype=bfloat16` is the weights'.
+        options: How it is trained.
+
+    Raises:
+        UserModelError: transformers is missing, or there is no such model.
+    """
+    config = _config(path, model_args)
+    model = _model(config)
+    if not options.inputs:
+        options = replace(options, inputs=_inputs(config, is_training=not options.inference))
+    return as_workload(model, device=device, options=options, without_memory=True)
+
+
+def _config(path: Path, model_args: Sequence[str]) -> Any:
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        kind = values["model_type"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserModelError(
+            f"{file} is no configuration of a transformers model: {type(error).__name__}: {error}.",
+            hint="It is the config.json beside a model's weights.",
+        ) from None
+    values |= parse_arguments("--model-arg", model_args)
+    try:
+        transformers = import_module("transformers")
+    except ImportError:
+        raise UserModelError("--hf-config needs transformers.", hint="Install it beside torch and run again.") from None
+    try:
+        return transformers.AutoConfig.for_model(**values)
+    except ValueError as error:
+        first = str(error).splitlines()[0].rstrip(".")
+        raise UserModelError(
+            f"This version of transformers knows no {kind}: {first}.", hint="Install the version that the model needs."
+        ) from error
+
+
+def _model(config: Any) -> nn.Module:
+    """By the class that the configuration names, or the one for causal language models."""
+    transformers = import_module("transformers")
+    names = getattr(config, "architectures", None) or ()
+    kind = next((found for name in names if (found := getattr(transformers, name, None)) is not None), None)
+    dtype = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.float32
+    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            built: nn.Module = (
+                kind(config) if kind is not None else transformers.AutoModelForCausalLM.from_config(config)
+            )
+        return built
+    except ValueError as error:
+        raise UserModelError(
+            f"No model can be built of it: {str(error).splitlines()[0].rstrip('.')}.",
+            hint="Name the class in the configuration's architectures.",
+        ) from error
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _inputs(config: Any, *, is_training: bool) -> tuple[str, ...]:
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    length = min(_TOKENS, int(getattr(text, "max_position_embeddings", _TOKENS) or _TOKENS))
+    tokens = f"{length}:int64:0-{text.vocab_size}"
+    return (f"input_ids={tokens}", f"labels={tokens}") if is_training else (f"input_ids={tokens}",)
