@@ -1,8 +1,8 @@
 """Chromium as a person opens it: spoken to through a pipe, with nothing switched on that a debugger would need.
 
 Playwright and Selenium switch on the debugger's `Runtime` domain in every page. V8 then finds the line of each
-exception's whole stack when it is made, and plotly makes six while it starts, below a function of 4.8 MB: its text is
-read once more, which takes 0.4 s that nobody waits for who has not opened the developer's tools.
+exception's whole stack when it is made, for which it may read a long script once more: time that nobody waits for who
+has not opened the developer's tools.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 _BASE = {"tracer.arrays", "tracer.errors", "tracer.units", "tracer.collector", "tracer.nested"}
 _RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot", "tracer.allocator"}
 _MEANS = {*_RECORDS, "tracer.analysis"}
-_WRITES = {*_MEANS, "tracer.exporters"}
+_WRITES = {*_MEANS, "tracer.advice", "tracer.exporters"}
 ROOMS: dict[str, set[str]] = {
     "tracer.arrays": set(),
     "tracer.errors": set(),
@@ -30,7 +30,8 @@ ROOMS: dict[str, set[str]] = {
     "tracer.allocator": {*_BASE, "tracer.snapshot"},
     "tracer.analysis": _RECORDS,
     "tracer.rehearsal": {*_BASE, "tracer.workloads", "tracer.capture", "tracer.allocator"},
-    "tracer.exporters": _MEANS,
+    "tracer.advice": {*_MEANS, "tracer.rehearsal", "tracer.workloads"},
+    "tracer.exporters": {*_MEANS, "tracer.advice"},
     "tracer.timeline_tracer": _WRITES,
     "tracer.runs": {*_WRITES, "tracer.timeline_tracer", "tracer.rehearsal", "tracer.workloads"},
     "tracer.integrations": {"tracer.errors", "tracer.runs"},
@@ -92,7 +93,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"session"},
         {"results"},
         {"failure_words", "ranks", "screen", "watch_report", "workload_run"},
-        {"kept", "watch"},
+        {"advising", "kept", "watch"},
         {"outputs", "prediction", "watched_workload"},
         {"prediction_words", "training"},
         {"script_run"},
@@ -116,6 +117,14 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"convolution_workspaces", "kernel_scratch"},
         {"cuda_rules"},
         {"rehearse"},
+    ),
+    "tracer.advice": (
+        {"change", "flops", "recommendation", "wrapped"},
+        {"changes"},
+        {f"changes.{name}" for name in ("accumulate", "allocator_settings", "checkpoint", "chunked_loss", "in_place")},
+        {f"changes.{name}" for name in ("optimizer_kernels", "optimizer_state", "precision", "zero_grad")},
+        {"planner"},
+        {"report"},
     ),
     "tracer.workloads": (
         {"shipped_models", "supervised", "user_errors", "workload"},

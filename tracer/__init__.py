@@ -12,6 +12,7 @@ The folders are the data flow: what happened, what it means, who wants to know.
     allocator/         the caching allocator as a model: settings, allocate and free, replay of a history
     rehearsal/         what would happen: steps on tensors without memory, and what a CUDA device does differently
     analysis/          what it means: pure functions from columns to frozen findings
+    advice/            what to change: every change is rehearsed or replayed before it is recommended
     exporters/         who wants to know: one file per output format
     timeline_tracer    the on_trace_ready callback
     runs/              a session around a loop, a run of a workload, its results, its files, several ranks

@@ -56,6 +56,21 @@ def test_the_files_are_those_of_a_run(tmp_path: Path) -> None:
     assert "prediction" in (tmp_path / "memory_timeline.html").read_text(encoding="utf-8")
 
 
+def test_shapes_that_vary_are_between_the_smallest_and_the_largest(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(
+        "from torch import nn\ndef build():\n    return nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 64))\n",
+        encoding="utf-8",
+    )
+    said = as_json("--model", f"{file}:build", "--input", "16..256:int64:0-64")
+    small, large = said["by_shape"]
+    assert (small["inputs"], large["inputs"]) == (["16:int64:0-64"], ["256:int64:0-64"])
+    assert small["allocated_bytes"] < said["peak_allocated_bytes"]
+    # Of the batch before, the loop still holds the loss when the next begins.
+    assert large["allocated_bytes"] - 1024 <= said["peak_allocated_bytes"] <= large["allocated_bytes"] + 1024
+    assert said["peak_reserved_bytes"] >= large["reserved_bytes"]
+
+
 def test_the_largest_batch_fits_and_one_more_does_not() -> None:
     said = as_json(*GPT, "--gpu-memory", "536MiB", "--largest-batch")
     batch = said["largest_batch"]
@@ -78,6 +93,7 @@ def test_mistakes_are_one_sentence(arguments: tuple[str, ...], words: str) -> No
     assert result.exit_code == 1 and words in result.stderr and "Traceback" not in result.stderr
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_prediction_and_a_run_stand_side_by_side(tmp_path: Path) -> None:
     """On the CPU they agree on all but kernels' own memory: no row of a tensor differs by a byte."""
     predicted, measured = tmp_path / "predicted", tmp_path / "measured"

@@ -40,6 +40,7 @@ from tracer.workloads.shipped_models import shipped_model
 
 ROOT = Path(main.__file__).parent
 FNO = shipped_model("fno_workload")
+ASKED_FOR = tuple(output for output in OUTPUTS if output.name != "advise")
 USUAL = tuple(output for output in OUTPUTS if not output.on_request)
 TINY = [
     *("--hidden-channels", "4", "--data-size", "8", "--n-modes", "4", "--n-layers", "1"),
@@ -117,8 +118,8 @@ def test_help_is_a_page_for_80_columns(flag: str) -> None:
 
 def test_help_is_in_groups() -> None:
     headings = re.findall(r"^(\S.*):$", run("--help").stdout, re.MULTILINE)
-    assert headings == ["Commands", usage.MODEL, usage.STEP, usage.FNO, usage.DEVICE, usage.SCHEDULE, usage.OUTPUTS,
-                        usage.SCREEN, "Options"]  # fmt: skip
+    assert headings == ["Commands", usage.MODEL, usage.STEP, usage.FNO, usage.DEVICE, usage.SCHEDULE,
+                        usage.QUESTIONS, usage.OUTPUTS, usage.SCREEN, "Options"]  # fmt: skip
 
 
 def test_every_command_has_a_help(tmp_path: Path) -> None:
@@ -146,7 +147,7 @@ def test_help_has_the_guides_options_and_a_switch_for_each_file() -> None:
 def test_a_run_ends_well_and_leaves_its_files(done: tuple[Ended, Path]) -> None:
     ended, folder = done
     assert ended.code == 0
-    assert sorted(path.name for path in folder.iterdir()) == sorted(output.file_name for output in OUTPUTS)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(output.file_name for output in ASKED_FOR)
     assert list(parse_max_mem((folder / "max_mem.txt").read_text())) == [*MAX_KEYS, "Peak_Total"]
     assert parse_total_time((folder / "cuda_timing.txt").read_text()) is not None
 
@@ -173,7 +174,7 @@ def test_the_rows_on_the_screen_sum_to_the_peak(done: tuple[Ended, Path]) -> Non
 
 def test_stderr_names_each_file_and_what_opens_it(done: tuple[Ended, Path]) -> None:
     ended, folder = done
-    starts = [f"Wrote {folder / output.file_name}  (open with {output.read_with}" for output in OUTPUTS]
+    starts = [f"Wrote {folder / output.file_name}  (open with {output.read_with}" for output in ASKED_FOR]
     *lines, after = ended.stderr.splitlines()
     assert after == (
         f"Next: open {folder / 'memory_timeline.html'} in a browser, or compare with another run by "

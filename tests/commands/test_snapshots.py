@@ -320,6 +320,7 @@ def test_other_settings_are_a_table(recorded: Path) -> None:
     assert code == 0
     assert "as recorded" in out and "expandable_segments:True" in out and "backend:native" in out
     code, out, _ = run("snapshot", recorded, "--search-settings", "--json")
+    assert run("snapshot", recorded, "--advise", "--json")[:2] == (code, out)
     assert code == 0
     assert len(json.loads(out)["devices"][0]["allocator"]["what_if"]["rows"]) == 7
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.pieces import Pieces, raising
+from tracer.advice.recommendation import AdviceReport
 from tracer.analysis.profiles import findings as findings_module
 from tracer.capture.run_origin import RunOrigin
 from tracer.errors import OutputError
@@ -29,7 +30,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 
 @cache
 def results() -> RunResults:
-    return run_profile(Pieces(), schedule=Schedule(0, 1, 1, 1), trace=True, keep_recording=True)
+    run = run_profile(Pieces(), schedule=Schedule(0, 1, 1, 1), trace=True, keep_recording=True)
+    return dataclasses.replace(run, advice=AdviceReport("cpu", 1, None, ()))
 
 
 def write(folder: Path, run: RunResults | None = None, **options: Any) -> dict[str, Written]:
@@ -132,7 +134,7 @@ def test_without_timings_there_is_no_timing_file(tmp_path: Path) -> None:
 def test_without_a_trace_there_is_no_trace_file(tmp_path: Path) -> None:
     write(tmp_path, dataclasses.replace(results(), trace=None))
     assert names_in(tmp_path) == sorted(set(FILES) - {"trace.json.gz"})
-    assert [output.name for output in OUTPUTS if output.on_request] == ["trace", "keep-recording"]
+    assert [output.name for output in OUTPUTS if output.on_request] == ["trace", "keep-recording", "advise"]
 
 
 def test_a_recording_is_kept_only_where_it_is_asked_for(tmp_path: Path) -> None:
@@ -150,7 +152,7 @@ def test_the_size_of_a_recording_is_told_by_the_event(tmp_path: Path) -> None:
 
 
 def test_without_findings_only_the_timings_are_written(tmp_path: Path) -> None:
-    write(tmp_path, dataclasses.replace(results(), findings=None))
+    write(tmp_path, dataclasses.replace(results(), findings=None, advice=None))
     assert names_in(tmp_path) == ["cuda_timing.txt", "recording.npz"]
 
 

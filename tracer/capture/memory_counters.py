@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from tracer.capture import torch_private
 from tracer.capture.devices import device_memory, is_accelerator
 from tracer.capture.host_memory import resident_bytes
+
+_SELDOM: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class StepReader:
     """Reads the counters of one device at the moments of a step.
 
     The driver is asked seldom, since it may take longer than all the rest: when what is reserved has changed, and every
-    sixteenth time.
+    sixteenth time. So is the system for resident memory, where the device's own is counted apart.
 
     Attributes:
         has_allocator: Whether the device's allocator counts; elsewhere what is in use is the process's resident memory.
@@ -70,6 +72,8 @@ class StepReader:
         self._highest: dict[str, int] = {}
         self._driver_asked_at = (-1, 0)
         self._device_used: int | None = None
+        self._resident: int | None = None
+        self._num_ends = 0
 
     def in_use(self) -> int | None:
         """Bytes in use now; None on the CPU, where resident memory says little of a moment within a step."""
@@ -87,9 +91,13 @@ class StepReader:
         """The row of the step that ends now, for `StepTable.add`."""
         row = {"step": step, "time_ns": time_ns, **self._highest}
         self._highest.clear()
-        if (resident := resident_bytes()) is not None:
-            row["resident_bytes"] = resident
         counters = read_counters(self.device)
+        # In a running loop the system's answer takes longer than all the rest of this.
+        if counters is None or self._num_ends % _SELDOM == 0:
+            self._resident = resident_bytes()
+        self._num_ends += 1
+        if (resident := self._resident) is not None:
+            row["resident_bytes"] = resident
         if counters is None:
             if resident is not None:
                 row["end_bytes"] = resident
@@ -108,7 +116,7 @@ class StepReader:
 
     def _used_on_device(self, reserved_bytes: int) -> int | None:
         reserved_then, times = self._driver_asked_at
-        if reserved_bytes != reserved_then or times >= 16:
+        if reserved_bytes != reserved_then or times >= _SELDOM:
             memory = device_memory(self.device)
             self._device_used = memory[1] - memory[0] if memory is not None else None
             times = 0

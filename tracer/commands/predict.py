@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -39,12 +40,15 @@ from tracer.errors import MissingPackageError, TracerError
 from tracer.exporters.terminal import say, screen
 
 if TYPE_CHECKING:
+    from tracer.advice.recommendation import AdviceReport
     from tracer.allocator.settings import AllocatorSettings
     from tracer.rehearsal.cards import Card
-    from tracer.runs.prediction import Prediction
+    from tracer.runs.prediction import Prediction, ShapeNeed
     from tracer.workloads.workload import Workload
 
 _DOES_NOT_FIT = 3
+# The first two have state and cache settled; with shapes that vary, more for what the cache holds.
+_NUM_STEPS, _NUM_STEPS_THAT_VARY = 3, 8
 # Of a prediction there are no times.
 _LEFT_OUT = ("run-time-report", "cuda-timing", "trace")
 
@@ -105,6 +109,14 @@ def predict(
             rich_help_panel=QUESTIONS,
         ),
     ] = False,
+    advise: Annotated[
+        bool,
+        typer.Option(
+            "--advise",
+            help="Rehearse changes too, and say which would lower the peak, or make it fit.",
+            rich_help_panel=QUESTIONS,
+        ),
+    ] = False,
     save_dir: Annotated[
         Path | None,
         typer.Option(help="Also write the files of a run there: peak.json, the page, ...", rich_help_panel=OUTPUTS),
@@ -139,12 +151,16 @@ def _predict(context: typer.Context, given: Mapping[str, Any]) -> bool | None:
     from tracer.runs.prediction import predict as predicted
 
     workload = _build(options, given["seed"])
-    answer = predicted(workload, card=card, settings=settings, device=given["device"])
+    shapes = _shapes_alone(options)
+    num_steps = _NUM_STEPS_THAT_VARY if shapes else _NUM_STEPS
+    answer = predicted(workload, card=card, settings=settings, device=given["device"], num_steps=num_steps)
+    answer = replace(answer, by_shape=_needs(options, shapes, given, card))
     batch = _largest_batch(options, given, card, settings) if given["largest_batch"] and card is not None else None
+    advice = _advice(options, given, card) if given["advise"] else None
     if given["save_dir"] is not None:
-        _write(answer, workload, options, given["save_dir"], not_said if given["quiet"] else say)
+        _write(answer, workload, options, given["save_dir"], not_said if given["quiet"] else say, advice)
     if given["as_json"] or not given["quiet"]:
-        _print(answer, batch, as_json=given["as_json"], top=given["top"])
+        _print(answer, batch, advice, as_json=given["as_json"], top=given["top"])
     return answer.fits
 
 
@@ -165,6 +181,27 @@ def _device(given: Mapping[str, Any]) -> tuple[Card | None, AllocatorSettings | 
     return card, parse_settings(given["settings"]) if given["settings"] else None
 
 
+def _shapes_alone(options: WorkloadOptions) -> tuple[tuple[str, ...], ...]:
+    """The inputs of the smallest and of the largest shapes, where they vary."""
+    from tracer.workloads.random_inputs import VARIES
+
+    inputs = tuple(options.options.get("inputs", ()))
+    if not any(VARIES.search(text) for text in inputs):
+        return ()
+    return tuple(tuple(VARIES.sub(by, text) for text in inputs) for by in (r"\1", r"\2"))
+
+
+def _needs(
+    options: WorkloadOptions, shapes: tuple[tuple[str, ...], ...], given: Mapping[str, Any], card: Card | None
+) -> tuple[ShapeNeed, ...]:
+    from tracer.runs.prediction import shape_need
+
+    alone = ((inputs, replace(options, options={**options.options, "inputs": inputs})) for inputs in shapes)
+    return tuple(
+        shape_need(_build(one, given["seed"]), inputs, card=card, device=given["device"]) for inputs, one in alone
+    )
+
+
 def _build(options: WorkloadOptions, seed: int) -> Workload:
     import torch
 
@@ -178,8 +215,6 @@ def _build(options: WorkloadOptions, seed: int) -> Workload:
 def _largest_batch(
     options: WorkloadOptions, given: Mapping[str, Any], card: Card, settings: AllocatorSettings | None
 ) -> int:
-    from dataclasses import replace
-
     from tracer.runs.prediction import largest_batch
 
     def build(batch: int) -> Workload:
@@ -193,8 +228,27 @@ def _largest_batch(
     return largest_batch(build, card, start=given["batch_size"], settings=settings, tell=tell)
 
 
+def _advice(options: WorkloadOptions, given: Mapping[str, Any], card: Card | None) -> AdviceReport:
+    from tracer.advice.planner import advise
+    from tracer.advice.report import report_of
+
+    found = advise(
+        lambda: _build(options, given["seed"]),
+        device=given["device"],
+        target_bytes=card.usable_bytes if card is not None else None,
+        compute_capability=card.compute_capability if card is not None else (8, 0),
+        num_multiprocessors=card.num_multiprocessors if card is not None else 108,
+    )
+    return report_of(found)
+
+
 def _write(
-    answer: Prediction, workload: Workload, options: WorkloadOptions, folder: Path, tell: Callable[[str], None]
+    answer: Prediction,
+    workload: Workload,
+    options: WorkloadOptions,
+    folder: Path,
+    tell: Callable[[str], None],
+    advice: AdviceReport | None,
 ) -> None:
     from tracer.runs.outputs import Written, write_outputs, written_lines
     from tracer.runs.prediction import results_of
@@ -203,23 +257,28 @@ def _write(
         for line in written_lines(written):
             tell(line)
 
-    results = results_of(answer, workload, settings=options.settings)
+    results = replace(results_of(answer, workload, settings=options.settings), advice=advice)
     written = write_outputs(results, folder, leave_out=_LEFT_OUT, tell=tell_of)
     for each in written:
         if each.error is not None and not isinstance(each.error, MissingPackageError):
             raise each.error
 
 
-def _print(answer: Prediction, batch: int | None, *, as_json: bool, top: int) -> None:
+def _print(answer: Prediction, batch: int | None, advice: AdviceReport | None, *, as_json: bool, top: int) -> None:
+    from tracer.exporters.advice_json import advice_values
+    from tracer.exporters.advice_screen import print_advice
     from tracer.exporters.text import say as print_line
     from tracer.runs.prediction_words import prediction_json, print_prediction
 
     with screen() as console:
         if as_json:
             document = prediction_json(answer) | ({} if batch is None else {"largest_batch": batch})
+            document |= {} if advice is None else {"advice": advice_values(advice)}
             console.print(json.dumps(document, indent=1), soft_wrap=True, markup=False)
             return
         print_prediction(answer, console, top=top)
+        if advice is not None:
+            print_advice(advice, console)
         if batch is not None:
             print_line(console)
             print_line(console, f"Largest batch that fits: {batch}." if batch else "Not even one sample fits.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracer.commands.common import errors_for_people, kept_import_path, not_said, say_all, was_given
+from tracer.commands.common import errors_for_people, kept_import_path, not_said, refuse, say_all, was_given
 from tracer.commands.run_options import (
     NUM_ROWS,
     ActiveSteps,
@@ -22,7 +22,7 @@ from tracer.commands.run_options import (
     WaitSteps,
     WarmupSteps,
 )
-from tracer.commands.usage import DEVICE, MODEL, OUTPUTS, SCHEDULE
+from tracer.commands.usage import DEVICE, MODEL, OUTPUTS, QUESTIONS, SCHEDULE
 from tracer.commands.workload_options import (
     Accumulate,
     Amp,
@@ -45,6 +45,7 @@ from tracer.commands.workload_options import (
     OutChannels,
     Seed,
     Spectrum,
+    WorkloadOptions,
     chosen_device,
     device_of_rank,
     import_backends,
@@ -56,6 +57,8 @@ from tracer.exporters.terminal import say as say_always
 from tracer.runs.termination import Termination
 
 if TYPE_CHECKING:
+    import torch
+
     from tracer.analysis.peak_diff import SavedPeak
     from tracer.runs.ranks import Rank
     from tracer.runs.results import RunResults
@@ -161,6 +164,28 @@ def profile(
     ] = 0,
     top: Top = NUM_ROWS,
     quiet: Quiet = False,
+    advise: Annotated[
+        bool,
+        typer.Option(
+            "--advise",
+            help="Rehearse changes, say which would lower the peak; write advice.json.",
+            rich_help_panel=QUESTIONS,
+        ),
+    ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="With --advise: also make the best changes for real, before and after.",
+            rich_help_panel=QUESTIONS,
+        ),
+    ] = False,
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="With --advise: also find the cheapest changes to fit in 16GiB, say.", rich_help_panel=QUESTIONS
+        ),
+    ] = None,
 ) -> None:
     """Explain every byte of a training run's memory peak.
 
@@ -201,6 +226,7 @@ def _profile(context: typer.Context, given: Mapping[str, Any]) -> bool:
             "--compare-eager is for a run of one process.",
             hint="Profile twice, and compare a rank of both by `diff A/rank0 B/rank0`.",
         )
+    advise = _adviser(context, given, options, device, is_alone=rank is None)
     check_folder(given["save_dir"])
 
     def build() -> tuple[Workload, dict[str, Any]]:
@@ -236,10 +262,70 @@ def _profile(context: typer.Context, given: Mapping[str, Any]) -> bool:
     workload, of_workload = build()
     return (
         run_and_report(
-            workload, save_dir=given["save_dir"], eager=eager, top=given["top"], **run_options, **of_workload
+            workload,
+            save_dir=given["save_dir"],
+            eager=eager,
+            advise=advise,
+            top=given["top"],
+            **run_options,
+            **of_workload,
         )
         and is_eager_written
     )
+
+
+def _adviser(
+    context: typer.Context, given: Mapping[str, Any], options: WorkloadOptions, device: torch.device, *, is_alone: bool
+) -> Callable[[Workload, RunResults], RunResults] | None:
+    """What adds advice to the results of a run; None where nobody asked.
+
+    Raises:
+        TracerError: It is asked for as it cannot be.
+    """
+    import torch
+
+    from tracer.rehearsal.unfilled import unfilled_weights
+    from tracer.units import parse_size
+
+    if not given["advise"]:
+        refuse(context, ("verify", "gpu_memory"), "with --advise")
+        return None
+    if given["watch"]:
+        raise TracerError("--advise is for a profiled run, and --watch has no profiler.", hint="Leave one of them out.")
+    if not is_alone:
+        raise TracerError("--advise is for a run of one process.", hint="Leave it out, or run without torchrun.")
+    try:
+        target_bytes = parse_size(given["gpu_memory"]) if given["gpu_memory"] else None
+    except ValueError as error:
+        raise TracerError(str(error), hint="Write the GPU's memory as 16GiB, 80GiB or 8192MiB.") from None
+
+    def build_there() -> Workload:
+        torch.manual_seed(given["seed"])
+        return options.build(device, device_named=False)
+
+    def build_unfilled() -> Workload:
+        with unfilled_weights():
+            return options.build(torch.device("cpu"), device_named=False)
+
+    def advise(workload: Workload, results: RunResults) -> RunResults:
+        from tracer.runs.advising import advise_on
+
+        with _progress("Changes tried", is_shown=not given["quiet"]) as progress:
+            try:
+                report = advise_on(
+                    build_unfilled,
+                    workload,
+                    build_there=build_there,
+                    target_bytes=target_bytes,
+                    verify=given["verify"] and results.failure is None,
+                    progress=progress,
+                )
+            except TracerError as error:  # the run's own results are not lost for it
+                note = f"There is no advice. {error} {error.hint}".strip()
+                return replace(results, notes=(*results.notes, note))
+        return replace(results, advice=report)
+
+    return advise
 
 
 def _run_eager(
@@ -292,6 +378,7 @@ def run_and_report(
     top: int = NUM_ROWS,
     quiet: bool = False,
     eager: SavedPeak | None = None,
+    advise: Callable[[Workload, RunResults], RunResults] | None = None,
     **options: Any,
 ) -> bool:
     """Run, write, then answer, for this process or for its rank; False if the run or a file failed."""
@@ -306,6 +393,12 @@ def run_and_report(
     try:
         results = _run(workload, schedule, quiet=quiet, termination=termination, **options)
         results = replace(results, eager=eager)
+        if advise is not None:
+            termination.resume()
+            try:
+                results = advise(workload, results)
+            finally:
+                termination.hold()
         folder = rank.folder(save_dir) if rank is not None else save_dir
         succeeded = _write(results, folder, leave_out, say=not_said if quiet else say)
         if rank is not None:
@@ -330,7 +423,7 @@ def _run(workload: Workload, schedule: Schedule, *, quiet: bool, **options: Any)
 
 
 @contextmanager
-def _progress(*, is_shown: bool) -> Iterator[Callable[[int, int], None]]:
+def _progress(what: str = "Training steps", *, is_shown: bool) -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr, which a terminal shows and a log does not; it is moved by steps done and steps in all."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -341,7 +434,7 @@ def _progress(*, is_shown: bool) -> Iterator[Callable[[int, int], None]]:
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("Training steps", total=None)
+        task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 

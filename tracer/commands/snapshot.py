@@ -76,6 +76,7 @@ def snapshot(
         bool,
         typer.Option(
             "--search-settings",
+            "--advise",
             help="Replay it under the settings that are worth trying.",
             rich_help_panel=ALLOCATOR,
         ),

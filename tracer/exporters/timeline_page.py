@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tracer.advice.recommendation import AdviceReport
 from tracer.analysis.kinds import Evidence
 from tracer.analysis.operators.run_times import RunTimes
 from tracer.analysis.peak_diff import PeakDiff, RowChange
@@ -32,6 +33,7 @@ from tracer.exporters.page_model import (
     KindBytes,
     Mark,
     Page,
+    PageAdvice,
     PageBlocks,
     PageLostTrack,
     PagePeak,
@@ -59,6 +61,7 @@ def write_memory_timeline(
     failed: OutOfMemory | None = None,
     known: KnownStorages | None = None,
     against_eager: PeakDiff | None = None,
+    advice: AdviceReport | None = None,
 ) -> None:
     """Write memory_timeline.html for the cycle with the largest peak.
 
@@ -71,6 +74,7 @@ def write_memory_timeline(
         failed: The allocation that ended the run.
         known: Live tensors observed during the run, which have names.
         against_eager: From the same run without compilation to this one.
+        advice: What would lower the peak.
 
     Raises:
         OutputError: The file cannot be written.
@@ -83,6 +87,7 @@ def write_memory_timeline(
         failed=failed,
         known=known,
         against_eager=against_eager,
+        advice=advice,
     )
     write_page(page, path)
 
@@ -96,6 +101,7 @@ def timeline_page(
     failed: OutOfMemory | None = None,
     known: KnownStorages | None = None,
     against_eager: PeakDiff | None = None,
+    advice: AdviceReport | None = None,
 ) -> Page:
     """The page's content."""
     cycle = findings.worst
@@ -121,6 +127,7 @@ def timeline_page(
             rows=peak.rows,
             row=peak_position(lifetimes),
         ),
+        advice=_advice(advice),
         lost_track=_lost_track(cycle),
         timings=_timings(cycle),
         clock="the host's clock, in the profiled steps",
@@ -141,6 +148,19 @@ def timeline_page(
             *_reserved_section(peak),
         ),
     )
+
+
+def _advice(report: AdviceReport | None) -> tuple[PageAdvice, ...]:
+    """The list, then what is together."""
+    if report is None:
+        return ()
+    rows = [*report.rows, *([report.together] if report.together is not None else [])]
+    return tuple(
+        PageAdvice(f"{row.change} ({row.results})", row.gain_bytes, row.cost, _HOW[row.how_found]) for row in rows
+    )
+
+
+_HOW = {"rehearsed": "rehearsal", "replayed": "replay", "measured": "measuring"}
 
 
 def _eager_section(diff: PeakDiff) -> Section:

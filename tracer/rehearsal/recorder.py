@@ -64,6 +64,7 @@ class Scratch:
 
 
 ScratchOf = Callable[[OperatorCall], Iterable[Scratch]]
+Watch = Callable[[OperatorCall], None]
 
 
 @dataclass(slots=True)
@@ -108,15 +109,16 @@ class Recorder:
         mode: The fake tensors' mode.
     """
 
-    def __init__(self, mode: Any, scratch: dict[str, tuple[ScratchOf, ...]]) -> None:
+    def __init__(self, mode: Any, scratch: dict[str, tuple[ScratchOf, ...]], *, watch: Watch | None = None) -> None:
         """Prepare.
 
         Args:
             mode: Of `torch_private.fake_tensors`.
             scratch: What operators take beside their results, by name with namespace.
+            watch: Called with every operator when it has run.
         """
         self.log, self.mode = StorageLog(), mode
-        self._scratch = scratch
+        self._scratch, self._watch = scratch, watch
         self._known: dict[Any, _Known] = {}
         # By what tells live storages apart: number, weak reference, bytes that the fake tensor says.
         self._storage_of: dict[int, tuple[int, weakref.ref[torch.UntypedStorage], int]] = {}
@@ -274,6 +276,8 @@ class Recorder:
                 self._made(out, bits, known.result_bytes(args) if known.result_bytes is not None else None)
             if known.scratch:
                 self._take(known, args, kwargs, out)
+            if self._watch is not None:
+                self._watch(OperatorCall(known.name, args, kwargs, out, self._num_backwards > 0))
         if known.written:
             self._resized(args, known)
         log.ops[self._op][_END] = log.tick()

@@ -29,7 +29,7 @@ from tracer.rehearsal.cuda_rules import RULES
 from tracer.rehearsal.device_memory import DeviceMemory, Requests, serve
 from tracer.rehearsal.fake_tensors import turn_all_fake
 from tracer.rehearsal.held_objects import held_by
-from tracer.rehearsal.recorder import Recorder, ScratchOf, ValueRead
+from tracer.rehearsal.recorder import Recorder, ScratchOf, ValueRead, Watch
 from tracer.rehearsal.rule import A100_MULTIPROCESSORS, Cudnn, Gpu, Rule, ScratchOfGpu
 from tracer.rehearsal.unrehearsable import rehearsal_error
 from tracer.workloads.workload import Workload, num_micro_batches
@@ -88,6 +88,7 @@ def rehearse(
     num_multiprocessors: int = A100_MULTIPROCESSORS,
     cudnn: Cudnn | None = None,
     num_steps: int = _NUM_STEPS,
+    watch: Watch | None = None,
 ) -> Rehearsal:
     """Run training steps on tensors that have shapes and no memory.
 
@@ -100,6 +101,7 @@ def rehearse(
         num_multiprocessors: Of the GPU.
         cudnn: Whom to ask for the workspaces of convolutions; None to leave them out.
         num_steps: With optimizer state, the second step is the first that is like all that follow.
+        watch: Called with every operator when it has run.
 
     Returns:
         What was allocated, and what an analysis needs to explain it.
@@ -110,7 +112,7 @@ def rehearse(
     followed = [rule for rule in RULES if rules is None or rule.name in rules] if device == "cuda" else []
     gpu = Gpu(compute_capability, num_multiprocessors, cudnn)
     mode = torch_private.fake_tensors()
-    recorder = Recorder(mode, _scratch(followed, gpu))
+    recorder = Recorder(mode, _scratch(followed, gpu), watch=watch)
     objects = TrainingObjects(workload.model, workload.optimizer)
     run = _Run(workload, recorder, objects)
     modules, optimizers, others = held_by([workload, *objects.models.values(), *objects.optimizers])

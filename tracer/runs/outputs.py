@@ -13,6 +13,7 @@ from tracer.analysis.operators.run_times import RunTimes, run_times
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.errors import MissingPackageError, OutputError, TracerError
+from tracer.exporters.advice_json import write_advice_json
 from tracer.exporters.cuda_timing import write_cuda_timing
 from tracer.exporters.max_mem import write_max_mem
 from tracer.exporters.memory_report import write_memory_report
@@ -56,6 +57,11 @@ def _has_timings(results: RunResults) -> bool:
 def _is_to_be_kept(results: RunResults) -> bool:
     """Only where it was asked for, of whatever there is."""
     return results.keep_recording and (_has_snapshot(results) or _has_timings(results))
+
+
+def _has_advice(results: RunResults) -> bool:
+    """Only where it was asked for."""
+    return results.advice is not None
 
 
 class Material:
@@ -157,6 +163,7 @@ def _write_page(material: Material, path: Path) -> None:
         failed=results.failed_allocation,
         known=results.known,
         against_eager=results.against_eager,
+        advice=results.advice,
     )
 
 
@@ -227,6 +234,11 @@ def _write_timing(material: Material, path: Path) -> None:
         write_cuda_timing(timings, path)
 
 
+def _write_advice(material: Material, path: Path) -> None:
+    if (advice := material.results.advice) is not None:
+        write_advice_json(advice, path)
+
+
 def _write_recording(material: Material, path: Path) -> None:
     save_kept_run(path, kept_run(material.results))
 
@@ -268,6 +280,7 @@ OUTPUTS = (
         on_request=True,
         detail=_recording_size,
     ),
+    Output("advise", "advice.json", "jq, or any program", _write_advice, _has_advice, on_request=True),
 )
 
 

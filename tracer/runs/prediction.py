@@ -30,6 +30,9 @@ from tracer.workloads.workload import Workload
 Build = Callable[[int], Workload]
 """From a batch size to a workload on the CPU, new each time."""
 _MAX_BATCH = 1 << 20
+_NUM_STEPS = 3
+_CAPABILITY = (8, 0)
+"""Of a card that nobody has named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,21 @@ class Place:
     line: SourceLine | None
 
 
+@dataclass(frozen=True, slots=True)
+class ShapeNeed:
+    """What inputs of one shape need.
+
+    Attributes:
+        inputs: As `--input` has them.
+        allocated_bytes: At the peak.
+        reserved_bytes: At the peak.
+    """
+
+    inputs: tuple[str, ...]
+    allocated_bytes: int
+    reserved_bytes: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Prediction:
     """What a step needs of a device.
@@ -64,6 +82,7 @@ class Prediction:
         spread: Of what is reserved.
         failed_at: Where it runs out of memory; None where it does not.
         assumptions: Sentences on what was assumed.
+        by_shape: Where inputs vary, what the smallest and the largest need alone.
     """
 
     rehearsal: Rehearsal
@@ -74,6 +93,7 @@ class Prediction:
     spread: Spread
     failed_at: Place | None
     assumptions: tuple[str, ...]
+    by_shape: tuple[ShapeNeed, ...] = ()
 
     @property
     def fits(self) -> bool | None:
@@ -87,6 +107,7 @@ def predict(
     card: Card | None = None,
     settings: AllocatorSettings | None = None,
     device: str = "cuda",
+    num_steps: int = _NUM_STEPS,
 ) -> Prediction:
     """Rehearse a workload, explain its peak and see whether it fits.
 
@@ -95,11 +116,12 @@ def predict(
         card: The device it is to fit on.
         settings: Of its allocator.
         device: `cuda`, or `cpu` for the CPU's own behaviour.
+        num_steps: More where the shapes of batches vary.
 
     Raises:
         RehearsalError: It cannot be rehearsed.
     """
-    done, cudnn_version = _rehearsed(workload, card, device)
+    done, cudnn_version = _rehearsed(workload, card, device, num_steps)
     cycle = find_in_cycle(done.recording, known=done.known, module_names=done.module_names)
     capacity = card.usable_bytes if card is not None else None
     unlimited = done.memory if settings is None else done.on_device(settings)
@@ -118,18 +140,20 @@ def predict(
     )
 
 
-def _rehearsed(workload: Workload, card: Card | None, device: str) -> tuple[Rehearsal, int]:
+def _rehearsed(workload: Workload, card: Card | None, device: str, num_steps: int) -> tuple[Rehearsal, int]:
     """The rehearsal, and the version of cuDNN that was asked; 0 for none, as where no card is named."""
     if device != "cuda":
-        return rehearse(workload, device="cpu"), 0
+        return rehearse(workload, device="cpu", num_steps=num_steps), 0
     if card is None or not card.name:
-        return rehearse(workload), 0
+        capability = card.compute_capability if card is not None else _CAPABILITY
+        return rehearse(workload, compute_capability=capability, num_steps=num_steps), 0
     with CudnnAnswers(card) as cudnn:
         done = rehearse(
             workload,
             compute_capability=card.compute_capability,
             num_multiprocessors=card.num_multiprocessors,
             cudnn=cudnn if cudnn.version else None,
+            num_steps=num_steps,
         )
         return done, cudnn.version
 
@@ -163,7 +187,13 @@ def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None, cu
     capability = ".".join(map(str, card.compute_capability if card is not None else (8, 0)))
     rules = [rule.name for rule in RULES if rule.name in rehearsal.rules]
     said.append(f"CUDA's ways at compute capability {capability}: {', '.join(rules)}.")
-    said.append(_on_workspaces(card, cudnn_version))
+    if any("conv" in name for name in _operators(rehearsal)):
+        said.append(_on_workspaces(card, cudnn_version))
+    if getattr(workload, "amp", "off") != "off":
+        said.append(
+            "Mixed precision as the CPU's autocast has it; CUDA's runs layer norms, softmaxes and losses in 32 bits, "
+            "and may need more."
+        )
     if card is not None:
         said.append(
             f"{format_bytes(CONTEXT_BYTES)} of the device are for CUDA's context and kernels, not counted above."
@@ -178,6 +208,24 @@ def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None, cu
     if any(type(module).__name__ == "OptimizedModule" for module in workload.model.modules()):
         said.append("Compiled parts were rehearsed as eager ones, which need more.")
     return said
+
+
+def shape_need(workload: Workload, inputs: tuple[str, ...], *, card: Card | None, device: str) -> ShapeNeed:
+    """What a workload of one shape needs.
+
+    Args:
+        workload: On the CPU; it holds no numbers any more afterwards.
+        inputs: As `--input` has them.
+        card: The device it is to fit on.
+        device: As in `predict`.
+    """
+    done, _ = _rehearsed(workload, card, device, _NUM_STEPS)
+    return ShapeNeed(inputs, done.memory.peak_allocated_bytes, done.memory.peak_reserved_bytes)
+
+
+def _operators(rehearsal: Rehearsal) -> set[str]:
+    whole = rehearsal.whole
+    return {whole.strings[name] for name in set(whole.ops.name.tolist())}
 
 
 def _on_workspaces(card: Card | None, cudnn_version: int) -> str:
@@ -249,7 +297,7 @@ def largest_batch(
     peaks: dict[int, int] = {}
 
     def fits(batch: int) -> bool:
-        done, _ = _rehearsed(build(batch), card, "cuda")
+        done, _ = _rehearsed(build(batch), card, "cuda", _NUM_STEPS)
         peaks[batch] = done.memory.peak_allocated_bytes
         unlimited = done.memory if settings is None else done.on_device(settings)
         is_small = unlimited.peak_reserved_bytes <= card.usable_bytes

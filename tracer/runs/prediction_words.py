@@ -68,6 +68,9 @@ def print_prediction(prediction: Prediction, console: Console, *, top: int = NUM
         console,
         f"Peak reserved: {format_bytes(unlimited.peak_reserved_bytes)}, {low} to {high} if allocations differ.",
     )
+    for need in prediction.by_shape:
+        allocated, reserved = format_bytes(need.allocated_bytes), format_bytes(need.reserved_bytes)
+        say(console, f"With {' '.join(need.inputs)} alone: {allocated} allocated, {reserved} reserved.")
     print_categories(peak, console)
     if top:
         print_lines(peak, console, top)
@@ -95,6 +98,14 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         "phase": peak.phase,
         "by_category": peak.by_category(),
         "rows": [row_json(row) for row in peak.rows],
+        "by_shape": [
+            {
+                "inputs": list(need.inputs),
+                "allocated_bytes": need.allocated_bytes,
+                "reserved_bytes": need.reserved_bytes,
+            }
+            for need in prediction.by_shape
+        ],
         "assumptions": list(prediction.assumptions),
     }
     if card is not None:

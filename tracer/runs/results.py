@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tracer.advice.recommendation import AdviceReport
 from tracer.analysis.peak_diff import PeakDiff, SavedPeak
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.eager_comparison import compared_with_eager
@@ -114,6 +115,7 @@ class RunResults:
         device: That the run is about, as `str(torch.device)` writes it.
         keep_recording: Whether recording.npz is wanted.
         eager: The peak of the same run without compilation; None where it was not made.
+        advice: What would lower the peak; None where nobody asked.
     """
 
     findings: Findings | None
@@ -136,6 +138,7 @@ class RunResults:
     device: str = "cpu"
     keep_recording: bool = False
     eager: SavedPeak | None = None
+    advice: AdviceReport | None = None
 
     @property
     def against_eager(self) -> PeakDiff | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tracer.analysis.profiles.eager_comparison import eager_sentences
+from tracer.exporters.advice_screen import print_advice
 from tracer.exporters.diff_screen import print_against_eager
 from tracer.exporters.screen import NUM_ROWS, parameters_sentence, print_peak, print_timings, short_screen
 from tracer.exporters.snapshot_screen import place, print_failed_allocation
@@ -63,6 +64,8 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS)
         print_peak(results.findings, console, num_steps=results.num_steps, top=top)
     if (diff := results.against_eager) is not None:
         print_against_eager(diff, eager_sentences(diff), console, top=top)
+    if results.advice is not None:
+        print_advice(results.advice, console)
     if results.timings is not None:
         print_timings(results.timings, console)
     say(console)

@@ -79,7 +79,7 @@ def run_profile(
         with session:
             try:
                 for _ in range(schedule.num_steps):
-                    losses += _step(workload, session)
+                    losses += run_step(workload, session)
                     session.step()
                     progress(session.num_steps_done, total)
             finally:
@@ -130,7 +130,7 @@ def _findings(session: ProfileSession, failure: Failure | None, notes: list[str]
         return None
 
 
-def _step(workload: Workload, session: ProfileSession) -> list[float]:
+def run_step(workload: Workload, session: ProfileSession) -> list[float]:
     """One step; its loss, or nothing where there is none."""
     value = 0.0
     for _ in range(num_micro_batches(workload)):
@@ -147,7 +147,7 @@ def _step(workload: Workload, session: ProfileSession) -> list[float]:
 
 
 @contextmanager
-def _random_states_kept(workload: Workload) -> Iterator[None]:
+def random_states_kept(workload: Workload) -> Iterator[None]:
     """Put torch's random states, on the CPU and on the workload's devices, numpy's and Python's back at the end."""
     python, numpy = random.getstate(), np.random.get_state()
     of_model = (tensor.device for tensor in itertools.chain(workload.model.parameters(), workload.model.buffers()))
@@ -182,7 +182,7 @@ def _copy(workload: Workload, notes: list[str]) -> Workload | None:
 
 def _time(workload: Workload, progress: Callable[[int], None], notes: list[str]) -> PhaseTimings | None:
     """The timing pass, on copies, with the random state put back afterwards; None if there can be no copy."""
-    with _random_states_kept(workload):
+    with random_states_kept(workload):
         copy = _copy(workload, notes)
         if copy is None:
             return None

@@ -247,7 +247,7 @@ def checkpoint_blocks(model: nn.Module) -> int:
         if getattr(model, "supports_gradient_checkpointing", False) and hasattr(model, switch):
             getattr(model, switch)()
             return 0
-    blocks = list(_blocks(model))
+    blocks = list(repeated_blocks(model))
     if not blocks:
         raise UserModelError(
             f"{type(model).__name__} has no repeated blocks to checkpoint.",
@@ -258,9 +258,12 @@ def checkpoint_blocks(model: nn.Module) -> int:
     return len(blocks)
 
 
-def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """The blocks that `checkpoint_blocks` finds, in order."""
     is_list = isinstance(module, nn.ModuleList | nn.Sequential)
     for child in module.children():
         is_block = is_list and any(True for _ in child.children())
-        inner = [] if is_block and not isinstance(child, nn.ModuleList | nn.Sequential) else list(_blocks(child))
+        inner = (
+            [] if is_block and not isinstance(child, nn.ModuleList | nn.Sequential) else list(repeated_blocks(child))
+        )
         yield from inner or ([child] if is_block else [])

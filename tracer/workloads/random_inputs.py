@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ HINT = (
 _FORM = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>[^:=]*)(?::(?P<dtype>\w+))?(?::(?P<range>-?\d+--?\d+))?")
 _RANGE = re.compile(r"(-?\d+)-(-?\d+)")
 SCALAR = "scalar"
+VARIES = re.compile(r"(\d+)\.\.(\d+)")
+"""A size that varies from batch to batch: its smallest and its largest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +29,11 @@ class InputSpec:
 
     Attributes:
         name: The keyword by which the model takes it; None for the next positional argument.
-        shape: Of one sample, without the batch.
+        shape: Of one sample, without the batch; where it varies, the largest.
         dtype: Floating: normal noise. Integer: uniform in `low <= n < high`. Boolean: either.
         low: Smallest integer.
         high: One more than the largest integer.
+        smallest: The smallest shape; None where it does not vary.
     """
 
     name: str | None
@@ -37,10 +41,19 @@ class InputSpec:
     dtype: torch.dtype = torch.float32
     low: int = 0
     high: int = 0
+    smallest: tuple[int, ...] | None = None
 
-    def sample(self, batch_size: int, generator: torch.Generator) -> Tensor:
-        """A batch of it, on the host."""
-        shape = (batch_size, *self.shape)
+    def sample(self, batch_size: int, generator: torch.Generator, part: float = 1.0) -> Tensor:
+        """A batch of it, on the host.
+
+        Args:
+            batch_size: Samples.
+            generator: Of the noise.
+            part: Of the way from the smallest shape to the largest, where it varies.
+        """
+        smallest = self.smallest or self.shape
+        sizes = (low + round(part * (high - low)) for low, high in zip(smallest, self.shape, strict=True))
+        shape = (batch_size, *sizes)
         if self.dtype == torch.bool:
             return torch.randint(2, shape, generator=generator).bool()
         if self.dtype.is_floating_point or self.dtype.is_complex:
@@ -58,7 +71,7 @@ def parse_input(text: str) -> InputSpec:
     form = _FORM.fullmatch(text.strip())
     if form is None:
         raise UserModelError(f"--input {text} is not a shape.", hint=HINT)
-    shape = _shape(text, form["shape"])
+    smallest, shape = _shapes(text, form["shape"])
     dtype = _dtype(text, form["dtype"] or "float32")
     if not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool):
         if form["range"] is None:
@@ -68,10 +81,21 @@ def parse_input(text: str) -> InputSpec:
             raise UserModelError(f"--input {text} leaves no integer: {low} is not below {high}.", hint=HINT)
         if low < torch.iinfo(dtype).min or high - 1 > torch.iinfo(dtype).max:
             raise UserModelError(f"--input {text}: {form['dtype']} cannot hold that range.", hint=HINT)
-        return InputSpec(form["name"], shape, dtype, low, high)
+        return InputSpec(form["name"], shape, dtype, low, high, smallest)
     if form["range"] is not None:
         raise UserModelError(f"--input {text}: only integers have a range.", hint=HINT)
-    return InputSpec(form["name"], shape, dtype)
+    return InputSpec(form["name"], shape, dtype, smallest=smallest)
+
+
+def _shapes(text: str, shape: str) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
+    """Smallest and largest shape of `3x64..512`, the smallest only where it is another one."""
+    low, high = (VARIES.sub(by, shape) for by in (r"\1", r"\2"))
+    if low == high:
+        return None, _shape(text, shape)
+    smallest, largest = _shape(text, low), _shape(text, high)
+    if any(less > more for less, more in zip(smallest, largest, strict=True)):
+        raise UserModelError(f"--input {text}: the smaller size comes first.", hint="--input ids=64..512:int64:0-50257")
+    return smallest, largest
 
 
 def _shape(text: str, shape: str) -> tuple[int, ...]:
@@ -100,11 +124,20 @@ Batch = tuple[tuple[Tensor, ...], dict[str, Tensor]]
 def random_batches(
     specs: Sequence[InputSpec], *, batch_size: int, device: torch.device, seed: int
 ) -> Callable[[], Batch]:
-    """New noise at every call, made on the host as a data loader does, and moved to the device."""
-    generator = torch.Generator().manual_seed(seed)
+    """New noise at every call, made on the host as a data loader does, and moved to the device.
+
+    Sizes that vary are drawn anew for each batch, for all inputs alike; those of the second batch are the largest.
+    """
+    generator, of_sizes = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
+    number = itertools.count()
 
     def next_batch() -> Batch:
-        tensors = [(spec.name, spec.sample(batch_size, generator).to(device, non_blocking=True)) for spec in specs]
+        part = 1.0
+        if any(spec.smallest is not None for spec in specs) and next(number) != 1:
+            part = float(torch.rand((), generator=of_sizes))
+        tensors = [
+            (spec.name, spec.sample(batch_size, generator, part).to(device, non_blocking=True)) for spec in specs
+        ]
         positional = tuple(tensor for name, tensor in tensors if name is None)
         return positional, {name: tensor for name, tensor in tensors if name is not None}
 

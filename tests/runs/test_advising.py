@@ -1,0 +1,71 @@
+"""Advice on a workload touches nothing of it, and what was made for real is set against what was rehearsed."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from tests.advice.programs import stack
+from tracer.advice.planner import advise
+from tracer.exporters.advice_json import advice_values
+from tracer.exporters.advice_screen import print_advice
+from tracer.exporters.terminal import screen
+from tracer.runs.advising import advise_on, measure, run_for_real
+from tracer.units import MIB
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")
+
+
+def test_nothing_of_the_caller_is_touched(capsys: pytest.CaptureFixture[str]) -> None:
+    workload = stack()
+    workload.backward(workload.forward(workload.next_batch()))
+    workload.optimizer.step()  # type: ignore[union-attr]
+    tensors = [*workload.model.parameters(), *workload.model.buffers()]
+    tensors += [one.grad for one in workload.model.parameters() if one.grad is not None]
+    tensors += [
+        each
+        for state in workload.optimizer.state.values()  # type: ignore[union-attr]
+        for each in state.values()
+        if isinstance(each, torch.Tensor)
+    ]
+    before = [(tensor, tensor.detach().clone(), tensor._version) for tensor in tensors]
+    states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index, union-attr, call-overload]
+    report = advise_on(stack, workload, verify=True)
+    assert all(torch.equal(tensor, kept) and tensor._version == version for tensor, kept, version in before)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert np.random.get_state()[1].tolist() == states[1]  # type: ignore[index, union-attr, call-overload]
+    assert random.getstate() == states[2]
+    _check_told(report, capsys)
+
+
+def _check_told(report: object, capsys: pytest.CaptureFixture[str]) -> None:
+    values = advice_values(report)  # type: ignore[arg-type]
+    found = [row for row in values["rows"] if row["how_found"] == "measured"]
+    assert found
+    for row in found:
+        assert row["measured"]["saves_bytes"] == pytest.approx(row["saves_bytes"], rel=0.05, abs=MIB / 4)
+        if row["results"] == "same results":
+            assert row["measured"]["changed_losses"] == row["measured"]["losses"]
+    with screen() as console:
+        print_advice(report, console)  # type: ignore[arg-type]
+    text = capsys.readouterr().out
+    assert "What would help" in text
+    assert "checkpoint(" not in text.splitlines()[3]
+    assert "Measured, " in text
+
+
+def test_a_loss_that_is_a_sum_is_accumulated_without_being_divided() -> None:
+    def build() -> object:
+        from dataclasses import replace
+
+        workload = stack()
+        return replace(workload, loss=lambda output, target: (output - target).square().sum() * 1e-4)  # type: ignore[type-var]
+
+    advice = advise(build, device="cpu")  # type: ignore[arg-type]
+    change = next(one for one in advice.outcomes if "accumulate" in one.name)
+    before = run_for_real(build)  # type: ignore[arg-type]
+    measured = measure(build, change.changes, before)  # type: ignore[arg-type]
+    assert measured.changed_losses == pytest.approx(measured.losses, rel=1e-4)

@@ -1,0 +1,120 @@
+"""A change of a training step: what it does to results, what it needs, the lines to paste, and how to apply it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from torch import nn
+
+from tracer.rehearsal.rehearse import Rehearsal
+from tracer.workloads.workload import Workload
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+class Keeps(IntEnum):
+    """What a change leaves as it was, the safest first."""
+
+    BITS = 0
+    """Losses and gradients stay the same, bit for bit."""
+    ROUNDING = 1
+    """They are the same up to rounding."""
+    CONVERGENCE = 2
+    """Training is another one and may converge differently."""
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return ("same results", "results up to rounding", "other training")[self]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Change:
+    """Something to change in a program.
+
+    Attributes:
+        name: In a few words, such as `checkpoint blocks.0 to blocks.2`.
+        family: Of one family only one change is made.
+        excludes: Families that make no sense together with it.
+        keeps: What it leaves as it was.
+        lines: To paste; `model`, `optimizer`, `loss_fn` and `batch` are the program's own.
+        apply: From a workload that nobody else uses, the changed one; it may be the same object.
+        settings: Of the allocator, where the change is these and nothing else.
+        needs: What has to hold that a rehearsal cannot see, a sentence; or nothing.
+        cost: What it costs besides the operations that are counted; or nothing.
+    """
+
+    name: str
+    family: str
+    keeps: Keeps
+    lines: tuple[str, ...]
+    apply: Callable[[Workload], Workload] = lambda workload: workload
+    excludes: tuple[str, ...] = ()
+    settings: str = ""
+    needs: str = ""
+    cost: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A module that can compute its activations again.
+
+    Attributes:
+        name: Dotted, as in `model.get_submodule`.
+        saved_bytes: Activations that it made and that are alive at the peak.
+        flops: Of one forward pass of it.
+        order: Its place among the parts in the order of their first calls.
+    """
+
+    name: str
+    saved_bytes: int
+    flops: int
+    order: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Situation:
+    """A program as it is, which changes are made for.
+
+    Attributes:
+        workload: Rehearsed: its tensors hold no numbers any more.
+        rehearsal: Of it.
+        device: "cpu" or "cuda": whose rules were followed.
+        flops: Of one step.
+        parts: Modules that could compute again, in the order of their calls.
+        bytes_by_operator: Of the rows at the peak, by operator.
+        batch_size: Size of the first axis of the batch's first tensor; 1 where there is none.
+    """
+
+    workload: Workload
+    rehearsal: Rehearsal
+    device: str
+    flops: int
+    parts: Sequence[Part]
+    bytes_by_operator: Mapping[str, int] = field(default_factory=dict)
+    batch_size: int = 1
+
+    @property
+    def model(self) -> nn.Module:
+        """The module that is trained."""
+        return self.workload.model
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that is allocated."""
+        return peak_bytes(self.rehearsal)
+
+
+def peak_bytes(rehearsal: Rehearsal) -> int:
+    """The most that is allocated: on the CPU as asked for, on a device as its allocator rounds it."""
+    memory = rehearsal.memory
+    return memory.peak_requested_bytes if rehearsal.device == "cpu" else memory.peak_allocated_bytes
+
+
+def optimizer_options(optimizer: Any) -> Mapping[str, Any]:
+    """Those of its first group of parameters."""
+    groups = getattr(optimizer, "param_groups", [])
+    return groups[0] if groups else {}

@@ -1,0 +1,22 @@
+"""Settings of the caching allocator: they change what is reserved, and nothing that is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tracer.advice.change import Change, Keeps, Situation
+from tracer.analysis.snapshots.what_if import WORTH_TRYING
+
+
+def candidates(situation: Situation) -> Iterator[Change]:
+    """Those that are worth trying, on a device that has this allocator."""
+    if situation.device != "cuda":
+        return
+    for settings in WORTH_TRYING:
+        yield Change(
+            name=f"PYTORCH_CUDA_ALLOC_CONF={settings}",
+            family="allocator",
+            keeps=Keeps.BITS,
+            lines=(f"PYTORCH_CUDA_ALLOC_CONF={settings}",),
+            settings=settings,
+        )

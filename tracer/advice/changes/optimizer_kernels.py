@@ -1,0 +1,131 @@
+"""How the optimizer does its work: fused, one parameter after the other, or as soon as a gradient is there."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from tracer.advice.change import Change, Keeps, Situation, optimizer_options
+from tracer.advice.wrapped import Wrapped, inmost, with_inmost
+from tracer.workloads.module_steps import StepWorkload
+from tracer.workloads.workload import Workload, num_micro_batches
+
+FAMILY = "optimizer kernels"
+
+
+def candidates(situation: Situation) -> Iterator[Change]:
+    """Those that the optimizer has and does not use."""
+    optimizer = situation.workload.optimizer
+    if optimizer is None:
+        return
+    options, name = optimizer_options(optimizer), type(optimizer).__name__
+    if "fused" in options and not options["fused"] and _can_be_fused(optimizer):
+        yield Change(
+            name=f"{name}(fused=True)",
+            family=FAMILY,
+            keeps=Keeps.ROUNDING,
+            lines=(f"optimizer = torch.optim.{name}(model.parameters(), ..., fused=True)",),
+            apply=_with_options(fused=True, foreach=False),
+        )
+    if options.get("foreach") and not options.get("fused"):  # the rules of CUDA have made a default of None true
+        yield Change(
+            name=f"{name}(foreach=False)",
+            family=FAMILY,
+            keeps=Keeps.ROUNDING,
+            lines=(f"optimizer = torch.optim.{name}(model.parameters(), ..., foreach=False)",),
+            apply=_with_options(foreach=False),
+            cost="A kernel for each parameter and operation: slow with many small parameters.",
+        )
+    if _can_step_in_backward(situation):
+        yield _in_backward(situation, optimizer)
+
+
+def _can_be_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Fused kernels take real floating point parameters.
+
+    Source: the check in `Adam.__init__`, torch/optim/adam.py.
+    """
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    return all(each.is_floating_point() for each in parameters)
+
+
+def _with_options(**options: bool) -> Callable[[Workload], Workload]:
+    def apply(workload: Workload) -> Workload:
+        if workload.optimizer is not None:
+            for group in workload.optimizer.param_groups:
+                group.update({name: value for name, value in options.items() if name in group})
+        return workload
+
+    return apply
+
+
+# ---- stepping in backward --------------------------------------------------------------------------------------------
+
+
+class _StepInBackward(Wrapped):
+    """Every parameter is updated as soon as its gradient is there, which then goes."""
+
+    def copy(self) -> None:
+        """None: hooks of parameters are not copied with them."""
+
+
+def _can_step_in_backward(situation: Situation) -> bool:
+    """One backward pass a step, an optimizer of torch's own, and every parameter of it used."""
+    workload = situation.workload
+    return (
+        not isinstance(inmost(workload), StepWorkload)
+        and num_micro_batches(workload) == 1
+        and getattr(workload, "scaler", None) is None
+        and not getattr(workload, "inference", False)
+        and type(workload.optimizer).__module__.startswith("torch.optim")
+    )
+
+
+def _in_backward(situation: Situation, optimizer: torch.optim.Optimizer) -> Change:
+    name = type(optimizer).__name__
+    return Change(
+        name=f"{name} steps in backward",
+        family="gradients",
+        excludes=("accumulate", FAMILY, "gradients let go of"),
+        keeps=Keeps.ROUNDING,
+        lines=(
+            f"steppers = {{p: torch.optim.{name}([p], ...) for p in model.parameters() if p.requires_grad}}",
+            "def step(parameter):",
+            "    steppers[parameter].step()",
+            "    parameter.grad = None",
+            "for parameter in steppers:",
+            "    parameter.register_post_accumulate_grad_hook(step)",
+            "# and no optimizer.step() in the loop",
+        ),
+        apply=_stepping_in_backward,
+        needs="No gradient is clipped, accumulated or looked at: none is there after backward.",
+    )
+
+
+def _stepping_in_backward(workload: Workload) -> Workload:
+    optimizer = workload.optimizer
+    if optimizer is None:
+        return workload
+    of_kind, accepted = type(optimizer), inspect.signature(type(optimizer).__init__).parameters
+    steppers: dict[torch.Tensor, torch.optim.Optimizer] = {}
+    for group in optimizer.param_groups:
+        options = {key: value for key, value in group.items() if key in accepted and key != "params"}
+        for parameter in group["params"]:
+            if parameter.requires_grad:
+                steppers[parameter] = _one(of_kind, parameter, options)
+
+    def step(parameter: torch.Tensor) -> None:
+        steppers[parameter].step()
+        parameter.grad = None
+
+    for parameter in steppers:
+        parameter.register_post_accumulate_grad_hook(step)  # type: ignore[no-untyped-call]
+    return _StepInBackward(with_inmost(workload, optimizer=None))
+
+
+def _one(of_kind: Any, parameter: torch.Tensor, options: dict[str, Any]) -> torch.optim.Optimizer:
+    optimizer: torch.optim.Optimizer = of_kind([parameter], **options)
+    return optimizer

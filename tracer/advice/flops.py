@@ -1,0 +1,99 @@
+"""Floating point operations of a step: torch's formulas, and ours for what these lack, complex numbers and FFTs.
+
+Counted are matrix products, convolutions, attention and Fourier transforms; what works element by element is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import flop_registry
+
+from tracer.rehearsal.recorder import OperatorCall
+
+_COMPLEX_PRODUCT = 4
+"""Real products and sums of complex ones: 4 multiplications and 4 additions, where a real one has 1 and 1."""
+_FFT = 5
+"""Operations of a complex transform of N points for each N log2 N.
+
+Source:
+    The radix-2 algorithm, as FFTW's benchmarks count: http://www.fftw.org/speed/method.html.
+"""
+
+_RNN = {"mkldnn_rnn_layer": 2, "mkldnn_rnn_layer_backward": 4}
+"""Operations for each weight and each element of the sequences: two matrix products a time step."""
+
+
+def flops_of(call: OperatorCall) -> int:
+    """Operations of one operator by its shapes; 0 for one without a formula."""
+    namespace, _, name = call.name.partition("::")
+    if namespace != "aten":
+        return 0
+    if name in ("_fft_c2c", "_fft_r2c", "_fft_c2r"):
+        return _fft_flops(name, call)
+    if name in _RNN:
+        sequence, *weights = call.args[:3]
+        num_steps: int = sequence[..., 0].numel()
+        return _RNN[name] * num_steps * sum(int(weight.numel()) for weight in weights)
+    formula = flop_registry.get(getattr(torch.ops.aten, name))
+    if formula is None:
+        return 0
+    count = int(formula(*call.args, **call.kwargs, out_val=call.out))
+    is_complex = any(isinstance(each, Tensor) and each.is_complex() for each in call.args)
+    return count * _COMPLEX_PRODUCT if is_complex else count
+
+
+def _fft_flops(name: str, call: OperatorCall) -> int:
+    """A real transform has half the points' work of a complex one."""
+    tensor, axes = call.args[0], call.args[1]
+    whole = tensor if name != "_fft_c2r" else call.out
+    points: int = math.prod(whole.shape[axis] for axis in _sequence(axes))
+    if points < 2:
+        return 0
+    count: float = _FFT * whole.numel() * math.log2(points)
+    return round(count if name == "_fft_c2c" else count / 2)
+
+
+def _sequence(value: Any) -> Sequence[int]:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+class FlopCount:
+    """Adds up operations while it watches a rehearsal, and those of some modules' forward passes apart."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.by_part: Counter[str] = Counter()
+        self.order: dict[str, int] = {}
+        self._open: list[str] = []
+
+    def watch(self, call: OperatorCall) -> None:
+        """An operator has run."""
+        count = flops_of(call)
+        self.total += count
+        if self._open and not call.is_backward:
+            for name in self._open:
+                self.by_part[name] += count
+
+    def follow(self, model: nn.Module, names: Sequence[str]) -> None:
+        """Count the forward passes of these modules apart, and note in which order they are called first."""
+        for name in names:
+            module = model.get_submodule(name)
+            module.register_forward_pre_hook(self._entering(name))
+            module.register_forward_hook(self._leaving, always_call=True)
+
+    def _entering(self, name: str) -> Any:
+        def enter(module: nn.Module, args: Any) -> None:
+            self.order.setdefault(name, len(self.order))
+            self._open.append(name)
+
+        return enter
+
+    def _leaving(self, module: nn.Module, args: Any, result: Any) -> None:
+        if self._open:
+            self._open.pop()

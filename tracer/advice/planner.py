@@ -1,0 +1,417 @@
+"""Tries changes: each rehearsed alone, then the best together, and the cheapest set with which a program fits.
+
+advice = advise(build, device="cpu")
+
+What makes the peak worse, or hardly smaller, is never on the list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any, Literal
+
+from tracer.advice.change import Change, Keeps, Part, Situation, peak_bytes
+from tracer.advice.changes import (
+    accumulate,
+    allocator_settings,
+    checkpoint,
+    chunked_loss,
+    in_place,
+    optimizer_kernels,
+    optimizer_state,
+    precision,
+    zero_grad,
+)
+from tracer.advice.flops import FlopCount
+from tracer.allocator.settings import parse_settings
+from tracer.analysis.profiles.findings import find_in_cycle
+from tracer.rehearsal.rehearse import Rehearsal, rehearse
+from tracer.workloads.workload import Workload
+
+Build = Callable[[], Workload]
+"""Makes the workload anew, with nothing in common with what it made before."""
+Device = Literal["cpu", "cuda"]
+KINDS: tuple[ModuleType, ...] = (
+    checkpoint,
+    zero_grad,
+    optimizer_kernels,
+    in_place,
+    precision,
+    accumulate,
+    chunked_loss,
+    optimizer_state,
+    allocator_settings,
+)
+"""All kinds of changes. A new one is a file and a word here."""
+# In which they are made: modules and the loss, then which optimizer, then how it works, then what is around the step.
+_ORDER = (
+    *("checkpoint", "in place", "loss", "allocator"),
+    *("optimizer state", "optimizer kernels", "gradients let go of", "gradients"),
+    *("precision", "accumulate"),
+)
+LEAST_SHARE = 0.01
+"""Of the peak: what saves less is not worth a line."""
+_NUM_STEPS = 2
+_MOST_TOGETHER = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What came of rehearsing some changes.
+
+    Attributes:
+        changes: One, or several together.
+        peak_bytes: The most allocated.
+        saved_bytes: How much less that is than without.
+        reserved_bytes: The most reserved; None on the CPU, which reserves nothing.
+        saved_reserved_bytes: How much less that is; below zero for more.
+        flops: Operations of a step.
+        more_flops: By which share they become more.
+    """
+
+    changes: tuple[Change, ...]
+    peak_bytes: int
+    saved_bytes: int
+    reserved_bytes: int | None
+    saved_reserved_bytes: int | None
+    flops: int
+    more_flops: float
+
+    @property
+    def name(self) -> str:
+        """Of all changes."""
+        return " + ".join(change.name for change in self.changes)
+
+    @property
+    def keeps(self) -> Keeps:
+        """What all of them leave as it was."""
+        return max((change.keeps for change in self.changes), default=Keeps.BITS)
+
+    @property
+    def needed_bytes(self) -> int:
+        """What a device must have: the most reserved, or on the CPU allocated."""
+        return self.peak_bytes if self.reserved_bytes is None else self.reserved_bytes
+
+    @property
+    def gain_bytes(self) -> int:
+        """The smaller of what is saved of either; what is only about the allocator saves reserved memory alone."""
+        if self.saved_reserved_bytes is None:
+            return self.saved_bytes
+        if all(change.settings for change in self.changes):
+            return self.saved_reserved_bytes
+        return self.saved_bytes if self.saved_reserved_bytes >= 0 else min(self.saved_bytes, self.saved_reserved_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class NotTried:
+    """A change that could not be rehearsed.
+
+    Attributes:
+        name: The change's.
+        reason: What was raised.
+    """
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fit:
+    """The cheapest set of changes with which a program fits.
+
+    Attributes:
+        target_bytes: Into what.
+        outcome: With these changes; none of them where it fits as it is. None if nothing that was tried suffices.
+    """
+
+    target_bytes: int
+    outcome: Outcome | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Advice:
+    """What would help a program.
+
+    Attributes:
+        device: "cpu" or "cuda": whose rules were followed.
+        base: The program as it is: an outcome without changes.
+        outcomes: Of changes alone that save something, the best of each family first, then the others; the most first.
+        together: Of the best ones together; None where no two of them save more than one alone.
+        fit: What makes it fit; None where nobody asked.
+        num_tried: How many rehearsals and replays.
+        not_tried: What could not be rehearsed.
+    """
+
+    device: str
+    base: Outcome
+    outcomes: tuple[Outcome, ...]
+    together: Outcome | None
+    fit: Fit | None
+    num_tried: int
+    not_tried: tuple[NotTried, ...]
+
+    @property
+    def best(self) -> tuple[Outcome, ...]:
+        """The best of each family, the most saved first."""
+        found: dict[str, Outcome] = {}
+        for outcome in self.outcomes:
+            found.setdefault(outcome.changes[0].family, outcome)
+        return tuple(found.values())
+
+
+def advise(
+    build: Build,
+    *,
+    device: Device,
+    target_bytes: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    **options: Any,
+) -> Advice:
+    """Find what would lower the peak of a training step, by rehearsing it with one change after the other.
+
+    Args:
+        build: Makes the workload on the CPU; what it makes is used up.
+        device: Whose rules are followed.
+        target_bytes: What the program should fit into; None if nobody asks.
+        progress: Called with how many changes have been tried, of how many.
+        options: Further ones of `rehearse`.
+
+    Raises:
+        TracerError: The step itself cannot be rehearsed.
+    """
+    trials = _Trials(build, device, options)
+    situation = trials.situation
+    found = [change for kind in KINDS for change in kind.candidates(situation)]
+    for number, change in enumerate(found):
+        trials.outcome((change,))
+        progress(number + 1, len(found))
+    alone = [trials.outcome((change,)) for change in found]
+    outcomes = _listed([one for one in alone if one is not None], trials.base)
+    advice = Advice(device, trials.base, outcomes, None, None, 0, ())
+    together = _together(trials, advice.best)
+    fit = None if target_bytes is None else Fit(target_bytes, _cheapest(trials, alone, target_bytes))
+    return replace(advice, together=together, fit=fit, num_tried=trials.num_tried, not_tried=tuple(trials.not_tried))
+
+
+class _Trials:
+    """Rehearsals of a program with changes, each set once."""
+
+    def __init__(self, build: Build, device: Device, options: dict[str, Any]) -> None:
+        self._build, self._device, self._options = build, device, options
+        self._outcomes: dict[frozenset[str], Outcome | None] = {}
+        self._rehearsals: dict[frozenset[str], tuple[Rehearsal, int]] = {}
+        self.not_tried: list[NotTried] = []
+        self.num_tried = 0
+        self.situation = self._look()
+        self.base = self._outcome_of((), self.situation.rehearsal, self.situation.flops)
+
+    def _look(self) -> Situation:
+        """The program as it is."""
+        workload = self._build()
+        names = checkpoint.part_names(workload.model)
+        count = FlopCount()
+        count.follow(workload.model, names)
+        batches = _FirstBatch(workload)
+        with batches:
+            rehearsal = rehearse(
+                workload, device=self._device, num_steps=_NUM_STEPS, watch=count.watch, **self._options
+            )
+        peak = find_in_cycle(rehearsal.recording, known=rehearsal.known, module_names=rehearsal.module_names).peak
+        saved = dict.fromkeys(names, 0)
+        by_operator: dict[str, int] = {}
+        for row in peak.rows:
+            by_operator[row.op or ""] = by_operator.get(row.op or "", 0) + row.bytes
+            if row.category == "ACTIVATION" and row.module is not None:
+                for name in names:
+                    if row.module == name or row.module.startswith(f"{name}."):
+                        saved[name] += row.bytes
+        parts = [
+            Part(name, saved[name], count.by_part[name] // _NUM_STEPS, count.order[name])
+            for name in names
+            if name in count.order
+        ]
+        return Situation(
+            workload=workload,
+            rehearsal=rehearsal,
+            device=self._device,
+            flops=count.total // _NUM_STEPS,
+            parts=sorted(parts, key=lambda part: part.order),
+            bytes_by_operator=by_operator,
+            batch_size=batches.size,
+        )
+
+    def outcome(self, changes: Sequence[Change]) -> Outcome | None:
+        """What comes of some changes; None if that could not be rehearsed."""
+        key = frozenset(change.name for change in changes)
+        if key not in self._outcomes:
+            try:
+                self._outcomes[key] = self._tried(changes)
+            except Exception as error:  # of torch, or of a model that does not bear the change: told in the answer
+                reason = str(error).strip().splitlines() or [""]
+                name = " + ".join(change.name for change in changes)
+                self.not_tried.append(NotTried(name, f"{type(error).__name__}: {reason[0]}"))
+                self._outcomes[key] = None
+        return self._outcomes[key]
+
+    def _tried(self, changes: Sequence[Change]) -> Outcome:
+        of_program = [change for change in changes if not change.settings]
+        rehearsal, flops = self._rehearsed(of_program)
+        self.num_tried += 1
+        return self._outcome_of(changes, rehearsal, flops)
+
+    def _rehearsed(self, changes: Sequence[Change]) -> tuple[Rehearsal, int]:
+        if not changes:
+            return self.situation.rehearsal, self.situation.flops
+        key = frozenset(change.name for change in changes)
+        if key not in self._rehearsals:
+            workload, count = applied(self._build(), changes), FlopCount()
+            rehearsal = rehearse(
+                workload, device=self._device, num_steps=_NUM_STEPS, watch=count.watch, **self._options
+            )
+            self._rehearsals[key] = rehearsal, count.total // _NUM_STEPS
+        return self._rehearsals[key]
+
+    def _outcome_of(self, changes: Sequence[Change], rehearsal: Rehearsal, flops: int) -> Outcome:
+        base, peak = self.situation.rehearsal, peak_bytes(rehearsal)
+        reserved = saved_reserved = None
+        if self._device == "cuda":
+            settings = ",".join(change.settings for change in changes if change.settings)
+            memory = rehearsal.on_device(parse_settings(settings)) if settings else rehearsal.memory
+            reserved = memory.peak_reserved_bytes
+            saved_reserved = base.memory.peak_reserved_bytes - reserved
+            peak = memory.peak_allocated_bytes
+        return Outcome(
+            changes=tuple(changes),
+            peak_bytes=peak,
+            saved_bytes=peak_bytes(base) - peak,
+            reserved_bytes=reserved,
+            saved_reserved_bytes=saved_reserved,
+            flops=flops,
+            more_flops=flops / self.situation.flops - 1 if self.situation.flops else 0.0,
+        )
+
+
+def applied(workload: Workload, changes: Iterable[Change]) -> Workload:
+    """A workload that nobody else uses, with changes made: those of modules before those of the step around them."""
+    for change in sorted(changes, key=lambda change: _ORDER.index(change.family)):
+        workload = change.apply(workload)
+    return workload
+
+
+class _FirstBatch:
+    """While entered, notes the size of a workload's batches."""
+
+    size = 1
+
+    def __init__(self, workload: Workload) -> None:
+        self._model, self._handle = workload.model, None
+
+    def __enter__(self) -> None:
+        self._handle = self._model.register_forward_pre_hook(self._see, with_kwargs=True)  # type: ignore[assignment]
+
+    def __exit__(self, *_: object) -> None:
+        if self._handle is not None:
+            self._handle.remove()  # type: ignore[unreachable]
+
+    def _see(self, module: Any, args: Any, kwargs: Any) -> None:
+        self.size = accumulate.batch_size((args, kwargs))
+
+
+def _listed(outcomes: Iterable[Outcome], base: Outcome) -> tuple[Outcome, ...]:
+    """What saves enough, the most first; of one family what another one does not beat in bytes and in cost."""
+    worth = [one for one in outcomes if one.gain_bytes >= LEAST_SHARE * base.needed_bytes]
+    kept = [one for one in worth if not any(_is_beaten(one, other) for other in worth)]
+    return tuple(sorted(kept, key=lambda one: -one.gain_bytes))
+
+
+def _is_beaten(one: Outcome, other: Outcome) -> bool:
+    if other is one or other.changes[0].family != one.changes[0].family:
+        return False
+    mine, theirs = _cost(one), _cost(other)
+    return (
+        theirs <= mine
+        and other.gain_bytes >= one.gain_bytes
+        and (theirs, -other.gain_bytes)
+        != (
+            mine,
+            -one.gain_bytes,
+        )
+    )
+
+
+def _cost(outcome: Outcome) -> tuple[int, bool, float, int]:
+    """What is given for it, as people weigh it: results before operations, these before lines."""
+    costs = any(change.cost for change in outcome.changes)
+    return (int(outcome.keeps), costs, round(outcome.more_flops, 4), len(outcome.changes))
+
+
+def _together(trials: _Trials, best: Sequence[Outcome]) -> Outcome | None:
+    """The best of every family, one after the other, as long as each lowers the peak further.
+
+    What changes training is left out: it is for the person to decide.
+    """
+    safe = sorted((one for one in best if one.keeps < Keeps.CONVERGENCE), key=lambda one: -one.gain_bytes)
+    current: Outcome | None = None
+    for one in safe[: _MOST_TOGETHER + 2]:
+        if current is None:
+            current = one
+            continue
+        if len(current.changes) >= _MOST_TOGETHER:
+            break
+        if not _go_together(current.changes, one.changes):
+            continue
+        further = trials.outcome((*current.changes, *one.changes))
+        least = LEAST_SHARE * trials.base.needed_bytes
+        if further is not None and further.gain_bytes >= current.gain_bytes + least:
+            current = further
+    return current if current is not None and len(current.changes) > 1 else None
+
+
+def _go_together(some: Iterable[Change], others: Iterable[Change]) -> bool:
+    return not any(
+        one.family == other.family or one.family in other.excludes or other.family in one.excludes
+        for one in some
+        for other in others
+    )
+
+
+def _cheapest(trials: _Trials, alone: Iterable[Outcome | None], target_bytes: int) -> Outcome | None:
+    """The cheapest set that fits: one change if one suffices, else the cheapest that still helps, one by one.
+
+    What the last one added has made superfluous is taken out again.
+    """
+    if trials.base.needed_bytes <= target_bytes:
+        return trials.base
+    useful = [one for one in alone if one is not None and one.gain_bytes > 0]
+    enough = [one for one in useful if one.needed_bytes <= target_bytes]
+    if enough:
+        return min(enough, key=_cost)
+    current: Outcome = trials.base
+    for one in sorted(useful, key=lambda one: (_cost(one)[:2], -one.gain_bytes)):
+        family = one.changes[0].family
+        others = tuple(change for change in current.changes if change.family != family)
+        if not _go_together(others, one.changes):
+            continue
+        further = trials.outcome((*others, *one.changes))
+        if further is None or further.needed_bytes >= current.needed_bytes:
+            continue
+        current = further
+        if current.needed_bytes <= target_bytes:
+            return _pruned(trials, current, target_bytes)
+    return None
+
+
+def _pruned(trials: _Trials, outcome: Outcome, target_bytes: int) -> Outcome:
+    for change in _dearest_first(outcome.changes):
+        less = trials.outcome(tuple(each for each in outcome.changes if each is not change))
+        if less is not None and less.needed_bytes <= target_bytes:
+            outcome = less
+    return outcome
+
+
+def _dearest_first(changes: Sequence[Change]) -> Iterator[Change]:
+    with suppress(ValueError):
+        yield from sorted(changes, key=lambda change: (-int(change.keeps), not change.cost))

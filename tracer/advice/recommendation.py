@@ -1,0 +1,99 @@
+"""What is told of changes that were tried: one kind of row, whoever tried them and whoever writes it down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A change made for real, on copies: before and after.
+
+    Attributes:
+        saves_bytes: Of the measured peak.
+        peak_bytes: The measured peak with it.
+        step_ms: Time of a step without the change.
+        changed_step_ms: And with it.
+        losses: Of the first steps without the change.
+        changed_losses: And with it.
+    """
+
+    saves_bytes: int
+    peak_bytes: int
+    step_ms: float
+    changed_step_ms: float
+    losses: tuple[float, ...]
+    changed_losses: tuple[float, ...]
+
+    @property
+    def largest_loss_difference(self) -> float:
+        """Relative, over the first steps; 0 where all are equal, bit for bit."""
+        pairs = zip(self.losses, self.changed_losses, strict=True)
+        return max((abs(one - other) / max(abs(one), 1e-30) for one, other in pairs), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """A change, or several together, that would lower the peak.
+
+    Attributes:
+        change: In a few words.
+        lines: To paste.
+        saves_bytes: Of what is allocated at the peak.
+        saves_reserved_bytes: Of what is reserved; None where nothing is, as on the CPU.
+        peak_bytes: Allocated at the peak with it.
+        reserved_bytes: Reserved with it, or None.
+        results: What becomes of the training's results.
+        cost: What it costs, or nothing.
+        needs: What has to hold, or nothing.
+        how_found: `rehearsed`, `replayed`, or `measured`.
+        measured: Where it was made for real.
+    """
+
+    change: str
+    lines: tuple[str, ...]
+    saves_bytes: int
+    saves_reserved_bytes: int | None
+    peak_bytes: int
+    reserved_bytes: int | None
+    results: str
+    cost: str
+    needs: str
+    how_found: str
+    measured: Measured | None = None
+
+    @property
+    def gain_bytes(self) -> int:
+        """What it saves, for a list: of what is allocated, or where that is nothing, of what is reserved."""
+        return self.saves_bytes or self.saves_reserved_bytes or 0
+
+
+@dataclass(frozen=True, slots=True)
+class AdviceReport:
+    """Everything to tell.
+
+    Attributes:
+        device: That it is about.
+        peak_bytes: Allocated at the peak, as it is.
+        reserved_bytes: The most reserved, or None.
+        rows: What saves something, the best of each family, the most first.
+        others: Further ones.
+        together: The best ones together, or None.
+        target_bytes: What it should fit into; None where nobody asked.
+        fits: Whether it does as it is.
+        fit: The cheapest that makes it fit, or None.
+        num_tried: How many were tried.
+        not_tried: Names of changes that could not be tried, and why.
+    """
+
+    device: str
+    peak_bytes: int
+    reserved_bytes: int | None
+    rows: tuple[Recommendation, ...]
+    others: tuple[Recommendation, ...] = ()
+    together: Recommendation | None = None
+    target_bytes: int | None = None
+    fits: bool = True
+    fit: Recommendation | None = None
+    num_tried: int = 0
+    not_tried: tuple[tuple[str, str], ...] = ()

@@ -1,0 +1,99 @@
+"""What would lower the peak, as a short list on a terminal, the best first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tracer.advice.recommendation import AdviceReport, Measured, Recommendation
+from tracer.units import format_bytes, some
+
+NUM_ROWS = 8
+NUM_SNIPPETS = 3
+
+
+def print_advice(report: AdviceReport, console: Console) -> None:
+    """Print the list, then the lines to paste for the first of it."""
+    _say(console, "")
+    _say(console, "What would help", style="bold")
+    if not report.rows:
+        _say(console, f"None of {some(report.num_tried, 'change')} that were tried saves as much as 1 % of the peak.")
+    else:
+        _print_table(report, console)
+    for sentence in _sentences(report):
+        _say(console, sentence)
+    for row in _shown_in_full(report):
+        _say(console, "")
+        _say(console, f"{row.change}:", style="bold")
+        for line in row.lines:
+            _say(console, f"    {line}")
+        if row.needs:
+            _say(console, f"  {row.needs}")
+
+
+def _print_table(report: AdviceReport, console: Console) -> None:
+    has_reserved = report.reserved_bytes is not None
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for name in ("saves", "", *(("of reserved",) if has_reserved else ())):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("change", overflow="fold", min_width=24)
+    table.add_column("results and cost", overflow="fold", min_width=18)
+    table.add_column("found by", no_wrap=True)
+    rows = [*report.rows[:NUM_ROWS], *([report.together] if report.together is not None else [])]
+    for row in rows:
+        share = f"{100 * row.saves_bytes / report.peak_bytes:.0f} %" if report.peak_bytes else ""
+        cells = [format_bytes(row.saves_bytes), share]
+        if has_reserved:
+            cells.append("" if row.saves_reserved_bytes is None else format_bytes(row.saves_reserved_bytes))
+        cost = "; ".join(part for part in (row.results, row.cost) if part)
+        name = f"together: {row.change}" if row is report.together else row.change
+        table.add_row(*cells, Text(name), Text(cost), _HOW.get(row.how_found, row.how_found))
+    console.print(table)
+
+
+_HOW = {"rehearsed": "rehearsal", "replayed": "replay", "measured": "measuring"}
+
+
+def _sentences(report: AdviceReport) -> Iterator[str]:
+    if report.target_bytes is not None:
+        yield _fit(report, report.target_bytes)
+    for row in (*report.rows, report.together, report.fit):
+        if row is not None and row.measured is not None:
+            yield _measured(row, row.measured)
+    if report.not_tried:
+        names = ", ".join(name for name, _ in report.not_tried[:3])
+        yield f"Could not be tried here: {names}; advice.json says why."
+
+
+def _fit(report: AdviceReport, target_bytes: int) -> str:
+    target = format_bytes(target_bytes)
+    if report.fits:
+        return f"It fits in {target} as it is."
+    if report.fit is None:
+        return f"Nothing that was tried makes it fit in {target}."
+    needed = report.fit.peak_bytes if report.fit.reserved_bytes is None else report.fit.reserved_bytes
+    cost = f", {report.fit.cost}" if report.fit.cost else ""
+    return f"To fit in {target}: {report.fit.change} ({format_bytes(needed)} then{cost}; {report.fit.results})."
+
+
+def _measured(row: Recommendation, measured: Measured) -> str:
+    """What came of making it, against what the rehearsal said."""
+    time = f"{measured.step_ms:.0f} ms to {measured.changed_step_ms:.0f} ms"
+    difference = measured.largest_loss_difference
+    losses = "the same losses, bit for bit" if not difference else f"losses differ by up to {difference:.1g} of them"
+    return (
+        f"Measured, {row.change}: {format_bytes(measured.saves_bytes)} less at the peak, where the rehearsal says "
+        f"{format_bytes(row.saves_bytes)}; a step goes from {time}; {losses} over {len(measured.losses)} steps."
+    )
+
+
+def _shown_in_full(report: AdviceReport) -> list[Recommendation]:
+    first = [report.fit] if report.fit is not None else []
+    return [*first, *report.rows[: NUM_SNIPPETS - len(first)]]
+
+
+def _say(console: Console, line: str, *, style: str = "") -> None:
+    console.print(Text(line, style=style), soft_wrap=True)

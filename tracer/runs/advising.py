@@ -1,0 +1,171 @@
+"""Advice for a workload: changes rehearsed, and on request the winning ones made for real, on copies."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from tracer.advice.change import Change
+from tracer.advice.changes.accumulate import Accumulated
+from tracer.advice.planner import Advice, Build, Device, NotTried, Outcome, advise, applied
+from tracer.advice.recommendation import AdviceReport, Measured
+from tracer.advice.report import report_of
+from tracer.advice.wrapped import Wrapped
+from tracer.capture.devices import synchronize
+from tracer.runs.session import ProfileSession, Schedule
+from tracer.runs.workload_run import random_states_kept, run_step
+from tracer.units import NS_PER_MS
+from tracer.workloads.workload import Workload, num_micro_batches
+
+_PROFILED = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=2, num_repeats=1)
+_NUM_TIMED = 3
+_NUM_VERIFIED = 3
+_Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A workload made for real for a few steps."""
+
+    peak_bytes: int
+    losses: tuple[float, ...]
+    step_ms: float
+
+
+def advise_on(
+    build: Build,
+    of: Workload,
+    *,
+    build_there: Build | None = None,
+    target_bytes: int | None = None,
+    verify: bool = False,
+    progress: _Progress = lambda done, total: None,
+) -> AdviceReport:
+    """What would lower the peak of a workload, which itself is not touched; neither is a random state.
+
+    Args:
+        build: Makes it anew on the CPU, to be rehearsed.
+        of: The workload: its device is the one whose rules are followed.
+        build_there: Makes it anew on that device, to be run; by default `build`.
+        target_bytes: What it should fit into.
+        verify: Whether to make the winning changes for real, before and after.
+        progress: Called with how many changes have been tried, of how many.
+
+    Raises:
+        TracerError: The step cannot be rehearsed.
+    """
+    device: Device = "cpu" if of.device.type == "cpu" else "cuda"
+    with random_states_kept(of):
+        advice = advise(build, device=device, target_bytes=target_bytes, progress=progress)
+        measured: dict[str, Measured] = {}
+        if verify:
+            advice, measured = _verified(advice, build_there or build)
+    return report_of(advice, measured)
+
+
+def _verified(advice: Advice, build: Build) -> tuple[Advice, dict[str, Measured]]:
+    """Measure the winning outcomes, and take out those that make the measured peak no smaller."""
+    fit = advice.fit.outcome if advice.fit is not None else None
+    wanted = [fit, *advice.best[:_NUM_VERIFIED], advice.together]
+    due = {
+        one.name: one for one in wanted if one is not None and one.changes and not any(c.settings for c in one.changes)
+    }
+    before = run_for_real(build)
+    measured: dict[str, Measured] = {}
+    failed: list[NotTried] = []
+    for name, outcome in due.items():
+        try:
+            measured[name] = measure(build, outcome.changes, before)
+        except Exception as error:  # of torch or the model, under a change: told in the answer
+            failed.append(NotTried(name, f"{type(error).__name__}: {error}"))
+            continue
+        if measured[name].saves_bytes <= 0:
+            failed.append(NotTried(name, "made for real, it saves nothing"))
+    bad = {one.name for one in failed}
+
+    def kept(outcome: Outcome | None) -> Outcome | None:
+        return None if outcome is None or outcome.name in bad else outcome
+
+    advice = replace(
+        advice,
+        outcomes=tuple(one for one in advice.outcomes if kept(one)),
+        together=kept(advice.together),
+        fit=replace(advice.fit, outcome=kept(fit)) if advice.fit is not None else None,
+        not_tried=(*advice.not_tried, *failed),
+    )
+    return advice, {name: one for name, one in measured.items() if name not in bad}
+
+
+def measure(build: Build, changes: Sequence[Change], before: _Run) -> Measured:
+    """Make changes for real on a workload built anew.
+
+    Args:
+        build: Makes the workload on the device at hand.
+        changes: To be made.
+        before: The same without them.
+    """
+    after = run_for_real(build, changes)
+    num_parts = _num_parts(changes, build)
+    if num_parts > 1 and before.losses and after.losses:
+        first, mean = before.losses[0], after.losses[0]
+        if abs(mean * num_parts - first) < abs(mean - first):  # the loss is a sum: its parts are not to be divided
+            after = run_for_real(build, changes, divides=False)
+    return Measured(
+        saves_bytes=before.peak_bytes - after.peak_bytes,
+        peak_bytes=after.peak_bytes,
+        step_ms=before.step_ms,
+        changed_step_ms=after.step_ms,
+        losses=before.losses,
+        changed_losses=after.losses,
+    )
+
+
+def _num_parts(changes: Sequence[Change], build: Build) -> int:
+    if all(change.family != "accumulate" for change in changes):
+        return 1
+    return num_micro_batches(applied(build(), changes)) // num_micro_batches(build())
+
+
+def run_for_real(build: Build, changes: Sequence[Change] = (), *, divides: bool = True) -> _Run:
+    """Some steps under the profiler, for the peak and the losses, then some without it, for the time.
+
+    Args:
+        build: Makes the workload on the device at hand.
+        changes: To be made first.
+        divides: Whether accumulated losses are means.
+    """
+    gc.collect()
+    workload = applied(build(), changes)
+    _set_divides(workload, divides)
+    session = ProfileSession(workload.model, workload.optimizer, device=workload.device, schedule=_PROFILED)
+    losses: list[float] = []
+    with session:
+        for _ in range(_PROFILED.num_steps):
+            losses += run_step(workload, session)
+            session.step()
+    peak_bytes = session.findings.worst.peak.allocator_peak_bytes
+    durations_ms = []
+    for _ in range(_NUM_TIMED):
+        synchronize(workload.device)
+        start_ns = time.perf_counter_ns()
+        _plain_step(workload)
+        synchronize(workload.device)
+        durations_ms.append((time.perf_counter_ns() - start_ns) / NS_PER_MS)
+    return _Run(peak_bytes, tuple(losses), median(durations_ms))
+
+
+def _set_divides(workload: Workload, divides: bool) -> None:
+    while isinstance(workload, Wrapped):
+        if isinstance(workload, Accumulated):
+            workload.divides = divides
+        workload = workload.inner
+
+
+def _plain_step(workload: Workload) -> None:
+    for _ in range(num_micro_batches(workload)):
+        loss = workload.forward(workload.next_batch())
+        workload.backward(loss)
+    workload.optimizer_step()
