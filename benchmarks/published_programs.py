@@ -254,11 +254,10 @@ def _epoch_sizes(batch_size: int) -> Iterator[int]:
 
 def _imagenet(run: PublishedRun) -> Program:
     """`Test_Pipeline/cnn_models`: a summary of one batch, then the same loop on ImageNet."""
-    names = {"vgg16": "vgg16", "resnet50": "resnet50", "mobilenetv2": "mobilenet_v2"}
-    if run.library != "torchvision" or run.model not in names:
+    if run.library != "torchvision":
         raise Unknown(f"{run.model}: the optimizer is not known")
     size = int(run.batch_size)
-    return Program(lambda: _ImagenetLoop(torchvision_model(names[run.model]), size), num_steps=3)
+    return Program(lambda: _ImagenetLoop(torchvision_model(run.model), size), num_steps=3)
 
 
 class _ImagenetLoop(Loop):
