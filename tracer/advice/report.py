@@ -51,9 +51,15 @@ def _recommendation(outcome: Outcome, measured: Measured | None) -> Recommendati
         results=outcome.keeps.words,
         cost=_cost(outcome),
         needs=" ".join(dict.fromkeys(change.needs for change in outcome.changes if change.needs)),
-        how_found="rehearsed" if measured is None else "measured",
+        how_found=_how_found(outcome, measured),
         measured=measured,
     )
+
+
+def _how_found(outcome: Outcome, measured: Measured | None) -> str:
+    if measured is not None:
+        return "measured"
+    return "replayed" if all(change.settings for change in outcome.changes) else "rehearsed"
 
 
 def _cost(outcome: Outcome) -> str:

@@ -41,23 +41,24 @@ def _print_table(report: AdviceReport, console: Console) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("change", overflow="fold", min_width=24)
     table.add_column("results and cost", overflow="fold", min_width=18)
-    table.add_column("found by", no_wrap=True)
     rows = [*report.rows[:NUM_ROWS], *([report.together] if report.together is not None else [])]
     for row in rows:
         share = f"{100 * row.saves_bytes / report.peak_bytes:.0f} %" if report.peak_bytes else ""
         cells = [format_bytes(row.saves_bytes), share]
         if has_reserved:
             cells.append("" if row.saves_reserved_bytes is None else format_bytes(row.saves_reserved_bytes))
-        cost = "; ".join(part for part in (row.results, row.cost) if part)
+        cost = "; ".join(part for part in (row.results, row.cost, _HOW.get(row.how_found, "")) if part)
         name = f"together: {row.change}" if row is report.together else row.change
-        table.add_row(*cells, Text(name), Text(cost), _HOW.get(row.how_found, row.how_found))
+        table.add_row(*cells, Text(name), Text(cost))
     console.print(table)
 
 
-_HOW = {"rehearsed": "rehearsal", "replayed": "replay", "measured": "measuring"}
+_HOW = {"replayed": "replayed", "measured": "measured"}
 
 
 def _sentences(report: AdviceReport) -> Iterator[str]:
+    if report.rows:
+        yield f"Found by rehearsing {some(report.num_tried, 'change')} alone and together, where nothing else is said."
     if report.target_bytes is not None:
         yield _fit(report, report.target_bytes)
     for row in (*report.rows, report.together, report.fit):
