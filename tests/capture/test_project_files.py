@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tracer.capture import source_files
 from tracer.capture.project_files import project_root
-from tracer.capture.source_files import is_user_code
 
 NET = "from torch import nn\nclass Net(nn.Module):\n    pass\n"
 
@@ -21,7 +21,7 @@ def forgotten() -> Iterator[None]:
     yield
     for name in set(sys.modules) - before:
         del sys.modules[name]
-    is_user_code.cache_clear()
+    source_files._is_user_file.cache_clear()
 
 
 @pytest.mark.parametrize(

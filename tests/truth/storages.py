@@ -57,10 +57,11 @@ def storages_of(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
     for part in parts_of(tensor):
         try:
             storage = part.untyped_storage()
-            if storage.nbytes() > 0 and storage.data_ptr() != 0:
-                yield storage
-        except (NotImplementedError, RuntimeError):
-            continue  # a tensor without storage, such as one of the compiler's
+            holds_memory = storage.nbytes() > 0 and storage.data_ptr() != 0
+        except (NotImplementedError, RuntimeError):  # a tensor without storage, such as one of the compiler's
+            continue
+        if holds_memory:
+            yield storage
 
 
 def storages_in(value: object) -> Iterator[torch.UntypedStorage]:

@@ -18,7 +18,7 @@ from tracer.snapshot.load import load_snapshot
 
 SUFFIXES = (".pkl", ".pickle", ".pkl.gz", ".pickle.gz", ".json", ".zst")
 BYTES_PER_FILE_BYTE = 12
-"""What reading a file takes at most, beside what every process takes; see benchmarks/job.py."""
+"""What reading a file is taken to need at most, beside what every process needs; an assumption on the safe side."""
 _PROCESS_BYTES = 150 << 20
 _SHARE_OF_MEMORY = 0.5
 

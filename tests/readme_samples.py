@@ -1,0 +1,99 @@
+"""The samples of output in the README, made from the commands that print them.
+
+A sample is a block of code behind a comment such as `<!-- printed by: uv run main.py --n-modes 16 -->`. A line `...` in
+it stands for lines that are left out. `python -m tests.readme_samples` writes them anew; where an output has become
+longer or shorter, the lines of the sample are a matter for a person.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+RECORDINGS = ROOT.parent / "shared/realdata"
+_SAMPLE = re.compile(r"<!-- printed by: (?P<command>.*?)(?:, of (?P<recording>\S+))? -->\n```\n(?P<text>.*?)```", re.S)
+_LEFT_OUT = "..."
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A sample.
+
+    Attributes:
+        command: As the README has it.
+        recording: The real recording that stands for `memory_snapshot.pkl`; None for a command without one.
+        parts: Lines that follow each other, and what follows behind something left out.
+    """
+
+    command: str
+    recording: Path | None
+    parts: tuple[tuple[str, ...], ...]
+
+
+def samples() -> Iterator[Sample]:
+    """Those of the README, in its order."""
+    for match in _SAMPLE.finditer(README.read_text(encoding="utf-8")):
+        recording = RECORDINGS / match["recording"] if match["recording"] else None
+        yield Sample(match["command"], recording, _parts(match["text"]))
+
+
+def _parts(text: str) -> tuple[tuple[str, ...], ...]:
+    parts: list[list[str]] = [[]]
+    for line in text.splitlines():
+        if line == _LEFT_OUT:
+            parts.append([])
+        else:
+            parts[-1].append(line)
+    return tuple(map(tuple, parts))
+
+
+def printed(sample: Sample, folder: Path) -> list[str]:
+    """What the command prints into a file, line by line."""
+    words = shlex.split(sample.command.removeprefix("uv run "))
+    words = [str(sample.recording) if word == "memory_snapshot.pkl" else word for word in words]
+    if sample.recording is None:
+        words += ["--save-dir", str(folder)]
+    # oneDNN takes workspaces for each thread.
+    environment = {**os.environ, "COLUMNS": "80", "OMP_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode in (0, 3), done.stderr
+    return [line.rstrip() for line in done.stdout.splitlines()]
+
+
+def place_of(part: tuple[str, ...], lines: list[str]) -> int:
+    """Where a part begins in the output, by the words of its first line; -1 if nowhere."""
+    words = [_words(line) for line in lines]
+    return words.index(_words(part[0])) if part and _words(part[0]) in words else -1
+
+
+def _words(line: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"[A-Za-z_]{2,}", line))
+
+
+def _write() -> None:
+    import tempfile
+
+    text = README.read_text(encoding="utf-8")
+    for sample in samples():
+        if sample.recording is not None and not sample.recording.exists():
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            lines = printed(sample, Path(folder))
+        made = [lines[(at := place_of(part, lines)) : at + len(part)] for part in sample.parts]
+        before = f"\n{_LEFT_OUT}\n".join("\n".join(part) for part in sample.parts)
+        after = f"\n{_LEFT_OUT}\n".join("\n".join(part) for part in made)
+        assert before in text
+        text = text.replace(before, after)
+    README.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _write()
