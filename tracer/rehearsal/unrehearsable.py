@@ -60,7 +60,10 @@ def rehearsal_error(error: Exception, step: int, known_bytes: int) -> TracerErro
     first = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else ""
     what = f"{type(error).__name__}: {first}" if first else type(error).__name__
     return RehearsalError(
-        f"Step {step + 1} raised {what}", known, "Does the step run as it is? A rehearsal has shapes and no numbers.", line
+        f"Step {step + 1} raised {what}",
+        known,
+        "Does the step run as it is? A rehearsal has shapes and no numbers.",
+        line,
     )
 
 
