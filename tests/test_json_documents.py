@@ -17,7 +17,9 @@ import main
 from tests.exporters.page_samples import peak_row
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import write
+from tracer.advice.recommendation import AdviceReport, Recommendation
 from tracer.analysis.peak_row import PeakRow
+from tracer.exporters.advice_json import write_advice_json
 from tracer.exporters.json_header import UNITS
 from tracer.exporters.peak_json import PeakDocument
 from tracer.exporters.row_json import RowJson
@@ -113,3 +115,41 @@ def test_every_key_of_a_differences_answer_is_described(file: Path, tmp_path: Pa
 def test_every_key_of_peak_json_is_described() -> None:
     assert set(PeakDocument.__annotations__) - set(HEADER) == set(keys("peak.json"))
     assert set(RowJson.__annotations__) == {one.name for one in fields(PeakRow)} == set(keys("A row"))
+
+
+def test_every_key_of_a_prediction_is_described() -> None:
+    model = (
+        "--model",
+        "torch.nn:Linear",
+        "--model-arg",
+        "in_features=16",
+        "--model-arg",
+        "out_features=4",
+        "--input",
+        "16",
+    )
+    fits = answer("predict", *model, "--json", "--gpu-memory", "1GiB")
+    lacks = answer("predict", *model, "--json", "--gpu-memory", "501MiB")
+    for found in (fits, lacks):
+        check_header(found, "prediction")
+    slow = {"advice", "largest_batch"}  # many rehearsals
+    assert {*fits, *lacks, *slow} - set(HEADER) == set(keys("`predict --json`"))
+    text = documented()["`predict --json`"][1] + documented()["A row"][1]
+    assert [key for key in inner_keys(lacks["out_of_memory"]) if f"`{key}`" not in text] == []
+
+
+def test_every_key_of_advice_is_described(tmp_path: Path) -> None:
+    row = Recommendation("less", ("line",), 5, None, 7, None, "same", "", "", "rehearsed", None)
+    report = AdviceReport("cpu", 12, None, (row,), (), None, None, False, None, 3, (("other", "why"),))
+    write_advice_json(report, tmp_path / "advice.json")
+    found = json.loads((tmp_path / "advice.json").read_text())
+    check_header(found, "advice")
+    assert set(found) - set(HEADER) == set(keys("advice.json"))
+    assert list(found["rows"][0]) == keys("A change")[: len(found["rows"][0])]
+
+
+def test_every_key_of_a_whole_job_is_described(file: Path, tmp_path: Path) -> None:
+    other = write(tmp_path / "rank1.pickle", out_of_memory())
+    found = answer("snapshot", file, other, "--json")
+    check_header(found, "job")
+    assert [key for key in found if key not in HEADER] == keys("`snapshot --json` of several recordings")

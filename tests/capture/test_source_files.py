@@ -34,7 +34,7 @@ def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def _forget() -> None:
-    for cached in (source_files._prefixes, whole_path, is_user_code):
+    for cached in (source_files._prefixes, source_files._whole_path, source_files._is_user_file):
         cached.cache_clear()
 
 

@@ -201,7 +201,7 @@ def test_a_rerun_replaces_the_files(tmp_path: Path) -> None:
 def test_on_darcy_data_the_loss_falls(tmp_path: Path) -> None:
     """The data are 8 batches in turn, so that the first and the 17th step see the same one."""
     steps = ["--n-wait-steps", "14", "--n-warmup-steps", "1", "--n-active-steps", "1", "--n-repeats", "1"]
-    switches = [f"--no-{output.name}" for output in OUTPUTS]
+    switches = [f"--no-{output.name}" for output in USUAL]
     ended = run(*TINY, "--hidden-channels", 8, "--data", "darcy", *steps, "--save-dir", tmp_path, *switches)
     first, last = map(float, re.search(r"Loss: ([\d.]+) in .*, ([\d.]+) in", ended.stdout).groups())  # type: ignore[union-attr]
     assert last < 0.9 * first
@@ -545,7 +545,7 @@ def test_where_the_allocators_history_saw_it_the_answer_is_on_the_screen(
     assert ended.code == 1
     assert ended.stderr.splitlines()[1] == "Hint: What was in use then is explained below, by line."
     assert "Out of memory at forward  net.py:13" in ended.stdout
-    assert re.search(r"asked for +48\.83 KiB \(50,000 B\)", ended.stdout)
+    assert re.search(r"requested +48\.83 KiB \(50,000 B\)", ended.stdout)
     assert "forward  net.py:12" in ended.stdout
     assert {path.name for path in tmp_path.iterdir()} == {"memory_snapshot.pkl", "memory_timeline.html"}
 

@@ -10,6 +10,7 @@ import torch
 
 from tests.report_workloads import build
 from tests.training_steps import Workload
+from tests.truth.isolate import in_fresh_process
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
 from tracer.rehearsal.rehearse import rehearse
@@ -93,6 +94,12 @@ def rows_of(findings: CycleFindings) -> Counter[BlockRow]:
 
 
 def side_by_side(name: str) -> SideBySide:
-    """Compare one of the tests' workloads."""
+    """Compare one of the tests' workloads, in a process where nothing else has left anything that Python can reach."""
+    returned = in_fresh_process(_side_by_side, name)
+    assert returned.value is not None, returned.error
+    return returned.value
+
+
+def _side_by_side(name: str) -> SideBySide:
     rehearsed, recorded = rows_of(rehearsed_findings(name)), rows_of(recorded_findings(name))
     return SideBySide(rehearsed - recorded, recorded - rehearsed, (rehearsed & recorded).total())

@@ -102,7 +102,7 @@ def test_a_run_that_failed_tells_so_again(tmp_path: Path) -> None:
     assert [cycle.is_whole for cycle in again.findings.cycles] == [True, False]
     kept = through_a_file(results, tmp_path)
     assert kept.failure == tuple(failure_lines(results))
-    assert kept.failure[0].startswith("Error: Step 3 raised ValueError: no such batch")
+    assert kept.failure[0].startswith("Error: Step 4 raised ValueError: no such batch")
 
 
 def test_a_run_of_which_nothing_was_recorded_keeps_its_times(tmp_path: Path) -> None:

@@ -263,7 +263,7 @@ def test_rows_sum_to_the_peak_in_every_cycle() -> None:
 
 def test_every_role_is_observed() -> None:
     known = short_run()[0].known
-    others = {Role.HELD, Role.ARGUMENT, Role.SAVED}  # of walks and of calls
+    others = {Role.HELD, Role.ARGUMENT, Role.SAVED, Role.WORKSPACE}  # of walks, of calls, and of rehearsals
     assert {Role(role) for role in known.role.tolist()} | others == set(Role)
     assert {"0.weight", "1.running_var", "0.bias.exp_avg", "batch[0]", "batch[1]"} <= set(known.names)
 
@@ -549,7 +549,7 @@ def history_log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     log: list[str] = []
     running = [False]
 
-    def start(device: torch.device, max_entries: int) -> None:
+    def start(device: torch.device, max_entries: int, *, stacks_of_frees: bool = False) -> None:
         log.append(f"start on {device} for {max_entries}")
         running[0] = True
 

@@ -309,6 +309,6 @@ def test_a_report_of_nothing_can_be_written() -> None:
 
 
 def test_every_column_is_described() -> None:
-    described = (Path(__file__).parents[2] / "docs" / "watch.md").read_text()
+    described = (Path(__file__).parents[2] / "docs" / "files.md").read_text()
     missing = [name for name in (*watch_values(report_of()), *StepColumns.__slots__) if f"`{name}`" not in described]
     assert missing == []

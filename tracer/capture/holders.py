@@ -214,7 +214,7 @@ class _Search:
             is_users = module == "__main__" or is_user_code(file)
             shown = file.replace("\\", "/").rpartition("/")[2] if module == "__main__" and file else module
             return _Root(str(name), f"global variable of {shown}", is_users), child
-        if isinstance(one, type) and below[id(one)] is not None:
+        if issubclass(type(one), type) and below[id(one)] is not None:
             return _Root(one.__qualname__, f"attribute of the class, {one.__module__}", not _is_ours(one)), one
         return None
 
@@ -297,17 +297,22 @@ def _links(first: Any, below: Mapping[int, Any]) -> list[str]:
     return parts
 
 
+def _is_tensor(one: Any) -> bool:
+    """Without asking the object for its class, as `isinstance` does: that may be code of anybody's."""
+    return issubclass(type(one), Tensor)
+
+
 def _first_tensor(first: Any, below: Mapping[int, Any]) -> Any:
     one = first
-    while one is not None and not isinstance(one, Tensor):
+    while one is not None and not _is_tensor(one):
         one = below.get(id(one))
     return one
 
 
 def _links_between(holder: Any, held: Any) -> list[str]:
-    if torch_private.has_next_functions(type(held)) and isinstance(holder, Tensor):
+    if torch_private.has_next_functions(type(held)) and _is_tensor(holder):
         return [f"{_GRAPH}{ARROW}{type(held).__name__}"]
-    if isinstance(holder, Tensor) and isinstance(held, Tensor):
+    if _is_tensor(holder) and _is_tensor(held):
         return [link(holder, held) or _GRAPH]
     return [link(holder, held)]
 

@@ -7,18 +7,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tracer.advice.recommendation import AdviceReport, Recommendation
 from tracer.exporters.files import write_atomically
+from tracer.exporters.json_header import json_header, this_command
 
-FORMAT, VERSION = "torch-timeline advice", 1
+VERSION = 1
 FILE_NAME = "advice.json"
 
 
 def advice_values(report: AdviceReport) -> dict[str, Any]:
-    """All of it, as values for JSON; docs/advice.md describes them."""
+    """All of it, as values for JSON; docs/files.md describes them."""
     return {
-        "format": FORMAT,
-        "version": VERSION,
+        **json_header("advice", VERSION, torch=torch.__version__, command=this_command()),
         "device": report.device,
         "peak_bytes": report.peak_bytes,
         "reserved_bytes": report.reserved_bytes,

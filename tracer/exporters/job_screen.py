@@ -10,9 +10,11 @@ from rich.console import Console
 
 from tracer.analysis.snapshots.job import JobFinding, RankGroup, RankPeak
 from tracer.exporters.diff_screen import print_snapshot_diff
+from tracer.exporters.json_header import json_header, this_command
 from tracer.exporters.text import print_table, say, table
 from tracer.units import format_bytes, some
 
+VERSION = 1
 _MAX_NAMED = 12
 
 
@@ -90,9 +92,10 @@ def _names(ranks: Sequence[RankPeak]) -> str:
 
 
 def job_json(finding: JobFinding) -> str:
-    """The same as JSON."""
+    """The same as JSON; docs/files.md describes it."""
     difference = finding.difference
     values = {
+        **json_header("job", VERSION, torch=None, command=this_command()),
         "worst_rank": finding.worst.name if finding.worst is not None else None,
         "typical_rank": finding.typical.name if finding.typical is not None else None,
         "missing": list(finding.missing),

@@ -7,11 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tracer.analysis.snapshots.groups import Group
 from tracer.analysis.steps.watch_report import Kept, WatchReport
 from tracer.exporters.files import write_atomically
+from tracer.exporters.json_header import json_header, this_command
 
-FORMAT, VERSION = "torch-timeline-watch", 1
+VERSION = 1
 
 
 def write_watch_json(report: WatchReport, path: Path) -> None:
@@ -24,11 +27,10 @@ def write_watch_json(report: WatchReport, path: Path) -> None:
 
 
 def watch_values(report: WatchReport) -> dict[str, Any]:
-    """The fields that docs/watch.md describes."""
+    """The fields that docs/files.md describes."""
     failed = report.out_of_memory
     return {
-        "format": FORMAT,
-        "version": VERSION,
+        **json_header("watch", VERSION, torch=torch.__version__, command=this_command()),
         "device": report.device,
         "event": asdict(report.event),
         "events": [asdict(event) for event in report.events],

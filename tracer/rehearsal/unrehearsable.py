@@ -55,12 +55,15 @@ def rehearsal_error(error: Exception, step: int, known_bytes: int) -> TracerErro
     for pattern, reason, hint in _REASONS:
         if re.search(pattern, text, re.DOTALL):
             return RehearsalError(
-                f"Step {step} cannot be rehearsed: {reason.format(_operator(error))}", known, hint, line
+                f"Step {step + 1} cannot be rehearsed: {reason.format(_operator(error))}", known, hint, line
             )
     first = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else ""
     what = f"{type(error).__name__}: {first}" if first else type(error).__name__
     return RehearsalError(
-        f"Step {step} raised {what}", known, "Does the step run as it is? A rehearsal has shapes and no numbers.", line
+        f"Step {step + 1} raised {what}",
+        known,
+        "Does the step run as it is? A rehearsal has shapes and no numbers.",
+        line,
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from rich.console import Console
 
+from tracer.exporters.json_header import json_header, this_command
 from tracer.exporters.paths import source_place
 from tracer.exporters.row_json import row_json
 from tracer.exporters.screen import NUM_ROWS, print_categories, print_lines
@@ -14,7 +16,6 @@ from tracer.rehearsal.cards import CONTEXT_BYTES
 from tracer.runs.prediction import Place, Prediction
 from tracer.units import format_bytes
 
-FORMAT = "torch-timeline prediction"
 VERSION = 1
 
 
@@ -81,12 +82,11 @@ def print_prediction(prediction: Prediction, console: Console, *, top: int = NUM
 
 
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
-    """The same for programs; sizes in bytes."""
+    """The same for programs; docs/files.md describes it."""
     unlimited, memory, card = prediction.unlimited, prediction.memory, prediction.card
     peak = prediction.findings.worst.peak
     document: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
+        **json_header("prediction", VERSION, torch=torch.__version__, command=this_command()),
         "device": prediction.rehearsal.device,
         "peak_allocated_bytes": unlimited.peak_allocated_bytes,
         "peak_requested_bytes": unlimited.peak_requested_bytes,
