@@ -317,7 +317,7 @@ def test_a_device_is_chosen_and_kept_in_the_address(opened: Callable[..., Any], 
         assert "device 0" in tab.locator("h1").inner_text()
         tab.get_by_label("Device", exact=True).select_option(label="device 1, 60.00 MiB")
         tab.wait_for_function("document.querySelector('h1').textContent.includes('device 1')")
-        assert tab.evaluate("location.hash") == "#device=device%201"
+        tab.wait_for_function("location.hash === '#device=device%201'")  # written after the picture
         assert tab.locator(".plot").count() == 0
         tab.reload()
         tab.wait_for_selector("html[data-drawn]")

@@ -20,13 +20,18 @@ from tests.truth.program import Batch, Program, mlp, program
 
 @program(threads=True)
 def forward_in_a_thread_pool() -> Program:
-    model, pool, batch = mlp(), ThreadPoolExecutor(2), Batch()
+    # One worker, and one call after the other: the order of two at once would be chance, and with it the peak.
+    model, pool, batch = mlp(), ThreadPoolExecutor(1), Batch()
     optimizer = torch.optim.Adam(model.parameters())
+
+    def forward(half: Tensor) -> Tensor:
+        output: Tensor = pool.submit(model, half).result()
+        pool.submit(int).result()  # by then the worker has let go of the call before
+        return output
 
     def step() -> Tensor:
         halves = batch.of([torch.randn(256, 64) for _ in range(2)])
-        # One after the other: the order of two at once would be chance, and with it the peak.
-        outputs = [pool.submit(model, half).result() for half in halves]
+        outputs = [forward(half) for half in halves]
         loss = torch.stack([output.square().mean() for output in outputs]).sum()
         loss.backward()
         optimizer.step()

@@ -78,6 +78,7 @@ judged = cache(judge)
 
 
 def _marks(name: str, column: str) -> Iterator[pytest.MarkDecorator]:
+    yield pytest.mark.xdist_group(name)  # by one process, that judges it once
     if entry_of(name).slow or name not in QUICK:
         yield pytest.mark.slow
     if reason := KNOWN_DEFECTS.get((name, column)):
