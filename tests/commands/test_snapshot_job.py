@@ -155,12 +155,12 @@ class _Workers(Executor):
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (ModuleNotFoundError("No module named 'tracer'\nand more"), "this program: No module named 'tracer'$"),
-        ("0.0.1", "have version 0.0.1, and here is"),
+        (ModuleNotFoundError("No module named 'tracer'\nand more"), "torch-timeline: No module named 'tracer'$"),
+        (("file", "rank"), "have another version of torch-timeline"),
     ],
 )  # fmt: skip
 def test_workers_that_lack_the_program_are_one_sentence(answer: object, said: str) -> None:
     with pytest.raises(TracerError, match=said) as caught:
         reading._check_cluster(_Workers(answer), "tcp://here")
-    assert "Install torch-timeline-tracer" in str(caught.value.hint)
-    reading._check_cluster(_Workers(reading.version()), "tcp://here")
+    assert "Install this version" in str(caught.value.hint)
+    reading._check_cluster(_Workers(reading.answer_of()), "tcp://here")

@@ -6,14 +6,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from glob import glob
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from tracer import __version__
 from tracer.analysis.snapshots.job import RankPeak, rank_of, rank_peak
 from tracer.errors import MissingPackageError, SnapshotError, TracerError
 from tracer.snapshot.load import load_snapshot
@@ -185,9 +184,9 @@ def _executor(dask: str | None, num_processes: int) -> Iterator[Executor]:
         yield executor
 
 
-def version() -> str:
-    """Of this program, there where it is asked."""
-    return __version__
+def answer_of() -> tuple[str, ...]:
+    """What a rank's answer is made of, there where it is asked: another version of this program may have another."""
+    return tuple(field.name for field in fields(RankPeak))
 
 
 def _check_cluster(executor: Executor, address: str) -> None:
@@ -196,11 +195,11 @@ def _check_cluster(executor: Executor, address: str) -> None:
     Raises:
         TracerError: It has not.
     """
-    hint = f"Install torch-timeline-tracer {__version__} where the cluster's scheduler and workers run."
+    hint = "Install this version of it where the cluster's scheduler and workers run."
     try:
-        there = executor.submit(version).result()
+        there = executor.submit(answer_of).result()
     except Exception as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise TracerError(f"The workers at {address} cannot import this program: {first}", hint=hint) from error
-    if there != __version__:
-        raise TracerError(f"The workers at {address} have version {there}, and here is {__version__}.", hint=hint)
+        raise TracerError(f"The workers at {address} cannot import torch-timeline: {first}", hint=hint) from error
+    if there != answer_of():
+        raise TracerError(f"The workers at {address} have another version of torch-timeline.", hint=hint)
