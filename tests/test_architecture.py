@@ -74,7 +74,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"allocator_count", "storage_uses"},
         {"block_lifetimes"},
         {"allocator_join", "block_facts", "breakdown", "step_phases"},
-        {"classify_blocks"},
+        {"classify_blocks", "reserved_ranges"},
         {"memory_by_kind", "peak_rows"},
         {"lost_track", "peak", "survivors"},
         {"growth"},

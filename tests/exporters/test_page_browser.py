@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 from benchmarks.synthetic_page import synthetic_page
+from tests.analysis.profiles.test_allocator_join import WatchedAllocator, joined
 from tests.analysis.snapshots.test_findings import BASE, load
 from tests.exporters import page_samples as samples
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.exporters.test_snapshot_page import page_of
+from tests.snapshot.allocator_model import SEGMENT_BYTES
 from tests.snapshot.dumps import REAL_FILES, block, entry, segment, snapshot
 from tests.training_steps import Recorded
 from tracer.analysis.profiles.findings import find_in_cycle, put_together
@@ -328,6 +330,23 @@ def test_segments_follow_the_moment(opened: Callable[..., Any], tmp_path: Path) 
     replayed = replay_snapshot(load(tmp_path / "s", out_of_memory()))
     with opened(pages_of(replayed)) as tab:
         check_moments(tab, replayed.devices[0], replayed.sites, [0, 2, 5])
+
+
+def test_segments_of_a_run_follow_the_moment(opened: Callable[..., Any]) -> None:
+    allocator = WatchedAllocator()
+    first = allocator.alloc(SEGMENT_BYTES // 2)
+    allocator.start_recording()
+    allocator.profiling = True
+    for size in (SEGMENT_BYTES // 4, SEGMENT_BYTES, 3 * SEGMENT_BYTES):
+        allocator.alloc(size)
+    allocator.free(first)
+    with opened(timeline_page(joined(allocator), run={})) as tab:
+        for event, truth in enumerate(allocator.truths, start=1):
+            tab.evaluate(f"location.hash = '#t={event}'")
+            tab.wait_for_function(f"document.querySelector('.when').textContent.includes('event {event} of')")
+            words = tab.locator("#space p").first.inner_text()
+            assert f"reserved ({truth.reserved:,} B)" in words
+            assert f"{format_bytes(truth.allocated)} in use" in words
 
 
 def check_moments(tab: Any, device: ReplayedDevice, sites: Sites, entries: list[int]) -> None:

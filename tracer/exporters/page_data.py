@@ -10,7 +10,7 @@ import numpy as np
 
 from tracer.analysis.downsample import reduce_rows
 from tracer.arrays import Ints, Rows
-from tracer.exporters.page_blocks import blocks_json, space_json, stacks_json
+from tracer.exporters.page_blocks import MOST_BLOCKS, blocks_json, space_json, stacks_json
 from tracer.exporters.page_model import (
     Band,
     Cell,
@@ -205,14 +205,13 @@ def _long_columns(page: Page, origin: int, num_pages: int) -> tuple[TimelineJson
         timeline = _timeline(page, origin, rows, num_buckets)
         size = sum(len(table["packed"]) for table in (timeline["stack"], *timeline["lines"]))
         fits = size * num_pages <= MAX_TIMELINE_CHARS
-        blocks = blocks_json(page.blocks, rows) if page.blocks is not None and fits else None
+        fitting = page.blocks if fits or num_buckets <= _FEWEST_BUCKETS else None
+        blocks = blocks_json(fitting, rows, most_blocks=MOST_BLOCKS // num_pages) if fitting is not None else None
         if blocks is not None:
             tables = (blocks["blocks"], blocks["changes"], blocks["places"])
             size = sum(len(table["packed"]) for table in tables if table is not None)
             fits = size * num_pages <= MAX_BLOCKS_CHARS
         if fits or num_buckets <= _FEWEST_BUCKETS:
-            if blocks is None and page.blocks is not None:
-                blocks = blocks_json(page.blocks, rows)
             return timeline, blocks, rows
         num_buckets //= 2
 

@@ -139,7 +139,7 @@ class PageBlocks:
         freed_at: [B] The first row at which it no longer was; the number of rows if that was never.
         stacks: What led to each group, innermost frame first; as many as groups, or none.
         address: [B] Where each block lies; None where that is of no use.
-        allocated_bytes: [B] What it takes there, rounded; with the addresses.
+        allocated_bytes: [B] What it takes there, rounded; None where that is its size.
     """
 
     groups: tuple[PeakRow, ...]
@@ -170,6 +170,7 @@ class PageSpace:
         made_at: The first row of `Page.times` at which it was reserved; negative if it was there before.
         freed_at: The first row at which it no longer was.
         is_expandable: Whether what lies beside it belongs to the same segment.
+        known_from: The first row of which this is known.
     """
 
     homes: tuple[str, ...]
@@ -179,6 +180,7 @@ class PageSpace:
     made_at: Ints
     freed_at: Ints
     is_expandable: Bools
+    known_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)

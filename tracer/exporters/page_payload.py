@@ -89,8 +89,8 @@ class BlocksJson(TypedDict):
 
     The columns of `groups` are numbers of texts, one more than the number, and 0 for none; lines are lines.
     Those of `blocks` are the first position, how many positions, bytes and group of each block. Those of `changes` are
-    position, group, bytes and count: by how much the small blocks of a group changed. Those of `places` are address and
-    rounded bytes of each block.
+    position, group, bytes and count: by how much the small blocks of a group changed. Those of `places` are the address
+    of each block and, where they are not its bytes, its rounded bytes.
     """
 
     texts: list[str]
@@ -103,10 +103,14 @@ class BlocksJson(TypedDict):
 
 
 class SpaceJson(TypedDict):
-    """Reserved ranges; the columns are first position, how many positions, address, bytes, home, expandable or not."""
+    """Reserved ranges; the columns are first position, how many positions, address, bytes, home, expandable or not.
+
+    Before the position `known_from` they are not known.
+    """
 
     homes: Sequence[str]
     ranges: Packed
+    known_from: int
 
 
 class AdviceJson(TypedDict):
