@@ -114,7 +114,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"columns", "open_calls", "spread"},
         {"recorder"},
         {"rule"},
-        {"convolution_workspaces", "kernel_scratch"},
+        {"attention", "convolution_workspaces", "cuda_autocast", "kernel_scratch", "recurrent"},
         {"cuda_rules"},
         {"rehearse"},
     ),
