@@ -92,7 +92,9 @@ def _answer(finding: JobFinding) -> tuple[str, ...]:
         odd = [one for group in finding.groups if group.is_odd for one in group.ranks]
         alike = finding.groups[0].ranks
         same = "All" if len(alike) == len(finding.ranks) else f"{len(alike)} of them"
-        sentences.append(f"{same} are alike, with a peak of {_span(alike)}.{f' Odd ones out: {rank_names(odd)}.' if odd else ''}")
+        sentences.append(
+            f"{same} are alike, with a peak of {_span(alike)}.{f' Odd ones out: {rank_names(odd)}.' if odd else ''}"
+        )
     if finding.difference is not None:
         sentences.append(_more(worst, typical, finding.difference))
     lacking = [

@@ -180,7 +180,7 @@ def executor_for(dask: str | None, num_processes: int) -> Iterator[Executor]:
             hint="Name the address that `dask scheduler` prints, such as tcp://10.0.0.1:8786.",
         ) from error
     with client:
-        executor: Executor = client.getexecutor_for(pure=False)
+        executor: Executor = client.get_executor(pure=False)
         _check_cluster(executor, dask)
         yield executor
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import BrokenExecutor, Future
 from pathlib import Path
 
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
@@ -17,7 +18,7 @@ from tracer.snapshot.load import load_snapshot
 
 
 def read_pages(ranks: Sequence[RankPeak], *, dask: str | None = None) -> dict[str, PageJson]:
-    """The pages of some ranks, by name, that share the room of one file with the page of their job.
+    """The pages of those ranks that can be read, by name; they share the room of one file with their job's.
 
     Args:
         ranks: Each with its worst device.
@@ -32,8 +33,16 @@ def read_pages(ranks: Sequence[RankPeak], *, dask: str | None = None) -> dict[st
     files = [Path(one.file) for one in ranks]
     with executor_for(dask, num_processes_for(files)) as executor:
         futures = [executor.submit(read_page, one, len(ranks) + 1) for one in ranks]
-        pages = [future.result() for future in futures]
+        pages = [_page_or_none(future) for future in futures]
     return {one.name: page for one, page in zip(ranks, pages, strict=True) if page is not None}
+
+
+def _page_or_none(future: Future[PageJson | None]) -> PageJson | None:
+    """None also where the process has died of a rank: the others' pages are there."""
+    try:
+        return future.result()
+    except BrokenExecutor:
+        return None
 
 
 def read_page(rank: RankPeak, num_pages: int) -> PageJson | None:

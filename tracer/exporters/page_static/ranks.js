@@ -1,6 +1,8 @@
 // The ranks of a job beside each other: a bar for each, as high as its peak, of the colours of what that was.
 
 const RANK_SIGNS = { ran_out: ["\u2715", "ran out of memory"], is_odd: ["\u25b2", "odd one out"], unreadable: ["?", "not readable"], missing: ["\u2013", "no recording"] };
+// As high as the axis in page.css.
+const RANK_HEIGHT = 168;
 const rankSigns = (rank) => Object.keys(RANK_SIGNS).filter((sign) => rank[sign] || rank.state === sign);
 
 class RankSection {
@@ -18,10 +20,10 @@ class RankSection {
   }
 
   bar(rank, index) {
-    const signs = rankSigns(rank), height = this.most ? (100 * rank.bytes) / this.most : 0;
+    const signs = rankSigns(rank), height = this.most ? (RANK_HEIGHT * rank.bytes) / this.most : 0;
     const element = el("button", { type: "button", class: `rank-bar${rank.has_page ? " has-page" : ""}`, tabindex: "-1", "aria-label": this.words(rank), title: this.words(rank) },
       el("span", { class: "rank-sign", "aria-hidden": "true" }, signs.map((sign) => RANK_SIGNS[sign][0]).join("")),
-      el("span", { class: `rank-level ${rank.state}`, style: { height: `${height}%` }, "aria-hidden": "true" },
+      el("span", { class: `rank-level ${rank.state}`, style: { height: `${height}px` }, "aria-hidden": "true" },
         [...rank.kinds].filter((kind) => kind.bytes > 0).map((kind) => {
           const part = swatch(kind.name, "rank-part");
           part.style.flexGrow = String(kind.bytes);
