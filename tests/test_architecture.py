@@ -90,7 +90,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
     ),
     "tracer.runs": (
         {"job", "rank_store", "run_history", "termination"},
-        {"session"},
+        {"job_pages", "session"},
         {"results"},
         {"failure_words", "ranks", "screen", "watch_report", "workload_run"},
         {"advising", "kept", "watched_rank"},
@@ -114,7 +114,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"columns", "open_calls", "spread"},
         {"recorder"},
         {"rule"},
-        {"convolution_workspaces", "kernel_scratch"},
+        {"attention", "convolution_workspaces", "cuda_autocast", "kernel_scratch", "recurrent"},
         {"cuda_rules"},
         {"rehearse"},
     ),
