@@ -90,7 +90,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
     ),
     "tracer.runs": (
         {"job", "run_history", "termination"},
-        {"session"},
+        {"job_pages", "session"},
         {"results"},
         {"failure_words", "ranks", "screen", "watch_report", "workload_run"},
         {"advising", "kept", "watch"},

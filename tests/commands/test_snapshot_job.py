@@ -15,6 +15,7 @@ from benchmarks.job import complaints, make_job
 from tests.commands.dying_reader import dying_reader
 from tests.commands.test_snapshots import run
 from tests.exporters.snapshot_samples import out_of_memory
+from tests.exporters.test_page import data_in
 from tests.snapshot.dumps import block, entry, segment, snapshot, write
 from tracer.errors import TracerError
 from tracer.runs import job as reading
@@ -73,8 +74,30 @@ def test_no_recording_is_one_sentence(tmp_path: Path, name: str) -> None:
 
 
 def test_what_is_about_one_recording_is_refused(tmp_path: Path) -> None:
-    status, _, err = run("snapshot", job(tmp_path / "job"), "--html", tmp_path / "page.html")
-    assert status == 1 and "--html is about one recording" in err
+    status, _, err = run("snapshot", job(tmp_path / "job"), "--sqlite", tmp_path / "report.sqlite")
+    assert status == 1 and "--sqlite is about one recording" in err
+
+
+def test_the_page_of_a_job_has_the_odd_ranks_pages(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    status, _, err = run("snapshot", job(tmp_path / "job"), "--html", page)
+    assert status == 0 and f"Wrote {page}" in err
+    data = data_in(page.read_text())
+    assert data["selector"] == "rank" and data["shown"] == 0
+    assert [one["device"] for one in data["pages"]] == ["all ranks", "rank 0", "rank 3"]
+    assert [one["peak"]["bytes"] for one in data["pages"][1:]] == [4 * MIB, 9 * MIB]
+    bars = data["pages"][0]["ranks"]
+    assert [one["state"] for one in bars] == ["readable"] * 5 + ["unreadable", "missing", "readable"]
+    assert [one["bytes"] // MIB for one in bars] == [4, 4, 4, 9, 4, 0, 0, 4]
+    assert [one["has_page"] for one in bars] == [True, False, False, True, False, False, False, False]
+
+
+def test_a_page_over_a_recording_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    recording = job(tmp_path / "job") / "rank0" / "memory_snapshot.pkl"
+    before = recording.read_bytes()
+    status, _, err = run("snapshot", tmp_path / "job", "--html", recording)
+    assert status == 1 and "is named twice" in err
+    assert recording.read_bytes() == before
 
 
 def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,13 +146,13 @@ def test_processes_are_as_many_as_there_is_memory_for(tmp_path: Path, monkeypatc
             out.truncate(50 * MIB if file.name == "rank4.pkl" else MIB)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
     monkeypatch.setattr(reading, "_free_bytes", lambda: 2 * 3 * (150 + 400) * MIB)
-    assert reading._num_processes(files) == 3
-    assert reading._num_processes(files[:3]) == 3
+    assert reading.num_processes_for(files) == 3
+    assert reading.num_processes_for(files[:3]) == 3
     monkeypatch.setattr(reading, "_free_bytes", lambda: 100 * MIB)
-    assert reading._num_processes(files) == 1
+    assert reading.num_processes_for(files) == 1
     packed = files[4].rename(tmp_path / "rank4.pkl.gz")
     monkeypatch.setattr(reading, "_free_bytes", lambda: 2 * 3 * (150 + 4000) * MIB)
-    assert reading._num_processes([packed] * 5) == 3
+    assert reading.num_processes_for([packed] * 5) == 3
 
 
 def test_equal_ranks_share_their_stacks_in_memory(tmp_path: Path) -> None:

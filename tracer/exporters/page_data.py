@@ -20,7 +20,9 @@ from tracer.exporters.page_model import (
     Page,
     PageLostTrack,
     PagePeak,
+    PageRank,
     Section,
+    Selector,
     SlowModule,
     StepTiming,
     Table,
@@ -35,6 +37,7 @@ from tracer.exporters.page_payload import (
     MarkJson,
     PageJson,
     PeakJson,
+    RankJson,
     RestJson,
     SectionJson,
     SlowModuleJson,
@@ -57,9 +60,9 @@ MAX_BANDS = 3000
 _MOST_BUCKETS, _FEWEST_BUCKETS = 8192, 256
 
 
-def page_json(pages: Sequence[Page], *, shown: int = 0) -> str:
+def page_json(pages: Sequence[PageJson], *, shown: int = 0, selector: Selector = "device") -> str:
     """All of the page's data, safe inside a script element: no character that HTML gives a meaning to."""
-    data = {"shown": shown, "pages": [page_data(page, num_pages=len(pages)) for page in pages]}
+    data = {"shown": shown, "selector": selector, "pages": pages}
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -98,6 +101,7 @@ def page_data(page: Page, *, num_pages: int = 1) -> PageJson:
         "run": [(str(name), str(value)) for name, value in page.run.items()],
         "notes": page.notes,
         "sections": [_section(section) for section in page.sections],
+        "ranks": [_rank(rank) for rank in page.ranks],
         "categories": {
             name: {"light": light, "dark": dark, "words": CATEGORY_WORDS[name]}
             for name, (light, dark) in CATEGORY_COLORS.items()
@@ -169,6 +173,22 @@ def _peak(peak: PagePeak, origin: int, rows: Rows, *, has_blocks: bool) -> PeakJ
         "rows": [row_json(one) for one in shown[:MAX_PEAK_ROWS]],
         "rest": _rest(shown[MAX_PEAK_ROWS:]),
         "stacks": stacks_json(peak.stacks if row is None else ()),
+    }
+
+
+def _rank(rank: PageRank) -> RankJson:
+    return {
+        "name": rank.name,
+        "rank": rank.rank,
+        "state": rank.state,
+        "bytes": rank.bytes,
+        "kinds": [{"name": share.name, "bytes": share.bytes} for share in rank.kinds],
+        "is_odd": rank.is_odd,
+        "ran_out": rank.ran_out,
+        "alike": rank.alike,
+        "words": rank.words,
+        "file": rank.file,
+        "has_page": rank.has_page,
     }
 
 

@@ -23,6 +23,9 @@ Axis = Literal["time", "entry"]
 MarkKind = Literal["peak", "tagged", "oom"]
 Source = Literal["profile", "snapshot"]
 BandKind = Literal["step", "forward", "backward", "optimizer"]
+RankState = Literal["readable", "unreadable", "missing"]
+Selector = Literal["device", "rank"]
+"""What a page's parts are chosen by, where it has several."""
 
 _COLOR = re.compile(r"#[0-9a-fA-F]{6}|[a-z]+")
 
@@ -244,6 +247,37 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
+class PageRank:
+    """One rank of a job, drawn as a bar.
+
+    Attributes:
+        name: "rank 3", or its file.
+        rank: Its number; None where that is not known.
+        state: "readable"; "unreadable", and `words` say why; or "missing".
+        bytes: Its peak.
+        kinds: Of what that is made, by category.
+        is_odd: Whether few are like it.
+        ran_out: Whether it had no memory left.
+        alike: How many ranks are in its group, itself among them.
+        words: What else is to be said.
+        file: Its recording.
+        has_page: Whether a page of its own, named as it, is in the file too.
+    """
+
+    name: str
+    rank: int | None
+    state: RankState
+    bytes: int = 0
+    kinds: tuple[KindBytes, ...] = ()
+    is_odd: bool = False
+    ran_out: bool = False
+    alike: int = 1
+    words: str = ""
+    file: str = ""
+    has_page: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class PageLostTrack:
     """An operator at which torch's data flow lost a tensor's category, and the bytes that followed from it."""
 
@@ -308,6 +342,7 @@ class Page:
         headline_notes: Sentences that belong to the answer itself.
         notes: Sentences on what could not be measured.
         sections: Further findings, in their order.
+        ranks: Of a job, in their order.
     """
 
     title: str
@@ -336,6 +371,7 @@ class Page:
     headline_notes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sections: tuple[Section, ...] = ()
+    ranks: tuple[PageRank, ...] = ()
 
     def __post_init__(self) -> None:
         for series in self.series:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict
 
-from tracer.exporters.page_model import Axis, BandKind, MarkKind, Source
+from tracer.exporters.page_model import Axis, BandKind, MarkKind, RankState, Source
 from tracer.exporters.row_json import RowJson
 
 
@@ -136,6 +136,22 @@ class PeakJson(TypedDict):
     stacks: StacksJson
 
 
+class RankJson(TypedDict):
+    """A bar; `PageRank` describes it."""
+
+    name: str
+    rank: int | None
+    state: RankState
+    bytes: int
+    kinds: list[KindBytesJson]
+    is_odd: bool
+    ran_out: bool
+    alike: int
+    words: str
+    file: str
+    has_page: bool
+
+
 class LostTrackJson(TypedDict):
     """Where torch lost track."""
 
@@ -224,4 +240,5 @@ class PageJson(TypedDict):
     run: list[tuple[str, str]]
     notes: Sequence[str]
     sections: list[SectionJson]
+    ranks: list[RankJson]
     categories: dict[str, CategoryJson]

@@ -101,12 +101,12 @@ def read_job(
         found.append(_sharing(peak, seen))
         progress(len(found), len(named))
 
-    with _executor(dask, num_processes or _num_processes(files)) as executor:
+    with executor_for(dask, num_processes or num_processes_for(files)) as executor:
         left = _read_all(executor, named, device, read, add)
     # A process that dies takes its pool along, and all who wait there. A single one reads in order: the first without
     # an answer is the one that it died of.
     while left:
-        with _executor(None, 1) as executor:
+        with executor_for(None, 1) as executor:
             left = _read_all(executor, left, device, read, add)
         if left:
             culprit = left.pop(0)
@@ -137,7 +137,7 @@ def _sharing(peak: RankPeak, seen: dict[object, Any]) -> RankPeak:
     return replace(peak, side=replace(peak.side, by_key=by_key))
 
 
-def _num_processes(files: Sequence[Path]) -> int:
+def num_processes_for(files: Sequence[Path]) -> int:
     """As many as there are cores, files, and memory for the largest of them."""
     largest = max((_needed_bytes(path) for path in files), default=0)
     each = _PROCESS_BYTES + largest
@@ -159,7 +159,8 @@ def _free_bytes() -> int:
 
 
 @contextmanager
-def _executor(dask: str | None, num_processes: int) -> Iterator[Executor]:
+def executor_for(dask: str | None, num_processes: int) -> Iterator[Executor]:
+    """Where recordings are read: processes of this machine, or a Dask cluster's workers; errors as of `read_job`."""
     if dask is None:
         # A fresh interpreter for each: what this process has loaded is not paid for again by every copy of it.
         with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
