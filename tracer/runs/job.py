@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
@@ -68,6 +69,9 @@ def read_rank(file: str, device: int | None) -> RankPeak:
         return RankPeak(file, rank_of(file), problem=str(error))
     except MemoryError:
         return RankPeak(file, rank_of(file), problem="There is not enough memory to read it.")
+    finally:
+        # What was replayed refers to itself, in few objects with large arrays: the collector would let them pile up.
+        gc.collect()
 
 
 def read_job(
