@@ -498,9 +498,10 @@ def test_a_step_that_fails_is_named_and_what_was_recorded_is_written(
     failing(monkeypatch, error, step=1)
     ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
     assert ended.code == 1
-    first, hint, *wrote = ended.stderr.splitlines()
+    first, hint, *wrote, after = ended.stderr.splitlines()
     assert says in first
     assert hint == "Hint: What was recorded until then is explained and written below."
+    assert after.startswith("Next: ")
     assert "Peak: " in ended.stdout
     assert {path.name for path in tmp_path.iterdir()} == {output.file_name for output in USUAL} - {"cuda_timing.txt"}
     assert len(wrote) == len(USUAL) - 1
