@@ -128,7 +128,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
     ),
     "tracer.workloads": (
         {"shipped_models", "supervised", "user_errors", "workload"},
-        {"factory", "random_inputs"},
+        {"factory", "lora", "random_inputs"},
         {"module_steps"},
         {"compiling", "user_model"},
         {"hf_config"},
