@@ -89,13 +89,13 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"memory_report", "run_times"},
     ),
     "tracer.runs": (
-        {"job", "run_history", "termination"},
+        {"job", "rank_store", "run_history", "termination"},
         {"job_pages", "session"},
         {"results"},
         {"failure_words", "ranks", "screen", "watch_report", "workload_run"},
-        {"advising", "kept", "watch"},
-        {"outputs", "prediction", "watched_workload"},
-        {"prediction_words", "training"},
+        {"advising", "kept", "watched_rank"},
+        {"outputs", "prediction", "watch"},
+        {"prediction_words", "training", "watched_workload"},
         {"script_run"},
     ),
     "tracer.rehearsal": (
@@ -128,7 +128,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
     ),
     "tracer.workloads": (
         {"shipped_models", "supervised", "user_errors", "workload"},
-        {"factory", "random_inputs"},
+        {"factory", "lora", "random_inputs"},
         {"module_steps"},
         {"compiling", "user_model"},
         {"hf_config"},

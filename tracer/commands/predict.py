@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tracer.advice.recommendation import AdviceReport
     from tracer.allocator.settings import AllocatorSettings
     from tracer.rehearsal.cards import Card
-    from tracer.runs.prediction import Prediction, ShapeNeed
+    from tracer.runs.prediction import LargestBatch, Prediction, ShapeNeed
     from tracer.workloads.workload import Workload
 
 _DOES_NOT_FIT = 3
@@ -75,6 +75,21 @@ def predict(
             rich_help_panel=MODEL,
         ),
     ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Of a sample of --hf-config; with --inference, text of that length is generated, its cache kept.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    lora: Annotated[
+        str,
+        typer.Option(
+            metavar="<rank>",
+            help="Train adapters of peft in the place of the weights: 16, or 16:q_proj,v_proj.",
+            rich_help_panel=MODEL,
+        ),
+    ] = "",
     optimizer: Optimizer = "adamw",
     loss: Loss = "auto",
     amp: Amp = "off",
@@ -155,12 +170,12 @@ def _predict(context: typer.Context, given: Mapping[str, Any]) -> bool | None:
     num_steps = _NUM_STEPS_THAT_VARY if shapes else _NUM_STEPS
     answer = predicted(workload, card=card, settings=settings, device=given["device"], num_steps=num_steps)
     answer = replace(answer, by_shape=_needs(options, shapes, given, card))
-    batch = _largest_batch(options, given, card, settings) if given["largest_batch"] and card is not None else None
+    largest = _largest_batch(options, given, card, settings) if given["largest_batch"] and card is not None else None
     advice = _advice(options, given, card) if given["advise"] else None
     if given["save_dir"] is not None:
         _write(answer, workload, options, given["save_dir"], not_said if given["quiet"] else say, advice)
     if given["as_json"] or not given["quiet"]:
-        _print(answer, batch, advice, as_json=given["as_json"], top=given["top"])
+        _print(answer, largest, advice, as_json=given["as_json"], top=given["top"])
     return answer.fits
 
 
@@ -214,18 +229,25 @@ def _build(options: WorkloadOptions, seed: int) -> Workload:
 
 def _largest_batch(
     options: WorkloadOptions, given: Mapping[str, Any], card: Card, settings: AllocatorSettings | None
-) -> int:
-    from tracer.runs.prediction import largest_batch
+) -> LargestBatch:
+    """The largest that fits; where it is smaller than what was asked for, as many samples in micro-batches."""
+    from tracer.runs.prediction import LargestBatch, fitting_micro_batches, largest_batch
 
-    def build(batch: int) -> Workload:
-        return _build(replace(options, options={**options.options, "batch_size": batch}), given["seed"])
+    def build(batch: int, accumulate: int = given["accumulate"]) -> Workload:
+        changed = {"batch_size": batch} | ({"accumulate": accumulate} if "accumulate" in options.options else {})
+        return _build(replace(options, options={**options.options, **changed}), given["seed"])
 
     say_of = not_said if given["quiet"] else say
 
     def tell(batch: int, fits: bool) -> None:
         say_of(f"Batch size {batch}: {'fits' if fits else 'does not fit'}.")
 
-    return largest_batch(build, card, start=given["batch_size"], settings=settings, tell=tell)
+    largest = largest_batch(build, card, start=given["batch_size"], settings=settings, tell=tell)
+    can_accumulate = "accumulate" in options.options and not given["inference"]
+    if not can_accumulate or not 0 < largest < given["batch_size"]:
+        return LargestBatch(largest, None)
+    asked = given["batch_size"] * given["accumulate"]
+    return LargestBatch(largest, fitting_micro_batches(build, card, asked, largest, settings=settings))
 
 
 def _advice(options: WorkloadOptions, given: Mapping[str, Any], card: Card | None) -> AdviceReport:
@@ -264,21 +286,23 @@ def _write(
             raise each.error
 
 
-def _print(answer: Prediction, batch: int | None, advice: AdviceReport | None, *, as_json: bool, top: int) -> None:
+def _print(
+    answer: Prediction, largest: LargestBatch | None, advice: AdviceReport | None, *, as_json: bool, top: int
+) -> None:
     from tracer.exporters.advice_json import advice_values
     from tracer.exporters.advice_screen import print_advice
     from tracer.exporters.text import say as print_line
-    from tracer.runs.prediction_words import prediction_json, print_prediction
+    from tracer.runs.prediction_words import largest_json, largest_words, prediction_json, print_prediction
 
     with screen() as console:
         if as_json:
-            document = prediction_json(answer) | ({} if batch is None else {"largest_batch": batch})
+            document = prediction_json(answer) | ({} if largest is None else largest_json(largest))
             document |= {} if advice is None else {"advice": advice_values(advice)}
             console.print(json.dumps(document, indent=1), soft_wrap=True, markup=False)
             return
         print_prediction(answer, console, top=top)
         if advice is not None:
             print_advice(advice, console)
-        if batch is not None:
+        if largest is not None:
             print_line(console)
-            print_line(console, f"Largest batch that fits: {batch}." if batch else "Not even one sample fits.")
+            print_line(console, largest_words(largest))

@@ -13,7 +13,7 @@ from tracer.exporters.row_json import row_json
 from tracer.exporters.screen import NUM_ROWS, print_categories, print_lines
 from tracer.exporters.text import say
 from tracer.rehearsal.cards import CONTEXT_BYTES
-from tracer.runs.prediction import Place, Prediction
+from tracer.runs.prediction import LargestBatch, Place, Prediction
 from tracer.units import format_bytes
 
 VERSION = 1
@@ -124,3 +124,23 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
             "line": at.line.line if at.line is not None else None,
         }
     return document
+
+
+def largest_words(largest: LargestBatch) -> str:
+    """The largest batch, and how to have the one that was asked for all the same."""
+    if not largest.batch_size:
+        return "Not even one sample fits."
+    words = f"Largest batch that fits: {largest.batch_size}."
+    if largest.accumulated is None:
+        return words
+    size, number = largest.accumulated
+    return (
+        f"{words} All {size * number} samples fit in {number} micro-batches: --batch-size {size} --accumulate {number}."
+    )
+
+
+def largest_json(largest: LargestBatch) -> dict[str, Any]:
+    """The same for programs."""
+    size, number = largest.accumulated or (None, None)
+    accumulated = None if size is None else {"batch_size": size, "accumulate": number}
+    return {"largest_batch": largest.batch_size, "accumulated": accumulated}
