@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tracer.advice.recommendation import AdviceReport, Measured, Recommendation
+from tracer.advice.found import found_sentence
+from tracer.advice.recommendation import AdviceReport, Found, Measured, Recommendation
+from tracer.exporters.paths import short_path
 from tracer.units import format_bytes, some
 
 NUM_ROWS = 8
 NUM_SNIPPETS = 3
+NUM_FOUND = 5
 
 
 def print_advice(report: AdviceReport, console: Console) -> None:
     """Print the list, then the lines to paste for the first of it."""
     _say(console, "")
     _say(console, "What would help", style="bold")
+    print_found(report.found, report.peak_bytes, console)
     if not report.rows:
         _say(console, f"None of {some(report.num_tried, 'change')} that were tried saves as much as 1 % of the peak.")
     else:
@@ -32,6 +36,17 @@ def print_advice(report: AdviceReport, console: Console) -> None:
             _say(console, f"    {line}")
         if row.needs:
             _say(console, f"  {row.needs}")
+
+
+def print_found(found: Sequence[Found], peak_bytes: int, console: Console) -> None:
+    """What the recording shows that nobody needs: a sentence for each, and the lines to paste."""
+    for one in found[:NUM_FOUND]:
+        _say(console, found_sentence(one, peak_bytes, file_name=short_path))
+        for line in one.lines:
+            _say(console, f"    {line}")
+    if len(found) > NUM_FOUND:
+        rest = sum(one.bytes for one in found[NUM_FOUND:])
+        _say(console, f"{format_bytes(rest)} more in {some(len(found) - NUM_FOUND, 'such place')}; see advice.json.")
 
 
 def _print_table(report: AdviceReport, console: Console) -> None:
