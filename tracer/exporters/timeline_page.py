@@ -45,8 +45,8 @@ from tracer.exporters.page_model import (
     StepTiming,
     Table,
 )
-from tracer.exporters.paths import source_place
 from tracer.exporters.page_space import page_space
+from tracer.exporters.paths import source_place
 from tracer.exporters.snapshot_page import oom_section, oom_sentences, reserved_table
 from tracer.units import format_bytes
 
