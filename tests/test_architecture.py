@@ -90,13 +90,13 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"memory_report", "run_times"},
     ),
     "tracer.runs": (
-        {"job", "run_history", "termination", "waste"},
+        {"job", "rank_store", "run_history", "termination", "waste"},
         {"job_pages", "session"},
         {"results"},
         {"failure_words", "ranks", "screen", "watch_report", "workload_run"},
-        {"advising", "kept", "watch"},
-        {"outputs", "prediction", "watched_workload"},
-        {"prediction_words", "training"},
+        {"advising", "kept", "watched_rank"},
+        {"outputs", "prediction", "watch"},
+        {"prediction_words", "training", "watched_workload"},
         {"script_run"},
     ),
     "tracer.rehearsal": (
@@ -130,7 +130,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
     ),
     "tracer.workloads": (
         {"shipped_models", "supervised", "user_errors", "workload"},
-        {"factory", "random_inputs"},
+        {"factory", "lora", "random_inputs"},
         {"module_steps"},
         {"compiling", "user_model"},
         {"hf_config"},
@@ -377,7 +377,6 @@ def test_the_model_of_the_allocator_knows_recordings_in_few_places(module: str) 
 
 # Files of analysis that are tested elsewhere, each with where: the folder of snapshots has not been mirrored yet.
 TESTED_ELSEWHERE: dict[str, str] = {
-    "tracer/analysis/kinds.py": "tests/analysis/profiles/test_classify_blocks.py",
     "tracer/analysis/profiles/compiled_owners.py": "tests/analysis/compiled/test_origins.py",
     "tracer/analysis/peak_diff.py": "tests/exporters/test_peak_diff.py",
     "tracer/analysis/peak_row.py": "tests/exporters/test_row_json.py",

@@ -782,3 +782,15 @@ def dispatched_to(handle: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any])
 
 MODULE_CALL_CODE = torch.nn.Module._call_impl.__code__
 """Of the function that calls a module's hooks and its `forward`."""
+
+
+def process_group_store() -> Any:
+    """A connection of its own to the store that the default process group was started with; None where there is none.
+
+    A clone neither keeps the store's server alive nor shares the lock under which the program waits in the original.
+    """
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    store = distributed.distributed_c10d._get_default_store()
+    return store.clone() if hasattr(store, "clone") else None
