@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Literal
 
-from tracer.advice.change import Change, Keeps, Part, Situation, peak_bytes
+from tracer.advice.change import Change, Part, Situation, peak_bytes
 from tracer.advice.changes import (
     accumulate,
     allocator_settings,
@@ -26,6 +26,7 @@ from tracer.advice.changes import (
     zero_grad,
 )
 from tracer.advice.flops import FlopCount
+from tracer.advice.recommendation import Keeps
 from tracer.allocator.settings import parse_settings
 from tracer.analysis.profiles.findings import find_in_cycle
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
