@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import pickle
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,28 @@ NAMES = {
     "backward": ("backward", "_engine_run_backward", "apply"),
     "optimizer": ("step", "_multi_tensor_adamw", "_init_group"),
 }
+TRAIN_LINE: Row = {"name": "main", "filename": "/srv/project/train.py", "line": 340}
+TEACHER = [{"name": "load_teacher", "filename": "/srv/project/distill.py", "line": 31}, TRAIN_LINE]
+KEEPER = [{"name": "collect_predictions", "filename": "/srv/project/evaluate.py", "line": 77}, TRAIN_LINE]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """In what a training differs from the usual one.
+
+    Attributes:
+        num_layers: Of the model.
+        batch_factor: How many times as large activations are.
+        held_bytes: Of a second model that is there before the recording.
+        kept_bytes: A step leaves behind.
+        runs_out: The recording ends with a request for which there was no memory.
+    """
+
+    num_layers: int = NUM_LAYERS
+    batch_factor: int = 1
+    held_bytes: int = 0
+    kept_bytes: int = 0
+    runs_out: bool = False
 
 
 class TraceFullError(Exception):
@@ -58,11 +81,11 @@ class Recorder:
         self._room = 0
         self.time_us = FIRST_TIME_US
 
-    def alloc(self, size: int, phase: str, *, record: bool = True) -> int:
+    def alloc(self, size: int, phase: str, *, record: bool = True, stack: list[Row] | None = None) -> int:
         """The address of a block, reused or new."""
         if record and len(self.trace) + 2 > self._num_entries:
             raise TraceFullError
-        stack = self._rng.choice(self._stacks[phase])
+        stack = stack or self._rng.choice(self._stacks[phase])
         cached = self._free.get(size)
         address = cached.pop() if cached else self._new_block(size, stack, record)
         if record:
@@ -79,6 +102,11 @@ class Recorder:
         self._log("free_completed", address, size, stack)
         del self._live[address]
         self._free.setdefault(size, []).append(address)
+
+    def run_out(self, size: int, phase: str) -> None:
+        """Ask for more than the device has; its entry takes the place of the last one."""
+        self.trace[self._num_entries - 1 :] = []
+        self._log("oom", 0, size, self._rng.choice(self._stacks[phase]))
 
     def segments(self) -> list[Row]:
         """The end state."""
@@ -156,18 +184,21 @@ def random_stacks(rng: random.Random, count: int, depth: int, phase: str) -> lis
     ]
 
 
-def train(recorder: Recorder, rng: random.Random) -> None:
+def train(recorder: Recorder, rng: random.Random, variant: Variant = Variant()) -> None:
     """Training steps until the recording is full."""
-    parameters = [rng.choice((4 * KIB, 64 * KIB, 4 * MIB, 8 * MIB, 16 * MIB)) for _ in range(NUM_LAYERS)]
+    parameters = [rng.choice((4 * KIB, 64 * KIB, 4 * MIB, 8 * MIB, 16 * MIB)) for _ in range(variant.num_layers)]
     for size in parameters * 3:
         recorder.alloc(size, "forward", record=False)
+    for _ in range(variant.held_bytes // (8 * MIB)):
+        recorder.alloc(8 * MIB, "forward", record=False, stack=TEACHER)
     while True:
         kept = []
         for _ in parameters:
             passing = [
                 recorder.alloc(rng.choice((512, 2 * KIB, 64 * KIB)), "forward") for _ in range(rng.randint(1, 4))
             ]
-            kept.append(recorder.alloc(rng.choice((64 * KIB, MIB, 4 * MIB, 12 * MIB)), "forward"))
+            size = variant.batch_factor * rng.choice((64 * KIB, MIB, 4 * MIB, 12 * MIB))
+            kept.append(recorder.alloc(size, "forward"))
             for address in passing:
                 recorder.free(address, "forward")
         gradients = []
@@ -177,9 +208,18 @@ def train(recorder: Recorder, rng: random.Random) -> None:
         passing = [recorder.alloc(size, "optimizer") for size in parameters[:20]]
         for address in passing + gradients:
             recorder.free(address, "optimizer")
+        if variant.kept_bytes:
+            recorder.alloc(variant.kept_bytes, "forward", stack=KEEPER)
 
 
-def make_snapshot(num_entries: int, *, num_stacks: int = 2000, depth: int = 15, num_devices: int = 1) -> Row:
+def make_snapshot(
+    num_entries: int,
+    *,
+    num_stacks: int = 2000,
+    depth: int = 15,
+    num_devices: int = 1,
+    variant: Variant = Variant(),
+) -> Row:
     """A snapshot with this many entries for each device."""
     rng = random.Random(0)
     stacks = {phase: random_stacks(rng, num_stacks // len(NAMES), depth, phase) for phase in NAMES}
@@ -187,7 +227,9 @@ def make_snapshot(num_entries: int, *, num_stacks: int = 2000, depth: int = 15, 
     for device in range(num_devices):
         recorder = Recorder(device, num_entries, stacks, rng)
         with contextlib.suppress(TraceFullError):
-            train(recorder, rng)
+            train(recorder, rng, variant)
+        if variant.runs_out:
+            recorder.run_out(64 * MIB, "forward")
         segments += recorder.segments()
         traces.append(recorder.trace)
     return {

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,6 +20,8 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from tests.accelerator import pretend
 from tracer import TimelineTracer
+from tracer.analysis.profiles.findings import CycleFindings
+from tracer.analysis.profiles.reserved_ranges import reserved_ranges
 from tracer.exporters.cuda_timing import cuda_timing_text
 from tracer.runs.failure_words import failure_lines
 from tracer.runs.session import Schedule
@@ -43,6 +48,29 @@ class Told:
     other_devices: dict[str, int]
     files: tuple[str, ...]
     failed_files: tuple[str, ...]
+    pages: tuple[tuple[str, int, bool], ...]
+    reserved: tuple[int, int]
+
+
+def pages_in(path: Path) -> tuple[tuple[str, int, bool], ...]:
+    """Of each device in a page: its name, its peak and whether its segments are there."""
+    _, _, text = path.read_text().partition('id="data">')
+    pages = json.loads(text.partition("</script>")[0])["pages"]
+    return tuple((page["device"], page["peak"]["bytes"], page["space"] is not None) for page in pages)
+
+
+def reserved_over(cycle: CycleFindings) -> tuple[int, int]:
+    """At how many events the history's segments sum to what the profiler says is reserved, and of how many."""
+    found = reserved_ranges(cycle.history, cycle.lifetimes) if cycle.history is not None else None
+    if found is None:
+        return 0, 0
+    events = cycle.lifetimes.events
+    level = np.zeros(len(events) + 1, np.int64)
+    np.add.at(level, np.maximum(found.made_at, 0), found.ranges.size_bytes)
+    np.add.at(level, found.freed_at, -found.ranges.size_bytes)
+    counted = cycle.recording.allocations.total_reserved_bytes[events]
+    same = np.cumsum(level)[:-1] == counted
+    return int(same[found.known_from :].sum()), len(events) - found.known_from
 
 
 def told(session: TrainingProfile, counted: list[tuple[int, int]]) -> Told:
@@ -63,6 +91,8 @@ def told(session: TrainingProfile, counted: list[tuple[int, int]]) -> Told:
         other_devices=dict(findings.other_devices),
         files=tuple(sorted(path.name for path in session.folder.iterdir())),
         failed_files=tuple(str(each.error) for each in session.written if each.error is not None),
+        pages=pages_in(session.folder / "memory_timeline.html"),
+        reserved=reserved_over(findings.cycles[-1]),
     )
 
 

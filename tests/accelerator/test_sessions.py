@@ -16,6 +16,9 @@ def assert_laws(found: Told, device: int) -> None:
     assert found.device == f"pretend:{device}"
     assert found.rows_bytes == found.peak_bytes == found.counted[device]
     assert found.joined is None or found.joined[0] == found.joined[1]
+    # The history's segments are what the profiler counts as reserved, at every event.
+    assert found.reserved[0] == found.reserved[1]
+    assert (found.reserved[1] > 0) == (found.joined is not None)
     assert found.failed_files == ()
     written = {"max_mem.txt", "peak.json", "memory_timeline.html", "memory_snapshot.pkl", "trace.json.gz"}
     assert {*written, "memory_report.sqlite", "run_time_report.sqlite"} <= set(found.files)
@@ -28,6 +31,8 @@ def test_of_two_devices_the_one_that_holds_most_is_explained_and_the_other_named
     assert found.other_devices == {"pretend:0": found.counted[0]}
     (note,) = (note for note in found.notes if "Other devices" in note)
     assert "about pretend:1, which held most" in note and "pretend:0 up to" in note
+    # The page has both, each with its own peak and segments.
+    assert found.pages == (("pretend:1", found.counted[1], True), ("pretend:0", found.counted[0], True))
 
 
 def test_a_device_that_was_named_is_explained_whatever_others_hold(elsewhere: Elsewhere) -> None:

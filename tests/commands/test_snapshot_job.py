@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+from concurrent.futures import Executor, Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.job import complaints, make_job
+from tests.commands.dying_reader import dying_reader
 from tests.commands.test_snapshots import run
 from tests.exporters.snapshot_samples import out_of_memory
+from tests.exporters.test_page import data_in
 from tests.snapshot.dumps import block, entry, segment, snapshot, write
+from tracer.errors import TracerError
+from tracer.runs import job as reading
 from tracer.runs.job import read_job, recordings
 from tracer.units import MIB
 
@@ -66,11 +74,34 @@ def test_no_recording_is_one_sentence(tmp_path: Path, name: str) -> None:
 
 
 def test_what_is_about_one_recording_is_refused(tmp_path: Path) -> None:
-    status, _, err = run("snapshot", job(tmp_path / "job"), "--html", tmp_path / "page.html")
-    assert status == 1 and "--html is about one recording" in err
+    status, _, err = run("snapshot", job(tmp_path / "job"), "--sqlite", tmp_path / "report.sqlite")
+    assert status == 1 and "--sqlite is about one recording" in err
 
 
-def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+def test_the_page_of_a_job_has_the_odd_ranks_pages(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    status, _, err = run("snapshot", job(tmp_path / "job"), "--html", page)
+    assert status == 0 and f"Wrote {page}" in err
+    data = data_in(page.read_text())
+    assert data["selector"] == "rank" and data["shown"] == 0
+    assert [one["device"] for one in data["pages"]] == ["all ranks", "rank 0", "rank 3"]
+    assert [one["peak"]["bytes"] for one in data["pages"][1:]] == [4 * MIB, 9 * MIB]
+    bars = data["pages"][0]["ranks"]
+    assert [one["state"] for one in bars] == ["readable"] * 5 + ["unreadable", "missing", "readable"]
+    assert [one["bytes"] // MIB for one in bars] == [4, 4, 4, 9, 4, 0, 0, 4]
+    assert [one["has_page"] for one in bars] == [True, False, False, True, False, False, False, False]
+
+
+def test_a_page_over_a_recording_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    recording = job(tmp_path / "job") / "rank0" / "memory_snapshot.pkl"
+    before = recording.read_bytes()
+    status, _, err = run("snapshot", tmp_path / "job", "--html", recording)
+    assert status == 1 and "is named twice" in err
+    assert recording.read_bytes() == before
+
+
+def test_a_cluster_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "CONNECT_S", 0.5)
     status, _, err = run("snapshot", job(tmp_path / "job"), "--dask", "tcp://127.0.0.1:1")
     assert status == 1
     assert ("cannot be reached" in err) or ("is not installed" in err)
@@ -85,3 +116,74 @@ def test_a_dask_cluster_finds_what_this_machine_finds(tmp_path: Path) -> None:
         there = read_job(files, dask=cluster.scheduler_address)
     here = read_job(files, num_processes=1)
     assert sorted(there, key=lambda one: one.file) == sorted(here, key=lambda one: one.file)
+
+
+def test_planted_ranks_are_found_and_a_broken_file_costs_only_itself(tmp_path: Path) -> None:
+    """What benchmarks/job.py does with 64 ranks of a million entries: two stages, three odd ranks, a truncated file."""
+    planted = make_job(tmp_path / "job", 16, 12_000, num_stacks=90)
+    status, out, _ = run("snapshot", planted.folder, "--json")
+    assert status == 0
+    found = json.loads(out)
+    assert complaints(planted, found) == []
+    assert len(found["ranks"]) == 15 and all(11_990 < one["entries"] <= 12_000 for one in found["ranks"])
+    (broken,) = found["unreadable"]
+    assert "is truncated" in broken["problem"]
+
+
+def test_a_process_that_dies_costs_only_its_own_rank(tmp_path: Path) -> None:
+    files = recordings([job(tmp_path / "job")])[1:6]
+    found = read_job(files, num_processes=2, read=dying_reader)
+    problems = {one.rank: one.problem for one in found if one.problem}
+    assert {one.rank for one in found} == {1, 2, 3, 4, 5} and problems.keys() == {3, 5}
+    assert problems[3] == "The process that read it has died."
+
+
+def test_processes_are_as_many_as_there_is_memory_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of what is free, of which the largest file needs eight times its size; packed, eighty times."""
+    files = [tmp_path / f"rank{rank}.pkl" for rank in range(8)]
+    for file in files:
+        with file.open("wb") as out:
+            out.truncate(50 * MIB if file.name == "rank4.pkl" else MIB)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
+    monkeypatch.setattr(reading, "_free_bytes", lambda: 2 * 3 * (150 + 400) * MIB)
+    assert reading.num_processes_for(files) == 3
+    assert reading.num_processes_for(files[:3]) == 3
+    monkeypatch.setattr(reading, "_free_bytes", lambda: 100 * MIB)
+    assert reading.num_processes_for(files) == 1
+    packed = files[4].rename(tmp_path / "rank4.pkl.gz")
+    monkeypatch.setattr(reading, "_free_bytes", lambda: 2 * 3 * (150 + 4000) * MIB)
+    assert reading.num_processes_for([packed] * 5) == 3
+
+
+def test_equal_ranks_share_their_stacks_in_memory(tmp_path: Path) -> None:
+    first, second, *_ = read_job(recordings([job(tmp_path / "job")])[:2], num_processes=1)
+    assert [id(key) for key in first.side.by_key] == [id(key) for key in second.side.by_key] != []
+
+
+class _Workers(Executor):
+    """A cluster whose workers answer with something."""
+
+    def __init__(self, answer: object) -> None:
+        self._answer = answer
+
+    def submit(self, *_: object) -> Any:  # type: ignore[override]
+        future: Future[object] = Future()
+        if isinstance(self._answer, Exception):
+            future.set_exception(self._answer)
+        else:
+            future.set_result(self._answer)
+        return future
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (ModuleNotFoundError("No module named 'tracer'\nand more"), "torch-timeline: No module named 'tracer'$"),
+        (("file", "rank"), "have another version of torch-timeline"),
+    ],
+)  # fmt: skip
+def test_workers_that_lack_the_program_are_one_sentence(answer: object, said: str) -> None:
+    with pytest.raises(TracerError, match=said) as caught:
+        reading._check_cluster(_Workers(answer), "tcp://here")
+    assert "Install this version" in str(caught.value.hint)
+    reading._check_cluster(_Workers(reading.answer_of()), "tcp://here")

@@ -58,7 +58,7 @@ def test_every_page_is_whole_and_small(page: Page, tmp_path: Path) -> None:
     assert path.stat().st_size < 6_000_000
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
     # JSON says what Python said, surrogates and all.
-    assert data_in(text) == json.loads(json.dumps({"shown": 0, "pages": [page_data(page)]}))
+    assert data_in(text) == json.loads(json.dumps({"shown": 0, "selector": "device", "pages": [page_data(page)]}))
 
 
 def test_two_script_elements_and_nothing_to_load(page: Page) -> None:

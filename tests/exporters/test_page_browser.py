@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 
 from benchmarks.synthetic_page import synthetic_page
+from tests.analysis.profiles.test_allocator_join import WatchedAllocator, joined
 from tests.analysis.snapshots.test_findings import BASE, load
 from tests.exporters import page_samples as samples
 from tests.exporters.snapshot_samples import out_of_memory
+from tests.exporters.test_job_page import planted
 from tests.exporters.test_snapshot_page import page_of
+from tests.snapshot.allocator_model import SEGMENT_BYTES
 from tests.snapshot.dumps import REAL_FILES, block, entry, segment, snapshot
 from tests.training_steps import Recorded
 from tracer.analysis.profiles.findings import find_in_cycle, put_together
@@ -25,6 +28,7 @@ from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot,
 from tracer.analysis.snapshots.moments import held_at
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.timeline import device_timeline
+from tracer.exporters.job_page import job_page
 from tracer.exporters.page import Page, PageAdvice, write_pages
 from tracer.exporters.snapshot_page import snapshot_page
 from tracer.exporters.timeline_page import timeline_page
@@ -324,10 +328,54 @@ def test_a_device_is_chosen_and_kept_in_the_address(opened: Callable[..., Any], 
         assert "60.00 MiB on device 1" in tab.locator("h1").inner_text()
 
 
+def test_the_ranks_of_a_job_by_mouse_and_keyboard(opened: Callable[..., Any]) -> None:
+    page, single = job_page(planted(), {"rank 5"}, run={}), replace(samples.small_page(), device="rank 5")
+    hostile = replace(page, ranks=(replace(page.ranks[0], file=samples.IMAGE), *page.ranks[1:]))
+    with opened([hostile, single]) as tab:
+        assert tab.locator("h1").inner_text() == "Rank 5 ran out of memory."
+        status = tab.locator(".rank-status")
+        assert "rank 5: 1.27 GiB (1,363,148,800 B); ran out of memory; odd one out" in status.inner_text()
+        assert tab.locator(".rank-bar").count() == 14
+        tab.locator(".rank-bar[tabindex='0']").focus()
+        tab.keyboard.press("Home")
+        assert "rank 0: 1000.00 MiB (1,048,576,000 B), like 9 others" in status.inner_text()
+        assert samples.IMAGE in status.inner_text()
+        assert tab.evaluate("document.querySelectorAll('img').length") == 0
+        for _ in range(3):
+            tab.keyboard.press("ArrowRight")
+        assert "rank 3: not readable. is no pickle" in status.inner_text()
+        tab.locator(".rank-bar").nth(5).hover()
+        assert status.inner_text().startswith("rank 5: 1.27 GiB")
+        heights = [box["height"] for box in (one.bounding_box() for one in tab.locator(".rank-level.readable").all())]
+        assert heights[0] / max(heights) == pytest.approx(1000 / 1300, abs=0.02)
+        tab.locator(".rank-bar").nth(5).focus()
+        tab.keyboard.press("Enter")
+        tab.wait_for_function("document.querySelector('h1').textContent.startsWith('Peak: ')")
+        tab.wait_for_function("location.hash.includes('5')")
+        assert tab.locator(".rank-bar").count() == 0
+
+
 def test_segments_follow_the_moment(opened: Callable[..., Any], tmp_path: Path) -> None:
     replayed = replay_snapshot(load(tmp_path / "s", out_of_memory()))
     with opened(pages_of(replayed)) as tab:
         check_moments(tab, replayed.devices[0], replayed.sites, [0, 2, 5])
+
+
+def test_segments_of_a_run_follow_the_moment(opened: Callable[..., Any]) -> None:
+    allocator = WatchedAllocator()
+    first = allocator.alloc(SEGMENT_BYTES // 2)
+    allocator.start_recording()
+    allocator.profiling = True
+    for size in (SEGMENT_BYTES // 4, SEGMENT_BYTES, 3 * SEGMENT_BYTES):
+        allocator.alloc(size)
+    allocator.free(first)
+    with opened(timeline_page(joined(allocator), run={})) as tab:
+        for event, truth in enumerate(allocator.truths, start=1):
+            tab.evaluate(f"location.hash = '#t={event}'")
+            tab.wait_for_function(f"document.querySelector('.when').textContent.includes('event {event} of')")
+            words = tab.locator("#space p").first.inner_text()
+            assert f"reserved ({truth.reserved:,} B)" in words
+            assert f"{format_bytes(truth.allocated)} in use" in words
 
 
 def check_moments(tab: Any, device: ReplayedDevice, sites: Sites, entries: list[int]) -> None:

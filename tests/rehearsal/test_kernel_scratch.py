@@ -66,6 +66,10 @@ def attention(dtype: torch.dtype, key_heads: int = 2) -> Step:
     return step
 
 
+def largest(k: int, *shape: int) -> Step:
+    return lambda: torch.topk(torch.randn(*shape), k)
+
+
 def inverse_transform() -> None:
     torch.fft.irfft2(torch.randn(4, 16, 9, dtype=torch.complex64))
 
@@ -99,6 +103,12 @@ CASES: dict[str, tuple[str, Step, list[int]]] = {
     "sort, one long": ("sort", sorting(5000), [5000 * INDEX, 5000 * (FLOAT + INDEX)]),
     "sort, some long": ("sort", sorting(2, 5000), [10_000 * INDEX] * 2 + [10_000 * (FLOAT + INDEX)]),
     "sort, many long": ("sort", sorting(130, 5000), [650_000 * INDEX, 650_000 * (FLOAT + INDEX)]),
+    "topk, few": ("topk", largest(4096, 2, 9000), []),
+    # Sorted values and their indices of 2 x 5,000, the sort of "sort, some long", and the indices gathered
+    "topk, many": (
+        "topk", largest(5000, 2, 9000),
+        [10_000 * INDEX, 10_000 * FLOAT] + [10_000 * INDEX] * 2 + [10_000 * (FLOAT + INDEX)] + [10_000 * INDEX],
+    ),
     # 100 rows become 128, a width of 40 becomes 64: a sum a row, the query's gradient in float
     "flash backward": (
         "flash-backward", attention(torch.bfloat16), [3 * 2 * 128 * FLOAT, 3 * 128 * 2 * 64 * FLOAT],
@@ -145,7 +155,7 @@ def test_scratch_is_freed_with_its_operator(name: str) -> None:
 
 
 def test_every_rule_of_kernels_has_a_case() -> None:
-    elsewhere = {"cublas-workspace", "cudnn-workspace"}
+    elsewhere = {"cublas-workspace", "cudnn-workspace", "cudnn-attention-backward"}
     of_kernels = {rule.name for rule in RULES if rule.scratch} - elsewhere
     assert of_kernels == {rule for rule, _, _ in CASES.values()}
 

@@ -43,7 +43,7 @@ from tracer.analysis.snapshots.memory_report import snapshot_report
 from tracer.analysis.snapshots.timeline import device_timeline
 from tracer.errors import SnapshotError
 from tracer.exporters.allocator_screen import print_allocator
-from tracer.exporters.page_data import page_json
+from tracer.exporters.page_data import page_data, page_json
 from tracer.exporters.snapshot_json import snapshot_json
 from tracer.exporters.snapshot_page import snapshot_page
 from tracer.exporters.snapshot_report import write_snapshot_report
@@ -237,7 +237,7 @@ def draw_and_report(replayed: ReplayedSnapshot, finding: SnapshotFinding, path: 
     for shown, one in enumerate(replayed.devices):
         timeline = device_timeline(replayed.snapshot, one.state, one.replay, kinds=one.kinds)
         page = snapshot_page(replayed, finding, shown, timeline, run={})
-        page_json([page])
+        page_json([page_data(page)])
         assert not page.series or max(np.sum([one.values_bytes for one in page.series], axis=0)) == page.peak.bytes
         write_snapshot_report(snapshot_report(replayed, finding, shown, timeline, settings={}), path)
 

@@ -14,6 +14,7 @@ import gc
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -349,6 +350,11 @@ def is_leaf(tensor: torch.Tensor) -> bool:
         return tensor.is_leaf
     except RuntimeError:
         return False
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd knows a tensor as a view of another one."""
+    return bool(tensor._is_view())
 
 
 def is_wrapped_by_transform(tensor: torch.Tensor) -> bool:
@@ -694,6 +700,44 @@ def operator(name: str, overload: str = "default") -> Any:
     return getattr(packet, overload, None)
 
 
+def operator_with_overload(name: str) -> Any:
+    """The same by a name such as `pow.Tensor_Scalar`."""
+    packet, _, overload = name.partition(".")
+    return operator(packet, overload or "default")
+
+
+def autocast_operators(device_type: str) -> frozenset[str]:
+    """The operators of torch that a device's mixed precision has a kernel for, as `pow.Tensor_Scalar`.
+
+    Args:
+        device_type: `CPU` or `CUDA`; both are asked for in any build.
+    """
+    names = torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device_type}")
+    return frozenset(name.removeprefix("aten::") for name in names if name.startswith("aten::"))
+
+
+def below_autocast() -> Any:
+    """A context in which the CPU's mixed precision is passed by, as inside one of its kernels."""
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU))
+
+
+@contextmanager
+def autocast_of_cpu_replaced(kernels: Mapping[str, Callable[..., Any] | None]) -> Iterator[None]:
+    """Have other kernels in the CPU's mixed precision while it runs.
+
+    Args:
+        kernels: By operator and overload; None for one that is passed by.
+    """
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    try:
+        for name, kernel in kernels.items():
+            by = torch.library.fallthrough_kernel if kernel is None else kernel
+            library.impl(name, by, "AutocastCPU", allow_override=True)  # type: ignore[no-untyped-call]
+        yield
+    finally:
+        library._destroy()  # type: ignore[no-untyped-call]
+
+
 def storage_key(storage: torch.UntypedStorage) -> int:
     """What tells storages apart that are alive at one time."""
     return int(storage._cdata)
@@ -738,3 +782,15 @@ def dispatched_to(handle: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any])
 
 MODULE_CALL_CODE = torch.nn.Module._call_impl.__code__
 """Of the function that calls a module's hooks and its `forward`."""
+
+
+def process_group_store() -> Any:
+    """A connection of its own to the store that the default process group was started with; None where there is none.
+
+    A clone neither keeps the store's server alive nor shares the lock under which the program waits in the original.
+    """
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    store = distributed.distributed_c10d._get_default_store()
+    return store.clone() if hasattr(store, "clone") else None

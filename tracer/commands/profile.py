@@ -466,10 +466,11 @@ def _write(results: RunResults, save_dir: Path, leave_out: list[str], *, say: Ca
 
 def _summarize(rank: Rank, results: RunResults, save_dir: Path) -> bool:
     """Add this rank to the summary of all; False if it could not be written, which costs the answer nothing."""
-    from tracer.runs.ranks import finish
+    from tracer.runs.rank_store import RankStore
+    from tracer.runs.ranks import finish, peak_of
 
     try:
-        finish(rank, results, save_dir)
+        finish(rank, peak_of(rank, results), save_dir, RankStore.of_process_group(rank.run))
     except OutputError as error:
         say_all(error.lines)
         return False

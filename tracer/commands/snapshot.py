@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot, SnapshotFinding
+    from tracer.analysis.snapshots.job import JobFinding
     from tracer.analysis.snapshots.moments import Moments
 
 
+_MOST_SINGLE_PAGES = 6
 SQLITE_READERS = "sqlite3, or Skyline's readers"
 
 
@@ -90,7 +92,7 @@ def snapshot(
         ),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(help="Also write the page, of --device or of the worst one.", rich_help_panel=OUTPUTS)
+        Path | None, typer.Option(help="Also write the page: of all devices, or of all ranks.", rich_help_panel=OUTPUTS)
     ] = None,
     sqlite: Annotated[
         Path | None, typer.Option(help="Also write the memory report of that device.", rich_help_panel=OUTPUTS)
@@ -115,10 +117,12 @@ def snapshot(
     """
     if is_job(file):
         with errors_for_people(), screen(is_shown=as_json or not quiet) as console:
-            for name, given in (("html", html), ("sqlite", sqlite), ("between", between), ("gpu-memory", gpu_memory)):
+            for name, given in (("sqlite", sqlite), ("between", between), ("gpu-memory", gpu_memory)):
                 if given is not None:
                     raise TracerError(f"--{name} is about one recording.", hint="Name the file of one rank.")
-            show_job(file, console, device=device, dask=dask, as_json=as_json, top=top)
+            show_job(file, console, device=device, dask=dask, as_json=as_json, top=top, html=html)
+            if html is not None and not quiet:
+                say_all([f"Wrote {html}  (open with a browser)"])
         return
     with errors_for_people(), screen(is_shown=as_json or not quiet) as console:
         shown = show_snapshot(
@@ -155,23 +159,48 @@ def is_job(paths: Sequence[Path]) -> bool:
 
 
 def show_job(
-    paths: Sequence[Path], console: Console, *, device: int | None, dask: str | None, as_json: bool, top: int
+    paths: Sequence[Path],
+    console: Console,
+    *,
+    device: int | None,
+    dask: str | None,
+    as_json: bool,
+    top: int,
+    html: Path | None = None,
 ) -> None:
-    """Explain the ranks of a job on a console.
+    """Explain the ranks of a job on a console, and as a page if that is wanted.
 
     Raises:
-        SnapshotError: There is no recording.
+        SnapshotError: There is no recording, or none that can be read to be drawn.
+        OutputError: The page cannot be written.
         TracerError: The Dask scheduler cannot be reached.
     """
     from tracer.analysis.snapshots.job import explain_job
     from tracer.exporters.job_screen import job_json, print_job
     from tracer.runs.job import read_job, recordings
 
-    finding = explain_job(read_job(recordings(paths), device=device, dask=dask))
+    files = recordings(paths)
+    if html is not None:
+        with _hint_for_outputs():
+            _check_outputs(files, [html])
+    finding = explain_job(read_job(files, device=device, dask=dask))
+    if html is not None:
+        _write_job(finding, html, dask=dask, named=paths)
     if as_json:
         console.file.write(job_json(finding) + "\n")
     else:
         print_job(finding, console, top=top)
+
+
+def _write_job(finding: JobFinding, html: Path, *, dask: str | None, named: Sequence[Path]) -> None:
+    if finding.worst is None:
+        raise SnapshotError("None of the recordings can be read, so there is nothing to draw.")
+    from tracer.exporters.job_page import worth_a_page, write_job_page
+    from tracer.runs.job_pages import read_pages
+
+    single = read_pages(worth_a_page(finding, _MOST_SINGLE_PAGES), dask=dask)
+    with _hint_for_outputs(), FilesInTurn([html]) as turn, turn.writing(html):
+        write_job_page(finding, html, single=single, run={"recordings": ", ".join(map(str, named))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +273,7 @@ def show_snapshot(
     wanted = _checked_settings(settings, search=search_settings)
     outputs = [out for out in (html, sqlite) if out is not None]
     with _hint_for_outputs():
-        _check_outputs(snapshot_path(path), outputs)
+        _check_outputs([snapshot_path(path)], outputs)
     snapshot = load_snapshot(snapshot_path(path))
     from tracer.analysis.snapshots.allocator_finding import explain_allocator
     from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
@@ -332,15 +361,15 @@ def _hint_for_outputs() -> Iterator[None]:
         raise OutputError(str(error), hint="Name another file with --html or --sqlite.") from error
 
 
-def _check_outputs(path: Path, outputs: Sequence[Path]) -> None:
-    """Before anything is read: that the files can be written, and are neither the snapshot nor each other.
+def _check_outputs(paths: Sequence[Path], outputs: Sequence[Path]) -> None:
+    """Before anything is read: that the files can be written, and are neither the recordings nor each other.
 
     Raises:
         OutputError: One of them cannot be written.
     """
     from tracer.exporters.files import check_folder
 
-    taken = [path.resolve()]
+    taken = [path.resolve() for path in paths]
     for out in outputs:
         if out.is_dir():
             raise OutputError(f"{out} is a folder.")

@@ -85,15 +85,21 @@ def snapshot_diff_pages(devices: Sequence[DeviceDiff], *, before: str, after: st
     for one in devices:
         device = f"device {one.device}"
         kinds = [(change.kind, change.bytes) for change in one.by_kind]
-        tables = (
-            _of_changes("By kind", ("kind",), [(change, (change.kind,)) for change in one.by_kind]),
-            _of_changes(
-                "By stack", ("kind", "innermost frame", "called from"), [(c, _stack_cells(c)) for c in one.by_stack]
-            ),
-        )
+        tables = changes_tables(one)
         answer = _answer(device, one.before_bytes, one.after_bytes, kinds, (one.before_phase, one.after_phase))
         pages.append(_page(device, answer, tables, before, after))
     return pages or [_page("no device", ("Neither snapshot has a device with memory.",), (), before, after)]
+
+
+def changes_tables(diff: DeviceDiff, *, before: str = "before", after: str = "after") -> tuple[Table, ...]:
+    """What came and went between two snapshots, by kind and by stack, under the names of both."""
+    sizes = ("change", before, after, "blocks")
+    by_kind = [(change, (change.kind,)) for change in diff.by_kind]
+    by_stack = [(change, _stack_cells(change)) for change in diff.by_stack]
+    return (
+        _of_changes("By kind", (*sizes, "kind"), by_kind),
+        _of_changes("By stack", (*sizes, "kind", "innermost frame", "called from"), by_stack),
+    )
 
 
 def _page(device: str, answer: tuple[str, ...], tables: tuple[Table, ...], before: str, after: str) -> Page:
@@ -129,8 +135,8 @@ def _of_rows(title: str, names: tuple[str, ...], changes: Sequence[RowChange]) -
     return Table(title, (*_SIZES, *names), tuple((*_sizes(one), *one.name) for one in changes if _is_change(one)))
 
 
-def _of_changes(title: str, names: tuple[str, ...], changes: Sequence[tuple[Change, tuple[str, ...]]]) -> Table:
-    return Table(title, (*_SIZES, *names), tuple((*_sizes(one), *words) for one, words in changes if _is_change(one)))
+def _of_changes(title: str, columns: tuple[str, ...], changes: Sequence[tuple[Change, tuple[str, ...]]]) -> Table:
+    return Table(title, columns, tuple((*_sizes(one), *words) for one, words in changes if _is_change(one)))
 
 
 def _is_change(one: _Changed) -> bool:

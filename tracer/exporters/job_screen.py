@@ -55,7 +55,7 @@ def _headlines(finding: JobFinding) -> list[str]:
         lines.append(f"Worst: {worst.name} with a peak of {format_bytes(worst.peak_bytes)} ({worst.file}).{ran_out}")
     odd = [one for group in finding.groups if group.is_odd for one in group.ranks]
     if odd:
-        lines.append(f"Odd ones out: {_names(odd)}.")
+        lines.append(f"Odd ones out: {rank_names(odd)}.")
     if finding.missing:
         lines.append(f"No recording of rank {', '.join(map(str, finding.missing[:_MAX_NAMED]))}.")
     return lines
@@ -71,12 +71,12 @@ def _row(group: RankGroup) -> tuple[str, str, str, str, str]:
         low if low == high else f"{low} to {high}",
         format_bytes(max(one.reserved_bytes for one in group.ranks)),
         kinds,
-        _names(group.ranks),
+        rank_names(group.ranks),
         ", ".join(words),
     )
 
 
-def _names(ranks: Sequence[RankPeak]) -> str:
+def rank_names(ranks: Sequence[RankPeak]) -> str:
     """`0-36, 38-63`: numbers in ranges; files by name."""
     numbers = sorted(one.rank for one in ranks if one.rank is not None)
     parts, at = [], 0

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tracer.exporters.files import write_atomically
-from tracer.exporters.page_data import page_json
+from tracer.exporters.page_data import page_data, page_json
 from tracer.exporters.page_model import (
     Band,
     Curve,
@@ -28,11 +28,13 @@ from tracer.exporters.page_model import (
     PagePeak,
     PageSpace,
     Section,
+    Selector,
     Series,
     SlowModule,
     StepTiming,
     Table,
 )
+from tracer.exporters.page_payload import PageJson
 
 __all__ = [
     "Band",
@@ -54,6 +56,7 @@ __all__ = [
     "page_html",
     "write_page",
     "write_pages",
+    "write_prepared",
 ]
 
 _POLICY = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -72,6 +75,7 @@ _SCRIPTS = (
     "icicle.js",
     "table.js",
     "answer.js",
+    "ranks.js",
     "moment.js",
     "space.js",
     "sections.js",
@@ -107,15 +111,34 @@ def write_pages(pages: Sequence[Page], path: Path, *, shown: int = 0) -> None:
     write_atomically(path, page_html(pages, shown=shown).encode())
 
 
+def write_prepared(pages: Sequence[PageJson], path: Path, *, shown: int = 0, selector: Selector = "device") -> None:
+    """Write pages whose data were made elsewhere, each with its share of the room.
+
+    Args:
+        pages: What `page_data` returned, at least one.
+        path: Of the HTML file; one that is there is replaced.
+        shown: Position of the one that is shown first.
+        selector: What they are chosen by.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    write_atomically(path, _html(pages, shown=shown, selector=selector).encode())
+
+
 def page_html(pages: Sequence[Page], *, shown: int = 0) -> str:
     """The page as text; arguments as of `write_pages`."""
+    return _html([page_data(page, num_pages=len(pages)) for page in pages], shown=shown, selector="device")
+
+
+def _html(pages: Sequence[PageJson], *, shown: int, selector: Selector) -> str:
     script = _own_script()
     first = pages[shown]
     parts = {
         "policy": f"default-src 'none'; script-src {_hash(script)}; {_POLICY}",
-        "title": html.escape(f"{first.title} - memory on {first.device}"),
+        "title": html.escape(f"{first['title']} - memory on {first['device']}"),
         "style": (_STATIC / "page.css").read_text("utf-8"),
-        "data": page_json(pages, shown=shown),
+        "data": page_json(pages, shown=shown, selector=selector),
         "script": script,
     }
     text = (_STATIC / "page.html").read_text("utf-8")

@@ -40,7 +40,7 @@ _TEXTS: Final = (
 _LINES: Final = ("line", "caller_line")
 
 
-def blocks_json(blocks: PageBlocks, kept_rows: Rows) -> BlocksJson:
+def blocks_json(blocks: PageBlocks, kept_rows: Rows, *, most_blocks: int = MOST_BLOCKS) -> BlocksJson:
     """The blocks at the kept rows of the timeline."""
     kept = keep_blocks(
         kept_rows,
@@ -48,7 +48,7 @@ def blocks_json(blocks: PageBlocks, kept_rows: Rows) -> BlocksJson:
         freed_at=blocks.freed_at,
         size_bytes=blocks.size_bytes,
         group=blocks.group,
-        most_blocks=MOST_BLOCKS,
+        most_blocks=most_blocks,
     )
     # Groups that are seen, by number.
     used = np.union1d(blocks.group[kept.block], kept.change_group)
@@ -70,9 +70,10 @@ def blocks_json(blocks: PageBlocks, kept_rows: Rows) -> BlocksJson:
 
 
 def _places(blocks: PageBlocks, rows: Rows) -> Packed | None:
-    if blocks.address is None or blocks.allocated_bytes is None:
+    if blocks.address is None:
         return None
-    return packed([blocks.address[rows], blocks.allocated_bytes[rows]])
+    rounded = [] if blocks.allocated_bytes is None else [blocks.allocated_bytes[rows]]
+    return packed([blocks.address[rows], *rounded])
 
 
 def space_json(space: PageSpace, kept_rows: Rows) -> SpaceJson:
@@ -81,7 +82,11 @@ def space_json(space: PageSpace, kept_rows: Rows) -> SpaceJson:
     last = np.searchsorted(kept_rows, space.freed_at, side="left")
     seen = np.flatnonzero(first < last)
     columns = (first, last - first, space.address, space.size_bytes, space.home, space.is_expandable.astype(np.int64))
-    return {"homes": space.homes, "ranges": packed([column[seen] for column in columns])}
+    return {
+        "homes": space.homes,
+        "ranges": packed([column[seen] for column in columns]),
+        "known_from": int(np.searchsorted(kept_rows, space.known_from, side="left")),
+    }
 
 
 def _groups(groups: Sequence[PeakRow]) -> tuple[list[str], list[Ints]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tracer.analysis.downsample import reduce_rows
 from tracer.arrays import Ints, Rows
-from tracer.exporters.page_blocks import blocks_json, space_json, stacks_json
+from tracer.exporters.page_blocks import MOST_BLOCKS, blocks_json, space_json, stacks_json
 from tracer.exporters.page_model import (
     Band,
     Cell,
@@ -20,7 +20,9 @@ from tracer.exporters.page_model import (
     Page,
     PageLostTrack,
     PagePeak,
+    PageRank,
     Section,
+    Selector,
     SlowModule,
     StepTiming,
     Table,
@@ -35,6 +37,7 @@ from tracer.exporters.page_payload import (
     MarkJson,
     PageJson,
     PeakJson,
+    RankJson,
     RestJson,
     SectionJson,
     SlowModuleJson,
@@ -57,9 +60,9 @@ MAX_BANDS = 3000
 _MOST_BUCKETS, _FEWEST_BUCKETS = 8192, 256
 
 
-def page_json(pages: Sequence[Page], *, shown: int = 0) -> str:
+def page_json(pages: Sequence[PageJson], *, shown: int = 0, selector: Selector = "device") -> str:
     """All of the page's data, safe inside a script element: no character that HTML gives a meaning to."""
-    data = {"shown": shown, "pages": [page_data(page, num_pages=len(pages)) for page in pages]}
+    data = {"shown": shown, "selector": selector, "pages": pages}
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -98,6 +101,7 @@ def page_data(page: Page, *, num_pages: int = 1) -> PageJson:
         "run": [(str(name), str(value)) for name, value in page.run.items()],
         "notes": page.notes,
         "sections": [_section(section) for section in page.sections],
+        "ranks": [_rank(rank) for rank in page.ranks],
         "categories": {
             name: {"light": light, "dark": dark, "words": CATEGORY_WORDS[name]}
             for name, (light, dark) in CATEGORY_COLORS.items()
@@ -172,6 +176,22 @@ def _peak(peak: PagePeak, origin: int, rows: Rows, *, has_blocks: bool) -> PeakJ
     }
 
 
+def _rank(rank: PageRank) -> RankJson:
+    return {
+        "name": rank.name,
+        "rank": rank.rank,
+        "state": rank.state,
+        "bytes": rank.bytes,
+        "kinds": [{"name": share.name, "bytes": share.bytes} for share in rank.kinds],
+        "is_odd": rank.is_odd,
+        "ran_out": rank.ran_out,
+        "alike": rank.alike,
+        "words": rank.words,
+        "file": rank.file,
+        "has_page": rank.has_page,
+    }
+
+
 def _section(section: Section) -> SectionJson:
     return {
         "title": section.title,
@@ -205,14 +225,13 @@ def _long_columns(page: Page, origin: int, num_pages: int) -> tuple[TimelineJson
         timeline = _timeline(page, origin, rows, num_buckets)
         size = sum(len(table["packed"]) for table in (timeline["stack"], *timeline["lines"]))
         fits = size * num_pages <= MAX_TIMELINE_CHARS
-        blocks = blocks_json(page.blocks, rows) if page.blocks is not None and fits else None
+        fitting = page.blocks if fits or num_buckets <= _FEWEST_BUCKETS else None
+        blocks = blocks_json(fitting, rows, most_blocks=MOST_BLOCKS // num_pages) if fitting is not None else None
         if blocks is not None:
             tables = (blocks["blocks"], blocks["changes"], blocks["places"])
             size = sum(len(table["packed"]) for table in tables if table is not None)
             fits = size * num_pages <= MAX_BLOCKS_CHARS
         if fits or num_buckets <= _FEWEST_BUCKETS:
-            if blocks is None and page.blocks is not None:
-                blocks = blocks_json(page.blocks, rows)
             return timeline, blocks, rows
         num_buckets //= 2
 

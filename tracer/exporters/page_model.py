@@ -23,6 +23,9 @@ Axis = Literal["time", "entry"]
 MarkKind = Literal["peak", "tagged", "oom"]
 Source = Literal["profile", "snapshot"]
 BandKind = Literal["step", "forward", "backward", "optimizer"]
+RankState = Literal["readable", "unreadable", "missing"]
+Selector = Literal["device", "rank"]
+"""What a page's parts are chosen by, where it has several."""
 
 _COLOR = re.compile(r"#[0-9a-fA-F]{6}|[a-z]+")
 
@@ -139,7 +142,7 @@ class PageBlocks:
         freed_at: [B] The first row at which it no longer was; the number of rows if that was never.
         stacks: What led to each group, innermost frame first; as many as groups, or none.
         address: [B] Where each block lies; None where that is of no use.
-        allocated_bytes: [B] What it takes there, rounded; with the addresses.
+        allocated_bytes: [B] What it takes there, rounded; None where that is its size.
     """
 
     groups: tuple[PeakRow, ...]
@@ -170,6 +173,7 @@ class PageSpace:
         made_at: The first row of `Page.times` at which it was reserved; negative if it was there before.
         freed_at: The first row at which it no longer was.
         is_expandable: Whether what lies beside it belongs to the same segment.
+        known_from: The first row of which this is known.
     """
 
     homes: tuple[str, ...]
@@ -179,6 +183,7 @@ class PageSpace:
     made_at: Ints
     freed_at: Ints
     is_expandable: Bools
+    known_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +244,37 @@ class Section:
     tables: tuple[Table, ...] = ()
     is_alarming: bool = False
     """Whether it belongs to what ended the program, which the page says first."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageRank:
+    """One rank of a job, drawn as a bar.
+
+    Attributes:
+        name: "rank 3", or its file.
+        rank: Its number; None where that is not known.
+        state: "readable"; "unreadable", and `words` say why; or "missing".
+        bytes: Its peak.
+        kinds: Of what that is made, by category.
+        is_odd: Whether few are like it.
+        ran_out: Whether it had no memory left.
+        alike: How many ranks are in its group, itself among them.
+        words: What else is to be said.
+        file: Its recording.
+        has_page: Whether a page of its own, named as it, is in the file too.
+    """
+
+    name: str
+    rank: int | None
+    state: RankState
+    bytes: int = 0
+    kinds: tuple[KindBytes, ...] = ()
+    is_odd: bool = False
+    ran_out: bool = False
+    alike: int = 1
+    words: str = ""
+    file: str = ""
+    has_page: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +342,7 @@ class Page:
         headline_notes: Sentences that belong to the answer itself.
         notes: Sentences on what could not be measured.
         sections: Further findings, in their order.
+        ranks: Of a job, in their order.
     """
 
     title: str
@@ -334,6 +371,7 @@ class Page:
     headline_notes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sections: tuple[Section, ...] = ()
+    ranks: tuple[PageRank, ...] = ()
 
     def __post_init__(self) -> None:
         for series in self.series:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict
 
-from tracer.exporters.page_model import Axis, BandKind, MarkKind, Source
+from tracer.exporters.page_model import Axis, BandKind, MarkKind, RankState, Source
 from tracer.exporters.row_json import RowJson
 
 
@@ -89,8 +89,8 @@ class BlocksJson(TypedDict):
 
     The columns of `groups` are numbers of texts, one more than the number, and 0 for none; lines are lines.
     Those of `blocks` are the first position, how many positions, bytes and group of each block. Those of `changes` are
-    position, group, bytes and count: by how much the small blocks of a group changed. Those of `places` are address and
-    rounded bytes of each block.
+    position, group, bytes and count: by how much the small blocks of a group changed. Those of `places` are the address
+    of each block and, where they are not its bytes, its rounded bytes.
     """
 
     texts: list[str]
@@ -103,10 +103,14 @@ class BlocksJson(TypedDict):
 
 
 class SpaceJson(TypedDict):
-    """Reserved ranges; the columns are first position, how many positions, address, bytes, home, expandable or not."""
+    """Reserved ranges; the columns are first position, how many positions, address, bytes, home, expandable or not.
+
+    Before the position `known_from` they are not known.
+    """
 
     homes: Sequence[str]
     ranges: Packed
+    known_from: int
 
 
 class AdviceJson(TypedDict):
@@ -130,6 +134,22 @@ class PeakJson(TypedDict):
     rows: list[RowJson]
     rest: RestJson
     stacks: StacksJson
+
+
+class RankJson(TypedDict):
+    """A bar; `PageRank` describes it."""
+
+    name: str
+    rank: int | None
+    state: RankState
+    bytes: int
+    kinds: list[KindBytesJson]
+    is_odd: bool
+    ran_out: bool
+    alike: int
+    words: str
+    file: str
+    has_page: bool
 
 
 class LostTrackJson(TypedDict):
@@ -220,4 +240,5 @@ class PageJson(TypedDict):
     run: list[tuple[str, str]]
     notes: Sequence[str]
     sections: list[SectionJson]
+    ranks: list[RankJson]
     categories: dict[str, CategoryJson]

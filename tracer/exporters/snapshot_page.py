@@ -32,6 +32,7 @@ from tracer.exporters.page_model import (
     Series,
     Table,
 )
+from tracer.exporters.page_space import page_space
 from tracer.units import format_bytes
 
 _BANDS: Final[Mapping[str, BandKind]] = {"region": "step", "backward": "backward", "optimizer": "optimizer"}
@@ -132,24 +133,9 @@ def _blocks(replayed: ReplayedSnapshot, device: DeviceFinding, shown: int) -> Pa
 
 
 def _space(replayed: ReplayedSnapshot, shown: int) -> PageSpace:
-    """The reserved ranges of one device, by stream and pool."""
+    """The reserved ranges of one device."""
     ranges = address_ranges(replayed.devices[shown].state)
-    columns = np.stack([ranges.stream, ranges.pool, ~ranges.is_small | ranges.is_expandable], axis=1)
-    homes, home = np.unique(columns, axis=0, return_inverse=True)
-    return PageSpace(
-        homes=tuple(_home(replayed, *values) for values in homes.tolist()),
-        home=home.reshape(-1),
-        address=ranges.address,
-        size_bytes=ranges.size_bytes,
-        made_at=ranges.begin + 1,
-        freed_at=ranges.end + 1,
-        is_expandable=ranges.is_expandable,
-    )
-
-
-def _home(replayed: ReplayedSnapshot, stream: int, pool: int, is_large: int) -> str:
-    private = f", private pool {replayed.snapshot.text(pool)}" if pool >= 0 else ""
-    return f"stream {stream}{private}{'' if is_large else ', segments for small blocks'}"
+    return page_space(ranges, ranges.begin + 1, ranges.end + 1, replayed.snapshot.text)
 
 
 def _left_out(timeline: DeviceTimeline) -> tuple[str, ...]:

@@ -20,11 +20,12 @@ from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.memory_by_kind import memory_by_kind
 from tracer.analysis.profiles.peak import PeakReport, peak_position
 from tracer.analysis.profiles.peak_rows import LOOP_OWNER, group_blocks
+from tracer.analysis.profiles.reserved_ranges import reserved_ranges
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.arrays import Int, PerBlock
 from tracer.capture.known_storages import KnownStorages
 from tracer.capture.torch_names import STEP_PREFIX
-from tracer.exporters.page import write_page
+from tracer.exporters.page import write_pages
 from tracer.exporters.page_model import (
     Band,
     BandKind,
@@ -37,12 +38,14 @@ from tracer.exporters.page_model import (
     PageBlocks,
     PageLostTrack,
     PagePeak,
+    PageSpace,
     Section,
     Series,
     SlowModule,
     StepTiming,
     Table,
 )
+from tracer.exporters.page_space import page_space
 from tracer.exporters.snapshot_page import oom_section, oom_sentences, reserved_table
 from tracer.units import format_bytes
 
@@ -62,8 +65,9 @@ def write_memory_timeline(
     known: KnownStorages | None = None,
     against_eager: PeakDiff | None = None,
     advice: AdviceReport | None = None,
+    others: Sequence[tuple[Findings, tuple[SlowModule, ...]]] = (),
 ) -> None:
-    """Write memory_timeline.html for the cycle with the largest peak.
+    """Write memory_timeline.html for the cycle with the largest peak, of every device.
 
     Args:
         findings: Of the run.
@@ -75,6 +79,7 @@ def write_memory_timeline(
         known: Live tensors observed during the run, which have names.
         against_eager: From the same run without compilation to this one.
         advice: What would lower the peak.
+        others: The same run on each other device, with its modules' times; a selector leads there.
 
     Raises:
         OutputError: The file cannot be written.
@@ -89,7 +94,11 @@ def write_memory_timeline(
         against_eager=against_eager,
         advice=advice,
     )
-    write_page(page, path)
+    pages = [
+        timeline_page(found, run={**run, "device": found.device}, notes=notes, slow_modules=slow, known=known)
+        for found, slow in others
+    ]
+    write_pages([page, *pages], path)
 
 
 def timeline_page(
@@ -116,6 +125,7 @@ def timeline_page(
         lines=_reserved(cycle),
         counted_bytes=lifetimes.allocator_bytes,
         blocks=_blocks(cycle, known),
+        space=_space(cycle),
         marks=_marks(cycle),
         bands=_bands(cycle),
         peak=PagePeak(
@@ -189,7 +199,19 @@ def _blocks(cycle: CycleFindings, known: KnownStorages | None) -> PageBlocks:
     if cycle.peak.allocator is not None:
         blocks, made_at, freed_at = _with_history(cycle)
     groups, group = group_blocks(cycle.recording, cycle.attribution, known, blocks, by_step=False)
-    return PageBlocks(groups, group, blocks.size_bytes, made_at, freed_at)
+    address = blocks.address if cycle.history is not None else None
+    return PageBlocks(groups, group, blocks.size_bytes, made_at, freed_at, address=address)
+
+
+def _space(cycle: CycleFindings) -> PageSpace | None:
+    """What was reserved where, as the allocator's history has it."""
+    history = cycle.history
+    found = reserved_ranges(history, cycle.lifetimes) if history is not None else None
+    if history is None or found is None:
+        return None
+    return page_space(
+        found.ranges, found.made_at, found.freed_at, history.texts.__getitem__, known_from=found.known_from
+    )
 
 
 def _with_history(cycle: CycleFindings) -> tuple[ClassifiedBlocks, PerBlock[Int], PerBlock[Int]]:

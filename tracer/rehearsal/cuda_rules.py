@@ -6,18 +6,24 @@ out by name, so that what it explains can be measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tracer.capture import torch_private
+from tracer.rehearsal import attention, cuda_autocast
 from tracer.rehearsal import convolution_workspaces as convolutions
 from tracer.rehearsal import kernel_scratch as kernels
+from tracer.rehearsal.cuda_autocast import softmax_of_half
 from tracer.rehearsal.recorder import OperatorCall, Scratch
-from tracer.rehearsal.rule import Gpu, Rule
+from tracer.rehearsal.recurrent import recurrence
+from tracer.rehearsal.rule import Gpu, Replacement, Rule
 from tracer.units import MIB
+from tracer.workloads.module_steps import ModuleWorkload
+from tracer.workloads.workload import Workload
 
 # ---- optimizers ------------------------------------------------------------------------------------------------------
 
@@ -29,10 +35,25 @@ def _foreach(optimizer: torch.optim.Optimizer) -> None:
             group["foreach"] = True
 
 
-# ---- dropout and attention -------------------------------------------------------------------------------------------
+_ALL_ON_THE_DEVICE = ("ASGD",)
 
 
-def _dropout(on_cpu: Callable[..., Any]) -> Callable[..., Any]:
+def _steps_on_host(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    if type(optimizer).__name__ in _ALL_ON_THE_DEVICE:
+        return
+    for group in optimizer.param_groups:
+        if group.get("fused") or group.get("capturable"):
+            continue
+        for parameter in group["params"]:
+            step = optimizer.state.get(parameter, {}).get("step")
+            if isinstance(step, Tensor) and step.dim() == 0:
+                yield step
+
+
+# ---- dropout, softmax, attention -------------------------------------------------------------------------------------
+
+
+def _dropout(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
     def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not training or p == 0.0 or inplace or not torch_private.is_fake(input):
             return on_cpu(input, p, training, inplace)  # type: ignore[no-any-return]
@@ -41,7 +62,7 @@ def _dropout(on_cpu: Callable[..., Any]) -> Callable[..., Any]:
     return dropout
 
 
-def _plain_dropout(on_cpu: Callable[..., Any]) -> Callable[..., Any]:
+def _plain_dropout(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
     def dropout(input: Tensor, p: float, train: bool) -> Tensor:
         if not train or p == 0.0 or not torch_private.is_fake(input):
             return on_cpu(input, p, train)  # type: ignore[no-any-return]
@@ -50,40 +71,30 @@ def _plain_dropout(on_cpu: Callable[..., Any]) -> Callable[..., Any]:
     return dropout
 
 
-def _attention(on_cpu: Callable[..., Any]) -> Callable[..., Any]:
-    flash = torch_private.operator("_scaled_dot_product_flash_attention")
-    efficient = torch_private.operator("_scaled_dot_product_efficient_attention")
+def _softmax(fused: str) -> Replacement:
+    def replaced(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
+        def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
+            if dim is None or dtype is None or not torch_private.is_fake(input):
+                return on_cpu(input, dim, _stacklevel, dtype)  # type: ignore[no-any-return]
+            return softmax_of_half(fused, (input, dim, dtype), {}, lambda x, dim, to: on_cpu(x, dim, dtype=to))  # type: ignore[no-any-return]
 
-    def attention(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        def cpu() -> Tensor:
-            return on_cpu(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)  # type: ignore[no-any-return]
+        return softmax
 
-        if not torch_private.is_fake(query) or query.dim() != 4:
-            return cpu()
-        if enable_gqa:
-            groups = query.shape[1] // key.shape[1]
-            if groups > 1:
-                key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
-        if attn_mask is not None:
-            if attn_mask.dtype == torch.bool:
-                zeros = torch.zeros_like(attn_mask, dtype=query.dtype)
-                attn_mask = zeros.masked_fill_(attn_mask.logical_not(), float("-inf"))
-            attn_mask = attn_mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-        elif query.dtype in (torch.float16, torch.bfloat16):
-            return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]  # type: ignore[no-any-return]
-        keeps = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
-        return efficient(query, key, value, attn_mask, keeps, dropout_p, is_causal, scale=scale)[0]  # type: ignore[no-any-return]
+    return replaced
 
-    return attention
+
+def _prefer_cudnn(gpu: Gpu) -> None:
+    gpu.memory[attention.PREFERS_CUDNN] = True
+
+
+# ---- mixed precision -------------------------------------------------------------------------------------------------
+
+
+def _with_scaler(workload: Workload) -> Workload:
+    is_scaled = isinstance(workload, ModuleWorkload) and workload.amp == "float16" and not workload.inference
+    if not is_scaled or not isinstance(workload, ModuleWorkload) or workload.scaler is not None:
+        return workload
+    return replace(workload, scaler=torch.amp.GradScaler("cpu"))
 
 
 # ---- libraries' workspaces -------------------------------------------------------------------------------------------
@@ -110,16 +121,60 @@ RULES: tuple[Rule, ...] = (
         optimizer=_foreach,
     ),
     Rule(
+        "optimizer-steps",
+        "torch/optim/adam.py, Adam._init_group, and its like in other files there",
+        "Optimizers count their steps on the host, unless they are fused or capturable.",
+        on_host=_steps_on_host,
+    ),
+    Rule(
         "dropout-mask",
         "aten/src/ATen/native/Dropout.cpp, dropout; aten/src/ATen/native/cuda/Dropout.cu, native_dropout_cuda",
         "Dropout keeps a mask of one byte an element, where the CPU keeps one of the input's type.",
         functions={"torch.nn.functional.dropout": _dropout, "torch.dropout": _plain_dropout},
     ),
     Rule(
+        "softmax-half",
+        "aten/src/ATen/native/SoftMax.cpp, softmax, log_softmax",
+        "Softmax of float16 with a result of 32 bits reads it as it is, where the CPU copies it first.",
+        functions={
+            "torch.nn.functional.softmax": _softmax("_softmax"),
+            "torch.nn.functional.log_softmax": _softmax("_log_softmax"),
+        },
+    ),
+    Rule(
         "attention",
         "aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, select_sdp_backend",
         "Attention runs as one kernel, flash in 16 bits and efficient else, and keeps its log-sum-exp only.",
-        functions={"torch.nn.functional.scaled_dot_product_attention": _attention},
+        functions={"torch.nn.functional.scaled_dot_product_attention": attention.attention},
+    ),
+    Rule(
+        "cudnn-attention",
+        "aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_prefer_cudnn_attention",
+        "On Hopper and the large Blackwell cards attention in 16 bits is cuDNN's, with a mask too.",
+        prepare=_prefer_cudnn,
+    ),
+    Rule(
+        "recurrent",
+        "aten/src/ATen/native/cudnn/RNN.cpp, _cudnn_rnn, _cudnn_rnn_backward",
+        "Recurrent layers are one operator of cuDNN's with a reserve: the least that it can be, gates and cell states.",
+        functions={f"torch._VF.{kind}": recurrence(kind) for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
+    ),
+    Rule(
+        "autocast",
+        "aten/src/ATen/autocast_mode.h, AT_FORALL_FP32 and its like; autocast_mode.cpp, cached_cast",
+        "Mixed precision runs norms, softmaxes, losses, powers and sums in 32 bits.",
+        around=cuda_autocast.cuda_autocast,
+        functions={
+            "torch.amp.autocast_mode.autocast.__init__": cuda_autocast.entered,
+            "torch.is_autocast_enabled": cuda_autocast.is_enabled,
+            "torch.get_autocast_dtype": cuda_autocast.type_of,
+        },
+    ),
+    Rule(
+        "grad-scaler",
+        "torch/amp/grad_scaler.py, GradScaler",
+        "Gradients in float16 are scaled: a copy of the loss, the factor, and what counts infinities.",
+        workload=_with_scaler,
     ),
     Rule(
         "cublas-workspace",
@@ -173,10 +228,22 @@ RULES: tuple[Rule, ...] = (
         scratch={"aten::sort": kernels.sort},
     ),
     Rule(
+        "topk",
+        "aten/src/ATen/native/cuda/TensorTopK.cpp, topk_out_cuda",
+        "More than 4,096 largest values are sorted afterwards, and their indices gathered.",
+        scratch={"aten::topk": kernels.topk},
+    ),
+    Rule(
         "flash-backward",
         "aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd",
         "Flash attention's backward adds up the query's gradient in float.",
         scratch={"aten::_scaled_dot_product_flash_attention_backward": kernels.flash_backward},
+    ),
+    Rule(
+        "cudnn-attention-backward",
+        "cudnn-frontend, scaled_dot_product_flash_attention.h, SDPABackwardNode; ATen/native/cudnn/MHA.cpp",
+        "cuDNN's attention adds up the query's gradient in float, too. What its engine takes besides is not in it.",
+        scratch={"aten::_scaled_dot_product_cudnn_attention_backward": kernels.cudnn_attention_backward},
     ),
     Rule(
         "efficient-backward",

@@ -149,6 +149,20 @@ def sort(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
         yield from scratch(x.numel() * INDEX_BYTES, radix_sort(x.numel(), x.element_size()))
 
 
+def topk(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """Up to 4,096 values are found and sorted in place; more are sorted as `sort` does. Counters are not in it."""
+    x, k = call.args[:2]
+    is_sorted = call.args[4] if len(call.args) > 4 else call.kwargs.get("sorted", True)
+    values, indices = call.out
+    if k <= _LARGEST_SMALL_SORT or not is_sorted or values.numel() <= 1:
+        return
+    dim = (call.args[2] if len(call.args) > 2 else call.kwargs.get("dim", -1)) % x.dim()
+    of_indices = size_bytes(indices)
+    yield from scratch(of_indices, size_bytes(values))
+    yield from sort(OperatorCall("aten::sort", (values, dim), {}, None, call.is_backward), gpu)
+    yield Scratch(of_indices)
+
+
 # ---- attention -------------------------------------------------------------------------------------------------------
 
 
@@ -167,6 +181,17 @@ def flash_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     if key.shape[1] != heads:
         of_all_heads = batch * key.shape[2] * heads * width * query.element_size()
         yield from scratch(of_all_heads, of_all_heads)
+
+
+def cudnn_attention_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
+    """The query's gradient in float and a sum for each row; with fewer key heads, gradients for every query head."""
+    query, key, value = call.args[1:4]
+    batch, heads, length, width = query.shape
+    sizes = [batch * heads * length * width * FLOAT_BYTES, batch * heads * length * FLOAT_BYTES]
+    if key.shape[1] != heads:
+        rows = batch * heads * key.shape[2] * query.element_size()
+        sizes += [rows * key.shape[3], rows * value.shape[3]]
+    yield Scratch(sum(sizes))  # of one workspace, the pieces one behind the other
 
 
 _ROWS_OF_A_TILE = 64

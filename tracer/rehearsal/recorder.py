@@ -131,7 +131,8 @@ class Recorder:
         self._num_backwards = 0
         self._next_number = 0
         self._may_accumulate = False
-        self._on_host = False
+        # Counts of infinities among gradients: there are none, or the optimizer would never step.
+        self._zeros: set[int] = set()
         self._reads: Counter[tuple[int, str]] = Counter()
         # What libraries keep: number and name.
         self._workspaces: list[tuple[int, str]] = []
@@ -274,6 +275,8 @@ class Recorder:
             out = self._result(known, func, args, kwargs)
             if not known.is_view:
                 self._made(out, bits, known.result_bytes(args) if known.result_bytes is not None else None)
+            if known.name == _COUNTS_INFINITIES:
+                self._zeros.add(self.number(args[1]))
             if known.scratch:
                 self._take(known, args, kwargs, out)
             if self._watch is not None:
@@ -314,6 +317,8 @@ class Recorder:
         try:
             return func(*args, **kwargs)
         except RuntimeError:
+            if self.number(args[0]) in self._zeros:
+                return 0.0
             dtype = args[0].dtype
             answer = False if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
             self._note_read(answer)
@@ -417,7 +422,7 @@ class Recorder:
         shape = log.shapes[(tuple(tensor.shape),)]
         dtype = log.strings[str(tensor.dtype).removeprefix("torch.")]
         number = len(log.storages)
-        log.storages.append((size_bytes, shape, dtype, True, self._on_host))
+        log.storages.append((size_bytes, shape, dtype, True, False))
         if size_bytes:
             call = log.ops[self._op][3] if self._op >= 0 else NONE
             log.events.append((number, size_bytes, log.tick(), self._op, call))
@@ -517,18 +522,16 @@ class Recorder:
         alive = {number for key, (number, *_) in self._storage_of.items() if key >= 0}
         self.log.observations += [(now, number, int(Role.HELD), "") for number in sorted(alive)]
 
-    @contextmanager
-    def on_host(self) -> Iterator[None]:
-        """What is made inside is not on the device."""
-        before, self._on_host = self._on_host, True
-        try:
-            yield
-        finally:
-            self._on_host = before
+    def is_on_host(self, tensors: Iterable[Tensor]) -> None:
+        """These are not on the device, and never were."""
+        for number in map(self.number, tensors):
+            size_bytes, shape, dtype, is_tensor, _ = self.log.storages[number]
+            self.log.storages[number] = size_bytes, shape, dtype, is_tensor, True
 
 
 _UNSHARED_STORAGE = 2  # the tensor, and the Python object that asks
 _UNSHARED_TENSOR = 4  # the engine's buffer, the operator's arguments, and two of the call that brings them here
+_COUNTS_INFINITIES = "aten::_amp_foreach_non_finite_check_and_unscale_"
 _QUERIES = frozenset({"aten::size", "aten::stride", "aten::is_contiguous", "aten::numel", "aten::dim"})
 
 

@@ -7,10 +7,10 @@ findings = find_in_cycle(rehearsal.recording, known=rehearsal.known, module_name
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 import numpy as np
@@ -111,17 +111,22 @@ def rehearse(
     """
     followed = [rule for rule in RULES if rules is None or rule.name in rules] if device == "cuda" else []
     gpu = Gpu(compute_capability, num_multiprocessors, cudnn)
+    for rule in followed:
+        if rule.prepare is not None:
+            rule.prepare(gpu)
+        if rule.workload is not None:
+            workload = rule.workload(workload)
     mode = torch_private.fake_tensors()
     recorder = Recorder(mode, _scratch(followed, gpu), watch=watch)
     objects = TrainingObjects(workload.model, workload.optimizer)
-    run = _Run(workload, recorder, objects)
+    run = _Run(workload, recorder, objects, followed)
     modules, optimizers, others = held_by([workload, *objects.models.values(), *objects.optimizers])
     turn_all_fake(mode, modules, optimizers, others)
     for optimizer, rule in ((one, rule) for one in optimizers for rule in followed):
         if rule.optimizer is not None:
             rule.optimizer(optimizer)
     module_names = objects.module_names()
-    with _standing_in(followed), torch.compiler.set_stance("force_eager"):
+    with _standing_in(followed, gpu), torch.compiler.set_stance("force_eager"):
         run.steps(num_steps)
     return _results(run, device, module_names, followed)
 
@@ -139,15 +144,17 @@ def _of_gpu(of_rule: ScratchOfGpu, gpu: Gpu) -> ScratchOf:
 
 
 @contextmanager
-def _standing_in(rules: list[Rule]) -> Iterator[None]:
+def _standing_in(rules: list[Rule], gpu: Gpu) -> Iterator[None]:
     """Put functions in the place of torch's while the block runs."""
     with ExitStack() as back:
         for rule in rules:
+            if rule.around is not None:
+                back.enter_context(rule.around())
             for name, replacement in rule.functions.items():
-                module_name, _, attribute = name.rpartition(".")
-                owner = importlib.import_module(module_name)
+                owner_name, _, attribute = name.rpartition(".")
+                owner = resolve_name(owner_name)
                 original = getattr(owner, attribute)
-                setattr(owner, attribute, replacement(original))
+                setattr(owner, attribute, replacement(original, gpu))
                 back.callback(setattr, owner, attribute, original)
         yield
 
@@ -155,8 +162,8 @@ def _standing_in(rules: list[Rule]) -> Iterator[None]:
 class _Run:
     """The steps of a rehearsal."""
 
-    def __init__(self, workload: Workload, recorder: Recorder, objects: TrainingObjects) -> None:
-        self.workload, self.recorder, self.objects = workload, recorder, objects
+    def __init__(self, workload: Workload, recorder: Recorder, objects: TrainingObjects, rules: list[Rule]) -> None:
+        self.workload, self.recorder, self.objects, self.rules = workload, recorder, objects, rules
         self.step_starts_ns: list[int] = []
         self.parameters: set[int] = set()
         self.optimizer_state: set[int] = set()
@@ -237,6 +244,9 @@ class _Run:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._optimizer_span(optimizer)
+        for rule in self.rules:
+            if rule.on_host is not None:
+                self.recorder.is_on_host(rule.on_host(optimizer))
         if any(callable(each) for each in (*args[1:], *kwargs.values())):
             self._observe_gradients(optimizer)
 

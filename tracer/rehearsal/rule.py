@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from tracer.rehearsal.recorder import OperatorCall, Scratch
+from tracer.workloads.workload import Workload
 
-Replacement = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""From a function of torch's to the one that stands in its place while a rehearsal runs."""
 A100_MULTIPROCESSORS = 108
 
 
@@ -40,11 +41,13 @@ class Gpu:
 
 
 ScratchOfGpu = Callable[[OperatorCall, Gpu], Iterable[Scratch]]
+Replacement = Callable[[Callable[..., Any], Gpu], Callable[..., Any]]
+"""From a function of torch's, and the device, to what stands in its place while a rehearsal runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One difference. A row may have any of the last three parts.
+    """One difference. A row may have any of the parts behind the first three.
 
     Attributes:
         name: By which it can be left out.
@@ -53,6 +56,10 @@ class Rule:
         optimizer: Called with every optimizer before the first step.
         functions: What stands in for functions of torch's, by dotted name such as `torch.nn.functional.dropout`.
         scratch: What operators take beside their results, by name such as `aten::mm`.
+        around: Entered while the steps run.
+        workload: Called with the workload before it is turned into fake tensors; what it returns is rehearsed.
+        on_host: Which tensors of an optimizer's state are not on the device.
+        prepare: Called with the device before anything runs.
     """
 
     name: str
@@ -61,3 +68,7 @@ class Rule:
     optimizer: Callable[[torch.optim.Optimizer], None] | None = None
     functions: Mapping[str, Replacement] = field(default_factory=dict)
     scratch: Mapping[str, ScratchOfGpu] = field(default_factory=dict)
+    around: Callable[[], AbstractContextManager[None]] | None = None
+    workload: Callable[[Workload], Workload] | None = None
+    on_host: Callable[[torch.optim.Optimizer], Iterable[Tensor]] | None = None
+    prepare: Callable[[Gpu], None] | None = None

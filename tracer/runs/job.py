@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from glob import glob
 from importlib import import_module
 from multiprocessing import get_context
@@ -17,8 +18,13 @@ from tracer.errors import MissingPackageError, SnapshotError, TracerError
 from tracer.snapshot.load import load_snapshot
 
 SUFFIXES = (".pkl", ".pickle", ".pkl.gz", ".pickle.gz", ".json", ".zst")
-BYTES_PER_FILE_BYTE = 12
-"""What reading a file is taken to need at most, beside what every process needs; an assumption on the safe side."""
+_PACKED = (".gz", ".zst", ".xz", ".bz2")
+BYTES_PER_FILE_BYTE, BYTES_PER_PACKED_BYTE = 8, 80
+"""What reading a file is taken to need at most, beside what every process needs. A synthetic recording of a million
+entries took 4.3 bytes for each of its own, and 28 packed by gzip; real ones pack better than its random stacks do."""
+CONNECT_S = 10.0
+"""How long a Dask scheduler may take to answer."""
+Reader = Callable[[str, int | None], RankPeak]
 _PROCESS_BYTES = 150 << 20
 _SHARE_OF_MEMORY = 0.5
 
@@ -70,6 +76,7 @@ def read_job(
     dask: str | None = None,
     num_processes: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    read: Reader = read_rank,
 ) -> list[RankPeak]:
     """Read all ranks.
 
@@ -79,34 +86,67 @@ def read_job(
         dask: Address of a Dask scheduler; without one the processes are this machine's.
         num_processes: How many at once; by default as many as there are cores, and memory for.
         progress: Called with ranks done and ranks in all.
+        read: Reads one file, in another process.
 
     Raises:
         MissingPackageError: Dask is not installed.
-        TracerError: Its scheduler cannot be reached.
+        TracerError: Its scheduler cannot be reached, or its workers do not have this program.
     """
     # Addresses of files are relative to this process's folder, which a worker elsewhere need not have.
     named = [str(path.absolute()) if dask is not None else str(path) for path in files]
     found: list[RankPeak] = []
-    with _executor(dask, num_processes or _num_processes(files)) as executor:
-        futures: dict[Any, str] = {executor.submit(read_rank, name, device): name for name in named}
-        for future in as_completed(futures):
-            name = futures[future]
-            try:
-                found.append(future.result())
-            except Exception as error:  # a worker that died, with what it had in hand
-                found.append(
-                    RankPeak(name, rank_of(name), problem=f"Its reader ended: {type(error).__name__}: {error}")
-                )
-            progress(len(found), len(named))
+    seen: dict[object, Any] = {}
+
+    def add(peak: RankPeak) -> None:
+        found.append(_sharing(peak, seen))
+        progress(len(found), len(named))
+
+    with executor_for(dask, num_processes or num_processes_for(files)) as executor:
+        left = _read_all(executor, named, device, read, add)
+    # A process that dies takes its pool along, and all who wait there. A single one reads in order: the first without
+    # an answer is the one that it died of.
+    while left:
+        with executor_for(None, 1) as executor:
+            left = _read_all(executor, left, device, read, add)
+        if left:
+            culprit = left.pop(0)
+            add(RankPeak(culprit, rank_of(culprit), problem="The process that read it has died."))
     return found
 
 
-def _num_processes(files: Sequence[Path]) -> int:
+def _read_all(
+    executor: Executor, names: Sequence[str], device: int | None, read: Reader, add: Callable[[RankPeak], None]
+) -> list[str]:
+    """Read these; returns those that could not be, because the executor has broken, in their order."""
+    left: set[str] = set()
+    futures: dict[Any, str] = {executor.submit(read, name, device): name for name in names}
+    for future in as_completed(futures):
+        name = futures[future]
+        try:
+            add(future.result())
+        except BrokenExecutor:
+            left.add(name)
+        except Exception as error:  # a worker of a cluster that died, or a fault in reading
+            add(RankPeak(name, rank_of(name), problem=f"Its reader ended: {type(error).__name__}: {error}"))
+    return [name for name in names if name in left]
+
+
+def _sharing(peak: RankPeak, seen: dict[object, Any]) -> RankPeak:
+    """The same with the stacks of others where they are equal: half a MiB of a rank's becomes a tenth of that."""
+    by_key = {seen.setdefault(key, key): seen.setdefault(of, of) for key, of in peak.side.by_key.items()}
+    return replace(peak, side=replace(peak.side, by_key=by_key))
+
+
+def num_processes_for(files: Sequence[Path]) -> int:
     """As many as there are cores, files, and memory for the largest of them."""
-    largest = max((path.stat().st_size for path in files), default=0)
-    each = _PROCESS_BYTES + BYTES_PER_FILE_BYTE * largest
+    largest = max((_needed_bytes(path) for path in files), default=0)
+    each = _PROCESS_BYTES + largest
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores, len(files), int(_SHARE_OF_MEMORY * _free_bytes() // each)))
+
+
+def _needed_bytes(path: Path) -> int:
+    return path.stat().st_size * (BYTES_PER_PACKED_BYTE if path.suffix in _PACKED else BYTES_PER_FILE_BYTE)
 
 
 def _free_bytes() -> int:
@@ -119,7 +159,8 @@ def _free_bytes() -> int:
 
 
 @contextmanager
-def _executor(dask: str | None, num_processes: int) -> Iterator[Executor]:
+def executor_for(dask: str | None, num_processes: int) -> Iterator[Executor]:
+    """Where recordings are read: processes of this machine, or a Dask cluster's workers; errors as of `read_job`."""
     if dask is None:
         # A fresh interpreter for each: what this process has loaded is not paid for again by every copy of it.
         with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
@@ -132,11 +173,34 @@ def _executor(dask: str | None, num_processes: int) -> Iterator[Executor]:
             "--dask needs Dask's distributed, which is not installed.", hint="Install the extra `cluster`."
         ) from None
     try:
-        client = client_of(dask, timeout="10s", set_as_default=False)
+        client = client_of(dask, timeout=CONNECT_S, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         raise TracerError(
             f"The Dask scheduler at {dask} cannot be reached: {error or type(error).__name__}.",
             hint="Name the address that `dask scheduler` prints, such as tcp://10.0.0.1:8786.",
         ) from error
     with client:
-        yield client.get_executor(pure=False)
+        executor: Executor = client.get_executor(pure=False)
+        _check_cluster(executor, dask)
+        yield executor
+
+
+def answer_of() -> tuple[str, ...]:
+    """What a rank's answer is made of, there where it is asked: another version of this program may have another."""
+    return tuple(field.name for field in fields(RankPeak))
+
+
+def _check_cluster(executor: Executor, address: str) -> None:
+    """That a worker has this program, and the same of it: else each rank would fail by itself, and nobody say why.
+
+    Raises:
+        TracerError: It has not.
+    """
+    hint = "Install this version of it where the cluster's scheduler and workers run."
+    try:
+        there = executor.submit(answer_of).result()
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise TracerError(f"The workers at {address} cannot import torch-timeline: {first}", hint=hint) from error
+    if there != answer_of():
+        raise TracerError(f"The workers at {address} have another version of torch-timeline.", hint=hint)

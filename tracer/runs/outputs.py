@@ -10,7 +10,7 @@ from pathlib import Path
 from tracer.analysis.operators.invocations import OpInstances, op_instances
 from tracer.analysis.operators.memory_report import memory_report
 from tracer.analysis.operators.run_times import RunTimes, run_times
-from tracer.analysis.profiles.findings import Findings
+from tracer.analysis.profiles.findings import Findings, find_on_other_device
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.errors import MissingPackageError, OutputError, TracerError
 from tracer.exporters.advice_json import write_advice_json
@@ -80,6 +80,15 @@ class Material:
         if self.results.findings is None:
             raise ValueError("this output needs findings")
         return self.results.findings
+
+    @cached_property
+    def others(self) -> tuple[Findings, ...]:
+        """The run on each other accelerator, the one that held most first."""
+        known, history = self.results.known, self.results.history
+        return tuple(
+            history.joined(find_on_other_device(self.findings, device, known=known), known)
+            for device in self.findings.other_devices
+        )
 
     @cached_property
     def instances(self) -> tuple[OpInstances, ...]:
@@ -164,6 +173,7 @@ def _write_page(material: Material, path: Path) -> None:
         known=results.known,
         against_eager=results.against_eager,
         advice=results.advice,
+        others=[(found, slow_modules(material.run_times, found.worst.peak)) for found in material.others],
     )
 
 

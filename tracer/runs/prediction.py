@@ -189,10 +189,10 @@ def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None, cu
     said.append(f"CUDA's ways at compute capability {capability}: {', '.join(rules)}.")
     if any("conv" in name for name in _operators(rehearsal)):
         said.append(_on_workspaces(card, cudnn_version))
-    if getattr(workload, "amp", "off") != "off":
+    if any(isinstance(module, torch.nn.RNNBase) for module in workload.model.modules()):
         said.append(
-            "Mixed precision as the CPU's autocast has it; CUDA's runs layer norms, softmaxes and losses in 32 bits, "
-            "and may need more."
+            "Recurrent layers keep what any backward needs, gates and cell states; cuDNN's own reserve and workspace "
+            "may be larger."
         )
     if card is not None:
         said.append(

@@ -457,4 +457,7 @@ def _other_devices(device: str, others: Mapping[str, int], *, named: bool) -> st
     """That the run used more devices than the one that it is about."""
     listed = ", ".join(f"{name} up to {format_bytes(most)}" for name, most in others.items())
     why = "which was named" if named else "which held most or ran out of memory"
-    return f"This is about {device}, {why}. Other devices of the run held, each at its own peak: {listed}."
+    return (
+        f"Screen and files are about {device}, {why}; the page has the others too. Other devices of the run held, each "
+        f"at its own peak: {listed}."
+    )

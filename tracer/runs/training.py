@@ -25,7 +25,8 @@ from tracer.exporters.files import check_folder
 from tracer.exporters.screen import NUM_ROWS
 from tracer.nested import leaves
 from tracer.runs.outputs import Written, left_from_earlier, left_sentence, write_outputs, written_lines
-from tracer.runs.ranks import Rank, announce, begin, finish, this_rank
+from tracer.runs.rank_store import RankStore
+from tracer.runs.ranks import Rank, announce, begin, finish, peak_of, this_rank
 from tracer.runs.results import Failure, RunResults, run_results
 from tracer.runs.session import ProfileSession, Schedule, tell_of_fault
 from tracer.runs.termination import Termination
@@ -101,6 +102,7 @@ class TrainingProfile(ProfileSession):
         self.written: tuple[Written, ...] = ()
         self._termination = Termination()
         self._is_announced = False
+        self._store: RankStore | None = None
         self._keep_recording = keep_recording
         self._leave_out, self._settings = leave_out, dict(settings or {})
         check_folder(self.save_dir)
@@ -145,7 +147,8 @@ class TrainingProfile(ProfileSession):
             self._write(self.results)
             # A folder that has become unwritable is told when the block ends: no step of the training raises it.
             with suppress(OutputError):
-                announce(rank, self.results, self.save_dir)
+                self._store = RankStore.of_process_group(rank.run)
+                announce(rank, self.results, self.save_dir, self._store)
         finally:
             self._termination.resume()
 
@@ -185,7 +188,9 @@ class TrainingProfile(ProfileSession):
             self._write(self.results)
         try:
             if self.rank is not None:
-                finish(self.rank, self.results, self.save_dir)
+                # The program may have ended its process group by now; the connection is there as long as the store is.
+                store = self._store or RankStore.of_process_group(self.rank.run)
+                finish(self.rank, peak_of(self.rank, self.results), self.save_dir, store)
         finally:
             self._tell(error)
 

@@ -32,12 +32,14 @@ class JoinedHistory:
         replay: Its replay, with the profiler's exact sizes for the blocks that are in both.
         sites: The lines behind the snapshot's stacks.
         entry: [B] Entry that made each block of `BlockLifetimes`, or -1.
+        texts: Names of pools, by their numbers.
     """
 
     state: DeviceState
     replay: Replay
     sites: Sites
     entry: PerBlock[Int]
+    texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +94,11 @@ def join_history(snapshot: Snapshot, device: str, lifetimes: BlockLifetimes) -> 
     block = np.where(lives.alloc_entry >= 0, block_of_entry[lives.alloc_entry], -1)
     exact = np.where(block >= 0, lifetimes.size_bytes[block], lives.allocated_bytes)
     return JoinedHistory(
-        state, replace(replayed, lives=replace(lives, allocated_bytes=exact)), Sites(snapshot.stacks), entry
+        state,
+        replace(replayed, lives=replace(lives, allocated_bytes=exact)),
+        Sites(snapshot.stacks),
+        entry,
+        snapshot.texts,
     )
 
 
@@ -115,16 +121,25 @@ def join_entries(entry: Ints, address: Ints, size_bytes: Ints, lifetimes: BlockL
     found = np.full(len(lifetimes.address), -1, np.int64)
     made = np.flatnonzero(lifetimes.allocation >= 0)
     made = made[np.argsort(lifetimes.made_at[made], kind="stable")]
-    both = np.concatenate([address, lifetimes.address[made]])
-    _, number = np.unique(both, return_inverse=True)
+    at, row = pairs_from_end(address, lifetimes.address[made])
+    fits = size_bytes[at] <= lifetimes.size_bytes[made[row]]
+    found[made[row[fits]]] = entry[at[fits]]
+    return found
+
+
+def pairs_from_end(address: Ints, other: Ints) -> tuple[Rows, Rows]:
+    """Where two lists of addresses that end together are one: the last of each address, the one before it, and so on.
+
+    Returns:
+        Positions in the first one, and as many in the second one.
+    """
+    _, number = np.unique(np.concatenate([address, other]), return_inverse=True)
     theirs, ours = np.split(number.reshape(-1), [len(address)])
     width = max(len(theirs), len(ours), 1)
     _, at, row = np.intersect1d(
         theirs * width + _rank_from_end(theirs), ours * width + _rank_from_end(ours), return_indices=True
     )
-    fits = size_bytes[at] <= lifetimes.size_bytes[made[row]]
-    found[made[row[fits]]] = entry[at[fits]]
-    return found
+    return at, row
 
 
 def _rank_from_end(values: Ints) -> Ints:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tracer.analysis.compiled.origins import compiled_origins
-from tracer.analysis.profiles.allocator_join import join_history
+from tracer.analysis.profiles.allocator_join import JoinedHistory, join_history
 from tracer.analysis.profiles.attribution import Attribution, attribute
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes, follow_blocks
 from tracer.analysis.profiles.breakdown import Breakdown, CycleBreakdown, breakdown, cycle_breakdown
@@ -33,7 +33,7 @@ class CycleFindings:
     """What one cycle's recording says about one device.
 
     `blocks` are all of `lifetimes`, classified once for every output; those of the peak are among them.
-    `history_entry` is the entry of the allocator's history that made each of them, or -1; None where none was joined.
+    `history` is the allocator's own, joined with the blocks; None where there is none of this cycle.
     `is_whole` is False for a cycle that the end of the run, or a failure, cut short.
     """
 
@@ -48,7 +48,12 @@ class CycleFindings:
     survivors: Survivors
     step_phases: tuple[StepPhase, ...]
     is_whole: bool = True
-    history_entry: PerBlock[Int] | None = None
+    history: JoinedHistory | None = None
+
+    @property
+    def history_entry(self) -> PerBlock[Int] | None:
+        """The entry of the allocator's history that made each block, or -1; None where none was joined."""
+        return self.history.entry if self.history is not None else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,8 +130,25 @@ def find_in_cycle(
         compiled_origins(recording, graphs, time_ns=peak_ns),
         module_names or {},
     )
-    timeline = memory_timeline(recording, categories, device=name)
-    blocks = classify_blocks(recording, categories, attribution, lifetimes, known=known, time_ns=peak_ns)
+    return _cycle_findings(
+        recording, categories, attribution, lifetimes, device=name, known=known, is_whole=is_whole, time_ns=peak_ns
+    )
+
+
+def _cycle_findings(
+    recording: Recording,
+    categories: Categories,
+    attribution: Attribution,
+    lifetimes: BlockLifetimes,
+    *,
+    device: str,
+    known: KnownStorages | None,
+    is_whole: bool,
+    time_ns: int,
+) -> CycleFindings:
+    """The answers about one device, from what is known of its blocks and, whatever the device, of the operators."""
+    timeline = memory_timeline(recording, categories, device=device)
+    blocks = classify_blocks(recording, categories, attribution, lifetimes, known=known, time_ns=time_ns)
     peak = peak_report(recording, attribution, lifetimes, blocks, known=known)
     return CycleFindings(
         recording=recording,
@@ -143,6 +165,40 @@ def find_in_cycle(
         step_phases=step_phases(recording, attribution, lifetimes),
         is_whole=is_whole,
     )
+
+
+def find_on_other_device(findings: Findings, device: str, *, known: KnownStorages | None = None) -> Findings:
+    """What the same cycles say about another device of the run; what its operators are is not found out again.
+
+    Args:
+        findings: Of the run, about one device.
+        device: Name of another.
+        known: Live tensors observed during the run.
+
+    Raises:
+        RecordingError: Nothing was allocated on it.
+    """
+    cycles = []
+    for cycle in findings.cycles:
+        recording = cycle.recording
+        index = device_index(recording, device)
+        if index < 0 or not (recording.allocations.device == index).any():
+            continue
+        lifetimes = follow_blocks(recording, known, index)
+        peak_ns = int(recording.allocations.time_ns[lifetimes.events[peak_position(lifetimes)]])
+        cycles.append(
+            _cycle_findings(
+                recording,
+                cycle.categories,
+                cycle.attribution,
+                lifetimes,
+                device=device,
+                known=known,
+                is_whole=cycle.is_whole,
+                time_ns=peak_ns,
+            )
+        )
+    return put_together(cycles, compiled=findings.compiled)
 
 
 def _averaged(cycles: Sequence[CycleFindings]) -> tuple[CycleFindings, ...]:
@@ -191,5 +247,5 @@ def with_allocator_history(findings: Findings, snapshot: Snapshot, *, known: Kno
         return findings
     peak = peak_report(last.recording, last.attribution, last.lifetimes, last.blocks, known=known, history=history)
     lost_track = find_lost_track(last.recording, last.categories, last.attribution, peak.blocks)
-    joined = replace(last, peak=peak, lost_track=lost_track, history_entry=history.entry)
+    joined = replace(last, peak=peak, lost_track=lost_track, history=history)
     return replace(findings, cycles=(*findings.cycles[:-1], joined))

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tracer.analysis.snapshots.kind_finder import KindFinder
+from tracer.analysis.snapshots.findings import ReplayedDevice, replay_snapshot
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Sites
 from tracer.analysis.snapshots.stack_matching import Key, differing, match_stacks
 from tracer.snapshot.columns import DeviceState, Snapshot
-from tracer.snapshot.replay import BEFORE, replay
+from tracer.snapshot.replay import BEFORE
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,8 @@ def diff_snapshots(before: Snapshot, after: Snapshot) -> tuple[DeviceDiff, ...]:
     Raises:
         SnapshotError: The end state of one of them contradicts itself.
     """
-    sides = [{state.device: peak_side(s, state) for state in s.devices} for s in (before, after)]
+    replayed = [replay_snapshot(one) for one in (before, after)]
+    sides = [{one.state.device: peak_side(one, whole.sites) for one in whole.devices} for whole in replayed]
     return tuple(
         diff_sides(device, sides[0].get(device, PeakSide()), sides[1].get(device, PeakSide()))
         for device in sorted({*sides[0], *sides[1]})
@@ -93,13 +94,11 @@ class PeakSide:
     phase: str = ""
 
 
-def peak_side(snapshot: Snapshot, state: DeviceState) -> PeakSide:
-    """What one device of a snapshot held at its peak, to be compared with another one's."""
-    replayed = replay(state, snapshot.settings)
-    sites, lives = Sites(snapshot.stacks), replayed.lives
-    finder = KindFinder(snapshot, state, lives, sites)
-    rows = lives.alive_after(replayed.peak_entry)
-    kinds = finder.kinds_and_evidence(rows)
+def peak_side(device: ReplayedDevice, sites: Sites) -> PeakSide:
+    """What one device of a replayed snapshot held at its peak, to be compared with another one's."""
+    peak_entry, lives = device.replay.peak_entry, device.replay.lives
+    rows = lives.alive_after(peak_entry)
+    kinds = device.kinds.kinds_and_evidence(rows)
     before = (lives.begin[rows] == BEFORE).tolist()
     stacks: dict[tuple[int, bool], tuple[str, ...]] = {}
     found: dict[Key, tuple[int, int]] = {}
@@ -110,7 +109,7 @@ def peak_side(snapshot: Snapshot, state: DeviceState) -> PeakSide:
         names = stacks[stack, is_before]
         total, count = found.get((kind, names), (0, 0))
         found[kind, names] = (total + size, count + 1)
-    return PeakSide(found, finder.phase_at(replayed.peak_entry) or _start(state, replayed.peak_entry))
+    return PeakSide(found, device.kinds.phase_at(peak_entry) or _start(device.state, peak_entry))
 
 
 def _start(state: DeviceState, entry: int) -> str:

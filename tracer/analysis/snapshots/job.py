@@ -125,7 +125,7 @@ def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> Ra
         peak_bytes=found.peak.requested_bytes,
         reserved_bytes=found.peak.reserved_bytes,
         kinds=tuple((share.name, share.bytes) for share in found.peak.by_kind),
-        side=peak_side(snapshot, replayed.devices[finding.worst].state),
+        side=peak_side(replayed.devices[finding.worst], replayed.sites),
         out_of_memory="" if oom is None else f"{where}: {oom.advice}",
     )
 

@@ -49,7 +49,7 @@ const unpackTimeline = async (timeline) => {
 
 const unpackSpace = async (space) => {
   const [first, lasting, address, bytes, home, expandable] = await unpack(space.ranges);
-  return { homes: space.homes, first, last: first.map((from, index) => from + lasting[index]), address, bytes, home, expandable };
+  return { homes: space.homes, knownFrom: space.known_from, first, last: first.map((from, index) => from + lasting[index]), address, bytes, home, expandable };
 };
 
 // The order of `_TEXTS` and `_LINES` in page_blocks.py.
@@ -65,7 +65,7 @@ const unpackBlocks = async (packed) => {
     LINE_FIELDS.forEach((name, field) => { row[name] = columns[TEXT_FIELDS.length + field][index] || null; });
     return row;
   });
-  const [address, allocated] = packed.places ? await unpack(packed.places) : [null, null];
+  const [address = null, allocated = bytes] = packed.places ? await unpack(packed.places) : [];
   return {
     address, allocated,
     groups, smallerThan: packed.smaller_than, stacks: packed.stacks,

@@ -1,7 +1,7 @@
 // The words first, then the timeline, then what was in it. Each device has a page of its own in the data.
 
-const SECTIONS = ["answer", "timeline", "peak", "space", "lost", "time", "run"];
-const NAVIGATION = { timeline: "Timeline", peak: "In use", space: "Segments", lost: "Lost track", time: "Time", run: "Run" };
+const SECTIONS = ["answer", "ranks", "timeline", "peak", "space", "lost", "time", "run"];
+const NAVIGATION = { ranks: "Ranks", timeline: "Timeline", peak: "In use", space: "Segments", lost: "Lost track", time: "Time", run: "Run" };
 
 const setTheme = (theme) => {
   document.documentElement.dataset.theme = theme;
@@ -14,7 +14,7 @@ const setTheme = (theme) => {
 const showNavigation = () => {
   const there = Object.keys(NAVIGATION).filter((id) => !document.getElementById(id).hidden).map((id) => [id, NAVIGATION[id]]);
   const alarm = document.querySelector(".alarming"), findings = [...document.querySelectorAll("main > section[id^=finding]")].filter((one) => one !== alarm);
-  if (!there.some(([id]) => id === "timeline")) there.unshift(...findings.map((one) => [one.id, one.querySelector("h2").textContent]));
+  if (!there.some(([id]) => id === "timeline")) there.splice(there[0]?.[0] === "ranks" ? 1 : 0, 0, ...findings.map((one) => [one.id, one.querySelector("h2").textContent]));
   if (alarm) there.splice(2, 0, [alarm.id, alarm.querySelector("h2").textContent]);
   // The address belongs to the moment, so a link scrolls and leaves it as it is.
   const go = (id) => (event) => {
@@ -40,12 +40,15 @@ const clearPage = () => {
   });
 };
 
-const deviceSelector = (pages, shown, choose) => {
+// By what a page is chosen, in the address and for people.
+const SELECTORS = { device: "Device ", rank: "Rank " };
+
+const pageSelector = (selector, pages, shown, choose) => {
   if (pages.length < 2) return null;
-  const select = el("select", { id: "device" }, pages.map((page, index) => el("option", { value: String(index) }, `${page.device}${page.peak ? `, ${formatBytes(page.peak.bytes)}` : ""}${page.alarm.length ? ", out of memory" : ""}`)));
+  const select = el("select", { id: "page" }, pages.map((page, index) => el("option", { value: String(index) }, `${page.device}${page.peak ? `, ${formatBytes(page.peak.bytes)}` : ""}${page.alarm.length && page.peak ? ", out of memory" : ""}`)));
   select.value = String(shown);
   select.addEventListener("change", () => choose(Number(select.value)));
-  return el("p", { class: "device" }, el("label", { for: "device" }, "Device "), select);
+  return el("p", { class: "device" }, el("label", { for: "page" }, SELECTORS[selector]), select);
 };
 
 // One device: everything that is shown of it, and how it is drawn again.
@@ -54,11 +57,12 @@ class DevicePage {
     Object.assign(this, { data, colorOf });
   }
 
-  words(selector) {
+  words(selector, open) {
     const { data } = this;
     document.getElementById("title").textContent = data.title;
     document.getElementById("subtitle").textContent = [data.device, data.subtitle].filter((part) => part).join(", ");
     showAnswer(data, selector);
+    if (data.ranks.length) new RankSection(data.ranks, open);
     showLostTrack(data.lostTrack);
     showTime(data);
     showRun(data);
@@ -113,20 +117,21 @@ class DevicePage {
 }
 
 const start = async () => {
-  const { pages, shown } = readData(), prefersDark = matchMedia("(prefers-color-scheme: dark)");
+  const { pages, shown, selector } = readData(), prefersDark = matchMedia("(prefers-color-scheme: dark)");
   setTheme(prefersDark.matches ? "dark" : "light");
-  const address = readAddress(), named = pages.findIndex((page) => page.device === address.device);
+  const address = readAddress(), named = pages.findIndex((page) => page.device === address.page);
   let current = null;
   const keepAddress = (page, index) => {
     const { view, columns, data } = page, number = (row) => momentNumber(data, columns, row);
     const isMoved = page.moment?.moments.canMove && (view.row !== view.peak || view.other !== null);
-    writeAddress({ device: index === shown ? null : data.device, t: isMoved ? number(view.row) : null, with: isMoved && view.other !== null ? number(view.other) : null });
+    writeAddress({ [selector]: index === shown ? null : data.device, t: isMoved ? number(view.row) : null, with: isMoved && view.other !== null ? number(view.other) : null });
   };
   const open = async (index, given = {}) => {
     const page = new DevicePage(pages[index], makeColors(pages[index].categories, pages[index].timeline.series));
     clearPage();
     current = page;
-    page.words(deviceSelector(pages, index, (other) => open(other).then(() => document.getElementById("device").focus())));
+    const turn = (other) => open(other).then(() => document.getElementById("page").focus());
+    page.words(pageSelector(selector, pages, index, turn), (name) => turn(pages.findIndex((one) => one.device === name)));
     await page.drawTimeline();
     performance.mark("first-chart");
     await painted();

@@ -40,6 +40,12 @@ class SpaceSection {
   }
 
   draw() {
+    if (this.view.row < this.space.knownFrom) {
+      this.words.textContent = "What was reserved at this moment is not known: the allocator's history begins later.";
+      this.tapes.replaceChildren();
+      this.pins.replaceChildren();
+      return;
+    }
     const { row } = this.view, found = this.segments(row), total = found.reduce((sum, one) => sum + one.end - one.start, 0), used = found.reduce((sum, one) => sum + one.used, 0);
     const small = this.moments.smallerThan ? ` Blocks below ${formatBytes(this.moments.smallerThan)} are not drawn, so that their place looks free.` : "";
     this.words.textContent = `${grouped(found.length)} ${found.length === 1 ? "segment" : "segments"}, ${formatBytes(total)} reserved (${exactBytes(total)}), ${formatBytes(used)} in use as the allocator rounds it, ${formatBytes(total - used)} free.${small}`;

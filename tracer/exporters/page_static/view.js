@@ -23,7 +23,7 @@ const rowOfNumber = (data, columns, number) => {
 
 const readAddress = () => {
   const parts = new URLSearchParams(location.hash.slice(1)), number = (name) => (/^-?\d{1,15}$/.test(parts.get(name) ?? "") ? Number(parts.get(name)) : null);
-  return { moment: number("t"), other: number("with"), device: parts.get("device") };
+  return { moment: number("t"), other: number("with"), page: parts.get("device") ?? parts.get("rank") };
 };
 const writeAddress = (parts) => {
   const given = Object.entries(parts).filter(([, value]) => value !== null);

@@ -7,7 +7,9 @@ const formatBytes = (bytes) => {
   const size = Math.abs(bytes), sign = bytes < 0 ? "-" : "";
   if (size < 1024) return `${sign}${size} B`;
   const unit = UNITS.slice(1).find(([, one]) => size < one * 1023.995) ?? UNITS[4];
-  return `${sign}${(size / unit[1]).toFixed(2)} ${unit[0]}`;
+  const number = size / unit[1];
+  // Of two equally near, Python takes the even one and JavaScript the larger: 8.125 is 8.12.
+  return `${sign}${((number * 8) % 4 === 1 ? number - 0.001 : number).toFixed(2)} ${unit[0]}`;
 };
 const grouped = (number) => String(number).replace(/\B(?=(\d{3})+$)/g, ",");
 const exactBytes = (bytes) => `${grouped(bytes)} B`;

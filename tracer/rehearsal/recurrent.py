@@ -1,0 +1,122 @@
+"""Recurrent layers as cuDNN runs them: one operator for all layers and steps, with one reserve for its backward.
+
+Source: _cudnn_rnn, _cudnn_rnn_backward_input and _cudnn_rnn_backward_weight in aten/src/ATen/native/cudnn/RNN.cpp;
+their autocast in aten/src/ATen/cudnn/AutocastRNN.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tracer.capture import torch_private
+from tracer.rehearsal.rule import Gpu
+
+# Values that a backward through time cannot do without, for each element of the hidden state: the gates, and the
+# LSTM's cell state. How cuDNN lays out its reserve, and what its workspace is, only a device tells: neither is in it.
+_VALUES_KEPT = {"lstm": 4 + 1, "gru": 3 + 1, "rnn_tanh": 1, "rnn_relu": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """What the sizes follow from."""
+
+    kind: str
+    num_layers: int
+    num_directions: int
+    hidden_size: int
+    projected_size: int
+    is_training: bool
+    batch_first: bool
+
+    def time_first(self, x: Tensor) -> Tensor:
+        """With time as the first axis, or back."""
+        return x.transpose(0, 1) if self.batch_first else x
+
+    def reserve_values(self, num_steps: int) -> int:
+        """Kept for backward, for so many steps of all samples together: of all layers; between layers, their output."""
+        kept = self.num_layers * _VALUES_KEPT[self.kind] * self.hidden_size
+        between = (self.num_layers - 1) * self.projected_size
+        return num_steps * self.num_directions * (kept + between)
+
+
+class _Recurrence(torch.autograd.Function):
+    """Output with time as its first axis, last hidden state, last cell state."""
+
+    @staticmethod
+    def forward(ctx: Any, layers: _Layers, x: Tensor, hidden: Tensor, cell: Tensor | None, *weights: Tensor) -> Any:
+        in_order = layers.time_first(x).contiguous()
+        output = x.new_empty((*in_order.shape[:-1], layers.num_directions * layers.projected_size))
+        last = hidden.new_empty(hidden.shape), cell.new_empty(cell.shape) if cell is not None else None
+        if layers.is_training:
+            num_bytes = layers.reserve_values(in_order.shape[:-1].numel()) * x.element_size()
+            reserve = torch.empty(num_bytes, dtype=torch.uint8, device=x.device)
+            ctx.layers = layers
+            ctx.save_for_backward(x, hidden, cell, output, reserve, *weights)
+        return output, *last
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, hidden, cell, _, _, *weights = ctx.saved_tensors
+        in_order, of_output = ctx.layers.time_first(x).contiguous(), gradients[0].contiguous()
+        of_x, of_hidden = torch.empty_like(in_order), torch.empty_like(hidden)
+        of_cell = torch.empty_like(cell) if cell is not None else None
+        # One buffer, of which every weight's gradient is a part.
+        flat = torch.zeros(sum(each.numel() for each in weights), dtype=x.dtype, device=x.device)
+        pieces = torch.split(flat, [each.numel() for each in weights])
+        of_weights = [piece.view(each.shape) for piece, each in zip(pieces, weights, strict=True)]
+        del in_order, of_output
+        return None, ctx.layers.time_first(of_x), of_hidden, of_cell, *of_weights
+
+
+def recurrence(kind: str) -> Callable[[Callable[..., Any], Gpu], Callable[..., Any]]:
+    """In the place of `torch._VF.lstm` and its like.
+
+    Args:
+        kind: `lstm`, `gru`, `rnn_tanh` or `rnn_relu`.
+    """
+
+    def replaced(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            x = args[0]
+            is_packed = isinstance(args[3], list | tuple)
+            state, weights = (args[2], args[3]) if is_packed else (args[1], args[2])
+            if not torch_private.is_fake(weights[0]) or not torch.backends.cudnn.enabled:
+                return on_cpu(*args)
+            # Behind the weights: whether they have biases, layers, dropout, training, both directions.
+            _, num_layers, _, is_training, both = args[4:9] if is_packed else args[3:8]
+            hidden, cell = state if kind == "lstm" else (state, None)
+            layers = _Layers(
+                kind,
+                num_layers=num_layers,
+                num_directions=2 if both else 1,
+                hidden_size=weights[1].shape[0] // _GATES[kind],
+                projected_size=hidden.shape[-1],
+                is_training=is_training,
+                batch_first=not is_packed and args[8],
+            )
+            x, hidden, cell, weights = _in_16_bits(x, hidden, cell, list(weights))
+            output, hidden, cell = _Recurrence.apply(layers, x, hidden.contiguous(), cell, *weights)
+            output = layers.time_first(output)
+            return (output, hidden) if cell is None else (output, hidden, cell)
+
+        return call
+
+    return replaced
+
+
+_GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+
+
+def _in_16_bits(x: Tensor, hidden: Tensor, cell: Tensor | None, weights: list[Tensor]) -> Any:
+    """In mixed precision all of it is cast, anew each time."""
+    if not torch.is_autocast_enabled("cpu"):
+        return x, hidden, cell, weights
+    to = torch.get_autocast_dtype("cpu")
+    with torch_private.below_autocast():
+        cast = [each.to(to) for each in weights]
+        return x.to(to), hidden.to(to), cell.to(to) if cell is not None else None, cast

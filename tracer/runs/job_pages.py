@@ -1,0 +1,65 @@
+"""Pages of single ranks of a job, read where the ranks were: several at a time, or on a Dask cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import BrokenExecutor, Future
+from pathlib import Path
+
+from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.job import RankPeak
+from tracer.analysis.snapshots.timeline import device_timeline
+from tracer.errors import SnapshotError
+from tracer.exporters.page_data import page_data
+from tracer.exporters.page_payload import PageJson
+from tracer.exporters.snapshot_page import snapshot_page
+from tracer.runs.job import executor_for, num_processes_for
+from tracer.snapshot.load import load_snapshot
+
+
+def read_pages(ranks: Sequence[RankPeak], *, dask: str | None = None) -> dict[str, PageJson]:
+    """The pages of those ranks that can be read, by name; they share the room of one file with their job's.
+
+    Args:
+        ranks: Each with its worst device.
+        dask: See `read_job`.
+
+    Raises:
+        MissingPackageError: Dask is not installed.
+        TracerError: Its scheduler cannot be reached.
+    """
+    if not ranks:
+        return {}
+    files = [Path(one.file) for one in ranks]
+    with executor_for(dask, num_processes_for(files)) as executor:
+        futures = [executor.submit(read_page, one, len(ranks) + 1) for one in ranks]
+        pages = [_page_or_none(future) for future in futures]
+    return {one.name: page for one, page in zip(ranks, pages, strict=True) if page is not None}
+
+
+def _page_or_none(future: Future[PageJson | None]) -> PageJson | None:
+    """None also where the process has died of a rank: the others' pages are there."""
+    try:
+        return future.result()
+    except BrokenExecutor:
+        return None
+
+
+def read_page(rank: RankPeak, num_pages: int) -> PageJson | None:
+    """One rank's page; None if its file can no longer be read.
+
+    Args:
+        rank: With its worst device.
+        num_pages: How many share the room that there is.
+    """
+    try:
+        replayed = replay_snapshot(load_snapshot(Path(rank.file)), device=rank.device)
+    except SnapshotError:
+        return None
+    finding = explain_replayed(replayed)
+    (one,) = replayed.devices
+    timeline = device_timeline(replayed.snapshot, one.state, one.replay, kinds=one.kinds)
+    page = snapshot_page(replayed, finding, 0, timeline, run={"file": rank.file, "device": rank.device or 0})
+    shown = page_data(page, num_pages=num_pages)
+    subtitle = f"{page.device}, {page.subtitle}"
+    return {**shown, "title": f"Memory of {rank.name}", "subtitle": subtitle, "device": rank.name}
