@@ -128,7 +128,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
     ),
     "tracer.workloads": (
         {"shipped_models", "supervised", "user_errors", "workload"},
-        {"factory", "random_inputs"},
+        {"factory", "lora", "random_inputs"},
         {"module_steps"},
         {"compiling", "user_model"},
         {"hf_config"},
@@ -375,7 +375,6 @@ def test_the_model_of_the_allocator_knows_recordings_in_few_places(module: str) 
 
 # Files of analysis that are tested elsewhere, each with where: the folder of snapshots has not been mirrored yet.
 TESTED_ELSEWHERE: dict[str, str] = {
-    "tracer/analysis/kinds.py": "tests/analysis/profiles/test_classify_blocks.py",
     "tracer/analysis/profiles/compiled_owners.py": "tests/analysis/compiled/test_origins.py",
     "tracer/analysis/peak_diff.py": "tests/exporters/test_peak_diff.py",
     "tracer/analysis/peak_row.py": "tests/exporters/test_row_json.py",

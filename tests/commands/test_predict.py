@@ -78,9 +78,29 @@ def test_the_largest_batch_fits_and_one_more_does_not() -> None:
         assert as_json(*GPT, "--batch-size", str(size), "--gpu-memory", "536MiB")["fits"] is fits
 
 
+def test_a_batch_that_does_not_fit_is_offered_in_micro_batches(tmp_path: Path) -> None:
+    """16 MiB of weights, as much of gradients; a sample needs 4 MiB in each of two layers, and gradients of these."""
+    file = tmp_path / "net.py"
+    file.write_text(
+        "from torch.nn import Linear, ReLU, Sequential\n"
+        "def build():\n    return Sequential(Linear(1024, 2048), ReLU(), Linear(2048, 1024))\n",
+        encoding="utf-8",
+    )
+    model = ("--model", f"{file}:build", "--input", "512x1024", "--optimizer", "sgd")
+    said = as_json(*model, "--batch-size", "24", "--gpu-memory", "700MiB", "--largest-batch")
+    largest, (size, number) = said["largest_batch"], said["accumulated"].values()
+    assert said["fits"] is False and 0 < size <= largest < 24 and size * number == 24
+    again = (*model, "--gpu-memory", "700MiB", "--batch-size", str(size), "--accumulate", str(number))
+    assert as_json(*again)["fits"] is True
+    words = predict(*model, "--batch-size", "24", "--gpu-memory", "700MiB", "--largest-batch").stdout
+    assert f"--batch-size {size} --accumulate {number}" in " ".join(words.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("--tokens", "8"), "--tokens has a meaning only with --hf-config"),
+        (("--lora", "8"), "--lora has a meaning only with --model"),
         (("--gpu-memory", "a lot"), "a lot is neither a size nor a card"),
         (("--largest-batch",), "--largest-batch has a meaning only with --gpu-memory"),
         (("--device", "cpu", "--gpu-memory", "1GiB"), "a meaning only for a GPU"),

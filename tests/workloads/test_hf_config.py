@@ -27,10 +27,10 @@ GPT2 = {
 }
 
 
-def built(tmp_path: Path, config: Any, *arguments: str, **options: Any) -> Any:
+def built(tmp_path: Path, config: Any, *arguments: str, tokens: int | None = None, **options: Any) -> Any:
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     step = StepOptions(batch_size=2, **options)
-    return build_hf_workload(tmp_path, device=CPU, model_args=arguments, options=step)
+    return build_hf_workload(tmp_path, device=CPU, model_args=arguments, options=step, tokens=tokens)
 
 
 def test_a_configuration_is_trained_without_memory(tmp_path: Path) -> None:
@@ -60,6 +60,55 @@ def test_mistakes_are_one_sentence(tmp_path: Path, config: Any, words: str) -> N
     pytest.importorskip("transformers")
     with pytest.raises(UserModelError, match=words):
         built(tmp_path, config)
+
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "vocab_size": 96,
+}
+
+
+def test_samples_have_as_many_tokens_as_are_said(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    _, inputs = built(tmp_path, LLAMA, tokens=24).next_batch()
+    assert {name: tuple(each.shape) for name, each in inputs.items()} == {"input_ids": (2, 24), "labels": (2, 24)}
+
+
+def test_generated_text_keeps_keys_and_values_of_every_layer(tmp_path: Path) -> None:
+    """Two layers, keys and values of 2 heads of 8 floats, 2 samples: 256 bytes a token; a prompt of 32, then 8 more."""
+    pytest.importorskip("transformers")
+    workload = built(tmp_path, LLAMA, tokens=40, inference=True)
+    done = rehearse(workload, num_steps=1)
+    sizes = done.requests.size_bytes.tolist()
+    for length in range(33, 41):  # each layer's keys, and values, are put behind the ones before
+        assert sizes.count(2 * 2 * length * 8 * 4) >= 4
+    of_parameters = done.requests.size_bytes[done.requests.step < 0].sum()
+    assert of_parameters + 40 * 256 <= done.memory.peak_requested_bytes
+    # The prompt's scores are of its last token, not of all 32.
+    assert 2 * 96 * 4 in sizes and 2 * 32 * 96 * 4 not in sizes
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "words"),
+    [
+        (65, {}, "more than the 64 positions"),
+        (0, {}, "too few"),
+        (8, {"inference": True}, "too few"),
+        (16, {"inputs": ("input_ids=8:int64",)}, "--input both"),
+        (16, {"inference": True, "accumulate": 2}, "no backward"),
+    ],
+)
+def test_numbers_of_tokens_that_cannot_be(tmp_path: Path, tokens: int, options: Any, words: str) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(UserModelError, match=words):
+        built(tmp_path, LLAMA, tokens=tokens, **options)
 
 
 def test_a_model_on_the_meta_device_may_be_rehearsed_and_not_trained() -> None:

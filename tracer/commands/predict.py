@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tracer.commands.common import errors_for_people, kept_import_path, not_said
+from tracer.commands.common import errors_for_people, kept_import_path, not_said, say_all
 from tracer.commands.run_options import NUM_ROWS, Quiet, Top
 from tracer.commands.usage import DEVICE, MODEL, OUTPUTS, QUESTIONS, SCREEN
 from tracer.commands.workload_options import (
@@ -37,13 +37,14 @@ from tracer.commands.workload_options import (
     workload_options,
 )
 from tracer.errors import MissingPackageError, TracerError
+from tracer.exporters.next_commands import after_prediction
 from tracer.exporters.terminal import say, screen
 
 if TYPE_CHECKING:
     from tracer.advice.recommendation import AdviceReport
     from tracer.allocator.settings import AllocatorSettings
     from tracer.rehearsal.cards import Card
-    from tracer.runs.prediction import Prediction, ShapeNeed
+    from tracer.runs.prediction import LargestBatch, Prediction, ShapeNeed
     from tracer.workloads.workload import Workload
 
 _DOES_NOT_FIT = 3
@@ -75,6 +76,21 @@ def predict(
             rich_help_panel=MODEL,
         ),
     ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Of a sample of --hf-config; with --inference, text of that length is generated, its cache kept.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    lora: Annotated[
+        str,
+        typer.Option(
+            metavar="<rank>",
+            help="Train adapters of peft in the place of the weights: 16, or 16:q_proj,v_proj.",
+            rich_help_panel=MODEL,
+        ),
+    ] = "",
     optimizer: Optimizer = "adamw",
     loss: Loss = "auto",
     amp: Amp = "off",
@@ -83,13 +99,13 @@ def predict(
     inference: Inference = False,
     device: Annotated[
         Literal["cuda", "cpu"],
-        typer.Option(help="Whose ways to imitate; neither has to be there.", rich_help_panel=DEVICE),
+        typer.Option(help="What the step is to run on; it need not be there.", rich_help_panel=DEVICE),
     ] = "cuda",
     gpu_memory: Annotated[
         str | None,
         typer.Option(
             metavar="<size or card>",
-            help="24GiB, or a card such as RTX-4090; exit with 3 if it does not fit there.",
+            help="Does it fit there? 24GiB, or a card such as RTX-4090; exit with 3 if not.",
             rich_help_panel=DEVICE,
         ),
     ] = None,
@@ -129,9 +145,9 @@ def predict(
 ) -> None:
     """Say whether a training step fits on a GPU, what it would allocate there and what fills it, without a GPU.
 
-    The step runs on tensors that have a shape and no memory.
+    Nothing is computed: the step runs on tensors that have a shape and no memory.
 
-        python main.py predict --model torchvision.models:resnet50 --input 3x224x224 --gpu-memory 24GiB
+        python main.py predict --model models.gpt:build --gpu-memory 24GiB
     """
     given = dict(locals())
     with errors_for_people(), kept_import_path():
@@ -155,13 +171,26 @@ def _predict(context: typer.Context, given: Mapping[str, Any]) -> bool | None:
     num_steps = _NUM_STEPS_THAT_VARY if shapes else _NUM_STEPS
     answer = predicted(workload, card=card, settings=settings, device=given["device"], num_steps=num_steps)
     answer = replace(answer, by_shape=_needs(options, shapes, given, card))
-    batch = _largest_batch(options, given, card, settings) if given["largest_batch"] and card is not None else None
+    largest = _largest_batch(options, given, card, settings) if given["largest_batch"] and card is not None else None
     advice = _advice(options, given, card) if given["advise"] else None
     if given["save_dir"] is not None:
         _write(answer, workload, options, given["save_dir"], not_said if given["quiet"] else say, advice)
     if given["as_json"] or not given["quiet"]:
-        _print(answer, batch, advice, as_json=given["as_json"], top=given["top"])
+        _print(answer, largest, advice, as_json=given["as_json"], top=given["top"])
+    if not given["as_json"] and not given["quiet"]:
+        say_all(_next(answer, given))
     return answer.fits
+
+
+def _next(answer: Prediction, given: Mapping[str, Any]) -> tuple[str, ...]:
+    folder = given["save_dir"]
+    return after_prediction(
+        answer.fits,
+        folder,
+        [path.name for path in folder.iterdir()] if folder is not None else [],
+        has_advice=given["advise"],
+        has_largest_batch=given["largest_batch"],
+    )
 
 
 def _device(given: Mapping[str, Any]) -> tuple[Card | None, AllocatorSettings | None]:
@@ -214,18 +243,25 @@ def _build(options: WorkloadOptions, seed: int) -> Workload:
 
 def _largest_batch(
     options: WorkloadOptions, given: Mapping[str, Any], card: Card, settings: AllocatorSettings | None
-) -> int:
-    from tracer.runs.prediction import largest_batch
+) -> LargestBatch:
+    """The largest that fits; where it is smaller than what was asked for, as many samples in micro-batches."""
+    from tracer.runs.prediction import LargestBatch, fitting_micro_batches, largest_batch
 
-    def build(batch: int) -> Workload:
-        return _build(replace(options, options={**options.options, "batch_size": batch}), given["seed"])
+    def build(batch: int, accumulate: int = given["accumulate"]) -> Workload:
+        changed = {"batch_size": batch} | ({"accumulate": accumulate} if "accumulate" in options.options else {})
+        return _build(replace(options, options={**options.options, **changed}), given["seed"])
 
     say_of = not_said if given["quiet"] else say
 
     def tell(batch: int, fits: bool) -> None:
         say_of(f"Batch size {batch}: {'fits' if fits else 'does not fit'}.")
 
-    return largest_batch(build, card, start=given["batch_size"], settings=settings, tell=tell)
+    largest = largest_batch(build, card, start=given["batch_size"], settings=settings, tell=tell)
+    can_accumulate = "accumulate" in options.options and not given["inference"]
+    if not can_accumulate or not 0 < largest < given["batch_size"]:
+        return LargestBatch(largest, None)
+    asked = given["batch_size"] * given["accumulate"]
+    return LargestBatch(largest, fitting_micro_batches(build, card, asked, largest, settings=settings))
 
 
 def _advice(options: WorkloadOptions, given: Mapping[str, Any], card: Card | None) -> AdviceReport:
@@ -264,21 +300,24 @@ def _write(
             raise each.error
 
 
-def _print(answer: Prediction, batch: int | None, advice: AdviceReport | None, *, as_json: bool, top: int) -> None:
+def _print(
+    answer: Prediction, largest: LargestBatch | None, advice: AdviceReport | None, *, as_json: bool, top: int
+) -> None:
     from tracer.exporters.advice_json import advice_values
     from tracer.exporters.advice_screen import print_advice
     from tracer.exporters.text import say as print_line
-    from tracer.runs.prediction_words import prediction_json, print_prediction
+    from tracer.rehearsal.cards import CONTEXT_BYTES
+    from tracer.runs.prediction_words import largest_json, largest_words, prediction_json, print_prediction
 
     with screen() as console:
         if as_json:
-            document = prediction_json(answer) | ({} if batch is None else {"largest_batch": batch})
+            document = prediction_json(answer) | ({} if largest is None else largest_json(largest))
             document |= {} if advice is None else {"advice": advice_values(advice)}
             console.print(json.dumps(document, indent=1), soft_wrap=True, markup=False)
             return
         print_prediction(answer, console, top=top)
         if advice is not None:
-            print_advice(advice, console)
-        if batch is not None:
+            print_advice(advice, console, context_bytes=CONTEXT_BYTES)
+        if largest is not None:
             print_line(console)
-            print_line(console, f"Largest batch that fits: {batch}." if batch else "Not even one sample fits.")
+            print_line(console, largest_words(largest))

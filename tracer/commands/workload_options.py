@@ -93,7 +93,9 @@ Inference = Annotated[bool, typer.Option("--inference", help="Forward only, with
 
 _FNO_ONLY = ("in_channels", "out_channels", "hidden_channels", "data_size", "n_modes", "n_layers", "data", "spectrum")
 _STEP_ONLY = ("optimizer", "loss", "amp", "accumulate", "checkpoint", "inference")
-_MODEL_ONLY = ("model_arg", "model_input", *_STEP_ONLY)
+# Only a command that has no device to train on has these.
+_STEP_ONLY_IN_REHEARSALS = ("lora",)
+_MODEL_ONLY = ("model_arg", "model_input", *_STEP_ONLY, *_STEP_ONLY_IN_REHEARSALS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class WorkloadOptions:
         options: Those of `build_fno_workload`, or of `StepOptions`.
         compile_args: Arguments of `torch.compile`; None where the model is not to be compiled.
         hf_config: The configuration of a transformers model, in the place of a factory.
+        tokens: Of a sample of that model.
     """
 
     model: str
@@ -113,12 +116,14 @@ class WorkloadOptions:
     options: Mapping[str, Any]
     compile_args: tuple[str, ...] | None = None
     hf_config: Path | None = None
+    tokens: int | None = None
 
     @property
     def settings(self) -> dict[str, object]:
         """What is to be remembered of them."""
         model = self.model or (str(self.hf_config) if self.hf_config is not None else "")
         settings = {"model": model, **self.options} if model else dict(self.options)
+        settings |= {} if self.tokens is None else {"tokens": self.tokens}
         return settings if self.compile_args is None else settings | {"compile": ", ".join(self.compile_args) or True}
 
     def build(self, device: torch.device, *, device_named: bool, without_memory: bool = False) -> Workload:
@@ -157,6 +162,8 @@ def workload_options(context: typer.Context, given: Mapping[str, Any]) -> Worklo
     hf_config = given.get("hf_config")
     if hf_config is not None:
         refuse(context, ("model",), "without --hf-config")
+    else:
+        refuse(context, ("tokens",), "with --hf-config")
     if not given["model"] and hf_config is None:
         refuse(context, _MODEL_ONLY, "with --model")
         options = {name: given[name] for name in ("batch_size", *_FNO_ONLY, "seed")} | sizes
@@ -164,8 +171,11 @@ def workload_options(context: typer.Context, given: Mapping[str, Any]) -> Worklo
         return WorkloadOptions("", (), options, compile_args)
     refuse(context, _FNO_ONLY, "without --model")
     inputs = {"inputs": tuple(given["model_input"])}
-    options = inputs | {name: given[name] for name in ("batch_size", *_STEP_ONLY, "seed")}
-    return WorkloadOptions(given["model"], tuple(given["model_arg"]), options, compile_args, hf_config)
+    names = (*_STEP_ONLY, *(name for name in _STEP_ONLY_IN_REHEARSALS if name in given))
+    options = inputs | {name: given[name] for name in ("batch_size", *names, "seed")}
+    return WorkloadOptions(
+        given["model"], tuple(given["model_arg"]), options, compile_args, hf_config, given.get("tokens")
+    )
 
 
 def _numbers(option: str, text: str) -> int | tuple[int, ...]:
@@ -202,7 +212,7 @@ def _users_workload(
         from tracer.workloads.hf_config import build_hf_workload
 
         built: Workload = build_hf_workload(
-            options.hf_config, device=device, model_args=options.model_args, options=step
+            options.hf_config, device=device, model_args=options.model_args, options=step, tokens=options.tokens
         )
         return built
     workload: Workload = build_user_workload(

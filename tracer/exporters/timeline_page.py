@@ -24,6 +24,7 @@ from tracer.analysis.profiles.reserved_ranges import reserved_ranges
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.arrays import Int, PerBlock
 from tracer.capture.known_storages import KnownStorages
+from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX
 from tracer.exporters.page import write_pages
 from tracer.exporters.page_model import (
@@ -46,6 +47,7 @@ from tracer.exporters.page_model import (
     Table,
 )
 from tracer.exporters.page_space import page_space
+from tracer.exporters.python_stacks import PythonStacks
 from tracer.exporters.snapshot_page import oom_section, oom_sentences, reserved_table
 from tracer.units import format_bytes
 
@@ -199,8 +201,25 @@ def _blocks(cycle: CycleFindings, known: KnownStorages | None) -> PageBlocks:
     if cycle.peak.allocator is not None:
         blocks, made_at, freed_at = _with_history(cycle)
     groups, group = group_blocks(cycle.recording, cycle.attribution, known, blocks, by_step=False)
+    order = sorted(range(len(groups)), key=lambda number: -groups[number].bytes)
+    rank = np.empty(len(groups), np.int64)
+    rank[order] = np.arange(len(groups))
+    groups, group = tuple(groups[number] for number in order), rank[group]
+    stacks = _stacks(cycle.recording, blocks, group, len(groups))
     address = blocks.address if cycle.history is not None else None
-    return PageBlocks(groups, group, blocks.size_bytes, made_at, freed_at, address=address)
+    return PageBlocks(groups, group, blocks.size_bytes, made_at, freed_at, stacks, address=address)
+
+
+def _stacks(
+    recording: Recording, blocks: ClassifiedBlocks, group: PerBlock[Int], num_groups: int
+) -> tuple[tuple[str, ...], ...]:
+    """What led to the largest block of each group; nothing where no Python code was running, as in backward."""
+    order = np.lexsort((-blocks.size_bytes, group))
+    _, first = np.unique(group[order], return_index=True)
+    largest = np.full(num_groups, -1, np.int64)
+    largest[group[order[first]]] = blocks.allocation[order[first]]
+    frames = PythonStacks(recording)
+    return tuple(frames.words_of(allocation) for allocation in largest.tolist())
 
 
 def _space(cycle: CycleFindings) -> PageSpace | None:

@@ -284,7 +284,7 @@ OUTPUTS = (
     Output(
         "keep-recording",
         "recording.npz",
-        "python main.py report",
+        "the command `report`",
         _write_recording,
         _is_to_be_kept,
         on_request=True,

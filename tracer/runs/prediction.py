@@ -69,6 +69,20 @@ class ShapeNeed:
     reserved_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class LargestBatch:
+    """How much of a batch fits on a device.
+
+    Attributes:
+        batch_size: The largest that does; 0 where not even one sample fits.
+        accumulated: Size and number of micro-batches that together are what was asked for, where that does not fit at
+            once; None where it does, or where no number of them fits.
+    """
+
+    batch_size: int
+    accumulated: tuple[int, int] | None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Prediction:
     """What a step needs of a device.
@@ -186,7 +200,7 @@ def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None, cu
         return [*said, "As the CPU runs it, without what kernels take for themselves."]
     capability = ".".join(map(str, card.compute_capability if card is not None else (8, 0)))
     rules = [rule.name for rule in RULES if rule.name in rehearsal.rules]
-    said.append(f"CUDA's ways at compute capability {capability}: {', '.join(rules)}.")
+    said.append(f"Rules for what CUDA does otherwise (compute capability {capability}): {', '.join(rules)}.")
     if any("conv" in name for name in _operators(rehearsal)):
         said.append(_on_workspaces(card, cudnn_version))
     if any(isinstance(module, torch.nn.RNNBase) for module in workload.model.modules()):
@@ -196,7 +210,7 @@ def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None, cu
         )
     if card is not None:
         said.append(
-            f"{format_bytes(CONTEXT_BYTES)} of the device are for CUDA's context and kernels, not counted above."
+            f"{format_bytes(CONTEXT_BYTES)} of the GPU are set aside for CUDA's context and kernels; no peak has them."
         )
     reads = [each for each in rehearsal.value_reads if each.file]
     if reads:
@@ -297,11 +311,7 @@ def largest_batch(
     peaks: dict[int, int] = {}
 
     def fits(batch: int) -> bool:
-        done, _ = _rehearsed(build(batch), card, "cuda", _NUM_STEPS)
-        peaks[batch] = done.memory.peak_allocated_bytes
-        unlimited = done.memory if settings is None else done.on_device(settings)
-        is_small = unlimited.peak_reserved_bytes <= card.usable_bytes
-        answer = is_small or done.on_device(settings, capacity_bytes=card.usable_bytes).failure is None
+        answer, peaks[batch] = _fits(build(batch), card, settings)
         tell(batch, answer)
         if len(set(peaks.values())) == 1 and len(peaks) > 1:
             raise TracerError(
@@ -324,6 +334,46 @@ def largest_batch(
         probe = max(low + margin, min(probe, high - margin))
         low, high = (probe, high) if fits(probe) else (low, probe)
     return low
+
+
+def fitting_micro_batches(
+    build: Callable[[int, int], Workload],
+    card: Card,
+    num_samples: int,
+    largest: int,
+    *,
+    settings: AllocatorSettings | None = None,
+) -> tuple[int, int] | None:
+    """The largest micro-batches of one size that together are so many samples and fit; None where none do.
+
+    With them, gradients are there already during a forward pass: what fits as a whole batch may not as a part of one.
+
+    Args:
+        build: Makes the workload of a micro-batch's size and a number of them.
+        card: The device.
+        num_samples: Of all micro-batches of a step together.
+        largest: Batch that fits.
+        settings: Of the device's allocator.
+    """
+    sizes = (size for size in range(min(largest, num_samples - 1), 0, -1) if num_samples % size == 0)
+    for size in sizes:
+        # The third micro-batch finds what the second found.
+        workload = build(size, min(num_samples // size, _DIFFERENT_MICRO_BATCHES))
+        if _fits(workload, card, settings)[0]:
+            return size, num_samples // size
+    return None
+
+
+_DIFFERENT_MICRO_BATCHES = 3
+
+
+def _fits(workload: Workload, card: Card, settings: AllocatorSettings | None) -> tuple[bool, int]:
+    """Whether a workload runs on a device, and its peak allocated without a limit."""
+    done, _ = _rehearsed(workload, card, "cuda", _NUM_STEPS)
+    unlimited = done.memory if settings is None else done.on_device(settings)
+    is_small = unlimited.peak_reserved_bytes <= card.usable_bytes
+    answer = is_small or done.on_device(settings, capacity_bytes=card.usable_bytes).failure is None
+    return answer, done.memory.peak_allocated_bytes
 
 
 def _guess(peaks: Mapping[int, int], card: Card) -> int:

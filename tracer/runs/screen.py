@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from rich.console import Console
 from tracer.analysis.profiles.eager_comparison import eager_sentences
 from tracer.exporters.advice_screen import print_advice
 from tracer.exporters.diff_screen import print_against_eager
+from tracer.exporters.next_commands import after_run
 from tracer.exporters.screen import NUM_ROWS, parameters_sentence, print_peak, print_timings, short_screen
 from tracer.exporters.snapshot_screen import place, print_failed_allocation
 from tracer.exporters.text import say
@@ -32,22 +32,7 @@ def short_lines(results: RunResults, folder: Path, written: Sequence[str]) -> tu
         lines += short_screen(results.findings, results.num_steps)
     if written:
         lines.append(f"{some(len(written), 'file')} in {folder}: {', '.join(written)}.")
-    return (*lines, *next_commands(folder, written))
-
-
-def next_commands(folder: Path, written: Sequence[str]) -> tuple[str, ...]:
-    """What to do next with the files of a run, in one line; nothing where there is none for it."""
-    ideas = []
-    if "memory_timeline.html" in written:
-        ideas.append(f"open {folder / 'memory_timeline.html'} in a browser")
-    if "peak.json" in written:
-        ideas.append(f"compare with another run by `{program_name()} diff {folder} OTHER`")
-    return (f"Next: {', or '.join(ideas)}.",) if ideas else ()
-
-
-def program_name() -> str:
-    """How this program was called: installed, or from a checkout."""
-    return "python main.py" if Path(sys.argv[0]).name == "main.py" else "torch-timeline"
+    return (*lines, *after_run(folder, written))
 
 
 def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS) -> None:

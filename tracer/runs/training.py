@@ -278,8 +278,9 @@ def print_screen(results: RunResults, written: Collection[Written] = (), *, top:
     Raises:
         OutputError: stdout does not take it.
     """
+    from tracer.exporters.next_commands import after_run
     from tracer.exporters.terminal import say, screen
-    from tracer.runs.screen import next_commands, print_results
+    from tracer.runs.screen import print_results
 
     for line in (line for each in written for line in written_lines(each)):
         say(line)
@@ -288,7 +289,7 @@ def print_screen(results: RunResults, written: Collection[Written] = (), *, top:
     with screen() as console:
         print_results(results, console, top=top)
     folder = next((each.path.parent for each in written), Path())
-    for line in next_commands(folder, names_of(written)):
+    for line in after_run(folder, names_of(written)):
         say(line)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +14,8 @@ import torch
 from torch import nn
 
 from tracer.workloads.factory import parse_arguments
+from tracer.workloads.lora import with_adapters
+from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.user_errors import UserModelError
 from tracer.workloads.user_model import StepOptions, as_workload
 
@@ -21,7 +24,9 @@ __tracebackhide__ = True  # what raises here is to be looked for in the configur
 _TOKENS = 512
 
 
-def build_hf_workload(path: Path, *, device: torch.device, model_args: Sequence[str], options: StepOptions) -> Any:
+def build_hf_workload(
+    path: Path, *, device: torch.device, model_args: Sequence[str], options: StepOptions, tokens: int | None = None
+) -> Any:
     """The training, or inference, of a model that a configuration describes, on the meta device.
 
     Without inputs, it is given 512 tokens a sample, or as many as it has positions, and as many labels.
@@ -31,19 +36,74 @@ def build_hf_workload(path: Path, *, device: torch.device, model_args: Sequence[
         device: Where batches are made.
         model_args: Values that replace those of the configuration, as `key=value`; `dtype=bfloat16` is the weights'.
         options: How it is trained.
+        tokens: Of a sample. In inference, text of so many tokens is generated: its keys and values are kept.
 
     Raises:
         UserModelError: transformers is missing, or there is no such model.
     """
     config = _config(path, model_args)
     model = _model(config)
+    if tokens is not None:
+        _check_tokens(tokens, config, options)
+    if tokens is not None and options.inference:
+        return _generation(model, tokens, device, options)
     if not options.inputs:
-        options = replace(options, inputs=_inputs(config, is_training=not options.inference))
+        options = replace(options, inputs=_inputs(config, tokens, is_training=not options.inference))
     return as_workload(model, device=device, options=options, without_memory=True)
+
+
+def _check_tokens(tokens: int, config: Any, options: StepOptions) -> None:
+    most = getattr(_of_text(config), "max_position_embeddings", None)
+    least = _NUM_GENERATED + 1 if options.inference else 1
+    if options.inputs:
+        raise UserModelError("--tokens and --input both say how long a sample is.", hint="Leave one out.")
+    if tokens < least:
+        raise UserModelError(f"--tokens {tokens} is too few.", hint=f"Use {least} or more.")
+    if most is not None and tokens > most:
+        raise UserModelError(
+            f"--tokens {tokens} is more than the {most} positions of the model.",
+            hint=f"Use at most {most}, or --model-arg max_position_embeddings={tokens}.",
+        )
+
+
+_NUM_GENERATED = 8
+_ONLY_LAST = ("logits_to_keep", "num_logits_to_keep")  # transformers from 4.50 on, and before
+
+
+def _generation(model: nn.Module, tokens: int, device: torch.device, options: StepOptions) -> StepWorkload:
+    """A prompt in one pass, then the last few tokens one by one, each with the keys and values of all before it.
+
+    So the longest prompt and the fullest cache are both in it. As `generate` does, only the last token's scores are
+    asked for.
+    """
+    options.check_inference()
+    known = inspect.signature(model.forward).parameters
+    last = dict.fromkeys([name for name in _ONLY_LAST if name in known][:1], 1)
+    if options.lora:
+        model = with_adapters(model, options.lora)
+    model.eval()
+
+    def ids(length: int) -> torch.Tensor:
+        return torch.zeros(options.batch_size, length, dtype=torch.int64, device=device)
+
+    def step() -> None:
+        dtype = None if options.amp == "off" else getattr(torch, options.amp)
+        with torch.inference_mode(), torch.autocast(device.type, dtype, enabled=dtype is not None):
+            cache = model(input_ids=ids(tokens - _NUM_GENERATED), use_cache=True, **last).past_key_values
+            for _ in range(_NUM_GENERATED):
+                cache = model(input_ids=ids(1), past_key_values=cache, use_cache=True).past_key_values
+
+    return StepWorkload(step, model, None, device)
+
+
+def _of_text(config: Any) -> Any:
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def _config(path: Path, model_args: Sequence[str]) -> Any:
     file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise UserModelError(f"There is no file {file}.", hint="It is the config.json beside a model's weights.")
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
         kind = values["model_type"]
@@ -90,8 +150,8 @@ def _model(config: Any) -> nn.Module:
         torch.set_default_dtype(before)
 
 
-def _inputs(config: Any, *, is_training: bool) -> tuple[str, ...]:
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    length = min(_TOKENS, int(getattr(text, "max_position_embeddings", _TOKENS) or _TOKENS))
-    tokens = f"{length}:int64:0-{text.vocab_size}"
-    return (f"input_ids={tokens}", f"labels={tokens}") if is_training else (f"input_ids={tokens}",)
+def _inputs(config: Any, tokens: int | None, *, is_training: bool) -> tuple[str, ...]:
+    text = _of_text(config)
+    length = tokens or min(_TOKENS, int(getattr(text, "max_position_embeddings", _TOKENS) or _TOKENS))
+    ids = f"{length}:int64:0-{text.vocab_size}"
+    return (f"input_ids={ids}", f"labels={ids}") if is_training else (f"input_ids={ids}",)

@@ -22,6 +22,7 @@ from torch import nn
 
 from tracer.units import some
 from tracer.workloads.factory import FACTORY_HINT, call_factory, load_factory, parse_arguments
+from tracer.workloads.lora import with_adapters
 from tracer.workloads.module_steps import (
     Amp,
     Loss,
@@ -51,6 +52,7 @@ class StepOptions:
         checkpoint: Whether repeated blocks compute their activations again in backward.
         inference: Whether there is only a forward pass.
         seed: Of the inputs.
+        lora: Rank, and perhaps the layers, of adapters that are trained in the place of the weights; empty for none.
     """
 
     inputs: Sequence[str] = ()
@@ -62,6 +64,7 @@ class StepOptions:
     checkpoint: bool = False
     inference: bool = False
     seed: int = 0
+    lora: str = ""
 
     def __post_init__(self) -> None:
         for name, value in (("batch size", self.batch_size), ("number of micro-batches", self.accumulate)):
@@ -70,10 +73,22 @@ class StepOptions:
         if self.amp not in get_args(Amp):
             raise UserModelError(f"There is no mixed precision {self.amp}.", hint=f"Use {', '.join(get_args(Amp))}.")
 
+    def check_inference(self) -> None:
+        """Make sure that nothing is asked of a backward pass which there is not.
+
+        Raises:
+            UserModelError: It is.
+        """
+        if self.inference and (self.checkpoint or self.accumulate > 1):
+            raise UserModelError(
+                "--checkpoint and --accumulate have no meaning in --inference, which has no backward.",
+                hint="Leave one out.",
+            )
+
     def given(self) -> list[str]:
         """The options that only a plain module can follow and that were given."""
         defaults = StepOptions()
-        names = ("inputs", "optimizer", "loss", "amp", "accumulate", "checkpoint", "inference")
+        names = ("inputs", "optimizer", "loss", "amp", "accumulate", "checkpoint", "inference", "lora")
         words = {"inputs": "input"}
         given = [name for name in names if getattr(self, name) != getattr(defaults, name) and getattr(self, name) != []]
         return [f"--{words.get(name, name)}" for name in given]
@@ -213,11 +228,11 @@ def _module_workload(
 ) -> ModuleWorkload:
     if optimizer is not None and options.optimizer != StepOptions().optimizer:
         raise UserModelError("The factory brings an optimizer, and --optimizer names another.", hint="Leave one out.")
-    if options.inference and (options.checkpoint or options.accumulate > 1):
+    if optimizer is not None and options.lora:
         raise UserModelError(
-            "--checkpoint and --accumulate have no meaning in --inference, which has no backward.",
-            hint="Leave one out.",
+            "The factory brings an optimizer, and --lora trains other parameters.", hint="Return the module alone."
         )
+    options.check_inference()
     inputs = [parse_input(text) for text in options.inputs]
     _check_inputs(model, inputs)
     if not (without_memory and _devices(model) == {torch.device("meta")}):
@@ -225,6 +240,10 @@ def _module_workload(
     model.train(not options.inference)
     if options.checkpoint:
         checkpoint_blocks(model)
+    if options.lora:
+        # Behind the checkpoints: peft sees to it that a gradient reaches them.
+        model = with_adapters(model, options.lora)
+        model.train(not options.inference)
     if options.inference:
         optimizer = None
     elif optimizer is None:

@@ -42,19 +42,3 @@ const changeCell = (bytes, most) => {
   const half = (isMine) => el("span", { class: "half", "aria-hidden": "true" }, isMine ? el("span", { class: bytes < 0 ? "went" : "came", style: { width: `${most ? (100 * Math.abs(bytes)) / most : 0}%` } }) : null);
   return el("span", { class: "change", title: exactBytes(bytes) }, half(bytes < 0), half(bytes > 0), el("span", { class: "bar-text" }, signed(bytes)));
 };
-
-// What led to a row, to be unfolded: Python's frames, and behind them those of C++, to be unfolded again.
-const stackCell = (stacks, index) => {
-  const frames = stacks.rows[index];
-  if (!frames || frames.length < 2) return null;
-  const details = el("details", { class: "stack" }, el("summary", {}, `stack, ${frames.length + stacks.cut[index]} frames`));
-  const list = (those) => el("ol", {}, those.map((frame) => el("li", {}, breakable(stacks.frames[frame]))));
-  details.addEventListener("toggle", () => {
-    if (!details.open || details.children.length !== 1) return;
-    const python = frames.filter((frame) => stacks.python[frame]), others = frames.filter((frame) => !stacks.python[frame]);
-    const cut = stacks.cut[index] ? [el("p", { class: "quiet small" }, `${stacks.cut[index]} more`)] : [];
-    const folded = others.length ? [python.length ? el("details", { class: "stack" }, el("summary", {}, `${grouped(others.length)} frames of C++`), list(others)) : list(others)] : [];
-    details.append(...(python.length ? [list(python)] : []), ...cut, ...folded);
-  });
-  return details;
-};

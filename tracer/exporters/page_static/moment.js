@@ -156,7 +156,7 @@ class MomentSection {
       ...(pair ? pairColumns() : [{ label: "Size", numeric: true, value: (row) => row.bytes, cell: (row) => this.sizeCell(row, formatBytes(row.bytes), row.bytes) }]),
       { label: "Blocks", numeric: true, value: (row) => row.count, cell: (row) => grouped(row.count) },
       { label: "Category", value: (row) => row.category, cell: categoryCell },
-      ...(isSnapshot ? snapshotColumns(this.moments.stacks) : profileColumns),
+      ...(isSnapshot ? snapshotColumns : profileColumns)(this.moments.stacks),
       { label: "Source", value: (row) => row.file && `${row.file}:${String(row.line ?? 0).padStart(7, "0")}`, cell: (row) => this.lineCell(row) },
     ];
     const isChosen = (row) => this.view.part !== null && this.view.part.group === row.group;
@@ -234,10 +234,10 @@ const linesOf = (rows, bytesOf) => {
 };
 
 const signed = (bytes) => `${bytes > 0 ? "+" : ""}${formatBytes(bytes)}`;
-const profileColumns = [
+const profileColumns = (stacks) => [
   { label: "Phase", value: (row) => row.phase, cell: (row) => twoLines(row.phase?.toLowerCase(), row.step && stepName(row.step)) },
   { label: "Module", value: (row) => row.module, cell: (row) => twoLines(row.module, row.name) },
-  { label: "Operator", value: (row) => row.op, cell: (row) => twoLines(row.op, row.shape && `${row.dtype} ${row.shape}`) },
+  { label: "Operator", value: (row) => row.op, cell: (row) => el("span", { class: "two" }, twoLines(row.op, row.shape && `${row.dtype} ${row.shape}`), stackCell(stacks, row.group)) },
 ];
 const snapshotColumns = (stacks) => {
   const functionCell = (row) => el("span", { class: "two" }, el("span", {}, breakable(row.op)), stackCell(stacks, row.group));

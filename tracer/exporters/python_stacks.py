@@ -1,0 +1,58 @@
+"""The Python frames that led to an allocation of a profiled run, as snapshots write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tracer.capture.recording import CallKind, Recording
+
+Frame = dict[str, Any]
+"""`name`, `filename` and `line`, as a snapshot has them."""
+
+
+class PythonStacks:
+    """Python frames of allocations, innermost first; equal ones are one object, which keeps files small."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        strings, frames = recording.strings, recording.frames
+        self.frames: list[Frame] = [
+            {"name": strings[function], "filename": strings[file], "line": line}
+            for function, file, line in zip(
+                frames.function.tolist(), frames.file.tolist(), frames.line.tolist(), strict=True
+            )
+        ]
+        calls = recording.calls
+        self.call_frame, self.call_parent = calls.frame.tolist(), calls.parent.tolist()
+        self.call_function, self.call_kind = calls.function.tolist(), calls.kind.tolist()
+        self.inline_frame = recording.ops.inline_frame.tolist()
+        self.of_call: dict[tuple[int, int], list[Frame]] = {}
+
+    def of_allocation(self, allocation: int) -> list[Frame]:
+        """Frames of an allocation; none where no Python code was running, as on autograd's own threads."""
+        if allocation < 0:
+            return []
+        allocations = self.recording.allocations
+        call, op = int(allocations.call[allocation]), int(allocations.op[allocation])
+        if call < 0:
+            return []
+        inner = -1
+        if self.call_kind[call] != CallKind.C_FUNCTION:
+            # No call of its own, as behind `a + b`: it runs in the called function, at the line seen last.
+            seen = self.inline_frame[op] if op >= 0 else -1
+            inner = seen if seen >= 0 else self.call_function[call]
+        return self._stack(call, inner)
+
+    def _stack(self, call: int, inner: int) -> list[Frame]:
+        key = (call, inner)
+        if key not in self.of_call:
+            rows = [inner] if inner >= 0 else []
+            while call >= 0:
+                rows.append(self.call_frame[call])
+                call = self.call_parent[call]
+            self.of_call[key] = [self.frames[row] for row in rows]
+        return self.of_call[key]
+
+    def words_of(self, allocation: int) -> tuple[str, ...]:
+        """The same as text: `forward (model.py:7)`."""
+        return tuple(f"{one['name']} ({one['filename']}:{one['line']})" for one in self.of_allocation(allocation))
