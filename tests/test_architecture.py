@@ -60,7 +60,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"gradients_seen", "phase_timing", "run_origin", "torch_names", "torch_private"},
         {
             *("allocator_history", "call_hooks", "device_kernels", "error_line", "holder_links", "memory_counters"),
-            *("parameter_origins", "plain_tensors"),
+            *("parameter_origins", "plain_tensors", "storing_lines"),
         },
         {"holders", "known_storages", "profiler_trace", "project_files", "recording"},
         {"compile_watch", "counter_reading", "inline_operators", "kept_run", "live_tensors", "training_objects"},
@@ -79,7 +79,8 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"lost_track", "peak", "survivors"},
         {"growth"},
         {"findings"},
-        {"caveats", "compiled_words", "eager_comparison", "failed_allocation"},
+        {"caveats", "compiled_words", "eager_comparison", "failed_allocation", "idle_blocks"},
+        {"waste"},
     ),
     "tracer.analysis.steps": ({"trend"}, {"step_findings"}, {"watch_report"}),
     "tracer.analysis.compiled": ({"generated_code"}, {"origins"}),
@@ -89,7 +90,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"memory_report", "run_times"},
     ),
     "tracer.runs": (
-        {"job", "rank_store", "run_history", "termination"},
+        {"job", "rank_store", "run_history", "termination", "waste"},
         {"job_pages", "session"},
         {"results"},
         {"failure_words", "ranks", "screen", "watch_report", "workload_run"},
@@ -119,7 +120,8 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"rehearse"},
     ),
     "tracer.advice": (
-        {"change", "flops", "recommendation", "wrapped"},
+        {"flops", "recommendation", "wrapped"},
+        {"change", "found"},
         {"changes"},
         {f"changes.{name}" for name in ("accumulate", "allocator_settings", "checkpoint", "chunked_loss", "in_place")},
         {f"changes.{name}" for name in ("optimizer_kernels", "optimizer_state", "precision", "zero_grad")},

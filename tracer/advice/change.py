@@ -4,31 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any
 
 from torch import nn
 
+from tracer.advice.recommendation import Keeps
 from tracer.rehearsal.rehearse import Rehearsal
 from tracer.workloads.workload import Workload
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
-
-class Keeps(IntEnum):
-    """What a change leaves as it was, the safest first."""
-
-    BITS = 0
-    """Losses and gradients stay the same, bit for bit."""
-    ROUNDING = 1
-    """They are the same up to rounding."""
-    CONVERGENCE = 2
-    """Training is another one and may converge differently."""
-
-    @property
-    def words(self) -> str:
-        """For people."""
-        return ("same results", "results up to rounding", "other training")[self]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

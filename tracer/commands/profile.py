@@ -310,6 +310,7 @@ def _adviser(
             return options.build(torch.device("cpu"), device_named=False)
 
     def advise(workload: Workload, results: RunResults) -> RunResults:
+        from tracer.advice.found import found_in
         from tracer.runs.advising import advise_on
 
         with _progress("Changes tried", is_shown=not given["quiet"]) as progress:
@@ -325,7 +326,8 @@ def _adviser(
             except TracerError as error:  # the run's own results are not lost for it
                 note = f"There is no advice. {error} {error.hint}".strip()
                 return replace(results, notes=(*results.notes, note))
-        return replace(results, advice=report)
+        found = found_in(results.waste, device=results.device, rehearsed=(*report.rows, *report.others))
+        return replace(results, advice=replace(report, found=found))
 
     return advise
 

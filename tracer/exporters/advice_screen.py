@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tracer.advice.recommendation import AdviceReport, Measured, Recommendation
+from tracer.advice.found import found_sentence
+from tracer.advice.recommendation import AdviceReport, Found, Measured, Recommendation
+from tracer.exporters.paths import short_path
 from tracer.exporters.text import print_table, say
 from tracer.units import format_bytes, some
 
 NUM_ROWS = 8
 NUM_SNIPPETS = 3
+NUM_FOUND = 5
 
 
 def print_advice(report: AdviceReport, console: Console, *, context_bytes: int = 0) -> None:
@@ -24,6 +27,7 @@ def print_advice(report: AdviceReport, console: Console, *, context_bytes: int =
         console: Where to print.
         context_bytes: What of the GPU's memory was set aside, and is not in the report's target.
     """
+    print_found(report.found, report.peak_bytes, console)
     if not report.rows:
         say(console)
         say(console, "What would help", style="bold")
@@ -39,6 +43,21 @@ def print_advice(report: AdviceReport, console: Console, *, context_bytes: int =
             console.print(Text(f"    {line}"), soft_wrap=True)
         if row.needs:
             say(console, row.needs, indent=2)
+
+
+def print_found(found: Sequence[Found], peak_bytes: int, console: Console) -> None:
+    """What the recording shows that nobody needs: a sentence for each, and the lines to paste."""
+    if not found:
+        return
+    say(console)
+    say(console, "What nobody needs at the peak", style="bold")
+    for one in found[:NUM_FOUND]:
+        say(console, found_sentence(one, peak_bytes, file_name=short_path))
+        for line in one.lines:  # to be copied: whole, however long
+            console.print(Text(f"    {line}"), soft_wrap=True)
+    if len(found) > NUM_FOUND:
+        rest = sum(one.bytes for one in found[NUM_FOUND:])
+        say(console, f"{format_bytes(rest)} more in {some(len(found) - NUM_FOUND, 'such place')}.")
 
 
 def _print_table(report: AdviceReport, console: Console) -> None:

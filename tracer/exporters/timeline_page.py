@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tracer.advice.recommendation import AdviceReport
+from tracer.advice.recommendation import AdviceReport, Found
 from tracer.analysis.kinds import Evidence
 from tracer.analysis.operators.run_times import RunTimes
 from tracer.analysis.peak_diff import PeakDiff, RowChange
@@ -47,6 +47,7 @@ from tracer.exporters.page_model import (
     Table,
 )
 from tracer.exporters.page_space import page_space
+from tracer.exporters.paths import source_place
 from tracer.exporters.python_stacks import PythonStacks
 from tracer.exporters.snapshot_page import oom_section, oom_sentences, reserved_table
 from tracer.units import format_bytes
@@ -67,6 +68,7 @@ def write_memory_timeline(
     known: KnownStorages | None = None,
     against_eager: PeakDiff | None = None,
     advice: AdviceReport | None = None,
+    unneeded: tuple[Found, ...] = (),
     others: Sequence[tuple[Findings, tuple[SlowModule, ...]]] = (),
 ) -> None:
     """Write memory_timeline.html for the cycle with the largest peak, of every device.
@@ -81,6 +83,7 @@ def write_memory_timeline(
         known: Live tensors observed during the run, which have names.
         against_eager: From the same run without compilation to this one.
         advice: What would lower the peak.
+        unneeded: What nobody needs of the peak.
         others: The same run on each other device, with its modules' times; a selector leads there.
 
     Raises:
@@ -95,6 +98,7 @@ def write_memory_timeline(
         known=known,
         against_eager=against_eager,
         advice=advice,
+        unneeded=unneeded,
     )
     pages = [
         timeline_page(found, run={**run, "device": found.device}, notes=notes, slow_modules=slow, known=known)
@@ -113,6 +117,7 @@ def timeline_page(
     known: KnownStorages | None = None,
     against_eager: PeakDiff | None = None,
     advice: AdviceReport | None = None,
+    unneeded: tuple[Found, ...] = (),
 ) -> Page:
     """The page's content."""
     cycle = findings.worst
@@ -139,7 +144,7 @@ def timeline_page(
             rows=peak.rows,
             row=peak_position(lifetimes),
         ),
-        advice=_advice(advice),
+        advice=(*map(_found, unneeded), *_advice(advice)),
         lost_track=_lost_track(cycle),
         timings=_timings(cycle),
         clock="the host's clock, in the profiled steps",
@@ -170,6 +175,13 @@ def _advice(report: AdviceReport | None) -> tuple[PageAdvice, ...]:
     return tuple(
         PageAdvice(f"{row.change} ({row.results})", row.gain_bytes, row.cost, _HOW[row.how_found]) for row in rows
     )
+
+
+def _found(one: Found) -> PageAdvice:
+    where = f" at {source_place(one.file, one.line)}" if one.file is not None else ""
+    held = f", held by {one.held_by}" if one.held_by else ""
+    how = "looking at the recording" if one.saves_bytes is None else "rehearsal"
+    return PageAdvice(f"of {one.what}{where}{held}: {one.change}", one.bytes, "", how)
 
 
 _HOW = {"rehearsed": "rehearsal", "replayed": "replay", "measured": "measuring"}
