@@ -113,7 +113,7 @@ def test_evaluation_with_gradients_is_offered_no_grad_and_saves_what_was_rehears
     (found,) = (one for one in advice.outcomes if one.changes[0].family == "evaluation")
     before = run_for_real(evaluating)
     measured = measure(evaluating, found.changes, before)
-    assert measured.saves_bytes > 0.2 * before.peak_bytes
+    assert measured.saves_bytes > 0.1 * before.peak_bytes
     assert abs(measured.saves_bytes - found.saved_bytes) <= 0.05 * measured.saves_bytes
     assert measured.changed_losses == measured.losses
 
