@@ -420,10 +420,8 @@ def _cheapest(trials: _Trials, alone: Iterable[Outcome | None], target_bytes: in
         return min(enough, key=_cost)
     current: Outcome = trials.base
     for one in sorted(useful, key=lambda one: (_cost(one)[:2], -one.gain_bytes)):
-        family = one.changes[0].family
-        others = tuple(change for change in current.changes if change.family != family)
-        if not _go_together(others, one.changes):
-            continue
+        # It takes the place of what it cannot stand beside, where that is better.
+        others = tuple(change for change in current.changes if _go_together((change,), one.changes))
         further = trials.outcome((*others, *one.changes))
         if further is None or further.needed_bytes >= current.needed_bytes:
             continue
