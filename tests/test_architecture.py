@@ -115,7 +115,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"columns", "open_calls", "spread"},
         {"recorder"},
         {"rule"},
-        {"attention", "convolution_workspaces", "cuda_autocast", "kernel_scratch", "recurrent"},
+        {"attention", "convolution_workspaces", "cuda_autocast", "kernel_scratch", "recurrent", "saved_on_host"},
         {"cuda_rules"},
         {"rehearse"},
     ),
@@ -123,8 +123,12 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"flops", "recommendation", "wrapped"},
         {"change", "found"},
         {"changes"},
-        {f"changes.{name}" for name in ("accumulate", "allocator_settings", "checkpoint", "chunked_loss", "in_place")},
-        {f"changes.{name}" for name in ("optimizer_kernels", "optimizer_state", "precision", "zero_grad")},
+        {
+            f"changes.{name}"
+            for name in ("accumulate", "allocator_settings", "checkpoint", "chunked_loss", "evaluation")
+        },
+        {f"changes.{name}" for name in ("in_place", "offload", "optimizer_kernels", "optimizer_state")},
+        {f"changes.{name}" for name in ("precision", "zero_grad")},
         {"planner"},
         {"report"},
     ),
