@@ -21,7 +21,7 @@ from tracer.advice.recommendation import AdviceReport, Found, Recommendation
 from tracer.analysis.peak_row import PeakRow
 from tracer.exporters.advice_json import write_advice_json
 from tracer.exporters.json_header import UNITS
-from tracer.exporters.peak_json import PeakDocument
+from tracer.exporters.peak_json import MAX_FRAMES, MAX_STACKS, PeakDocument, PeakRowJson
 from tracer.exporters.row_json import RowJson
 
 HEADER = ("format", "version", "torch", "command", "units")
@@ -114,7 +114,10 @@ def test_every_key_of_a_differences_answer_is_described(file: Path, tmp_path: Pa
 
 def test_every_key_of_peak_json_is_described() -> None:
     assert set(PeakDocument.__annotations__) - set(HEADER) == set(keys("peak.json"))
-    assert set(RowJson.__annotations__) == {one.name for one in fields(PeakRow)} == set(keys("A row"))
+    assert set(RowJson.__annotations__) == {one.name for one in fields(PeakRow)}
+    assert set(PeakRowJson.__annotations__) == set(keys("A row")) == {*RowJson.__annotations__, "stack"}
+    assert f"its {MAX_STACKS} largest rows" in documented()["A row"][1]
+    assert f"{MAX_FRAMES} at most" in documented()["A row"][1]
 
 
 def test_every_key_of_a_prediction_is_described() -> None:

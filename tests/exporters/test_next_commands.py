@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
+from tracer.exporters import next_commands
 from tracer.exporters.next_commands import (
     UV_RUN,
     after_diff,
@@ -23,7 +23,7 @@ SNAPSHOT = Path("my file.pkl")
 
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/usr/bin/torch-timeline"])
+    monkeypatch.setattr(next_commands, "_CALLED_AS", "/usr/bin/torch-timeline")
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_it_is_called_as_it_was(monkeypatch: pytest.MonkeyPatch, called: str, by_uv: bool, name: str) -> None:
-    monkeypatch.setattr(sys, "argv", [called])
+    monkeypatch.setattr(next_commands, "_CALLED_AS", called)
     monkeypatch.delenv(UV_RUN, raising=False)
     if by_uv:
         monkeypatch.setenv(UV_RUN, "1")

@@ -71,6 +71,7 @@ class Situation:
         parts: Modules that could compute again, in the order of their calls.
         bytes_by_operator: Of the rows at the peak, by operator.
         batch_size: Size of the first axis of the batch's first tensor; 1 where there is none.
+        evaluates_with_gradients: The model was called in evaluation mode with gradients on, and no backward went back.
     """
 
     workload: Workload
@@ -80,6 +81,7 @@ class Situation:
     parts: Sequence[Part]
     bytes_by_operator: Mapping[str, int] = field(default_factory=dict)
     batch_size: int = 1
+    evaluates_with_gradients: bool = False
 
     @property
     def model(self) -> nn.Module:

@@ -8,13 +8,15 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+_CALLED_AS = sys.argv[0] if sys.argv else ""
+"""Now: the script that `run` runs has arguments of its own."""
 UV_RUN = "UV_RUN_RECURSION_DEPTH"
 """Set by `uv run` for what it starts."""
 
 
 def program_name() -> str:
     """How this program was called: installed, or from a checkout, by uv or by a Python of the user's own."""
-    return from_checkout() if Path(sys.argv[0]).name == "main.py" else "torch-timeline"
+    return from_checkout() if Path(_CALLED_AS).name == "main.py" else "torch-timeline"
 
 
 def from_checkout() -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from tracer.capture.recording import CallKind, Recording
+
+if TYPE_CHECKING:
+    from tracer.analysis.profiles.peak import PeakReport
 
 Frame = dict[str, Any]
 """`name`, `filename` and `line`, as a snapshot has them."""
@@ -56,3 +60,31 @@ class PythonStacks:
     def words_of(self, allocation: int) -> tuple[str, ...]:
         """The same as text: `forward (model.py:7)`."""
         return tuple(f"{one['name']} ({one['filename']}:{one['line']})" for one in self.of_allocation(allocation))
+
+
+def stacks_of_rows(recording: Recording, peak: PeakReport, *, num_rows: int, num_frames: int) -> list[list[str] | None]:
+    """Of each of the largest rows of a peak the stack of most of its bytes.
+
+    Args:
+        recording: The cycle that the peak is of.
+        peak: Whose rows.
+        num_rows: How many rows get a stack; the others have None.
+        num_frames: Of each stack, the innermost.
+
+    Returns:
+        Frames as text, innermost first; None where no Python frame led to any block of the row.
+    """
+    stacks = PythonStacks(recording)
+    totals: list[Counter[int]] = [Counter() for _ in peak.rows[:num_rows]]
+    allocation_of: dict[int, int] = {}
+    columns = (peak.row_of, peak.blocks.allocation, peak.blocks.size_bytes)
+    for row, allocation, size_bytes in zip(*(column.tolist() for column in columns), strict=True):
+        if row < len(totals) and (frames := stacks.of_allocation(allocation)):
+            totals[row][id(frames)] += size_bytes  # equal stacks are one object, which lives as long as `stacks`
+            allocation_of.setdefault(id(frames), allocation)
+    found: list[list[str] | None] = [None] * len(peak.rows)
+    for row, total in enumerate(totals):
+        if total:
+            ((largest, _),) = total.most_common(1)
+            found[row] = list(stacks.words_of(allocation_of[largest])[:num_frames])
+    return found

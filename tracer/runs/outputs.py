@@ -272,8 +272,14 @@ def _recording_size(results: RunResults, path: Path) -> str:
 
 
 def _write_peak_json(material: Material, path: Path) -> None:
-    results = material.results
-    write_peak_json(material.findings.peaks, path, origin=results.origin, against_eager=results.against_eager)
+    results, findings = material.results, material.findings
+    write_peak_json(
+        findings.peaks,
+        path,
+        recordings=[cycle.recording for cycle in findings.cycles],
+        origin=results.origin,
+        against_eager=results.against_eager,
+    )
 
 
 OUTPUTS = (
