@@ -33,7 +33,7 @@ ALONE = """
 import sys
 from pathlib import Path
 from rich.console import Console
-from tracer.commands.snapshots import show_snapshot
+from tracer.commands.snapshot import show_snapshot
 show_snapshot(Path(sys.argv[1]), Console(), settings=sys.argv[2:])
 """
 SIX = (

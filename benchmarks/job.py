@@ -254,7 +254,9 @@ def main() -> int:
         if options.dask:
             with cluster(Path(name)) as (address, pid):
                 costs["Dask, two workers"] = measure([*snapshot, str(folder), "--json", "--dask", address], beside=pid)
-        print(*(f"{name}: {cost.seconds:.1f} s" for name, cost in costs.items()), sep="\n", flush=True)
+        print(
+            *(f"{name}: {cost.seconds:.1f} s, {cost.mib:.0f} MiB" for name, cost in costs.items()), sep="\n", flush=True
+        )
         single = singles(job, snapshot, options.repeats)
     said = [(name, one) for name, cost in costs.items() for one in complaints(job, json.loads(cost.output))]
     report(costs, single, options.ranks)

@@ -462,7 +462,11 @@ def _reported_again(folder: Path) -> bool:
     again = results_of(load_kept_run(folder / "recording.npz"))
     assert again.findings is not None
     written = json.loads((folder / "peak.json").read_text())
-    return bool(json.loads(json.dumps(peak_document(again.findings.peaks, origin=again.origin))) == written)
+    recordings = [cycle.recording for cycle in again.findings.cycles]
+    return bool(
+        json.loads(json.dumps(peak_document(again.findings.peaks, recordings=recordings, origin=again.origin)))
+        == written
+    )
 
 
 def main(names: list[str]) -> None:

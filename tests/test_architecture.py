@@ -53,14 +53,14 @@ FLOORS: dict[str, tuple[str, ...]] = {
 # And inside a folder: files, floor by floor; each may import those of the floors below its own.
 STOREYS: dict[str, tuple[set[str], ...]] = {
     "tracer.capture": (
-        {"devices", "host_memory", "notebook_cells", "quiet_profiler", "source_line", "step_columns"},
+        {"devices", "host_memory", "notebook_cells", "source_line", "step_columns"},
         {"operator_lines"},
         {"compiled_code", "device_ledger"},
         {"source_files"},
         {"gradients_seen", "phase_timing", "run_origin", "torch_names", "torch_private"},
         {
             *("allocator_history", "call_hooks", "device_kernels", "error_line", "holder_links", "memory_counters"),
-            *("parameter_origins", "plain_tensors"),
+            *("parameter_origins", "plain_tensors", "quiet_profiler", "storing_lines"),
         },
         {"holders", "known_storages", "profiler_trace", "project_files", "recording"},
         {"compile_watch", "counter_reading", "inline_operators", "kept_run", "live_tensors", "training_objects"},
@@ -79,7 +79,8 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"lost_track", "peak", "survivors"},
         {"growth"},
         {"findings"},
-        {"caveats", "compiled_words", "eager_comparison", "failed_allocation"},
+        {"caveats", "compiled_words", "eager_comparison", "failed_allocation", "idle_blocks"},
+        {"waste"},
     ),
     "tracer.analysis.steps": ({"trend"}, {"step_findings"}, {"watch_report"}),
     "tracer.analysis.compiled": ({"generated_code"}, {"origins"}),
@@ -89,13 +90,13 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"memory_report", "run_times"},
     ),
     "tracer.runs": (
-        {"job", "run_history", "termination"},
+        {"job", "rank_store", "run_history", "termination", "waste"},
         {"job_pages", "session"},
         {"results"},
         {"failure_words", "ranks", "screen", "watch_report", "workload_run"},
-        {"advising", "kept", "watch"},
-        {"outputs", "prediction", "watched_workload"},
-        {"prediction_words", "training"},
+        {"advising", "kept", "watched_rank"},
+        {"outputs", "prediction", "watch"},
+        {"prediction_words", "training", "watched_workload"},
         {"script_run"},
     ),
     "tracer.rehearsal": (
@@ -114,15 +115,20 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"columns", "open_calls", "spread"},
         {"recorder"},
         {"rule"},
-        {"attention", "convolution_workspaces", "cuda_autocast", "kernel_scratch", "recurrent"},
+        {"attention", "convolution_workspaces", "cuda_autocast", "kernel_scratch", "recurrent", "saved_on_host"},
         {"cuda_rules"},
         {"rehearse"},
     ),
     "tracer.advice": (
-        {"change", "flops", "recommendation", "wrapped"},
+        {"flops", "recommendation", "wrapped"},
+        {"change", "found"},
         {"changes"},
-        {f"changes.{name}" for name in ("accumulate", "allocator_settings", "checkpoint", "chunked_loss", "in_place")},
-        {f"changes.{name}" for name in ("optimizer_kernels", "optimizer_state", "precision", "zero_grad")},
+        {
+            f"changes.{name}"
+            for name in ("accumulate", "allocator_settings", "checkpoint", "chunked_loss", "evaluation")
+        },
+        {f"changes.{name}" for name in ("in_place", "offload", "optimizer_kernels", "optimizer_state")},
+        {f"changes.{name}" for name in ("precision", "zero_grad")},
         {"planner"},
         {"report"},
     ),
@@ -375,7 +381,6 @@ def test_the_model_of_the_allocator_knows_recordings_in_few_places(module: str) 
 
 # Files of analysis that are tested elsewhere, each with where: the folder of snapshots has not been mirrored yet.
 TESTED_ELSEWHERE: dict[str, str] = {
-    "tracer/analysis/kinds.py": "tests/analysis/profiles/test_classify_blocks.py",
     "tracer/analysis/profiles/compiled_owners.py": "tests/analysis/compiled/test_origins.py",
     "tracer/analysis/peak_diff.py": "tests/exporters/test_peak_diff.py",
     "tracer/analysis/peak_row.py": "tests/exporters/test_row_json.py",

@@ -17,11 +17,11 @@ import main
 from tests.exporters.page_samples import peak_row
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import write
-from tracer.advice.recommendation import AdviceReport, Recommendation
+from tracer.advice.recommendation import AdviceReport, Found, Recommendation
 from tracer.analysis.peak_row import PeakRow
 from tracer.exporters.advice_json import write_advice_json
 from tracer.exporters.json_header import UNITS
-from tracer.exporters.peak_json import PeakDocument
+from tracer.exporters.peak_json import MAX_FRAMES, MAX_STACKS, PeakDocument, PeakRowJson
 from tracer.exporters.row_json import RowJson
 
 HEADER = ("format", "version", "torch", "command", "units")
@@ -114,7 +114,10 @@ def test_every_key_of_a_differences_answer_is_described(file: Path, tmp_path: Pa
 
 def test_every_key_of_peak_json_is_described() -> None:
     assert set(PeakDocument.__annotations__) - set(HEADER) == set(keys("peak.json"))
-    assert set(RowJson.__annotations__) == {one.name for one in fields(PeakRow)} == set(keys("A row"))
+    assert set(RowJson.__annotations__) == {one.name for one in fields(PeakRow)}
+    assert set(PeakRowJson.__annotations__) == set(keys("A row")) == {*RowJson.__annotations__, "stack"}
+    assert f"its {MAX_STACKS} largest rows" in documented()["A row"][1]
+    assert f"{MAX_FRAMES} at most" in documented()["A row"][1]
 
 
 def test_every_key_of_a_prediction_is_described() -> None:
@@ -140,11 +143,13 @@ def test_every_key_of_a_prediction_is_described() -> None:
 
 def test_every_key_of_advice_is_described(tmp_path: Path) -> None:
     row = Recommendation("less", ("line",), 5, None, 7, None, "same", "", "", "rehearsed", None)
-    report = AdviceReport("cpu", 12, None, (row,), (), None, None, False, None, 3, (("other", "why"),))
+    held = Found("it", "less", ("line",), 5, 1, "train.py", 3, "losses[...]", "local variable", "same", "rehearsed", 4)
+    report = AdviceReport("cpu", 12, None, (row,), (), None, None, False, None, 3, (("other", "why"),), (held,))
     write_advice_json(report, tmp_path / "advice.json")
     found = json.loads((tmp_path / "advice.json").read_text())
     check_header(found, "advice")
     assert set(found) - set(HEADER) == set(keys("advice.json"))
+    assert list(found["found"][0]) == keys("Memory that nobody needs")
     assert list(found["rows"][0]) == keys("A change")[: len(found["rows"][0])]
 
 

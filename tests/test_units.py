@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.units import GIB, KIB, MIB, format_bytes, parse_size, some
+from tracer.units import GIB, KIB, MIB, format_bytes, parse_memory, parse_size, some
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,14 @@ def test_several_of_a_noun() -> None:
         "2 blocks", "2 entries", "2 retries", "2 ways",
     ]  # fmt: skip
     assert some(1, "entry", "has/have") == "1 entry has"
+
+
+@pytest.mark.parametrize(("text", "size"), [("24GiB", 24 * GIB), ("80B", 80), (str(GIB), GIB)])
+def test_memory_is_a_size(text: str, size: int) -> None:
+    assert parse_memory(text) == size
+
+
+@pytest.mark.parametrize("text", ["80", " 24 ", "1.5"])
+def test_memory_of_a_few_bytes_lacks_its_unit(text: str) -> None:
+    with pytest.raises(ValueError, match="has no unit"):
+        parse_memory(text)

@@ -56,3 +56,15 @@ def parse_size(text: str) -> int:
     if not size:
         raise ValueError(f"{text} is not a size.")
     return size
+
+
+def parse_memory(text: str) -> int:
+    """Read the size of a GPU, or of a part of it: a small number without a unit is a unit forgotten.
+
+    Raises:
+        ValueError: The text is no size above zero, or has no unit and would be less than 1 MiB.
+    """
+    size = parse_size(text)
+    if size < MIB and not re.search("[a-zA-Z]", text):
+        raise ValueError(f"{text} has no unit.")
+    return size

@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from tests.advice.programs import PROGRAMS, gpt, lstm, resnet, stack, unet
-from tracer.advice.change import Change, Keeps
+from tracer.advice.change import Change
 from tracer.advice.changes.accumulate import Accumulated, part_of
 from tracer.advice.changes.checkpoint import part_names
 from tracer.advice.changes.in_place import make_in_place
 from tracer.advice.planner import Advice, Outcome, advise, applied
+from tracer.advice.recommendation import Keeps
 from tracer.rehearsal.rehearse import rehearse
 from tracer.workloads.module_steps import ModuleWorkload, StepWorkload, mean_square
 from tracer.workloads.workload import Workload, num_micro_batches

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from tests.advice.programs import PROGRAMS, stack
-from tracer.advice.change import Keeps
 from tracer.advice.planner import LEAST_SHARE, Advice, advise, applied
+from tracer.advice.recommendation import Keeps
 from tracer.advice.report import report_of
 from tracer.errors import TracerError
 from tracer.rehearsal.rehearse import rehearse

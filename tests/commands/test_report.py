@@ -65,7 +65,7 @@ def test_a_run_by_the_command_line_is_written_again_to_the_byte(tmp_path: Path) 
     assert [name for name in names_in(again) if (again / name).read_bytes() != (first / name).read_bytes()] == []
     # Paths are shown from the working directory, which is another one here; what they say is the same.
     assert out.split("By line")[0] == ended.stdout.split("By line")[0]
-    assert [line.split()[0] for line in ended.stderr.splitlines()] == ["Wrote"] * (len(FILES) - 1)
+    assert [line.split()[0] for line in ended.stderr.splitlines()] == ["Wrote"] * (len(FILES) - 1) + ["Next:"]
 
 
 def test_nothing_is_kept_that_was_not_asked_for(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_some_outputs_and_the_recording_by_its_own_name(kept: Path, tmp_path: Pa
     file.write_bytes((kept / "recording.npz").read_bytes())
     code, _, err = run("report", file, "--save-dir", tmp_path / "out", "--only", "peak-json", "--only", "max-mem")
     assert (code, names_in(tmp_path / "out")) == (0, {"peak.json", "max_mem.txt"})
-    assert [line.split()[1] for line in err.splitlines()] == [
+    assert [line.split()[1] for line in err.splitlines() if line.startswith("Wrote ")] == [
         str(tmp_path / "out" / name) for name in ("max_mem.txt", "peak.json")
     ]
 

@@ -47,9 +47,16 @@ def test_the_files_are_written_and_named(file: Path, tmp_path: Path) -> None:
     code, out, err = run("snapshot", file, "--html", page, "--sqlite", report)
     assert code == 0
     assert "What was in use then" in out
-    assert [line.split()[:2] for line in err.splitlines()] == [["Wrote", str(page)], ["Wrote", str(report)]]
+    *files, after = err.splitlines()
+    assert [line.split()[:2] for line in files] == [["Wrote", str(page)], ["Wrote", str(report)]]
+    assert after.startswith("Next: ") and "--html" not in after
     assert "</html>" in page.read_text("utf-8")
     assert query(report, "SELECT size_bytes FROM misc_sizes") == [(5 * MIB,)]
+
+
+def test_an_address_is_refused_in_a_sentence() -> None:
+    code, _, err = run("snapshot", "https://example.org/rank0.pkl")
+    assert (code, err.splitlines()[0]) == (1, "Error: rank0.pkl is named by an address.")
 
 
 def test_json_goes_to_stdout_alone(file: Path, tmp_path: Path) -> None:
@@ -311,7 +318,7 @@ def recorded(tmp_path: Path) -> Path:
 def test_a_recording_is_replayed_at_its_own_settings(recorded: Path) -> None:
     code, out, _ = run("snapshot", recorded)
     assert code == 0
-    assert "every decision of the allocator comes out: 2 of 2 addresses, 2 of 2 segments" in " ".join(out.split())
+    assert "repeats every decision in this recording: 2 of 2 addresses, 2 of 2 segments" in " ".join(out.split())
     assert "Why so much is reserved" in out
 
 
@@ -329,7 +336,7 @@ def test_a_gpu_that_is_too_small_is_exit_status_3(recorded: Path) -> None:
     assert run("snapshot", recorded, "--gpu-memory", "140MiB")[0] == 0
     assert run("snapshot", recorded, "--gpu-memory", "80MiB")[0] == 0, "the cache is emptied for the second request"
     code, out, err = run("snapshot", recorded, "--gpu-memory", "79MiB")
-    assert (code, err) == (3, "")
+    assert (code, len(err.splitlines())) == (3, 1) and err.startswith("Next: ")
     assert "As recorded: a request for 80.00 MiB fails at entry 5 of 8" in out
 
 

@@ -147,7 +147,7 @@ def test_the_size_of_a_recording_is_told_by_the_event(tmp_path: Path) -> None:
     path, findings = tmp_path / "recording.npz", results().findings
     assert findings is not None
     per_event = path.stat().st_size / sum(cycle.recording.num_events for cycle in findings.cycles)
-    assert line.startswith(f"Wrote {path}  (open with python main.py report; ")
+    assert line.startswith(f"Wrote {path}  (open with the command `report`; ")
     assert line.endswith(f" KiB, {per_event:.1f} bytes an event)")
 
 

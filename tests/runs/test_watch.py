@@ -241,10 +241,35 @@ def test_a_folder_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None
 def test_each_rank_has_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    watch, _, _ = watched(tmp_path)
+    watch, model, optimizer = watched(tmp_path)
+    left: list[dict[str, Any]] = []
     with watch:
+        train_step(model, optimizer)
+        watch.step()
         watch.write()
+        left.append(json.loads((tmp_path / "rank3" / "rank.json").read_text()))
+    left.append(json.loads((tmp_path / "rank3" / "rank.json").read_text()))
     assert (tmp_path / "rank3" / "watch.json").exists()
+    assert [(one["index"], one["num_steps"], one["has_ended"]) for one in left] == [(3, 1, False), (3, 1, True)]
+    assert left[1]["peak_bytes"] > 0 and left[1]["failure"] == ""
+
+
+def test_what_a_rank_has_found_is_in_the_summary_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("tracer.runs.ranks.WAIT_AFTER_FAILURE_S", 0.0)
+    (tmp_path / "ranks.txt").write_text("of an earlier run")
+    sizes = iter(range(100, 400))
+    monkeypatch.setattr("tracer.capture.memory_counters.resident_bytes", lambda: next(sizes) * MIB)
+    watch, _, _ = watched(tmp_path)
+    with pytest.raises(ValueError, match="no such label"), watch:
+        assert not (tmp_path / "ranks.txt").exists()
+        for _ in range(64):
+            watch.step()
+        raise ValueError("no such label")
+    text = (tmp_path / "ranks.txt").read_text()
+    assert "ended in step 65 by ValueError: no such label. Resident memory grows by 1.00 MiB a step" in text
+    assert "rank 1: left no results" in text
 
 
 # ---- the words -------------------------------------------------------------------------------------------------------

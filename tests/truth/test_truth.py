@@ -6,8 +6,6 @@ import inspect
 import re
 import tempfile
 import warnings
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from tests.truth import programs_models, programs_processes, programs_torch, pro
 from tests.truth.catalogue import entry_of, names
 from tests.truth.isolate import in_fresh_process
 from tests.truth.program import PROGRAMS
-from tests.truth.verdict import Verdict, judge
+from tests.truth.verdict import judge
 from tracer.runs.training import profile_training
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -74,39 +72,22 @@ QUICK = {
     "inference_only",
 }
 
-judged = cache(judge)
 
-
-def _marks(name: str, column: str) -> Iterator[pytest.MarkDecorator]:
-    yield pytest.mark.xdist_group(name)  # by one process, that judges it once
-    if entry_of(name).slow or name not in QUICK:
-        yield pytest.mark.slow
-    if reason := KNOWN_DEFECTS.get((name, column)):
-        yield pytest.mark.xfail(strict=True, reason=reason)
-    elif reason := WRONG_BY_CHANCE.get((name, column)):
-        yield pytest.mark.xfail(strict=False, reason=reason)
-
-
-CASES = [
-    pytest.param(name, column, marks=list(_marks(name, column)), id=f"{name}-{column}")
-    for name in names()
-    for column in COLUMNS
-]
-
-
-@pytest.mark.parametrize(("name", "column"), CASES)
-def test_the_tracer_tells_the_truth_and_changes_nothing(name: str, column: str) -> None:
-    verdict: Verdict = judged(name)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if entry_of(name).slow or name not in QUICK else [], id=name)
+        for name in names()
+    ],
+)
+def test_the_tracer_tells_the_truth_and_changes_nothing(name: str) -> None:
+    verdict = judge(name)
     assert not verdict.broken
-    if verdict.crash and column != "crash":
-        pytest.skip(f"crashed, so that nothing can be said of {column}")
-    assert not getattr(verdict, column)
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=list(_marks(name, "")), id=name) for name in names()])
-def test_kinds_modules_and_lines_are_right(name: str) -> None:
-    verdict = judged(name)
-    assert not verdict.broken and not verdict.crash
+    wrong = {column: found for column in COLUMNS if (found := getattr(verdict, column))}
+    known = {column for program, column in KNOWN_DEFECTS if program == name}
+    by_chance = {column for program, column in WRONG_BY_CHANCE if program == name}
+    assert {column: found for column, found in wrong.items() if column not in known | by_chance} == {}
+    assert known <= set(wrong), "what is right now is no known defect: take it out"
     if verdict.kinds is not None:
         # A batch that has come before its turn has nothing yet that tells what it is.
         assert verdict.kinds.right + entry_of(name).chance_bytes >= LEAST_PART * verdict.kinds.of

@@ -4,31 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any
 
 from torch import nn
 
+from tracer.advice.recommendation import Keeps
 from tracer.rehearsal.rehearse import Rehearsal
 from tracer.workloads.workload import Workload
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
-
-class Keeps(IntEnum):
-    """What a change leaves as it was, the safest first."""
-
-    BITS = 0
-    """Losses and gradients stay the same, bit for bit."""
-    ROUNDING = 1
-    """They are the same up to rounding."""
-    CONVERGENCE = 2
-    """Training is another one and may converge differently."""
-
-    @property
-    def words(self) -> str:
-        """For people."""
-        return ("same results", "results up to rounding", "other training")[self]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,6 +71,7 @@ class Situation:
         parts: Modules that could compute again, in the order of their calls.
         bytes_by_operator: Of the rows at the peak, by operator.
         batch_size: Size of the first axis of the batch's first tensor; 1 where there is none.
+        evaluates_with_gradients: The model was called in evaluation mode with gradients on, and no backward went back.
     """
 
     workload: Workload
@@ -96,6 +81,7 @@ class Situation:
     parts: Sequence[Part]
     bytes_by_operator: Mapping[str, int] = field(default_factory=dict)
     batch_size: int = 1
+    evaluates_with_gradients: bool = False
 
     @property
     def model(self) -> nn.Module:

@@ -13,20 +13,28 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Literal
 
-from tracer.advice.change import Change, Keeps, Part, Situation, peak_bytes
+import numpy as np
+import torch
+
+from tracer.advice.change import Change, Part, Situation, peak_bytes
 from tracer.advice.changes import (
     accumulate,
     allocator_settings,
     checkpoint,
     chunked_loss,
+    evaluation,
     in_place,
+    offload,
     optimizer_kernels,
     optimizer_state,
     precision,
     zero_grad,
 )
 from tracer.advice.flops import FlopCount
+from tracer.advice.recommendation import Keeps
 from tracer.allocator.settings import parse_settings
+from tracer.analysis.profiles.attribution import attribute
+from tracer.analysis.profiles.backward_passes import outermost_calls
 from tracer.analysis.profiles.findings import find_in_cycle
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
 from tracer.workloads.workload import Workload
@@ -36,21 +44,23 @@ Build = Callable[[], Workload]
 Device = Literal["cpu", "cuda"]
 KINDS: tuple[ModuleType, ...] = (
     checkpoint,
+    evaluation,
     zero_grad,
     optimizer_kernels,
     in_place,
     precision,
     accumulate,
     chunked_loss,
+    offload,
     optimizer_state,
     allocator_settings,
 )
 """All kinds of changes. A new one is a file and a word here."""
 # In which they are made: modules and the loss, then which optimizer, then how it works, then what is around the step.
 _ORDER = (
-    *("checkpoint", "in place", "loss", "allocator"),
+    *("checkpoint", "in place", "loss", "allocator", "evaluation"),
     *("optimizer state", "optimizer kernels", "gradients let go of", "gradients"),
-    *("precision", "accumulate"),
+    *("offload", "precision", "accumulate"),
 )
 LEAST_SHARE = 0.01
 """Of the peak: what saves less is not worth a line."""
@@ -241,6 +251,7 @@ class _Trials:
             parts=sorted(parts, key=lambda part: part.order),
             bytes_by_operator=by_operator,
             batch_size=batches.size,
+            evaluates_with_gradients=batches.evaluate_with_gradients(rehearsal),
         )
 
     def outcome(self, changes: Sequence[Change]) -> Outcome | None:
@@ -302,12 +313,17 @@ def applied(workload: Workload, changes: Iterable[Change]) -> Workload:
 
 
 class _FirstBatch:
-    """While entered, notes the size of a workload's batches."""
+    """While entered, notes the size of a workload's batches, and which calls of its model are evaluation.
+
+    Attributes:
+        size: Of the last batch.
+    """
 
     size = 1
 
     def __init__(self, workload: Workload) -> None:
         self._model, self._handle = workload.model, None
+        self._evaluates: list[bool] = []
 
     def __enter__(self) -> None:
         self._handle = self._model.register_forward_pre_hook(self._see, with_kwargs=True)  # type: ignore[assignment]
@@ -318,6 +334,19 @@ class _FirstBatch:
 
     def _see(self, module: Any, args: Any, kwargs: Any) -> None:
         self.size = accumulate.batch_size((args, kwargs))
+        self._evaluates.append(not module.training and torch.is_grad_enabled())
+
+    def evaluate_with_gradients(self, rehearsal: Rehearsal) -> bool:
+        """Whether there are calls in evaluation mode with gradients on, and no backward went back to one.
+
+        Where modules other than the whole model are called too, it is not known which call is which.
+        """
+        if not any(self._evaluates):
+            return False
+        calls = outermost_calls(rehearsal.whole, attribute(rehearsal.whole))
+        if len(calls.start_ns) != len(self._evaluates):
+            return False
+        return not bool((calls.went_back & np.array(self._evaluates)).any())
 
 
 def _listed(outcomes: Iterable[Outcome], base: Outcome) -> tuple[Outcome, ...]:
@@ -391,10 +420,8 @@ def _cheapest(trials: _Trials, alone: Iterable[Outcome | None], target_bytes: in
         return min(enough, key=_cost)
     current: Outcome = trials.base
     for one in sorted(useful, key=lambda one: (_cost(one)[:2], -one.gain_bytes)):
-        family = one.changes[0].family
-        others = tuple(change for change in current.changes if change.family != family)
-        if not _go_together(others, one.changes):
-            continue
+        # It takes the place of what it cannot stand beside, where that is better.
+        others = tuple(change for change in current.changes if _go_together((change,), one.changes))
         further = trials.outcome((*others, *one.changes))
         if further is None or further.needed_bytes >= current.needed_bytes:
             continue

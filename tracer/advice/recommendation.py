@@ -3,6 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Keeps(IntEnum):
+    """What a change leaves as it was, the safest first."""
+
+    BITS = 0
+    """Losses and gradients stay the same, bit for bit."""
+    ROUNDING = 1
+    """They are the same up to rounding."""
+    CONVERGENCE = 2
+    """Training is another one and may converge differently."""
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return ("same results", "results up to rounding", "other training")[self]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +86,39 @@ class Recommendation:
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """Memory at the peak that nobody needs, as the recording shows it.
+
+    Attributes:
+        what: What it is.
+        change: What to do.
+        lines: To paste.
+        bytes: Held at the peak.
+        count: In how many blocks.
+        file: Of the line to look at, or None.
+        line: Its number, or None.
+        held_by: The way to it from a variable; empty where none holds it.
+        variable: Where that begins.
+        results: What becomes of the training's results.
+        how_found: `found in the recording`, or `rehearsed`.
+        saves_bytes: What the change saves where it was rehearsed, or None.
+    """
+
+    what: str
+    change: str
+    lines: tuple[str, ...]
+    bytes: int
+    count: int
+    file: str | None
+    line: int | None
+    held_by: str
+    variable: str
+    results: str
+    how_found: str
+    saves_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AdviceReport:
     """Everything to tell.
 
@@ -84,6 +134,7 @@ class AdviceReport:
         fit: The cheapest that makes it fit, or None.
         num_tried: How many were tried.
         not_tried: Names of changes that could not be tried, and why.
+        found: What the recording of a run shows that nobody needs, the largest first.
     """
 
     device: str
@@ -97,3 +148,4 @@ class AdviceReport:
     fit: Recommendation | None = None
     num_tried: int = 0
     not_tried: tuple[tuple[str, str], ...] = ()
+    found: tuple[Found, ...] = ()

@@ -39,6 +39,36 @@ class Kind(IntEnum):
         """In plain words, as in a sentence or a column."""
         return "not known" if self is Kind.UNKNOWN else self.name.lower().replace("_", " ")
 
+    @property
+    def meaning(self) -> str:
+        """Beside its name in a table, for whoever reads it for the first time; short enough for 80 columns."""
+        return _MEANING[self]
+
+
+_MEANING = {
+    Kind.PARAMETER: "weights of the model",
+    Kind.OPTIMIZER_STATE: "kept by the optimizer",
+    Kind.INPUT: "the batch and its targets",
+    Kind.TEMPORARY: "made and freed in one phase",
+    Kind.ACTIVATION: "from forward, for backward",
+    Kind.GRADIENT: "of the parameters",
+    Kind.AUTOGRAD_DETAIL: "made during backward",
+    Kind.WORKSPACE: "operators' scratch memory",
+    Kind.BUFFER: "buffers of the model",
+    Kind.BEFORE_RECORDING: "from before, use not known",
+    Kind.UNKNOWN: "nothing proves what it is",
+    Kind.EVALUATION: "forward without gradients",
+    Kind.HELD: "kept by Python variables",
+}
+
+
+def meaning_of(words: str) -> str:
+    """The meaning of a kind by its name, or by its words; empty for what is no kind."""
+    return _BY_WORDS[words].meaning if words in _BY_WORDS else ""
+
+
+_BY_WORDS = {word: kind for kind in Kind for word in (kind.name, kind.words)}
+
 
 class Evidence(IntEnum):
     """How a block's kind is known. Numbers are names and no order; each table of rules has its own."""
@@ -105,7 +135,7 @@ class Evidence(IntEnum):
     COMPILED_TAKEN_OVER = 71
     LIBRARYS = 72
     COMPILED_RECOMPUTED = 73
-    # Of snapshots of a process that is still there to be asked.
+    # Of a process that can be asked, or could when its recording began.
     REACHED = 80
     KEPT_BY_GRAPH = 81
 

@@ -17,6 +17,7 @@ from tracer.capture.profiler_trace import ProfilerTrace
 from tracer.capture.recording import Recording
 from tracer.capture.run_origin import RunOrigin
 from tracer.capture.source_files import is_user_code
+from tracer.capture.source_line import SourceLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,29 @@ class KeptTrace:
     trace: ProfilerTrace
 
 
+@dataclass(frozen=True, slots=True)
+class KeptWaste:
+    """Memory that nobody needed, with what held it while the program could be asked.
+
+    Attributes:
+        kind: Name of a `WasteKind`.
+        bytes: At the peak.
+        count: In how many blocks.
+        line: Of the user's; None where it was not known.
+        path: How it was held; empty where nothing was found.
+        variable: Where that began.
+        held_at: The line that put it there; None where it was not known.
+    """
+
+    kind: str
+    bytes: int
+    count: int
+    line: SourceLine | None
+    path: str
+    variable: str
+    held_at: SourceLine | None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptRun:
     """What was observed of a run, and nothing that was concluded from it.
@@ -74,6 +98,7 @@ class KeptRun:
         trace: The profiler's own; None if it was not asked for.
         compiled: What torch.compile made of the user's code, with the source of every generated file.
         eager: The peak of the same run without compilation, as its peak.json has it; None where it was not made.
+        waste: What nobody needed of the peak: who held it cannot be asked again.
     """
 
     cycles: tuple[KeptCycle, ...]
@@ -95,6 +120,7 @@ class KeptRun:
     trace: KeptTrace | None = None
     compiled: CompiledCode = NOTHING_COMPILED
     eager: dict[str, Any] | None = None
+    waste: tuple[KeptWaste, ...] = ()
 
     @property
     def num_events(self) -> int:

@@ -121,6 +121,25 @@ def kineto_results(profiler: Any) -> Any:
     return results
 
 
+def free_an_older_block() -> None:
+    """Have the CPU's allocator free a block that was made before a profiler came, under one that keeps nothing."""
+    enable = getattr(torch._C._autograd, "_enable_profiler_legacy", None)
+    if enable is None:
+        return
+    older = torch.empty(1, dtype=torch.uint8, device="cpu")
+    config = _profiler_type("ProfilerConfig")(
+        _profiler_type("ProfilerState").CPU, False, True, False, False, False, _profiler_type("_ExperimentalConfig")()
+    )
+    try:
+        enable(config)
+    except RuntimeError:  # somebody's profiler is on
+        return
+    try:
+        del older
+    finally:
+        torch._C._autograd._disable_profiler_legacy()
+
+
 def save_trace(results: Any, path: Path) -> None:
     """Write the profiler's trace of a recording, in the trace-event format; torch allows it once a recording.
 
@@ -782,3 +801,15 @@ def dispatched_to(handle: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any])
 
 MODULE_CALL_CODE = torch.nn.Module._call_impl.__code__
 """Of the function that calls a module's hooks and its `forward`."""
+
+
+def process_group_store() -> Any:
+    """A connection of its own to the store that the default process group was started with; None where there is none.
+
+    A clone neither keeps the store's server alive nor shares the lock under which the program waits in the original.
+    """
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    store = distributed.distributed_c10d._get_default_store()
+    return store.clone() if hasattr(store, "clone") else None

@@ -11,6 +11,7 @@ import typer
 from tracer.commands.common import SNAPSHOT_NAME, errors_for_people, say_all, snapshot_path
 from tracer.commands.run_options import Quiet, Top
 from tracer.errors import OutputError, SnapshotError
+from tracer.exporters.next_commands import after_diff
 from tracer.exporters.terminal import screen
 from tracer.snapshot.load import load_snapshot
 
@@ -29,7 +30,7 @@ def diff(
     after: Annotated[Path, typer.Argument(help="The one to compare with it.")],
     fail_above: Annotated[
         str | None,
-        typer.Option(metavar="<percent or size>", help="Exit with 3 if a peak grew by more than this: 5%, 100MiB."),
+        typer.Option(metavar="<limit>", help="Exit with 3 if a peak grew by more than 5%, or by more than 100MiB."),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write the page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
@@ -45,6 +46,8 @@ def diff(
             exceeded = show_diff(before, after, console, top=top, fail_above=fail_above, html=html, as_json=as_json)
         if html is not None and not quiet:
             say_all([f"Wrote {html}  (open with a browser)"])
+        if not as_json and not quiet:
+            say_all(after_diff(before, after, has_page=html is not None))
         say_all(exceeded)
     if exceeded:
         raise typer.Exit(3)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tracer.commands.common import errors_for_people, kept_import_path, not_said
+from tracer.commands.common import errors_for_people, kept_import_path, not_said, say_all
 from tracer.commands.run_options import NUM_ROWS, Quiet, Top
 from tracer.commands.usage import DEVICE, MODEL, OUTPUTS, QUESTIONS, SCREEN
 from tracer.commands.workload_options import (
@@ -37,6 +37,7 @@ from tracer.commands.workload_options import (
     workload_options,
 )
 from tracer.errors import MissingPackageError, TracerError
+from tracer.exporters.next_commands import after_prediction
 from tracer.exporters.terminal import say, screen
 
 if TYPE_CHECKING:
@@ -98,13 +99,13 @@ def predict(
     inference: Inference = False,
     device: Annotated[
         Literal["cuda", "cpu"],
-        typer.Option(help="Whose ways to imitate; neither has to be there.", rich_help_panel=DEVICE),
+        typer.Option(help="What the step is to run on; it need not be there.", rich_help_panel=DEVICE),
     ] = "cuda",
     gpu_memory: Annotated[
         str | None,
         typer.Option(
             metavar="<size or card>",
-            help="24GiB, or a card such as RTX-4090; exit with 3 if it does not fit there.",
+            help="Does it fit there? 24GiB, or a card such as RTX-4090; exit with 3 if not.",
             rich_help_panel=DEVICE,
         ),
     ] = None,
@@ -144,9 +145,9 @@ def predict(
 ) -> None:
     """Say whether a training step fits on a GPU, what it would allocate there and what fills it, without a GPU.
 
-    The step runs on tensors that have a shape and no memory.
+    Nothing is computed: the step runs on tensors that have a shape and no memory.
 
-        python main.py predict --model torchvision.models:resnet50 --input 3x224x224 --gpu-memory 24GiB
+        python main.py predict --model models.gpt:build --gpu-memory 24GiB
     """
     given = dict(locals())
     with errors_for_people(), kept_import_path():
@@ -176,7 +177,20 @@ def _predict(context: typer.Context, given: Mapping[str, Any]) -> bool | None:
         _write(answer, workload, options, given["save_dir"], not_said if given["quiet"] else say, advice)
     if given["as_json"] or not given["quiet"]:
         _print(answer, largest, advice, as_json=given["as_json"], top=given["top"])
+    if not given["as_json"] and not given["quiet"]:
+        say_all(_next(answer, given))
     return answer.fits
+
+
+def _next(answer: Prediction, given: Mapping[str, Any]) -> tuple[str, ...]:
+    folder = given["save_dir"]
+    return after_prediction(
+        answer.fits,
+        folder,
+        [path.name for path in folder.iterdir()] if folder is not None else [],
+        has_advice=given["advise"],
+        has_largest_batch=given["largest_batch"],
+    )
 
 
 def _device(given: Mapping[str, Any]) -> tuple[Card | None, AllocatorSettings | None]:
@@ -292,6 +306,7 @@ def _print(
     from tracer.exporters.advice_json import advice_values
     from tracer.exporters.advice_screen import print_advice
     from tracer.exporters.text import say as print_line
+    from tracer.rehearsal.cards import CONTEXT_BYTES
     from tracer.runs.prediction_words import largest_json, largest_words, prediction_json, print_prediction
 
     with screen() as console:
@@ -302,7 +317,7 @@ def _print(
             return
         print_prediction(answer, console, top=top)
         if advice is not None:
-            print_advice(advice, console)
+            print_advice(advice, console, context_bytes=CONTEXT_BYTES)
         if largest is not None:
             print_line(console)
             print_line(console, largest_words(largest))

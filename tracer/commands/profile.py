@@ -158,7 +158,7 @@ def profile(
         typer.Option(
             min=0,
             metavar="STEPS",
-            help="Train so many steps without a profiler, and watch them.",
+            help="No profiler: train so many steps, and explain memory when something happens.",
             rich_help_panel=SCHEDULE,
         ),
     ] = 0,
@@ -168,7 +168,7 @@ def profile(
         bool,
         typer.Option(
             "--advise",
-            help="Rehearse changes, say which would lower the peak; write advice.json.",
+            help="Say which changes would lower the peak, each tried; write advice.json.",
             rich_help_panel=QUESTIONS,
         ),
     ] = False,
@@ -183,7 +183,9 @@ def profile(
     gpu_memory: Annotated[
         str | None,
         typer.Option(
-            help="With --advise: also find the cheapest changes to fit in 16GiB, say.", rich_help_panel=QUESTIONS
+            metavar="<size>",
+            help="With --advise: also find the cheapest changes to fit in 16GiB, say.",
+            rich_help_panel=QUESTIONS,
         ),
     ] = None,
 ) -> None:
@@ -285,7 +287,7 @@ def _adviser(
     import torch
 
     from tracer.rehearsal.unfilled import unfilled_weights
-    from tracer.units import parse_size
+    from tracer.units import parse_memory
 
     if not given["advise"]:
         refuse(context, ("verify", "gpu_memory"), "with --advise")
@@ -295,7 +297,7 @@ def _adviser(
     if not is_alone:
         raise TracerError("--advise is for a run of one process.", hint="Leave it out, or run without torchrun.")
     try:
-        target_bytes = parse_size(given["gpu_memory"]) if given["gpu_memory"] else None
+        target_bytes = parse_memory(given["gpu_memory"]) if given["gpu_memory"] else None
     except ValueError as error:
         raise TracerError(str(error), hint="Write the GPU's memory as 16GiB, 80GiB or 8192MiB.") from None
 
@@ -308,6 +310,7 @@ def _adviser(
             return options.build(torch.device("cpu"), device_named=False)
 
     def advise(workload: Workload, results: RunResults) -> RunResults:
+        from tracer.advice.found import found_in
         from tracer.runs.advising import advise_on
 
         with _progress("Changes tried", is_shown=not given["quiet"]) as progress:
@@ -323,7 +326,8 @@ def _adviser(
             except TracerError as error:  # the run's own results are not lost for it
                 note = f"There is no advice. {error} {error.hint}".strip()
                 return replace(results, notes=(*results.notes, note))
-        return replace(results, advice=report)
+        found = found_in(results.waste, device=results.device, rehearsed=(*report.rows, *report.others))
+        return replace(results, advice=replace(report, found=found))
 
     return advise
 
@@ -382,8 +386,9 @@ def run_and_report(
     **options: Any,
 ) -> bool:
     """Run, write, then answer, for this process or for its rank; False if the run or a file failed."""
+    from tracer.exporters.next_commands import after_run
     from tracer.runs.ranks import begin, this_rank
-    from tracer.runs.screen import next_commands, print_results
+    from tracer.runs.screen import print_results
 
     rank = this_rank()
     if rank is not None:
@@ -409,10 +414,10 @@ def run_and_report(
     if is_shown:
         with screen() as console:
             print_results(results, console, top=top)
-    succeeded &= results.failure is None
-    if succeeded and is_shown:
-        say_all(next_commands(folder, [path.name for path in folder.iterdir()]))
-    return succeeded
+    if succeeded and is_shown and results.findings is not None:  # also where the run failed, and its files say why
+        names = [path.name for path in folder.iterdir()]
+        say_all(after_run(folder, names, is_advice_open=advise is None and rank is None))
+    return succeeded and results.failure is None
 
 
 def _run(workload: Workload, schedule: Schedule, *, quiet: bool, **options: Any) -> RunResults:
@@ -466,10 +471,11 @@ def _write(results: RunResults, save_dir: Path, leave_out: list[str], *, say: Ca
 
 def _summarize(rank: Rank, results: RunResults, save_dir: Path) -> bool:
     """Add this rank to the summary of all; False if it could not be written, which costs the answer nothing."""
-    from tracer.runs.ranks import finish
+    from tracer.runs.rank_store import RankStore
+    from tracer.runs.ranks import finish, peak_of
 
     try:
-        finish(rank, results, save_dir)
+        finish(rank, peak_of(rank, results), save_dir, RankStore.of_process_group(rank.run))
     except OutputError as error:
         say_all(error.lines)
         return False

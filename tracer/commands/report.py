@@ -12,6 +12,7 @@ from tracer.commands.common import errors_for_people, not_said
 from tracer.commands.run_options import NUM_ROWS, Quiet, Top
 from tracer.commands.usage import OUTPUTS
 from tracer.errors import MissingPackageError, RecordingError, TracerError
+from tracer.exporters.next_commands import after_run
 from tracer.exporters.terminal import say, screen
 
 if TYPE_CHECKING:
@@ -39,9 +40,13 @@ def report(
     quiet: Quiet = False,
 ) -> None:
     """Write any output of a run again from its kept recording, also elsewhere and with a later version."""
-    with errors_for_people(), screen(is_shown=not quiet) as console:
-        tell = not_said if quiet else say
-        succeeded = show_report(recording, console, save_dir=save_dir, only=only, top=top, say=tell, complain=say)
+    tell = not_said if quiet else say
+    with errors_for_people():
+        with screen(is_shown=not quiet) as console:
+            succeeded = show_report(recording, console, save_dir=save_dir, only=only, top=top, say=tell, complain=say)
+        folder = save_dir or recording_path(recording).parent
+        for line in after_run(folder, [path.name for path in folder.iterdir()]):
+            tell(line)
     if not succeeded:
         raise typer.Exit(1)
 

@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
@@ -70,17 +71,15 @@ def run(
         torch-timeline run --save-dir profile train.py --epochs 3
     """
     from tracer.exporters.files import check_folder
-    from tracer.runs.script_run import ScriptProfile
+    from tracer.runs.script_run import ScriptProfile, ScriptTraining
     from tracer.runs.session import Schedule
-    from tracer.runs.training import TrainingProfile
     from tracer.runs.watch import TrainingWatch
 
     settings = {"script": script, "arguments": " ".join(arguments or [])}
     with errors_for_people(), kept_import_path():
         schedule = Schedule(n_wait_steps, n_warmup_steps, n_active_steps, n_repeats)
         check_folder(save_dir)
-        if not module and not Path(script).is_file():
-            raise TracerError(f"There is no file {script}.", hint="Name a script, or a module with -m.")
+        _check_script(script, is_module=module)
         profile = ScriptProfile(
             lambda models, optimizers: (
                 TrainingWatch(
@@ -92,7 +91,7 @@ def run(
                     settings=settings,
                 )
                 if watch
-                else TrainingProfile(
+                else ScriptTraining(
                     models,
                     optimizers,
                     save_dir=save_dir,
@@ -109,6 +108,21 @@ def run(
         succeeded = run_script(profile, script, arguments or [], is_module=module, quiet=quiet)
     if not succeeded:
         raise typer.Exit(1)
+
+
+def _check_script(script: str, *, is_module: bool) -> None:
+    """Before anything of it runs.
+
+    Raises:
+        TracerError: There is no such script or module.
+    """
+    if not is_module:
+        if not Path(script).is_file():
+            raise TracerError(f"There is no file {script}.", hint="Name a script, or a module with -m.")
+        return
+    root = script.partition(".")[0]
+    if root not in sys.modules and PathFinder.find_spec(root, ["", *sys.path]) is None:
+        raise TracerError(f"There is no module {root}.", hint="Name one that Python finds from this folder.")
 
 
 def run_script(

@@ -11,12 +11,12 @@ from tracer.commands.usage import OUTPUTS, SCHEDULE, SCREEN
 NUM_ROWS = 8
 """Rows of each table of a run's screen, where --top says nothing."""
 
-WaitSteps = Annotated[int, typer.Option(help="Steps of a cycle that are not looked at.", rich_help_panel=SCHEDULE)]
-WarmupSteps = Annotated[
-    int, typer.Option(help="Steps of a cycle in which the profiler warms up.", rich_help_panel=SCHEDULE)
+WaitSteps = Annotated[
+    int, typer.Option(help="Steps before each cycle that are not looked at.", rich_help_panel=SCHEDULE)
 ]
-ActiveSteps = Annotated[int, typer.Option(help="Steps of a cycle that are recorded.", rich_help_panel=SCHEDULE)]
-Repeats = Annotated[int, typer.Option(help="How many cycles.", rich_help_panel=SCHEDULE)]
+WarmupSteps = Annotated[int, typer.Option(help="Steps in which the profiler then warms up.", rich_help_panel=SCHEDULE)]
+ActiveSteps = Annotated[int, typer.Option(help="Steps that are then recorded.", rich_help_panel=SCHEDULE)]
+Repeats = Annotated[int, typer.Option(help="How often all of that is done.", rich_help_panel=SCHEDULE)]
 
 Trace = Annotated[
     bool,
@@ -32,4 +32,4 @@ KeepRecording = Annotated[
 Top = Annotated[
     int, typer.Option(min=0, metavar="<rows>", help="Rows of each table; 0 prints none.", rich_help_panel=SCREEN)
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors alone.", rich_help_panel=SCREEN)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.", rich_help_panel=SCREEN)]

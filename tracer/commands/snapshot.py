@@ -14,6 +14,7 @@ from tracer.commands.common import errors_for_people, say_all, snapshot_path
 from tracer.commands.run_options import Quiet, Top
 from tracer.commands.usage import ALLOCATOR, DEVICE, OUTPUTS, QUESTIONS, SCREEN
 from tracer.errors import MissingPackageError, OutputError, SettingsError, SnapshotError, TracerError
+from tracer.exporters.next_commands import after_job, after_snapshot
 from tracer.exporters.terminal import screen
 from tracer.runs.termination import FilesInTurn
 from tracer.snapshot.load import load_snapshot
@@ -21,6 +22,7 @@ from tracer.snapshot.load import load_snapshot
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tracer.analysis.snapshots.allocator_finding import AllocatorFinding
     from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot, SnapshotFinding
     from tracer.analysis.snapshots.job import JobFinding
     from tracer.analysis.snapshots.moments import Moments
@@ -116,34 +118,63 @@ def snapshot(
     Several recordings are the ranks of a job: which are alike, which are odd, and what the worst one has more.
     """
     if is_job(file):
-        with errors_for_people(), screen(is_shown=as_json or not quiet) as console:
+        with errors_for_people():
+            _refuse_addresses(file)
             for name, given in (("sqlite", sqlite), ("between", between), ("gpu-memory", gpu_memory)):
                 if given is not None:
                     raise TracerError(f"--{name} is about one recording.", hint="Name the file of one rank.")
-            show_job(file, console, device=device, dask=dask, as_json=as_json, top=top, html=html)
-            if html is not None and not quiet:
-                say_all([f"Wrote {html}  (open with a browser)"])
+            with screen(is_shown=as_json or not quiet) as console:
+                worst = show_job(file, console, device=device, dask=dask, as_json=as_json, top=top, html=html)
+                if html is not None and not quiet:
+                    say_all([f"Wrote {html}  (open with a browser)"])
+            if not as_json and not quiet:
+                say_all(after_job(worst, file, has_page=html is not None))
         return
-    with errors_for_people(), screen(is_shown=as_json or not quiet) as console:
-        shown = show_snapshot(
-            file[0],
-            console,
-            device=device,
-            top=top,
-            as_json=as_json,
-            html=html,
-            sqlite=sqlite,
-            questions=Questions(tuple(at), between, before_oom),
-            settings=settings,
-            search_settings=search_settings,
-            gpu_memory=gpu_memory,
-        )
-        if not quiet:
-            say_all(
-                f"Wrote {path}  (open with {'a browser' if path == html else SQLITE_READERS})" for path in shown.files
+    with errors_for_people():
+        _refuse_addresses(file)
+        with screen(is_shown=as_json or not quiet) as console:
+            shown = show_snapshot(
+                file[0],
+                console,
+                device=device,
+                top=top,
+                as_json=as_json,
+                html=html,
+                sqlite=sqlite,
+                questions=Questions(tuple(at), between, before_oom),
+                settings=settings,
+                search_settings=search_settings,
+                gpu_memory=gpu_memory,
             )
+            if not quiet:
+                readers = {html: "a browser", sqlite: SQLITE_READERS}
+                say_all(f"Wrote {path}  (open with {reader})" for path, reader in readers.items() if path is not None)
+        if not quiet and not as_json:
+            say_all(_next(shown, file[0], has_page=html is not None))
     if not shown.runs:
         raise typer.Exit(3)
+
+
+def _next(shown: Explained, path: Path, *, has_page: bool) -> tuple[str, ...]:
+    devices = shown.finding.failed_first
+    return after_snapshot(
+        path,
+        [device.device for device in devices],
+        has_failed=any(device.oom for device in devices),
+        has_page=has_page,
+        has_settings=not shown.can_try_settings,
+    )
+
+
+def _refuse_addresses(paths: Sequence[Path]) -> None:
+    """This program fetches nothing.
+
+    Raises:
+        SnapshotError: One of the paths is an address.
+    """
+    for path in paths:
+        if str(path).startswith(("http:/", "https:/", "s3:/", "gs:/")):
+            raise SnapshotError(f"{path.name} is named by an address.", hint="Download it, and name the file.")
 
 
 def is_job(paths: Sequence[Path]) -> bool:
@@ -167,8 +198,11 @@ def show_job(
     as_json: bool,
     top: int,
     html: Path | None = None,
-) -> None:
+) -> str | None:
     """Explain the ranks of a job on a console, and as a page if that is wanted.
+
+    Returns:
+        The file of the worst one; None where none could be read.
 
     Raises:
         SnapshotError: There is no recording, or none that can be read to be drawn.
@@ -190,6 +224,7 @@ def show_job(
         console.file.write(job_json(finding) + "\n")
     else:
         print_job(finding, console, top=top)
+    return None if finding.worst is None else finding.worst.file
 
 
 def _write_job(finding: JobFinding, html: Path, *, dask: str | None, named: Sequence[Path]) -> None:
@@ -218,17 +253,31 @@ class Questions:
     before_oom: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What became of `show_snapshot`.
+@dataclass(frozen=True, slots=True, eq=False)
+class Explained:
+    """A snapshot, and what was found in it.
 
     Attributes:
-        files: The files written.
-        runs: Whether the recording runs on the GPU asked about, on every device of it; True if none was.
+        replayed: The snapshot.
+        finding: What filled its devices.
+        allocator: Of each device.
+        moments: Of each device, what was asked beside the peak.
     """
 
-    files: Sequence[Path]
-    runs: bool
+    replayed: ReplayedSnapshot
+    finding: SnapshotFinding
+    allocator: Sequence[AllocatorFinding]
+    moments: Sequence[Moments]
+
+    @property
+    def runs(self) -> bool:
+        """Whether the recording runs on the GPU asked about, on every device of it; True if none was."""
+        return all(found.what_if is None or found.what_if.runs for found in self.allocator)
+
+    @property
+    def can_try_settings(self) -> bool:
+        """Whether other settings of the allocator have not been tried, and can be."""
+        return any(found.modelled is not None and found.what_if is None for found in self.allocator)
 
 
 def show_snapshot(
@@ -244,7 +293,7 @@ def show_snapshot(
     settings: Sequence[str] = (),
     search_settings: bool = False,
     gpu_memory: str | None = None,
-) -> Shown:
+) -> Explained:
     """Explain a snapshot on a console, as text or as JSON, and in files.
 
     A page and a database are about one device: the one named, or else the worst, see `SnapshotFinding.worst`.
@@ -269,43 +318,66 @@ def show_snapshot(
         WritingInterrupted: Ctrl-C has come while the files were written.
     """
     memory = _checked_size(gpu_memory, "Write the GPU's memory as 16GiB, 80GiB or 8192MiB.")
-    before_oom = _checked_size(questions.before_oom, "Write how much to look at as 5GiB or 512MiB.")
     wanted = _checked_settings(settings, search=search_settings)
     outputs = [out for out in (html, sqlite) if out is not None]
     with _hint_for_outputs():
         _check_outputs([snapshot_path(path)], outputs)
+    explained = _explained(path, device, questions, wanted, memory)
+    if outputs:
+        with _hint_for_outputs():
+            _write(explained.replayed, explained.finding, html=html, sqlite=sqlite, file=path)
+    if as_json:
+        _print_json(explained, console, path)
+    else:
+        _print(explained, console, path, top)
+    return explained
+
+
+def _explained(
+    path: Path, device: int | None, questions: Questions, settings: Sequence[str], gpu_memory: int | None
+) -> Explained:
+    """Read a snapshot and answer everything that is asked of it."""
+    before_oom = _checked_size(questions.before_oom, "Write how much to look at as 5GiB or 512MiB.")
     snapshot = load_snapshot(snapshot_path(path))
     from tracer.analysis.snapshots.allocator_finding import explain_allocator
     from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 
     replayed = replay_snapshot(snapshot, device=device)
-    finding = explain_replayed(replayed)
-    allocator = explain_allocator(replayed, settings=wanted, gpu_memory=memory)
-    moments = [_moments(replayed, one, questions, before_oom) for one in replayed.devices]
-    if outputs:
-        with _hint_for_outputs():
-            _write(replayed, finding, html=html, sqlite=sqlite, file=path)
-    if as_json:
-        from tracer.exporters.json_header import this_command
-        from tracer.exporters.snapshot_json import snapshot_json
-        from tracer.exporters.snapshot_moments import moments_values
+    return Explained(
+        replayed,
+        explain_replayed(replayed),
+        explain_allocator(replayed, settings=settings, gpu_memory=gpu_memory),
+        [_moments(replayed, one, questions, before_oom) for one in replayed.devices],
+    )
 
-        more = {one.device: moments_values(one) for one in moments}
-        text = snapshot_json(finding, file=str(path), allocator=allocator, more=more, command=this_command())
-        console.file.write(text + "\n")
-    else:
-        from tracer.exporters.allocator_screen import print_allocator
-        from tracer.exporters.snapshot_moments import print_moments
-        from tracer.exporters.snapshot_screen import print_snapshot
 
-        def print_more(index: int) -> None:
-            for one in moments:
-                if one.device == index:
-                    print_moments(one, console, top=top)
-            print_allocator([found for found in allocator if found.device == index], console, top=top)
+def _print_json(explained: Explained, console: Console, path: Path) -> None:
+    from tracer.exporters.json_header import this_command
+    from tracer.exporters.snapshot_json import snapshot_json
+    from tracer.exporters.snapshot_moments import moments_values
 
-        print_snapshot(finding, console, file=str(path), top=top, more=print_more)
-    return Shown(outputs, all(found.what_if is None or found.what_if.runs for found in allocator))
+    text = snapshot_json(
+        explained.finding,
+        file=str(path),
+        allocator=explained.allocator,
+        more={one.device: moments_values(one) for one in explained.moments},
+        command=this_command(),
+    )
+    console.file.write(text + "\n")
+
+
+def _print(explained: Explained, console: Console, path: Path, top: int) -> None:
+    from tracer.exporters.allocator_screen import print_allocator
+    from tracer.exporters.snapshot_moments import print_moments
+    from tracer.exporters.snapshot_screen import print_snapshot
+
+    def print_more(index: int) -> None:
+        for one in explained.moments:
+            if one.device == index:
+                print_moments(one, console, top=top)
+        print_allocator([found for found in explained.allocator if found.device == index], console, top=top)
+
+    print_snapshot(explained.finding, console, file=str(path), top=top, more=print_more)
 
 
 def _moments(replayed: ReplayedSnapshot, one: ReplayedDevice, questions: Questions, before_oom: int | None) -> Moments:
@@ -331,10 +403,10 @@ def _moments(replayed: ReplayedSnapshot, one: ReplayedDevice, questions: Questio
 
 
 def _checked_size(text: str | None, hint: str) -> int | None:
-    from tracer.units import parse_size
+    from tracer.units import parse_memory
 
     try:
-        return parse_size(text) if text is not None else None
+        return parse_memory(text) if text is not None else None
     except ValueError as error:
         raise SettingsError(str(error), hint=hint) from None
 

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tracer.errors import TracerError
+from tracer.exporters.next_commands import from_checkout
 from tracer.exporters.terminal import say
 
 # Headings of --help, for `rich_help_panel`; those that a command has come in this order.
@@ -31,6 +32,10 @@ _UsageError: Any = typer.BadParameter.__mro__[1]
 
 class _Explained:
     """What commands and the program itself have in common."""
+
+    def format_usage(self: Any, ctx: Any, formatter: Any) -> None:
+        """Write the command as it is called."""
+        formatter.write_usage(_program(ctx), " ".join(self.collect_usage_pieces(ctx)))
 
     def format_options(self: Any, ctx: Any, formatter: Any) -> None:
         """Write the options under their headings, for a terminal of 80 columns, where boxes leave the words no room."""
@@ -88,10 +93,17 @@ class Program(_Explained, TyperGroup):
 def _record(parameter: Any, ctx: Any) -> tuple[str, str] | None:
     """Name and help; of a switch only the half that changes something."""
     record: tuple[str, str] | None = parameter.get_help_record(ctx)
-    if record is None or not getattr(parameter, "secondary_opts", None):
-        return record
+    if record is None:
+        return None
+    if not getattr(parameter, "secondary_opts", None):
+        return _TYPES.sub(lambda found: _IN_WORDS.get(found[1], ""), record[0]).rstrip(), record[1]
     names = parameter.secondary_opts if parameter.default else parameter.opts
     return ", ".join(names), parameter.help or ""
+
+
+_TYPES = re.compile(r" <(int range|int|str|path|list\[\w+\])>")
+_IN_WORDS = {"int range": " <number>", "int": " <number>", "str": " <text>", "path": " <path>"}
+"""Of arguments that may be several, the name alone."""
 
 
 def _given(command: Any, ctx: Any, args: list[str], parameter: Any) -> str:
@@ -129,7 +141,7 @@ def _command_for(ctx: Any, name: str) -> str:
 
 def _program(ctx: Any) -> str:
     """The command as it was called, to be called again."""
-    return re.sub(r"^main\.py", "python main.py", str(ctx.command_path))
+    return re.sub(r"^main\.py", from_checkout(), str(ctx.command_path))
 
 
 def _refuse(ctx: Any, message: str, hint: str = "") -> NoReturn:

@@ -2,36 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tracer.advice.recommendation import AdviceReport, Measured, Recommendation
+from tracer.advice.found import found_sentence
+from tracer.advice.recommendation import AdviceReport, Found, Measured, Recommendation
+from tracer.exporters.paths import short_path
+from tracer.exporters.text import print_table, say
 from tracer.units import format_bytes, some
 
 NUM_ROWS = 8
 NUM_SNIPPETS = 3
+NUM_FOUND = 5
 
 
-def print_advice(report: AdviceReport, console: Console) -> None:
-    """Print the list, then the lines to paste for the first of it."""
-    _say(console, "")
-    _say(console, "What would help", style="bold")
+def print_advice(report: AdviceReport, console: Console, *, context_bytes: int = 0) -> None:
+    """Print the list, then the lines to paste for the first of it.
+
+    Args:
+        report: What was found.
+        console: Where to print.
+        context_bytes: What of the GPU's memory was set aside, and is not in the report's target.
+    """
+    print_found(report.found, report.peak_bytes, console)
     if not report.rows:
-        _say(console, f"None of {some(report.num_tried, 'change')} that were tried saves as much as 1 % of the peak.")
+        say(console)
+        say(console, "What would help", style="bold")
+        say(console, f"None of {some(report.num_tried, 'change')} that were tried saves as much as 1 % of the peak.")
     else:
         _print_table(report, console)
-    for sentence in _sentences(report):
-        _say(console, sentence)
+    for sentence in _sentences(report, context_bytes):
+        say(console, sentence)
     for row in _shown_in_full(report):
-        _say(console, "")
-        _say(console, f"{row.change}:", style="bold")
-        for line in row.lines:
-            _say(console, f"    {line}")
+        say(console)
+        say(console, f"{row.change}:", style="bold")
+        for line in row.lines:  # to be copied: whole, however long
+            console.print(Text(f"    {line}"), soft_wrap=True)
         if row.needs:
-            _say(console, f"  {row.needs}")
+            say(console, row.needs, indent=2)
+
+
+def print_found(found: Sequence[Found], peak_bytes: int, console: Console) -> None:
+    """What the recording shows that nobody needs: a sentence for each, and the lines to paste."""
+    if not found:
+        return
+    say(console)
+    say(console, "What nobody needs at the peak", style="bold")
+    for one in found[:NUM_FOUND]:
+        say(console, found_sentence(one, peak_bytes, file_name=short_path))
+        for line in one.lines:  # to be copied: whole, however long
+            console.print(Text(f"    {line}"), soft_wrap=True)
+    if len(found) > NUM_FOUND:
+        rest = sum(one.bytes for one in found[NUM_FOUND:])
+        say(console, f"{format_bytes(rest)} more in {some(len(found) - NUM_FOUND, 'such place')}.")
 
 
 def _print_table(report: AdviceReport, console: Console) -> None:
@@ -50,17 +76,18 @@ def _print_table(report: AdviceReport, console: Console) -> None:
         cost = "; ".join(part for part in (row.results, row.cost, _HOW.get(row.how_found, "")) if part)
         name = f"together: {row.change}" if row is report.together else row.change
         table.add_row(*cells, Text(name), Text(cost))
-    console.print(table)
+    print_table("What would help", table, console)
 
 
 _HOW = {"replayed": "replayed", "measured": "measured"}
 
 
-def _sentences(report: AdviceReport) -> Iterator[str]:
+def _sentences(report: AdviceReport, context_bytes: int) -> Iterator[str]:
     if report.rows:
-        yield f"Found by rehearsing {some(report.num_tried, 'change')} alone and together, where nothing else is said."
+        changes = some(report.num_tried, "change")
+        yield f"Each of {changes} was rehearsed, alone and together; rows say where it was found otherwise."
     if report.target_bytes is not None:
-        yield _fit(report, report.target_bytes)
+        yield _fit(report, report.target_bytes, context_bytes)
     for row in (*report.rows, report.together, report.fit):
         if row is not None and row.measured is not None:
             yield _measured(row, row.measured)
@@ -69,10 +96,12 @@ def _sentences(report: AdviceReport) -> Iterator[str]:
         yield f"Could not be tried here: {names}; advice.json says why."
 
 
-def _fit(report: AdviceReport, target_bytes: int) -> str:
-    target = format_bytes(target_bytes)
+def _fit(report: AdviceReport, target_bytes: int, context_bytes: int) -> str:
+    target = format_bytes(target_bytes + context_bytes)
+    if context_bytes:
+        target += f" ({format_bytes(target_bytes)} without CUDA's context)"
     if report.fits:
-        return f"It fits in {target} as it is."
+        return f"The step fits in {target} without any of them."
     if report.fit is None:
         return f"Nothing that was tried makes it fit in {target}."
     needed = report.fit.peak_bytes if report.fit.reserved_bytes is None else report.fit.reserved_bytes
@@ -94,7 +123,3 @@ def _measured(row: Recommendation, measured: Measured) -> str:
 def _shown_in_full(report: AdviceReport) -> list[Recommendation]:
     first = [report.fit] if report.fit is not None else []
     return [*first, *report.rows[: NUM_SNIPPETS - len(first)]]
-
-
-def _say(console: Console, line: str, *, style: str = "") -> None:
-    console.print(Text(line, style=style), soft_wrap=True)

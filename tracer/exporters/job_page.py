@@ -161,10 +161,9 @@ def _groups(groups: Sequence[RankGroup]) -> Table:
     for group in groups:
         first = group.ranks[0]
         kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in first.kinds[:_MOST_NAMED])
-        words = [*(["odd"] if group.is_odd else []), *(["ran out of memory"] if first.out_of_memory else [])]
         reserved = max(one.reserved_bytes for one in group.ranks)
         count = f"{len(group.ranks):,}"
-        rows.append((_span(group.ranks), reserved, count, rank_names(group.ranks), kinds, ", ".join(words)))
+        rows.append((_span(group.ranks), reserved, count, rank_names(group.ranks), kinds, ", ".join(group.words)))
     return Table(
         "Ranks whose kinds differ by less than 2 %", ("peak", "reserved", "ranks", "which", "mostly", ""), tuple(rows)
     )

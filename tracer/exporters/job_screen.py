@@ -66,13 +66,12 @@ def _row(group: RankGroup) -> tuple[str, str, str, str, str]:
     peaks = [one.peak_bytes for one in group.ranks]
     low, high = format_bytes(min(peaks)), format_bytes(max(peaks))
     kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in first.kinds[:2])
-    words = [*(["odd"] if group.is_odd else []), *(["ran out of memory"] if first.out_of_memory else [])]
     return (
         low if low == high else f"{low} to {high}",
         format_bytes(max(one.reserved_bytes for one in group.ranks)),
         kinds,
         rank_names(group.ranks),
-        ", ".join(words),
+        ", ".join(group.words),
     )
 
 
@@ -101,7 +100,10 @@ def job_json(finding: JobFinding) -> str:
         "missing": list(finding.missing),
         "ranks": [_values(one) for one in finding.ranks],
         "unreadable": [{"file": one.file, "rank": one.rank, "problem": one.problem} for one in finding.unreadable],
-        "groups": [{"is_odd": group.is_odd, "files": [one.file for one in group.ranks]} for group in finding.groups],
+        "groups": [
+            {"is_odd": group.is_odd, "words": list(group.words), "files": [one.file for one in group.ranks]}
+            for group in finding.groups
+        ],
         "worst_against_typical": [asdict(change) for change in difference.by_stack] if difference is not None else [],
     }
     return json.dumps(values, indent=2)
@@ -111,6 +113,10 @@ def _values(one: RankPeak) -> dict[str, object]:
     return {
         "file": one.file,
         "rank": one.rank,
+        "stage": one.role.stage,
+        "tensor_rank": one.role.tensor,
+        "data_rank": one.role.data,
+        "strategies": list(one.role.strategies),
         "device": one.device,
         "entries": one.entries,
         "peak_requested_bytes": one.peak_bytes,

@@ -18,15 +18,14 @@ from tracer.analysis.profiles.peak_rows import recorded_op_name
 from tracer.analysis.snapshots.sites import LABEL_BEFORE
 from tracer.arrays import Int, Ints, PerBlock, Rows
 from tracer.capture.known_storages import KnownStorages
-from tracer.capture.recording import CallKind, Recording
+from tracer.capture.recording import Recording
 from tracer.errors import SnapshotError
 from tracer.exporters.files import write_atomically
+from tracer.exporters.python_stacks import Frame, PythonStacks
 from tracer.units import NS_PER_US
 
 # The page at pytorch.org/memory_viz reads protocols 2 to 4 (pytorch issue 183842).
 PICKLE_PROTOCOL = 4
-
-Frame = dict[str, Any]
 
 
 def write_memory_snapshot(snapshot: dict[str, Any], path: Path) -> None:
@@ -162,7 +161,7 @@ def snapshot_of_recording(
     Returns:
         Segments as they are at the end of the recording, and one trace entry per allocation and two per free.
     """
-    stacks = _Stacks(recording)
+    stacks = PythonStacks(recording)
     device = _device_number(recording, lifetimes)
     return {
         "segments": [{**segment, "device": device} for segment in _segments(lifetimes, stacks, labels)],
@@ -179,52 +178,8 @@ def _device_number(recording: Recording, lifetimes: BlockLifetimes) -> int:
     return int(number) if number.isdigit() else 0
 
 
-class _Stacks:
-    """Python frames of allocations, innermost first; equal ones are one object, which keeps files small."""
-
-    def __init__(self, recording: Recording) -> None:
-        self.recording = recording
-        strings, frames = recording.strings, recording.frames
-        self.frames: list[Frame] = [
-            {"name": strings[function], "filename": strings[file], "line": line}
-            for function, file, line in zip(
-                frames.function.tolist(), frames.file.tolist(), frames.line.tolist(), strict=True
-            )
-        ]
-        calls = recording.calls
-        self.call_frame, self.call_parent = calls.frame.tolist(), calls.parent.tolist()
-        self.call_function, self.call_kind = calls.function.tolist(), calls.kind.tolist()
-        self.inline_frame = recording.ops.inline_frame.tolist()
-        self.of_call: dict[tuple[int, int], list[Frame]] = {}
-
-    def of_allocation(self, allocation: int) -> list[Frame]:
-        """Frames of an allocation; none where no Python code was running, as on autograd's own threads."""
-        if allocation < 0:
-            return []
-        allocations = self.recording.allocations
-        call, op = int(allocations.call[allocation]), int(allocations.op[allocation])
-        if call < 0:
-            return []
-        inner = -1
-        if self.call_kind[call] != CallKind.C_FUNCTION:
-            # No call of its own, as behind `a + b`: it runs in the called function, at the line seen last.
-            seen = self.inline_frame[op] if op >= 0 else -1
-            inner = seen if seen >= 0 else self.call_function[call]
-        return self._stack(call, inner)
-
-    def _stack(self, call: int, inner: int) -> list[Frame]:
-        key = (call, inner)
-        if key not in self.of_call:
-            rows = [inner] if inner >= 0 else []
-            while call >= 0:
-                rows.append(self.call_frame[call])
-                call = self.call_parent[call]
-            self.of_call[key] = [self.frames[row] for row in rows]
-        return self.of_call[key]
-
-
 def _trace(
-    recording: Recording, lifetimes: BlockLifetimes, stacks: _Stacks, labels: Labels | None
+    recording: Recording, lifetimes: BlockLifetimes, stacks: PythonStacks, labels: Labels | None
 ) -> list[dict[str, Any]]:
     """Entries in allocator order; what was made unseen has one without frames where it begins to count."""
     allocations = recording.allocations
@@ -275,7 +230,7 @@ def _entry(action: str, lifetimes: BlockLifetimes, block: int, time_us: int, fra
     }
 
 
-def _segments(lifetimes: BlockLifetimes, stacks: _Stacks, labels: Labels | None) -> list[dict[str, Any]]:
+def _segments(lifetimes: BlockLifetimes, stacks: PythonStacks, labels: Labels | None) -> list[dict[str, Any]]:
     end = len(lifetimes.events)
     alive = lifetimes.alive_at(end - 1)
     alive = alive[np.argsort(lifetimes.address[alive], kind="stable")]

@@ -71,6 +71,7 @@ _SCRIPTS = (
     "timeline.js",
     "lanes.js",
     "controls.js",
+    "frames.js",
     "tree.js",
     "icicle.js",
     "table.js",

@@ -20,10 +20,13 @@ from tracer.units import MIB, NS_PER_US
 if TYPE_CHECKING:
     from tracer.analysis.profiles.allocator_count import CountedParts
     from tracer.analysis.profiles.peak import AllocatorPeak, PeakReport
+    from tracer.capture.recording import Recording
     from tracer.capture.run_origin import RunOrigin
 
 NAME, VERSION = "peak", 1
 FORMAT = f"torch-timeline {NAME}"
+MAX_STACKS, MAX_FRAMES = 200, 40
+"""Of the largest rows, and of each stack the innermost: less than 1 MB."""
 MAX_BYTES = 256 * MIB
 """Of a file to be read: a row has some 400 bytes, so this is half a million rows."""
 _MAX_INT = 2**53
@@ -74,6 +77,12 @@ class EagerJson(TypedDict):
     changes: list[ChangeJson]
 
 
+class PeakRowJson(RowJson):
+    """A row with the stack that led to it."""
+
+    stack: list[str] | None
+
+
 class PeakDocument(Header):
     """peak.json; docs/files.md describes it."""
 
@@ -90,16 +99,21 @@ class PeakDocument(Header):
     allocator: AllocatorJson | None
     threads_not_recorded: list[str]
     eager: EagerJson | None
-    rows: list[RowJson]
+    rows: list[PeakRowJson]
 
 
 def peak_document(
-    peaks: Sequence[PeakReport], *, origin: RunOrigin | None = None, against_eager: PeakDiff | None = None
+    peaks: Sequence[PeakReport],
+    *,
+    recordings: Sequence[Recording] = (),
+    origin: RunOrigin | None = None,
+    against_eager: PeakDiff | None = None,
 ) -> PeakDocument:
     """The document for the cycle with the largest peak.
 
     Args:
         peaks: One report per cycle, at least one.
+        recordings: Of the same cycles; rows have no stacks without.
         origin: With what the run was made.
         against_eager: From the same run without compilation to this one.
     """
@@ -107,6 +121,11 @@ def peak_document(
 
     cycle = worst_of(peaks)
     peak = peaks[cycle]
+    stacks: list[list[str] | None] = [None] * len(peak.rows)
+    if recordings:
+        from tracer.exporters.python_stacks import stacks_of_rows
+
+        stacks = stacks_of_rows(recordings[cycle], peak, num_rows=MAX_STACKS, num_frames=MAX_FRAMES)
     return {
         **json_header(
             NAME,
@@ -127,7 +146,7 @@ def peak_document(
         "allocator": _allocator(peak.allocator) if peak.allocator is not None else None,
         "threads_not_recorded": list(peak.threads),
         "eager": None if against_eager is None else eager_document(against_eager),
-        "rows": [row_json(row) for row in peak.rows],
+        "rows": [{**row_json(row), "stack": stack} for row, stack in zip(peak.rows, stacks, strict=True)],
     }
 
 
@@ -181,11 +200,12 @@ def write_peak_json(
     peaks: Sequence[PeakReport],
     path: Path,
     *,
+    recordings: Sequence[Recording] = (),
     origin: RunOrigin | None = None,
     against_eager: PeakDiff | None = None,
 ) -> None:
     """Write peak.json; arguments as of `peak_document`."""
-    document = peak_document(peaks, origin=origin, against_eager=against_eager)
+    document = peak_document(peaks, recordings=recordings, origin=origin, against_eager=against_eager)
     write_atomically(path, json.dumps(document, indent=1) + "\n")
 
 

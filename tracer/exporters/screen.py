@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tracer.analysis.kinds import meaning_of
 from tracer.analysis.module_tree import module_tree
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.caveats import counted, growth_sentences, left_out, not_recorded, unseen
@@ -100,7 +101,7 @@ def _print_modules(peak: PeakReport, console: Console, top: int) -> None:
     ]
     shown = lines[: top + MORE_MODULES]
     if len(lines) > len(shown):
-        shown.append((f"and {len(lines) - len(shown)} more of 2 % or above", 0, 0))
+        shown.append((f"and {len(lines) - len(shown)} more of at least 2 %", 0, 0))
     _print_bytes("By module, with all that is inside it", "module", shown, peak.peak_bytes, console)
 
 
@@ -118,23 +119,30 @@ def _print_phases(cycle: CycleFindings, console: Console) -> None:
 
 def _lost_track(cycle: CycleFindings) -> Iterable[str]:
     """Only where it matters: from 1 % of the peak on."""
-    for lost in cycle.lost_track[:NUM_SENTENCES]:
-        if lost.bytes * 100 < cycle.peak.peak_bytes:
-            continue
-        where = f" at {source_place(lost.file, lost.line)}" if lost.file else ""
-        what = lost.op or "a tensor from before the recording"
-        yield (
-            f"torch's own categories stop at {what}{where}, in {lost.module or 'no module'}: "
-            f"{format_bytes(lost.bytes)} of the peak have none because of it. {_known_otherwise(lost)}"
-        )
+    lost = [one for one in cycle.lost_track[:NUM_SENTENCES] if one.bytes * 100 >= cycle.peak.peak_bytes]
+    if not lost:
+        return
+    size_bytes, known_bytes = sum(one.bytes for one in lost), sum(one.known_bytes for one in lost)
+    places = ", ".join(f"{format_bytes(one.bytes)} from {_where_lost(one)}" for one in lost)
+    yield (
+        f"torch's own profiler would call {format_bytes(size_bytes)} of this peak Unknown: {places}. "
+        f"{_known_otherwise(size_bytes, known_bytes)}"
+    )
 
 
-def _known_otherwise(lost: LostTrack) -> str:
-    if lost.known_bytes == lost.bytes:
-        return "The rows above know what they are."
-    if not lost.known_bytes:
-        return "The rows above do not know what they are either."
-    return f"The rows above know what {format_bytes(lost.known_bytes)} of them are."
+def _where_lost(lost: LostTrack) -> str:
+    where = source_place(lost.file, lost.line) if lost.file else ""
+    module = f"in {lost.module}" if lost.module else ""
+    named = ", ".join(part for part in (where, module) if part)
+    return f"{lost.op or 'a tensor from before the recording'} on" + (f" ({named})" if named else "")
+
+
+def _known_otherwise(size_bytes: int, known_bytes: int) -> str:
+    if known_bytes == size_bytes:
+        return "The rows above say what it is."
+    if not known_bytes:
+        return "The rows above do not know what it is either."
+    return f"The rows above say what {format_bytes(known_bytes)} of it is."
 
 
 def headline(findings: Findings, num_steps: int | None = None) -> str:
@@ -190,7 +198,7 @@ def _words(category: str) -> str:
 def print_categories(peak: PeakReport, console: Console) -> None:
     """The peak by category."""
     by_category = [(name, *total) for name, total in _totals(peak, lambda row: row.category)]
-    _print_bytes("What filled it", "category", by_category, peak.peak_bytes, console)
+    _print_bytes("What filled it", "category", by_category, peak.peak_bytes, console, meaning=meaning_of)
 
 
 def print_lines(peak: PeakReport, console: Console, top: int) -> None:
@@ -234,19 +242,28 @@ def _totals(peak: PeakReport, key: Callable[[PeakRow], str]) -> list[tuple[str, 
 
 
 def _print_bytes(
-    title: str, label: str, lines: Iterable[tuple[str, int, int]], total_bytes: int, console: Console
+    title: str,
+    label: str,
+    lines: Iterable[tuple[str, int, int]],
+    total_bytes: int,
+    console: Console,
+    *,
+    meaning: Callable[[str], str] | None = None,
 ) -> None:
     made = Table(box=None, padding=(0, 1), pad_edge=False, show_footer=True)
     made.add_column(label, footer="sum", overflow="fold")
     made.add_column("bytes", footer=f"{total_bytes:,}", justify="right", no_wrap=True)
     made.add_column("", footer=format_bytes(total_bytes), justify="right", no_wrap=True)
     made.add_column("share", footer="100.0 %", justify="right", no_wrap=True)
+    if meaning is not None:
+        made.add_column("")
     for name, size_bytes, _ in lines:
         if not size_bytes:
             made.add_row(Text(name))
             continue
         share = f"{100 * size_bytes / total_bytes:.1f} %"
-        made.add_row(Text(name), f"{size_bytes:,}", format_bytes(size_bytes), share)
+        words = () if meaning is None else (Text(meaning(name)),)
+        made.add_row(Text(name), f"{size_bytes:,}", format_bytes(size_bytes), share, *words)
     print_table(title, made, console)
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tracer.analysis.kinds import meaning_of
 from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
 from tracer.analysis.snapshots.groups import Group
 from tracer.analysis.snapshots.oom import OutOfMemory
@@ -55,19 +56,20 @@ def print_snapshot(
 def _print_device(found: DeviceFinding, console: Console, top: int) -> None:
     peak = found.peak
     say(console)
-    say(console, f"Device {found.device}: {some(found.entries, 'entry')}, peak {_when(peak, found)}", style="bold")
+    history = f"{some(found.entries, 'entry')} of history"
+    say(console, f"Device {found.device}: {history}, peak {_when(peak, found)}", style="bold")
     say(console, f"requested  {exact(peak.requested_bytes)}", indent=2)
-    say(console, f"allocated  {exact(peak.allocated_bytes)}, rounded by the allocator as far as known", indent=2)
-    say(console, f"reserved   {exact(peak.reserved_bytes)}", indent=2)
+    say(console, f"allocated  {exact(peak.allocated_bytes)}, the same as the allocator rounds it", indent=2)
+    say(console, f"reserved   {exact(peak.reserved_bytes)}, taken from the device", indent=2)
     if peak.before_recording_bytes:
         before = exact(peak.before_recording_bytes)
-        say(console, f"of the requested bytes, {before} were there before recording", indent=2)
+        say(console, f"of the requested bytes, {before} were there before the recording", indent=2)
     for note in found.notes:
         say(console, f"Note: {note}", style="yellow", indent=2)
     shown = _print_ooms(found, console, top)
     if _rows(peak.groups) in shown:
         say(console)
-        say(console, "The peak is what was in use then: the table above says what filled it.")
+        say(console, "The peak was at that moment: the table above says what filled it.")
     else:
         print_groups("What filled it, by line and kind", peak.groups, console, top)
     _print_shares("By kind", peak.by_kind, console, top)
@@ -116,9 +118,13 @@ def _kind(group: Group) -> str:
 def _print_shares(title: str, shares: Sequence[Share], console: Console, top: int) -> None:
     made = table("bytes", "blocks")
     made.add_column("", overflow="fold")
+    explains = any(meaning_of(share.name) for share in shares)
+    if explains:
+        made.add_column("")
     for share in islice(shares, top):
-        made.add_row(format_bytes(share.bytes), f"{share.count:,}", Text(share.name))
-    _add_rest(made, [(share.bytes, share.count) for share in shares[top:]])
+        words = [meaning_of(share.name)] * explains
+        made.add_row(format_bytes(share.bytes), f"{share.count:,}", Text(share.name), *words)
+    _add_rest(made, [(share.bytes, share.count) for share in shares[top:]], is_last=False)
     print_table(title, made, console)
 
 
@@ -200,8 +206,10 @@ def place(site: Site) -> str:
     return site.frame if site.frame in (BEFORE_RECORDING, NO_FRAMES) else f"{site.frame}  ({NO_PYTHON_FRAME})"
 
 
-def _add_rest(made: Table, rest: list[tuple[int, int]]) -> None:
+def _add_rest(made: Table, rest: list[tuple[int, int]], *, is_last: bool = True) -> None:
     if rest:
         size, count = sum(size for size, _ in rest), sum(count for _, count in rest)
         padding = [""] * (len(made.columns) - 3)
-        made.add_row(format_bytes(size), f"{count:,}", *padding, f"{len(rest):,} more")
+        more = f"{len(rest):,} more"
+        last = (*padding, more) if is_last else (more, *padding)
+        made.add_row(format_bytes(size), f"{count:,}", *last)

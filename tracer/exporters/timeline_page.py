@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tracer.advice.recommendation import AdviceReport
+from tracer.advice.recommendation import AdviceReport, Found
 from tracer.analysis.kinds import Evidence
 from tracer.analysis.operators.run_times import RunTimes
 from tracer.analysis.peak_diff import PeakDiff, RowChange
@@ -24,6 +24,7 @@ from tracer.analysis.profiles.reserved_ranges import reserved_ranges
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.arrays import Int, PerBlock
 from tracer.capture.known_storages import KnownStorages
+from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX
 from tracer.exporters.page import write_pages
 from tracer.exporters.page_model import (
@@ -46,6 +47,8 @@ from tracer.exporters.page_model import (
     Table,
 )
 from tracer.exporters.page_space import page_space
+from tracer.exporters.paths import source_place
+from tracer.exporters.python_stacks import PythonStacks
 from tracer.exporters.snapshot_page import oom_section, oom_sentences, reserved_table
 from tracer.units import format_bytes
 
@@ -65,6 +68,7 @@ def write_memory_timeline(
     known: KnownStorages | None = None,
     against_eager: PeakDiff | None = None,
     advice: AdviceReport | None = None,
+    unneeded: tuple[Found, ...] = (),
     others: Sequence[tuple[Findings, tuple[SlowModule, ...]]] = (),
 ) -> None:
     """Write memory_timeline.html for the cycle with the largest peak, of every device.
@@ -79,6 +83,7 @@ def write_memory_timeline(
         known: Live tensors observed during the run, which have names.
         against_eager: From the same run without compilation to this one.
         advice: What would lower the peak.
+        unneeded: What nobody needs of the peak.
         others: The same run on each other device, with its modules' times; a selector leads there.
 
     Raises:
@@ -93,6 +98,7 @@ def write_memory_timeline(
         known=known,
         against_eager=against_eager,
         advice=advice,
+        unneeded=unneeded,
     )
     pages = [
         timeline_page(found, run={**run, "device": found.device}, notes=notes, slow_modules=slow, known=known)
@@ -111,6 +117,7 @@ def timeline_page(
     known: KnownStorages | None = None,
     against_eager: PeakDiff | None = None,
     advice: AdviceReport | None = None,
+    unneeded: tuple[Found, ...] = (),
 ) -> Page:
     """The page's content."""
     cycle = findings.worst
@@ -137,7 +144,7 @@ def timeline_page(
             rows=peak.rows,
             row=peak_position(lifetimes),
         ),
-        advice=_advice(advice),
+        advice=(*map(_found, unneeded), *_advice(advice)),
         lost_track=_lost_track(cycle),
         timings=_timings(cycle),
         clock="the host's clock, in the profiled steps",
@@ -170,6 +177,13 @@ def _advice(report: AdviceReport | None) -> tuple[PageAdvice, ...]:
     )
 
 
+def _found(one: Found) -> PageAdvice:
+    where = f" at {source_place(one.file, one.line)}" if one.file is not None else ""
+    held = f", held by {one.held_by}" if one.held_by else ""
+    how = "looking at the recording" if one.saves_bytes is None else "rehearsal"
+    return PageAdvice(f"of {one.what}{where}{held}: {one.change}", one.bytes, "", how)
+
+
 _HOW = {"rehearsed": "rehearsal", "replayed": "replay", "measured": "measuring"}
 
 
@@ -199,8 +213,25 @@ def _blocks(cycle: CycleFindings, known: KnownStorages | None) -> PageBlocks:
     if cycle.peak.allocator is not None:
         blocks, made_at, freed_at = _with_history(cycle)
     groups, group = group_blocks(cycle.recording, cycle.attribution, known, blocks, by_step=False)
+    order = sorted(range(len(groups)), key=lambda number: -groups[number].bytes)
+    rank = np.empty(len(groups), np.int64)
+    rank[order] = np.arange(len(groups))
+    groups, group = tuple(groups[number] for number in order), rank[group]
+    stacks = _stacks(cycle.recording, blocks, group, len(groups))
     address = blocks.address if cycle.history is not None else None
-    return PageBlocks(groups, group, blocks.size_bytes, made_at, freed_at, address=address)
+    return PageBlocks(groups, group, blocks.size_bytes, made_at, freed_at, stacks, address=address)
+
+
+def _stacks(
+    recording: Recording, blocks: ClassifiedBlocks, group: PerBlock[Int], num_groups: int
+) -> tuple[tuple[str, ...], ...]:
+    """What led to the largest block of each group; nothing where no Python code was running, as in backward."""
+    order = np.lexsort((-blocks.size_bytes, group))
+    _, first = np.unique(group[order], return_index=True)
+    largest = np.full(num_groups, -1, np.int64)
+    largest[group[order[first]]] = blocks.allocation[order[first]]
+    frames = PythonStacks(recording)
+    return tuple(frames.words_of(allocation) for allocation in largest.tolist())
 
 
 def _space(cycle: CycleFindings) -> PageSpace | None:
@@ -286,9 +317,13 @@ def _reserved(cycle: CycleFindings) -> tuple[Curve, ...]:
 
 def _marks(cycle: CycleFindings) -> tuple[Mark, ...]:
     peak, found = cycle.peak, cycle.breakdown
+    shown = Mark("peak", "peak", peak.time_ns, peak.peak_bytes, peak_position(cycle.lifetimes))
+    # Where torch's categories hold all but a hundredth, their peak says nothing more.
+    if found.tagged_peak_bytes * 100 >= peak.peak_bytes * 99:
+        return (shown,)
     return (
-        Mark("peak", "peak", peak.time_ns, peak.peak_bytes, peak_position(cycle.lifetimes)),
-        Mark("tagged", "peak of categorised memory", found.tagged_peak_ns, found.tagged_peak_bytes),
+        shown,
+        Mark("tagged", "peak of what torch categorises", found.tagged_peak_ns, found.tagged_peak_bytes),
     )
 
 

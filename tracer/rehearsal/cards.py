@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tracer.errors import TracerError
-from tracer.units import GIB, MIB, parse_size
+from tracer.units import GIB, MIB, parse_memory
 
 CONTEXT_BYTES = 500 * MIB
 """What a process takes of a GPU before it allocates anything: CUDA's context and the kernels that it loads.
@@ -69,8 +69,10 @@ def card_of(text: str) -> Card:
         if card.name.lower() == wanted:
             return card
     try:
-        return Card("", parse_size(text))
-    except ValueError:
+        return Card("", parse_memory(text))
+    except ValueError as error:
+        if "unit" in str(error):
+            raise TracerError(str(error), hint=f"Write {text}GiB, {text}MiB or {text}B.") from None
         names = ", ".join(card.name for card in CARDS)
         raise TracerError(
             f"{text} is neither a size nor a card that is known here.", hint=f"Write 24GiB, or one of {names}."

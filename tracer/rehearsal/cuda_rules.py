@@ -21,6 +21,7 @@ from tracer.rehearsal.cuda_autocast import softmax_of_half
 from tracer.rehearsal.recorder import OperatorCall, Scratch
 from tracer.rehearsal.recurrent import recurrence
 from tracer.rehearsal.rule import Gpu, Replacement, Rule
+from tracer.rehearsal.saved_on_host import save_on_host
 from tracer.units import MIB
 from tracer.workloads.module_steps import ModuleWorkload
 from tracer.workloads.workload import Workload
@@ -146,6 +147,12 @@ RULES: tuple[Rule, ...] = (
         "aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, select_sdp_backend",
         "Attention runs as one kernel, flash in 16 bits and efficient else, and keeps its log-sum-exp only.",
         functions={"torch.nn.functional.scaled_dot_product_attention": attention.attention},
+    ),
+    Rule(
+        "saved-on-host",
+        "torch/autograd/graph.py, save_on_cpu",
+        "What forward saves under save_on_cpu is copied to the host, and back when backward uses it.",
+        functions={"torch.autograd.graph.save_on_cpu.__init__": save_on_host},
     ),
     Rule(
         "cudnn-attention",

@@ -31,6 +31,7 @@ from tracer.rehearsal.fake_tensors import turn_all_fake
 from tracer.rehearsal.held_objects import held_by
 from tracer.rehearsal.recorder import Recorder, ScratchOf, ValueRead, Watch
 from tracer.rehearsal.rule import A100_MULTIPROCESSORS, Cudnn, Gpu, Rule, ScratchOfGpu
+from tracer.rehearsal.saved_on_host import ON_HOST
 from tracer.rehearsal.unrehearsable import rehearsal_error
 from tracer.workloads.workload import Workload, num_micro_batches
 
@@ -118,6 +119,7 @@ def rehearse(
             workload = rule.workload(workload)
     mode = torch_private.fake_tensors()
     recorder = Recorder(mode, _scratch(followed, gpu), watch=watch)
+    gpu.memory[ON_HOST] = recorder.is_on_host
     objects = TrainingObjects(workload.model, workload.optimizer)
     run = _Run(workload, recorder, objects, followed)
     modules, optimizers, others = held_by([workload, *objects.models.values(), *objects.optimizers])

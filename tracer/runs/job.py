@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
@@ -13,7 +14,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from tracer.analysis.snapshots.job import RankPeak, rank_of, rank_peak
+from tracer.analysis.snapshots.job import RankPeak, rank_peak
+from tracer.analysis.snapshots.rank_role import rank_of
 from tracer.errors import MissingPackageError, SnapshotError, TracerError
 from tracer.snapshot.load import load_snapshot
 
@@ -67,6 +69,9 @@ def read_rank(file: str, device: int | None) -> RankPeak:
         return RankPeak(file, rank_of(file), problem=str(error))
     except MemoryError:
         return RankPeak(file, rank_of(file), problem="There is not enough memory to read it.")
+    finally:
+        # What was replayed refers to itself, in few objects with large arrays: the collector would let them pile up.
+        gc.collect()
 
 
 def read_job(

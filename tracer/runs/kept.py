@@ -6,9 +6,10 @@ from pathlib import Path
 
 from tracer.analysis.compiled.origins import with_lines_of_nodes
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
+from tracer.analysis.profiles.waste import Waste, WasteKind
 from tracer.capture.compiled_code import NOTHING_COMPILED
 from tracer.capture.inline_operators import place_inline_operators
-from tracer.capture.kept_run import KeptCycle, KeptRun, KeptTrace, SourceFile, named_files, source_of
+from tracer.capture.kept_run import KeptCycle, KeptRun, KeptTrace, KeptWaste, SourceFile, named_files, source_of
 from tracer.exporters.peak_json import saved_peak_document, saved_peak_from
 from tracer.runs.failure_words import failure_lines
 from tracer.runs.results import RunResults
@@ -42,6 +43,10 @@ def kept_run(results: RunResults) -> KeptRun:
         trace=trace,
         compiled=findings.compiled if findings is not None else NOTHING_COMPILED,
         eager=None if results.eager is None else saved_peak_document(results.eager),
+        waste=tuple(
+            KeptWaste(one.kind.name, one.bytes, one.count, one.line, one.path, one.variable, one.held_at)
+            for one in results.waste
+        ),
     )
 
 
@@ -84,6 +89,18 @@ def results_of(kept: KeptRun) -> RunResults:
         project_names={source.path: source.project_name for source in kept.sources},
         device=kept.device,
         eager=None if kept.eager is None else saved_peak_from(Path("The peak without compilation"), kept.eager),
+        waste=tuple(
+            Waste(
+                WasteKind[one.kind],
+                one.bytes,
+                one.count,
+                one.line,
+                path=one.path,
+                variable=one.variable,
+                held_at=one.held_at,
+            )
+            for one in kept.waste
+        ),
     )
 
 

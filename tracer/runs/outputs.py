@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from tracer.advice.found import found_in
+from tracer.advice.recommendation import Found
 from tracer.analysis.operators.invocations import OpInstances, op_instances
 from tracer.analysis.operators.memory_report import memory_report
 from tracer.analysis.operators.run_times import RunTimes, run_times
@@ -173,8 +175,17 @@ def _write_page(material: Material, path: Path) -> None:
         known=results.known,
         against_eager=results.against_eager,
         advice=results.advice,
+        unneeded=found_of(results),
         others=[(found, slow_modules(material.run_times, found.worst.peak)) for found in material.others],
     )
+
+
+def found_of(results: RunResults) -> tuple[Found, ...]:
+    """What nobody needs of a run's peak, as advice; where changes were tried, with what these save."""
+    if results.advice is not None and results.advice.found:
+        return results.advice.found
+    device = results.findings.device if results.findings is not None else results.device
+    return found_in(results.waste, device=device)
 
 
 def _write_page_of_history(material: Material, path: Path) -> None:
@@ -261,8 +272,14 @@ def _recording_size(results: RunResults, path: Path) -> str:
 
 
 def _write_peak_json(material: Material, path: Path) -> None:
-    results = material.results
-    write_peak_json(material.findings.peaks, path, origin=results.origin, against_eager=results.against_eager)
+    results, findings = material.results, material.findings
+    write_peak_json(
+        findings.peaks,
+        path,
+        recordings=[cycle.recording for cycle in findings.cycles],
+        origin=results.origin,
+        against_eager=results.against_eager,
+    )
 
 
 OUTPUTS = (
@@ -284,7 +301,7 @@ OUTPUTS = (
     Output(
         "keep-recording",
         "recording.npz",
-        "python main.py report",
+        "the command `report`",
         _write_recording,
         _is_to_be_kept,
         on_request=True,

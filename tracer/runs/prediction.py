@@ -200,7 +200,7 @@ def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None, cu
         return [*said, "As the CPU runs it, without what kernels take for themselves."]
     capability = ".".join(map(str, card.compute_capability if card is not None else (8, 0)))
     rules = [rule.name for rule in RULES if rule.name in rehearsal.rules]
-    said.append(f"CUDA's ways at compute capability {capability}: {', '.join(rules)}.")
+    said.append(f"Rules for what CUDA does otherwise (compute capability {capability}): {', '.join(rules)}.")
     if any("conv" in name for name in _operators(rehearsal)):
         said.append(_on_workspaces(card, cudnn_version))
     if any(isinstance(module, torch.nn.RNNBase) for module in workload.model.modules()):
@@ -210,7 +210,7 @@ def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None, cu
         )
     if card is not None:
         said.append(
-            f"{format_bytes(CONTEXT_BYTES)} of the device are for CUDA's context and kernels, not counted above."
+            f"{format_bytes(CONTEXT_BYTES)} of the GPU are set aside for CUDA's context and kernels; no peak has them."
         )
     reads = [each for each in rehearsal.value_reads if each.file]
     if reads:

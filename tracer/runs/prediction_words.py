@@ -24,7 +24,7 @@ def verdict(prediction: Prediction) -> str:
     card, memory = prediction.card, prediction.memory
     if card is None:
         need = prediction.unlimited.peak_reserved_bytes + CONTEXT_BYTES
-        return f"Needs {format_bytes(need)} of a GPU, with {format_bytes(CONTEXT_BYTES)} for CUDA's own context."
+        return f"Needs {format_bytes(need)} of a GPU, of which {format_bytes(CONTEXT_BYTES)} are CUDA's own context."
     name = f"{card.name} ({format_bytes(card.total_bytes)})" if card.name else format_bytes(card.total_bytes)
     if memory.failure is not None:
         at = prediction.failed_at
@@ -37,9 +37,10 @@ def verdict(prediction: Prediction) -> str:
     room = card.usable_bytes - memory.peak_reserved_bytes
     words = f"Fits in {name}: {format_bytes(room)} are left."
     if memory.num_retries:
-        return f"Fits in {name}, but only since the allocator gives back its cache {memory.num_retries} times."
+        times = "once" if memory.num_retries == 1 else f"{memory.num_retries} times"
+        return f"Fits in {name}, but only because the allocator gives back its cache {times}."
     if prediction.spread.high_bytes > card.usable_bytes:
-        return f"{words} That is within what this prediction may be off."
+        return f"{words} This prediction may be off by as much."
     return words
 
 
@@ -48,7 +49,7 @@ def _where(at: Place) -> str:
         return "when the model is loaded"
     line = f" at {source_place(at.line.file, at.line.line)}" if at.line is not None else ""
     module = f" of {at.module}" if at.module else ""
-    return f"in {at.phase} of step {at.step}, by {at.op}{module}{line}"
+    return f"in {at.phase} of step {at.step + 1}, by {at.op}{module}{line}"
 
 
 def print_prediction(prediction: Prediction, console: Console, *, top: int = NUM_ROWS) -> None:
@@ -65,10 +66,8 @@ def print_prediction(prediction: Prediction, console: Console, *, top: int = NUM
     say(console)
     say(console, verdict(prediction), style="bold")
     say(console, f"Peak allocated: {format_bytes(unlimited.peak_allocated_bytes)}, in {peak.phase or 'no phase'}.")
-    say(
-        console,
-        f"Peak reserved: {format_bytes(unlimited.peak_reserved_bytes)}, {low} to {high} if allocations differ.",
-    )
+    reserved = format_bytes(unlimited.peak_reserved_bytes)
+    say(console, f"Peak reserved: {reserved}; {low} to {high} if allocations differ a little.")
     for need in prediction.by_shape:
         allocated, reserved = format_bytes(need.allocated_bytes), format_bytes(need.reserved_bytes)
         say(console, f"With {' '.join(need.inputs)} alone: {allocated} allocated, {reserved} reserved.")

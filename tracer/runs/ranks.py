@@ -1,7 +1,8 @@
 """Several ranks: each writes its own folder, and rank 0 adds what differs between them.
 
-Ranks find each other through files, not through the process group: a rank that has died cannot hold up a collective,
-and its neighbours' results are there all the same.
+Ranks find each other through the process group's store while it lives, and through files: not through a collective,
+which a rank that has died would hold up. Where nodes have no folder in common and no store any more, each has the
+summary of its own ranks.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tracer.exporters.files import remove, write_atomically
+from tracer.runs.rank_store import RankStore
 from tracer.runs.results import RunResults
 from tracer.units import format_bytes
 
@@ -34,12 +35,25 @@ class Rank:
         world_size: How many there are.
         local_index: From 0, on this machine; the number of its device.
         run: Names this start of the program, so that an earlier one's files are not taken for this one's.
+        local_world_size: How many there are on this machine.
     """
 
     index: int
     world_size: int
     local_index: int
     run: str
+    local_world_size: int = 1
+
+    @property
+    def is_first_of_node(self) -> bool:
+        """Whether it speaks for its machine."""
+        return self.local_index == 0
+
+    @property
+    def on_node(self) -> range:
+        """The ranks of this machine, as torchrun numbers them."""
+        first = self.index - self.local_index
+        return range(first, min(first + self.local_world_size, self.world_size))
 
     def folder(self, save_dir: Path) -> Path:
         """Where this rank writes."""
@@ -56,12 +70,14 @@ def this_rank(environment: Mapping[str, str] = os.environ) -> Rank | None:
     try:
         index, world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
         local_index = int(environment.get("LOCAL_RANK", index))
+        local_world_size = int(environment.get("LOCAL_WORLD_SIZE", 1))
     except (KeyError, ValueError):
         return None
     if world_size < 2:
         return None
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
-    return Rank(index, world_size, local_index, "/".join(environment.get(name, "") for name in names))
+    run = "/".join(environment.get(name, "") for name in names)
+    return Rank(index, world_size, local_index, run, local_world_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +93,7 @@ class RankPeak:
         num_steps: Steps that ended.
         failure: What ended its loop early, in words; empty if nothing did.
         has_ended: Whether its loop has ended; what a rank that is killed leaves behind does not say so.
+        finding: What its recorder has found, a sentence; empty where that is nothing.
     """
 
     index: int
@@ -87,6 +104,7 @@ class RankPeak:
     num_steps: int = 0
     failure: str = ""
     has_ended: bool = True
+    finding: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +120,9 @@ class RanksSummary:
     missing: tuple[int, ...]
 
     @property
-    def is_final(self) -> bool:
-        """Whether nothing more is to come."""
-        return not self.missing and all(rank.has_ended for rank in self.ranks)
+    def ended(self) -> frozenset[int]:
+        """Of which nothing more is to come."""
+        return frozenset(rank.index for rank in self.ranks if rank.has_ended)
 
     @property
     def with_peak(self) -> tuple[RankPeak, ...]:
@@ -145,40 +163,68 @@ def begin(rank: Rank, save_dir: Path) -> None:
             remove(save_dir / name)
 
 
-def announce(rank: Rank, results: RunResults, save_dir: Path) -> None:
+def announce(rank: Rank, results: RunResults, save_dir: Path, store: RankStore | None = None) -> None:
     """Leave what there is to say so far, without waiting for anybody; whoever comes last puts all together.
 
     A rank that dies later, and be it rank 0, then takes nothing along.
 
+    Args:
+        rank: This process's.
+        results: So far.
+        save_dir: With a folder for each rank.
+        store: Of the process group; None where there is none.
+
     Raises:
         OutputError: A file cannot be written.
     """
-    _leave(replace(_peak_of(rank, results), has_ended=False), rank, save_dir)
-    summary = read_ranks(save_dir, rank.world_size, run=rank.run)
+    leave(replace(peak_of(rank, results), has_ended=False), rank, save_dir, store)
+    summary = read_ranks(save_dir, rank.world_size, run=rank.run, store=store)
     if rank.index == 0 or not summary.missing:
         _write_summary(summary, save_dir)
 
 
-def _leave(peak: RankPeak, rank: Rank, save_dir: Path) -> None:
-    write_atomically(rank.folder(save_dir) / RANK_FILE, json.dumps(asdict(peak), indent=1) + "\n")
+def leave(peak: RankPeak, rank: Rank, save_dir: Path, store: RankStore | None = None) -> None:
+    """Leave a rank's words in its own folder, and in the store of the process group.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    text = json.dumps(asdict(peak), indent=1) + "\n"
+    if store is not None:
+        store.leave(rank.index, text)
+    write_atomically(rank.folder(save_dir) / RANK_FILE, text)
 
 
-def finish(rank: Rank, results: RunResults, save_dir: Path) -> RanksSummary | None:
-    """Leave this rank's results for rank 0, which puts all together.
+def finish(rank: Rank, peak: RankPeak, save_dir: Path, store: RankStore | None = None) -> RanksSummary | None:
+    """Leave this rank's last words for rank 0, which puts all together.
 
-    A rank 0 whose own loop failed does not wait for long: most likely it failed because another one is gone.
+    The first rank of a machine that does not see what rank 0 has left does so too, in its own folder. A rank whose own
+    loop failed does not wait for long: most likely it failed because another one is gone.
+
+    Args:
+        rank: This process's.
+        peak: What it has to say.
+        save_dir: With a folder for each rank.
+        store: Of the process group; None where there is none.
+
+    Returns:
+        The summary, where this rank has written it.
 
     Raises:
         OutputError: A file cannot be written.
     """
-    _leave(_peak_of(rank, results), rank, save_dir)
-    if rank.index != 0:
-        return None
-    wait_s = WAIT_S if results.failure is None else WAIT_AFTER_FAILURE_S
-    return write_summary(save_dir, rank.world_size, run=rank.run, wait_s=wait_s)
+    leave(peak, rank, save_dir, store)
+    wait_s = WAIT_AFTER_FAILURE_S if peak.failure else WAIT_S
+    if rank.index == 0:
+        return write_summary(save_dir, rank.world_size, run=rank.run, wait_s=wait_s, store=store)
+    if rank.is_first_of_node and _in_file(save_dir, 0, rank.run) is None:
+        waits_for = rank.on_node if store is None else range(rank.world_size)
+        return write_summary(save_dir, rank.world_size, run=rank.run, wait_s=wait_s, store=store, waits_for=waits_for)
+    return None
 
 
-def _peak_of(rank: Rank, results: RunResults) -> RankPeak:
+def peak_of(rank: Rank, results: RunResults) -> RankPeak:
+    """What a profiled rank has to say."""
     error = results.failure.error if results.failure is not None else None
     failure = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0] if error is not None else ""
     if results.findings is None:
@@ -201,6 +247,8 @@ def write_summary(
     *,
     run: str,
     wait_s: float = WAIT_S,
+    store: RankStore | None = None,
+    waits_for: Collection[int] | None = None,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> RanksSummary:
@@ -211,6 +259,8 @@ def write_summary(
         world_size: How many ranks there are.
         run: Of which start; files of others are passed over.
         wait_s: For how long, in seconds, to wait for ranks that have not ended.
+        store: Of the process group; None where there is none.
+        waits_for: Ranks whose end is waited for; None means all.
         clock: Seconds.
         pause: Waits for so many seconds.
 
@@ -218,13 +268,14 @@ def write_summary(
         OutputError: A file cannot be written.
     """
     deadline = clock() + wait_s
+    awaited = set(range(world_size) if waits_for is None else waits_for)
     written: RanksSummary | None = None
     while True:
-        summary = read_ranks(save_dir, world_size, run=run)
+        summary = read_ranks(save_dir, world_size, run=run, store=store)
         if summary != written:
             written = summary
             _write_summary(summary, save_dir)
-        if summary.is_final or clock() >= deadline:
+        if awaited <= summary.ended or clock() >= deadline:
             return summary
         pause(0.1)
 
@@ -234,16 +285,32 @@ def _write_summary(summary: RanksSummary, save_dir: Path) -> None:
     write_atomically(save_dir / SUMMARY_JSON, json.dumps(_as_json(summary), indent=1) + "\n")
 
 
-def read_ranks(save_dir: Path, world_size: int, *, run: str) -> RanksSummary:
-    """What the ranks have left so far."""
-    found = []
-    for index in range(world_size):
-        with suppress(OSError, ValueError, TypeError):
-            left = RankPeak(**json.loads((rank_folder(save_dir, index) / RANK_FILE).read_text(encoding="utf-8")))
-            if left.run == run:
-                found.append(left)
-    there = {rank.index for rank in found}
-    return RanksSummary(tuple(found), tuple(index for index in range(world_size) if index not in there))
+def read_ranks(save_dir: Path, world_size: int, *, run: str, store: RankStore | None = None) -> RanksSummary:
+    """What the ranks have left so far, in the store or in a file; the last words of each count."""
+    left = {index: _in_file(save_dir, index, run) for index in range(world_size)}
+    if store is not None:
+        open_ones = [index for index, one in left.items() if one is None or not one.has_ended]
+        for index, text in store.read(open_ones).items():
+            said = [one for one in (left[index], _parsed(text, run)) if one is not None]
+            left[index] = max(said, key=lambda one: (one.has_ended, one.num_steps), default=None)
+    found = tuple(one for one in left.values() if one is not None)
+    return RanksSummary(found, tuple(index for index, one in left.items() if one is None))
+
+
+def _in_file(save_dir: Path, index: int, run: str) -> RankPeak | None:
+    try:
+        return _parsed((rank_folder(save_dir, index) / RANK_FILE).read_text(encoding="utf-8"), run)
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _parsed(text: str | None, run: str) -> RankPeak | None:
+    """What a rank of this start has left; None if it is another's, or none at all."""
+    try:
+        left = RankPeak(**json.loads(text)) if text is not None else None
+    except (ValueError, TypeError):
+        return None
+    return left if left is not None and left.run == run else None
 
 
 def _as_json(summary: RanksSummary) -> dict[str, Any]:
@@ -273,9 +340,10 @@ def summary_text(summary: RanksSummary) -> str:
 
 
 def _end(rank: RankPeak) -> str:
+    found = f". {rank.finding}" if rank.finding else ""
     if rank.failure:
-        return f"; ended in step {rank.num_steps + 1} by {rank.failure}"
-    return "" if rank.has_ended else f"; has not ended so far, after step {rank.num_steps}"
+        return f"; ended in step {rank.num_steps + 1} by {rank.failure}{found}"
+    return found if rank.has_ended else f"; has not ended so far, after step {rank.num_steps}{found}"
 
 
 def _difference_lines(summary: RanksSummary) -> list[str]:

@@ -15,6 +15,7 @@ from tracer.analysis.peak_diff import PeakDiff, SavedPeak
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.eager_comparison import compared_with_eager
 from tracer.analysis.profiles.findings import Findings
+from tracer.analysis.profiles.waste import Waste
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.capture.devices import allocator_counters
 from tracer.capture.error_line import error_line
@@ -116,6 +117,7 @@ class RunResults:
         keep_recording: Whether recording.npz is wanted.
         eager: The peak of the same run without compilation; None where it was not made.
         advice: What would lower the peak; None where nobody asked.
+        waste: What the peak held that nobody needs, the largest first.
     """
 
     findings: Findings | None
@@ -139,6 +141,7 @@ class RunResults:
     keep_recording: bool = False
     eager: SavedPeak | None = None
     advice: AdviceReport | None = None
+    waste: tuple[Waste, ...] = ()
 
     @property
     def against_eager(self) -> PeakDiff | None:
@@ -234,4 +237,5 @@ def run_results(
         origin=RunOrigin.here(str(session.device)),
         device=str(session.device),
         keep_recording=keep_recording,
+        waste=session.waste,
     )

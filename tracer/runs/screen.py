@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from tracer.advice.found import found_in, found_sentence, large
+from tracer.advice.recommendation import Found
 from tracer.analysis.profiles.eager_comparison import eager_sentences
-from tracer.exporters.advice_screen import print_advice
+from tracer.exporters.advice_screen import print_advice, print_found
 from tracer.exporters.diff_screen import print_against_eager
+from tracer.exporters.next_commands import after_run
+from tracer.exporters.paths import short_path
 from tracer.exporters.screen import NUM_ROWS, parameters_sentence, print_peak, print_timings, short_screen
 from tracer.exporters.snapshot_screen import place, print_failed_allocation
 from tracer.exporters.text import say
@@ -30,24 +33,18 @@ def short_lines(results: RunResults, folder: Path, written: Sequence[str]) -> tu
     lines = [f"Out of memory at {place(event.site)}: {event.advice}"] if event is not None else []
     if results.findings is not None:
         lines += short_screen(results.findings, results.num_steps)
+        peak_bytes = results.findings.worst.peak.peak_bytes
+        lines += (found_sentence(one, peak_bytes, file_name=short_path) for one in _large(results))
     if written:
         lines.append(f"{some(len(written), 'file')} in {folder}: {', '.join(written)}.")
-    return (*lines, *next_commands(folder, written))
+    return (*lines, *after_run(folder, written))
 
 
-def next_commands(folder: Path, written: Sequence[str]) -> tuple[str, ...]:
-    """What to do next with the files of a run, in one line; nothing where there is none for it."""
-    ideas = []
-    if "memory_timeline.html" in written:
-        ideas.append(f"open {folder / 'memory_timeline.html'} in a browser")
-    if "peak.json" in written:
-        ideas.append(f"compare with another run by `{program_name()} diff {folder} OTHER`")
-    return (f"Next: {', or '.join(ideas)}.",) if ideas else ()
-
-
-def program_name() -> str:
-    """How this program was called: installed, or from a checkout."""
-    return "python main.py" if Path(sys.argv[0]).name == "main.py" else "torch-timeline"
+def _large(results: RunResults) -> tuple[Found, ...]:
+    """What nobody needs and is a good part of the peak."""
+    if results.findings is None:
+        return ()
+    return large(found_in(results.waste, device=results.findings.device), results.findings.worst.peak.peak_bytes)
 
 
 def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS) -> None:
@@ -66,6 +63,8 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS)
         print_against_eager(diff, eager_sentences(diff), console, top=top)
     if results.advice is not None:
         print_advice(results.advice, console)
+    elif results.findings is not None:
+        print_found(_large(results), results.findings.worst.peak.peak_bytes, console)
     if results.timings is not None:
         print_timings(results.timings, console)
     say(console)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.profiler import ProfilerAction
 
 from tracer.analysis.profiles.findings import Findings
+from tracer.analysis.profiles.waste import Waste
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.capture import devices, torch_private
 from tracer.capture.allocator_history import AllocatorHistory
@@ -36,6 +37,7 @@ from tracer.capture.quiet_profiler import quiet_profiler
 from tracer.capture.training_objects import Models, Optimizers, TrainingObjects
 from tracer.errors import RecordingError, TracerError
 from tracer.runs.run_history import RunHistory
+from tracer.runs.waste import find_held_waste
 from tracer.timeline_tracer import TimelineTracer
 from tracer.units import format_bytes
 
@@ -90,6 +92,7 @@ class ProfileSession:
         num_steps_done: Steps that have ended.
         fault: What went wrong in the session itself, or None.
         module_names: Dotted names of the model's modules by `id()`.
+        waste: What the peak held that nobody needs; there when all is recorded, or the block has ended.
     """
 
     def __init__(
@@ -132,6 +135,8 @@ class ProfileSession:
         self._run_history = RunHistory(None, self._odd_history)
         self._walks_were_cut = False
         self._has_stepped = False
+        self.waste: tuple[Waste, ...] = ()
+        self._looked_for_waste = False
 
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
         """What tells of optimizers' steps."""
@@ -221,6 +226,16 @@ class ProfileSession:
             elif self.num_steps_done >= _NUM_FIRST_STEPS and now not in _RECORDING:
                 self.history.stop()
             self._profiler.step()
+            if self._tracer.num_cycles == self.schedule.num_repeats:
+                self._look_for_waste()
+
+    def _look_for_waste(self, error: BaseException | None = None) -> None:
+        """Who holds what, as long as the loop's variables are what they were when the last cycle ended."""
+        if self._looked_for_waste or not self.has_recording:
+            return
+        self._looked_for_waste = True
+        with suppress(RecordingError):  # nothing was allocated meanwhile
+            self.waste = find_held_waste(self.findings, error=error)
 
     def _step_begins(self) -> None:
         """What was noted of the step before does not hold for the next one."""
@@ -251,6 +266,7 @@ class ProfileSession:
     def _end(self, error: BaseException | None) -> None:
         had_fault = self.fault is not None
         self._switch_off(error)
+        self._ours(lambda: self._look_for_waste(error))
         self._let_go()
         if self.fault is not None and not had_fault:
             tell_of_fault(self.fault, error, stacklevel=4)

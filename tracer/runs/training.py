@@ -25,7 +25,8 @@ from tracer.exporters.files import check_folder
 from tracer.exporters.screen import NUM_ROWS
 from tracer.nested import leaves
 from tracer.runs.outputs import Written, left_from_earlier, left_sentence, write_outputs, written_lines
-from tracer.runs.ranks import Rank, announce, begin, finish, this_rank
+from tracer.runs.rank_store import RankStore
+from tracer.runs.ranks import Rank, announce, begin, finish, peak_of, this_rank
 from tracer.runs.results import Failure, RunResults, run_results
 from tracer.runs.session import ProfileSession, Schedule, tell_of_fault
 from tracer.runs.termination import Termination
@@ -101,6 +102,7 @@ class TrainingProfile(ProfileSession):
         self.written: tuple[Written, ...] = ()
         self._termination = Termination()
         self._is_announced = False
+        self._store: RankStore | None = None
         self._keep_recording = keep_recording
         self._leave_out, self._settings = leave_out, dict(settings or {})
         check_folder(self.save_dir)
@@ -145,7 +147,8 @@ class TrainingProfile(ProfileSession):
             self._write(self.results)
             # A folder that has become unwritable is told when the block ends: no step of the training raises it.
             with suppress(OutputError):
-                announce(rank, self.results, self.save_dir)
+                self._store = RankStore.of_process_group(rank.run)
+                announce(rank, self.results, self.save_dir, self._store)
         finally:
             self._termination.resume()
 
@@ -185,7 +188,9 @@ class TrainingProfile(ProfileSession):
             self._write(self.results)
         try:
             if self.rank is not None:
-                finish(self.rank, self.results, self.save_dir)
+                # The program may have ended its process group by now; the connection is there as long as the store is.
+                store = self._store or RankStore.of_process_group(self.rank.run)
+                finish(self.rank, peak_of(self.rank, self.results), self.save_dir, store)
         finally:
             self._tell(error)
 
@@ -222,26 +227,33 @@ class TrainingProfile(ProfileSession):
     def _tell(self, error: BaseException | None) -> None:
         """The screen, where wanted; a warning for a loop that was too short, and for files that it did not write."""
         assert self.results is not None
-        if self.results.findings is None and error is None:
+        if self.results.findings is None and error is None and (advice := self._if_too_short()):
             first = self.schedule.num_wait_steps + self.schedule.num_warmup_steps + 1
-            warnings.warn(
+            self._complain(
                 f"The loop ended after {some(self.num_steps_done, 'step')}, and the first one that is recorded is step "
-                f"{first}: call session.step() after each step, or pass a shorter schedule=Schedule(...).",
-                stacklevel=4,
+                f"{first}: {advice}."
             )
         if left := left_from_earlier(self.folder, self.written):
-            warnings.warn(left_sentence(left), stacklevel=4)
+            self._complain(left_sentence(left))
         if self._screen == "full" and (self.rank is None or self.rank.index == 0):
             try:
                 print_screen(self.results, self.written, top=self._top)
             except OutputError as problem:
-                warnings.warn(f"{problem} {problem.hint}", stacklevel=4)
+                self._complain(f"{problem} {problem.hint}")
             return
         if self._screen == "short" and (self.rank is None or self.rank.index == 0):
             say_in_short(self.results, self.folder, self.written)
         for each in self.written:
             if each.error is not None:
-                warnings.warn(" ".join(written_lines(each)), stacklevel=4)
+                self._complain(" ".join(written_lines(each)))
+
+    def _if_too_short(self) -> str:
+        """What to do about a loop that ended before anything was recorded; nothing where somebody else says it."""
+        return "call session.step() after each step, or pass a shorter schedule=Schedule(...)"
+
+    def _complain(self, sentence: str) -> None:
+        """Warn, at the line that ends the block."""
+        warnings.warn(sentence, stacklevel=5)
 
 
 def _checked(screen: Screen | bool) -> Screen:
@@ -273,8 +285,9 @@ def print_screen(results: RunResults, written: Collection[Written] = (), *, top:
     Raises:
         OutputError: stdout does not take it.
     """
+    from tracer.exporters.next_commands import after_run
     from tracer.exporters.terminal import say, screen
-    from tracer.runs.screen import next_commands, print_results
+    from tracer.runs.screen import print_results
 
     for line in (line for each in written for line in written_lines(each)):
         say(line)
@@ -283,7 +296,7 @@ def print_screen(results: RunResults, written: Collection[Written] = (), *, top:
     with screen() as console:
         print_results(results, console, top=top)
     folder = next((each.path.parent for each in written), Path())
-    for line in next_commands(folder, names_of(written)):
+    for line in after_run(folder, names_of(written)):
         say(line)
 
 

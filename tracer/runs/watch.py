@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final, Literal, Self
@@ -37,11 +38,13 @@ from tracer.exporters.terminal import say
 from tracer.exporters.watch_json import write_watch_json
 from tracer.exporters.watch_text import short_watch_lines, write_watch_text
 from tracer.nested import leaves
-from tracer.runs.ranks import Rank, this_rank
+from tracer.runs.rank_store import RankStore
+from tracer.runs.ranks import Rank, RankPeak, begin, finish, leave, this_rank
 from tracer.runs.results import is_out_of_memory
 from tracer.runs.session import device_of, fault_text, tell_of_fault
 from tracer.runs.termination import Terminated, Termination
 from tracer.runs.watch_report import Moment, limit_of, watch_report
+from tracer.runs.watched_rank import peak_of_watched
 
 MAX_ENTRIES: Final = 100_000
 """Of the allocator's history, some 50 steps of a large model; half a KiB each with its stack."""
@@ -110,6 +113,7 @@ class TrainingWatch:
         self.save_dir = Path(save_dir)
         self.rank: Rank | None = this_rank()
         self.folder = self.rank.folder(self.save_dir) if self.rank is not None else self.save_dir
+        self._store: RankStore | None = None
         self.num_steps_done = 0
         self.fault: Exception | None = None
         self.report: WatchReport | None = None
@@ -141,6 +145,8 @@ class TrainingWatch:
     def __enter__(self) -> Self:
         """Switch on."""
         try:
+            if self.rank is not None:
+                begin(self.rank, self.save_dir)
             self._termination.watch()
             self._history.start()
             self._hooks.start()
@@ -171,6 +177,8 @@ class TrainingWatch:
             if self._is_on:
                 self._ours(lambda: self._last_words(error))
             self._ours(self._switch_off)
+            if (rank := self.rank) is not None:
+                self._ours(lambda: self._finish_rank(rank, error))
             if self.fault is not None and not had_fault:
                 tell_of_fault(self.fault, error, stacklevel=3)
         finally:
@@ -326,9 +334,30 @@ class TrainingWatch:
             write_watch_json(self.report, self.folder / WATCH_JSON)
             if snapshot is not None and not keep_snapshot:
                 write_memory_snapshot(dict(snapshot), self.folder / WATCH_SNAPSHOT)
+            if self.rank is not None:
+                peak = peak_of_watched(self.rank, self.report, has_ended=False)
+                leave(peak, self.rank, self.save_dir, self._process_group_store(self.rank))
         finally:
             self._history.snapshot = None
             self._is_writing = False
+
+    def _process_group_store(self, rank: Rank) -> RankStore | None:
+        """Connected once: the program may end its process group before this ends."""
+        self._store = self._store or RankStore.of_process_group(rank.run)
+        return self._store
+
+    def _finish_rank(self, rank: Rank, error: BaseException | None) -> None:
+        """Leave the last words for the summary of all ranks, which rank 0 writes."""
+        if self.report is not None:
+            peak = peak_of_watched(rank, self.report, has_ended=True)
+        else:
+            peak = RankPeak(rank.index, rank.run, num_steps=self.num_steps_done, failure=type(error).__name__)
+        finish(
+            rank,
+            replace(peak, failure=peak.failure if error is not None else ""),
+            self.save_dir,
+            self._process_group_store(rank),
+        )
 
     def _tell(self, report: WatchReport, error: BaseException | None) -> None:
         if self._says:

@@ -87,6 +87,11 @@ def _in_archive(file: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
         archive = zipfile.ZipFile(file)
         names = [name for name in archive.namelist() if not name.endswith("/")]
         chosen = [name for name in names if name.endswith("/data.pkl") or name == "data.pkl"] or names
+        if names and all(name.endswith(".npy") for name in names):
+            raise SnapshotError(
+                f"{path} holds numpy's arrays, as a kept recording does, and is not an allocator snapshot.",
+                hint="The command `report` reads kept recordings; a snapshot may lie beside it.",
+            )
         if len(chosen) != 1:
             raise SnapshotError(
                 f"{path} is a zip archive with {len(chosen)} files.", hint="Unpack it and name the snapshot."

@@ -40,11 +40,18 @@ def load_factory(name_of_factory: str) -> Any:
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            near = ", ".join(key for key in vars(module) if not key.startswith("_") and callable(vars(module)[key]))
+            near = ", ".join(_callables(module))
             hint = f"It has {near}." if 0 < len(near) < 200 else _NAME_HINT
             raise UserModelError(f"{module_name} has no {name}.", hint=hint)
         found = getattr(found, part)
     return found
+
+
+def _callables(module: ModuleType) -> list[str]:
+    """What a module offers: what it defines itself, or else what it imports."""
+    public = [key for key, value in vars(module).items() if not key.startswith("_") and callable(value)]
+    own = [key for key in public if getattr(vars(module)[key], "__module__", None) == module.__name__]
+    return own or public
 
 
 def _make_importable(folders: Sequence[Path]) -> None:

@@ -102,6 +102,8 @@ def _of_text(config: Any) -> Any:
 
 def _config(path: Path, model_args: Sequence[str]) -> Any:
     file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise UserModelError(f"There is no file {file}.", hint="It is the config.json beside a model's weights.")
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
         kind = values["model_type"]

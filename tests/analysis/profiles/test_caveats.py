@@ -38,20 +38,20 @@ def test_what_was_counted_sums_to_the_count() -> None:
     known = known_of((-5, 10, 30, Role.PARAMETER, "w"))
     peak = find_in_cycle(recording_of([Event(500, 70, 1)], [Key(10, 30, 9)]), known=known).peak
     assert counted(peak) == (
-        "100 bytes in the rows below, 100 counted apart from them: 70 by torch's CPU allocator since the recording "
-        "began, 30 in tensors from before it that were used."
+        "The rows below sum to 100 bytes. An independent count gives the same: 70 by torch's CPU allocator since the "
+        "recording began, 30 in tensors from before it that were used."
     )
     parts = replace(peak.counted, mapped_bytes=4, unseen_bytes=2, is_walked=True)
     assert counted(replace(peak, counted=parts, allocator_peak_bytes=106)) == (
-        "100 bytes in the rows below, 106 counted apart from them: 70 by torch's CPU allocator since the recording "
-        "began, 30 in tensors that were there before it, 4 in mapped files and shared memory, 2 made where "
+        "The rows below sum to 100 bytes. An independent count gives 106: 70 by torch's CPU allocator since the "
+        "recording began, 30 in tensors that were there before it, 4 in mapped files and shared memory, 2 made where "
         "the profiler does not record. Unexplained: 6 bytes, which no row shows."
     )
 
 
 def test_on_a_gpu_the_allocator_counts() -> None:
     peak = find_in_cycle(recording_of([Event(0, 512, 1, total_bytes=10_000)], devices=("cuda:0",))).peak
-    assert counted(peak) == "10,000 bytes in the rows below, 10,000 by the allocator's count."
+    assert counted(peak) == "The rows below sum to 10,000 bytes. The allocator's own count is the same."
 
 
 def test_other_threads_are_named_with_what_is_seen_of_theirs() -> None:

@@ -15,7 +15,7 @@ def test_the_rules_of_either_torch_are_found(version: tuple[int, int]) -> None:
     found = explain(Program(2, torch_version=version).run(2000).snapshot())
     assert found.modelled is not None and found.modelled.reproduction.is_exact
     assert found.modelled.torch_version == version
-    assert "every decision of the allocator comes out" in found.agreement[0]
+    assert "repeats every decision" in found.agreement[0]
 
 
 def test_retries_are_told() -> None:
@@ -31,8 +31,8 @@ def test_what_does_not_come_out_is_named() -> None:
     rows.insert(at, entry("a word of torch 9", 0, 0))
     rows[at + 1]["addr"] += 512 * 3
     said = " ".join(explain(objects).agreement)
-    assert "Replayed at its own settings: " in said
-    assert "The first decision that does not come out is at entry" in said
+    assert "repeats this recording in part: " in said
+    assert "The first decision that differs is at entry" in said
     assert "1 entry has an action that this version does not know" in said
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from tracer.advice.change import BATCH_NORMS, Change, Keeps, Situation
+from tracer.advice.change import BATCH_NORMS, Change, Situation
+from tracer.advice.recommendation import Keeps
 from tracer.advice.wrapped import Wrapped, inmost
 from tracer.nested import leaves
 from tracer.workloads.module_steps import StepWorkload

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tracer.advice.change import Change, Keeps, Situation
+from tracer.advice.change import Change, Situation
+from tracer.advice.recommendation import Keeps
 from tracer.analysis.snapshots.what_if import WORTH_TRYING
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from tracer.advice.change import BATCH_NORMS, Change, Keeps, Part, Situation
+from tracer.advice.change import BATCH_NORMS, Change, Part, Situation
+from tracer.advice.recommendation import Keeps
 from tracer.workloads.module_steps import repeated_blocks
 from tracer.workloads.workload import Workload
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from tracer.advice.change import Change, Keeps, Situation
+from tracer.advice.change import Change, Situation
+from tracer.advice.recommendation import Keeps
 from tracer.advice.wrapped import inmost, with_inmost
 from tracer.workloads.supervised import SupervisedWorkload
 from tracer.workloads.workload import Workload

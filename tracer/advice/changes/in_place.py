@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from tracer.advice.change import Change, Keeps, Situation
+from tracer.advice.change import Change, Situation
+from tracer.advice.recommendation import Keeps
 from tracer.workloads.workload import Workload
 
 _KINDS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.Hardtanh, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from tracer.advice.change import Change, Keeps, Situation, optimizer_options
+from tracer.advice.change import Change, Situation, optimizer_options
+from tracer.advice.recommendation import Keeps
 from tracer.advice.wrapped import Wrapped, inmost, with_inmost
 from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.workload import Workload, num_micro_batches

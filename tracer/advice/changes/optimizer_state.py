@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from tracer.advice.change import Change, Keeps, Situation, optimizer_options
+from tracer.advice.change import Change, Situation, optimizer_options
+from tracer.advice.recommendation import Keeps
 from tracer.advice.wrapped import inmost, with_inmost
 from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.workload import Workload

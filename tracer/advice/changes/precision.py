@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from tracer.advice.change import Change, Keeps, Situation
+from tracer.advice.change import Change, Situation
+from tracer.advice.recommendation import Keeps
 from tracer.advice.wrapped import Wrapped
 from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.workload import Workload

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from tracer.advice.change import Change, Keeps, Situation
+from tracer.advice.change import Change, Situation
+from tracer.advice.recommendation import Keeps
 from tracer.workloads.workload import Workload
 
 FAMILY = "gradients let go of"

@@ -43,16 +43,17 @@ def unseen(recording: Recording, lifetimes: BlockLifetimes) -> tuple[str, ...]:
 
 def counted(peak: PeakReport) -> str:
     """What the rows sum to and what was counted apart from them, by whom; what is in no row, if anything."""
-    rows, parts = f"{peak.peak_bytes:,} bytes in the rows below", peak.counted
+    rows, parts = f"The rows below sum to {peak.peak_bytes:,} bytes", peak.counted
+    total = "the same" if peak.allocator_peak_bytes == peak.peak_bytes else f"{peak.allocator_peak_bytes:,}"
     if peak.device != "cpu":
-        text = f"{rows}, {peak.allocator_peak_bytes:,} by the allocator's count."
+        text = f"{rows}. The allocator's own count is {total}."
     else:
         before = "tensors that were there before it" if parts.is_walked else "tensors from before it that were used"
         shares = [f"{parts.counter_bytes:,} by torch's CPU allocator since the recording began"]
         shares += [f"{parts.before_bytes:,} in {before}"]
         shares += [f"{parts.mapped_bytes:,} in mapped files and shared memory"] * bool(parts.mapped_bytes)
         shares += [f"{parts.unseen_bytes:,} made where the profiler does not record"] * bool(parts.unseen_bytes)
-        text = f"{rows}, {peak.allocator_peak_bytes:,} counted apart from them: {', '.join(shares)}."
+        text = f"{rows}. An independent count gives {total}: {', '.join(shares)}."
     if peak.unexplained_bytes:
         text += f" Unexplained: {peak.unexplained_bytes:,} bytes, which no row shows."
     return text

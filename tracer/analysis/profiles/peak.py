@@ -59,6 +59,7 @@ class PeakReport:
         phase: Phase of the allocation that made the peak, or None.
         rows: Grouped blocks, largest first.
         blocks: The blocks themselves.
+        row_of: [B] The row of each of them.
         allocator: From the allocator's own history; None where there is none.
         threads: Other threads that called the model, which the profiler does not record.
     """
@@ -73,6 +74,7 @@ class PeakReport:
     phase: str | None
     rows: tuple[PeakRow, ...]
     blocks: ClassifiedBlocks
+    row_of: PerBlock[Int]
     allocator: AllocatorPeak | None = None
     threads: tuple[str, ...] = ()
 
@@ -137,6 +139,7 @@ def peak_report(
         blocks = blocks.take(alive)
     allocations = recording.allocations
     step = int(attribution.allocation_step[event])
+    rows, row_of = group_rows(recording, attribution, known, blocks, history=history)
     return PeakReport(
         device=recording.devices[lifetimes.device],
         peak_bytes=int(blocks.size_bytes.sum()),
@@ -146,8 +149,9 @@ def peak_report(
         time_ns=int(allocations.time_ns[event]),
         step=attribution.step_names[step] if step >= 0 else None,
         phase=Phase(int(attribution.allocation_phase[event])).name.lower(),
-        rows=group_rows(recording, attribution, known, blocks, history=history),
+        rows=rows,
         blocks=blocks,
+        row_of=row_of,
         allocator=_allocator_peak(blocks, history, in_use, lifetimes),
         threads=known.threads if known is not None else (),
     )

@@ -49,10 +49,17 @@ def group_rows(
     blocks: ClassifiedBlocks,
     *,
     history: JoinedHistory | None = None,
-) -> tuple[PeakRow, ...]:
-    """Put equal blocks together: same kind, evidence, phase, owner, name, shape and dtype. Largest first."""
-    rows, _ = group_blocks(recording, attribution, known, blocks, history=history)
-    return tuple(sorted(rows, key=lambda row: -row.bytes))
+) -> tuple[tuple[PeakRow, ...], PerBlock[Int]]:
+    """Put equal blocks together: same kind, evidence, phase, owner, name, shape and dtype. Largest first.
+
+    Returns:
+        The rows, and [B] the row of each block.
+    """
+    rows, row_of = group_blocks(recording, attribution, known, blocks, history=history)
+    order = sorted(range(len(rows)), key=lambda row: -rows[row].bytes)
+    place = np.empty(len(rows), np.int64)
+    place[order] = np.arange(len(rows))
+    return tuple(rows[row] for row in order), place[row_of]
 
 
 def group_blocks(

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import PurePath
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from tracer.analysis.snapshots.diff import DeviceDiff, PeakSide, diff_sides, peak_side
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.rank_role import RankRole, rank_of, role_of_file, strategies_of
 from tracer.snapshot.columns import Snapshot
 
 ALIKE: Final = 0.02
 """Ranks whose kinds differ by less than this part of the peak are one group."""
 _FEW: Final = 4
-_RANK: Final = re.compile(r"rank[_\-]?(\d+)", re.IGNORECASE)
-_NUMBER: Final = re.compile(r"(\d+)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +31,7 @@ class RankPeak:
         side: The peak by kind and stack.
         out_of_memory: Why it had no memory left, in a sentence, with the line; empty where it had.
         problem: Why it cannot be read; empty where it can.
+        role: What part of the job it has, as far as names tell.
     """
 
     file: str
@@ -46,6 +44,7 @@ class RankPeak:
     side: PeakSide = field(default_factory=PeakSide)
     out_of_memory: str = ""
     problem: str = ""
+    role: RankRole = field(default_factory=RankRole)
 
     @property
     def name(self) -> str:
@@ -55,15 +54,23 @@ class RankPeak:
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """Ranks that hold the same, nearly to the byte.
+    """Ranks of one stage that hold the same, nearly to the byte.
 
     Attributes:
         ranks: In their order; the first is what the others were compared with.
-        is_odd: They are few beside the largest group.
+        is_odd: They are few beside the other ranks of their stage, or of the job where no stage is named.
     """
 
     ranks: tuple[RankPeak, ...]
     is_odd: bool
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What is to be said of all of them: `odd`, what they ran out of, and the part of the job that they share."""
+        first, *others = self.ranks
+        shared = (word for word in first.role.words if all(word in one.role.words for one in others))
+        said = (("odd", self.is_odd), ("ran out of memory", bool(first.out_of_memory)))
+        return (*(word for word, holds in said if holds), *shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,8 @@ class JobFinding:
         missing: Numbers between the first and the last of which there is no recording.
         groups: Of equal ranks, the largest first.
         worst: The rank that ran out of memory, or else has the largest peak; None if none can be read.
-        typical: The first rank of the largest group; None likewise.
+        typical: The first rank of the largest group of the worst's stage, or of all where the worst is alone in its
+            stage; None likewise.
         difference: What the worst holds that the typical one does not; None where they are in one group.
     """
 
@@ -87,16 +95,6 @@ class JobFinding:
     worst: RankPeak | None
     typical: RankPeak | None
     difference: DeviceDiff | None
-
-
-def rank_of(file: str) -> int | None:
-    """The rank that a path names: `rank3/memory_snapshot.pkl`, `snapshot_rank_3.pickle`, `memory_3.pickle`."""
-    path = PurePath(file)
-    for part in (path.name, *reversed(path.parent.parts)):
-        if (found := _RANK.search(part)) is not None:
-            return int(found.group(1))
-    found = _NUMBER.search(path.stem)
-    return int(found.group(1)) if found is not None else None
 
 
 def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> RankPeak:
@@ -110,10 +108,11 @@ def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> Ra
     Raises:
         SnapshotError: The recording has no such device, or contradicts itself.
     """
+    role = replace(role_of_file(file), strategies=strategies_of(snapshot))
     replayed = replay_snapshot(snapshot, device=device)
     finding = explain_replayed(replayed)
     if finding.worst is None:
-        return RankPeak(file, rank_of(file))
+        return RankPeak(file, rank_of(file), role=role)
     found = finding.devices[finding.worst]
     oom = found.oom[-1] if found.oom else None
     where = "" if oom is None else oom.site.frame + (f" ({oom.site.file}:{oom.site.line})" if oom.site.file else "")
@@ -127,16 +126,17 @@ def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> Ra
         kinds=tuple((share.name, share.bytes) for share in found.peak.by_kind),
         side=peak_side(replayed.devices[finding.worst], replayed.sites),
         out_of_memory="" if oom is None else f"{where}: {oom.advice}",
+        role=role,
     )
 
 
 def explain_job(peaks: Sequence[RankPeak]) -> JobFinding:
     """Put ranks beside each other, whatever order they come in."""
     ordered = sorted(peaks, key=lambda one: (one.rank is None, one.rank or 0, one.file))
-    readable = [one for one in ordered if not one.problem]
+    readable = _told_apart([one for one in ordered if not one.problem])
     groups = _groups(readable)
     worst = max(readable, key=lambda one: (bool(one.out_of_memory), one.peak_bytes), default=None)
-    typical = groups[0].ranks[0] if groups else None
+    typical = _typical(groups, worst)
     together = any(worst in group.ranks and typical in group.ranks for group in groups)
     return JobFinding(
         ranks=tuple(readable),
@@ -168,12 +168,31 @@ def _groups(ranks: Sequence[RankPeak]) -> tuple[RankGroup, ...]:
         else:
             group.append(one)
     gathered.sort(key=lambda group: (-len(group), -group[0].peak_bytes))
-    most = len(gathered[0]) if gathered else 0
-    return tuple(RankGroup(tuple(group), len(group) * _FEW <= most) for group in gathered)
+    most: dict[int | None, int] = {}
+    for group in gathered:
+        most.setdefault(group[0].role.stage, len(group))
+    return tuple(RankGroup(tuple(group), len(group) * _FEW <= most[group[0].role.stage]) for group in gathered)
+
+
+def _typical(groups: Sequence[RankGroup], worst: RankPeak | None) -> RankPeak | None:
+    if worst is None:
+        return None
+    of_stage = next(group for group in groups if group.ranks[0].role.stage == worst.role.stage)
+    return (groups[0] if of_stage.ranks == (worst,) else of_stage).ranks[0]
+
+
+def _told_apart(ranks: Sequence[RankPeak]) -> list[RankPeak]:
+    """The same without numbers that all have: those are of a folder's name that says nothing of a rank."""
+    roles = [one.role for one in ranks]
+    if len(roles) < 2:
+        return list(ranks)
+    places = ("stage", "tensor", "data")
+    alike: dict[str, Any] = {name: None for name in places if len({getattr(role, name) for role in roles}) == 1}
+    return [replace(one, role=replace(one.role, **alike)) for one in ranks]
 
 
 def _are_alike(one: RankPeak, other: RankPeak) -> bool:
-    if bool(one.out_of_memory) != bool(other.out_of_memory):
+    if bool(one.out_of_memory) != bool(other.out_of_memory) or one.role.stage != other.role.stage:
         return False
     first, second = dict(one.kinds), dict(other.kinds)
     apart = sum(abs(first.get(kind, 0) - second.get(kind, 0)) for kind in {*first, *second})

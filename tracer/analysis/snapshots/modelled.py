@@ -140,29 +140,30 @@ def agreement(modelled: Modelled) -> list[str]:
             parts.append(f"{kind.equal:,} of {kind.recorded:,} {name}")
     parts.append(f"{found.end_blocks.equal:,} of {found.end_blocks.recorded:,} blocks at the end")
     if found.is_exact:
-        exact = f"Replayed at its own settings, every decision of the allocator comes out: {', '.join(parts)}."
+        exact = f"A model of torch's allocator repeats every decision in this recording: {', '.join(parts)}."
         return [exact, *_retries(found.num_retries)]
     if found.given_up_at is not None:
         return [
-            f"Replayed at its own settings, most decisions do not come out ({parts[0]}), and the comparison ended at "
-            f"entry {found.given_up_at:,}: another allocator, or another torch, made this recording.",
+            f"A model of torch's allocator decides most of this recording differently ({parts[0]} agree), and was "
+            f"compared up to entry {found.given_up_at:,}: another allocator, or another torch, made it.",
             "What follows is what torch's allocator would need for the same requests, not what this one did.",
         ]
-    return [f"Replayed at its own settings: {', '.join(parts)}.", *_what_differs(modelled)]
+    return [
+        f"A model of torch's allocator repeats this recording in part: {', '.join(parts)}.",
+        *_what_differs(modelled),
+    ]
 
 
 def _retries(number: int) -> list[str]:
     times = {1: "once", 2: "twice"}.get(number, f"{number:,} times")
-    return (
-        [f"It ran out of memory and emptied its cache to try again {times}; each waits for the GPU."] if number else []
-    )
+    return [f"The allocator emptied its cache to try again {times}; each waits for the GPU."] if number else []
 
 
 def _what_differs(modelled: Modelled) -> list[str]:
     found = modelled.reproduction
     sentences = []
     if found.first_difference is not None:
-        sentences.append(f"The first decision that does not come out is at entry {found.first_difference:,}.")
+        sentences.append(f"The first decision that differs is at entry {found.first_difference:,}.")
     if modelled.num_contradictions:
         sentences.append(f"{modelled.num_contradictions:,} entries or blocks contradict the segments at the end.")
     if modelled.num_unclear_sizes:

@@ -1,6 +1,7 @@
 // The timeline's section: buttons, legend, keys and mouse around the drawing.
 
 const KEYS_HELP = "A click or the arrow keys choose the moment that is shown below, Shift with an arrow goes further; + and - zoom, 0 shows all, P goes to the peak, C compares.";
+const BLOCKS_HELP = "The up and down arrow keys go from block to block, Enter keeps one with its whole stack.";
 
 const timelineSection = (data, columns, colorOf, view) => {
   const timeline = new Timeline(data, columns, colorOf, view);
@@ -11,16 +12,17 @@ const timelineSection = (data, columns, colorOf, view) => {
     zoomed: el("div", { class: "zoomed", hidden: true }),
     tip: el("div", { class: "tip", hidden: true }),
     readout: el("p", { class: "readout quiet", "aria-live": "polite" }, KEYS_HELP),
+    kept: el("div", { class: "kept", role: "status", hidden: true }),
     key: el("p", { class: "key quiet lane-key", hidden: true }),
   };
-  const { rule, chosen, other, zoomed, tip, readout, key } = timeline.parts;
+  const { rule, chosen, other, zoomed, tip, readout, key, kept } = timeline.parts;
   const frame = el("div", { class: "frame", tabindex: "0", role: "group", "aria-label": `Memory over time. ${KEYS_HELP}` },
     timeline.plot.element, rule, other, chosen, zoomed, tip);
   listen(timeline, frame);
   const section = document.getElementById("timeline");
   section.append(
     el("div", { class: "head" }, el("h2", { id: "timeline-title" }, "Memory over time"), toolbar(timeline)),
-    legend(timeline), key, frame, el("div", { class: "below" }, phaseKey(data), readout));
+    legend(timeline), key, frame, kept, el("div", { class: "below" }, phaseKey(data), readout));
   section.hidden = false;
   return timeline;
 };
@@ -54,6 +56,7 @@ const laneControls = (timeline, button) => {
     timeline.lanes.by = by.value;
     by.hidden = !timeline.showsLanes;
     timeline.draw();
+    timeline.parts.kept.hidden = true;
     const named = timeline.showsLanes ? timeline.lanes.named : [], { key } = timeline.parts;
     key.hidden = !named.length;
     key.replaceChildren(...named.map(([name, color]) => el("span", {}, el("span", { class: "swatch", style: { backgroundColor: color }, "aria-hidden": "true" }), name)));
@@ -61,6 +64,7 @@ const laneControls = (timeline, button) => {
   const blocks = button("Each block", "Every large block by itself, stacked in the order of allocation", () => {
     timeline.showsLanes = !timeline.showsLanes && timeline.lanes !== null;
     blocks.setAttribute("aria-pressed", timeline.showsLanes);
+    timeline.parts.readout.textContent = timeline.showsLanes ? `${KEYS_HELP} ${BLOCKS_HELP}` : KEYS_HELP;
     show();
   });
   blocks.setAttribute("aria-pressed", "false");
@@ -108,11 +112,12 @@ const listen = (timeline, frame) => {
   frame.addEventListener("keydown", (event) => {
     const far = event.shiftKey ? 40 : 1, { chosen } = timeline;
     const actions = {
+      ...(timeline.showsLanes ? { ArrowUp: () => timeline.moveBlock(1), ArrowDown: () => timeline.moveBlock(-1), Enter: () => timeline.keepBlock() } : {}),
       ArrowRight: () => choose(timeline, timeline.step(far)), ArrowLeft: () => choose(timeline, timeline.step(-far)),
       "+": () => timeline.zoom(0.5), "=": () => timeline.zoom(0.5), "-": () => timeline.zoom(2), 0: () => timeline.setView(null),
       p: () => { timeline.zoomToPeak(); choose(timeline, timeline.peakRow()); },
       c: () => chosen.set({ other: chosen.other === null ? chosen.row : null }),
-      Escape: () => { timeline.setCursor(null); chosen.set({ other: null, part: null }); },
+      Escape: () => { timeline.setCursor(null); timeline.parts.kept.hidden = true; chosen.set({ other: null, part: null }); },
     };
     const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
     if (event.ctrlKey || event.metaKey || event.altKey || !Object.hasOwn(actions, key)) return;
@@ -155,7 +160,11 @@ const listenToMouse = (timeline, frame) => {
     if (!start) return;
     const { x, moved } = start, { area } = timeline.plot, to = Math.min(area.right, Math.max(area.left, x + event.clientX - start.at));
     end();
-    if (!moved) choose(timeline, timeline.rowAtPixel(to), event.shiftKey);
+    if (!moved) {
+      timeline.point(event.clientX, event.clientY);
+      choose(timeline, timeline.rowAtPixel(to), event.shiftKey);
+      timeline.keepBlock();
+    }
     else if (timeline.drag === "zoom") timeline.setView([x, to].sort((a, b) => a - b).map((one) => timeline.plot.value(one)));
   });
   frame.addEventListener("pointercancel", end);

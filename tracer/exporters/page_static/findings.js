@@ -21,7 +21,7 @@ const findingTable = (table) => {
     return el("span", { class: "two" }, el("span", {}, breakable(value.words)), value.file ? sourceCell(value.file, value.line) : null);
   };
   const limit = 15, body = el("tbody");
-  const row = (cells) => el("tr", {}, cells.map((value, index) => el("td", { class: isBytes[index] ? "number" : null }, cell(value, index))));
+  const row = (cells) => el("tr", {}, cells.map((value, index) => el("td", { class: isBytes[index] ? "number" : null, "data-label": table.columns[index] }, cell(value, index))));
   const show = (count) => body.replaceChildren(...table.rows.slice(0, count).map(row));
   const more = el("p", { class: "more" });
   const showAll = () => {
@@ -32,7 +32,7 @@ const findingTable = (table) => {
   if (table.rows.length > limit) more.append(el("button", { type: "button", class: "button", onclick: showAll }, `Show ${grouped(table.rows.length - limit)} more`));
   window.addEventListener("beforeprint", showAll);
   return el("div", { class: "finding" }, el("h3", {}, table.title),
-    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": table.title },
+    el("div", { class: "scroll flows", tabindex: "0", role: "region", "aria-label": table.title },
       el("table", {}, el("thead", {}, el("tr", {}, table.columns.map((name, index) => el("th", { scope: "col", class: isBytes[index] ? "number" : null }, name)))), body)),
     more, table.left ? el("p", { class: "quiet" }, `${grouped(table.left)} more rows have no room here.`) : null);
 };
@@ -41,20 +41,4 @@ const findingTable = (table) => {
 const changeCell = (bytes, most) => {
   const half = (isMine) => el("span", { class: "half", "aria-hidden": "true" }, isMine ? el("span", { class: bytes < 0 ? "went" : "came", style: { width: `${most ? (100 * Math.abs(bytes)) / most : 0}%` } }) : null);
   return el("span", { class: "change", title: exactBytes(bytes) }, half(bytes < 0), half(bytes > 0), el("span", { class: "bar-text" }, signed(bytes)));
-};
-
-// What led to a row, to be unfolded: Python's frames, and behind them those of C++, to be unfolded again.
-const stackCell = (stacks, index) => {
-  const frames = stacks.rows[index];
-  if (!frames || frames.length < 2) return null;
-  const details = el("details", { class: "stack" }, el("summary", {}, `stack, ${frames.length + stacks.cut[index]} frames`));
-  const list = (those) => el("ol", {}, those.map((frame) => el("li", {}, breakable(stacks.frames[frame]))));
-  details.addEventListener("toggle", () => {
-    if (!details.open || details.children.length !== 1) return;
-    const python = frames.filter((frame) => stacks.python[frame]), others = frames.filter((frame) => !stacks.python[frame]);
-    const cut = stacks.cut[index] ? [el("p", { class: "quiet small" }, `${stacks.cut[index]} more`)] : [];
-    const folded = others.length ? [python.length ? el("details", { class: "stack" }, el("summary", {}, `${grouped(others.length)} frames of C++`), list(others)) : list(others)] : [];
-    details.append(...(python.length ? [list(python)] : []), ...cut, ...folded);
-  });
-  return details;
 };

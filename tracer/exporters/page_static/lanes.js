@@ -105,27 +105,41 @@ class Lanes {
     return column >= 0 && column < this.width && line >= 0 && line < this.height ? this.ids[line * this.width + column] : NOTHING;
   }
 
+  // The blocks over a point of the axis, from below, each with the middle of its height.
+  over(timeline, x) {
+    const { area, scale } = timeline.plot, column = Math.min(this.width - 1, Math.max(0, Math.floor((x - area.left) * scale))), found = [];
+    for (let line = this.height - 1; line >= 0; ) {
+      const block = this.ids[line * this.width + column];
+      let end = line;
+      while (end > 0 && this.ids[(end - 1) * this.width + column] === block) end--;
+      if (block >= 0) found.push({ block, y: area.top + (line + end + 1) / 2 / scale });
+      line = end - 1;
+    }
+    return found;
+  }
+
   tip(timeline, x, y, row) {
     const block = this.at(timeline, x, y);
     if (block === NOTHING) return null;
     const { moments } = this;
     if (block === REST) return [el("p", {}, `Blocks below ${formatBytes(Math.max(this.least, moments.smallerThan))}, and those that no block explains, together`), el("p", { class: "quiet" }, timeline.whenText(row))];
+    const frames = firstFrames(framesOf(moments.stacks, moments.group[block]));
+    return [...this.words(timeline, block), ...frames.map((line) => el("p", { class: "line quiet" }, line)), el("p", { class: "line quiet" }, `A click or Enter keeps this below${frames.length ? ", with the whole stack" : ""}.`)];
+  }
+
+  // All that is known of a block.
+  words(timeline, block) {
+    const { moments } = this;
     const group = moments.groups[moments.group[block]], first = moments.first[block], last = moments.last[block];
     const ends = last >= this.columns.number.length ? "never freed in the recording" : `freed by ${timeline.whenText(last)}`;
     const lines = [
       [group.name, group.op, group.shape && `${group.dtype} ${group.shape}`].filter((one) => one).join(", "),
       group.module, placeText(group) && `${placeText(group)}${group.caller_file ? `, from ${shortPath(group.caller_file)}:${group.caller_line}` : ""}`,
       first === 0 ? "there at the start of what is shown" : `made by ${timeline.whenText(first)}`, ends,
-      ...this.stackLines(group.group),
     ];
     const head = el("p", {}, swatch(group.category), `${group.category} ${formatBytes(moments.bytes[block])} (${exactBytes(moments.bytes[block])})`);
     colorSwatches(head, this.colorOf);
     return [head, ...lines.filter((line) => line).map((line) => el("p", { class: "line" }, line))];
-  }
-
-  stackLines(group) {
-    const { stacks } = this.moments, frames = stacks?.rows[group] ?? [];
-    return frames.filter((frame) => stacks.python[frame]).slice(0, 5).map((frame) => stacks.frames[frame]);
   }
 }
 

@@ -254,6 +254,27 @@ class Timeline {
     return row;
   }
 
+  // To the next block over the cursor, upwards or downwards; of blocks only.
+  moveBlock(by) {
+    const row = this.cursor ?? this.chosen.row, x = row === null ? null : this.plot.x(this.x[row]);
+    const over = x === null ? [] : this.lanes.over(this, x);
+    if (!over.length) return;
+    const here = this.pointed ? over.findIndex((one) => one.y === this.pointed[1]) : -1;
+    const next = here < 0 ? (by > 0 ? 0 : over.length - 1) : Math.min(over.length - 1, Math.max(0, here + by));
+    this.pointed = [x, over[next].y];
+    this.setCursor(row);
+  }
+
+  // Keeps the block that is pointed at, with its whole stack, below the drawing.
+  keepBlock() {
+    const block = this.showsLanes && this.pointed ? this.lanes.at(this, ...this.pointed) : -1, { kept } = this.parts;
+    kept.hidden = block < 0;
+    if (block < 0) return;
+    const close = el("button", { type: "button", class: "button", "aria-label": "Close the block", onclick: () => { kept.hidden = true; } }, "Close");
+    const { moments } = this.lanes, frames = wholeStack(framesOf(moments.stacks, moments.group[block]));
+    kept.replaceChildren(close, ...this.lanes.words(this, block), ...(frames.length ? [el("div", { class: "stack" }, frames)] : [el("p", { class: "line quiet" }, "No stack was recorded with it.")]));
+  }
+
   peakRow() {
     if (this.data.peak?.row != null && !this.hidden.size) return this.data.peak.row;
     let best = 0;

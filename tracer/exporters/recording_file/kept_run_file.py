@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tracer.capture.kept_run import KeptCycle, KeptRun, KeptTrace, SourceFile
+from tracer.analysis.profiles.waste import WasteKind
+from tracer.capture.kept_run import KeptCycle, KeptRun, KeptTrace, KeptWaste, SourceFile
 from tracer.capture.parameter_origins import Parameter
 from tracer.capture.phase_timing import PHASES, PhaseTimings
 from tracer.capture.profiler_trace import ProfilerTrace
@@ -92,8 +93,24 @@ def _document(kept: KeptRun) -> dict[str, Any]:
         "ran_out_of_memory": kept.ran_out_of_memory,
         "unused_parameters": None if kept.unused_parameters is None else list(kept.unused_parameters),
         "timings": None if timings is None else {"device": timings.device, "clock": timings.clock},
+        "waste": [
+            {
+                "kind": one.kind,
+                "bytes": one.bytes,
+                "count": one.count,
+                "path": one.path,
+                "variable": one.variable,
+                "line": _line(one.line),
+                "held_at": _line(one.held_at),
+            }
+            for one in kept.waste
+        ],
         "trace": None if trace is None else {"cycle": trace.cycle, "process_id": trace.trace.process_id},
     }
+
+
+def _line(line: SourceLine | None) -> dict[str, object] | None:
+    return None if line is None else {"file": line.file, "line": line.line}
 
 
 def _plain(value: object) -> object:
@@ -186,6 +203,7 @@ def kept_run_from(columns: Columns) -> KeptRun:
         trace=_trace_from(columns, document, len(cycles)),
         compiled=compiled_from(columns),
         eager=_eager_from(columns),
+        waste=_waste_from(document),
     )
 
 
@@ -198,6 +216,32 @@ def _eager_from(columns: Columns) -> dict[str, Any] | None:
     except SnapshotError as error:
         raise RecordingError(str(error), hint=DAMAGED) from error
     return document
+
+
+def _waste_from(document: Document) -> tuple[KeptWaste, ...]:
+    """Recordings from before there was such a thing have none."""
+    if "waste" not in document.unchecked():
+        return ()
+    found = []
+    for one in document.documents("waste", at_most=MAX_CYCLES):
+        if (kind := one.text("kind")) not in WasteKind.__members__:
+            raise RecordingError(f"{kind[:80]!r} is not what memory can be wasted on.", hint=DAMAGED)
+        found.append(
+            KeptWaste(
+                kind=kind,
+                bytes=one.number("bytes"),
+                count=one.number("count"),
+                line=_line_from(one.document_or_none("line")),
+                path=one.text("path"),
+                variable=one.text("variable"),
+                held_at=_line_from(one.document_or_none("held_at")),
+            )
+        )
+    return tuple(found)
+
+
+def _line_from(document: Document | None) -> SourceLine | None:
+    return None if document is None else SourceLine(document.text("file"), document.number("line"))
 
 
 def _cycle_from(columns: Columns, number: int, document: Document) -> KeptCycle:

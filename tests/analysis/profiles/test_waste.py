@@ -1,0 +1,91 @@
+"""Which habit of a program keeps a block that nobody needs: one rule for each, and no rule for what is needed."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tracer.analysis.profiles.backward_passes import OutermostCalls
+from tracer.analysis.profiles.idle_blocks import IdleBlocks
+from tracer.analysis.profiles.waste import NO_KIND, RULES, Waste, WasteKind, kinds_of, put_together
+from tracer.capture.source_line import SourceLine
+
+NO_CALLS = OutermostCalls(*(np.zeros(0, np.int64) for _ in fields(OutermostCalls)))  # type: ignore[arg-type]
+# What is true of a block that one rule alone knows.
+OF_RULE: dict[WasteKind, tuple[str, ...]] = {
+    WasteKind.WEIGHTS: ("is_unused_copy",),
+    WasteKind.GRADIENTS: ("is_idle_gradient",),
+    WasteKind.WIDENED: ("is_widened",),
+    WasteKind.GRAPH: ("is_idle", "kept_by_graph"),
+    WasteKind.EVALUATION: ("is_idle", "in_evaluation"),
+    WasteKind.RETAINED: ("is_idle", "outlives_backward", "is_left_by_backward"),
+    WasteKind.TENSORS: ("is_idle", "outlives_step"),
+}
+
+
+def block(*true: str) -> IdleBlocks:
+    """One, of which these things are true."""
+    no, yes = np.zeros(1, bool), np.ones(1, bool)
+    columns: dict[str, Any] = {
+        each.name: yes if each.name in true else no for each in fields(IdleBlocks) if each.type == "Bools"
+    }
+    return IdleBlocks(block=np.zeros(1, np.int64), peak_ns=0, call=np.array([-1]), calls=NO_CALLS, **columns)
+
+
+@pytest.mark.parametrize("kind", list(WasteKind))
+def test_each_rule_names_what_it_is_about_and_nothing_does_without_it(kind: WasteKind) -> None:
+    one = block(*OF_RULE[kind])
+    assert kinds_of(one).tolist() == [kind]
+    assert kinds_of(one, [rule for rule in RULES if rule.kind != kind]).tolist() == [NO_KIND]
+    for left_out in OF_RULE[kind]:
+        assert kinds_of(block(*(name for name in OF_RULE[kind] if name != left_out))).tolist() == [NO_KIND]
+
+
+@pytest.mark.parametrize(
+    ("true", "kind"),
+    [
+        (("is_idle", "in_evaluation", "outlives_step"), WasteKind.GRAPH),
+        (("is_idle", "outlives_step", "outlives_backward", "is_left_by_backward"), WasteKind.RETAINED),
+        (("is_idle", "outlives_step", "kept_by_graph"), WasteKind.GRAPH),
+        (("is_idle", "outlives_step", "is_unused_copy"), WasteKind.WEIGHTS),
+        (("is_idle", "outlives_step", "is_read_later"), NO_KIND),
+        (("outlives_step", "outlives_backward", "in_evaluation", "kept_by_graph"), NO_KIND),
+    ],
+)
+def test_of_several_rules_the_first_has_it(true: tuple[str, ...], kind: int) -> None:
+    assert kinds_of(block(*true)).tolist() == [kind]
+
+
+def waste(kind: WasteKind, size: int, path: str = "", line: int | None = None) -> Waste:
+    at = None if line is None else SourceLine("train.py", line)
+    return Waste(kind, size, 1, at, (size,), (size,), path, "local variable of main()")
+
+
+def test_what_one_variable_holds_is_one_finding_and_about_graphs_if_there_are_any() -> None:
+    parts = [
+        waste(WasteKind.TENSORS, 8, "losses[...]", 3),
+        waste(WasteKind.GRAPH, 5, "losses[...] -> graph of the tensor"),
+        waste(WasteKind.GRAPH, 2, "losses[...] -> graph of the tensor", 4),
+        waste(WasteKind.TENSORS, 9, "cache[...]", 7),
+        waste(WasteKind.GRADIENTS, 1, line=8),
+        waste(WasteKind.GRADIENTS, 1, line=9),
+    ]
+    found = put_together(parts)
+    assert [(one.kind, one.bytes, one.line.line if one.line else None) for one in found] == [
+        (WasteKind.GRAPH, 15, 4),
+        (WasteKind.TENSORS, 9, 7),
+        (WasteKind.GRADIENTS, 1, 8),
+        (WasteKind.GRADIENTS, 1, 9),
+    ]
+    assert sum(one.bytes for one in found) == sum(one.bytes for one in parts)
+    assert found[0].count == 3
+
+
+def test_the_line_to_look_at() -> None:
+    made, held = SourceLine("train.py", 3), SourceLine("train.py", 5)
+    assert Waste(WasteKind.TENSORS, 1, 1, made, held_at=held).place == held
+    assert Waste(WasteKind.TENSORS, 1, 1, made).place == made
+    assert Waste(WasteKind.RETAINED, 1, 1, made, held_at=held).place == made

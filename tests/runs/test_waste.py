@@ -1,0 +1,140 @@
+"""What nobody needs is found at its line, in programs that keep it; and programs that keep nothing are told nothing."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.advice.wasteful import PROGRAMS, pair, train
+from tests.truth.catalogue import entry_of
+from tracer.advice.found import LARGE_SHARE, found_in, found_sentence
+from tracer.analysis.profiles.waste import Waste, WasteKind
+from tracer.runs.outputs import found_of
+from tracer.runs.results import RunResults
+from tracer.runs.screen import short_lines
+from tracer.runs.session import ProfileSession, Schedule
+from tracer.runs.training import TrainingProfile
+
+SCHEDULE = Schedule(1, 1, 2, 1)
+FILES = ("max-mem", "memory-timeline", "peak-json", "memory-report", "run-time-report", "memory-snapshot")
+QUICK = {"losses_with_graphs", "attribute_with_the_last_result"}
+CLEAN = (
+    *("encoder_decoder", "mixture_of_experts", "tied_language_model", "graph_network", "average_of_weights"),
+    *("data_loader", "low_rank_adapters", "blocks_recomputed", "truncated_lstm", "mixed_precision"),
+    *("dataset_in_memory", "inference_only"),
+)
+QUICK_CLEAN = {"average_of_weights"}
+
+
+def profiled(folder: Path, run: Callable[..., TrainingProfile]) -> RunResults:
+    gc.collect()
+    torch.manual_seed(0)
+    profile = run(
+        lambda model, optimizer: TrainingProfile(
+            model, optimizer, save_dir=folder, screen="none", schedule=SCHEDULE, leave_out=FILES
+        )
+    )
+    assert profile.fault is None
+    assert profile.results is not None
+    return profile.results
+
+
+def slow_unless(quick: set[str], names: tuple[str, ...]) -> list[object]:
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", slow_unless(QUICK, tuple(PROGRAMS)))
+def test_what_a_program_wastes_is_named_with_its_line(name: str, tmp_path: Path) -> None:
+    program = PROGRAMS[name]
+    results = profiled(tmp_path, program.run)
+    first = results.waste[0]
+    assert first.kind == WasteKind[program.kind]
+    assert first.place is not None
+    assert (Path(first.place.file).name, first.place.line) == ("wasteful.py", program.line)
+    assert first.path.startswith(program.held)
+    assert results.findings is not None
+    assert 0 < sum(one.bytes for one in results.waste) <= results.findings.worst.peak.peak_bytes
+    (found,) = found_in([first], device="cpu")
+    words = found_sentence(found, results.findings.worst.peak.peak_bytes)
+    assert f"wasteful.py:{program.line}" in words
+    assert found.lines
+    is_large = first.bytes >= LARGE_SHARE * results.findings.worst.peak.peak_bytes
+    told = [line for line in short_lines(results, tmp_path, []) if "Not needed at the peak" in line]
+    assert bool(told) == is_large
+    assert found_of(results)[0] == found
+
+
+@pytest.mark.parametrize("name", slow_unless(QUICK_CLEAN, CLEAN))
+def test_a_program_that_keeps_nothing_is_told_nothing(name: str) -> None:
+    program = entry_of(name).build()
+    gc.collect()
+    session = ProfileSession(program.model or {}, program.optimizers, schedule=SCHEDULE)
+    with session:
+        for _ in range(SCHEDULE.num_steps):
+            program.step()
+            session.step()
+    assert session.fault is None
+    assert session.waste == ()
+
+
+def test_what_a_loops_variables_hold_until_they_are_set_anew_is_no_waste(tmp_path: Path) -> None:
+    def run(profile: Callable[..., TrainingProfile]) -> TrainingProfile:
+        model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        with profile(model, optimizer) as session:
+            for _ in range(6):
+                x, y = pair()
+                hidden = model[:2](x)
+                out = model[2](hidden)
+                loss = (out - y).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                session.step()
+        return session
+
+    assert profiled(tmp_path, run).waste == ()
+
+
+def test_who_held_it_is_known_although_the_loop_went_on_and_let_go(tmp_path: Path) -> None:
+    """The look is taken when the last cycle has ended, and not when the loop has."""
+
+    def run(profile: Callable[..., TrainingProfile]) -> TrainingProfile:
+        model, kept = nn.Linear(32, 8), []
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        with profile(model, optimizer) as session:
+            for number in range(8):
+                train(model, optimizer)
+                if number < 5:
+                    kept.append(model(pair()[0]).detach().repeat(1, 16))
+                session.step()
+            kept.clear()
+        return session
+
+    (one,) = profiled(tmp_path, run).waste
+    assert (one.kind, one.path) == (WasteKind.TENSORS, "kept[...]")
+
+
+def test_a_run_that_fails_says_what_its_earlier_steps_have_kept(tmp_path: Path) -> None:
+    found: list[Waste] = []
+
+    def run(profile: Callable[..., TrainingProfile]) -> TrainingProfile:
+        model, kept = nn.Linear(32, 8), []
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        session = profile(model, optimizer)
+        with pytest.raises(MemoryError), session:
+            for number in range(5):
+                train(model, optimizer)
+                kept.append(model(pair()[0]).detach().repeat(1, 16))
+                if number == 3:
+                    raise MemoryError
+                session.step()
+        return session
+
+    found += profiled(tmp_path, run).waste
+    assert [(one.kind, one.path) for one in found] == [(WasteKind.TENSORS, "kept[...]")]

@@ -1,0 +1,121 @@
+"""What a recording shows that nobody needs, as advice: the line, the bytes at the peak, what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tracer.advice.recommendation import Found, Keeps, Recommendation
+from tracer.analysis.profiles.waste import Waste, WasteKind
+from tracer.capture.storing_lines import names_on_the_way
+from tracer.units import format_bytes, some
+
+LARGE_SHARE = 0.05
+"""Of the peak: from here on a finding is told without being asked for."""
+_WHAT = {
+    WasteKind.WEIGHTS: "a second copy of the weights, which no recorded step has used",
+    WasteKind.GRAPH: "graphs that no backward pass goes through, kept over the end of their step",
+    WasteKind.EVALUATION: "what a call of the model saves for a backward pass that never comes",
+    WasteKind.RETAINED: "a graph that its backward pass has not let go of",
+    WasteKind.GRADIENTS: "gradients that the optimizer has used already",
+    WasteKind.WIDENED: "a float32 copy of 16-bit logits, kept for backward",
+    WasteKind.TENSORS: "results that are kept over the end of their step, and that nothing uses",
+}
+_CHANGE = {
+    WasteKind.WEIGHTS: "keep the copy in a file, or on the host",
+    WasteKind.GRAPH: "keep the number, or the tensor without its graph; compute under no_grad what is not trained on",
+    WasteKind.EVALUATION: "call the model under no_grad or inference_mode",
+    WasteKind.RETAINED: "backward without retain_graph",
+    WasteKind.GRADIENTS: "zero_grad(set_to_none=True) right after optimizer.step()",
+    WasteKind.WIDENED: "give the loss the logits as they are",
+    WasteKind.TENSORS: "keep what is needed of them, or keep them on the host",
+}
+_CHANGE_ON_CPU = {
+    WasteKind.WEIGHTS: "keep the copy in a file",
+    WasteKind.TENSORS: "keep what is needed of them",
+}
+_REHEARSED_FAMILIES = {WasteKind.GRADIENTS: "zero_grad(set_to_none=True)", WasteKind.EVALUATION: "no_grad"}
+
+
+def found_in(wastes: Sequence[Waste], *, device: str, rehearsed: Sequence[Recommendation] = ()) -> tuple[Found, ...]:
+    """Rows of advice.
+
+    Args:
+        wastes: Of a run.
+        device: That it was on: on the CPU there is no host to keep something on instead.
+        rehearsed: Changes that were tried: what one of them mends has its saving.
+    """
+    return tuple(_found(one, device, rehearsed) for one in wastes)
+
+
+def _found(one: Waste, device: str, rehearsed: Sequence[Recommendation]) -> Found:
+    place = one.place
+    change = _CHANGE_ON_CPU.get(one.kind, "") if device == "cpu" else ""
+    prefix = _REHEARSED_FAMILIES.get(one.kind)
+    tried = next((row for row in rehearsed if prefix is not None and row.change.startswith(prefix)), None)
+    return Found(
+        what=_WHAT[one.kind],
+        change=change or _CHANGE[one.kind],
+        lines=_lines(one, device),
+        bytes=one.bytes,
+        count=one.count,
+        file=place.file if place is not None else None,
+        line=place.line if place is not None else None,
+        held_by=one.path,
+        variable=one.variable,
+        results=(Keeps.ROUNDING if one.kind == WasteKind.WIDENED else Keeps.BITS).words,
+        how_found="found in the recording" if tried is None else "rehearsed",
+        saves_bytes=None if tried is None else tried.saves_bytes,
+    )
+
+
+def _lines(one: Waste, device: str) -> tuple[str, ...]:
+    """To paste; names are the program's own where they are known."""
+    name = (names_on_the_way(one.path) or ["kept"])[-1]
+    if one.kind == WasteKind.WEIGHTS:
+        if device == "cpu":
+            return ('torch.save(model.state_dict(), "best.pt")  # and load it where it is needed',)
+        return (f"{name} = {{key: value.cpu() for key, value in model.state_dict().items()}}",)
+    if one.kind == WasteKind.TENSORS:
+        return (f"{name} = ...  # the numbers that are needed{'' if device == 'cpu' else ', or value.detach().cpu()'}",)
+    return _PASTE[one.kind]
+
+
+_PASTE = {
+    WasteKind.GRAPH: (
+        "loss.item()  # or loss.detach(), where the tensor is kept",
+        "with torch.no_grad():  # around what no backward follows",
+    ),
+    WasteKind.EVALUATION: ("with torch.no_grad():  # or torch.inference_mode()", "    output = model(inputs)"),
+    WasteKind.RETAINED: ("loss.backward()",),
+    WasteKind.GRADIENTS: ("optimizer.step()", "optimizer.zero_grad(set_to_none=True)"),
+    WasteKind.WIDENED: ("loss = F.cross_entropy(logits, targets)  # which computes in 32 bits by itself",),
+}
+
+
+def found_sentence(one: Found, peak_bytes: int, *, file_name: Callable[[str], str] = str) -> str:
+    """A finding in words.
+
+    Args:
+        one: The finding.
+        peak_bytes: Of which it is a part.
+        file_name: How to write a file's name.
+    """
+    share = f", {100 * one.bytes / peak_bytes:.0f} %" if peak_bytes else ""
+    where = f" at {file_name(one.file)}:{one.line}" if one.file is not None else ""
+    held = f", held by {_way(one)}" if one.held_by else ""
+    how = f"Rehearsed, it saves {format_bytes(one.saves_bytes)}." if one.saves_bytes is not None else ""
+    text = (
+        f"Not needed at the peak: {format_bytes(one.bytes)}{share}, {one.what}{held} "
+        f"({some(one.count, 'block')}{where}). Instead: {one.change}. {how}"
+    )
+    return text.strip()
+
+
+def _way(one: Found) -> str:
+    root = one.variable.partition(",")[0] if one.variable else ""
+    return f"`{one.held_by}`" + (f", a {root}" if root else "")
+
+
+def large(found: Sequence[Found], peak_bytes: int) -> tuple[Found, ...]:
+    """Those that are told without being asked for."""
+    return tuple(one for one in found if one.bytes >= LARGE_SHARE * peak_bytes)

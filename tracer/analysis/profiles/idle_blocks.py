@@ -1,0 +1,369 @@
+"""Blocks that are alive at the peak although nothing uses them any more, and what keeps each: columns for `waste`.
+
+Steps are alike, and of the first in a recording least is known: what it finds was made before. So of all peaks that are
+as high as the highest, but for a hundredth, the last step's is looked at.
+
+A block is idle if no operator uses it from the operator in which the peak is until the block is freed, or the cycle
+ends. What was made in an operator that is still at work is not.
+
+Shapes: I blocks alive at the peak.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from tracer.analysis.kinds import Evidence, Kind
+from tracer.analysis.profiles.attribution import Phase
+from tracer.analysis.profiles.backward_passes import OutermostCalls, backward_passes, outermost_calls
+from tracer.analysis.profiles.findings import CycleFindings
+from tracer.analysis.profiles.peak import peak_position
+from tracer.analysis.profiles.time_spans import TimeSpans, enclosing, merged
+from tracer.arrays import Bool, Bools, Column, Int, Ints, PerBlock, PerEdge, PerKey, Rows
+from tracer.capture.torch_names import STEP_PREFIX
+
+_Value = TypeVar("_Value", bound=np.generic)
+
+_FOREVER = np.iinfo(np.int64).max
+_NEVER = -1
+_ZEROING = ("aten::zero_", "aten::_foreach_zero_")
+_CONVERTING = ("aten::to", "aten::_to_copy", "aten::float", "aten::type")
+_OF_LOSSES = ("aten::cross_entropy_loss", "aten::log_softmax", "aten::_log_softmax", "aten::nll_loss_nd")
+_NARROW = ("bfloat16", "float16", "c10::BFloat16", "c10::Half")
+_WIDE = ("float32", "float")
+# Known objects of the training, and what is no tensor.
+_LASTING = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE, Kind.WORKSPACE)
+_ENOUGH_OF_A_COPY = 0.9
+_AS_HIGH = 0.99
+_LEFT_BEHIND = 0.5
+"""Of what a backward pass used: more than that stays only if its graph does."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdleBlocks:
+    """What the rules of `waste` look at: blocks alive at the peak, columns [I].
+
+    Attributes:
+        block: Row in `CycleFindings.blocks`.
+        peak_ns: The moment.
+        is_idle: No operator uses it any more, and it is no parameter, buffer, state, gradient or scratch memory.
+        kept_by_graph: A graph from before the recording keeps it for backward.
+        call: The outermost call of a model in which it was made, a row of `calls`; -1 for none.
+        in_evaluation: That call ran with gradients on, no backward goes back to it, and it has ended before the block.
+        outlives_step: It lives on behind the end of its step.
+        is_read_later: Some block that the same operator made at the same line was used in a later step than its own.
+        outlives_backward: A backward pass used it, and left it there.
+        is_left_by_backward: So did it with most of what it used.
+        is_idle_gradient: A gradient that the optimizer has used, or that has been set to zero.
+        is_unused_copy: One of a set of tensors of the parameters' sizes that no operator of the cycle uses.
+        is_widened: A float32 copy, for the loss, of something in 16 bits.
+        calls: The outermost calls.
+    """
+
+    block: Rows
+    peak_ns: int
+    is_idle: Bools
+    kept_by_graph: Bools
+    call: Ints
+    in_evaluation: Bools
+    outlives_step: Bools
+    is_read_later: Bools
+    outlives_backward: Bools
+    is_left_by_backward: Bools
+    is_idle_gradient: Bools
+    is_unused_copy: Bools
+    is_widened: Bools
+    calls: OutermostCalls
+
+    def __len__(self) -> int:
+        return len(self.block)
+
+
+def last_peak(cycle: CycleFindings) -> int:
+    """Position in `BlockLifetimes.events` of the peak of the last step that is as high as any, but for a hundredth."""
+    lifetimes = cycle.lifetimes
+    total = lifetimes.allocator_bytes
+    step = cycle.attribution.allocation_step[lifetimes.events]
+    found = peak_position(lifetimes)
+    for number in range(len(cycle.attribution.step_names) - 1, -1, -1):
+        rows = np.flatnonzero(step == number)
+        if len(rows) and total[rows].max() >= _AS_HIGH * total[found]:
+            return int(rows[np.argmax(total[rows])])
+    return found
+
+
+def idle_blocks(cycle: CycleFindings) -> IdleBlocks:
+    """Look at the blocks that are alive at a cycle's peak.
+
+    In a cycle that was cut short the future of its last step is not known: there only what is from earlier steps can be
+    idle.
+    """
+    return _Finder(cycle).run()
+
+
+class _Finder:
+    def __init__(self, cycle: CycleFindings) -> None:
+        self.cycle = cycle
+        recording, lifetimes = cycle.recording, cycle.lifetimes
+        position = last_peak(cycle)
+        self.row = lifetimes.alive_at(position)
+        self.key = lifetimes.key[self.row]
+        self.kind = cycle.blocks.kind[self.row]
+        self.evidence = cycle.blocks.evidence[self.row]
+        allocations, event = recording.allocations, int(lifetimes.events[position])
+        self.peak_ns = int(allocations.time_ns[event])
+        self.busy_since_ns = self._start_of_operator(int(allocations.op[event]))
+        self.made_ns = self._time_of(lifetimes.allocation[self.row], _NEVER)
+        end = len(lifetimes.events)
+        freed = lifetimes.freed_at[self.row]
+        self.lives_on = freed >= end
+        self.freed_ns = self._time_of(
+            np.where(self.lives_on, -1, lifetimes.events[np.minimum(freed, end - 1)]), _FOREVER
+        )
+        self.step_of_event = cycle.attribution.allocation_step
+        self.peak_step = int(self.step_of_event[event])
+        flow = recording.flow
+        self.edge_ns: PerEdge[Int] = flow.node_time_ns[flow.edge_node]
+        self.reads: PerEdge[Bool] = ~flow.edge_allocated & ~flow.edge_freed
+        self.num_keys = len(recording.keys.id)
+        self.passes = backward_passes(recording, cycle.attribution)
+        self.is_compiled = cycle.attribution.origins is not None
+
+    def run(self) -> IdleBlocks:
+        lifetimes = self.cycle.lifetimes
+        calls = outermost_calls(self.cycle.recording, self.cycle.attribution)
+        call = enclosing(calls.start_ns, calls.end_ns, self.made_ns)
+        is_idle = self._is_idle()
+        in_evaluation = (call >= 0) & _at(calls.records_grad & ~calls.went_back, call, False)
+        in_evaluation &= self.freed_ns > _at(calls.end_ns, call, _FOREVER)
+        return IdleBlocks(
+            block=self.row,
+            peak_ns=self.peak_ns,
+            is_idle=is_idle,
+            kept_by_graph=self.evidence == Evidence.HELD_BY_GRAPH,
+            call=call,
+            in_evaluation=in_evaluation & self._is_whole(),
+            outlives_step=self._outlives_step(),
+            is_read_later=self._is_read_later(),
+            outlives_backward=self._outlives_backward(),
+            is_left_by_backward=self._is_left_by_backward(),
+            is_idle_gradient=self._is_idle_gradient(),
+            is_unused_copy=self._is_unused_copy() & ~lifetimes.made_unseen[self.row],
+            is_widened=self._is_widened(),
+            calls=calls,
+        )
+
+    # ------------------------------------------------------------------------------------------------------ moments
+    def _time_of(self, allocation: Rows, none: int) -> Ints:
+        return _at(self.cycle.recording.allocations.time_ns, allocation, none)
+
+    def _start_of_operator(self, op: int) -> int:
+        """When the outermost operator around the peak began; what it is given it may use until it ends."""
+        ops = self.cycle.recording.ops
+        if op < 0:
+            return self.peak_ns
+        while ops.parent[op] >= 0:
+            op = int(ops.parent[op])
+        return int(ops.start_ns[op])
+
+    def _step_start(self) -> int:
+        """When the step of the peak began."""
+        starts = self._step_starts()
+        return int(starts[starts <= self.peak_ns].max(initial=_NEVER))
+
+    def _step_starts(self) -> Ints:
+        """When each step began, in order."""
+        spans, strings = self.cycle.recording.spans, self.cycle.recording.strings
+        rows = [row for row, name in enumerate(spans.name.tolist()) if strings[name].startswith(STEP_PREFIX)]
+        return np.sort(spans.start_ns[np.array(rows, np.int64)])
+
+    def _step(self) -> Ints:
+        """[I] index of the step in which each was made; -1 for what is from before."""
+        return _at(self.step_of_event, self.cycle.lifetimes.allocation[self.row], _NEVER)
+
+    def _outlives_step(self) -> Bools:
+        lifetimes = self.cycle.lifetimes
+        end = len(lifetimes.events)
+        freed_in = _at(self.step_of_event, np.where(self.lives_on, -1, lifetimes.events[np.minimum(
+            lifetimes.freed_at[self.row], end - 1)]), _FOREVER)  # fmt: skip
+        return np.asarray(freed_in > self._step(), np.bool_)
+
+    def _is_whole(self) -> Bools:
+        """[I] whether all of the step in which it was made was recorded, and so what it was for."""
+        return np.asarray(self.cycle.is_whole | (self._step() < self.peak_step), np.bool_)
+
+    # --------------------------------------------------------------------------------------------------------- uses
+    def _last(self, chosen: PerEdge[Bool]) -> PerKey[Int]:
+        found: PerKey[Int] = np.full(self.num_keys, _NEVER, np.int64)
+        np.maximum.at(found, self.cycle.recording.flow.edge_key[chosen], self.edge_ns[chosen])
+        return found
+
+    def _is_idle(self) -> Bools:
+        last_ns = _at(self._last(self.reads), self.key, _NEVER)
+        is_other = ~np.isin(self.kind, (*_LASTING, Kind.GRADIENT))
+        is_seen = ~self.cycle.lifetimes.made_unseen[self.row] & ~self._is_of_compiled()
+        is_made = self.made_ns < self.busy_since_ns
+        # What was never used may be for a later step: a batch that was made ahead.
+        is_for_later = (last_ns < 0) & (self.made_ns >= 0) & (self.kind == Kind.INPUT)
+        # What an earlier step has made and each step reads, as a data set is, is read again when the cycle is over.
+        is_from_earlier = self._step() < self.peak_step
+        is_over = last_ns < np.where(is_from_earlier, self._step_start(), self.busy_since_ns)
+        is_over &= self._is_whole()
+        return np.asarray(is_other & is_seen & is_made & is_over & ~is_for_later, np.bool_)
+
+    def _is_read_later(self) -> Bools:
+        """[I] as a store is, of which each step takes something: whose turn has not come is idle and not waste."""
+        blocks, lifetimes = self.cycle.blocks, self.cycle.lifetimes
+        starts = self._step_starts()
+        made_in = np.searchsorted(starts, self._time_of(lifetimes.allocation, _NEVER), side="right")
+        used_in = np.searchsorted(starts, _at(self._last(self.reads), lifetimes.key, _NEVER), side="right")
+        _, place = np.unique(
+            np.stack([_at(self.cycle.recording.ops.name, blocks.op, _NEVER), blocks.frame]), axis=1, return_inverse=True
+        )
+        place = place.reshape(-1)
+        is_read = np.zeros(int(place.max(initial=-1)) + 1, np.bool_)
+        is_read[place[(lifetimes.allocation >= 0) & (used_in > made_in)]] = True
+        return np.asarray(is_read[place[self.row]] & (self.made_ns >= 0), np.bool_)
+
+    def _is_of_compiled(self) -> Bools:
+        """[I] of what compiled code allocates or reads, operators tell nothing."""
+        origins = self.cycle.attribution.origins
+        if origins is None:
+            return np.zeros(len(self.row), np.bool_)
+        allocation = self.cycle.lifetimes.allocation[self.row]
+        return np.asarray((_at(origins.row, allocation, _NEVER) >= 0) | (allocation < 0), np.bool_)
+
+    def _used_in(self, key: PerBlock[Int]) -> PerBlock[Int]:
+        """[B] the last backward pass that used each, or -1."""
+        flow = self.cycle.recording.flow
+        by_backward = self.reads & flow.node_backward[flow.edge_node]
+        return enclosing(*self.passes, _at(self._last(by_backward), key, _NEVER))
+
+    def _outlives_backward(self) -> Bools:
+        used_in = self._used_in(self.key)
+        return np.asarray((used_in >= 0) & (self.freed_ns > _at(self.passes[1], used_in, _FOREVER)), np.bool_)
+
+    def _is_left_by_backward(self) -> Bools:
+        """[I] used by a backward pass that left most bytes of the activations that it used, and several of them."""
+        lifetimes, num_passes = self.cycle.lifetimes, len(self.passes[0])
+        is_activation = self.cycle.blocks.kind == Kind.ACTIVATION
+        used_in = np.where(is_activation, self._used_in(lifetimes.key), _NEVER)
+        end = len(lifetimes.events)
+        freed = np.where(lifetimes.freed_at < end, lifetimes.events[np.minimum(lifetimes.freed_at, end - 1)], _NEVER)
+        is_left = (used_in >= 0) & (self._time_of(freed, _FOREVER) > _at(self.passes[1], used_in, _FOREVER))
+
+        def of_passes(chosen: PerBlock[Bool], weight: PerBlock[Int]) -> Ints:
+            found: Ints = np.zeros(num_passes, np.int64)
+            np.add.at(found, used_in[chosen], weight[chosen])
+            return found
+
+        sizes, ones = lifetimes.size_bytes, np.ones(len(lifetimes.key), np.int64)
+        leaves_most: Bools = of_passes(is_left, sizes) > _LEFT_BEHIND * of_passes(used_in >= 0, sizes)
+        leaves_most &= of_passes(is_left, ones) > 1
+        return _at(leaves_most, used_in[self.row], False)
+
+    # ----------------------------------------------------------------------------------------------------- gradients
+    def _is_idle_gradient(self) -> Bools:
+        """[I] gradients between the optimizer's use of them and their end, or the next backward pass if set to zero."""
+        is_gradient = np.asarray(self.kind == Kind.GRADIENT, np.bool_)
+        if not is_gradient.any():
+            return is_gradient
+        is_zeroing = enclosing(*self._spans_of(_ZEROING), self.edge_ns) >= 0
+        is_wanted = np.zeros(self.num_keys, bool)
+        is_wanted[self.key[is_gradient & (self.key >= 0)]] = True
+        edges = np.flatnonzero(self.reads & is_wanted[self.cycle.recording.flow.edge_key])
+        edges = edges[np.argsort(self.edge_ns[edges], kind="stable")]
+        uses: dict[int, list[tuple[int, bool]]] = {}
+        for key, time_ns, zeroes in zip(
+            self.cycle.recording.flow.edge_key[edges].tolist(),
+            self.edge_ns[edges].tolist(),
+            is_zeroing[edges].tolist(),
+            strict=True,
+        ):
+            uses.setdefault(key, []).append((time_ns, zeroes))
+        is_from_earlier = self._step() < self.peak_step
+        found = [
+            bool(gradient) and self._is_idle_now(uses.get(key, []), earlier)
+            for gradient, key, earlier in zip(
+                is_gradient.tolist(), self.key.tolist(), is_from_earlier.tolist(), strict=True
+            )
+        ]
+        return np.array(found, np.bool_)
+
+    def _is_idle_now(self, uses: list[tuple[int, bool]], is_from_earlier: bool) -> bool:
+        """By the uses of one gradient in their order: when, and whether that sets it to zero."""
+        before = [zeroes for time_ns, zeroes in uses if time_ns < self.busy_since_ns]
+        after = [zeroes for time_ns, zeroes in uses if time_ns >= self.busy_since_ns]
+        if not after:
+            return is_from_earlier
+        # Steps are alike: what was last done to it in the cycle was done before the cycle, too.
+        was_zeroed = before[-1] if before else uses[-1][1] and is_from_earlier
+        return after[0] or was_zeroed
+
+    def _spans_of(self, names: tuple[str, ...]) -> TimeSpans:
+        """When operators with these names ran."""
+        ops, strings = self.cycle.recording.ops, self.cycle.recording.strings
+        wanted = [number for number, text in enumerate(strings) if text in names]
+        rows = np.flatnonzero(np.isin(ops.name, np.array(wanted, np.int64)))
+        # A node has the time of its operator's beginning, which an end at the same time would leave out.
+        return merged(ops.start_ns[rows], ops.end_ns[rows] + 1)
+
+    # ------------------------------------------------------------------------------------------------------- weights
+    def _is_unused_copy(self) -> Bools:
+        none = np.zeros(len(self.row), np.bool_)
+        if self.is_compiled:
+            return none
+        used = _at(self._last(self.reads), self.key, _NEVER) >= 0
+        sizes = self.cycle.lifetimes.size_bytes[self.row]
+        is_parameter = self.kind == Kind.PARAMETER
+        weights = Counter(sizes[is_parameter & used].tolist())
+        was_there = (self.made_ns < 0) | (self._step() < self.peak_step)
+        others = ~used & was_there & ~np.isin(self.kind, (Kind.OPTIMIZER_STATE, Kind.GRADIENT, Kind.WORKSPACE))
+        left = Counter(sizes[others].tolist())
+        wanted: Counter[int] = Counter()
+        while len(weights) > 1 and _bytes_of(weights & left) >= _ENOUGH_OF_A_COPY * _bytes_of(weights):
+            wanted += weights & left
+            left -= weights & left
+        found = none.copy()
+        for at in np.flatnonzero(others).tolist():
+            if wanted[int(sizes[at])]:
+                wanted[int(sizes[at])] -= 1
+                found[at] = True
+        return found
+
+    # ---------------------------------------------------------------------------------------------------- conversions
+    def _is_widened(self) -> Bools:
+        """[I] made by a conversion, from something in 16 bits, and read by a loss."""
+        recording, flow = self.cycle.recording, self.cycle.recording.flow
+        names = recording.strings
+        op = _at(recording.allocations.op, self.cycle.lifetimes.allocation[self.row], _NEVER)
+        name = _at(recording.ops.name, op, _NEVER)
+        converts = np.array([*(text in _CONVERTING for text in names), False], np.bool_)[name]
+        is_wide = np.array([*(text in _WIDE for text in names), False], np.bool_)
+        is_narrow = np.array([*(text in _NARROW for text in names), False], np.bool_)
+        dtype = recording.keys.dtype
+        candidates = converts & is_wide[_at(dtype, self.key, _NEVER)]
+        if not candidates.any():
+            return candidates
+        of_loss = enclosing(*self._spans_of(_OF_LOSSES), self.edge_ns) >= 0
+        in_loss = np.zeros(self.num_keys, bool)
+        in_loss[flow.edge_key[self.reads & of_loss]] = True
+        narrow_nodes = np.zeros(len(flow.node_time_ns), bool)
+        narrow_nodes[flow.edge_node[self.reads & is_narrow[dtype[flow.edge_key]]]] = True
+        from_narrow = np.zeros(self.num_keys, bool)
+        from_narrow[flow.edge_key[flow.edge_allocated & narrow_nodes[flow.edge_node]]] = True
+        in_forward = self.cycle.blocks.phase[self.row] == Phase.FORWARD
+        return np.asarray(candidates & in_forward & _at(in_loss & from_narrow, self.key, False), np.bool_)
+
+
+def _bytes_of(sizes: Counter[int]) -> int:
+    return sum(size * count for size, count in sizes.items())
+
+
+def _at(column: Column[_Value], rows: Rows, none: int | bool) -> Column[_Value]:
+    """A column's values at some rows, and another value where the row is -1."""
+    return np.where(rows >= 0, column[np.where(rows >= 0, rows, 0)] if len(column) else none, none)

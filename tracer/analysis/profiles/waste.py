@@ -1,0 +1,295 @@
+"""Memory at the peak that nobody needs: which of a program's habits keeps it, at which line, and what to write instead.
+
+Every finding is made of blocks that are alive at the peak, so its bytes are what the peak would be lower by, as far as
+no other moment takes its place. One ordered table of rules says what keeps a block, and the first that holds wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import numpy as np
+
+from tracer.analysis.profiles.findings import CycleFindings, Findings
+from tracer.analysis.profiles.frame_ranks import Whose
+from tracer.analysis.profiles.idle_blocks import IdleBlocks, idle_blocks
+from tracer.analysis.profiles.peak_rows import recorded_op_name
+from tracer.analysis.profiles.source_lines import line_of_frame
+from tracer.arrays import Bools, Rows
+from tracer.capture.recording import CallKind, Recording
+from tracer.capture.source_line import SourceLine
+
+LEAST_SHARE = 0.01
+"""Of the peak: less is not worth a line."""
+
+
+class WasteKind(IntEnum):
+    """What keeps memory that nobody needs."""
+
+    WEIGHTS = 0
+    """A second copy of the weights, which no recorded step has used."""
+    GRAPH = 1
+    """A graph that no backward pass goes through, over the end of its step."""
+    EVALUATION = 2
+    """The same within a call of a model whose result nobody differentiates."""
+    RETAINED = 3
+    """A graph that a backward pass has gone through."""
+    GRADIENTS = 4
+    """Gradients that the optimizer has used already."""
+    WIDENED = 5
+    """A float32 copy of logits in 16 bits."""
+    TENSORS = 6
+    """Results that are held in a container or an attribute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where blocks were made, comparable from cycle to cycle."""
+
+    op: str | None
+    module: str | None
+    line: SourceLine | None
+
+
+@dataclass(frozen=True, slots=True)
+class Waste:
+    """Memory at the peak that one habit of a program keeps.
+
+    Attributes:
+        kind: Which habit.
+        bytes: Of blocks at the peak.
+        count: How many blocks.
+        line: Of the user's: where the model or function was called, or gradients were let go of; None where what is
+            kept is from before the recording.
+        addresses: Of such blocks that are alive at the end of the last cycle, the oldest first.
+        sizes_bytes: Of these.
+        path: How it is held, as `losses[...] -> graph of the tensor`; empty where nobody looked, or nothing holds it.
+        variable: Where that path begins.
+        held_at: The line that puts it there; None where that is not known.
+    """
+
+    kind: WasteKind
+    bytes: int
+    count: int
+    line: SourceLine | None
+    addresses: tuple[int, ...] = ()
+    sizes_bytes: tuple[int, ...] = ()
+    path: str = ""
+    variable: str = ""
+    held_at: SourceLine | None = None
+
+    @property
+    def place(self) -> SourceLine | None:
+        """The line to look at: the one that holds it, or that told backward to leave its graph."""
+        return self.line if self.kind == WasteKind.RETAINED else self.held_at or self.line
+
+
+@dataclass(frozen=True, slots=True)
+class WasteRule:
+    """A row of the table: of which blocks it says what keeps them."""
+
+    kind: WasteKind
+    holds: Callable[[IdleBlocks], Bools]
+
+
+RULES: tuple[WasteRule, ...] = (
+    WasteRule(WasteKind.WEIGHTS, lambda i: i.is_unused_copy),
+    WasteRule(WasteKind.GRADIENTS, lambda i: i.is_idle_gradient),
+    WasteRule(WasteKind.WIDENED, lambda i: i.is_widened),
+    WasteRule(WasteKind.GRAPH, lambda i: i.is_idle & (i.kept_by_graph | (i.in_evaluation & i.outlives_step))),
+    WasteRule(WasteKind.EVALUATION, lambda i: i.is_idle & i.in_evaluation),
+    WasteRule(WasteKind.RETAINED, lambda i: i.is_idle & i.outlives_backward & i.is_left_by_backward),
+    WasteRule(WasteKind.TENSORS, lambda i: i.is_idle & i.outlives_step & ~i.is_read_later),
+)
+NO_KIND = -1
+GRAPH_OF = " -> graph of the tensor"
+"""As `tracer.capture.holders` writes the way from a tensor to what its graph keeps."""
+
+
+def kinds_of(blocks: IdleBlocks, rules: Sequence[WasteRule] = RULES) -> Rows:
+    """[I] `WasteKind` of each block by the first rule that holds, -1 for what is no waste."""
+    found = np.full(len(blocks), NO_KIND, np.int64)
+    for rule in rules:
+        found[(found == NO_KIND) & rule.holds(blocks)] = rule.kind
+    return found
+
+
+def find_waste(findings: Findings) -> tuple[Waste, ...]:
+    """Find what the largest peak holds that nobody needs, by habit and line, the largest first.
+
+    That results are held over the end of their step is a habit only if it is a container or an attribute that holds
+    them: who has looked (`tracer.runs.waste`) drops the others.
+    """
+    cycle = findings.worst
+    blocks = idle_blocks(cycle)
+    kinds = kinds_of(blocks)
+    least = LEAST_SHARE * cycle.peak.peak_bytes
+    chosen = kinds != NO_KIND
+    if cycle.blocks.size_bytes[blocks.block[chosen]].sum() < least:
+        return ()
+    return _Groups(findings, blocks, kinds).found()
+
+
+class _Groups:
+    """Blocks of one habit and one line, put together."""
+
+    def __init__(self, findings: Findings, blocks: IdleBlocks, kinds: Rows) -> None:
+        self.cycle, self.last = findings.worst, findings.cycles[-1]
+        self.blocks, self.kinds = blocks, kinds
+        self.lines = _Lines(self.cycle)
+
+    def found(self) -> tuple[Waste, ...]:
+        sites = _sites(self.cycle, self.blocks.block)
+        groups: dict[tuple[WasteKind, SourceLine | None], list[int]] = {}
+        for at in np.flatnonzero(self.kinds != NO_KIND).tolist():
+            kind = WasteKind(int(self.kinds[at]))
+            groups.setdefault((kind, self._line(kind, at, sites[at])), []).append(at)
+        living = self._living()
+        made = [self._waste(kind, line, rows, sites, living) for (kind, line), rows in groups.items()]
+        return tuple(sorted(made, key=lambda one: -one.bytes))
+
+    def _line(self, kind: WasteKind, at: int, site: Site) -> SourceLine | None:
+        peak_ns = self.blocks.peak_ns
+        if kind == WasteKind.GRADIENTS:
+            return self.lines.of_function("zero_grad", peak_ns)
+        if kind == WasteKind.RETAINED:
+            return self.lines.of_function("backward", peak_ns, torchs=True)
+        if kind in (WasteKind.GRAPH, WasteKind.EVALUATION) and (call := int(self.blocks.call[at])) >= 0:
+            return self.lines.of_call_at(int(self.blocks.calls.start_ns[call])) or site.line
+        return site.line
+
+    def _waste(
+        self,
+        kind: WasteKind,
+        line: SourceLine | None,
+        rows: list[int],
+        sites: Sequence[Site],
+        living: Mapping[Site, list[tuple[int, int]]],
+    ) -> Waste:
+        lifetimes = self.cycle.lifetimes
+        blocks = self.blocks.block[np.array(rows, np.int64)]
+        sizes, addresses = lifetimes.size_bytes[blocks], lifetimes.address[blocks]
+        # What is from before has no site, and is alive at the end where it was at the peak.
+        stays = (lifetimes.allocation[blocks] < 0) & (lifetimes.freed_at[blocks] >= len(lifetimes.events))
+        alive = list(zip(addresses[stays].tolist(), sizes[stays].tolist(), strict=True))
+        for site in dict.fromkeys(sites[row] for row in rows if sites[row].op is not None):
+            alive += living.get(site, [])
+        return Waste(
+            kind=kind,
+            bytes=int(sizes.sum()),
+            count=len(rows),
+            line=line,
+            addresses=tuple(address for address, _ in alive),
+            sizes_bytes=tuple(size for _, size in alive),
+        )
+
+    def _living(self) -> dict[Site, list[tuple[int, int]]]:
+        """Addresses and sizes of what is alive at the end of the last cycle, by site, the oldest first."""
+        lifetimes = self.last.lifetimes
+        rows = np.flatnonzero((lifetimes.freed_at >= len(lifetimes.events)) & (lifetimes.allocation >= 0))
+        rows = rows[np.argsort(lifetimes.made_at[rows], kind="stable")]
+        found: dict[Site, list[tuple[int, int]]] = {}
+        pairs = zip(lifetimes.address[rows].tolist(), lifetimes.size_bytes[rows].tolist(), strict=True)
+        for site, pair in zip(_sites(self.last, rows), pairs, strict=True):
+            found.setdefault(site, []).append(pair)
+        return found
+
+
+def _sites(cycle: CycleFindings, rows: Rows) -> list[Site]:
+    """Of some blocks."""
+    blocks = cycle.blocks
+    known: dict[tuple[int, int, int, int], Site] = {}
+    columns = (blocks.op[rows], blocks.module[rows], blocks.frame[rows], blocks.caller[rows])
+    found = []
+    for op, module, frame, caller in zip(*(column.tolist() for column in columns), strict=True):
+        key = op, module, frame, caller
+        if key not in known:
+            known[key] = Site(
+                recorded_op_name(cycle.recording, op),
+                cycle.attribution.modules[module] if module >= 0 else None,
+                line_of_frame(cycle.recording, caller if caller >= 0 else frame),
+            )
+        found.append(known[key])
+    return found
+
+
+class _Lines:
+    """Lines of the user that called something."""
+
+    def __init__(self, cycle: CycleFindings) -> None:
+        self.recording, self.whose = cycle.recording, cycle.attribution.frame_whose
+
+    def of_function(self, name: str, near_ns: int, *, torchs: bool = False) -> SourceLine | None:
+        """From where a function of this name was called, at the call next to a moment.
+
+        Args:
+            name: Of the function.
+            near_ns: The moment.
+            torchs: Whether it is one of torch's, and none of the user's own.
+        """
+        rows = self._calls_of(self.recording, name, torchs=torchs)
+        if not len(rows):
+            return None
+        nearest = rows[np.argsort(np.abs(self.recording.calls.start_ns[rows] - near_ns), kind="stable")]
+        return next((line for row in nearest.tolist() if (line := self._users(row)) is not None), None)
+
+    def _calls_of(self, recording: Recording, name: str, *, torchs: bool) -> Rows:
+        frames, strings = recording.frames, recording.strings
+        wanted = [
+            row
+            for row, text in enumerate(frames.function.tolist())
+            if strings[text] == name and not (torchs and self.whose[row] == Whose.USERS)
+        ]
+        return np.flatnonzero(np.isin(recording.calls.function, np.array(wanted, np.int64)))
+
+    def of_call_at(self, start_ns: int) -> SourceLine | None:
+        """From where a model was called at this moment."""
+        calls = self.recording.calls
+        rows = np.flatnonzero((calls.kind == CallKind.MODULE) & (calls.start_ns == start_ns))
+        return self._users(int(rows[0])) if len(rows) else None
+
+    def _users(self, call: int) -> SourceLine | None:
+        calls = self.recording.calls
+        while call >= 0:
+            frame = int(calls.frame[call])
+            if frame >= 0 and self.whose[frame] == Whose.USERS:
+                return line_of_frame(self.recording, frame)
+            call = int(calls.parent[call])
+        return None
+
+
+def users_lines(findings: Findings) -> frozenset[SourceLine]:
+    """Every line of the user's that the recordings have seen at work."""
+    found: set[SourceLine] = set()
+    for cycle in findings.cycles:
+        rows = np.flatnonzero(cycle.attribution.frame_whose == Whose.USERS)
+        found |= {line for row in rows.tolist() if (line := line_of_frame(cycle.recording, row)) is not None}
+    return frozenset(found)
+
+
+def put_together(wastes: Iterable[Waste]) -> tuple[Waste, ...]:
+    """What one variable holds is one finding, and if graphs are part of it, it is about these; the largest first."""
+    found: dict[tuple[object, ...], Waste] = {}
+    for number, one in enumerate(wastes):
+        key = (one.path.partition(GRAPH_OF)[0], one.variable) if one.path else (number,)
+        other = found.get(key)
+        found[key] = one if other is None else _together(*sorted((other, one), key=_weight))
+    return tuple(sorted(found.values(), key=lambda one: -one.bytes))
+
+
+def _weight(one: Waste) -> tuple[bool, bool, int]:
+    """Of two findings the first gives its words: one about a graph, one with a line, the larger."""
+    return one.kind == WasteKind.TENSORS, one.line is None, -one.bytes
+
+
+def _together(first: Waste, second: Waste) -> Waste:
+    return replace(
+        first,
+        bytes=first.bytes + second.bytes,
+        count=first.count + second.count,
+        addresses=first.addresses + second.addresses,
+        sizes_bytes=first.sizes_bytes + second.sizes_bytes,
+        held_at=first.held_at or second.held_at,
+    )

@@ -1,0 +1,128 @@
+"""What to do next, in one line after every success: the two most useful commands, to be copied as they are."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+_CALLED_AS = sys.argv[0] if sys.argv else ""
+"""Now: the script that `run` runs has arguments of its own."""
+UV_RUN = "UV_RUN_RECURSION_DEPTH"
+"""Set by `uv run` for what it starts."""
+
+
+def program_name() -> str:
+    """How this program was called: installed, or from a checkout, by uv or by a Python of the user's own."""
+    return from_checkout() if Path(_CALLED_AS).name == "main.py" else "torch-timeline"
+
+
+def from_checkout() -> str:
+    """How it is called from a checkout."""
+    return "uv run main.py" if UV_RUN in os.environ else "python main.py"
+
+
+def command_line(*words: object) -> str:
+    """A command of this program as a shell takes it, in backticks."""
+    return f"`{program_name()} {shlex.join(map(str, words))}`"
+
+
+def after_run(folder: Path, written: Collection[str], *, is_advice_open: bool = False) -> tuple[str, ...]:
+    """After a run, or a report on one.
+
+    Args:
+        folder: Of its files.
+        written: Names of those that are there.
+        is_advice_open: Whether the same command could be asked for advice, and was not.
+    """
+    ideas = []
+    if "memory_timeline.html" in written:
+        ideas.append(f"open {folder / 'memory_timeline.html'} in a browser")
+    if is_advice_open:
+        ideas.append("add --advise to the same command to hear what would lower the peak")
+    elif "peak.json" in written:
+        ideas.append(f"compare with another run by {command_line('diff', folder, 'OTHER')}")
+    return _line(ideas)
+
+
+def after_snapshot(
+    path: Path, devices: Sequence[int], *, has_failed: bool, has_page: bool, has_settings: bool
+) -> tuple[str, ...]:
+    """After the explanation of a snapshot.
+
+    Args:
+        path: The snapshot.
+        devices: Those that were explained, the worst first.
+        has_failed: Whether one of them ran out of memory.
+        has_page: Whether its page was written.
+        has_settings: Whether other settings of the allocator were tried, or cannot be.
+    """
+    ideas = []
+    if len(devices) > 1:
+        ideas.append(f"look at one device alone by {command_line('snapshot', path, '--device', devices[0])}")
+    if not has_page:
+        ideas.append(f"look at it in a browser by {command_line('snapshot', path, '--html', 'snapshot.html')}")
+    if not has_settings:
+        words = "ask whether other allocator settings would have done" if has_failed else "try other allocator settings"
+        ideas.append(f"{words} by {command_line('snapshot', path, '--search-settings')}")
+    ideas.append(f"compare with another one by {command_line('diff', path, 'OTHER')}")
+    return _line(ideas)
+
+
+def after_job(worst: str | None, paths: Sequence[Path], *, has_page: bool) -> tuple[str, ...]:
+    """After a job's recordings were put beside each other.
+
+    Args:
+        worst: The file of the rank with the largest peak; None where none could be read.
+        paths: What the command was given.
+        has_page: Whether the job's page was written.
+    """
+    ideas = [] if worst is None else [f"look at the worst rank alone by {command_line('snapshot', worst)}"]
+    if worst is not None and not has_page:
+        ideas.append(f"look at all in a browser by {command_line('snapshot', *paths, '--html', 'job.html')}")
+    return _line([*ideas, f"print all of the answer by {command_line('snapshot', *paths, '--json')}"])
+
+
+def after_diff(before: Path, after: Path, *, has_page: bool) -> tuple[str, ...]:
+    """After a comparison of two sides, each a snapshot or a folder of results."""
+    ideas = []
+    if not has_page:
+        ideas.append(f"look at it in a browser by {command_line('diff', before, after, '--html', 'diff.html')}")
+    if (page := after / "memory_timeline.html").is_file():
+        ideas.append(f"open {page}")
+    elif not after.is_dir():
+        ideas.append(f"explain the second one alone by {command_line('snapshot', after)}")
+    return _line(ideas)
+
+
+def after_prediction(
+    fits: bool | None, folder: Path | None, written: Collection[str], *, has_advice: bool, has_largest_batch: bool
+) -> tuple[str, ...]:
+    """After a prediction.
+
+    Args:
+        fits: Whether it fits; None where no device was named.
+        folder: Of its files, if there are any.
+        written: Names of those that are there.
+        has_advice: Whether advice was asked for.
+        has_largest_batch: Whether the largest batch was.
+    """
+    ideas = []
+    if fits is None:
+        ideas.append("add --gpu-memory 24GiB to ask whether it fits there")
+    elif fits and not has_largest_batch:
+        ideas.append("add --largest-batch to ask how many samples would fit")
+    if not has_advice and not fits:
+        ideas.append("add --advise to hear what would lower the peak")
+    if folder is None:
+        ideas.append("add --save-dir DIR to get the page and the other files of a run")
+    elif "memory_timeline.html" in written:
+        ideas.append(f"open {folder / 'memory_timeline.html'} in a browser")
+    return _line(ideas)
+
+
+def _line(ideas: Sequence[str]) -> tuple[str, ...]:
+    """The first two."""
+    return (f"Next: {', or '.join(ideas[:2])}.",) if ideas else ()
