@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tracer.exporters.next_commands import from_checkout
+
 ROOT = Path(__file__).resolve().parents[2]
 
 TRAIN = """
@@ -72,6 +74,8 @@ def test_a_script_runs_to_its_end_and_its_peak_is_explained(tmp_path: Path) -> N
     assert lines[0] == "arguments ['--epochs', '3'] __main__"
     assert lines[-1] == "trained 19"
     assert any(line.startswith("Peak: ") for line in lines)
+    assert done.stderr.splitlines()[-1].endswith(f"`{from_checkout()} diff {tmp_path / 'out'} OTHER`.")
+    assert "CPUAllocator" not in done.stderr, "torch says at the first chance that a block is older than the profiler"
     found = peak(tmp_path)
     assert sum(row["bytes"] for row in found["rows"]) == found["peak_bytes"] == found["allocator_peak_bytes"]
     assert {row["name"] for row in found["rows"] if row["category"] == "PARAMETER"} == {
@@ -123,7 +127,7 @@ def test_the_scripts_exit_status_is_its_own(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [(NO_MODEL, "No model with parameters"), (NO_OPTIMIZER, "No optimizer of torch's kind"), (COMPILES, "compiles")],
+    [(NO_MODEL, "No training was found: "), (NO_OPTIMIZER, "No optimizer of torch's kind"), (COMPILES, "compiles")],
 )
 def test_what_cannot_be_found_is_said(tmp_path: Path, text: str, sentence: str) -> None:
     done = run(tmp_path, script(tmp_path, text))

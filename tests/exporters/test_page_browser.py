@@ -559,6 +559,13 @@ def test_themes_and_widths(opened: Callable[..., Any], width: int) -> None:
         assert tab.evaluate("document.documentElement.dataset.theme") == "light"
         assert tab.evaluate("getComputedStyle(document.body).color") != dark
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        # Nothing is cut or has to be scrolled for: not the shares, and not a row's line of source.
+        cut = "(({ scrollWidth, clientWidth }) => scrollWidth - clientWidth)(document.querySelector('.breakdown'))"
+        assert tab.evaluate(cut) <= 0
+        row = ".blocks tbody tr:first-child td"
+        cells = f"[...document.querySelectorAll('{row}')].map((one) => one.getBoundingClientRect())"
+        assert tab.evaluate(f"Math.max(...{cells}.map((box) => box.right))") <= width
+        assert tab.evaluate(f"Math.min(...{cells}.map((box) => box.width))") > 20
 
 
 @pytest.mark.parametrize("width", [800, 1280])
@@ -583,7 +590,11 @@ def test_paper_has_all_rows_and_no_controls(opened: Callable[..., Any], width: i
 def test_a_snapshot_says_why_it_ran_out_and_unfolds_its_stacks(opened: Callable[..., Any], tmp_path: Path) -> None:
     with opened(page_of(load(tmp_path / "s", out_of_memory()))) as tab:
         assert tab.locator("h1").inner_text().startswith("Out of memory on device 0, 2 times: 64.00 MiB were asked for")
-        assert "Fragmentation is not the cause" in tab.locator("#answer .lead").first.inner_text()
+        advice = tab.locator("#answer .lead").first
+        assert "Fragmentation is not the cause" in advice.inner_text()
+        # Of a long path its end is read, and pointing at it shows all.
+        assert "(me/model.py:7)" in advice.inner_text()
+        assert "(/home/me/model.py:7)" in str(advice.get_attribute("title"))
         # Once: below are the numbers.
         assert tab.locator("body").inner_text().count("Fragmentation is not the cause") == 1
         assert "48.00 MiB" in tab.locator("section.alarming").inner_text()

@@ -121,6 +121,25 @@ def kineto_results(profiler: Any) -> Any:
     return results
 
 
+def free_an_older_block() -> None:
+    """Have the CPU's allocator free a block that was made before a profiler came, under one that keeps nothing."""
+    enable = getattr(torch._C._autograd, "_enable_profiler_legacy", None)
+    if enable is None:
+        return
+    older = torch.empty(1, dtype=torch.uint8, device="cpu")
+    config = _profiler_type("ProfilerConfig")(
+        _profiler_type("ProfilerState").CPU, False, True, False, False, False, _profiler_type("_ExperimentalConfig")()
+    )
+    try:
+        enable(config)
+    except RuntimeError:  # somebody's profiler is on
+        return
+    try:
+        del older
+    finally:
+        torch._C._autograd._disable_profiler_legacy()
+
+
 def save_trace(results: Any, path: Path) -> None:
     """Write the profiler's trace of a recording, in the trace-event format; torch allows it once a recording.
 

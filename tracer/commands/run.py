@@ -71,9 +71,8 @@ def run(
         torch-timeline run --save-dir profile train.py --epochs 3
     """
     from tracer.exporters.files import check_folder
-    from tracer.runs.script_run import ScriptProfile
+    from tracer.runs.script_run import ScriptProfile, ScriptTraining
     from tracer.runs.session import Schedule
-    from tracer.runs.training import TrainingProfile
     from tracer.runs.watch import TrainingWatch
 
     settings = {"script": script, "arguments": " ".join(arguments or [])}
@@ -92,7 +91,7 @@ def run(
                     settings=settings,
                 )
                 if watch
-                else TrainingProfile(
+                else ScriptTraining(
                     models,
                     optimizers,
                     save_dir=save_dir,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tracer.analysis.downsample import reduce_rows
+from tracer.analysis.kinds import meaning_of
 from tracer.arrays import Ints, Rows
 from tracer.exporters.page_blocks import MOST_BLOCKS, blocks_json, space_json, stacks_json
 from tracer.exporters.page_model import (
@@ -103,7 +104,7 @@ def page_data(page: Page, *, num_pages: int = 1) -> PageJson:
         "sections": [_section(section) for section in page.sections],
         "ranks": [_rank(rank) for rank in page.ranks],
         "categories": {
-            name: {"light": light, "dark": dark, "words": CATEGORY_WORDS[name]}
+            name: {"light": light, "dark": dark, "words": CATEGORY_WORDS[name], "meaning": meaning_of(name)}
             for name, (light, dark) in CATEGORY_COLORS.items()
         },
     }

@@ -214,6 +214,7 @@ class CategoryJson(TypedDict):
     light: str
     dark: str
     words: str
+    meaning: str
 
 
 class PageJson(TypedDict):

@@ -317,9 +317,13 @@ def _reserved(cycle: CycleFindings) -> tuple[Curve, ...]:
 
 def _marks(cycle: CycleFindings) -> tuple[Mark, ...]:
     peak, found = cycle.peak, cycle.breakdown
+    shown = Mark("peak", "peak", peak.time_ns, peak.peak_bytes, peak_position(cycle.lifetimes))
+    # Where torch's categories hold all but a hundredth, their peak says nothing more.
+    if found.tagged_peak_bytes * 100 >= peak.peak_bytes * 99:
+        return (shown,)
     return (
-        Mark("peak", "peak", peak.time_ns, peak.peak_bytes, peak_position(cycle.lifetimes)),
-        Mark("tagged", "peak of categorised memory", found.tagged_peak_ns, found.tagged_peak_bytes),
+        shown,
+        Mark("tagged", "peak of what torch categorises", found.tagged_peak_ns, found.tagged_peak_bytes),
     )
 
 

@@ -13,6 +13,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tracer.capture import torch_private
+from tracer.exporters.terminal import say
 from tracer.runs.training import TrainingProfile
 from tracer.runs.watch import TrainingWatch
 
@@ -23,8 +24,24 @@ COMPILES = (
     "The script compiles its model or its step, and compiled code must not see the hooks that find steps: it is "
     "profiled until then. Use profile_training in the script, with a call of session.step()."
 )
-NO_MODEL = "No model with parameters that want a gradient was called, so that no training was found."
-NO_STEP = "No optimizer of torch's kind made a step, so that the end of a step was not found."
+NO_MODEL = "No training was found: no model with parameters to be trained was called."
+NO_STEP = (
+    "No optimizer of torch's kind made a step, so that the end of a step was not found. Use profile_training in the "
+    "script, with a call of session.step()."
+)
+
+
+class ScriptTraining(TrainingProfile):
+    """As `run` profiles: its steps are found, and what it has to say stands among the lines of the command."""
+
+    def _if_too_short(self) -> str:
+        """Without any step, `ScriptProfile.notes` says why."""
+        longer = "record from the first one with --n-warmup-steps 0, or let the script train for longer"
+        return longer if self.num_steps_done else ""
+
+    def _complain(self, sentence: str) -> None:
+        """A line on stderr: nobody looks for the line of the script that a warning would name."""
+        say(f"Note: {sentence}")
 
 
 class ScriptProfile:

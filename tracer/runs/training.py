@@ -227,26 +227,33 @@ class TrainingProfile(ProfileSession):
     def _tell(self, error: BaseException | None) -> None:
         """The screen, where wanted; a warning for a loop that was too short, and for files that it did not write."""
         assert self.results is not None
-        if self.results.findings is None and error is None:
+        if self.results.findings is None and error is None and (advice := self._if_too_short()):
             first = self.schedule.num_wait_steps + self.schedule.num_warmup_steps + 1
-            warnings.warn(
+            self._complain(
                 f"The loop ended after {some(self.num_steps_done, 'step')}, and the first one that is recorded is step "
-                f"{first}: call session.step() after each step, or pass a shorter schedule=Schedule(...).",
-                stacklevel=4,
+                f"{first}: {advice}."
             )
         if left := left_from_earlier(self.folder, self.written):
-            warnings.warn(left_sentence(left), stacklevel=4)
+            self._complain(left_sentence(left))
         if self._screen == "full" and (self.rank is None or self.rank.index == 0):
             try:
                 print_screen(self.results, self.written, top=self._top)
             except OutputError as problem:
-                warnings.warn(f"{problem} {problem.hint}", stacklevel=4)
+                self._complain(f"{problem} {problem.hint}")
             return
         if self._screen == "short" and (self.rank is None or self.rank.index == 0):
             say_in_short(self.results, self.folder, self.written)
         for each in self.written:
             if each.error is not None:
-                warnings.warn(" ".join(written_lines(each)), stacklevel=4)
+                self._complain(" ".join(written_lines(each)))
+
+    def _if_too_short(self) -> str:
+        """What to do about a loop that ended before anything was recorded; nothing where somebody else says it."""
+        return "call session.step() after each step, or pass a shorter schedule=Schedule(...)"
+
+    def _complain(self, sentence: str) -> None:
+        """Warn, at the line that ends the block."""
+        warnings.warn(sentence, stacklevel=5)
 
 
 def _checked(screen: Screen | bool) -> Screen:

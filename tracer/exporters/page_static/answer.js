@@ -5,11 +5,18 @@ const showAnswer = (data, devices) => {
   const breakdown = data.peak?.breakdown ?? [];
   document.getElementById("answer").append(...[
     devices,
-    el("h1", { class: data.alarm.length ? "alarm" : null }, first),
-    ...others.map((sentence) => el("p", { class: "lead" }, sentence)),
+    sentenceOf("h1", first, data.alarm.length ? "alarm" : null),
+    ...others.map((sentence) => sentenceOf("p", sentence, "lead")),
     data.peak && breakdown.length ? compositionBar(data.peak, breakdown) : null,
     data.advice.length ? adviceList(data.advice) : null,
   ].filter((child) => child));
+};
+
+// Of a long path its last folder and its file; pointing at the sentence shows all of it.
+const LONG_PATH = /(?:[A-Za-z]:)?(?:[\/\\][^\s\/\\:()]+)+[\/\\]([^\s\/\\:()]+[\/\\][^\s\/\\:()]+:\d+)/g;
+const sentenceOf = (tag, text, name) => {
+  const short = text.replace(LONG_PATH, "$1");
+  return el(tag, { class: name, title: short === text ? null : text }, short);
 };
 
 const compositionBar = (peak, breakdown) => {

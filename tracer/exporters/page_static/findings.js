@@ -21,7 +21,7 @@ const findingTable = (table) => {
     return el("span", { class: "two" }, el("span", {}, breakable(value.words)), value.file ? sourceCell(value.file, value.line) : null);
   };
   const limit = 15, body = el("tbody");
-  const row = (cells) => el("tr", {}, cells.map((value, index) => el("td", { class: isBytes[index] ? "number" : null }, cell(value, index))));
+  const row = (cells) => el("tr", {}, cells.map((value, index) => el("td", { class: isBytes[index] ? "number" : null, "data-label": table.columns[index] }, cell(value, index))));
   const show = (count) => body.replaceChildren(...table.rows.slice(0, count).map(row));
   const more = el("p", { class: "more" });
   const showAll = () => {
@@ -32,7 +32,7 @@ const findingTable = (table) => {
   if (table.rows.length > limit) more.append(el("button", { type: "button", class: "button", onclick: showAll }, `Show ${grouped(table.rows.length - limit)} more`));
   window.addEventListener("beforeprint", showAll);
   return el("div", { class: "finding" }, el("h3", {}, table.title),
-    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": table.title },
+    el("div", { class: "scroll flows", tabindex: "0", role: "region", "aria-label": table.title },
       el("table", {}, el("thead", {}, el("tr", {}, table.columns.map((name, index) => el("th", { scope: "col", class: isBytes[index] ? "number" : null }, name)))), body)),
     more, table.left ? el("p", { class: "quiet" }, `${grouped(table.left)} more rows have no room here.`) : null);
 };

@@ -78,7 +78,7 @@ class Icicle {
       type: "button", class: `tile${isAbove ? " above" : ""}${node.category ? " leaf" : ""}${isChosen ? " is-chosen" : ""}`, role: "treeitem", "aria-level": depth + 1, "aria-selected": isChosen,
       "aria-label": `${label}, ${size}, ${percent(node.bytes, this.root.bytes)}${node.category ? `, ${node.category}` : ""}`, "data-path": node.path,
       style: { left: `${left}px`, width: `${Math.max(1, width - 1)}px`, top: `${depth * TILE}px`, ...(color ? { backgroundColor: color, color: readableOn(color) } : { backgroundImage: this.stripe(node) }) },
-    }, width > 34 ? el("span", {}, label) : null, width > 130 && depth > 0 ? el("small", {}, size) : null);
+    }, width > 34 ? el("span", {}, label.replace(/^aten::/, "")) : null, width > 130 && depth > 0 ? el("small", {}, size) : null);
     element.addEventListener("click", () => this.choose(node));
     element.addEventListener("pointerenter", () => this.say(node));
     element.addEventListener("focus", () => this.say(node));

@@ -88,7 +88,7 @@ class DevicePage {
     if (!hasPeak) return;
     const moments = data.blocks && data.peak.row !== null ? new Moments(await unpackBlocks(data.blocks)) : data.peak.rows.length ? new OnlyPeak(data.peak) : null;
     if (!moments) {
-      section("peak", "What was in it", el("p", { class: "quiet" }, "Which blocks were alive is not known for this recording."));
+      section("peak", "What was in use", el("p", { class: "quiet" }, "Which blocks were alive is not known for this recording."));
       showNavigation();
       return;
     }

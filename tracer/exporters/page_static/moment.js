@@ -16,7 +16,7 @@ class MomentSection {
     };
     this.table = this.makeTable();
     const { when, tools, breakdown, small, check } = this.parts;
-    section("peak", "What was in it",
+    section("peak", "What was in use",
       el("div", { class: "moment" }, when, tools),
       el("div", { class: "split" }, breakdown,
         el("div", { class: "map-side" }, this.parts.switch, this.icicle.element, this.icicle.status,
@@ -77,7 +77,7 @@ class MomentSection {
     if (!this.moments.canMove) return;
     const focused = document.activeElement?.closest?.(".moment .tools") ? document.activeElement.textContent : null;
     this.parts.tools.replaceChildren(
-      button("\u2190 Before", () => this.step(-1), "The moment before, as the left arrow key on the timeline"), button("Behind \u2192", () => this.step(1), "The next moment"),
+      button("\u2190 Previous", () => this.step(-1), "The moment before, as the left arrow key on the timeline"), button("Next \u2192", () => this.step(1), "The next moment"),
       ...(this.isPeak ? [] : [button("Back to the peak", () => view.set({ row: view.peak }))]),
       view.other === null
         ? button("Compare with another moment", () => view.set({ other: view.row }), "Keeps this moment; then choose the other one on the timeline")
@@ -111,9 +111,15 @@ class MomentSection {
     breakdown.replaceChildren(el("table", {},
       el("caption", { class: "unseen" }, "By category"),
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Category"), heads.map((head) => el("th", { scope: "col", class: `number${head === "Bytes" ? " exact" : ""}` }, head)))),
-      el("tbody", {}, rows.map(([name, numbers]) => el("tr", {}, el("th", { scope: "row" }, swatch(name), name), cells(numbers)))),
+      el("tbody", {}, rows.map(([name, numbers]) => el("tr", {}, el("th", { scope: "row" }, swatch(name), name, this.meaning(name)), cells(numbers)))),
       el("tfoot", {}, el("tr", {}, el("th", { scope: "row" }, "Sum"), cells(totals)))), ...(check ? [check] : []));
     colorSwatches(breakdown, this.colorOf);
+  }
+
+  // Beside the name, for whoever reads it for the first time.
+  meaning(name) {
+    const { meaning } = this.data.categories[name] ?? {};
+    return meaning ? el("span", { class: "quiet small meaning" }, meaning) : null;
   }
 
   sumCheck(sum, whole, what) {

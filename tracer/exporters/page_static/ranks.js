@@ -17,6 +17,8 @@ class RankSection {
     section("ranks", "Peak by rank", this.key_(), el("div", { class: "rank-plot" },
       el("div", { class: "rank-axis quiet small", "aria-hidden": "true" }, el("span", {}, formatBytes(this.most)), el("span", {}, formatBytes(this.most / 2)), el("span", {}, "0")), columns), this.status);
     this.choose(worst);
+    // Of more ranks than there is room for, the worst is in sight.
+    columns.scrollLeft = this.bars[worst].offsetLeft - columns.offsetLeft - columns.clientWidth / 2;
   }
 
   bar(rank, index) {

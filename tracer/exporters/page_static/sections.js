@@ -48,7 +48,7 @@ const moduleTable = (modules) => {
   const mostBytes = Math.max(...modules.map(bytes)), mostTime = Math.max(...modules.map(spent));
   const time = (phase) => ({ label: phase === "forward" ? "Forward" : "Backward", numeric: true, value: (row) => row[`${phase}_ns`], cell: (row) => formatMs(row[`${phase}_ns`]) });
   const timeBar = (row) => el("span", { class: "phases", "aria-hidden": "true" }, ["forward", "backward"].map((phase) => el("span", { class: phase, style: { width: `${mostTime ? (100 * (row[`${phase}_ns`] ?? 0)) / mostTime : 0}%` } })));
-  return sortableTable({ caption: "The slowest modules", rows: modules, sortedBy: 1, columns: [
+  return sortableTable({ caption: "The slowest modules", rows: modules, sortedBy: 1, folds: false, columns: [
     { label: "Module", value: (row) => row.module, cell: (row) => twoLines(row.module) },
     { label: "Time", numeric: true, value: spent, cell: (row) => el("span", { class: "time-cell" }, timeBar(row), el("span", {}, formatMs(spent(row)))) },
     time("forward"), time("backward"),

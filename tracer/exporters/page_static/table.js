@@ -1,7 +1,8 @@
 // Tables that sort by their headers, which are buttons.
 
-// columns: {label, value(row), cell(row), numeric}. Ties keep the order in which the rows came.
-const sortableTable = ({ caption, columns, rows, sortedBy = 0, limit = 25, isChosen = () => false }) => {
+// columns: {label, value(row), cell(row), numeric}. Ties keep the order in which the rows came. On a narrow screen a row
+// that folds has a line for each of its cells.
+const sortableTable = ({ caption, columns, rows, sortedBy = 0, limit = 25, isChosen = () => false, folds = true }) => {
   const state = { column: sortedBy, descending: columns[sortedBy].numeric ?? false, rows, all: false };
   const body = el("tbody"), more = el("p", { class: "more" });
   const headers = columns.map((column, index) => {
@@ -29,7 +30,7 @@ const sortableTable = ({ caption, columns, rows, sortedBy = 0, limit = 25, isCho
     const sorted = [...state.rows].sort(compare);
     const shown = state.all ? sorted : sorted.slice(0, limit);
     body.replaceChildren(...shown.map((row) =>
-      el("tr", { class: isChosen(row) ? "is-chosen" : null }, columns.map((column) => el("td", { class: column.numeric ? "number" : null }, column.cell(row) ?? "")))));
+      el("tr", { class: isChosen(row) ? "is-chosen" : null }, columns.map((column) => el("td", { class: column.numeric ? "number" : null, "data-label": column.label }, column.cell(row) ?? "")))));
     const left = sorted.length - shown.length;
     more.replaceChildren(...(left ? [el("button", { type: "button", class: "button", onclick: () => showAll(true) }, `Show ${grouped(left)} more`)] : []));
     table.dispatchEvent(new CustomEvent("shown"));
@@ -44,7 +45,7 @@ const sortableTable = ({ caption, columns, rows, sortedBy = 0, limit = 25, isCho
     show();
   };
   show();
-  return { show, element: el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, table, more), table, update, showAll };
+  return { show, element: el("div", { class: folds ? "scroll folds" : "scroll", tabindex: "0", role: "region", "aria-label": caption }, table, more), table, update, showAll };
 };
 
 const barCell = (bytes, whole) =>
