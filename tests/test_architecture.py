@@ -53,14 +53,14 @@ FLOORS: dict[str, tuple[str, ...]] = {
 # And inside a folder: files, floor by floor; each may import those of the floors below its own.
 STOREYS: dict[str, tuple[set[str], ...]] = {
     "tracer.capture": (
-        {"devices", "host_memory", "notebook_cells", "quiet_profiler", "source_line", "step_columns"},
+        {"devices", "host_memory", "notebook_cells", "source_line", "step_columns"},
         {"operator_lines"},
         {"compiled_code", "device_ledger"},
         {"source_files"},
         {"gradients_seen", "phase_timing", "run_origin", "torch_names", "torch_private"},
         {
             *("allocator_history", "call_hooks", "device_kernels", "error_line", "holder_links", "memory_counters"),
-            *("parameter_origins", "plain_tensors", "storing_lines"),
+            *("parameter_origins", "plain_tensors", "quiet_profiler", "storing_lines"),
         },
         {"holders", "known_storages", "profiler_trace", "project_files", "recording"},
         {"compile_watch", "counter_reading", "inline_operators", "kept_run", "live_tensors", "training_objects"},

@@ -63,7 +63,7 @@ def test_steps_that_allocate_nothing_are_told_what_the_device_holds(elsewhere: E
     found = elsewhere(jobs_sessions.train_without_allocating)
     assert_laws(found, 0)
     assert found.peak_bytes == 4096 + 512 + 20480
-    assert found.by_category == {"BEFORE_RECORDING": 20480, "PARAMETER": 4608}
+    assert found.by_category == {"HELD": 20480, "PARAMETER": 4608}
 
 
 def test_a_block_that_waits_for_another_stream_is_neither_free_nor_in_a_row(elsewhere: Elsewhere) -> None:

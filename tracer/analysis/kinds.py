@@ -135,7 +135,7 @@ class Evidence(IntEnum):
     COMPILED_TAKEN_OVER = 71
     LIBRARYS = 72
     COMPILED_RECOMPUTED = 73
-    # Of snapshots of a process that is still there to be asked.
+    # Of a process that can be asked, or could when its recording began.
     REACHED = 80
     KEPT_BY_GRAPH = 81
 

@@ -66,6 +66,20 @@ def test_what_is_computed_from_inputs_alone_is_no_input() -> None:
     assert kinds_of(cycle, 10 * 50 * 64 * 4)[Kind.ACTIVATION] == 2
 
 
+def test_what_was_there_before_is_held_where_a_walk_found_it_and_else_not_known() -> None:
+    data, hidden, observer = torch.randn(100, 32), torch.randn(200, 32), StorageObserver()
+    model = nn.Linear(32, 4)
+    observer.observe([(Role.HELD, "", data)])
+
+    def step() -> None:
+        model(data[:10] + hidden[:10]).sum().backward()
+        model.zero_grad()
+
+    cycle = findings(step, model=model, known=observer.observations())
+    assert kinds_of(cycle, 100 * 32 * 4) == {Kind.HELD: 1}
+    assert kinds_of(cycle, 200 * 32 * 4) == {Kind.BEFORE_RECORDING: 1}
+
+
 def test_what_the_loop_computes_for_the_model_is_no_input_and_its_batch_is() -> None:
     model = nn.Linear(32, 8)
     observer = StorageObserver()

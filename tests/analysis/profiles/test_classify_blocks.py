@@ -24,6 +24,7 @@ from tracer.capture.known_storages import Role
 # A block that no rule knows but the last: made outside of all phases, and alive at the end.
 PLAIN: dict[str, Any] = {
     "role": NONE,
+    "is_reached": False,
     "made": Phase.OTHER,
     "is_made_unseen": False,
     "freed": NONE,
@@ -172,8 +173,10 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             ({**BEFORE, "category": Category.PARAMETER, "is_listed": True}, Kind.PARAMETER),
             ({"category": Category.PARAMETER, "is_listed": True}, Kind.PARAMETER),
             ({**BEFORE, "category": Category.OPTIMIZER_STATE, "is_listed": True}, Kind.OPTIMIZER_STATE),
+            ({**BEFORE, "category": Category.PARAMETER, "is_listed": True, "is_reached": True}, Kind.PARAMETER),
         ],
     ),
+    (Evidence.REACHED, [({**BEFORE, **INPUT, "is_reached": True}, Kind.HELD)]),
     (
         Evidence.SEEN_BEFORE,
         [

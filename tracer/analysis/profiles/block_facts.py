@@ -13,6 +13,7 @@ from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.storage_uses import StorageUses, storage_uses
 from tracer.analysis.profiles.time_spans import enclosing, merged
 from tracer.analysis.profiles.torch_categories import Categories, Category
+from tracer.analysis.profiles.unrecorded_storages import observations_of
 from tracer.arrays import Bool, Column, Int, Ints, PerBlock, PerKey, PerOp
 from tracer.capture.known_storages import KnownStorages, Role
 from tracer.capture.recording import Recording
@@ -30,6 +31,7 @@ class Facts:
 
     Attributes:
         role: `Role` of the strongest observation of a live tensor at the block's address.
+        is_reached: There before the recording, where a walk found a tensor that Python can reach.
         made: `Phase` in which a recorded allocation made it; -1 for what was not seen being made.
         is_made_unseen: Made during the recording, where the profiler does not record.
         freed: `Phase` of the free; -1 where it lives on.
@@ -59,6 +61,7 @@ class Facts:
     """
 
     role: PerBlock[Int]
+    is_reached: PerBlock[Bool]
     made: PerBlock[Int]
     is_made_unseen: PerBlock[Bool]
     freed: PerBlock[Int]
@@ -138,6 +141,7 @@ class _Finder:
         names_none = not len(recording.parameter_keys) and not (roles == Role.PARAMETER).any()
         return Facts(
             role=_at(roles, lifetimes.observed_as, NONE),
+            is_reached=self._is_reached(known),
             made=_at(phase, self.allocation, NONE),
             is_made_unseen=lifetimes.made_unseen,
             freed=_at(phase, self.freed_by, NONE),
@@ -165,6 +169,13 @@ class _Finder:
             is_taken_over_by_compiled=self._of_origin("is_taken_over"),
             is_freed_inside_compiled=freed_inside,
         )
+
+    def _is_reached(self, known: KnownStorages | None) -> PerBlock[Bool]:
+        """[B] whether it is from before, and a walk found a tensor there."""
+        rows = observations_of(self.recording, known, self.lifetimes.device)
+        held = known.address[rows[known.role[rows] == Role.HELD]] if known is not None else np.empty(0, np.int64)
+        is_from_before = (self.allocation < 0) & ~self.lifetimes.made_unseen
+        return np.asarray(is_from_before & np.isin(self.lifetimes.address, held), np.bool_)
 
     def _of_origin(self, name: str) -> PerBlock[Bool]:
         """[B] a truth of the compiled origins, by name."""

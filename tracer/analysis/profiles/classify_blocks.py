@@ -101,6 +101,7 @@ RULES: tuple[Rule[Facts], ...] = (
     Rule(Evidence.COMPILED_SAVED, Kind.ACTIVATION, lambda f: f.is_saved_by_compiled),
     Rule(Evidence.COMPILED_INSIDE, Kind.TEMPORARY, lambda f: f.is_freed_inside_compiled & (f.made != Phase.BACKWARD)),
     Rule(Evidence.LISTED, _by_category, lambda f: f.is_listed & ((f.made == NONE) | (f.made == Phase.OTHER))),
+    Rule(Evidence.REACHED, Kind.HELD, lambda f: f.is_reached),
     Rule(Evidence.SEEN_BEFORE, Kind.BEFORE_RECORDING, lambda f: f.made == NONE),
     Rule(Evidence.NO_TENSOR, Kind.WORKSPACE, lambda f: ~f.has_tensor & f.freed_by_maker & ~f.is_compiled_buffer),
     Rule(Evidence.ACCUMULATED, Kind.GRADIENT, lambda f: (f.made == Phase.BACKWARD) & f.is_gradient),
