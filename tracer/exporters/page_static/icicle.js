@@ -9,6 +9,7 @@ class Icicle {
     this.status = el("p", { class: "quiet small", role: "status" });
     this.path = "";
     this.rest = null;
+    this.width = 0;
     this.element.addEventListener("keydown", (event) => this.key(event));
   }
 
@@ -18,7 +19,7 @@ class Icicle {
     this.root = buildTree(rows, this.paths, bytesOf);
     this.root.label = rootLabel;
     this.rest = null;
-    this.draw();
+    this.draw(this.width);
   }
 
   // Opens a node of the tree, as the table does for a chosen row.
@@ -28,9 +29,11 @@ class Icicle {
     this.draw();
   }
 
-  draw() {
+  // Asking for the width makes the browser lay out all that has just changed, so a new moment takes the old one.
+  draw(known = 0) {
     if (!this.root) return;
-    const width = this.element.clientWidth || 600, focused = document.activeElement?.closest?.(".icicle") === this.element ? document.activeElement.dataset.path : null;
+    this.width = known || this.element.clientWidth;
+    const width = this.width || 600, focused = document.activeElement?.closest?.(".icicle") === this.element ? document.activeElement.dataset.path : null;
     const open = findNode(this.root, this.path), above = lineage(this.root, open);
     this.tiles = [];
     above.forEach((node, depth) => this.tile(node, 0, width, depth, depth < above.length - 1));
