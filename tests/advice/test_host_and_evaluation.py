@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tracer.advice.changes import offload
+from tracer.advice.changes import allocator_settings, offload
 from tracer.advice.planner import Advice, _Trials, advise, applied
+from tracer.allocator.settings import parse_settings
 from tracer.rehearsal.cuda_rules import RULE_NAMES
 from tracer.rehearsal.rehearse import rehearse
 from tracer.runs.advising import measure, run_for_real
@@ -31,7 +32,7 @@ class _Chain(nn.Module):
         return x
 
 
-def chain(*, on_host: bool = False) -> Workload:
+def chain(*, on_host: bool = False, rows: int = 512) -> Workload:
     model = _Chain()
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -46,7 +47,7 @@ def chain(*, on_host: bool = False) -> Workload:
     return SupervisedWorkload(
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), 0.1),
-        next_batch=lambda: (torch.randn(512, 512), torch.zeros(())),
+        next_batch=lambda: (torch.randn(rows, 512), torch.zeros(())),
         loss=loss,
         device=torch.device("cpu"),
         description={},
@@ -123,3 +124,15 @@ def test_it_is_not_offered_where_it_is_done_or_where_training_is_in_evaluation_m
     advice = advise(lambda: evaluating(trains_in_evaluation_mode=True), device="cpu")
     assert _with_family(advice, "evaluation") == []
     assert all("no_grad" not in one.name for one in advice.not_tried)
+
+
+def test_settings_of_the_device_hold_for_the_program_as_it_is_and_with_each_change() -> None:
+    spelled = "large_segment_size_mb:12"
+    trials = _Trials(lambda: chain(rows=520), "cuda", {}, spelled)
+    memory = trials.situation.rehearsal.on_device(parse_settings(spelled))
+    assert trials.base.reserved_bytes == memory.peak_reserved_bytes
+    assert memory.peak_reserved_bytes != trials.situation.rehearsal.memory.peak_reserved_bytes
+    same = next(one for one in allocator_settings.candidates(trials.situation) if one.settings == spelled)
+    outcome = trials.outcome((same,))
+    assert outcome is not None
+    assert outcome.saved_reserved_bytes == 0

@@ -36,6 +36,7 @@ from tracer.allocator.settings import parse_settings
 from tracer.analysis.profiles.attribution import attribute
 from tracer.analysis.profiles.backward_passes import outermost_calls
 from tracer.analysis.profiles.findings import find_in_cycle
+from tracer.rehearsal.device_memory import DeviceMemory
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
 from tracer.workloads.workload import Workload
 
@@ -177,6 +178,7 @@ def advise(
     *,
     device: Device,
     target_bytes: int | None = None,
+    settings: str = "",
     progress: Callable[[int, int], None] = lambda done, total: None,
     **options: Any,
 ) -> Advice:
@@ -186,13 +188,14 @@ def advise(
         build: Makes the workload on the CPU; what it makes is used up.
         device: Whose rules are followed.
         target_bytes: What the program should fit into; None if nobody asks.
+        settings: Of the device's allocator, as in PYTORCH_CUDA_ALLOC_CONF; by default torch's.
         progress: Called with how many changes have been tried, of how many.
         options: Further ones of `rehearse`.
 
     Raises:
         TracerError: The step itself cannot be rehearsed.
     """
-    trials = _Trials(build, device, options)
+    trials = _Trials(build, device, options, settings)
     situation = trials.situation
     found = [change for kind in KINDS for change in kind.candidates(situation)]
     for number, change in enumerate(found):
@@ -209,13 +212,14 @@ def advise(
 class _Trials:
     """Rehearsals of a program with changes, each set once."""
 
-    def __init__(self, build: Build, device: Device, options: dict[str, Any]) -> None:
-        self._build, self._device, self._options = build, device, options
+    def __init__(self, build: Build, device: Device, options: dict[str, Any], settings: str = "") -> None:
+        self._build, self._device, self._options, self._settings = build, device, options, settings
         self._outcomes: dict[frozenset[str], Outcome | None] = {}
         self._rehearsals: dict[frozenset[str], tuple[Rehearsal, int]] = {}
         self.not_tried: list[NotTried] = []
         self.num_tried = 0
         self.situation = self._look()
+        self._base_memory = self._memory(self.situation.rehearsal, ())
         self.base = self._outcome_of((), self.situation.rehearsal, self.situation.flops)
 
     def _look(self) -> Situation:
@@ -285,19 +289,22 @@ class _Trials:
             self._rehearsals[key] = rehearsal, count.total // _NUM_STEPS
         return self._rehearsals[key]
 
+    def _memory(self, rehearsal: Rehearsal, changes: Sequence[Change]) -> DeviceMemory:
+        """What the allocator makes of it under the settings asked for, and behind them those of the changes."""
+        spelled = ",".join(part for part in (self._settings, *(change.settings for change in changes)) if part)
+        return rehearsal.on_device(parse_settings(spelled)) if spelled else rehearsal.memory
+
     def _outcome_of(self, changes: Sequence[Change], rehearsal: Rehearsal, flops: int) -> Outcome:
-        base, peak = self.situation.rehearsal, peak_bytes(rehearsal)
+        peak, base_peak = peak_bytes(rehearsal), peak_bytes(self.situation.rehearsal)
         reserved = saved_reserved = None
         if self._device == "cuda":
-            settings = ",".join(change.settings for change in changes if change.settings)
-            memory = rehearsal.on_device(parse_settings(settings)) if settings else rehearsal.memory
-            reserved = memory.peak_reserved_bytes
-            saved_reserved = base.memory.peak_reserved_bytes - reserved
-            peak = memory.peak_allocated_bytes
+            memory, base = self._memory(rehearsal, changes), self._base_memory
+            reserved, peak = memory.peak_reserved_bytes, memory.peak_allocated_bytes
+            saved_reserved, base_peak = base.peak_reserved_bytes - reserved, base.peak_allocated_bytes
         return Outcome(
             changes=tuple(changes),
             peak_bytes=peak,
-            saved_bytes=peak_bytes(base) - peak,
+            saved_bytes=base_peak - peak,
             reserved_bytes=reserved,
             saved_reserved_bytes=saved_reserved,
             flops=flops,

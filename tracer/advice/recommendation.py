@@ -80,9 +80,14 @@ class Recommendation:
     measured: Measured | None = None
 
     @property
+    def known_bytes(self) -> int:
+        """What it saves of what is allocated: as measured where it was, else as rehearsed or replayed."""
+        return self.saves_bytes if self.measured is None else self.measured.saves_bytes
+
+    @property
     def gain_bytes(self) -> int:
         """What it saves, for a list: of what is allocated, or where that is nothing, of what is reserved."""
-        return self.saves_bytes or self.saves_reserved_bytes or 0
+        return self.known_bytes or self.saves_reserved_bytes or 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +140,8 @@ class AdviceReport:
         num_tried: How many were tried.
         not_tried: Names of changes that could not be tried, and why.
         found: What the recording of a run shows that nobody needs, the largest first.
+        unrehearsed_bytes: Of the run's measured peak, what operators took for themselves, as oneDNN's do on the CPU: no
+            rehearsal has it, so that a rehearsed saving may be off by as much. 0 where nothing was measured.
     """
 
     device: str
@@ -149,3 +156,4 @@ class AdviceReport:
     num_tried: int = 0
     not_tried: tuple[tuple[str, str], ...] = ()
     found: tuple[Found, ...] = ()
+    unrehearsed_bytes: int = 0

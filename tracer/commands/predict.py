@@ -272,6 +272,7 @@ def _advice(options: WorkloadOptions, given: Mapping[str, Any], card: Card | Non
         lambda: _build(options, given["seed"]),
         device=given["device"],
         target_bytes=card.usable_bytes if card is not None else None,
+        settings=given["settings"] or "",
         compute_capability=card.compute_capability if card is not None else (8, 0),
         num_multiprocessors=card.num_multiprocessors if card is not None else 108,
     )

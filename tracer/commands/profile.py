@@ -327,7 +327,10 @@ def _adviser(
                 note = f"There is no advice. {error} {error.hint}".strip()
                 return replace(results, notes=(*results.notes, note))
         found = found_in(results.waste, device=results.device, rehearsed=(*report.rows, *report.others))
-        return replace(results, advice=replace(report, found=found))
+        inner = 0
+        if results.findings is not None and report.device == "cpu":
+            inner = results.findings.worst.peak.by_category().get("WORKSPACE", 0)
+        return replace(results, advice=replace(report, found=found, unrehearsed_bytes=inner))
 
     return advise
 

@@ -17,6 +17,7 @@ from tracer.units import format_bytes, some
 NUM_ROWS = 8
 NUM_SNIPPETS = 3
 NUM_FOUND = 5
+_VISIBLE_SHARE = 0.01
 
 
 def print_advice(report: AdviceReport, console: Console, *, context_bytes: int = 0) -> None:
@@ -69,8 +70,8 @@ def _print_table(report: AdviceReport, console: Console) -> None:
     table.add_column("results and cost", overflow="fold", min_width=18)
     rows = [*report.rows[:NUM_ROWS], *([report.together] if report.together is not None else [])]
     for row in rows:
-        share = f"{100 * row.saves_bytes / report.peak_bytes:.0f} %" if report.peak_bytes else ""
-        cells = [format_bytes(row.saves_bytes), share]
+        share = f"{100 * row.known_bytes / report.peak_bytes:.0f} %" if report.peak_bytes else ""
+        cells = [format_bytes(row.known_bytes), share]
         if has_reserved:
             cells.append("" if row.saves_reserved_bytes is None else format_bytes(row.saves_reserved_bytes))
         cost = "; ".join(part for part in (row.results, row.cost, _HOW.get(row.how_found, "")) if part)
@@ -86,6 +87,11 @@ def _sentences(report: AdviceReport, context_bytes: int) -> Iterator[str]:
     if report.rows:
         changes = some(report.num_tried, "change")
         yield f"Each of {changes} was rehearsed, alone and together; rows say where it was found otherwise."
+    if report.unrehearsed_bytes >= _VISIBLE_SHARE * report.peak_bytes and report.rows:
+        yield (
+            f"{format_bytes(report.unrehearsed_bytes)} of the measured peak are what operators took for themselves, "
+            "which no rehearsal has: a rehearsed saving may be off by as much. --verify measures it."
+        )
     if report.target_bytes is not None:
         yield _fit(report, report.target_bytes, context_bytes)
     for row in (*report.rows, report.together, report.fit):

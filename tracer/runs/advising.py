@@ -10,7 +10,7 @@ from statistics import median
 
 from tracer.advice.change import Change
 from tracer.advice.changes.accumulate import Accumulated
-from tracer.advice.planner import Advice, Build, Device, NotTried, Outcome, advise, applied
+from tracer.advice.planner import LEAST_SHARE, Advice, Build, Device, NotTried, Outcome, advise, applied
 from tracer.advice.recommendation import AdviceReport, Measured
 from tracer.advice.report import report_of
 from tracer.advice.wrapped import Wrapped
@@ -67,7 +67,7 @@ def advise_on(
 
 
 def _verified(advice: Advice, build: Build) -> tuple[Advice, dict[str, Measured]]:
-    """Measure the winning outcomes, and take out those that make the measured peak no smaller."""
+    """Measure the winning outcomes, and take out those that hardly make the measured peak smaller."""
     fit = advice.fit.outcome if advice.fit is not None else None
     wanted = [fit, *advice.best[:_NUM_VERIFIED], advice.together]
     due = {
@@ -82,8 +82,8 @@ def _verified(advice: Advice, build: Build) -> tuple[Advice, dict[str, Measured]
         except Exception as error:  # of torch or the model, under a change: told in the answer
             failed.append(NotTried(name, f"{type(error).__name__}: {error}"))
             continue
-        if measured[name].saves_bytes <= 0:
-            failed.append(NotTried(name, "made for real, it saves nothing"))
+        if measured[name].saves_bytes < LEAST_SHARE * before.peak_bytes:
+            failed.append(NotTried(name, "made for real, it saves less than 1 % of the measured peak"))
     bad = {one.name for one in failed}
 
     def kept(outcome: Outcome | None) -> Outcome | None:
