@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from tracer.rehearsal import convolution_workspaces
 from tracer.rehearsal.cards import card_of
 from tracer.rehearsal.convolution_workspaces import CudnnAnswers, library_folders
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
+from tracer.rehearsal.spread import reserved_spread
 from tracer.workloads.module_steps import StepWorkload
 
 MIB = 1 << 20
@@ -88,6 +91,20 @@ def test_nothing_is_taken_where_nobody_is_asked() -> None:
         rehearsed(nn.Conv2d(3, 8, 3), lambda: torch.randn(2, 3, 16, 16), cudnn) for cudnn in (Written(), None)
     )
     assert len(asked.requests.size_bytes) == len(alone.requests.size_bytes) + 4
+
+
+def test_what_a_workspace_may_be_is_in_the_range_and_not_in_the_answer() -> None:
+    """x [2, 3, 256, 256]: 1.5 MiB; y [2, 32, 256, 256]: 16 MiB; w 3,456 bytes: copies, in forward and backward."""
+    alone = rehearsed(nn.Conv2d(3, 32, 3, padding=1, bias=False), lambda: torch.randn(2, 3, 256, 256), None)
+    requests = alone.requests
+    of_copies = (2 * 3 * 65_536 + 32 * 27 + 2 * 32 * 65_536) * 4
+    assert requests.undecided_bytes[requests.undecided_bytes > 0].tolist() == [of_copies] * 2
+    assert requests.in_backward[requests.undecided_bytes > 0].tolist() == [False, True]
+    assert of_copies not in requests.size_bytes.tolist()
+    settled = replace(requests, undecided_bytes=np.zeros_like(requests.undecided_bytes))
+    spread, narrow = (reserved_spread(each, alone.memory) for each in (requests, settled))
+    assert spread.low_bytes == narrow.low_bytes
+    assert spread.high_bytes > narrow.high_bytes
 
 
 def test_without_cudnn_there_is_no_version(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,7 +222,7 @@ def test_evaluation_is_told_from_training_by_what_the_model_is_called_in(tmp_pat
     watch, model, optimizer = watched(tmp_path)
     noted: list[str] = []
     with watch:
-        watch._reader.note = lambda name: noted.append(name)  # type: ignore[method-assign, func-returns-value]
+        watch._reader.note = lambda name, **_: noted.append(name)  # type: ignore[method-assign, func-returns-value]
         train_step(model, optimizer)
         model.eval()
         model(torch.ones(1, 4))

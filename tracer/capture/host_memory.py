@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-_STATM = Path("/proc/self/statm")
+_STATM = "/proc/self/statm"
 
 
 def resident_bytes() -> int | None:
@@ -18,8 +18,14 @@ def resident_bytes() -> int | None:
 
     Source: `proc(5)`, second field of statm, in pages; `getrusage(2)`, in KiB on Linux and in bytes on macOS.
     """
-    with suppress(OSError, IndexError, ValueError):
-        return int(_STATM.read_bytes().split()[1]) * _PAGE
+    try:  # without a file object, which costs more than the system's answer: this is asked at every step
+        file = os.open(_STATM, os.O_RDONLY)
+        try:
+            return int(os.read(file, 128).split()[1]) * _PAGE
+        finally:
+            os.close(file)
+    except (OSError, IndexError, ValueError):
+        pass
     try:
         import resource
     except ImportError:

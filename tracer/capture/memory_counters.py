@@ -12,6 +12,10 @@ from tracer.capture.devices import device_memory, is_accelerator
 from tracer.capture.host_memory import resident_bytes
 
 _SELDOM: Final = 16
+_ALL_OF_FIRST, _LOOK_EACH = 32, 8
+"""The moments within a step are looked at in these first steps, and then in one of eight: with caches that the step has
+emptied, one look takes a tenth of a millisecond. When a step ends its counters are read always."""
+_FIRST_CALLS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class StepReader:
         self.has_allocator = counters is not None
         self.num_failures = counters.num_failures if counters is not None else 0
         self._highest: dict[str, int] = {}
+        self._times: dict[str, int] = {}
         self._driver_asked_at = (-1, 0)
         self._device_used: int | None = None
         self._resident: int | None = None
@@ -80,17 +85,27 @@ class StepReader:
         counters = read_counters(self.device)
         return counters.allocated_bytes if counters is not None else None
 
-    def note(self, name: str) -> int | None:
-        """Look what is in use now; the step's row has the highest of each name. Returns it."""
+    def note(self, name: str, *, always: bool = False) -> None:
+        """Look what is in use now, if it is time to; the step's row has the highest of each name.
+
+        Args:
+            name: Of the moment. Of many in one step, as the calls of an evaluation, one in sixteen is looked at.
+            always: Whether to look in every step, for what comes seldom.
+        """
+        if not always and self._num_ends >= _ALL_OF_FIRST and self._num_ends % _LOOK_EACH:
+            return
+        times = self._times[name] = self._times.get(name, 0) + 1
+        if times > _FIRST_CALLS and times % _SELDOM:
+            return
         in_use = self.in_use()
         if in_use is not None:
             self._highest[name] = max(in_use, self._highest.get(name, 0))
-        return in_use
 
     def end_of_step(self, step: int, time_ns: int) -> dict[str, int]:
         """The row of the step that ends now, for `StepTable.add`."""
         row = {"step": step, "time_ns": time_ns, **self._highest}
         self._highest.clear()
+        self._times.clear()
         counters = read_counters(self.device)
         # In a running loop the system's answer takes longer than all the rest of this.
         if counters is None or self._num_ends % _SELDOM == 0:

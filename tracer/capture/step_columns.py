@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
@@ -12,7 +12,8 @@ from tracer.arrays import Int, Ints, PerSteps
 
 NOT_SEEN: Final = -1
 MAX_ROWS: Final = 4096
-"""Eleven columns of 8 bytes: 352 KiB."""
+"""Twelve columns of 8 bytes: 384 KiB."""
+_TOGETHER: Final = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,6 +22,8 @@ class StepColumns:
 
     A row is one step, or several that follow each other when the run is long: then `step`, `end_bytes` and the counts
     are of the last of them, and what was highest is the highest of all.
+
+    Moments within a step are looked at in the first steps and then in one of eight, see `moments`.
 
     Attributes:
         step: The number of steps that had ended, from 1.
@@ -58,6 +61,14 @@ class StepColumns:
         return len(self.step)
 
     @property
+    def moments(self) -> Self:
+        """The rows in which a moment within a step was looked at; all of them where none was."""
+        looked = (self.forward_bytes > NOT_SEEN) | (self.backward_bytes > NOT_SEEN)
+        if looked.all() or not looked.any():
+            return self
+        return type(self)(**{each.name: getattr(self, each.name)[looked] for each in fields(self)})
+
+    @property
     def most_bytes(self) -> PerSteps[Int]:
         """The most that was seen in use in each row's steps, at whichever moment they were looked at."""
         return np.maximum(np.maximum(self.end_bytes, self.forward_bytes), self.backward_bytes)
@@ -85,20 +96,31 @@ class StepTable:
         self.steps_per_row = 1
         self._rows: Ints = np.zeros((max_rows, len(_NAMES)), np.int64)
         self._num_rows = 0
+        self._waiting: list[Mapping[str, int]] = []
         self._open: Ints | None = None
         self._num_open = 0
 
     def add(self, values: Mapping[str, int]) -> None:
-        """Add a step; what is not among the values was not seen."""
-        row = np.array([values.get(name, NOT_SEEN) for name in _NAMES], np.int64)
-        self._open = row if self._open is None else _together(self._open, row)
-        self._num_open += 1
-        if self._num_open < self.steps_per_row:
-            return
+        """Add a step; what is not among the values was not seen. They are kept, and put into columns when many wait."""
+        self._waiting.append(values)
+        if len(self._waiting) >= _TOGETHER:
+            self._put_in()
+
+    def _put_in(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for values in waiting:
+            row = np.array([values.get(name, NOT_SEEN) for name in _NAMES], np.int64)
+            self._open = row if self._open is None else _together(self._open, row)
+            self._num_open += 1
+            if self._num_open >= self.steps_per_row:
+                self._close()
+
+    def _close(self) -> None:
         if self._num_rows == len(self._rows):
             self._halve()
             if self._num_open < self.steps_per_row:
                 return
+        assert self._open is not None
         self._rows[self._num_rows] = self._open
         self._num_rows += 1
         self._open, self._num_open = None, 0
@@ -112,6 +134,7 @@ class StepTable:
 
     def columns(self) -> StepColumns:
         """What there is so far, with a last row of the steps that are no whole row yet."""
+        self._put_in()
         rows = self._rows[: self._num_rows]
         if self._open is not None:
             rows = np.vstack([rows, self._open])

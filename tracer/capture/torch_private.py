@@ -15,7 +15,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -326,17 +326,24 @@ def allocator_statistics(device: torch.device) -> Mapping[str, Any]:
 
     What `torch.cuda.memory_stats` puts in one flat dictionary of a hundred entries, at ten times the cost.
     """
+    ask = _statistics_of(device)
+    try:
+        return ask() if ask is not None else {}
+    except (RuntimeError, NotImplementedError):  # an allocator without counters
+        return {}
+
+
+@cache
+def _statistics_of(device: torch.device) -> Callable[[], Mapping[str, Any]] | None:
+    """Who is asked, found out once: a step of training asks several times."""
     nested = getattr(torch.get_device_module(device), "memory_stats_as_nested_dict", None)
     if nested is not None:
-        return dict(nested(device))
+        return partial(nested, device)
     ask = getattr(torch._C, "_accelerator_getDeviceStats", None)
     accelerator = torch.accelerator.current_accelerator()
     if ask is None or accelerator is None or accelerator.type != device.type:
-        return {}
-    try:
-        return dict(ask(device.index))
-    except (RuntimeError, NotImplementedError):  # an allocator without counters
-        return {}
+        return None
+    return partial(ask, device.index)
 
 
 def has_next_functions(kind: type) -> bool:

@@ -12,6 +12,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Iterable
+from math import prod
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -145,26 +146,35 @@ class CudnnAnswers:
 def forward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     """One workspace, after the result."""
     x, weight, _, stride, padding, dilation, is_transposed, _, groups = call.args[:9]
-    if gpu.cudnn is None or not isinstance(call.out, Tensor):
+    if not isinstance(call.out, Tensor):
         return
     if is_transposed:
         problem = _problem("backward_data", call.out, weight, x, stride, padding, dilation, groups)
     else:
         problem = _problem("forward", x, weight, call.out, stride, padding, dilation, groups)
     if problem is not None:
-        yield Scratch(gpu.cudnn.workspace_bytes(problem))
+        yield _workspace([problem], gpu)
 
 
 def backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     """One for the input's gradient and then one for the weight's; the larger stands for both, which never coexist."""
     grad, x, weight, _, stride, padding, dilation, is_transposed, _, groups, wanted = call.args[:11]
-    if gpu.cudnn is None:
-        return
     large, small = (grad, x) if is_transposed else (x, grad)
     of_input = "forward" if is_transposed else "backward_data"
     operations = [name for name, is_wanted in zip((of_input, "backward_filter"), wanted[:2], strict=True) if is_wanted]
     problems = [_problem(name, large, weight, small, stride, padding, dilation, groups) for name in operations]
-    yield Scratch(max((gpu.cudnn.workspace_bytes(each) for each in problems if each is not None), default=0))
+    if found := [each for each in problems if each is not None]:
+        yield _workspace(found, gpu)
+
+
+def _workspace(problems: list[dict[str, Any]], gpu: Gpu) -> Scratch:
+    """What cuDNN said that it takes, nothing where it was not asked; at most a copy of all in another layout.
+
+    Many of its engines work on channels last: where tensors are not, they copy input, weight and output.
+    """
+    said = [gpu.cudnn.workspace_bytes(each) if gpu.cudnn is not None else 0 for each in problems]
+    copies = [sum(prod(each[name][0]) for name in ("x", "w", "y")) * _DTYPES[each["dtype"]] for each in problems]
+    return Scratch(max(said), at_most_bytes=max(copies))
 
 
 def _problem(
@@ -202,7 +212,7 @@ def _problem(
     }
 
 
-_DTYPES = {"float64", "float32", "float16", "bfloat16"}
+_DTYPES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def _strides(sizes: list[int], channels_last: bool) -> list[int]:

@@ -11,7 +11,7 @@ from tracer.allocator.caching_allocator import CachingAllocator
 from tracer.allocator.driver import PackingDriver
 from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import AllocatorSettings
-from tracer.arrays import Int, PerAllocation
+from tracer.arrays import Bool, Int, PerAllocation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,12 +23,17 @@ class Requests:
         size_bytes: As asked for; negative for a free.
         op: Row in `Rehearsal.whole.ops` of the operator that asked, or -1.
         step: The step in which it was, from 0; -1 before the first.
+        undecided_bytes: What a library may take behind this row and give back at once, such as a convolution's
+            workspace; 0 for nothing. No part of `size_bytes`.
+        in_backward: Whether that is in a backward pass.
     """
 
     storage: PerAllocation[Int]
     size_bytes: PerAllocation[Int]
     op: PerAllocation[Int]
     step: PerAllocation[Int]
+    undecided_bytes: PerAllocation[Int]
+    in_backward: PerAllocation[Bool]
 
 
 @dataclass(frozen=True, slots=True)

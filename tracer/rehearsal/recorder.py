@@ -55,12 +55,14 @@ class Scratch:
         kept: Whether it stays for good; else it is freed when the operator ends.
         name: Of what is kept, for people.
         with_tensor: It lives as long as the storage of this one.
+        at_most_bytes: What it may be instead, where a library decides; only the range of a prediction knows of it.
     """
 
     size_bytes: int
     kept: bool = False
     name: str = ""
     with_tensor: Tensor | None = None
+    at_most_bytes: int = 0
 
 
 ScratchOf = Callable[[OperatorCall], Iterable[Scratch]]
@@ -477,6 +479,8 @@ class Recorder:
         freed: list[int] = []
         for of_rule in known.scratch:
             for scratch in of_rule(operator):
+                if scratch.at_most_bytes and log.events:
+                    log.undecided.append((len(log.events) - 1, scratch.at_most_bytes, operator.is_backward))
                 if scratch.size_bytes <= 0:
                     continue
                 number = len(log.storages)

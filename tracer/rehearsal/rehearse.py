@@ -264,13 +264,19 @@ def _results(run: _Run, device: str, module_names: Mapping[int, str], rules: lis
     log = run.recorder.log
     on_host = np.array([each[4] for each in log.storages], bool)
     table = np.array(log.events, np.int64).reshape(-1, 5)
-    table = table[~on_host[table[:, 0]]]
+    undecided, in_backward = np.zeros(len(table), np.int64), np.zeros(len(table), bool)
+    for row, size_bytes, is_backward in log.undecided:
+        undecided[row], in_backward[row] = size_bytes, is_backward
+    on_device = ~on_host[table[:, 0]]
+    table = table[on_device]
     starts = np.array(run.step_starts_ns, np.int64)
     requests = Requests(
         storage=table[:, 0].copy(),
         size_bytes=table[:, 1].copy(),
         op=table[:, 3].copy(),
         step=np.searchsorted(starts, table[:, 2], side="right") - 1,
+        undecided_bytes=undecided[on_device],
+        in_backward=in_backward[on_device],
     )
     memory = serve(requests)
     name = CUDA if device == "cuda" else HOST

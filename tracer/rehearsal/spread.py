@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.allocator.settings import AllocatorSettings
+from tracer.arrays import Int, PerAllocation
 from tracer.rehearsal.device_memory import DeviceMemory, Requests, serve
 from tracer.units import MIB
 
@@ -35,8 +36,10 @@ def reserved_spread(
 ) -> Spread:
     """The range of peak reserved memory if single allocations were others than rehearsed.
 
-    High: every operator that makes something large also takes as much for its own use, and gives it back. Low: what
-    fills the device at its peak is packed without gaps, or with the gaps that expandable segments leave.
+    High: every operator that makes something large also takes as much for its own use, and gives it back; or every
+    convolution, or those of backward passes alone, takes a workspace for copies in another layout, as many of cuDNN's
+    engines do and as nobody knows of a version that cannot be asked. Low: what fills the device at its peak is packed
+    without gaps, or with the gaps that expandable segments leave.
 
     Args:
         requests: In order.
@@ -44,10 +47,12 @@ def reserved_spread(
         settings: Of the allocator.
         capacity_bytes: What it can reserve; None for no limit.
     """
-    more = serve(_with_scratch(requests), settings, capacity_bytes=None)
+    more = [_with_scratch(requests)]
+    if requests.undecided_bytes.any():
+        more += [_with_workspaces(requests, only_backward=each) for each in (False, True)]
     expandable = serve(requests, AllocatorSettings(expandable_segments=True))
     answers = [memory.peak_reserved_bytes, expandable.peak_reserved_bytes]
-    high = max(*answers, more.peak_reserved_bytes)
+    high = max(*answers, *(serve(each, settings).peak_reserved_bytes for each in more))
     limit = capacity_bytes if capacity_bytes is not None else high
     return Spread(low_bytes=min(*answers, limit), high_bytes=max(memory.peak_reserved_bytes, min(high, limit)))
 
@@ -55,14 +60,28 @@ def reserved_spread(
 def _with_scratch(requests: Requests) -> Requests:
     """The same with a second, short-lived allocation beside every large one that an operator makes."""
     is_large = (requests.size_bytes >= _LARGE_BYTES) & (requests.op >= 0)
-    repeat = np.where(is_large, 3, 1)
+    return _with_more(requests, np.where(is_large, requests.size_bytes, 0))
+
+
+def _with_workspaces(requests: Requests, *, only_backward: bool) -> Requests:
+    """The same with all that libraries may take for themselves."""
+    taken = requests.in_backward if only_backward else np.ones(len(requests.op), bool)
+    return _with_more(requests, np.where(taken, requests.undecided_bytes, 0))
+
+
+def _with_more(requests: Requests, more_bytes: PerAllocation[Int]) -> Requests:
+    """The same with an allocation behind each row, of so many bytes, that is freed at once; 0 for none."""
+    repeat = np.where(more_bytes > 0, 3, 1)
     rows = np.repeat(np.arange(len(requests.storage)), repeat)
     first = np.cumsum(repeat) - repeat
     nth = np.arange(len(rows)) - first[rows]
     new = requests.storage.max(initial=0) + 1 + rows
+    sign = np.where(nth == 2, -1, 1)
     return Requests(
         storage=np.where(nth == 0, requests.storage[rows], new),
-        size_bytes=np.where(nth == 2, -requests.size_bytes[rows], requests.size_bytes[rows]),
+        size_bytes=np.where(nth == 0, requests.size_bytes[rows], sign * more_bytes[rows]),
         op=requests.op[rows],
         step=requests.step[rows],
+        undecided_bytes=np.zeros(len(rows), np.int64),
+        in_backward=requests.in_backward[rows],
     )

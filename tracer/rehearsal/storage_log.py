@@ -39,6 +39,7 @@ class StorageLog:
         nodes: (time, whether in backward, bits by storage).
         observations: (time, storage, role, name).
         gradients: Storages that were accumulated as a gradient.
+        undecided: (row of the event before it, bytes, whether in backward) of what a library may take for itself.
         now_ns: The time of the last row.
     """
 
@@ -55,6 +56,7 @@ class StorageLog:
     nodes: list[tuple[int, bool, dict[int, int]]] = field(default_factory=list)
     observations: list[tuple[int, int, int, str]] = field(default_factory=list)
     gradients: set[int] = field(default_factory=set)
+    undecided: list[tuple[int, int, bool]] = field(default_factory=list)
     now_ns: int = 0
 
     def tick(self) -> int:

@@ -272,13 +272,16 @@ class TrainingWatch:
 
     def _before_call(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
         if self._is_on and not torch.compiler.is_compiling():
-            found = leaves([args, dict(kwargs or {})], Tensor, "batch")
-            self._batch = [(name, weakref.ref(one)) for name, one in found if not one.requires_grad]
+            given = (*args, *kwargs.values()) if kwargs else args
+            found: list[Tensor] = []
+            for one in given:  # most often they are tensors: nothing is walked then
+                found += [one] if isinstance(one, Tensor) else [inner for _, inner in leaves(one, Tensor)]
+            self._batch = [("batch", weakref.ref(one)) for one in found if not one.requires_grad]
 
     def _after_call(self, model: nn.Module, args: object, output: object) -> None:
         if self._is_on and not torch.compiler.is_compiling():
             is_evaluation = not model.training or not torch.is_grad_enabled()
-            self._reader.note("evaluation_bytes" if is_evaluation else "forward_bytes")
+            self._reader.note("evaluation_bytes" if is_evaluation else "forward_bytes", always=is_evaluation)
 
     def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._is_on:

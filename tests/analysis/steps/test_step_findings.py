@@ -105,6 +105,31 @@ def test_resident_memory_alone_says_what_it_can() -> None:
     assert only.growth is not None and only.host_growth is None
 
 
+def seldom(value: Any) -> Any:
+    """Seen in the first 32 steps and then in one of eight."""
+    return lambda step: (value(step) if callable(value) else value) if step <= 32 or step % 8 == 0 else -1 / MIB
+
+
+def test_moments_that_are_looked_at_in_one_of_eight_steps_say_the_same() -> None:
+    steady = {"forward_bytes": seldom(200), "backward_bytes": seldom(300)}
+    assert found(**steady) == StepFindings(400)
+    assert len(columns(**steady).moments) == 32 + 46
+    growing = {"end_bytes": lambda step: 100 + step, "backward_bytes": seldom(lambda step: 300 + step)}
+    growth = found(**growing, forward_bytes=seldom(200)).growth
+    assert growth is not None and growth.end_step is not None and abs(growth.end_step - 700) <= 1
+    pieces = found(**steady, reserved_bytes=lambda step: 400 + step).fragmenting
+    assert pieces is not None and pieces.in_use_bytes == 300 * MIB
+    first = found(**steady, peak_bytes=900).first_steps
+    assert first is not None and (first.bytes, first.usual_bytes) == (900 * MIB, 300 * MIB)
+    more = found(**steady, evaluation_bytes=lambda step: 500 if step == 250 else -1 / MIB).evaluation
+    assert more is not None and more.usual_bytes == 300 * MIB
+
+
+def test_where_no_moment_is_looked_at_all_rows_count() -> None:
+    bare = columns(forward_bytes=-1 / MIB, backward_bytes=-1 / MIB)
+    assert bare.moments is bare
+
+
 # ---- the table -------------------------------------------------------------------------------------------------------
 
 

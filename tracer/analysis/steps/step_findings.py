@@ -116,8 +116,9 @@ def _growth(columns: StepColumns, limit_bytes: int | None, least_bytes: int) -> 
     if limit_bytes is None:
         return GrowthOverSteps(trend, None, None)
     # It ends where the highest moment of a step, and not its end, reaches the limit.
-    late = columns.step > (trend.first_step + trend.last_step) // 2
-    above = int(np.median((columns.most_bytes - columns.end_bytes)[late])) if late.any() else 0
+    seen = columns.moments
+    late = seen.step > (trend.first_step + trend.last_step) // 2
+    above = int(np.median((seen.most_bytes - seen.end_bytes)[late])) if late.any() else 0
     return GrowthOverSteps(trend, limit_bytes, trend.step_at(limit_bytes - max(0, above)))
 
 
@@ -131,6 +132,7 @@ def _evaluation(columns: StepColumns) -> Comparison | None:
 
 def _first_steps(columns: StepColumns) -> Comparison | None:
     """Only while the first step is a row of its own; what grows all the time is said elsewhere."""
+    columns = columns.moments
     most = columns.most_bytes
     if int(columns.step[0]) != 1 or len(most) < 4 or (columns.peak_bytes < 0).any():
         return None
@@ -145,7 +147,7 @@ def _notable(size: int, usual: int, step: int) -> Comparison | None:
 
 
 def _fragmenting(columns: StepColumns) -> Fragmenting | None:
-    reserved = find_trend(columns.step, columns.reserved_bytes)
-    if reserved is None or find_trend(columns.step, columns.most_bytes) is not None:
+    reserved, seen = find_trend(columns.step, columns.reserved_bytes), columns.moments
+    if reserved is None or find_trend(seen.step, seen.most_bytes) is not None:
         return None
     return Fragmenting(reserved, int(columns.most_bytes[len(columns) // 2 :].max()))
