@@ -6,7 +6,7 @@ import json
 
 from tests.allocator.recorded import GIB
 from tests.analysis.snapshots.allocator_samples import fragmented
-from tracer.analysis.snapshots.allocator_finding import explain_allocator
+from tracer.analysis.snapshots.allocator_finding import NO_HISTORY, explain_allocator
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.exporters.snapshot_json import snapshot_json
 from tracer.snapshot.load import snapshot_in_memory
@@ -26,3 +26,12 @@ def test_json_has_all_of_it() -> None:
     rows = allocator["what_if"]["rows"]
     assert [row["settings"] for row in rows] == ["", "expandable_segments:True"]
     assert rows[1]["on_gpu"]["failure"] is None and rows[1]["smallest_gpu_bytes"] <= GIB
+
+
+def test_without_a_history_what_is_asked_of_settings_is_said_to_have_no_answer() -> None:
+    objects = {**fragmented().snapshot(), "device_traces": []}
+    replayed = replay_snapshot(snapshot_in_memory(objects))
+    (asked,) = explain_allocator(replayed, settings=("expandable_segments:True",))
+    assert (asked.agreement, asked.what_if) == ((NO_HISTORY,), None)
+    (unasked,) = explain_allocator(replayed)
+    assert unasked.agreement == ()

@@ -11,6 +11,8 @@ from tracer.analysis.snapshots.modelled import Modelled, agreement, model_device
 from tracer.analysis.snapshots.reserved import Reserved, reserved_at_end, reserved_at_peak
 from tracer.analysis.snapshots.what_if import WhatIf, what_if
 
+NO_HISTORY = "There is no history to be replayed, so neither settings nor another GPU can be tried on it."
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AllocatorFinding:
@@ -19,7 +21,7 @@ class AllocatorFinding:
     Attributes:
         device: Its index.
         modelled: The replay at the recorded settings; None without a history.
-        agreement: How far it agrees with the recording, in sentences.
+        agreement: How far it agrees with the recording, in sentences; or that what was asked cannot be answered.
         at_peak: Why so much was reserved when the most was; None if the model cannot say.
         at_end: Why so much was reserved when the snapshot was taken.
         what_if: Other settings and devices, if any were asked about.
@@ -46,6 +48,8 @@ def explain_allocator(
     Raises:
         SettingsError: torch would not start with some of the settings.
     """
+    asked = bool(settings) or gpu_memory is not None
+    unasked = (NO_HISTORY,) if asked else ()
     found = []
     for device in replayed.devices:
         modelled = model_device(replayed.snapshot, device.state, device.replay)
@@ -56,7 +60,7 @@ def explain_allocator(
             AllocatorFinding(
                 device=device.state.device,
                 modelled=modelled,
-                agreement=tuple(agreement(modelled)) if modelled is not None else (),
+                agreement=tuple(agreement(modelled)) if modelled is not None else unasked,
                 at_peak=reserved_at_peak(modelled, replayed.sites) if modelled is not None else None,
                 at_end=reserved_at_end(replayed.snapshot, device.state, lives, replayed.sites, own),
                 what_if=what_if(modelled, settings, gpu_memory=gpu_memory) if modelled is not None and asks else None,
