@@ -35,6 +35,13 @@ def check(callback: Any, folder: Path, num_steps: int) -> None:
     assert {"PARAMETER", "OPTIMIZER_STATE"} <= {row["category"] for row in peak["rows"]}
 
 
+def check_watched(callback: Any, folder: Path, num_steps: int) -> None:
+    values = json.loads((folder / "watch.json").read_text())
+    assert callback.session.fault is None
+    assert (values["event"]["what"], values["event"]["step"]) == ("the end of the run", num_steps)
+    assert values["steps"]["step"] == list(range(1, num_steps + 1))
+
+
 # ---- transformers ----------------------------------------------------------------------------------------------------
 
 
@@ -69,6 +76,15 @@ def test_a_trainer_is_profiled_step_by_step(tmp_path: Path, accumulate: int) -> 
     assert "batch[0]" in callback.session.known.names
     assert "transformer.wte.weight" in callback.session.known.names
     assert any(name.endswith(".exp_avg") for name in callback.session.known.names)
+
+
+@needs("transformers", "accelerate")
+def test_a_trainer_is_watched_to_its_end(tmp_path: Path) -> None:
+    from tracer.integrations.transformers import WatchCallback
+
+    callback = WatchCallback(tmp_path / "out", screen="none")
+    hf_trainer(tmp_path, callback).train()
+    check_watched(callback, tmp_path / "out", 5)
 
 
 @needs("transformers", "accelerate")
@@ -156,6 +172,15 @@ def test_a_lightning_training_is_profiled_step_by_step(tmp_path: Path, accumulat
     check(callback, tmp_path / "out", 5)
     assert load_kept_run(tmp_path / "out" / "recording.npz").num_steps == 5
     assert {"batch[0]", "layers.0.weight", "layers.0.weight.exp_avg"} <= set(callback.session.known.names)
+
+
+@needs("lightning")
+def test_a_lightning_training_is_watched_to_its_end(tmp_path: Path) -> None:
+    from tracer.integrations.lightning import WatchCallback
+
+    callback = WatchCallback(tmp_path / "out", screen="none")
+    lightning_fit(lightning_module(), callback)
+    check_watched(callback, tmp_path / "out", 5)
 
 
 @needs("lightning")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -617,3 +618,12 @@ def test_unused_parameters_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(FNO, "build_fno_workload", lambda **_: Pieces(model))
     ended = run(*TINY, *SHORT, "--save-dir", tmp_path)
     assert "1 parameter received no gradient: spare.weight." in ended.stdout
+
+
+def test_watch_runs_that_many_steps_and_writes_the_recorders_files_alone(tmp_path: Path) -> None:
+    ended = run(*TINY, "--watch", 4, "--save-dir", tmp_path)
+    assert ended.code == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"watch.json", "watch.txt"}
+    values = json.loads((tmp_path / "watch.json").read_text())
+    assert (values["event"]["what"], values["event"]["step"]) == ("the end of the run", 4)
+    assert "After step 4, the end of the run" in ended.stderr
