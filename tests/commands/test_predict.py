@@ -71,6 +71,7 @@ def test_shapes_that_vary_are_between_the_smallest_and_the_largest(tmp_path: Pat
     assert said["peak_reserved_bytes"] >= large["reserved_bytes"]
 
 
+@pytest.mark.slow
 def test_the_largest_batch_fits_and_one_more_does_not() -> None:
     said = as_json(*GPT, "--gpu-memory", "536MiB", "--largest-batch")
     batch = said["largest_batch"]
