@@ -16,7 +16,7 @@ import torch
 from hypothesis import settings
 
 from tests.training_steps import Recorded, record_workload
-from tracer.capture.live_tensors import LiveTensors
+from tracer.capture.objects.live_tensors import LiveTensors
 
 # A busy machine is no fault of the code: no test may fail for the time that it took.
 settings.register_profile("untimed", deadline=None)

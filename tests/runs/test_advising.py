@@ -10,9 +10,9 @@ import torch
 
 from tests.advice.programs import stack
 from tracer.advice.planner import advise
-from tracer.exporters.advice_json import advice_values
-from tracer.exporters.advice_screen import print_advice
-from tracer.exporters.terminal import screen
+from tracer.exporters.json_documents.advice import advice_values
+from tracer.exporters.screen.advice import print_advice
+from tracer.exporters.screen.terminal import screen
 from tracer.runs.advising import advise_on, measure, run_for_real
 from tracer.units import MIB
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.waste import LEAST_SHARE, Waste, WasteKind, find_waste, put_together, users_lines
 from tracer.capture import torch_private
-from tracer.capture.holders import NOT_PYTHON, find_holders
-from tracer.capture.live_tensors import live_tensors
-from tracer.capture.operator_lines import source_text
-from tracer.capture.plain_tensors import plain_tensors
-from tracer.capture.source_line import SourceLine
-from tracer.capture.storing_lines import in_graph, is_bare_variable, lines_that_store, names_on_the_way
+from tracer.capture.objects.holders import NOT_PYTHON, find_holders
+from tracer.capture.objects.live_tensors import live_tensors
+from tracer.capture.objects.plain_tensors import plain_tensors
+from tracer.capture.sources.operator_lines import source_text
+from tracer.capture.sources.source_line import SourceLine
+from tracer.capture.sources.storing_lines import in_graph, is_bare_variable, lines_that_store, names_on_the_way
 
 _NUM_SEARCHED = 6
 """Findings, by one block each: the way to it takes a look through all of Python's objects for each of its steps."""
