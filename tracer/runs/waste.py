@@ -21,6 +21,8 @@ from tracer.capture.sources.storing_lines import in_graph, is_bare_variable, lin
 
 _NUM_SEARCHED = 6
 """Findings, by one block each: the way to it takes a look through all of Python's objects for each of its steps."""
+_LEAST_BYTES = 1 << 16
+"""Less is not worth that look, nor a sentence, however small the peak is."""
 _ROUNDED_BYTES = 1 << 20
 """By so much a device's block may be larger than the tensor in it."""
 _HELD = (WasteKind.WEIGHTS, WasteKind.GRAPH, WasteKind.RETAINED, WasteKind.TENSORS)
@@ -38,7 +40,7 @@ def find_held_waste(findings: Findings, *, error: BaseException | None = None) -
         findings: Of all cycles.
         error: On its way through the program: the functions that it has left count as running.
     """
-    least = LEAST_SHARE * findings.worst.peak.peak_bytes
+    least = max(LEAST_SHARE * findings.worst.peak.peak_bytes, _LEAST_BYTES)
     wastes = find_waste(findings)
     due = [one for one in wastes if one.kind in _HELD and one.addresses and one.bytes * _NUM_SEARCHED >= least]
     search = _Search(findings, due[:_NUM_SEARCHED], error) if due else None
