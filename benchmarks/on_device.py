@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from tracer.capture import devices
+from tracer.capture.device import devices
 from tracer.units import format_bytes
 
 ROOT = Path(__file__).resolve().parent.parent

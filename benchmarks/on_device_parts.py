@@ -24,8 +24,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.on_device import ROOT, Facts, Options
 from models import gpt, resnet
 from models.fno_workload import build_fno_workload
-from tracer.capture import devices, torch_private
-from tracer.capture.phase_timing import time_phases
+from tracer.capture import torch_private
+from tracer.capture.device import devices
+from tracer.capture.device.phase_timing import time_phases
 from tracer.runs.session import ProfileSession, Schedule
 
 PLAN = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=2, num_repeats=1)

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.chromium_pipe import Chromium, chromium
 from benchmarks.synthetic_page import synthetic_page
-from tracer.exporters.page import write_page
+from tracer.exporters.page.html import write_page
 
 MAX_MB, MAX_SECONDS, MAX_MOMENT_SECONDS = 6.0, 2.0, 0.1
 _NUM_CLICKS = 9

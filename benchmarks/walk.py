@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from models.fno_workload import build_fno_workload
-from tracer.capture.live_tensors import live_tensors
+from tracer.capture.objects.live_tensors import live_tensors
 
 NUM_ROUNDS = 7
 

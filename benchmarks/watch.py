@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.accelerator import pretend
-from tracer.capture.allocator_history import AllocatorHistory
+from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.runs.watch import MAX_ENTRIES, TrainingWatch
 
 DEVICE = torch.device(pretend.NAME, 0)

@@ -455,7 +455,7 @@ def _in_last_step(cycle: CycleFindings, what: Evidence | Kind) -> set[tuple[int,
 
 def _reported_again(folder: Path) -> bool:
     """Whether the files made from the kept recording are those of the run."""
-    from tracer.exporters.peak_json import peak_document
+    from tracer.exporters.json_documents.peak import peak_document
     from tracer.exporters.recording_file.kept_run_file import load_kept_run
     from tracer.runs.kept import results_of
 

@@ -16,7 +16,7 @@ import torch
 from hypothesis import settings
 
 from tests.training_steps import Recorded, record_workload
-from tracer.capture.live_tensors import LiveTensors
+from tracer.capture.objects.live_tensors import LiveTensors
 
 # A busy machine is no fault of the code: no test may fail for the time that it took.
 settings.register_profile("untimed", deadline=None)
@@ -38,6 +38,12 @@ def recorded() -> Callable[[str], Recorded]:
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions do not see what other tests of this process keep alive: a walk finds only what is named anyway."""
     monkeypatch.setattr("tracer.runs.session.live_tensors", lambda: LiveTensors((), is_complete=True))
+
+
+@pytest.fixture(autouse=True)
+def no_look_for_waste(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other tests of this process keep alive is no waste of a run's; tests of the look take a fresh process."""
+    monkeypatch.setattr("tracer.runs.session.find_held_waste", lambda findings, error=None: ())
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tracer.analysis.profiles.allocator_order import alive_bytes
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
-from tracer.capture.known_storages import KnownStorages, Role
+from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.recording import Allocations, Calls, DataFlow, Frames, Keys, Modules, Ops, Recording, Spans
 
 START_NS = 1_790_000_000_000_000_000

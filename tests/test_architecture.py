@@ -49,23 +49,72 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "tracer.analysis.operators",
         "tracer.analysis.steps",
     ),
+    "tracer.capture": (
+        "tracer.capture.sources",
+        "tracer.capture.device",
+        "tracer.capture.objects",
+        "tracer.capture.profiler",
+    ),
+    "tracer.exporters": (
+        "tracer.exporters.sqlite_reports",
+        "tracer.exporters.json_documents",
+        "tracer.exporters.screen",
+        "tracer.exporters.page",
+    ),
 }
 # And inside a folder: files, floor by floor; each may import those of the floors below its own.
 STOREYS: dict[str, tuple[set[str], ...]] = {
     "tracer.capture": (
-        {"devices", "host_memory", "notebook_cells", "source_line", "step_columns"},
-        {"operator_lines"},
-        {"compiled_code", "device_ledger"},
-        {"source_files"},
-        {"gradients_seen", "phase_timing", "run_origin", "torch_names", "torch_private"},
         {
-            *("allocator_history", "call_hooks", "device_kernels", "error_line", "holder_links", "memory_counters"),
-            *("parameter_origins", "plain_tensors", "quiet_profiler", "storing_lines"),
+            "device",
+            "device.devices",
+            "device.host_memory",
+            "objects",
+            "profiler",
+            "sources",
+            "sources.notebook_cells",
+            "sources.source_line",
+            "step_columns",
         },
-        {"holders", "known_storages", "profiler_trace", "project_files", "recording"},
-        {"compile_watch", "counter_reading", "inline_operators", "kept_run", "live_tensors", "training_objects"},
-        {"event_columns", "reached_tensors"},
-        {"event_tree"},
+        {"sources.operator_lines"},
+        {"device.device_ledger", "sources.compiled_code"},
+        {"sources.source_files"},
+        {
+            "device.phase_timing",
+            "objects.gradients_seen",
+            "run_origin",
+            "torch_names",
+            "torch_private",
+        },
+        {
+            "device.allocator_history",
+            "device.device_kernels",
+            "device.memory_counters",
+            "objects.call_hooks",
+            "objects.holder_links",
+            "objects.parameter_origins",
+            "objects.plain_tensors",
+            "profiler.quiet_profiler",
+            "sources.error_line",
+            "sources.storing_lines",
+        },
+        {
+            "objects.holders",
+            "objects.known_storages",
+            "profiler.profiler_trace",
+            "recording",
+            "sources.project_files",
+        },
+        {
+            "compile_watch",
+            "device.counter_reading",
+            "kept_run",
+            "objects.live_tensors",
+            "objects.training_objects",
+            "profiler.inline_operators",
+        },
+        {"objects.reached_tensors", "profiler.event_columns"},
+        {"profiler.event_tree"},
     ),
     "tracer.analysis.profiles": (
         {"allocator_order", "closures", "devices_held", "frame_ranks", "time_spans", "torch_categories"},
@@ -382,8 +431,8 @@ def test_the_model_of_the_allocator_knows_recordings_in_few_places(module: str) 
 # Files of analysis that are tested elsewhere, each with where: the folder of snapshots has not been mirrored yet.
 TESTED_ELSEWHERE: dict[str, str] = {
     "tracer/analysis/profiles/compiled_owners.py": "tests/analysis/compiled/test_origins.py",
-    "tracer/analysis/peak_diff.py": "tests/exporters/test_peak_diff.py",
-    "tracer/analysis/peak_row.py": "tests/exporters/test_row_json.py",
+    "tracer/analysis/peak_diff.py": "tests/exporters/json_documents/test_peak_diff.py",
+    "tracer/analysis/peak_row.py": "tests/exporters/json_documents/test_row.py",
 }
 NOT_MIRRORED = "tracer/analysis/snapshots/"
 

@@ -14,15 +14,15 @@ import pytest
 from typer.testing import CliRunner
 
 import main
-from tests.exporters.page_samples import peak_row
+from tests.exporters.page.page_samples import peak_row
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import write
 from tracer.advice.recommendation import AdviceReport, Found, Recommendation
 from tracer.analysis.peak_row import PeakRow
-from tracer.exporters.advice_json import write_advice_json
-from tracer.exporters.json_header import UNITS
-from tracer.exporters.peak_json import MAX_FRAMES, MAX_STACKS, PeakDocument, PeakRowJson
-from tracer.exporters.row_json import RowJson
+from tracer.exporters.json_documents.advice import write_advice_json
+from tracer.exporters.json_documents.header import UNITS
+from tracer.exporters.json_documents.peak import MAX_FRAMES, MAX_STACKS, PeakDocument, PeakRowJson
+from tracer.exporters.json_documents.row import RowJson
 
 HEADER = ("format", "version", "torch", "command", "units")
 

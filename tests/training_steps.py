@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
 
 from models.fno_workload import build_fno_workload
-from tracer.capture.event_tree import read_recording
+from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
 
 Builder = Callable[[], "Workload"]

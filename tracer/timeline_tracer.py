@@ -18,14 +18,15 @@ import torch
 from tracer.analysis.compiled.origins import with_lines_of_nodes
 from tracer.analysis.profiles.devices_held import default_device, most_held_bytes
 from tracer.analysis.profiles.findings import CycleFindings, Findings, find_in_cycle, put_together
-from tracer.capture import devices, torch_private
+from tracer.capture import torch_private
 from tracer.capture.compile_watch import CompileWatch
-from tracer.capture.compiled_code import CompiledCode
-from tracer.capture.counter_reading import CounterReading, with_reading
-from tracer.capture.event_tree import read_recording
-from tracer.capture.known_storages import KnownStorages
-from tracer.capture.profiler_trace import ProfilerTrace, TraceStore
+from tracer.capture.device import devices
+from tracer.capture.device.counter_reading import CounterReading, with_reading
+from tracer.capture.objects.known_storages import KnownStorages
+from tracer.capture.profiler.event_tree import read_recording
+from tracer.capture.profiler.profiler_trace import ProfilerTrace, TraceStore
 from tracer.capture.recording import Recording
+from tracer.capture.sources.compiled_code import CompiledCode
 from tracer.errors import RecordingError, TracerError
 from tracer.exporters.max_mem import write_max_mem
 from tracer.exporters.trace import write_trace

@@ -19,8 +19,8 @@ from tracer.analysis.profiles.attribution import Phase
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.analysis.profiles.memory_timeline import memory_timeline
 from tracer.analysis.profiles.torch_categories import categorize
-from tracer.capture.event_tree import read_recording
-from tracer.capture.known_storages import KnownStorages
+from tracer.capture.objects.known_storages import KnownStorages
+from tracer.capture.profiler.event_tree import read_recording
 from tracer.runs.session import ProfileSession, Schedule
 
 PLAN = Schedule(1, 1, 2, 1)

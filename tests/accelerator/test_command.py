@@ -66,5 +66,5 @@ def test_each_rank_has_its_own_device_unless_it_sees_one_only(
     monkeypatch: pytest.MonkeyPatch, visible: int, text: str, expected: str
 ) -> None:
     """Some launchers show each rank the device that is its own, and no other."""
-    monkeypatch.setattr("tracer.capture.devices.num_devices", lambda device: visible)
+    monkeypatch.setattr("tracer.capture.device.devices.num_devices", lambda device: visible)
     assert device_of_rank(text, 3) == expected

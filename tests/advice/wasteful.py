@@ -244,7 +244,7 @@ def outputs_in_a_dict(profile: Profile) -> Any:
     outputs: dict[int, Tensor] = {}
     with profile(model, optimizer) as session:
         for number in range(NUM_STEPS):
-            x, y = pair()
+            x, y = pair(1024)
             out = model(x)
             loss = F.mse_loss(out, y)
             loss.backward()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.exporters.page_samples import peak_row
+from tests.exporters.page.page_samples import peak_row
 from tracer.analysis.module_tree import NO_MODULE, module_tree
 
 

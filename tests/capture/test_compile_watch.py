@@ -12,8 +12,8 @@ from torch import nn
 from tests.pieces import Pieces
 from tracer.capture import torch_private
 from tracer.capture.compile_watch import CompileWatch, _node
-from tracer.capture.compiled_code import MemoryBudget, RecomputedTensor
-from tracer.capture.source_line import SourceLine
+from tracer.capture.sources.compiled_code import MemoryBudget, RecomputedTensor
+from tracer.capture.sources.source_line import SourceLine
 from tracer.runs.session import ProfileSession, Schedule
 
 

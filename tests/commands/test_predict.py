@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import main
-from tracer.exporters.peak_json import read_peak_json
+from tracer.exporters.json_documents.peak import read_peak_json
 
 GPT = ("--model", "models.gpt:build")
 

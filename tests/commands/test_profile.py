@@ -27,7 +27,7 @@ import tracer.runs.workload_run
 from tests.exporters.test_text_files import MAX_KEYS, parse_max_mem, parse_total_time
 from tests.pieces import Pieces, noise, raising
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
-from tracer.capture.allocator_history import AllocatorHistory
+from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.commands import usage
 from tracer.commands.profile import run_and_report
 from tracer.commands.workload_options import chosen_device

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tracer.exporters.next_commands import from_checkout
+from tracer.exporters.screen.next_commands import from_checkout
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -15,8 +15,8 @@ import pytest
 from benchmarks.job import complaints, make_job
 from tests.commands.dying_reader import dying_reader
 from tests.commands.test_snapshots import run
+from tests.exporters.page.test_html import data_in
 from tests.exporters.snapshot_samples import out_of_memory
-from tests.exporters.test_page import data_in
 from tests.snapshot.dumps import block, entry, segment, snapshot, write
 from tracer.errors import TracerError
 from tracer.runs import job as reading

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 import main
 from tests.allocator.recorded import Program
-from tests.exporters.page_samples import peak_row
-from tests.exporters.report_readers import query
+from tests.exporters.page.page_samples import peak_row
 from tests.exporters.snapshot_samples import out_of_memory
+from tests.exporters.sqlite_reports.report_readers import query
 from tests.snapshot.dumps import entry, freed, write
-from tracer.exporters import snapshot_page
+from tracer.exporters.page import snapshot_page
 from tracer.units import MIB
 
 ROOT = Path(main.__file__).parent

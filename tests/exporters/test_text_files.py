@@ -18,12 +18,12 @@ from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.profiles.allocator_count import CountedParts
 from tracer.analysis.profiles.breakdown import Breakdown, breakdown
 from tracer.analysis.profiles.peak import AllocatorPeak
-from tracer.capture.phase_timing import PHASES, PhaseTimings
+from tracer.capture.device.phase_timing import PHASES, PhaseTimings
 from tracer.capture.run_origin import RunOrigin
 from tracer.exporters.cuda_timing import cuda_timing_text, write_cuda_timing
-from tracer.exporters.json_header import Header
+from tracer.exporters.json_documents.header import Header
+from tracer.exporters.json_documents.peak import FORMAT, VERSION, PeakDocument, peak_document, write_peak_json
 from tracer.exporters.max_mem import max_mem_text, write_max_mem
-from tracer.exporters.peak_json import FORMAT, VERSION, PeakDocument, peak_document, write_peak_json
 
 GIB = 1 << 30
 MAX_KEYS = ["Parameter", "Opt", "Input", "Temp", "Activation", "Grads", "Autograd_detail", "Intermediate"]

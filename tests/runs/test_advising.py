@@ -10,15 +10,16 @@ import torch
 
 from tests.advice.programs import stack
 from tracer.advice.planner import advise
-from tracer.exporters.advice_json import advice_values
-from tracer.exporters.advice_screen import print_advice
-from tracer.exporters.terminal import screen
+from tracer.exporters.json_documents.advice import advice_values
+from tracer.exporters.screen.advice import print_advice
+from tracer.exporters.screen.terminal import screen
 from tracer.runs.advising import advise_on, measure, run_for_real
 from tracer.units import MIB
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 
 
+@pytest.mark.slow
 def test_nothing_of_the_caller_is_touched(capsys: pytest.CaptureFixture[str]) -> None:
     workload = stack()
     workload.backward(workload.forward(workload.next_batch()))
@@ -57,6 +58,7 @@ def _check_told(report: object, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Measured, " in text
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_a_sum_is_accumulated_without_being_divided() -> None:
     def build() -> object:
         from dataclasses import replace

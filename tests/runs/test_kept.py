@@ -15,8 +15,8 @@ from torch import nn
 from tests.exporters.recording_file.samples import SHORT, on_cpu, on_cuda
 from tests.pieces import Pieces, raising
 from tests.training_steps import WORKLOADS, build_workload
-from tracer.capture.inline_operators import place_inline_operators
 from tracer.capture.kept_run import KeptRun
+from tracer.capture.profiler.inline_operators import place_inline_operators
 from tracer.exporters.recording_file.kept_run_file import load_kept_run, save_kept_run
 from tracer.runs import run_history
 from tracer.runs.failure_words import failure_lines

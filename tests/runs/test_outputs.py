@@ -15,7 +15,7 @@ from tracer.advice.recommendation import AdviceReport
 from tracer.analysis.profiles import findings as findings_module
 from tracer.capture.run_origin import RunOrigin
 from tracer.errors import OutputError
-from tracer.exporters.timeline_page import timeline_page
+from tracer.exporters.page.timeline_page import timeline_page
 from tracer.runs import outputs
 from tracer.runs.outputs import OUTPUTS, Written, write_outputs
 from tracer.runs.results import RunResults

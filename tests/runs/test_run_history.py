@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.exporters.recording_file.samples import on_cpu, on_cuda
-from tracer.capture.known_storages import StorageObserver
+from tracer.capture.objects.known_storages import StorageObserver
 from tracer.runs import outputs, run_history
 from tracer.runs.outputs import write_outputs
 from tracer.runs.run_history import HISTORY_LEFT_OUT, RunHistory

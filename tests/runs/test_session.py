@@ -16,10 +16,10 @@ from tests.snapshot.dumps import block, entry, frame, segment, snapshot
 from tests.training_steps import WORKLOADS, build_workload
 from tracer.analysis.profiles.allocator_join import join_history
 from tracer.capture import torch_private
-from tracer.capture.allocator_history import MAX_ENTRIES, AllocatorHistory
-from tracer.capture.devices import allocator_counters
-from tracer.capture.known_storages import KnownStorages, Role
-from tracer.capture.training_objects import TrainingObjects
+from tracer.capture.device.allocator_history import MAX_ENTRIES, AllocatorHistory
+from tracer.capture.device.devices import allocator_counters
+from tracer.capture.objects.known_storages import KnownStorages, Role
+from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.errors import RecordingError, TracerError
 from tracer.runs import workload_run as run_module
 from tracer.runs.results import Failure, RunResults

@@ -19,7 +19,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import main
-from tracer.capture.quiet_profiler import quiet_profiler
+from tracer.capture.profiler.quiet_profiler import quiet_profiler
 from tracer.runs.session import Schedule
 from tracer.runs.training import profile_training
 

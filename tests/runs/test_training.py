@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import tracer
-from tracer.capture.known_storages import Role
+from tracer.capture.objects.known_storages import Role
 from tracer.errors import OutputError, TracerError
 from tracer.runs import outputs
 from tracer.runs.session import Schedule

@@ -12,6 +12,7 @@ from torch import nn
 
 from tests.advice.wasteful import PROGRAMS, pair, train
 from tests.truth.catalogue import entry_of
+from tests.truth.isolate import in_fresh_process
 from tracer.advice.found import LARGE_SHARE, found_in, found_sentence
 from tracer.analysis.profiles.waste import Waste, WasteKind
 from tracer.runs.outputs import found_of
@@ -48,8 +49,17 @@ def slow_unless(quick: set[str], names: tuple[str, ...]) -> list[object]:
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
+def in_a_fresh_process(check: Callable[..., None], *arguments: object) -> None:
+    """Where no other test has left anything."""
+    assert in_fresh_process(check, *arguments).error is None
+
+
 @pytest.mark.parametrize("name", slow_unless(QUICK, tuple(PROGRAMS)))
 def test_what_a_program_wastes_is_named_with_its_line(name: str, tmp_path: Path) -> None:
+    in_a_fresh_process(named_with_its_line, name, tmp_path)
+
+
+def named_with_its_line(name: str, tmp_path: Path) -> None:
     program = PROGRAMS[name]
     results = profiled(tmp_path, program.run)
     first = results.waste[0]
@@ -71,6 +81,10 @@ def test_what_a_program_wastes_is_named_with_its_line(name: str, tmp_path: Path)
 
 @pytest.mark.parametrize("name", slow_unless(QUICK_CLEAN, CLEAN))
 def test_a_program_that_keeps_nothing_is_told_nothing(name: str) -> None:
+    in_a_fresh_process(told_nothing, name)
+
+
+def told_nothing(name: str) -> None:
     program = entry_of(name).build()
     gc.collect()
     session = ProfileSession(program.model or {}, program.optimizers, schedule=SCHEDULE)
@@ -83,6 +97,10 @@ def test_a_program_that_keeps_nothing_is_told_nothing(name: str) -> None:
 
 
 def test_what_a_loops_variables_hold_until_they_are_set_anew_is_no_waste(tmp_path: Path) -> None:
+    in_a_fresh_process(loops_variables, tmp_path)
+
+
+def loops_variables(tmp_path: Path) -> None:
     def run(profile: Callable[..., TrainingProfile]) -> TrainingProfile:
         model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -102,6 +120,10 @@ def test_what_a_loops_variables_hold_until_they_are_set_anew_is_no_waste(tmp_pat
 
 
 def test_who_held_it_is_known_although_the_loop_went_on_and_let_go(tmp_path: Path) -> None:
+    in_a_fresh_process(held_when_the_cycle_ended, tmp_path)
+
+
+def held_when_the_cycle_ended(tmp_path: Path) -> None:
     """The look is taken when the last cycle has ended, and not when the loop has."""
 
     def run(profile: Callable[..., TrainingProfile]) -> TrainingProfile:
@@ -121,6 +143,10 @@ def test_who_held_it_is_known_although_the_loop_went_on_and_let_go(tmp_path: Pat
 
 
 def test_a_run_that_fails_says_what_its_earlier_steps_have_kept(tmp_path: Path) -> None:
+    in_a_fresh_process(kept_before_it_failed, tmp_path)
+
+
+def kept_before_it_failed(tmp_path: Path) -> None:
     found: list[Waste] = []
 
     def run(profile: Callable[..., TrainingProfile]) -> TrainingProfile:

@@ -19,11 +19,11 @@ from tests.watched import report_of
 from tracer import watch_training
 from tracer.analysis.steps.step_findings import Comparison, Fragmenting, GrowthOverSteps, StepFindings
 from tracer.analysis.steps.trend import Trend
-from tracer.capture.device_ledger import DeviceLedger
+from tracer.capture.device.device_ledger import DeviceLedger
 from tracer.capture.step_columns import StepColumns
 from tracer.errors import OutputError
-from tracer.exporters.watch_json import watch_values
-from tracer.exporters.watch_text import ledger_lines, short_watch_lines, watch_lines
+from tracer.exporters.json_documents.watch import watch_values
+from tracer.exporters.screen.watch import ledger_lines, short_watch_lines, watch_lines
 from tracer.runs.termination import Terminated
 from tracer.runs.watch import TrainingWatch
 
@@ -106,7 +106,7 @@ def test_what_grows_on_the_cpu_is_named_by_its_looks_and_its_holder(
 ) -> None:
     """Resident memory is given: how much of a process is resident is not in a test's hands."""
     history: list[Tensor] = []
-    monkeypatch.setattr("tracer.capture.memory_counters.resident_bytes", lambda: (100 + len(history)) * MIB)
+    monkeypatch.setattr("tracer.capture.device.memory_counters.resident_bytes", lambda: (100 + len(history)) * MIB)
     watch, model, optimizer = watched(tmp_path)
     with watch:
         for _ in range(130):
@@ -260,7 +260,7 @@ def test_what_a_rank_has_found_is_in_the_summary_of_all(tmp_path: Path, monkeypa
     monkeypatch.setattr("tracer.runs.ranks.WAIT_AFTER_FAILURE_S", 0.0)
     (tmp_path / "ranks.txt").write_text("of an earlier run")
     sizes = iter(range(100, 400))
-    monkeypatch.setattr("tracer.capture.memory_counters.resident_bytes", lambda: next(sizes) * MIB)
+    monkeypatch.setattr("tracer.capture.device.memory_counters.resident_bytes", lambda: next(sizes) * MIB)
     watch, _, _ = watched(tmp_path)
     with pytest.raises(ValueError, match="no such label"), watch:
         assert not (tmp_path / "ranks.txt").exists()

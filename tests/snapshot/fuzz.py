@@ -42,12 +42,12 @@ from tracer.analysis.snapshots.findings import ReplayedSnapshot, SnapshotFinding
 from tracer.analysis.snapshots.memory_report import snapshot_report
 from tracer.analysis.snapshots.timeline import device_timeline
 from tracer.errors import SnapshotError
-from tracer.exporters.allocator_screen import print_allocator
-from tracer.exporters.page_data import page_data, page_json
-from tracer.exporters.snapshot_json import snapshot_json
-from tracer.exporters.snapshot_page import snapshot_page
-from tracer.exporters.snapshot_report import write_snapshot_report
-from tracer.exporters.snapshot_screen import print_snapshot
+from tracer.exporters.json_documents.snapshot import snapshot_json
+from tracer.exporters.page.data import page_data, page_json
+from tracer.exporters.page.snapshot_page import snapshot_page
+from tracer.exporters.screen.allocator import print_allocator
+from tracer.exporters.screen.snapshot import print_snapshot
+from tracer.exporters.sqlite_reports.snapshot_report import write_snapshot_report
 from tracer.snapshot.load import load_snapshot
 
 BATCH = 250

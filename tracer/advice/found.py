@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tracer.advice.recommendation import Found, Keeps, Recommendation
 from tracer.analysis.profiles.waste import Waste, WasteKind
-from tracer.capture.storing_lines import names_on_the_way
+from tracer.capture.sources.storing_lines import names_on_the_way
 from tracer.units import format_bytes, some
 
 LARGE_SHARE = 0.05

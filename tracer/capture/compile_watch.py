@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from tracer.capture import torch_private
-from tracer.capture.compiled_code import (
+from tracer.capture.recording import Recording
+from tracer.capture.sources.compiled_code import (
     NOTHING_COMPILED,
     CompiledCode,
     CompiledFunction,
@@ -24,10 +25,9 @@ from tracer.capture.compiled_code import (
     RecomputedTensor,
     is_generated,
 )
-from tracer.capture.operator_lines import source_text
-from tracer.capture.recording import Recording
-from tracer.capture.source_files import is_package_code, is_user_code, whole_path
-from tracer.capture.source_line import SourceLine
+from tracer.capture.sources.operator_lines import source_text
+from tracer.capture.sources.source_files import is_package_code, is_user_code, whole_path
+from tracer.capture.sources.source_line import SourceLine
 
 _STACK_LINE = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
 _VIEWS = {

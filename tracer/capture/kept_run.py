@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from tracer.capture.compiled_code import NOTHING_COMPILED, CompiledCode
-from tracer.capture.known_storages import KnownStorages
-from tracer.capture.operator_lines import source_text
-from tracer.capture.parameter_origins import Parameter
-from tracer.capture.phase_timing import PhaseTimings
-from tracer.capture.profiler_trace import ProfilerTrace
+from tracer.capture.device.phase_timing import PhaseTimings
+from tracer.capture.objects.known_storages import KnownStorages
+from tracer.capture.objects.parameter_origins import Parameter
+from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.recording import Recording
 from tracer.capture.run_origin import RunOrigin
-from tracer.capture.source_files import is_user_code
-from tracer.capture.source_line import SourceLine
+from tracer.capture.sources.compiled_code import NOTHING_COMPILED, CompiledCode
+from tracer.capture.sources.operator_lines import source_text
+from tracer.capture.sources.source_files import is_user_code
+from tracer.capture.sources.source_line import SourceLine
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from tracer.arrays import (
     PerSpan,
     Rows,
 )
-from tracer.capture.device_kernels import Kernels
+from tracer.capture.device.device_kernels import Kernels
 
 
 class OpKind(IntEnum):

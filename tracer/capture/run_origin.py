@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from tracer.capture import devices
+from tracer.capture.device import devices
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from tracer.errors import TracerError
-from tracer.exporters.terminal import say
+from tracer.exporters.screen.terminal import say
 from tracer.runs.termination import Terminated
 
 SNAPSHOT_NAME = "memory_snapshot.pkl"

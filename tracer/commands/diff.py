@@ -11,8 +11,8 @@ import typer
 from tracer.commands.common import SNAPSHOT_NAME, errors_for_people, say_all, snapshot_path
 from tracer.commands.run_options import Quiet, Top
 from tracer.errors import OutputError, SnapshotError
-from tracer.exporters.next_commands import after_diff
-from tracer.exporters.terminal import screen
+from tracer.exporters.screen.next_commands import after_diff
+from tracer.exporters.screen.terminal import screen
 from tracer.snapshot.load import load_snapshot
 
 if TYPE_CHECKING:
@@ -95,10 +95,10 @@ def show_diff(
     diffs: dict[str, Grown]
     if _what_to_compare(before, after) == PEAK_NAME:
         from tracer.analysis.peak_diff import diff_peaks
-        from tracer.exporters.diff_json import peak_diff_json
-        from tracer.exporters.diff_page import write_peak_diff_page
-        from tracer.exporters.diff_screen import print_peak_diff
-        from tracer.exporters.peak_json import read_peak_json
+        from tracer.exporters.json_documents.diff import peak_diff_json
+        from tracer.exporters.json_documents.peak import read_peak_json
+        from tracer.exporters.page.diff_page import write_peak_diff_page
+        from tracer.exporters.screen.diff import print_peak_diff
 
         peaks = diff_peaks(read_peak_json(before / PEAK_NAME), read_peak_json(after / PEAK_NAME))
         if as_json:
@@ -109,9 +109,9 @@ def show_diff(
             write_peak_diff_page(peaks, html, **names)
         diffs = {peaks.after.device: peaks}
     else:
-        from tracer.exporters.diff_json import snapshot_diff_json
-        from tracer.exporters.diff_page import write_snapshot_diff_page
-        from tracer.exporters.diff_screen import print_snapshot_diff
+        from tracer.exporters.json_documents.diff import snapshot_diff_json
+        from tracer.exporters.page.diff_page import write_snapshot_diff_page
+        from tracer.exporters.screen.diff import print_snapshot_diff
 
         devices = compare_files(before, after)
         if as_json:

@@ -37,8 +37,8 @@ from tracer.commands.workload_options import (
     workload_options,
 )
 from tracer.errors import MissingPackageError, TracerError
-from tracer.exporters.next_commands import after_prediction
-from tracer.exporters.terminal import say, screen
+from tracer.exporters.screen.next_commands import after_prediction
+from tracer.exporters.screen.terminal import say, screen
 
 if TYPE_CHECKING:
     from tracer.advice.recommendation import AdviceReport
@@ -304,9 +304,9 @@ def _write(
 def _print(
     answer: Prediction, largest: LargestBatch | None, advice: AdviceReport | None, *, as_json: bool, top: int
 ) -> None:
-    from tracer.exporters.advice_json import advice_values
-    from tracer.exporters.advice_screen import print_advice
-    from tracer.exporters.text import say as print_line
+    from tracer.exporters.json_documents.advice import advice_values
+    from tracer.exporters.screen.advice import print_advice
+    from tracer.exporters.screen.text import say as print_line
     from tracer.rehearsal.cards import CONTEXT_BYTES
     from tracer.runs.prediction_words import largest_json, largest_words, prediction_json, print_prediction
 

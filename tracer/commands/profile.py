@@ -52,8 +52,8 @@ from tracer.commands.workload_options import (
     workload_options,
 )
 from tracer.errors import MissingPackageError, OutputError, TracerError
-from tracer.exporters.terminal import say, screen
-from tracer.exporters.terminal import say as say_always
+from tracer.exporters.screen.terminal import say, screen
+from tracer.exporters.screen.terminal import say as say_always
 from tracer.runs.termination import Termination
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def _profile(context: typer.Context, given: Mapping[str, Any]) -> bool:
     """The command with its options by name; False if the run or a file failed."""
     import torch
 
-    from tracer.capture.parameter_origins import ParameterOrigins
+    from tracer.capture.objects.parameter_origins import ParameterOrigins
     from tracer.exporters.files import check_folder
     from tracer.runs.ranks import this_rank
     from tracer.runs.session import Schedule
@@ -350,7 +350,7 @@ def _run_eager(
     import gc
 
     from tracer.analysis.profiles.eager_comparison import saved_peak
-    from tracer.capture.devices import release_cached_memory
+    from tracer.capture.device.devices import release_cached_memory
     from tracer.workloads.compiling import without_compiling
 
     termination = Termination()
@@ -389,7 +389,7 @@ def run_and_report(
     **options: Any,
 ) -> bool:
     """Run, write, then answer, for this process or for its rank; False if the run or a file failed."""
-    from tracer.exporters.next_commands import after_run
+    from tracer.exporters.screen.next_commands import after_run
     from tracer.runs.ranks import begin, this_rank
     from tracer.runs.screen import print_results
 

@@ -12,8 +12,8 @@ from tracer.commands.common import errors_for_people, not_said
 from tracer.commands.run_options import NUM_ROWS, Quiet, Top
 from tracer.commands.usage import OUTPUTS
 from tracer.errors import MissingPackageError, RecordingError, TracerError
-from tracer.exporters.next_commands import after_run
-from tracer.exporters.terminal import say, screen
+from tracer.exporters.screen.next_commands import after_run
+from tracer.exporters.screen.terminal import say, screen
 
 if TYPE_CHECKING:
     from rich.console import Console

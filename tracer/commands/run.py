@@ -28,7 +28,7 @@ from tracer.commands.run_options import (
 )
 from tracer.commands.usage import DEVICE, OUTPUTS
 from tracer.errors import TracerError
-from tracer.exporters.terminal import say
+from tracer.exporters.screen.terminal import say
 
 if TYPE_CHECKING:
     from tracer.runs.script_run import ScriptProfile

@@ -14,8 +14,8 @@ from tracer.commands.common import errors_for_people, say_all, snapshot_path
 from tracer.commands.run_options import Quiet, Top
 from tracer.commands.usage import ALLOCATOR, DEVICE, OUTPUTS, QUESTIONS, SCREEN
 from tracer.errors import MissingPackageError, OutputError, SettingsError, SnapshotError, TracerError
-from tracer.exporters.next_commands import after_job, after_snapshot
-from tracer.exporters.terminal import screen
+from tracer.exporters.screen.next_commands import after_job, after_snapshot
+from tracer.exporters.screen.terminal import screen
 from tracer.runs.termination import FilesInTurn
 from tracer.snapshot.load import load_snapshot
 
@@ -210,7 +210,7 @@ def show_job(
         TracerError: The Dask scheduler cannot be reached.
     """
     from tracer.analysis.snapshots.job import explain_job
-    from tracer.exporters.job_screen import job_json, print_job
+    from tracer.exporters.screen.job import job_json, print_job
     from tracer.runs.job import read_job, recordings
 
     files = recordings(paths)
@@ -230,7 +230,7 @@ def show_job(
 def _write_job(finding: JobFinding, html: Path, *, dask: str | None, named: Sequence[Path]) -> None:
     if finding.worst is None:
         raise SnapshotError("None of the recordings can be read, so there is nothing to draw.")
-    from tracer.exporters.job_page import worth_a_page, write_job_page
+    from tracer.exporters.page.job_page import worth_a_page, write_job_page
     from tracer.runs.job_pages import read_pages
 
     single = read_pages(worth_a_page(finding, _MOST_SINGLE_PAGES), dask=dask)
@@ -352,9 +352,9 @@ def _explained(
 
 
 def _print_json(explained: Explained, console: Console, path: Path) -> None:
-    from tracer.exporters.json_header import this_command
-    from tracer.exporters.snapshot_json import snapshot_json
-    from tracer.exporters.snapshot_moments import moments_values
+    from tracer.exporters.json_documents.header import this_command
+    from tracer.exporters.json_documents.snapshot import snapshot_json
+    from tracer.exporters.screen.snapshot_moments import moments_values
 
     text = snapshot_json(
         explained.finding,
@@ -367,9 +367,9 @@ def _print_json(explained: Explained, console: Console, path: Path) -> None:
 
 
 def _print(explained: Explained, console: Console, path: Path, top: int) -> None:
-    from tracer.exporters.allocator_screen import print_allocator
-    from tracer.exporters.snapshot_moments import print_moments
-    from tracer.exporters.snapshot_screen import print_snapshot
+    from tracer.exporters.screen.allocator import print_allocator
+    from tracer.exporters.screen.snapshot import print_snapshot
+    from tracer.exporters.screen.snapshot_moments import print_moments
 
     def print_more(index: int) -> None:
         for one in explained.moments:
@@ -466,13 +466,13 @@ def _write(
     timeline = device_timeline(replayed.snapshot, one.state, one.replay, kinds=one.kinds)
     with FilesInTurn([path for path in (html, sqlite) if path is not None]) as turn:
         if html is not None:
-            from tracer.exporters.snapshot_page import write_snapshot_page
+            from tracer.exporters.page.snapshot_page import write_snapshot_page
 
             with turn.writing(html):
                 write_snapshot_page(replayed, finding, html, run=_described(file, finding), timelines={shown: timeline})
         if sqlite is not None:
             from tracer.analysis.snapshots.memory_report import snapshot_report
-            from tracer.exporters.snapshot_report import write_snapshot_report
+            from tracer.exporters.sqlite_reports.snapshot_report import write_snapshot_report
 
             with turn.writing(sqlite):
                 report = snapshot_report(replayed, finding, shown, timeline, settings=_described(file, finding))

@@ -10,8 +10,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tracer.errors import TracerError
-from tracer.exporters.next_commands import from_checkout
-from tracer.exporters.terminal import say
+from tracer.exporters.screen.next_commands import from_checkout
+from tracer.exporters.screen.terminal import say
 
 # Headings of --help, for `rich_help_panel`; those that a command has come in this order.
 MODEL = "Model"

@@ -15,7 +15,7 @@ import typer
 from tracer.commands.common import refuse
 from tracer.commands.usage import FNO, MODEL, STEP
 from tracer.errors import TracerError, WorkloadError
-from tracer.exporters.terminal import say
+from tracer.exporters.screen.terminal import say
 
 if TYPE_CHECKING:
     import torch
@@ -239,7 +239,7 @@ def _model_errors() -> Iterator[None]:
     Raises:
         WorkloadError: It cannot be built.
     """
-    from tracer.capture.error_line import error_line
+    from tracer.capture.sources.error_line import error_line
     from tracer.runs.failure_words import behind
     from tracer.workloads.user_errors import UserModelError
 
@@ -263,7 +263,7 @@ def chosen_device(text: str, *, named: bool, say: Callable[[str], None] = say) -
     """
     import torch
 
-    from tracer.capture.devices import is_accelerator, num_devices, with_index
+    from tracer.capture.device.devices import is_accelerator, num_devices, with_index
 
     try:
         device = torch.device(text)
@@ -294,7 +294,7 @@ def device_of_rank(text: str, rank: int) -> str:
     """
     import torch
 
-    from tracer.capture.devices import num_devices
+    from tracer.capture.device.devices import num_devices
 
     try:
         device = torch.device(text)

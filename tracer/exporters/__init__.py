@@ -1,1 +1,4 @@
-"""Who wants to know: one file per output format; it takes findings and a path, and writes."""
+"""Who wants to know: one file per output; it takes findings and a path, and writes.
+
+Text for a terminal is in `screen/`, JSON in `json_documents/`, SQLite in `sqlite_reports/`, the page in `page/`.
+"""

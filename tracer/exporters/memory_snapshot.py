@@ -17,7 +17,7 @@ from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
 from tracer.analysis.profiles.peak_rows import recorded_op_name
 from tracer.analysis.snapshots.sites import LABEL_BEFORE
 from tracer.arrays import Int, Ints, PerBlock, Rows
-from tracer.capture.known_storages import KnownStorages
+from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.errors import SnapshotError
 from tracer.exporters.files import write_atomically

@@ -7,7 +7,7 @@ from html import escape
 
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.findings import Findings
-from tracer.exporters.screen import headline, line_name
+from tracer.exporters.screen.profile import headline, line_name
 from tracer.units import format_bytes
 
 NUM_ROWS = 10

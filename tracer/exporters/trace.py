@@ -23,7 +23,7 @@ import numpy as np
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.analysis.profiles.memory_by_kind import memory_by_kind
 from tracer.arrays import Ints
-from tracer.capture.profiler_trace import ProfilerTrace
+from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.errors import RecordingError
 from tracer.exporters.files import replacing
 from tracer.units import format_bytes

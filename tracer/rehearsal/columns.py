@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from tracer.arrays import Bools, Ints
-from tracer.capture.known_storages import KnownStorages, Role
+from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.recording import (
     Allocations,
     Calls,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import CodeType, FrameType
 
 from tracer.capture.recording import CallKind
-from tracer.capture.source_files import is_package_code, is_user_code, whole_path
+from tracer.capture.sources.source_files import is_package_code, is_user_code, whole_path
 from tracer.rehearsal.storage_log import NONE, StorageLog
 
 _KIND, _PARENT, _OP, _FRAME, _FUNCTION, _MODULE, _START, _END, _THREAD = range(9)

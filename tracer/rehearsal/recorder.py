@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from tracer.capture import torch_private
-from tracer.capture.known_storages import Role
-from tracer.capture.plain_tensors import plain_tensors
+from tracer.capture.objects.known_storages import Role
+from tracer.capture.objects.plain_tensors import plain_tensors
 from tracer.capture.recording import OpKind
 from tracer.capture.torch_names import BACKWARD_FUNCTION, ENGINE_PREFIX, is_accumulate_grad
 from tracer.rehearsal.how_many import ASKS_HOW_MANY

@@ -20,10 +20,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from tracer.allocator.settings import AllocatorSettings
 from tracer.capture import torch_private
-from tracer.capture.known_storages import KnownStorages, Role, input_tensors
+from tracer.capture.objects.known_storages import KnownStorages, Role, input_tensors
+from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import OPTIMIZER_PREFIXES, STEP_PREFIX
-from tracer.capture.training_objects import TrainingObjects
 from tracer.rehearsal.columns import HOST, Columns
 from tracer.rehearsal.cuda_rules import RULES
 from tracer.rehearsal.device_memory import DeviceMemory, Requests, serve

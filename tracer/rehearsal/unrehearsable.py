@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tracer.capture.error_line import error_line
+from tracer.capture.sources.error_line import error_line
 from tracer.errors import RehearsalError, TracerError
 from tracer.units import format_bytes
 

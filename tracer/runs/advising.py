@@ -14,7 +14,7 @@ from tracer.advice.planner import LEAST_SHARE, Advice, Build, Device, NotTried, 
 from tracer.advice.recommendation import AdviceReport, Measured
 from tracer.advice.report import report_of
 from tracer.advice.wrapped import Wrapped
-from tracer.capture.devices import synchronize
+from tracer.capture.device.devices import synchronize
 from tracer.runs.session import ProfileSession, Schedule
 from tracer.runs.workload_run import random_states_kept, run_step
 from tracer.units import NS_PER_MS

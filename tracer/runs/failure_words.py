@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tracer.capture.source_line import SourceLine
-from tracer.exporters.paths import source_place
+from tracer.capture.sources.source_line import SourceLine
+from tracer.exporters.screen.paths import source_place
 from tracer.runs.results import Failure, RunResults
 from tracer.runs.termination import Terminated
 from tracer.units import format_bytes

@@ -10,9 +10,9 @@ from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.job import RankPeak
 from tracer.analysis.snapshots.timeline import device_timeline
 from tracer.errors import SnapshotError
-from tracer.exporters.page_data import page_data
-from tracer.exporters.page_payload import PageJson
-from tracer.exporters.snapshot_page import snapshot_page
+from tracer.exporters.page.data import page_data
+from tracer.exporters.page.payload import PageJson
+from tracer.exporters.page.snapshot_page import snapshot_page
 from tracer.runs.job import executor_for, num_processes_for
 from tracer.snapshot.load import load_snapshot
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from tracer.analysis.compiled.origins import with_lines_of_nodes
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
 from tracer.analysis.profiles.waste import Waste, WasteKind
-from tracer.capture.compiled_code import NOTHING_COMPILED
-from tracer.capture.inline_operators import place_inline_operators
 from tracer.capture.kept_run import KeptCycle, KeptRun, KeptTrace, KeptWaste, SourceFile, named_files, source_of
-from tracer.exporters.peak_json import saved_peak_document, saved_peak_from
+from tracer.capture.profiler.inline_operators import place_inline_operators
+from tracer.capture.sources.compiled_code import NOTHING_COMPILED
+from tracer.exporters.json_documents.peak import saved_peak_document, saved_peak_from
 from tracer.runs.failure_words import failure_lines
 from tracer.runs.results import RunResults
 from tracer.runs.run_history import HISTORY_LEFT_OUT, RunHistory

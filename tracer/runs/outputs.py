@@ -15,21 +15,21 @@ from tracer.analysis.operators.run_times import RunTimes, run_times
 from tracer.analysis.profiles.findings import Findings, find_on_other_device
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.errors import MissingPackageError, OutputError, TracerError
-from tracer.exporters.advice_json import write_advice_json
 from tracer.exporters.cuda_timing import write_cuda_timing
+from tracer.exporters.json_documents.advice import write_advice_json
+from tracer.exporters.json_documents.peak import write_peak_json
 from tracer.exporters.max_mem import write_max_mem
-from tracer.exporters.memory_report import write_memory_report
 from tracer.exporters.memory_snapshot import (
     label_snapshot,
     labels_of,
     snapshot_of_recording,
     write_memory_snapshot,
 )
-from tracer.exporters.peak_json import write_peak_json
+from tracer.exporters.page.snapshot_page import write_snapshot_page
+from tracer.exporters.page.timeline_page import slow_modules, write_memory_timeline
 from tracer.exporters.recording_file.kept_run_file import save_kept_run
-from tracer.exporters.run_time_report import write_run_time_report
-from tracer.exporters.snapshot_page import write_snapshot_page
-from tracer.exporters.timeline_page import slow_modules, write_memory_timeline
+from tracer.exporters.sqlite_reports.memory_report import write_memory_report
+from tracer.exporters.sqlite_reports.run_time_report import write_run_time_report
 from tracer.exporters.trace import write_trace
 from tracer.runs.kept import kept_run
 from tracer.runs.results import RunResults

@@ -11,10 +11,10 @@ import torch
 from tracer.allocator.settings import AllocatorSettings
 from tracer.analysis.profiles.attribution import Phase, attribute
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
-from tracer.capture.parameter_origins import describe_parameters
-from tracer.capture.project_files import project_root
+from tracer.capture.objects.parameter_origins import describe_parameters
 from tracer.capture.run_origin import RunOrigin
-from tracer.capture.source_line import SourceLine
+from tracer.capture.sources.project_files import project_root
+from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import TracerError
 from tracer.rehearsal.cards import CONTEXT_BYTES, Card
 from tracer.rehearsal.convolution_workspaces import CudnnAnswers

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from tracer.exporters.json_header import json_header, this_command
-from tracer.exporters.paths import source_place
-from tracer.exporters.row_json import row_json
-from tracer.exporters.screen import NUM_ROWS, print_categories, print_lines
-from tracer.exporters.text import say
+from tracer.exporters.json_documents.header import json_header, this_command
+from tracer.exporters.json_documents.row import row_json
+from tracer.exporters.screen.paths import source_place
+from tracer.exporters.screen.profile import NUM_ROWS, print_categories, print_lines
+from tracer.exporters.screen.text import say
 from tracer.rehearsal.cards import CONTEXT_BYTES
 from tracer.runs.prediction import LargestBatch, Place, Prediction
 from tracer.units import format_bytes

@@ -17,18 +17,18 @@ from tracer.analysis.profiles.eager_comparison import compared_with_eager
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.waste import Waste
 from tracer.analysis.snapshots.oom import OutOfMemory
-from tracer.capture.devices import allocator_counters
-from tracer.capture.error_line import error_line
-from tracer.capture.known_storages import KnownStorages
-from tracer.capture.parameter_origins import Parameter
-from tracer.capture.phase_timing import PhaseTimings
-from tracer.capture.profiler_trace import ProfilerTrace
-from tracer.capture.project_files import ProjectFiles
+from tracer.capture.device.devices import allocator_counters
+from tracer.capture.device.phase_timing import PhaseTimings
+from tracer.capture.objects.known_storages import KnownStorages
+from tracer.capture.objects.parameter_origins import Parameter
+from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.run_origin import RunOrigin
-from tracer.capture.source_line import SourceLine
+from tracer.capture.sources.error_line import error_line
+from tracer.capture.sources.project_files import ProjectFiles
+from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import MissingPackageError
 from tracer.exporters.notebook import notebook_html
-from tracer.exporters.screen import headline
+from tracer.exporters.screen.profile import headline
 from tracer.runs.run_history import RunHistory
 from tracer.runs.session import ProfileSession
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from tracer.analysis.profiles.failed_allocation import failed_allocation
 from tracer.analysis.profiles.findings import Findings, with_allocator_history
 from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory
-from tracer.capture.known_storages import KnownStorages
+from tracer.capture.objects.known_storages import KnownStorages
 from tracer.errors import SnapshotError
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import snapshot_in_memory

@@ -10,13 +10,13 @@ from rich.console import Console
 from tracer.advice.found import found_in, found_sentence, large
 from tracer.advice.recommendation import Found
 from tracer.analysis.profiles.eager_comparison import eager_sentences
-from tracer.exporters.advice_screen import print_advice, print_found
-from tracer.exporters.diff_screen import print_against_eager
-from tracer.exporters.next_commands import after_run
-from tracer.exporters.paths import short_path
-from tracer.exporters.screen import NUM_ROWS, parameters_sentence, print_peak, print_timings, short_screen
-from tracer.exporters.snapshot_screen import place, print_failed_allocation
-from tracer.exporters.text import say
+from tracer.exporters.screen.advice import print_advice, print_found
+from tracer.exporters.screen.diff import print_against_eager
+from tracer.exporters.screen.next_commands import after_run
+from tracer.exporters.screen.paths import short_path
+from tracer.exporters.screen.profile import NUM_ROWS, parameters_sentence, print_peak, print_timings, short_screen
+from tracer.exporters.screen.snapshot import place, print_failed_allocation
+from tracer.exporters.screen.text import say
 from tracer.runs.results import RunResults
 from tracer.units import some
 

@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tracer.capture import torch_private
-from tracer.exporters.terminal import say
+from tracer.exporters.screen.terminal import say
 from tracer.runs.training import TrainingProfile
 from tracer.runs.watch import TrainingWatch
 

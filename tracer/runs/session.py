@@ -20,21 +20,22 @@ from torch.profiler import ProfilerAction
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.waste import Waste
 from tracer.analysis.snapshots.oom import OutOfMemory
-from tracer.capture import devices, torch_private
-from tracer.capture.allocator_history import AllocatorHistory
-from tracer.capture.call_hooks import CallHooks
+from tracer.capture import torch_private
 from tracer.capture.compile_watch import CompileWatch, compiled_wrapper_names
-from tracer.capture.gradients_seen import GradientsSeen
-from tracer.capture.known_storages import (
+from tracer.capture.device import devices
+from tracer.capture.device.allocator_history import AllocatorHistory
+from tracer.capture.objects.call_hooks import CallHooks
+from tracer.capture.objects.gradients_seen import GradientsSeen
+from tracer.capture.objects.known_storages import (
     KnownStorages,
     Role,
     StorageObserver,
     input_tensors,
 )
-from tracer.capture.live_tensors import live_tensors
-from tracer.capture.profiler_trace import ProfilerTrace
-from tracer.capture.quiet_profiler import quiet_profiler
-from tracer.capture.training_objects import Models, Optimizers, TrainingObjects
+from tracer.capture.objects.live_tensors import live_tensors
+from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
+from tracer.capture.profiler.profiler_trace import ProfilerTrace
+from tracer.capture.profiler.quiet_profiler import quiet_profiler
 from tracer.errors import RecordingError, TracerError
 from tracer.runs.run_history import RunHistory
 from tracer.runs.waste import find_held_waste

@@ -13,16 +13,16 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import nn
 
-from tracer.capture.call_hooks import CallHooks
-from tracer.capture.devices import allocator_counters
-from tracer.capture.error_line import error_line
-from tracer.capture.known_storages import Role, input_tensors
-from tracer.capture.parameter_origins import Parameter, describe_parameters
-from tracer.capture.project_files import project_root
-from tracer.capture.training_objects import Models, Optimizers, TrainingObjects
+from tracer.capture.device.devices import allocator_counters
+from tracer.capture.objects.call_hooks import CallHooks
+from tracer.capture.objects.known_storages import Role, input_tensors
+from tracer.capture.objects.parameter_origins import Parameter, describe_parameters
+from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
+from tracer.capture.sources.error_line import error_line
+from tracer.capture.sources.project_files import project_root
 from tracer.errors import OutputError, RecordingError, TracerError
 from tracer.exporters.files import check_folder
-from tracer.exporters.screen import NUM_ROWS
+from tracer.exporters.screen.profile import NUM_ROWS
 from tracer.nested import leaves
 from tracer.runs.outputs import Written, left_from_earlier, left_sentence, write_outputs, written_lines
 from tracer.runs.rank_store import RankStore
@@ -285,8 +285,8 @@ def print_screen(results: RunResults, written: Collection[Written] = (), *, top:
     Raises:
         OutputError: stdout does not take it.
     """
-    from tracer.exporters.next_commands import after_run
-    from tracer.exporters.terminal import say, screen
+    from tracer.exporters.screen.next_commands import after_run
+    from tracer.exporters.screen.terminal import say, screen
     from tracer.runs.screen import print_results
 
     for line in (line for each in written for line in written_lines(each)):
@@ -307,7 +307,7 @@ def names_of(written: Collection[Written]) -> list[str]:
 
 def say_in_short(results: RunResults, folder: Path, written: Collection[Written]) -> None:
     """A few lines on stderr: what filled the device, and where the files are."""
-    from tracer.exporters.terminal import say
+    from tracer.exporters.screen.terminal import say
     from tracer.runs.screen import short_lines
 
     for line in short_lines(results, folder, names_of(written)):

@@ -12,15 +12,17 @@ from torch import Tensor
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.waste import LEAST_SHARE, Waste, WasteKind, find_waste, put_together, users_lines
 from tracer.capture import torch_private
-from tracer.capture.holders import NOT_PYTHON, find_holders
-from tracer.capture.live_tensors import live_tensors
-from tracer.capture.operator_lines import source_text
-from tracer.capture.plain_tensors import plain_tensors
-from tracer.capture.source_line import SourceLine
-from tracer.capture.storing_lines import in_graph, is_bare_variable, lines_that_store, names_on_the_way
+from tracer.capture.objects.holders import NOT_PYTHON, find_holders
+from tracer.capture.objects.live_tensors import live_tensors
+from tracer.capture.objects.plain_tensors import plain_tensors
+from tracer.capture.sources.operator_lines import source_text
+from tracer.capture.sources.source_line import SourceLine
+from tracer.capture.sources.storing_lines import in_graph, is_bare_variable, lines_that_store, names_on_the_way
 
 _NUM_SEARCHED = 6
 """Findings, by one block each: the way to it takes a look through all of Python's objects for each of its steps."""
+_LEAST_BYTES = 1 << 16
+"""Less is not worth that look, nor a sentence, however small the peak is."""
 _ROUNDED_BYTES = 1 << 20
 """By so much a device's block may be larger than the tensor in it."""
 _HELD = (WasteKind.WEIGHTS, WasteKind.GRAPH, WasteKind.RETAINED, WasteKind.TENSORS)
@@ -38,7 +40,7 @@ def find_held_waste(findings: Findings, *, error: BaseException | None = None) -
         findings: Of all cycles.
         error: On its way through the program: the functions that it has left count as running.
     """
-    least = LEAST_SHARE * findings.worst.peak.peak_bytes
+    least = max(LEAST_SHARE * findings.worst.peak.peak_bytes, _LEAST_BYTES)
     wastes = find_waste(findings)
     due = [one for one in wastes if one.kind in _HELD and one.addresses and one.bytes * _NUM_SEARCHED >= least]
     search = _Search(findings, due[:_NUM_SEARCHED], error) if due else None

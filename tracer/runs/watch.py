@@ -24,19 +24,20 @@ from torch import Tensor, nn
 from tracer.analysis.snapshots.outlived_steps import StepEnds
 from tracer.analysis.steps.step_findings import explain_steps
 from tracer.analysis.steps.watch_report import Event, WatchReport
-from tracer.capture import devices, torch_private
-from tracer.capture.allocator_history import AllocatorHistory
-from tracer.capture.call_hooks import CallHooks
-from tracer.capture.known_storages import Role
-from tracer.capture.memory_counters import StepReader, read_counters
-from tracer.capture.reached_tensors import Alike, unnamed_tensors
+from tracer.capture import torch_private
+from tracer.capture.device import devices
+from tracer.capture.device.allocator_history import AllocatorHistory
+from tracer.capture.device.memory_counters import StepReader, read_counters
+from tracer.capture.objects.call_hooks import CallHooks
+from tracer.capture.objects.known_storages import Role
+from tracer.capture.objects.reached_tensors import Alike, unnamed_tensors
+from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.step_columns import StepColumns, StepTable
-from tracer.capture.training_objects import Models, Optimizers, TrainingObjects
 from tracer.exporters.files import check_folder
+from tracer.exporters.json_documents.watch import write_watch_json
 from tracer.exporters.memory_snapshot import write_memory_snapshot
-from tracer.exporters.terminal import say
-from tracer.exporters.watch_json import write_watch_json
-from tracer.exporters.watch_text import short_watch_lines, write_watch_text
+from tracer.exporters.screen.terminal import say
+from tracer.exporters.screen.watch import short_watch_lines, write_watch_text
 from tracer.nested import leaves
 from tracer.runs.rank_store import RankStore
 from tracer.runs.ranks import Rank, RankPeak, begin, finish, leave, this_rank

@@ -19,16 +19,16 @@ from tracer.analysis.snapshots.outlived_steps import KeptGroup, StepEnds, first_
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.steps.step_findings import explain_steps
 from tracer.analysis.steps.watch_report import Event, HolderName, Kept, WatchReport
-from tracer.capture.device_ledger import DeviceLedger, device_ledger
-from tracer.capture.devices import device_memory, is_accelerator
-from tracer.capture.error_line import error_line
-from tracer.capture.holders import Holder, find_holders
-from tracer.capture.host_memory import host_total_bytes
-from tracer.capture.known_storages import BATCH, KnownStorages, Role, StorageObserver
-from tracer.capture.live_tensors import live_tensors
-from tracer.capture.memory_counters import read_counters
-from tracer.capture.reached_tensors import Alike, unnamed_tensors
-from tracer.capture.source_line import SourceLine
+from tracer.capture.device.device_ledger import DeviceLedger, device_ledger
+from tracer.capture.device.devices import device_memory, is_accelerator
+from tracer.capture.device.host_memory import host_total_bytes
+from tracer.capture.device.memory_counters import read_counters
+from tracer.capture.objects.holders import Holder, find_holders
+from tracer.capture.objects.known_storages import BATCH, KnownStorages, Role, StorageObserver
+from tracer.capture.objects.live_tensors import live_tensors
+from tracer.capture.objects.reached_tensors import Alike, unnamed_tensors
+from tracer.capture.sources.error_line import error_line
+from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns
 from tracer.errors import SnapshotError
 from tracer.snapshot.load import snapshot_in_memory

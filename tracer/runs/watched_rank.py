@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from tracer.analysis.steps.watch_report import WatchReport
-from tracer.exporters.watch_text import finding_lines
+from tracer.exporters.screen.watch import finding_lines
 from tracer.runs.ranks import Rank, RankPeak
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from tracer.analysis.profiles.findings import Findings
-from tracer.capture.devices import has_random_state, with_index
-from tracer.capture.parameter_origins import describe_parameters
-from tracer.capture.phase_timing import PhaseTimings, time_phases
-from tracer.capture.project_files import project_root
-from tracer.capture.source_line import SourceLine
+from tracer.capture.device.devices import has_random_state, with_index
+from tracer.capture.device.phase_timing import PhaseTimings, time_phases
+from tracer.capture.objects.parameter_origins import describe_parameters
+from tracer.capture.sources.project_files import project_root
+from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import RecordingError
 from tracer.runs.results import Failure, RunResults, is_out_of_memory, run_results
 from tracer.runs.session import ProfileSession, Schedule, fault_text

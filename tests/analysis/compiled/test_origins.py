@@ -17,10 +17,10 @@ from tracer.analysis.compiled.origins import CompiledOrigins, Origin, compiled_o
 from tracer.analysis.profiles.attribution import attribute
 from tracer.analysis.profiles.compiled_owners import with_compiled_owners
 from tracer.analysis.profiles.findings import find_in_cycle
-from tracer.capture.compiled_code import CompiledGraph, CompiledNode
-from tracer.capture.event_tree import read_recording
+from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
-from tracer.capture.source_line import SourceLine
+from tracer.capture.sources.compiled_code import CompiledGraph, CompiledNode
+from tracer.capture.sources.source_line import SourceLine
 
 KIB = 1024
 FORWARD = textwrap.dedent(

@@ -13,7 +13,7 @@ from torch import nn
 from tests.training_steps import Recorded, record
 from tracer.analysis.operators.invocations import op_instances, rows_starting_at, short_op_name
 from tracer.analysis.profiles.attribution import attribute
-from tracer.capture.event_tree import read_recording
+from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import OpKind
 
 

@@ -14,8 +14,8 @@ from tests.training_steps import Recorded
 from tracer.analysis.operators.kernel_times import kernel_times
 from tracer.analysis.operators.run_times import run_times
 from tracer.analysis.profiles.attribution import attribute
-from tracer.capture.device_kernels import Kernels, read_kernels
-from tracer.capture.event_tree import read_recording
+from tracer.capture.device.device_kernels import Kernels, read_kernels
+from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
 from tracer.capture.torch_private import HOST_DEVICE_TYPE
 from tracer.errors import RecordingError

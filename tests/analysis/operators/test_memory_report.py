@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.exporters.test_memory_report import NAMES, findings_of, report
+from tests.exporters.sqlite_reports.test_memory_report import NAMES, findings_of, report
 from tests.report_workloads import record_named
 from tracer.analysis.operators.invocations import op_instances
 from tracer.analysis.operators.memory_report import memory_report

@@ -17,7 +17,7 @@ from tracer.analysis.operators.invocation_times import InstanceTimes, instance_t
 from tracer.analysis.operators.invocations import op_instances, short_op_name
 from tracer.analysis.operators.run_times import RunTimes, run_times
 from tracer.analysis.profiles.attribution import Attribution, Phase, attribute
-from tracer.capture.event_tree import read_recording
+from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import (
     Allocations,
     Calls,

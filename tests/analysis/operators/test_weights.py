@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.exporters.test_memory_report import findings_of, report
+from tests.exporters.sqlite_reports.test_memory_report import findings_of, report
 from tests.histories import known_of
 from tests.report_workloads import record_named
 from tracer.analysis.operators.memory_report import memory_report
 from tracer.analysis.operators.weights import weights
-from tracer.capture.known_storages import Role, StorageObserver
-from tracer.capture.parameter_origins import Parameter, describe_parameters
-from tracer.capture.source_line import SourceLine
+from tracer.capture.objects.known_storages import Role, StorageObserver
+from tracer.capture.objects.parameter_origins import Parameter, describe_parameters
+from tracer.capture.sources.source_line import SourceLine
 
 
 def test_a_parameter_keeps_its_lines_and_a_gradient_is_no_larger_than_it() -> None:

@@ -18,7 +18,7 @@ from tracer.analysis.profiles.classify_blocks import classify_blocks
 from tracer.analysis.profiles.peak import peak_report
 from tracer.analysis.profiles.torch_categories import categorize
 from tracer.analysis.profiles.unrecorded_storages import unrecorded_storages
-from tracer.capture.known_storages import Role
+from tracer.capture.objects.known_storages import Role
 
 
 def test_mapped_memory_reports_no_total_and_counts() -> None:

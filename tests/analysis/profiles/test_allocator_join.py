@@ -20,9 +20,9 @@ from tracer.analysis.profiles.allocator_join import join_entries
 from tracer.analysis.profiles.block_lifetimes import follow_blocks
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together, with_allocator_history
 from tracer.analysis.profiles.memory_by_kind import memory_by_kind
-from tracer.capture.known_storages import Role
-from tracer.exporters.screen import print_peak
-from tracer.exporters.timeline_page import timeline_page
+from tracer.capture.objects.known_storages import Role
+from tracer.exporters.page.timeline_page import timeline_page
+from tracer.exporters.screen.profile import print_peak
 from tracer.snapshot.load import snapshot_in_memory
 
 

@@ -16,8 +16,8 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.attribution import Phase
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
-from tracer.capture.event_tree import read_recording
-from tracer.capture.known_storages import KnownStorages, Role, StorageObserver, input_tensors
+from tracer.capture.objects.known_storages import KnownStorages, Role, StorageObserver, input_tensors
+from tracer.capture.profiler.event_tree import read_recording
 
 
 def findings(

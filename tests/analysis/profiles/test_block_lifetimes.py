@@ -11,7 +11,7 @@ from hypothesis import given
 from tests.histories import Event, History, Key, histories, known_of, levels_of, recording_of
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.profiles.block_lifetimes import allocator_order, follow_blocks  # type: ignore[attr-defined]
-from tracer.capture.known_storages import Role
+from tracer.capture.objects.known_storages import Role
 from tracer.capture.recording import Recording
 
 

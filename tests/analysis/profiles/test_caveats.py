@@ -10,7 +10,7 @@ from tests.histories import Event, Key, known_of, recording_of
 from tracer.analysis.kinds import Evidence
 from tracer.analysis.profiles.caveats import counted, left_out, not_recorded, unseen
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle, put_together
-from tracer.capture.known_storages import Role
+from tracer.capture.objects.known_storages import Role
 from tracer.capture.recording import Recording
 
 

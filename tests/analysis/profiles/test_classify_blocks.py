@@ -19,7 +19,7 @@ from tracer.analysis.profiles.classify_blocks import RULES, apply_rules
 from tracer.analysis.profiles.findings import find_in_cycle
 from tracer.analysis.profiles.peak import peak_position
 from tracer.analysis.profiles.torch_categories import Category
-from tracer.capture.known_storages import Role
+from tracer.capture.objects.known_storages import Role
 
 # A block that no rule knows but the last: made outside of all phases, and alive at the end.
 PLAIN: dict[str, Any] = {

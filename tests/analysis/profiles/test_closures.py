@@ -14,7 +14,7 @@ from tests.training_steps import build_workload, record
 from tracer.analysis.profiles.attribution import Phase, attribute
 from tracer.analysis.profiles.closures import backward_calls, closure_calls
 from tracer.analysis.profiles.findings import find_in_cycle
-from tracer.capture.event_tree import read_recording
+from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
 from tracer.runs.session import ProfileSession, Schedule
 

@@ -12,7 +12,8 @@ from tests.training_steps import record
 from tracer.analysis.compiled.origins import CompiledOrigins, Origin
 from tracer.analysis.profiles.compiled_words import compiled_sentences
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
-from tracer.capture.compiled_code import (
+from tracer.capture.profiler.event_tree import read_recording
+from tracer.capture.sources.compiled_code import (
     CompiledCode,
     CompiledFunction,
     CompiledGraph,
@@ -21,8 +22,7 @@ from tracer.capture.compiled_code import (
     MemoryBudget,
     RecomputedTensor,
 )
-from tracer.capture.event_tree import read_recording
-from tracer.capture.source_line import SourceLine
+from tracer.capture.sources.source_line import SourceLine
 
 LINE = SourceLine("/home/somebody/net.py", 7)
 GRAPHS = (CompiledGraph("a", ""), CompiledGraph("b", "", is_backward=True))

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.exporters.page_samples import peak_row
+from tests.exporters.page.page_samples import peak_row
 from tests.training_steps import record
 from tracer.analysis.peak_diff import SavedPeak, diff_peaks
 from tracer.analysis.profiles.eager_comparison import compared_with_eager, eager_sentences, saved_peak
 from tracer.analysis.profiles.findings import find_in_cycle, put_together
-from tracer.capture.event_tree import read_recording
+from tracer.capture.profiler.event_tree import read_recording
 
 
 def peak(size: int, phase: str | None = "backward", *, is_compiled: bool = True) -> SavedPeak:

@@ -17,7 +17,7 @@ from tracer.analysis.profiles.attribution import attribute
 from tracer.analysis.profiles.findings import find_in_cycle
 from tracer.analysis.profiles.frame_ranks import Whose, whose_frames
 from tracer.analysis.profiles.source_lines import frames_of_op
-from tracer.capture.event_tree import read_recording
+from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
 
 LIBRARY = """

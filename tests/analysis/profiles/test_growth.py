@@ -18,8 +18,8 @@ from tracer.analysis.profiles.caveats import growth_sentences
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.growth import GrowingPlace, Growth, find_growth
 from tracer.analysis.profiles.survivors import Site, Survivors
-from tracer.exporters import timeline_page
-from tracer.exporters.screen import print_peak
+from tracer.exporters.page import timeline_page
+from tracer.exporters.screen.profile import print_peak
 from tracer.runs.session import ProfileSession, Schedule
 
 KIB = 1024

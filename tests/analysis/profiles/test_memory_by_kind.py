@@ -11,7 +11,7 @@ from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.findings import find_in_cycle
 from tracer.analysis.profiles.memory_by_kind import memory_by_kind
-from tracer.capture.known_storages import Role
+from tracer.capture.objects.known_storages import Role
 
 
 def test_an_example_by_hand() -> None:

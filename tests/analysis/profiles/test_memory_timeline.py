@@ -21,7 +21,7 @@ from tests.training_steps import WORKLOADS, Recorded, build_workload, record, to
 from tracer.analysis.profiles.devices_held import default_device
 from tracer.analysis.profiles.memory_timeline import MemoryTimeline, memory_timeline, torch_microseconds
 from tracer.analysis.profiles.torch_categories import Category, categorize
-from tracer.capture.event_tree import read_recording
+from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
 from tracer.errors import RecordingError
 

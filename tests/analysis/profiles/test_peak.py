@@ -17,7 +17,7 @@ from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.findings import Findings, find_in_cycle
 from tracer.analysis.profiles.peak import PeakReport
-from tracer.capture.live_tensors import LiveTensors
+from tracer.capture.objects.live_tensors import LiveTensors
 from tracer.capture.recording import Recording
 from tracer.runs.session import ProfileSession, Schedule
 from tracer.runs.workload_run import run_profile

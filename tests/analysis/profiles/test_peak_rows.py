@@ -14,7 +14,7 @@ from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.profiles.findings import find_in_cycle
 from tracer.analysis.profiles.peak import PeakReport
 from tracer.analysis.profiles.peak_rows import group_rows, recorded_op_name
-from tracer.capture.known_storages import Role
+from tracer.capture.objects.known_storages import Role
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

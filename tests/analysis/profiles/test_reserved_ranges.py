@@ -11,7 +11,7 @@ from tests.analysis.profiles.test_allocator_join import WatchedAllocator, joined
 from tests.snapshot.allocator_model import SEGMENT_BYTES
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.analysis.profiles.reserved_ranges import reserved_ranges
-from tracer.exporters.timeline_page import timeline_page
+from tracer.exporters.page.timeline_page import timeline_page
 
 
 def reserved_at(cycle: CycleFindings) -> tuple[list[int], int]:

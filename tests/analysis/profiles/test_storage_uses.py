@@ -13,7 +13,7 @@ from tests.training_steps import record
 from tracer.analysis.profiles.attribution import attribute
 from tracer.analysis.profiles.storage_uses import StorageUses, storage_uses
 from tracer.analysis.profiles.torch_categories import categorize
-from tracer.capture.event_tree import read_recording
+from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
 
 

@@ -12,7 +12,7 @@ from tests.histories import START_NS, Event, Key, known_of, levels_of, recording
 from tracer.analysis.profiles.allocator_order import allocator_order
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes, follow_blocks
 from tracer.analysis.profiles.unrecorded_storages import observed_before, unseen_keys
-from tracer.capture.known_storages import KnownStorages, Role
+from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.recording import DataFlow, Recording, Spans
 from tracer.capture.torch_names import STEP_PREFIX
 

@@ -11,7 +11,7 @@ import pytest
 from tracer.analysis.profiles.backward_passes import OutermostCalls
 from tracer.analysis.profiles.idle_blocks import IdleBlocks
 from tracer.analysis.profiles.waste import NO_KIND, RULES, Waste, WasteKind, kinds_of, put_together
-from tracer.capture.source_line import SourceLine
+from tracer.capture.sources.source_line import SourceLine
 
 NO_CALLS = OutermostCalls(*(np.zeros(0, np.int64) for _ in fields(OutermostCalls)))  # type: ignore[arg-type]
 # What is true of a block that one rule alone knows.

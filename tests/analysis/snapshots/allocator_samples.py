@@ -12,7 +12,7 @@ from tests.snapshot.dumps import frame
 from tracer.analysis.snapshots.allocator_finding import AllocatorFinding, explain_allocator
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.reserved import Reserved
-from tracer.exporters.allocator_screen import print_allocator
+from tracer.exporters.screen.allocator import print_allocator
 from tracer.snapshot.load import snapshot_in_memory
 
 SMALL_STACK = [frame("make_small", "/home/me/model.py", 5)]

@@ -8,7 +8,7 @@ from tests.allocator.recorded import GIB
 from tests.analysis.snapshots.allocator_samples import fragmented
 from tracer.analysis.snapshots.allocator_finding import NO_HISTORY, explain_allocator
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
-from tracer.exporters.snapshot_json import snapshot_json
+from tracer.exporters.json_documents.snapshot import snapshot_json
 from tracer.snapshot.load import snapshot_in_memory
 
 

@@ -23,9 +23,9 @@ from tracer.analysis.snapshots.findings import (
     replay_snapshot,
 )
 from tracer.errors import SnapshotError
-from tracer.exporters.diff_screen import print_snapshot_diff
-from tracer.exporters.snapshot_json import snapshot_json
-from tracer.exporters.snapshot_screen import print_snapshot
+from tracer.exporters.json_documents.snapshot import snapshot_json
+from tracer.exporters.screen.diff import print_snapshot_diff
+from tracer.exporters.screen.snapshot import print_snapshot
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import load_snapshot, snapshot_in_memory
 

@@ -20,7 +20,7 @@ from tests.analysis.snapshots.test_findings import (
 )
 from tests.snapshot.dumps import Row, entry, frame, snapshot
 from tracer.analysis.snapshots.sites import Site, Sites
-from tracer.exporters.snapshot_screen import place
+from tracer.exporters.screen.snapshot import place
 
 GENERATED = "/tmp/torchinductor_me/ab/cabcdefghij.py"
 RUN = frame("run", "/py/site-packages/torch/_inductor/output_code.py", 466)

@@ -26,8 +26,8 @@ from tests.snapshot.dumps import REAL_FILES, Row, block, entry, freed, segment, 
 from tracer.analysis.snapshots.classify_blocks import KINDS
 from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot, explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.timeline import DeviceTimeline, device_timeline
-from tracer.capture.known_storages import Role
-from tracer.exporters.snapshot_page import snapshot_page
+from tracer.capture.objects.known_storages import Role
+from tracer.exporters.page.snapshot_page import snapshot_page
 from tracer.snapshot.load import load_snapshot
 
 

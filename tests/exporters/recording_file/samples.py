@@ -10,15 +10,15 @@ from unittest import mock
 import numpy as np
 import torch
 
-from tests.exporters.page_samples import peak_row
+from tests.exporters.page.page_samples import peak_row
 from tests.pieces import Pieces
 from tracer.analysis.peak_diff import SavedPeak
 from tracer.analysis.profiles.findings import find_in_cycle, put_together, with_allocator_history
-from tracer.capture.compiled_code import CompiledCode, CompiledGraph
-from tracer.capture.device_kernels import Kernels
+from tracer.capture.device.device_kernels import Kernels
 from tracer.capture.kept_run import KeptRun
-from tracer.capture.live_tensors import LiveTensors
+from tracer.capture.objects.live_tensors import LiveTensors
 from tracer.capture.recording import Allocations, Recording
+from tracer.capture.sources.compiled_code import CompiledCode, CompiledGraph
 from tracer.exporters.memory_snapshot import snapshot_of_recording
 from tracer.runs.kept import kept_run
 from tracer.runs.results import Failure, RunResults

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tracer.capture.compiled_code import (
+from tracer.capture.sources.compiled_code import (
     NOTHING_COMPILED,
     CompiledCode,
     CompiledFunction,
@@ -18,7 +18,7 @@ from tracer.capture.compiled_code import (
     MemoryBudget,
     RecomputedTensor,
 )
-from tracer.capture.source_line import SourceLine
+from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import RecordingError
 from tracer.exporters.recording_file.checked_columns import Columns
 from tracer.exporters.recording_file.compiled_columns import compiled_columns, compiled_from

@@ -11,7 +11,7 @@ import pytest
 
 from tests.exporters.recording_file.samples import kept_on_cpu, kept_on_cuda
 from tests.training_steps import WORKLOADS, Recorded
-from tracer.capture.known_storages import KnownStorages
+from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.errors import RecordingError
 from tracer.exporters.recording_file.checked_columns import Columns, text_columns

@@ -14,9 +14,9 @@ import numpy as np
 
 from tracer.analysis.compiled.generated_code import END, Function, function_at, functions_of
 from tracer.arrays import Bool, Int, PerAllocation, PerCall
-from tracer.capture.compiled_code import CompiledGraph, CompiledNode, is_generated
 from tracer.capture.recording import Frames, Recording
-from tracer.capture.source_line import SourceLine
+from tracer.capture.sources.compiled_code import CompiledGraph, CompiledNode, is_generated
+from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_names import COMPILED_CALL, COMPILED_FUNCTION, COMPILED_REGIONS
 
 REGION = "compiled region"

@@ -13,9 +13,9 @@ from tracer.analysis.operators.saved_tensors import HowSaved, SavedActivations, 
 from tracer.analysis.operators.weights import Weight, weights
 from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.source_lines import frames_of_op
-from tracer.capture.known_storages import KnownStorages
-from tracer.capture.parameter_origins import Parameter
-from tracer.capture.source_line import SourceLine
+from tracer.capture.objects.known_storages import KnownStorages
+from tracer.capture.objects.parameter_origins import Parameter
+from tracer.capture.sources.source_line import SourceLine
 
 
 @dataclass(frozen=True, slots=True)

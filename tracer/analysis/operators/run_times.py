@@ -20,7 +20,7 @@ from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.source_lines import frames_of_op, line_of_frame
 from tracer.arrays import Int, PerOp
 from tracer.capture.recording import Recording
-from tracer.capture.source_line import SourceLine
+from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_names import OPTIMIZER_PREFIXES
 
 

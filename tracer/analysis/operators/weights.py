@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.analysis.profiles.attribution import Attribution
-from tracer.capture.known_storages import KnownStorages, Role
-from tracer.capture.parameter_origins import Parameter
+from tracer.capture.objects.known_storages import KnownStorages, Role
+from tracer.capture.objects.parameter_origins import Parameter
 from tracer.capture.recording import OpKind, Recording
-from tracer.capture.source_line import SourceLine
+from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.torch_names import is_accumulate_grad
 
 

@@ -21,7 +21,7 @@ from tracer.analysis.profiles.unrecorded_storages import (
     unseen_keys,
 )
 from tracer.arrays import Bool, Int, PerEvent
-from tracer.capture.known_storages import KnownStorages
+from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 
 

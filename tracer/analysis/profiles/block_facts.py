@@ -15,7 +15,7 @@ from tracer.analysis.profiles.time_spans import enclosing, merged
 from tracer.analysis.profiles.torch_categories import Categories, Category
 from tracer.analysis.profiles.unrecorded_storages import observations_of
 from tracer.arrays import Bool, Column, Int, Ints, PerBlock, PerKey, PerOp
-from tracer.capture.known_storages import KnownStorages, Role
+from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX
 

@@ -11,7 +11,7 @@ from tracer.analysis.profiles.allocator_count import AllocatorCount, allocator_c
 from tracer.analysis.profiles.allocator_order import allocator_order
 from tracer.analysis.profiles.unrecorded_storages import observations_of, unrecorded_storages
 from tracer.arrays import Bool, Int, PerBlock, PerEvent, Rows
-from tracer.capture.known_storages import KnownStorages, Role
+from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.recording import Recording
 
 

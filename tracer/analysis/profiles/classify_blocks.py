@@ -21,7 +21,7 @@ from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.torch_categories import Categories, Category
 from tracer.analysis.rules import Rule, first_that_holds
 from tracer.arrays import Bool, Int, PerAllocation, PerBlock, Rows
-from tracer.capture.known_storages import BATCH, KnownStorages, Role
+from tracer.capture.objects.known_storages import BATCH, KnownStorages, Role
 from tracer.capture.recording import Recording
 
 _KIND_OF_ROLE = {

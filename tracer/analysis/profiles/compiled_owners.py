@@ -11,7 +11,7 @@ from tracer.analysis.compiled.origins import CompiledOrigins, Origin
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.frame_ranks import Whose
 from tracer.capture.recording import Recording
-from tracer.capture.source_line import SourceLine
+from tracer.capture.sources.source_line import SourceLine
 
 
 def with_compiled_owners(

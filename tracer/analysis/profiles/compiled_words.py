@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.peak_rows import origin_of
-from tracer.capture.compiled_code import CompiledCode, CompiledFunction, MemoryBudget
-from tracer.capture.source_line import SourceLine
+from tracer.capture.sources.compiled_code import CompiledCode, CompiledFunction, MemoryBudget
+from tracer.capture.sources.source_line import SourceLine
 from tracer.units import format_bytes
 
 _NUM_SHOWN = 3

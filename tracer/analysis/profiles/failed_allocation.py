@@ -15,7 +15,7 @@ from tracer.analysis.profiles.allocator_join import JoinedHistory, join_history
 from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory, last_failed_allocation
 from tracer.arrays import Bool, PerBlock
-from tracer.capture.known_storages import KnownStorages
+from tracer.capture.objects.known_storages import KnownStorages
 from tracer.snapshot.columns import Snapshot
 
 _UNSAID = (Kind.BEFORE_RECORDING, Kind.UNKNOWN)

@@ -21,9 +21,9 @@ from tracer.analysis.profiles.step_phases import StepPhase, step_phases
 from tracer.analysis.profiles.survivors import Survivors, find_survivors
 from tracer.analysis.profiles.torch_categories import Categories, categorize
 from tracer.arrays import Int, PerBlock
-from tracer.capture.compiled_code import NOTHING_COMPILED, CompiledCode, CompiledGraph
-from tracer.capture.known_storages import KnownStorages
+from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
+from tracer.capture.sources.compiled_code import NOTHING_COMPILED, CompiledCode, CompiledGraph
 from tracer.errors import RecordingError
 from tracer.snapshot.columns import Snapshot
 

@@ -12,8 +12,8 @@ from pathlib import PurePosixPath, PureWindowsPath
 import numpy as np
 
 from tracer.arrays import Int, PerFrame
-from tracer.capture.compiled_code import is_generated
 from tracer.capture.recording import Recording
+from tracer.capture.sources.compiled_code import is_generated
 
 
 class Whose(IntEnum):

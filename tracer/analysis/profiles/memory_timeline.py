@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tracer.analysis.profiles.devices_held import default_device
 from tracer.analysis.profiles.torch_categories import Categories, Category, categorize
 from tracer.arrays import Int, Ints, PerTimelineRow
-from tracer.capture.event_tree import read_recording
+from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
 
 _PREEXISTING, _CREATE, _INCREMENT_VERSION, _DESTROY = 1, 2, 3, 4

@@ -17,7 +17,7 @@ from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
 from tracer.analysis.profiles.peak_rows import group_rows
 from tracer.analysis.profiles.torch_categories import Category
 from tracer.arrays import Int, PerBlock
-from tracer.capture.known_storages import KnownStorages
+from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 
 

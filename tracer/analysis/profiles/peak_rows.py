@@ -15,7 +15,7 @@ from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
 from tracer.analysis.profiles.source_lines import line_of_frame
 from tracer.analysis.profiles.torch_categories import Category
 from tracer.arrays import Int, Ints, PerBlock, Rows
-from tracer.capture.known_storages import KnownStorages
+from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import node_name
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.frame_ranks import Whose
 from tracer.capture.recording import Recording
-from tracer.capture.source_line import SourceLine
+from tracer.capture.sources.source_line import SourceLine
 
 
 def line_of_frame(recording: Recording, frame: int) -> SourceLine | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.arrays import Bool, Int, Ints, PerEvent, PerNode, PerUnrecorded, Rows
-from tracer.capture.known_storages import BATCH, KnownStorages, Role
+from tracer.capture.objects.known_storages import BATCH, KnownStorages, Role
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX
 

@@ -19,7 +19,7 @@ from tracer.analysis.profiles.peak_rows import recorded_op_name
 from tracer.analysis.profiles.source_lines import line_of_frame
 from tracer.arrays import Bools, Rows
 from tracer.capture.recording import CallKind, Recording
-from tracer.capture.source_line import SourceLine
+from tracer.capture.sources.source_line import SourceLine
 
 LEAST_SHARE = 0.01
 """Of the peak: less is not worth a line."""
@@ -105,7 +105,7 @@ RULES: tuple[WasteRule, ...] = (
 )
 NO_KIND = -1
 GRAPH_OF = " -> graph of the tensor"
-"""As `tracer.capture.holders` writes the way from a tensor to what its graph keeps."""
+"""As `tracer.capture.objects.holders` writes the way from a tensor to what its graph keeps."""
 
 
 def kinds_of(blocks: IdleBlocks, rules: Sequence[WasteRule] = RULES) -> Rows:

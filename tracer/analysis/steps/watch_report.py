@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from tracer.analysis.snapshots.groups import Group
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.analysis.steps.step_findings import StepFindings
-from tracer.capture.device_ledger import DeviceLedger
-from tracer.capture.holders import Holder
-from tracer.capture.source_line import SourceLine
+from tracer.capture.device.device_ledger import DeviceLedger
+from tracer.capture.objects.holders import Holder
+from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns
 
 

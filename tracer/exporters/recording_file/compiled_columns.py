@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tracer.capture.compiled_code import (
+from tracer.capture.sources.compiled_code import (
     NOTHING_COMPILED,
     CompiledCode,
     CompiledFunction,
@@ -17,7 +17,7 @@ from tracer.capture.compiled_code import (
     MemoryBudget,
     RecomputedTensor,
 )
-from tracer.capture.source_line import SourceLine
+from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import RecordingError
 from tracer.exporters.recording_file.checked_columns import DAMAGED, Columns
 from tracer.exporters.recording_file.document import Document

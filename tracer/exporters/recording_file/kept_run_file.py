@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from tracer.analysis.profiles.waste import WasteKind
+from tracer.capture.device.phase_timing import PHASES, PhaseTimings
 from tracer.capture.kept_run import KeptCycle, KeptRun, KeptTrace, KeptWaste, SourceFile
-from tracer.capture.parameter_origins import Parameter
-from tracer.capture.phase_timing import PHASES, PhaseTimings
-from tracer.capture.profiler_trace import ProfilerTrace
+from tracer.capture.objects.parameter_origins import Parameter
+from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.run_origin import RunOrigin
-from tracer.capture.source_line import SourceLine
+from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import RecordingError, SnapshotError
-from tracer.exporters.peak_json import saved_peak_from
+from tracer.exporters.json_documents.peak import saved_peak_from
 from tracer.exporters.recording_file.checked_columns import DAMAGED, Columns, text_columns
 from tracer.exporters.recording_file.compiled_columns import compiled_columns, compiled_from
 from tracer.exporters.recording_file.document import Document

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tracer.arrays import Bools, Ints
-from tracer.capture.device_kernels import Kernels
-from tracer.capture.known_storages import KnownStorages, Role
+from tracer.capture.device.device_kernels import Kernels
+from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.recording import (
     Allocations,
     CallKind,

@@ -1,0 +1,192 @@
+"""Hooks tell of calls and steps, leave when a compilation begins, and no compiled code ever differs because of them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import weakref
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from tests.capture.objects.compiled_watching import PROGRAMS
+from tracer.capture import torch_private
+from tracer.capture.objects.call_hooks import CallHooks
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def hooks_on(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> tuple[CallHooks, list[str]]:
+    log: list[str] = []
+    hooks = CallHooks(
+        models=[model],
+        on_call=lambda *_: log.append("call"),
+        optimizers=[optimizer] if optimizer is not None else [],
+        before_step=lambda *_: log.append("before"),
+        after_step=lambda *_: log.append("after"),
+    )
+    return hooks, log
+
+
+def net() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(3, 2)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def num_hooks(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, int, int]:
+    """On the model's calls, and before and after steps: of the optimizer alone and of all optimizers."""
+    before = *optimizer._optimizer_step_pre_hooks, *_global_optimizer_pre_hooks
+    after = *optimizer._optimizer_step_post_hooks, *_global_optimizer_post_hooks
+    return len(model._forward_pre_hooks), len(before), len(after)
+
+
+@pytest.fixture
+def compilation(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A torch.compile made of a callback: nothing is compiled, so that other tests of this process are not changed."""
+
+    class Compilation:
+        def __init__(self) -> None:
+            self.has_compiled = False
+            self.callbacks: list[Any] = []
+
+        def begin(self) -> None:
+            self.has_compiled = True
+            for callback in list(self.callbacks):
+                callback()
+
+    found = Compilation()
+
+    def on_compile_start(callback: Any) -> Any:
+        found.callbacks.append(callback)
+        return lambda: found.callbacks.remove(callback)
+
+    monkeypatch.setattr(torch_private, "on_compile_start", on_compile_start)
+    monkeypatch.setattr(torch_private, "has_compiled", lambda: found.has_compiled)
+    return found
+
+
+def test_calls_and_steps_are_told_in_order() -> None:
+    model, optimizer = net()
+    hooks, log = hooks_on(model, optimizer)
+    hooks.start()
+    model(torch.randn(1, 3)).sum().backward()
+    optimizer.step()
+    assert log == ["call", "before", "after"]
+    hooks.stop()
+    assert num_hooks(model, optimizer) == (0, 0, 0)
+
+
+def test_all_leave_when_a_compilation_begins_and_only_the_models_comes_back(compilation: Any) -> None:
+    model, optimizer = net()
+    hooks, _ = hooks_on(model, optimizer)
+    hooks.start()
+    assert (num_hooks(model, optimizer), hooks.see_steps) == ((1, 1, 1), True)
+    compilation.begin()
+    assert (num_hooks(model, optimizer), hooks.see_steps) == ((0, 0, 0), False)
+    hooks.renew()
+    assert num_hooks(model, optimizer) == (1, 0, 0)
+    hooks.stop()
+    assert num_hooks(model, optimizer) == (0, 0, 0)
+    assert compilation.callbacks == []
+
+
+def test_between_steps_nothing_is_looked_for_unless_something_was_compiled(
+    compilation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no hook is on, as of a model whose own call is compiled: a loop may go on for days."""
+    searches: list[nn.Module] = []
+    monkeypatch.setattr(torch_private, "compiled_wrappers", lambda model: searches.append(model) or [])
+    model, _ = net()
+    model._compiled_call_impl = model._call_impl  # type: ignore[assignment]
+    hooks, _ = hooks_on(model)
+    hooks.start()
+    for _ in range(3):
+        hooks.renew()
+    assert len(searches) == 1
+    compilation.begin()
+    for _ in range(3):
+        hooks.renew()
+    assert len(searches) == 2
+    hooks.stop()
+
+
+def test_no_hook_comes_back_on_a_model_whose_own_call_is_compiled(compilation: Any) -> None:
+    model, optimizer = net()
+    hooks, _ = hooks_on(model, optimizer)
+    hooks.start()
+    model._compiled_call_impl = model._call_impl  # type: ignore[assignment]
+    compilation.begin()
+    hooks.renew()
+    assert num_hooks(model, optimizer) == (0, 0, 0)
+    hooks.stop()
+
+
+def test_a_compilation_inside_a_step_does_not_take_hooks_from_under_the_optimizer(compilation: Any) -> None:
+    """As when a user's own hook, which updates an average of the weights, is compiled."""
+    model, optimizer = net()
+    hooks, log = hooks_on(model, optimizer)
+    hooks.start()
+    optimizer.register_step_post_hook(lambda *_: compilation.begin())
+    model(torch.randn(1, 3)).sum().backward()
+    optimizer.step()
+    assert log == ["call", "before", "after"]
+    hooks.renew()
+    hooks.stop()
+    assert num_hooks(model, optimizer) == (0, 0, 1)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_what_takes_no_hook_is_left_alone_and_said() -> None:
+    scripted = torch.jit.script(nn.Linear(3, 2))
+    hooks, _ = hooks_on(scripted)
+    hooks.start()
+    hooks.renew()
+    (sentence,) = hooks.refused
+    assert sentence.startswith("The inputs of RecursiveScriptModule are not observed: ")
+    assert "not supported on ScriptModules" in sentence
+    hooks.stop()
+
+
+def test_nothing_is_kept_alive_afterwards() -> None:
+    model, optimizer = net()
+    hooks, _ = hooks_on(model, optimizer)
+    hooks.start()
+    hooks.stop()
+    references = [weakref.ref(model), weakref.ref(optimizer)]
+    gc.disable()
+    try:
+        del model, optimizer
+        assert [reference() for reference in references] == [None, None]  # type: ignore[operator]
+    finally:
+        gc.enable()
+
+
+@cache
+def trained() -> dict[str, Any]:
+    """Every program, with and without a session, in a process of its own."""
+    command = [sys.executable, "-m", "tests.capture.objects.compiled_watching"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("num_before", [0, 3])
+@pytest.mark.parametrize("program", [one.__name__ for one in PROGRAMS])
+def test_a_watched_compiled_program_is_compiled_as_an_unwatched_one(program: str, num_before: int) -> None:
+    """As often, into as many graphs, with as many breaks, step by step; it trains the same and keeps no batch alive."""
+    alone, watched = trained()[f"{program} {num_before}"]
+    assert sum(alone["compiled"][-1]) > 0
+    assert watched["compiled"] == alone["compiled"]
+    assert watched["losses"] == alone["losses"]
+    assert watched["alive"] == alone["alive"]
+
+
+@pytest.mark.parametrize("program", ["wrapped", "whole_graph", "optimizer_alone"])
+def test_the_batch_of_a_compiled_model_is_seen_from_outside(program: str) -> None:
+    assert "batch[0]" in trained()[f"{program} 0"][1]["names"]

@@ -1,0 +1,305 @@
+"""Ten ways to hold a tensor too long, each named by the path that a person would give."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tracer.capture.objects.holders import Holder, find_holders
+
+KEPT_BY_THE_MODULE: dict[str, list[Tensor]] = {"losses": []}
+HERE = "test_holders.py"
+
+
+@pytest.fixture(autouse=True)
+def what_is_new() -> Iterator[None]:
+    """Of all that the test run has loaded nothing is looked through, which is most of the time that a search takes."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def tensor(size: int = 100) -> Tensor:
+    return torch.ones(size)
+
+
+def place(one: Tensor) -> int:
+    return one.untyped_storage().data_ptr()
+
+
+def only(addresses: list[int], error: BaseException | None = None) -> Holder:
+    (found,) = find_holders(addresses, error=error)
+    assert set(found.addresses) == set(addresses)
+    return found
+
+
+class Trainer:
+    shared: list[Tensor]
+
+    def __init__(self) -> None:
+        self.history: list[Tensor] = []
+        self.by_name: dict[str, Any] = {}
+
+
+class Slotted:
+    __slots__ = ("last",)
+
+    def __init__(self, last: Tensor) -> None:
+        self.last = last
+
+
+def test_a_list_in_an_attribute() -> None:
+    trainer = Trainer()
+    trainer.history += [tensor(), tensor(), tensor()]
+    found = only([place(one) for one in trainer.history])
+    assert found.path == "trainer.history[...]"
+    assert found.variable.startswith(f"local variable of test_a_list_in_an_attribute(), {HERE}:")
+
+
+def test_a_dictionary_and_what_is_in_it() -> None:
+    cache: Any = {"step": {"outputs": tensor()}, 3: deque([tensor()])}
+    assert only([place(cache["step"]["outputs"])]).path == "cache['step']['outputs']"
+    assert only([place(cache[3][0])]).path == "cache[3][0]"
+
+
+def closure_over(kept: Tensor) -> Callable[[], Tensor]:
+    def again() -> Tensor:
+        return kept
+
+    return again
+
+
+def test_a_closure() -> None:
+    again = closure_over(tensor())
+    assert only([place(again())]).path == "again -> closure variable kept of again()"
+
+
+def test_an_attribute_also_in_slots_and_of_modules() -> None:
+    trainer, slotted, module = Trainer(), Slotted(tensor()), nn.Sequential(nn.Linear(2, 2))
+    trainer.last = tensor()  # type: ignore[attr-defined]
+    module[0].register_buffer("seen", tensor())
+    assert only([place(trainer.last)]).path == "trainer.last"  # type: ignore[attr-defined]
+    assert only([place(slotted.last)]).path == "slotted.last"
+    assert only([place(module[0].seen)]).path == "module._modules['0'].seen"  # type: ignore[arg-type]
+    assert only([place(module[0].weight)]).path == "module._modules['0'].weight"  # type: ignore[arg-type]
+
+
+def test_a_global_variable() -> None:
+    gc.unfreeze()
+    KEPT_BY_THE_MODULE["losses"].append(tensor())
+    try:
+        found = only([place(KEPT_BY_THE_MODULE["losses"][0])])
+        assert found.path == "KEPT_BY_THE_MODULE['losses'][0]"
+        assert found.variable.startswith("global variable of ") and "test_holders" in found.variable
+    finally:
+        KEPT_BY_THE_MODULE["losses"].clear()
+
+
+def test_an_attribute_of_a_class() -> None:
+    gc.unfreeze()
+    Trainer.shared = [tensor()]
+    try:
+        found = only([place(Trainer.shared[0])])
+        assert found.path == "Trainer.shared[0]"
+    finally:
+        del Trainer.shared
+
+
+def batches(sizes: list[int]) -> Iterator[int]:
+    for size in sizes:
+        batch = tensor(size)
+        yield place(batch)
+
+
+def test_a_generator_that_waits() -> None:
+    loader = batches([5, 6])
+    found = only([next(loader)])
+    assert found.path.startswith("loader -> local variable batch of batches(), test_holders.py:")
+
+
+def test_an_exception_that_somebody_keeps() -> None:
+    errors: list[Exception] = []
+
+    def fails() -> None:
+        output = tensor()
+        errors.append(ValueError(place(output)))
+        raise errors[0]
+
+    with pytest.raises(ValueError):
+        fails()
+    found = only([errors[0].args[0]])
+    assert found.path.startswith("errors[0].__traceback__")
+    assert "-> local variable output of fails(), test_holders.py:" in found.path
+
+
+def test_the_exception_that_is_on_its_way_is_no_holder_but_the_function_it_has_left() -> None:
+    def fails() -> None:
+        outputs = [tensor()]
+        raise ValueError(place(outputs[0]))
+
+    try:
+        fails()
+    except ValueError as error:
+        found = only([error.args[0]], error)
+        assert found.path == "outputs[0]"
+        assert found.variable.startswith("local variable of fails(), ")
+
+
+def test_a_reference_cycle() -> None:
+    def makes_one() -> int:
+        parent, child = Trainer(), Trainer()
+        parent.by_name["child"], child.by_name["parent"] = child, parent
+        parent.last = tensor()  # type: ignore[attr-defined]
+        return place(parent.last)  # type: ignore[attr-defined]
+
+    gc.collect()
+    gc.disable()
+    try:
+        found = only([makes_one()])
+        assert found.path.startswith("reference cycle Trainer.by_name")
+        assert found.path.endswith("Trainer.last") and "['child']" in found.path and "['parent']" in found.path
+        assert found.variable == ""
+    finally:
+        gc.enable()
+        gc.collect()
+
+
+def test_a_loss_that_is_kept_with_its_graph() -> None:
+    """What the graphs keep is no Python object's: exp keeps its result."""
+    weight, losses, places = torch.ones(50, requires_grad=True), [], []
+    for _ in range(3):
+        hidden = (weight * 2).exp()
+        places.append(place(hidden))
+        losses.append(hidden.sum())
+        del hidden
+    found = only(places)
+    assert found.path == "losses[...] -> graph of the tensor"
+    assert found.graph_of in [place(loss) for loss in losses]
+
+
+def test_a_loss_whose_graph_has_tensors_of_its_own_objects() -> None:
+    """The object of an intermediate tensor stays as long as the graph has the tensor, and nothing refers to it."""
+    weight, losses, places, objects = torch.ones(50, requires_grad=True), [], [], []
+    for _ in range(3):
+        hidden = (weight * 2).exp()
+        places.append(place(hidden))
+        objects.append(id(hidden))
+        losses.append((hidden * 3).exp().sum())
+        del hidden
+    assert {id(one) for one in gc.get_objects() if type(one) is Tensor} & set(objects), "or there is nothing to test"
+    found = only(places)
+    assert found.path == "losses[...] -> graph of the tensor"
+    assert found.graph_of in [place(loss) for loss in losses]
+
+
+def test_a_hook() -> None:
+    model = nn.Linear(3, 3)
+    places = []
+
+    def watch() -> None:
+        outputs = []
+
+        def keep(module: nn.Module, args: object, output: Tensor) -> None:
+            outputs.append(output.detach().clone())
+            places.append(place(outputs[-1]))
+
+        model.register_forward_hook(keep)
+
+    watch()
+    for _ in range(2):
+        model(torch.ones(2, 3))
+    found = only(places)
+    assert found.path.startswith("model._forward_hooks[")
+    assert found.path.endswith(" -> closure variable outputs of keep()[...]")
+
+
+def test_a_partial_and_a_bound_method() -> None:
+    trainer = Trainer()
+    trainer.history.append(tensor())
+    address, callback = place(trainer.history[0]), [trainer.history.append]
+    del trainer
+    assert "[0]" in only([address]).path
+    other = partial(print, tensor())
+    assert only([place(other.args[0])]).path == "other -> args of the partial[0]"
+    del callback
+
+
+def test_optimizers_and_gradients_have_paths_too() -> None:
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    state = optimizer.state[model.weight]["momentum_buffer"]
+    address = place(state)
+    del state
+    assert only([address]).path == "optimizer.state[<Parameter>]['momentum_buffer']"
+    assert model.weight.grad is not None
+    assert only([place(model.weight.grad)]).path == "model.weight.grad"
+
+
+def test_nobody_holds_what_is_gone_and_nobody_is_asked_of_nothing() -> None:
+    gone = tensor()
+    address = place(gone)
+    del gone
+    assert find_holders([address]) == ()
+    assert find_holders([]) == ()
+
+
+def test_another_devices_address_is_not_looked_for() -> None:
+    here = tensor()
+    assert find_holders([place(here)], device=torch.device("meta")) == ()
+
+
+def test_nothing_is_kept_alive_by_it() -> None:
+    """Also not by the dictionary of local variables that a frame is given when somebody asks for them."""
+    trainer = Trainer()
+    trainer.history.append(tensor())
+    local = tensor()
+    gone = weakref.ref(local), weakref.ref(trainer.history[0]), weakref.ref(trainer)
+    find_holders([place(trainer.history[0]), place(local)])
+    gc.disable()
+    try:
+        del local, trainer
+        assert [one() for one in gone] == [None, None, None]
+    finally:
+        gc.enable()
+
+
+def test_a_programs_own_dictionary_of_its_variables_stays() -> None:
+    kept = tensor()
+    mine = locals()
+    find_holders([place(kept)])
+    assert mine["kept"] is kept
+
+
+class Loud:
+    """Whoever touches it from outside is heard."""
+
+    def __init__(self) -> None:
+        self.__dict__["inner"] = tensor()
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was asked for")
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("it was compared")
+
+    def __hash__(self) -> int:
+        return 7
+
+
+def test_no_code_of_a_users_class_is_called() -> None:
+    loud = object.__new__(Loud)
+    inner = tensor()
+    object.__setattr__(loud, "inner", inner)
+    address = place(inner)
+    del inner
+    assert only([address]).path == "loud.inner"

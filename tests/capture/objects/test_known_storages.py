@@ -1,0 +1,201 @@
+"""What an observation says, of which tensors, and that it leaves no trace on them."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.histories import known_of
+from tracer.capture.objects import known_storages
+from tracer.capture.objects.known_storages import (
+    KnownStorages,
+    Role,
+    StorageObserver,
+    input_tensors,
+    model_tensors,
+    optimizer_tensors,
+)
+
+
+def observe(*tensors: tuple[Role, str, Tensor]) -> list[tuple[str, Role, int, int, str]]:
+    """Name, role, address, bytes and device of each observation."""
+    observer = StorageObserver()
+    observer.observe(tensors)
+    return rows(observer.observations())
+
+
+def rows(known: KnownStorages) -> list[tuple[str, Role, int, int, str]]:
+    columns = (known.name, known.role, known.address, known.size_bytes, known.device)
+    return [
+        (known.names[name], Role(role), address, size, known.devices[device])
+        for name, role, address, size, device in zip(*(column.tolist() for column in columns), strict=True)
+    ]
+
+
+def inputs(*tensors: Tensor) -> list[tuple[Role, str, Tensor]]:
+    return [(Role.INPUT, f"x{index}", tensor) for index, tensor in enumerate(tensors)]
+
+
+# ---- one observation -------------------------------------------------------------------------------------------------
+
+
+def test_address_and_size_are_those_of_the_storage() -> None:
+    base = torch.zeros(10, 4)
+    view = base[3:5, 1]
+    assert observe((Role.PARAMETER, "w", view)) == [("w", Role.PARAMETER, base.data_ptr(), 160, "cpu")]
+
+
+def test_a_storage_counts_once_a_look_and_the_first_name_stays() -> None:
+    base = torch.zeros(8)
+    observer = StorageObserver()
+    observer.observe([(Role.PARAMETER, "first", base), (Role.BUFFER, "second", base[2:])])
+    observer.observe([(Role.PARAMETER, "first", base)])
+    assert [row[0] for row in rows(observer.observations())] == ["first", "first"]
+
+
+def test_looks_are_in_order_of_time_and_each_is_one_instant(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 5
+    kept = torch.zeros(1), torch.zeros(1), torch.zeros(1)
+    # Not a list of times that ends: storages of other tests that die here ask for the time as well.
+    monkeypatch.setattr(known_storages.time, "time_ns", lambda: now)  # type: ignore[attr-defined]
+    observer = StorageObserver()
+    observer.observe(inputs(*kept[:2]))
+    now = 9
+    observer.observe(inputs(kept[2]))
+    assert observer.observations().time_ns.tolist() == [5, 5, 9]
+
+
+@pytest.mark.parametrize("make", [lambda: torch.empty(0), lambda: torch.empty(3, device="meta")])
+def test_tensors_without_a_place_are_passed_over(make: Callable[[], Tensor]) -> None:
+    assert observe((Role.INPUT, "x", make())) == []
+
+
+def test_a_sparse_tensor_is_its_values_and_its_indices() -> None:
+    sparse = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.ones(2), (5,), check_invariants=True)
+    found = {(address, size) for _, _, address, size, _ in observe((Role.GRADIENT, "g", sparse))}
+    assert found == {(sparse._values().data_ptr(), 8), (sparse._indices().data_ptr(), 16)}
+
+
+def test_no_observation_gives_empty_columns() -> None:
+    known = StorageObserver().observations()
+    assert rows(known) == []
+    assert known.time_ns.dtype == np.int64
+    assert known.names == known.devices == ()
+
+
+def test_columns_of_different_length_are_refused() -> None:
+    good = known_of((0, 1, 2, Role.INPUT, "x"))
+    with pytest.raises(ValueError, match="differ in length"):
+        KnownStorages(good.time_ns, good.address, good.size_bytes[:0], good.role, good.name, good.device, (), ())
+
+
+def test_a_look_keeps_nothing_alive_and_touches_nothing() -> None:
+    tensor = torch.randn(5, requires_grad=True)
+    tensor.grad = torch.ones(5)
+    version, random_state = tensor._version, torch.get_rng_state()
+    observer = StorageObserver()
+    observer.observe([(Role.PARAMETER, "w", tensor), (Role.GRADIENT, "w", tensor.grad)])
+    assert tensor._version == version
+    assert torch.equal(torch.get_rng_state(), random_state)
+    ref = weakref.ref(tensor)
+    del tensor
+    gc.collect()
+    assert ref() is None
+    assert len(rows(observer.observations())) == 2
+
+
+# ---- of models, optimizers and batches -------------------------------------------------------------------------------
+
+
+def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(6, 3)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def names(tensors: Any) -> list[tuple[str, str]]:
+    return [(role.name, name) for role, name, _ in tensors]
+
+
+def test_a_model_is_its_parameters_gradients_and_buffers() -> None:
+    model, _ = trained()
+    parameters = ["0.weight", "0.bias", "1.weight", "1.bias"]
+    buffers = ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    assert names(model_tensors(model)) == [
+        *(("PARAMETER", name) for name in parameters),
+        *(("GRADIENT", name) for name in parameters),
+        *(("BUFFER", name) for name in buffers),
+    ]
+    assert next(model_tensors(model))[2] is next(model.parameters())
+    model.zero_grad()
+    assert "GRADIENT" not in dict(names(model_tensors(model)))
+
+
+def test_optimizer_state_is_named_after_its_parameter() -> None:
+    model, optimizer = trained()
+    owner = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert names(optimizer_tensors(optimizer, owner))[:3] == [
+        ("OPTIMIZER_STATE", "0.weight.step"),
+        ("OPTIMIZER_STATE", "0.weight.exp_avg"),
+        ("OPTIMIZER_STATE", "0.weight.exp_avg_sq"),
+    ]
+    assert names(optimizer_tensors(optimizer))[0] == ("OPTIMIZER_STATE", "parameter.step")
+
+
+def test_optimizer_state_that_is_no_tensor_is_passed_over() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 2)).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)  # type: ignore[arg-type]
+    assert all(isinstance(tensor, Tensor) for _, _, tensor in optimizer_tensors(optimizer))
+
+
+def test_a_batch_may_be_nested() -> None:
+    x, y, z = torch.zeros(1), torch.zeros(2), torch.zeros(3)
+    batch = {"image": x, "more": [y, (z, "a label", 3, None)]}
+    found = [(name, tensor) for _, name, tensor in input_tensors(batch)]
+    assert [name for name, _ in found] == ["batch.image", "batch.more[0]", "batch.more[1][0]"]
+    assert all(tensor is one for (_, tensor), one in zip(found, (x, y, z), strict=True))
+    assert names(input_tensors(x)) == [("INPUT", "batch")]
+    assert names(input_tensors(7)) == []
+
+
+def test_a_storage_that_a_walk_found_is_seen_to_go_when_its_last_holder_goes() -> None:
+    """And not with the tensor that it was found by; nothing is kept alive, and every storage goes once."""
+    observer, tensor, other = StorageObserver(), torch.zeros(40), torch.zeros(30)
+    address, kept = tensor.data_ptr(), other.view(5, 6)
+    observer.observe(inputs(tensor, other), is_walk=True)
+    observer.observe(inputs(tensor, other), is_walk=True)
+    assert observer.observations().ends_address.tolist() == []
+    del tensor, other
+    known = observer.observations()
+    assert known.ends_address.tolist() == [address]
+    assert known.walks_ns[-1] <= known.ends_ns[0] <= time.time_ns()
+    assert known.devices[known.ends_device[0]] == "cpu"
+    del kept
+    assert len(observer.observations().ends_address) == 2
+
+
+def test_what_no_walk_found_and_what_goes_after_the_end_is_not_watched() -> None:
+    observer, seen, walked = StorageObserver(), torch.zeros(40), torch.zeros(30)
+    observer.observe(inputs(seen))
+    observer.observe(inputs(walked), is_walk=True)
+    observer.stop()
+    del seen, walked
+    assert observer.observations().ends_address.tolist() == []

@@ -1,0 +1,97 @@
+"""Models by name and optimizers that were named or seen: what they hold, under which names, and that nothing stays."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tracer.capture.objects.training_objects import TrainingObjects
+from tracer.errors import TracerError
+
+
+def named(objects: TrainingObjects) -> set[tuple[str, str]]:
+    return {(role.name, name) for role, name, _ in objects.tensors()}
+
+
+def test_a_single_models_names_are_its_own_and_several_begin_with_theirs() -> None:
+    one, other = nn.Sequential(nn.Linear(2, 2)), nn.BatchNorm1d(2)
+    assert [name for name, _ in TrainingObjects(one).parameters()] == ["0.weight", "0.bias"]
+    objects = TrainingObjects({"student": one, "teacher": other})
+    assert [name for name, _ in objects.parameters()] == [
+        "student.0.weight",
+        "student.0.bias",
+        "teacher.weight",
+        "teacher.bias",
+    ]
+    assert ("BUFFER", "teacher.running_mean") in named(objects)
+    names = objects.module_names()
+    assert (names[id(one)], names[id(one[0])], names[id(other)]) == ("student", "student.0", "teacher")
+    assert TrainingObjects(one).module_names()[id(one)] == ""
+
+
+def test_a_weight_that_two_models_share_comes_once_under_its_first_name() -> None:
+    one, other = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+    other.weight = one.weight
+    assert [name for name, _ in TrainingObjects({"a": one, "b": other}).parameters()] == ["a.weight"]
+
+
+def test_state_is_named_after_its_parameter_and_what_is_in_no_model_after_its_optimizer() -> None:
+    model, alone = nn.Linear(2, 2, bias=False), nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([*model.parameters(), alone], 0.1, momentum=0.9)
+    alone.grad, model.weight.grad = torch.ones(3), torch.ones(2, 2)
+    optimizer.step()
+    assert named(TrainingObjects(model, optimizer)) == {
+        ("PARAMETER", "weight"),
+        ("GRADIENT", "weight"),
+        ("OPTIMIZER_STATE", "weight.momentum_buffer"),
+        ("PARAMETER", "SGD.1"),
+        ("GRADIENT", "SGD.1"),
+        ("OPTIMIZER_STATE", "SGD.1.momentum_buffer"),
+    }
+
+
+def test_names_follow_parameters_that_a_loop_replaces() -> None:
+    model = nn.Linear(2, 2, bias=False)
+    objects = TrainingObjects(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    assert [name for name, _ in objects.parameters_of(optimizer)] == ["weight"]
+    model.weight = nn.Parameter(torch.ones(2, 2))
+    optimizer.param_groups[0]["params"] = [model.weight]
+    assert [name for name, _ in objects.parameters_of(optimizer)] == ["weight"]
+
+
+def test_names_are_looked_up_once_for_many_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for each parameter, which step inside backward: looking up all names in each would be quadratic."""
+    model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(20)))
+    objects = TrainingObjects(model)
+    lookups: list[None] = []
+    found = objects.parameters
+    monkeypatch.setattr(objects, "parameters", lambda: lookups.append(None) or found())
+    for parameter in model.parameters():
+        objects.parameters_of(torch.optim.SGD([parameter], 0.1))
+    assert len(lookups) == 1
+
+
+def test_optimizers_that_were_seen_are_known_and_not_kept_alive() -> None:
+    model = nn.Linear(2, 2)
+    mine, seen = (torch.optim.SGD(model.parameters(), 0.1) for _ in range(2))
+    objects = TrainingObjects(model, [mine])
+    for optimizer in (mine, seen, seen):
+        objects.saw_stepping(optimizer)
+    assert objects.optimizers == [mine, seen]
+    reference = weakref.ref(seen)
+    del seen, optimizer
+    gc.collect()
+    assert reference() is None
+    assert objects.optimizers == [mine]
+
+
+@pytest.mark.parametrize("models", [{}, {"student": "no module"}, Tensor])
+def test_what_is_no_model_is_refused_in_a_sentence(models: object) -> None:
+    with pytest.raises(TracerError) as caught:
+        TrainingObjects(models)  # type: ignore[arg-type]
+    assert caught.value.hint

@@ -1,0 +1,630 @@
+"""Reading the event tree: what the columns promise, compared with plain recursion, and trees that no run here makes."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training_steps import WORKLOADS, Recorded, build_workload, record, torch_timeline
+from tracer.analysis.profiles.attribution import attribute
+from tracer.analysis.profiles.memory_timeline import memory_timeline
+from tracer.analysis.profiles.torch_categories import categorize
+from tracer.capture import torch_private
+from tracer.capture.device.device_kernels import read_kernels
+from tracer.capture.profiler import event_tree
+from tracer.capture.profiler.event_tree import read_recording
+from tracer.capture.recording import CallKind, OpKind, Recording
+from tracer.errors import RecordingError
+
+TABLES = ("allocations", "keys", "flow", "ops", "calls", "spans", "frames", "modules")
+KEY_SETS = ("gradient_keys", "parameter_keys", "optimizer_state_keys")
+BOOL_COLUMNS = {
+    "assumed", "node_backward", "edge_allocated", "edge_freed", "edge_mutated", "user", "own",
+}  # fmt: skip
+
+
+def tree(events: Any) -> Iterator[Any]:
+    """Every event, parents first, by plain recursion."""
+    for event in events:
+        yield event
+        yield from tree(event.children)
+
+
+def columns(recording: Recording) -> dict[str, dict[str, Any]]:
+    return {
+        name: {f.name: getattr(getattr(recording, name), f.name) for f in dataclasses.fields(getattr(recording, name))}
+        for name in TABLES
+    }
+
+
+def assert_consistent(recording: Recording) -> None:
+    """What every recording promises, whatever was recorded."""
+    for table in columns(recording).values():
+        for name, column in table.items():
+            assert column.ndim == 1
+            assert column.dtype == (bool if name in BOOL_COLUMNS else np.int64), name
+    num_ops, num_calls = len(recording.ops.name), len(recording.calls.kind)
+    allocations, keys, flow = recording.allocations, recording.keys, recording.flow
+    ops, calls, frames = recording.ops, recording.calls, recording.frames
+    for column, low, high in (
+        (allocations.key, -1, len(keys.id)),
+        (allocations.device, 0, len(recording.devices)),
+        (allocations.op, -1, num_ops),
+        (allocations.call, -1, num_calls),
+        (keys.device, 0, len(recording.devices)),
+        (flow.edge_node, 0, len(flow.node_time_ns)),
+        (flow.edge_key, 0, len(keys.id)),
+        (ops.name, 0, len(recording.strings)),
+        (ops.kind, 0, len(OpKind)),
+        (ops.call, -1, num_calls),
+        (ops.inline_frame, -1, len(frames.file)),
+        (ops.last_frame, -1, len(frames.file)),
+        (ops.input_shapes, 0, len(recording.shapes)),
+        (calls.kind, 0, len(CallKind)),
+        (calls.op, -1, num_ops),
+        (calls.frame, -1, len(frames.file)),
+        (calls.function, -1, len(frames.file)),
+        (calls.module, -1, len(recording.modules.name)),
+        (recording.spans.name, 0, len(recording.strings)),
+        (frames.file, 0, len(recording.strings)),
+        (frames.function, 0, len(recording.strings)),
+        (recording.modules.name, 0, len(recording.strings)),
+        *((getattr(recording, name), 0, len(keys.id)) for name in KEY_SETS),
+    ):
+        assert ((column >= low) & (column < high)).all()
+    for part in (ops, calls):
+        assert (part.parent < np.arange(len(part.parent))).all(), "parents come before their children"
+        assert (part.parent >= -1).all()
+        inner = part.parent >= 0
+        assert (part.start_ns[inner] >= part.start_ns[part.parent[inner]]).all()
+        assert (part.end_ns >= part.start_ns).all()
+    assert (np.diff(flow.node_time_ns) >= 0).all()
+    edges = list(zip(flow.edge_node.tolist(), flow.edge_key.tolist(), strict=True))
+    assert edges == sorted(set(edges))
+    sort_keys = list(zip(keys.id.tolist(), keys.allocation_id.tolist(), strict=True))
+    assert sort_keys == sorted(sort_keys)
+    assert len(set(recording.strings)) == len(recording.strings)
+    held: dict[int, int] = {}
+    for number, size in zip(allocations.allocation_id.tolist(), allocations.size_bytes.tolist(), strict=True):
+        # Made once at most, freed once at most, and in this order.
+        assert number not in held if size > 0 else held.get(number, 1) > 0
+        held[number] = size
+
+
+# ---- real recordings -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_columns_are_consistent(name: str, recorded: Callable[[str], Recorded]) -> None:
+    for recording in recorded(name).recordings:
+        assert_consistent(recording)
+        assert recording.num_assumed_frees == 0
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_equals_plain_recursion(name: str, recorded: Callable[[str], Recorded]) -> None:
+    run = recorded(name)
+    for results, recording in zip(run.results, run.recordings, strict=True):
+        events = [(event, event.extra_fields) for event in tree(results.experimental_event_tree())]
+        assert recording.num_events == len(events)
+        of_type: dict[str, list[Any]] = {}
+        for event, fields in events:
+            of_type.setdefault(type(fields).__name__, []).append((event, fields))
+        table = recording.allocations
+        rows = zip(
+            table.time_ns.tolist(), table.address.tolist(), table.size_bytes.tolist(), table.allocation_id.tolist(),
+            table.total_allocated_bytes.tolist(), (recording.devices[d] for d in table.device.tolist()), strict=True,
+        )  # fmt: skip
+        assert list(rows) == [
+            (e.start_time_ns, f.ptr, f.alloc_size, f.allocation_id, f.total_allocated, str(f.device))
+            for e, f in of_type["_ExtraFields_Allocation"]
+        ]
+        # Which of them are tensors, and of which id.
+        ids = np.where(table.key >= 0, recording.keys.id[table.key], -1).tolist()
+        assert ids == [-1 if f.id is None else f.id for _, f in of_type["_ExtraFields_Allocation"]]
+        calls = [pair for pair in events if type(pair[1]).__name__ in ("_ExtraFields_PyCall", "_ExtraFields_PyCCall")]
+        assert recording.calls.start_ns.tolist() == [event.start_time_ns for event, _ in calls]
+        called_modules = [f.module.self_ptr for _, f in of_type.get("_ExtraFields_PyCall", []) if f.module]
+        assert set(recording.modules.self_ptr.tolist()) == {int(pointer) for pointer in called_modules}
+        spans = [e for e, f in of_type["_ExtraFields_TorchOp"] if f.scope == torch._C._profiler.RecordScope.USER_SCOPE]
+        assert [recording.strings[name] for name in recording.spans.name.tolist()] == [e.name for e in spans]
+
+
+def test_operators_inside_operators_are_not_listed(recorded: Callable[[str], Recorded]) -> None:
+    """One row per operator that Python or the engine called, and each knows its enclosing call."""
+    run = recorded("shared_weights")
+    (recording, *_), (results, *_) = run.recordings, run.results
+    wanted = []
+
+    def walk(event: Any, inside_operator: bool) -> None:
+        fields = event.extra_fields
+        if type(fields) is torch_private.OpFields:
+            backward = fields.scope == torch_private.BACKWARD_SCOPE
+            user = fields.scope == torch_private.USER_SCOPE
+            if not user and (backward or not inside_operator):
+                wanted.append(event.name)
+            engine = event.name.startswith("autograd::engine::evaluate_function: ")
+            inside_operator = not (backward or user or (engine and not inside_operator))
+        elif type(fields) is not torch_private.AllocationFields:
+            inside_operator = False
+        for child in event.children:
+            walk(child, inside_operator)
+
+    for root in results.experimental_event_tree():
+        walk(root, False)
+    assert [recording.strings[name] for name in recording.ops.name.tolist()] == wanted
+    assert (recording.ops.call >= 0).any()
+
+
+def test_spans_name_the_steps_and_the_optimizer(recorded: Callable[[str], Recorded]) -> None:
+    recording = recorded("adamw_foreach").recordings[0]
+    names = [recording.strings[name] for name in recording.spans.name.tolist()]
+    assert sum(name.startswith("ProfilerStep#") for name in names) == 2
+    assert names.count("Optimizer.step#AdamW.step") == 2
+
+
+def test_modules_are_the_live_ones(recorded: Callable[[str], Recorded]) -> None:
+    run = recorded("transformer")
+    assert run.workload.model is not None
+    live = {id(module): type(module).__name__ for module in run.workload.model.modules()}
+    modules = run.recordings[0].modules
+    for pointer, name in zip(modules.self_ptr.tolist(), modules.name.tolist(), strict=True):
+        assert run.recordings[0].strings[name].rpartition("_")[0] == live[pointer]
+
+
+def test_listed_keys_have_the_sizes_of_the_live_parameters(recorded: Callable[[str], Recorded]) -> None:
+    run = recorded("adamw_foreach")
+    assert run.workload.model is not None
+    recording = run.recordings[0]
+    sizes = sorted(parameter.nbytes for parameter in run.workload.model.parameters())
+    assert sorted(recording.keys.size_bytes[recording.parameter_keys].tolist()) == sizes
+    # Two moments and a step counter of 4 bytes for each.
+    states = sorted(recording.keys.size_bytes[recording.optimizer_state_keys].tolist())
+    assert states == sorted([*sizes, *sizes, *[4] * len(sizes)])
+
+
+def test_nothing_of_torch_is_held(recorded: Callable[[str], Recorded]) -> None:
+    recording = recorded("convnet").recordings[0]
+    copy = pickle.loads(pickle.dumps(recording))
+    for name, table in columns(recording).items():
+        for column, values in table.items():
+            assert (getattr(getattr(copy, name), column) == values).all()
+
+
+def test_reading_twice_gives_the_same(recorded: Callable[[str], Recorded]) -> None:
+    run = recorded("lstm")
+    again = read_recording(run.results[0])
+    assert again.strings == run.recordings[0].strings
+    for name, table in columns(again).items():
+        for column, values in table.items():
+            assert (getattr(getattr(run.recordings[0], name), column) == values).all()
+
+
+def test_columns_are_small(recorded: Callable[[str], Recorded]) -> None:
+    """The event tree takes some 5,000 bytes per event."""
+    recording = recorded("fno_2d_new_zeros").recordings[0]
+    num_bytes = sum(column.nbytes for table in columns(recording).values() for column in table.values())
+    assert num_bytes / recording.num_events < 250
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_is_left_as_it_was(enabled: bool, recorded: Callable[[str], Recorded]) -> None:
+    run = recorded("inference_mode")
+    (gc.enable if enabled else gc.disable)()
+    try:
+        read_recording(run.results[0])
+        assert gc.isenabled() == enabled
+        with pytest.raises(RuntimeError, match="no tree"):
+            read_recording(BrokenResults())
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
+
+
+class BrokenResults:
+    def experimental_event_tree(self) -> Any:
+        raise RuntimeError("no tree")
+
+
+# ---- less recorded ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["convnet", "sparse_and_resize"])
+def test_without_shapes_every_block_is_a_block_without_a_tensor(name: str) -> None:
+    (results,) = record(build_workload(name).step, record_shapes=False)
+    recording = read_recording(results)
+    assert_consistent(recording)
+    assert len(recording.keys.id) == 0
+    assert len(recording.allocations.key) > 0
+    assert recording.num_assumed_frees == 0
+    # A free carries the number of its allocation.
+    made = {
+        n for n, s in zip(recording.allocations.allocation_id, recording.allocations.size_bytes, strict=True) if s > 0
+    }
+    assert made.issuperset(recording.allocations.allocation_id[recording.allocations.size_bytes < 0])
+
+
+def test_without_stacks_there_are_no_calls() -> None:
+    (results,) = record(build_workload("convnet").step, with_stack=False)
+    recording = read_recording(results)
+    assert_consistent(recording)
+    assert len(recording.calls.kind) == len(recording.frames.file) == len(recording.modules.name) == 0
+    assert len(recording.ops.name) > 0
+
+
+def test_a_step_that_does_nothing() -> None:
+    (results,) = record(lambda: None)
+    recording = read_recording(results)
+    assert_consistent(recording)
+    assert len(recording.allocations.key) == len(recording.keys.id) == 0
+
+
+def test_no_tensor_goes_into_an_operator() -> None:
+    """The profiler gives no numbers at all then."""
+    (results,) = record(lambda: torch.zeros(10))
+    recording = read_recording(results)
+    assert_consistent(recording)
+    assert recording.allocations.size_bytes.tolist() == [40, -40]
+    assert len(set(recording.allocations.allocation_id.tolist())) == 1
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("profiler", [None, object(), torch.profiler.profile(profile_memory=True)])
+def test_nothing_recorded(profiler: Any) -> None:
+    with pytest.raises(RecordingError, match="no finished recording") as error:
+        read_recording(profiler)
+    assert "on_trace_ready" in error.value.hint
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_field_that_torch_no_longer_has(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the five types: one sentence with the field and torch's version, and a hint."""
+    types = list(torch_private._FIELDS)
+    fields = torch_private._FIELDS[types[number]]
+    monkeypatch.setitem(torch_private._FIELDS, types[number], (*fields, "gone_tomorrow"))
+    torch_private.check_event_types.cache_clear()
+    with pytest.raises(RecordingError, match=rf"torch {torch.__version__.split('+')[0]}.*gone_tomorrow") as error:
+        read_recording(FakeResults())
+    assert "2.11" in error.value.hint
+    monkeypatch.undo()
+    torch_private.check_event_types.cache_clear()
+    read_recording(FakeResults())
+
+
+def test_an_event_that_torch_no_longer_describes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said before anything of it is read."""
+    monkeypatch.delattr(torch._C._autograd._KinetoEvent, "linked_correlation_id")
+    with pytest.raises(RecordingError, match="linked_correlation_id"):
+        read_kernels(SimpleNamespace(events=lambda: [object()]), {}, ())
+
+
+def test_a_type_that_torch_no_longer_has() -> None:
+    with pytest.raises(RecordingError, match="_ExtraFields_GoneTomorrow"):
+        torch_private._profiler_type("_ExtraFields_GoneTomorrow")
+
+
+def test_every_table_checks_its_lengths() -> None:
+    good = read_recording(FakeResults())
+    for name, table in columns(good).items():
+        if name != "flow":
+            first, *others = table.values()
+            with pytest.raises(ValueError, match="differ in length"):
+                type(getattr(good, name))(np.append(first, 0), *others)
+
+
+# ---- trees that no run here makes ------------------------------------------------------------------------------------
+
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class FakeOp:
+    name: str
+    inputs: list[Any] = field(default_factory=list)
+    scope: Any = torch._C._profiler.RecordScope.FUNCTION
+    sequence_number: int = -1
+
+
+@dataclass
+class FakeTensor:
+    id: int | None
+    allocation_id: int | None
+    storage_data_ptr: int | None = 4096
+    sizes: list[int] = field(default_factory=lambda: [4])
+    strides: list[int] = field(default_factory=lambda: [1])
+    device: torch.device = CPU
+    dtype: torch.dtype = torch.float32
+    layout: torch.layout = torch.strided
+
+
+@dataclass
+class FakeAllocation:
+    ptr: int
+    alloc_size: int
+    allocation_id: int | None
+    id: int | None = None
+    device: torch.device = CPU
+    total_allocated: int = 0
+    total_reserved: int = 0
+
+
+@dataclass
+class FakeFrame:
+    file_name: str
+    line_number: int
+    function_name: str
+
+
+@dataclass
+class FakeCCall:
+    caller: FakeFrame
+
+
+class FakeOther:
+    """An event without fields: Kineto's own, a backend's, an out-of-memory."""
+
+
+@dataclass
+class FakeEvent:
+    extra_fields: Any
+    start_time_ns: int
+    children: list[FakeEvent] = field(default_factory=list)
+    start_tid: int = 1
+    name: str = ""
+    parent: FakeEvent | None = None
+
+    def __post_init__(self) -> None:
+        for child in self.children:
+            child.parent = self
+
+    @property
+    def end_time_ns(self) -> int:
+        return self.start_time_ns + 1
+
+    @property
+    def tag(self) -> Any:
+        """What torch's own analysis asks for, where ours looks at the type of the fields."""
+        types = torch._C._profiler._EventType
+        return {FakeOp: types.TorchOp, FakeAllocation: types.Allocation}.get(type(self.extra_fields), types.Kineto)
+
+    @property
+    def typed(self) -> tuple[Any, Any]:
+        return self.tag, self.extra_fields
+
+
+class FakeResults:
+    def __init__(self, *roots: FakeEvent) -> None:
+        self.roots = list(roots)
+
+    def experimental_event_tree(self) -> list[FakeEvent]:
+        return self.roots
+
+    def events(self) -> list[Any]:
+        """Nothing ran on a device."""
+        return []
+
+
+@pytest.fixture
+def fake_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_tree, "OpFields", FakeOp)
+    monkeypatch.setattr(event_tree, "TensorFields", FakeTensor)
+    monkeypatch.setattr(event_tree, "AllocationFields", FakeAllocation)
+    monkeypatch.setattr(event_tree, "PyCCallFields", FakeCCall)
+    monkeypatch.setattr("torch.profiler._memory_profiler._TensorMetadata", FakeTensor)
+
+
+def test_no_event_at_all() -> None:
+    recording = read_recording(FakeResults())
+    assert_consistent(recording)
+    assert recording.num_events == 0
+    timeline = memory_timeline(recording, categorize(recording))
+    assert timeline.device == "cpu"
+    assert timeline.coalesce()[1].shape == (0, 9)
+
+
+@pytest.mark.usefixtures("fake_types")
+def test_several_devices_and_threads() -> None:
+    """Two threads at once, each with its own device; addresses of two devices may be the same."""
+    gpu = torch.device("cuda", 0)
+    main = FakeEvent(FakeOp("aten::empty"), 1000, [
+        FakeEvent(FakeAllocation(64, 100, 1, total_allocated=100), 1001),
+        FakeEvent(FakeOther(), 1003),
+    ])  # fmt: skip
+    other = FakeEvent(FakeOp("aten::empty"), 1000, [
+        FakeEvent(FakeAllocation(64, 512, 2, device=gpu, total_allocated=4096, total_reserved=8192), 1002),
+        FakeEvent(FakeAllocation(64, -512, 2, device=gpu, total_allocated=3584, total_reserved=8192), 1004),
+    ], start_tid=7)  # fmt: skip
+    recording = read_recording(FakeResults(main, other))
+    assert_consistent(recording)
+    assert recording.num_events == 6
+    assert recording.num_assumed_frees == 0
+    assert recording.devices == ("cpu", "cuda:0")
+    assert recording.allocations.device.tolist() == [0, 1, 1]
+    assert recording.allocations.total_reserved_bytes.tolist() == [0, 8192, 8192]
+    assert recording.ops.thread.tolist() == [0, 1]
+    totals = {
+        device: memory_timeline(recording, categorize(recording), device=device).totals_bytes.tolist()
+        for device in recording.devices
+    }
+    assert totals == {"cpu": [100], "cuda:0": [512, 0]}
+
+
+@pytest.mark.usefixtures("fake_types")
+def test_the_last_frame_before_an_operator_is_of_its_own_thread() -> None:
+    """The engine's threads have no Python frame, and do not borrow one."""
+    forward = [FakeEvent(FakeCCall(FakeFrame("train.py", 7, "step")), 1000), FakeEvent(FakeOp("aten::add"), 1010)]
+    roots = [FakeEvent(FakeCCall(FakeFrame("train.py", 3, "main")), 990, forward)]
+    recording = read_recording(FakeResults(*roots, FakeEvent(FakeOp("aten::mul"), 1020, start_tid=2)))
+    assert_consistent(recording)
+    after = recording.ops.inline_frame.tolist()
+    assert recording.frames.line[after[0]] == 7
+    assert after[1] == -1
+
+
+ENGINE = "autograd::engine::evaluate_function: MmBackward0"
+
+
+def on_engine_thread(number: int, at_ns: int) -> FakeEvent:
+    """A GPU's thread of the engine at work on one node."""
+    node = FakeOp("MmBackward0", scope=torch_private.BACKWARD_SCOPE, sequence_number=number)
+    inner = FakeEvent(FakeOp("aten::mm", sequence_number=0), at_ns + 2, start_tid=7)
+    return FakeEvent(
+        FakeOp(ENGINE, sequence_number=number), at_ns, [FakeEvent(node, at_ns + 1, [inner], start_tid=7)], start_tid=7
+    )
+
+
+@pytest.mark.usefixtures("fake_types")
+def test_the_engines_thread_is_its_own_wherever_torch_hangs_it() -> None:
+    """Two steps; `build_tree` in torch's collection.cpp puts both backwards below the first step's call.
+
+    There the second backward comes before its own forward, and a kernel's thread is not that of the operator above.
+    """
+
+    def call(name: str, at_ns: int, children: list[FakeEvent]) -> FakeEvent:
+        return FakeEvent(FakeCCall(FakeFrame("train.py", 7, name)), at_ns, children)
+
+    def forward(number: int, at_ns: int) -> FakeEvent:
+        return call("forward", at_ns, [FakeEvent(FakeOp("aten::mm", sequence_number=number), at_ns + 1)])
+
+    backwards = call("backward", 1100, [on_engine_thread(4, 1110), on_engine_thread(5, 2110)])
+    main = call("main", 900, [forward(4, 1000), backwards, forward(5, 2000), call("backward", 2100, [])])
+    recording = read_recording(FakeResults(main))
+    assert_consistent(recording)
+    ops = recording.ops
+    assert [recording.strings[name] for name in ops.name.tolist()] == ["aten::mm"] * 2 + [
+        ENGINE, "MmBackward0", "aten::mm"
+    ] * 2  # fmt: skip
+    assert ops.start_ns.tolist() == [1001, 2001, 1110, 1111, 1112, 2110, 2111, 2112]
+    assert ops.thread.tolist() == [0, 0, 1, 1, 1, 1, 1, 1]
+    assert ops.call.tolist()[2:] == [-1] * 6
+    assert attribute(recording).op_forward.tolist() == [-1, -1, 0, 0, 0, 1, 1, 1]
+    assert recording.num_events == 1 + 2 * 2 + 2 + 2 * 3
+
+
+@pytest.mark.usefixtures("fake_types")
+def test_what_runs_on_the_device_is_no_caller() -> None:
+    """torch hangs a device's span for a region, which no operator launched, among the main thread's operators."""
+    inner = FakeEvent(FakeOp("aten::addmm"), 1003, [FakeEvent(FakeAllocation(64, 512, 1), 1004)])
+    linear = FakeEvent(FakeOp("aten::linear"), 1000, [FakeEvent(FakeOther(), 1001, [inner])])
+    recording = read_recording(FakeResults(linear))
+    assert_consistent(recording)
+    assert [recording.strings[name] for name in recording.ops.name.tolist()] == ["aten::linear"]
+    assert recording.allocations.op.tolist() == [0]
+
+
+@pytest.mark.usefixtures("fake_types")
+def test_a_call_of_the_driver_before_the_gradient_hides_nothing() -> None:
+    """torch puts the driver's calls before all other children."""
+    node = FakeOp("torch::autograd::AccumulateGrad", scope=torch_private.BACKWARD_SCOPE)
+    detach = FakeEvent(FakeOp("aten::detach", [FakeTensor(1, 5)]), 1002)
+    recording = read_recording(FakeResults(FakeEvent(node, 1000, [FakeEvent(FakeOther(), 1003), detach])))
+    assert recording.gradient_keys.tolist() == [0]
+    # A hook's call, or memory, before the first operator: torch's own rule says that this is no gradient.
+    late = [FakeEvent(FakeAllocation(64, 512, 9), 1001), detach]
+    assert read_recording(FakeResults(FakeEvent(node, 1000, late))).gradient_keys.tolist() == []
+
+
+@pytest.mark.usefixtures("fake_types")
+def test_a_region_inside_an_operator_is_a_span() -> None:
+    """As `record_function` in a custom autograd.Function leaves it where no stacks are recorded."""
+    region = FakeEvent(
+        FakeOp("my region", scope=torch_private.USER_SCOPE), 1001, [FakeEvent(FakeOp("aten::mul"), 1002)]
+    )
+    recording = read_recording(FakeResults(FakeEvent(FakeOp("MyFunction"), 1000, [region])))
+    assert_consistent(recording)
+    assert [recording.strings[name] for name in recording.spans.name.tolist()] == ["my region"]
+    assert [recording.strings[name] for name in recording.ops.name.tolist()] == ["MyFunction", "aten::mul"]
+
+
+@pytest.mark.usefixtures("fake_types")
+def test_a_list_with_an_undefined_tensor_fits_no_schema() -> None:
+    """So torch's rules have it, and an operator without a schema is no node of the data flow."""
+    tensors = [FakeTensor(1, 5), FakeTensor(2, 6)]
+    complete, mixed = [*tensors], [*tensors, FakeTensor(None, None, None)]
+    flow = read_recording(FakeResults(FakeEvent(FakeOp("aten::cat", [complete, 0]), 1000))).flow
+    assert flow.edge_key.tolist() == [0, 1]
+    assert not flow.edge_mutated.any()
+    flow = read_recording(FakeResults(FakeEvent(FakeOp("aten::cat", [mixed, 0]), 1000))).flow
+    assert len(flow.node_time_ns) == 0
+
+
+@pytest.mark.usefixtures("fake_types")
+def test_a_tree_deeper_than_pythons_recursion_limit() -> None:
+    event = FakeEvent(FakeAllocation(64, 100, 1), 50_000)
+    for depth in range(10_000):
+        event = FakeEvent(FakeOther(), 49_999 - depth, [event])
+    recording = read_recording(FakeResults(event))
+    assert recording.num_events == 10_001
+    assert recording.allocations.size_bytes.tolist() == [100]
+
+
+@pytest.mark.usefixtures("fake_types")
+def test_an_address_that_is_handed_out_again_was_freed_unseen() -> None:
+    """Torch's profiler gives both allocations one number, and its analysis gives up at the second."""
+    first, second = FakeTensor(1, 5, 64), FakeTensor(1, 5, 64)
+    roots = [
+        FakeEvent(FakeAllocation(64, 100, 5, id=1), 1000),
+        FakeEvent(FakeOp("aten::relu", [first]), 1010),
+        FakeEvent(FakeAllocation(64, 300, 5, id=1), 1020),
+        FakeEvent(FakeOp("aten::relu", [second]), 1030),
+        FakeEvent(FakeAllocation(64, -300, 5, id=1), 1040),
+    ]
+    torch_timeline(FakeResults(*roots[:2]))
+    with pytest.raises(AssertionError, match="duplicate outputs"):
+        torch_timeline(FakeResults(*roots))
+    recording = read_recording(FakeResults(*roots))
+    assert_consistent(recording)
+    assert recording.num_assumed_frees == 1
+    # The free that was not seen is put in right before the second allocation.
+    allocations = recording.allocations
+    assert allocations.size_bytes.tolist() == [100, -100, 300, -300]
+    assert allocations.time_ns.tolist() == [1000, 1019, 1020, 1040]
+    assert allocations.assumed.tolist() == [False, True, False, False]
+    assert allocations.key.tolist() == [0, 0, 1, 1]
+    assert recording.keys.size_bytes.tolist() == [100, 300]
+    # The second operator read the second storage.
+    assert recording.flow.edge_key.tolist() == [0, 0, 0, 1, 1, 1]
+    timeline = memory_timeline(recording, categorize(recording))
+    assert timeline.totals_bytes.tolist() == [100, 0, 300, 0]
+
+
+@pytest.mark.usefixtures("fake_types")
+def test_without_numbers_an_address_that_is_handed_out_again_was_freed_unseen_too() -> None:
+    """To torch this is no tensor, and its analysis goes on."""
+    sizes = [100, 300, -300, 50, -50]
+    roots = [FakeEvent(FakeAllocation(64, size, None), 1000 + i) for i, size in enumerate(sizes)]
+    torch_timeline(FakeResults(*roots))
+    recording = read_recording(FakeResults(*roots))
+    assert_consistent(recording)
+    assert recording.num_assumed_frees == 1
+    assert recording.allocations.size_bytes.tolist() == [100, -100, 300, -300, 50, -50]
+    assert len(set(recording.allocations.allocation_id.tolist())) == 3
+    assert memory_timeline(recording, categorize(recording)).totals_bytes[-1] == 0
+
+
+@pytest.mark.usefixtures("fake_types")
+def test_sizes_come_from_the_allocator_and_else_from_the_widest_tensor() -> None:
+    roots = [
+        FakeEvent(FakeOp("aten::relu", [FakeTensor(1, 5, sizes=[2, 3], strides=[3, 1])]), 1000),  # 2 * 3 floats
+        FakeEvent(FakeOp("aten::relu", [FakeTensor(1, 5, sizes=[4, 3], strides=[10, 1])]), 1001),  # 4 * 10 floats
+        FakeEvent(FakeOp("aten::relu", [FakeTensor(2, 6, sizes=[], strides=[])]), 1002),  # one number
+        FakeEvent(FakeOp("aten::relu", [FakeTensor(3, 7, sizes=[99])]), 1003),
+        FakeEvent(FakeAllocation(4096, -512, 7, id=3), 1004),
+        FakeEvent(FakeOp("aten::relu", [FakeTensor(4, 8, layout=torch.sparse_coo)]), 1005),
+        FakeEvent(FakeOp("aten::relu", [FakeTensor(None, 9), FakeTensor(5, None), FakeTensor(6, 10, None)]), 1006),
+    ]
+    keys = read_recording(FakeResults(*roots)).keys
+    assert keys.id.tolist() == [1, 2, 3, 4]
+    assert keys.size_bytes.tolist() == [160, 4, 512, 0]

@@ -1,0 +1,37 @@
+"""What torch says of its own profiler stays off the screen, and nothing else does."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tracer.capture import torch_private
+from tracer.capture.profiler.quiet_profiler import without_line
+
+
+def test_lines_with_the_words_are_left_out_and_all_others_come_in_order(capfd: pytest.CaptureFixture[str]) -> None:
+    with without_line(b"unknown size"):
+        os.write(2, b"mine\n[W a.cpp:3] of unknown size, and more\nhalf ")
+        os.write(2, b"a line")
+    os.write(2, b"\nafter\n")
+    assert capfd.readouterr().err == "mine\nhalf a line\nafter\n"
+
+
+def test_what_was_written_is_there_though_the_block_raises(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyError), without_line(b"unknown size"):
+        os.write(2, b"mine\n")
+        raise KeyError
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err.splitlines()[-1] == "after"
+
+
+def test_freeing_an_older_block_leaves_no_profiler_behind() -> None:
+    import torch
+
+    for _ in range(2):
+        torch_private.free_an_older_block()
+    assert not torch._C._autograd._profiler_enabled()
+    with torch.profiler.profile(profile_memory=True):
+        torch_private.free_an_older_block()  # that of somebody else stays
+        assert torch._C._autograd._profiler_enabled()

@@ -1,0 +1,48 @@
+"""Where a project begins: above the package of the model's code, with or without an `__init__.py`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tracer.capture.sources import source_files
+from tracer.capture.sources.project_files import project_root
+
+NET = "from torch import nn\nclass Net(nn.Module):\n    pass\n"
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+    source_files._is_user_file.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("files", "module"),
+    [
+        (["alone.py"], "alone"),
+        (["regular/__init__.py", "regular/net.py"], "regular.net"),
+        (["inside/__init__.py"], "inside"),
+        (["folder/inside/__init__.py"], "folder.inside"),
+        (["folder/net.py"], "folder.net"),
+        (["folder/sub/net.py"], "folder.sub.net"),
+        (["folder/regular/__init__.py", "folder/regular/net.py"], "folder.regular.net"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_the_root_is_where_imports_begin(
+    files: list[str], module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(NET)
+    net = importlib.import_module(module).Net()
+    assert project_root(net) == tmp_path.resolve()

@@ -1,0 +1,121 @@
+"""Which file a recorded name means, and whose it is."""
+
+from __future__ import annotations
+
+import json
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import main
+import models.fno
+import tests.training_steps
+import tracer.runs.session
+from tests.training_steps import build_workload, record
+from tracer.capture.profiler.event_tree import read_recording
+from tracer.capture.sources import source_files
+from tracer.capture.sources.source_files import is_own_code, is_user_code, whole_path
+
+
+@pytest.fixture
+def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that the profiler would cut off, with a file in it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "model.py").touch()
+    _forget()
+    yield tmp_path
+    _forget()
+
+
+def _forget() -> None:
+    for cached in (source_files._prefixes, source_files._whole_path, source_files._is_user_file):
+        cached.cache_clear()
+
+
+def test_a_shortened_name_is_made_whole(on_path: Path) -> None:
+    whole = str(on_path / "mine" / "model.py")
+    assert whole_path("mine/model.py") == whole
+    assert whole_path(whole) == whole
+    assert is_user_code("mine/model.py")
+
+
+@pytest.mark.parametrize("name", ["<string>", "<frozen importlib._bootstrap>", "no/such/file.py", ""])
+def test_what_cannot_be_found_stays_as_it_is_and_is_nobodys(name: str) -> None:
+    assert whole_path(name) == name
+    assert not is_user_code(name)
+
+
+def test_a_folder_is_not_a_file(on_path: Path) -> None:
+    assert whole_path("mine") == "mine"
+
+
+@pytest.mark.parametrize("module", [models.fno, tests.training_steps], ids=lambda module: module.__name__)
+def test_models_and_scripts_are_the_users(module: object) -> None:
+    assert is_user_code(str(module.__file__))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        torch.__file__,
+        torch.nn.functional.__file__,
+        np.__file__,
+        pytest.__file__,
+        json.__file__,
+        tracer.runs.session.__file__,
+    ],
+    ids=["torch", "torch.nn", "numpy", "pytest", "stdlib", "this program"],
+)
+def test_packages_python_and_this_program_are_not(file: str) -> None:
+    assert not is_user_code(file)
+
+
+def test_the_name_that_torch_shortens_is_not_the_users_either() -> None:
+    """The profiler writes `torch/nn/modules/module.py` and `contextlib.py`."""
+    assert whole_path("torch/nn/modules/module.py") == torch.nn.modules.module.__file__
+    assert not is_user_code("torch/nn/modules/module.py")
+    assert whole_path("contextlib.py") == str(Path(sysconfig.get_path("stdlib")) / "contextlib.py")
+    assert not is_user_code("contextlib.py")
+
+
+def test_a_virtual_environment_inside_the_project_is_not_the_users() -> None:
+    here = Path(tests.training_steps.__file__).parent
+    assert not is_user_code(str(here / ".venv" / "lib" / "python3" / "site-packages" / "somebody" / "model.py"))
+    assert is_user_code(str(here / "somebody" / "model.py"))
+
+
+def test_frames_of_a_recording_name_files_that_can_be_opened() -> None:
+    built = build_workload("zero_grad_at_end")
+    recording = read_recording(record(built.step)[0])
+    files = {recording.strings[file] for file in recording.frames.file[recording.frames.user].tolist()}
+    assert tests.training_steps.__file__ in files
+    assert all(Path(file).is_file() for file in files)
+    others = {recording.strings[file] for file in recording.frames.file[~recording.frames.user].tolist()}
+    assert any(file.startswith("torch/") for file in others)
+
+
+def test_a_module_that_must_not_be_imported_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "not_to_be_imported", None)  # type: ignore[arg-type]
+    source_files._hidden_files.cache_clear()
+    assert str(Path(main.__file__).resolve()) in source_files._hidden_files()
+    source_files._hidden_files.cache_clear()
+
+
+def test_the_models_inside_an_installed_package_are_as_good_as_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = tmp_path / "site-packages" / "tracer"
+    monkeypatch.setattr(source_files, "_OURS", inside)
+    monkeypatch.setattr(source_files, "_SHIPPED_MODELS", inside / "_models")
+    assert is_user_code(str(inside / "_models" / "fno.py")) and not is_own_code(str(inside / "_models" / "fno.py"))
+    assert is_own_code(str(inside / "runs" / "session.py")) and not is_user_code(str(inside / "runs" / "session.py"))
+
+
+def test_a_command_that_a_package_installed_is_not_the_users() -> None:
+    assert not is_user_code(str(Path(sysconfig.get_path("scripts")) / "torch-timeline"))

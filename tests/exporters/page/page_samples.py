@@ -1,0 +1,178 @@
+"""Pages for the tests: a real run, a hand-made one, one that only an attacker would record, and nothing at all."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracer.analysis.peak_row import PeakRow
+from tracer.analysis.profiles.findings import CycleFindings
+from tracer.analysis.profiles.memory_timeline import MemoryTimeline, memory_timeline
+from tracer.capture.torch_names import STEP_PREFIX
+from tracer.exporters.page.html import (
+    Band,
+    Curve,
+    KindBytes,
+    Mark,
+    Page,
+    PageLostTrack,
+    PagePeak,
+    Series,
+    SlowModule,
+    StepTiming,
+)
+
+SCRIPT = "</script><script>alert(1)</script>"
+IMAGE = "<img src=x onerror=alert(1)>"
+MARKUP = "<b>bold</b> &lt;i&gt; %{y} $x$ <a href='javascript:alert(1)'>link</a>"
+
+
+def peak_row(size: int, **given: object) -> PeakRow:
+    """A row with everything but its size left at something harmless."""
+    usual: dict[str, object] = {
+        "count": 1,
+        "category": "ACTIVATION",
+        "torch_category": "ACTIVATION",
+        "evidence": "torch's data flow",
+        "phase": "forward",
+        "module": "net.0",
+        "op": "aten::mm",
+        "file": "/srv/project/models/net.py",
+        "line": 7,
+    }
+    return PeakRow(bytes=size, **(usual | given))  # type: ignore[arg-type]
+
+
+def small_page() -> Page:
+    """Six events that can be checked by eye; the peak of 9000 bytes is the fourth, at 30 us of 50."""
+    times = np.array([0, 10, 20, 30, 40, 50], np.int64) * 1000 + 1_700_000_000_000_000_000
+    parameter = np.full(6, 2000, np.int64)
+    activation = np.array([0, 3000, 5000, 4000, 1000, 0], np.int64)
+    untagged = np.array([0, 0, 0, 3000, 0, 0], np.int64)
+    at = times.tolist()
+    return Page(
+        title="Small run",
+        device="cpu",
+        times=times,
+        series=(
+            Series("PARAMETER", parameter),
+            Series("ACTIVATION", activation),
+            Series("UNTAGGED", untagged),
+        ),
+        marks=(Mark("peak", "True peak", at[3], 9000), Mark("tagged", "Tagged peak", at[2], 7000)),
+        bands=(
+            Band("step", "ProfilerStep#4", at[0], at[5]),
+            Band("forward", "forward", at[0], at[3]),
+            Band("backward", "backward", at[3], at[5]),
+        ),
+        peak=PagePeak(
+            bytes=9000,
+            time=at[3],
+            step="ProfilerStep#4",
+            phase="BACKWARD",
+            breakdown=(KindBytes("PARAMETER", 2000), KindBytes("ACTIVATION", 4000), KindBytes("UNTAGGED", 3000)),
+            rows=(
+                peak_row(3500, count=2, op="aten::gelu"),
+                peak_row(3000, category="UNTAGGED", torch_category=None, module="net.1", op="aten::add", line=9),
+                peak_row(2000, category="PARAMETER", op=None, file=None, line=None, name="net.0.weight"),
+                peak_row(500, module="net.2", line=123),
+            ),
+        ),
+        timings=(StepTiming("ProfilerStep#4", 1.5e6, 2.5e6, None, 4.5e6),),
+        clock="host clock",
+        slow_modules=(SlowModule("net.1", 1e6, 2e6, 3000), SlowModule("net.0", 5e5, None, None)),
+        run={"command": "python main.py", "torch": "2.15"},
+        notes=("Reserved memory does not exist on the CPU.",),
+    )
+
+
+def one_event_page() -> Page:
+    """A single allocation at time 0."""
+    times = np.array([0], np.int64)
+    return Page(
+        title="One event",
+        device="cpu",
+        times=times,
+        series=(Series("INPUT", np.array([512], np.int64)),),
+        marks=(Mark("peak", "True peak", 0, 512),),
+        peak=PagePeak(bytes=512, time=0, breakdown=(KindBytes("INPUT", 512),), rows=(peak_row(512, category="INPUT"),)),
+    )
+
+
+def empty_page() -> Page:
+    """A recording in which nothing was allocated."""
+    return Page(title="Nothing", device="cpu")
+
+
+def entries_page() -> Page:
+    """A recording without times, and with lines but no categories."""
+    entries = np.arange(5, dtype=np.int64)
+    values = np.array([10, 50, 20, 70, 0], np.int64)
+    return Page(
+        title="Snapshot", device="cuda:0", axis="entry", times=entries, lines=(Curve("allocated", entries, values),)
+    )
+
+
+def hostile_page() -> Page:
+    """Markup wherever a recording or its machine can put text."""
+    times = np.arange(4, dtype=np.int64) * 1000
+    levels = np.array([0, 100, 300, 0], np.int64)
+    rows = (
+        peak_row(200, category=IMAGE, module=SCRIPT, op=IMAGE, file=f"/tmp/{SCRIPT}.py", name=MARKUP, step=IMAGE),
+        peak_row(60, module=MARKUP, op=MARKUP, file="javascript:alert(1)//.py", torch_category=SCRIPT, evidence=IMAGE),
+        peak_row(40, module="\u2028\u2029\ud800\x00", op="%%data%%", file="//evil.example/x.py", phase=SCRIPT),
+    )
+    return Page(
+        title=SCRIPT,
+        device=IMAGE,
+        subtitle=MARKUP,
+        times=times,
+        series=(Series(IMAGE, levels), Series(MARKUP, levels * 0 + 1)),
+        lines=(Curve(SCRIPT, times, levels),),
+        marks=(Mark("peak", MARKUP, 2000, 300),),
+        bands=(Band("step", MARKUP, 0, 3000), Band("forward", IMAGE, 0, 3000)),
+        peak=PagePeak(
+            300, 2000, step=SCRIPT, phase=IMAGE, breakdown=(KindBytes(IMAGE, 200), KindBytes(MARKUP, 100)), rows=rows
+        ),
+        lost_track=(PageLostTrack(IMAGE, 5, module=SCRIPT, file=f"/{IMAGE}", line=1),),
+        timings=(StepTiming(IMAGE, 1.0, 2.0, 3.0, 6.0),),
+        clock=SCRIPT,
+        slow_modules=(SlowModule(MARKUP, 1.0, 2.0, 3),),
+        run={IMAGE: SCRIPT, "command": MARKUP},
+        notes=(IMAGE, SCRIPT),
+    )
+
+
+def timeline_of(cycle: CycleFindings) -> MemoryTimeline:
+    return memory_timeline(cycle.recording, cycle.categories, device=cycle.peak.device)
+
+
+def page_of(cycle: CycleFindings) -> Page:
+    """A real cycle's page, as far as the tests need it."""
+    timeline = timeline_of(cycle)
+    found = cycle.breakdown
+    spans, strings = cycle.recording.spans, cycle.recording.strings
+    names = [strings[name] for name in spans.name.tolist()]
+    return Page(
+        title="Real run",
+        device=timeline.device,
+        subtitle=f"{len(timeline.times_ns):,} events",
+        times=timeline.times_ns,
+        series=tuple(Series(c.name, timeline.sizes_bytes[:, i]) for i, c in enumerate(timeline.categories)),
+        marks=(
+            Mark("peak", "True peak", cycle.peak.time_ns, found.true_peak_bytes),
+            Mark("tagged", "Tagged peak", found.tagged_peak_ns, found.tagged_peak_bytes),
+        ),
+        bands=tuple(
+            Band("step", name, start, end)
+            for name, start, end in zip(names, spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True)
+            if name.startswith(STEP_PREFIX)
+        ),
+        peak=PagePeak(
+            bytes=cycle.peak.peak_bytes,
+            time=cycle.peak.time_ns,
+            step=cycle.peak.step,
+            phase=cycle.peak.phase,
+            breakdown=tuple(KindBytes(name, size) for name, size in cycle.peak.by_category().items()),
+            rows=cycle.peak.rows,
+        ),
+    )

@@ -1,0 +1,86 @@
+"""Two peaks compared, as a page and as JSON: by hand, and through the command."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.snapshots.test_findings import BASE, load
+from tests.exporters.page.page_samples import peak_row
+from tests.exporters.page.test_html import data_in
+from tests.snapshot.dumps import block, segment, write
+from tracer.analysis.peak_diff import SavedPeak, diff_peaks
+from tracer.analysis.snapshots.diff import diff_snapshots
+from tracer.commands.diff import show_diff
+from tracer.errors import OutputError
+from tracer.exporters.json_documents.diff import peak_diff_json
+from tracer.exporters.page.diff_page import peak_diff_page, snapshot_diff_pages
+from tracer.exporters.page.html import page_html
+from tracer.exporters.screen.terminal import screen
+
+BEFORE = SavedPeak("cpu", 1000, "backward", (peak_row(900), peak_row(100, category="PARAMETER", module="net.1")))
+AFTER = SavedPeak("cpu", 1500, "optimizer", (peak_row(1450, line=9), peak_row(50, category="GRADIENT", module="net.1")))
+
+
+def test_by_hand() -> None:
+    page = peak_diff_page(diff_peaks(BEFORE, AFTER), before="a", after="b")
+    assert page.answer == (
+        "The peak on cpu grew by 500 B, 50.0 %: from 1000 B to 1.46 KiB.",
+        "What changed most: ACTIVATION +550 B, PARAMETER -100 B, GRADIENT +50 B.",
+        "Before it was in backward, now in optimizer.",
+    )
+    (section,) = page.sections
+    for table in section.tables:
+        assert sum(int(row[0]) for row in table.rows if isinstance(row[0], int)) == 500
+        assert table.columns[:4] == ("change", "before", "after", "blocks")
+    assert section.tables[0].rows[0] == (550, 900, 1450, "1 -> 1", "ACTIVATION")
+
+
+def test_equal_peaks_are_the_same() -> None:
+    page = peak_diff_page(diff_peaks(BEFORE, BEFORE), before="a", after="b")
+    assert page.answer == ("The peak on cpu is the same, 1000 B.",)
+    assert page.sections == ()
+
+
+def test_markup_is_text() -> None:
+    evil = "</script><script>alert(1)</script>"
+    after = replace(AFTER, device=evil, rows=(peak_row(1500, module=evil, op=evil, file=f"/{evil}.py"),))
+    text = page_html([peak_diff_page(diff_peaks(BEFORE, after), before=evil, after=evil)])
+    assert text.lower().count("</script>") == 2
+    assert evil in json.dumps(data_in(text)["pages"][0]["sections"])
+
+
+def test_every_device_of_snapshots_has_a_page(tmp_path: Path) -> None:
+    sides = [
+        load(tmp_path / str(size), [segment(BASE, 4096, [block(BASE, size)], device=device) for device in (0, 2)])
+        for size in (100, 300)
+    ]
+    pages = snapshot_diff_pages(diff_snapshots(*sides), before="a", after="b")
+    assert [page.device for page in pages] == ["device 0", "device 2"]
+    assert pages[0].answer[0] == "The peak on device 0 grew by 200 B, 200.0 %: from 100 B to 300 B."
+    assert "no device" in snapshot_diff_pages((), before="a", after="b")[0].device
+
+
+def test_json_has_all_lists_and_they_sum() -> None:
+    found = json.loads(peak_diff_json(diff_peaks(BEFORE, AFTER), before="a", after="b"))
+    (device,) = found["devices"]
+    assert (found["before"], found["after"], device["bytes"]) == ("a", "b", 500)
+    for name in ("by_category", "by_module", "by_operator", "by_line"):
+        assert sum(row["bytes"] for row in device[name]) == 500
+    assert device["by_category"][0]["name"] == ["ACTIVATION"]
+
+
+def test_the_command_writes_a_page_and_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, last = (write(tmp_path / str(size), [segment(BASE, 4096, [block(BASE, size)])]) for size in (100, 300))
+    page = tmp_path / "page.html"
+    with screen() as console:
+        show_diff(first, last, console, html=page, as_json=True)
+    assert json.loads(capsys.readouterr().out)["devices"][0]["bytes"] == 200
+    assert "grew by 200 B" in page.read_text("utf-8")
+    with screen() as console:
+        for wrong in (tmp_path, first):
+            with pytest.raises(OutputError):
+                show_diff(first, last, console, html=wrong)

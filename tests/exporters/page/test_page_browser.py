@@ -1,0 +1,656 @@
+"""memory_timeline.html in a real browser without a network: what a person sees, clicks and reads."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.synthetic_page import synthetic_page
+from tests.analysis.profiles.test_allocator_join import WatchedAllocator, joined
+from tests.analysis.snapshots.test_findings import BASE, load
+from tests.exporters.page import page_samples as samples
+from tests.exporters.page.test_job_page import planted
+from tests.exporters.page.test_snapshot_page import page_of
+from tests.exporters.snapshot_samples import out_of_memory
+from tests.snapshot.allocator_model import SEGMENT_BYTES
+from tests.snapshot.dumps import REAL_FILES, block, entry, segment, snapshot
+from tests.training_steps import Recorded
+from tracer.analysis.profiles.findings import find_in_cycle, put_together
+from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot, explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.moments import held_at
+from tracer.analysis.snapshots.sites import Sites
+from tracer.analysis.snapshots.timeline import device_timeline
+from tracer.exporters.page.html import Page, PageAdvice, write_pages
+from tracer.exporters.page.job_page import job_page
+from tracer.exporters.page.snapshot_page import snapshot_page
+from tracer.exporters.page.timeline_page import timeline_page
+from tracer.snapshot.load import load_snapshot
+from tracer.units import format_bytes
+
+pytestmark = pytest.mark.browser
+
+CHROMIUM = shutil.which("chromium")
+TIMEOUT_MS = 90_000
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright (group `browser`)")
+    if CHROMIUM is None:
+        pytest.skip("needs Debian's package chromium")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--headless=new"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def opened(browser: Any, tmp_path: Path) -> Callable[..., Any]:
+    """`with opened(page) as tab`: the page, drawn. Fails at its end on any console message, dialog or request."""
+
+    @contextmanager
+    def open_page(page: Page | list[Page], **context: Any) -> Iterator[Any]:
+        path = tmp_path / "memory_timeline.html"
+        write_pages([page] if isinstance(page, Page) else page, path)
+        with browser.new_context(viewport={"width": 1280, "height": 900}, offline=True, **context) as session:
+            tab = session.new_page()
+            tab.set_default_timeout(TIMEOUT_MS)
+            seen: list[str] = []
+            tab.on("console", lambda message: seen.append(f"{message.type}: {message.text}"))
+            tab.on("pageerror", lambda error: seen.append(f"error: {error}"))
+            tab.on("dialog", lambda dialog: (seen.append("dialog"), dialog.dismiss()))
+            tab.on("request", lambda request: seen.append(request.url))
+            tab.goto(path.as_uri())
+            tab.wait_for_selector("html[data-drawn]")
+            yield tab
+            assert [one for one in seen if one != path.as_uri() and not one.startswith("data:,")] == []
+
+    return open_page
+
+
+def until(tab: Any, expression: str) -> None:
+    """Wait for what comes some time after an action; Playwright's own way needs `eval`, which the policy forbids.
+
+    Raises:
+        AssertionError: It does not come.
+    """
+    for _ in range(TIMEOUT_MS // 50):
+        if tab.evaluate(expression):
+            return
+        tab.wait_for_timeout(50)
+    raise AssertionError(f"never true: {expression}")
+
+
+def settled(tab: Any) -> None:
+    """Until two frames are drawn: a pointer's moves are handled right before one."""
+    tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def view(tab: Any) -> tuple[float, float]:
+    """What of the horizontal axis is shown."""
+    low, high = tab.evaluate("document.querySelector('.plot').dataset.view").split()
+    return float(low), float(high)
+
+
+def picture(tab: Any) -> str:
+    """The drawn pixels."""
+    return str(tab.evaluate("document.querySelector('.plot canvas').toDataURL()"))
+
+
+def plot_area(tab: Any) -> dict[str, float]:
+    """The timeline without its margins, in the window."""
+    box = tab.locator(".plot").bounding_box()
+    left = 60 if box["width"] < 560 else 78
+    return {"x": box["x"] + left, "y": box["y"] + 6, "width": box["width"] - left - 14, "height": box["height"] - 50}
+
+
+def labels(tab: Any) -> list[str]:
+    """The texts on the drawing."""
+    return list(tab.evaluate("[...document.querySelectorAll('.labels span')].map((one) => one.textContent)"))
+
+
+def hover(tab: Any, share: float) -> str:
+    """The tip at a point of the plot, given as a share of its width."""
+    tab.locator(".frame").scroll_into_view_if_needed()
+    box = plot_area(tab)
+    tab.mouse.move(box["x"] + box["width"] * share, box["y"] + box["height"] / 2)
+    settled(tab)
+    return str(tab.locator(".frame .tip").inner_text())
+
+
+def column(tab: Any, number: int) -> list[str]:
+    cells = tab.locator(f".blocks tbody td:nth-child({number})")
+    return [text.split("\n")[0].strip() for text in cells.all_inner_texts()]
+
+
+def test_hover_reads_the_peak(opened: Callable[..., Any]) -> None:
+    with opened(samples.small_page()) as tab:
+        # The axis goes from 0 to 50 us with 0.4 % at each side; the peak holds from 30 to 40 us.
+        tip = hover(tab, 0.7)
+        assert "30.000 µs, event 4 of 6" in tip
+        assert re.search(r"ACTIVATION\s+3.91 KiB\s+4,000 B", tip)
+        assert re.search(r"total\s+8.79 KiB\s+9,000 B", tip)
+        assert "9,000 B" in tab.locator(".readout").inner_text()
+        assert "20.000 µs" in hover(tab, 0.5)
+        assert {"True peak 8.79 KiB", "Tagged peak 6.84 KiB", "step 5", "forward", "backward"} <= set(labels(tab))
+
+
+def test_categories_go_and_come_back_by_mouse_and_keyboard(opened: Callable[..., Any]) -> None:
+    with opened(samples.small_page()) as tab:
+        before = picture(tab)
+        chip = tab.get_by_role("button", name="ACTIVATION")
+        assert chip.get_attribute("aria-pressed") == "true"
+        chip.click()
+        tab.wait_for_selector(".chip[aria-pressed=false]")
+        tip = hover(tab, 0.7)
+        assert "ACTIVATION" not in tip
+        assert re.search(r"shown\s+4.88 KiB\s+5,000 B", tip)
+        assert picture(tab) != before
+        chip.focus()
+        tab.keyboard.press("Enter")
+        tab.wait_for_selector(".chip[aria-pressed=false]", state="detached")
+        tab.mouse.move(0, 0)
+        settled(tab)
+        assert picture(tab) == before
+
+
+def test_the_cursor_moves_by_keyboard(opened: Callable[..., Any]) -> None:
+    with opened(samples.small_page()) as tab:
+        tab.locator(".frame").focus()
+        tab.keyboard.press("ArrowRight")
+        assert "event 5 of 6: 2.93 KiB (3,000 B)" in tab.locator(".readout").inner_text()
+        tab.keyboard.press("ArrowLeft")
+        tab.keyboard.press("ArrowLeft")
+        assert "event 3 of 6: 6.84 KiB (7,000 B)" in tab.locator(".readout").inner_text()
+        tab.keyboard.press("p")
+        until(tab, "document.querySelector('.readout').textContent.includes('event 4 of 6')")
+        low, high = view(tab)
+        assert low < 30 < high
+        assert high - low < 2
+        tab.keyboard.press("0")
+        assert view(tab)[0] < 0
+
+
+def test_a_drag_zooms_and_the_view_by_event_has_all_events(opened: Callable[..., Any]) -> None:
+    with opened(samples.small_page()) as tab:
+        box = plot_area(tab)
+        middle = box["y"] + box["height"] / 2
+        tab.mouse.move(box["x"] + box["width"] * 0.5, middle)
+        tab.mouse.down()
+        tab.mouse.move(box["x"] + box["width"] * 0.9, middle, steps=5)
+        tab.mouse.up()
+        assert view(tab)[0] > 20
+        tab.get_by_role("button", name="Whole run").click()
+        tab.get_by_role("button", name="By event").click()
+        assert "event, in the order of the allocator" in labels(tab)
+        assert view(tab) == pytest.approx((0.98, 6.02))
+        assert "event 4 of 6" in hover(tab, 0.65)
+
+
+def test_the_table_sorts_filters_and_sums(opened: Callable[..., Any]) -> None:
+    with opened(samples.small_page()) as tab:
+        assert column(tab, 1) == ["3.42 KiB", "2.93 KiB", "1.95 KiB", "500 B"]
+        header = tab.locator(".blocks th:visible").first
+        assert header.get_attribute("aria-sort") == "descending"
+        tab.get_by_role("button", name="Size", exact=True).click()
+        assert header.get_attribute("aria-sort") == "ascending"
+        assert column(tab, 1) == ["500 B", "1.95 KiB", "2.93 KiB", "3.42 KiB"]
+        tab.get_by_role("button", name="Operator").focus()
+        tab.keyboard.press("Enter")
+        # What is not known comes last.
+        assert column(tab, 6) == ["aten::add", "aten::gelu", "aten::mm", "-"]
+        tab.get_by_label("Filter rows by category").select_option("ACTIVATION")
+        assert column(tab, 1) == ["3.42 KiB", "500 B"]
+        tab.get_by_label("Filter rows by text").fill("net.2 aten")
+        assert column(tab, 5) == ["net.2"]
+        assert "1 of 4 rows, 1 block, 500 B (500 B), 5.6\u00a0% of the peak." in tab.locator(".filters p").inner_text()
+        checks = tab.locator(".check").all_inner_texts()
+        assert checks == ["✓ The categories sum to the peak, 9,000 B.", "✓ The rows sum to the peak, 9,000 B."]
+        link = tab.locator(".blocks a.place").first
+        assert link.get_attribute("href") == "vscode://file/srv/project/models/net.py:123"
+
+
+def sum_of_rows(tab: Any) -> int:
+    """All rows of the table, to the byte: the tree's status says what the categories' table sums to."""
+    cells = tab.locator(".breakdown tbody td:nth-child(3)").all_inner_texts()
+    return sum(int(cell.replace(",", "")) for cell in cells)
+
+
+def rows_text(tab: Any) -> str:
+    return str(tab.locator(".filters p").inner_text())
+
+
+def test_any_moment_by_click_key_and_address(opened: Callable[..., Any], recorded: Callable[[str], Recorded]) -> None:
+    cycle = find_in_cycle(recorded("fno_2d_new_zeros").recordings[0])
+    counted = cycle.lifetimes.allocator_bytes
+    with opened(timeline_page(put_together([cycle]), run={})) as tab:
+        assert tab.locator(".when strong").inner_text() == "At the peak"
+        assert sum_of_rows(tab) == cycle.peak.peak_bytes
+        for share in (0.15, 0.5, 0.85):
+            area = plot_area(tab)
+            tab.mouse.click(area["x"] + area["width"] * share, area["y"] + area["height"] / 2)
+            event = chosen_event(tab)
+            alive = cycle.lifetimes.alive_at(event - 1)
+            assert sum_of_rows(tab) == counted[event - 1] == cycle.lifetimes.size_bytes[alive].sum()
+            assert f"{len(alive):,} block" in rows_text(tab)
+            assert tab.locator(".check.bad").count() == 0
+        tab.locator(".frame").focus()
+        tab.keyboard.press("ArrowLeft")
+        assert chosen_event(tab) == event - 1
+        assert sum_of_rows(tab) == counted[event - 2]
+        # What the address says is shown again.
+        tab.reload()
+        tab.wait_for_selector("html[data-drawn]")
+        assert sum_of_rows(tab) == counted[event - 2]
+        tab.get_by_role("button", name="Back to the peak").click()
+        assert tab.evaluate("location.hash") == ""
+        assert sum_of_rows(tab) == cycle.peak.peak_bytes
+
+
+def chosen_event(tab: Any) -> int:
+    """The event that is shown; the address has it too, unless it is the peak."""
+    found = re.search(r"event ([\d,]+) of", tab.locator(".when").inner_text())
+    assert found is not None
+    event = int(found[1].replace(",", ""))
+    is_peak = tab.locator(".when strong").inner_text() == "At the peak"
+    assert tab.evaluate("location.hash") == ("" if is_peak else f"#t={event}")
+    return event
+
+
+def test_two_moments_are_compared(opened: Callable[..., Any], recorded: Callable[[str], Recorded]) -> None:
+    cycle = find_in_cycle(recorded("fno_2d_new_zeros").recordings[0])
+    counted, lifetimes = cycle.lifetimes.allocator_bytes, cycle.lifetimes
+    first, last = len(counted) // 4, len(counted) // 2
+    with opened(timeline_page(put_together([cycle]), run={})) as tab:
+        tab.evaluate(f"location.hash = '#t={last + 1}&with={first + 1}'")
+        until(tab, "document.querySelector('.when').textContent.startsWith('From')")
+        was = (lifetimes.made_at <= first) & (lifetimes.freed_at > first)
+        stays = (lifetimes.made_at <= last) & (lifetimes.freed_at > last)
+        came, went = (int(lifetimes.size_bytes[rows].sum()) for rows in (stays & ~was, was & ~stays))
+        titles = [cell.get_attribute("title") for cell in tab.locator(".breakdown tfoot td").all()]
+        assert titles == [f"{came:,} B", f"{went:,} B", f"{came - went:,} B"]
+        check = tab.locator(".blocks .check").inner_text()
+        assert check == f"✓ What came less what went is the change, {counted[last] - counted[first]:,} B."
+        tab.get_by_role("button", name="Stop comparing").click()
+        assert sum_of_rows(tab) == counted[last]
+        tab.locator(".frame").focus()
+        tab.keyboard.press("c")
+        tab.keyboard.press("ArrowRight")
+        assert tab.locator(".when").inner_text().startswith("From")
+
+
+def test_the_tree_opens_by_mouse_and_keyboard_and_chooses_for_all(opened: Callable[..., Any]) -> None:
+    with opened(samples.small_page()) as tab:
+        tile = tab.get_by_role("treeitem", name="net", exact=False)
+        names = [one.get_attribute("aria-label") for one in tile.all()]
+        assert "net, 8.79 KiB, 100.0\u00a0%" in names
+        tab.get_by_role("treeitem", name="1, 2.93 KiB").click()
+        assert rows_text(tab).startswith("1 of 4 rows, 1 block, 2.93 KiB (3,000 B)")
+        assert tab.locator(".chip.only").inner_text() == "only 1 \u00d7"
+        tab.keyboard.press("Escape")
+        assert rows_text(tab).startswith("4 of 4 rows")
+        tab.mouse.move(0, 0)
+        tab.locator(".icicle button[tabindex='0']").focus()
+        tab.keyboard.press("Home")
+        tab.keyboard.press("ArrowDown")
+        tab.keyboard.press("ArrowDown")
+        assert "net \u203a 0: 5.37 KiB (5,500 B)" in tab.locator(".map-side [role=status]").inner_text()
+        tab.keyboard.press("Enter")
+        assert rows_text(tab).startswith("2 of 4 rows, 3 blocks, 5.37 KiB (5,500 B)")
+        # A row chooses too.
+        tab.get_by_role("button", name="Show all again").click()
+        tab.locator("button.bar-cell").first.click()
+        assert tab.locator("tr.is-chosen").count() == 1
+
+
+def test_each_block_is_drawn_and_read(opened: Callable[..., Any], recorded: Callable[[str], Recorded]) -> None:
+    cycle = find_in_cycle(recorded("fno_2d_new_zeros").recordings[0])
+    with opened(timeline_page(put_together([cycle]), run={})) as tab:
+        kinds = picture(tab)
+        tab.get_by_role("button", name="Each block").click()
+        assert picture(tab) != kinds
+        tab.get_by_label("Colour of the blocks").select_option("line")
+        assert tab.locator(".lane-key span").count() > 3
+        area = plot_area(tab)
+        tab.mouse.move(area["x"] + area["width"] / 2, area["y"] + area["height"] * 0.8)
+        settled(tab)
+        tip = tab.locator(".frame .tip").inner_text()
+        size = re.search(r"\(([\d,]+) B\)", tip)
+        assert size is not None
+        assert int(size[1].replace(",", "")) in cycle.lifetimes.size_bytes
+        assert "step" in tip or "event" in tip or "start of what is shown" in tip
+        # Five frames in passing; a click keeps the block, Enter does too, with all of them.
+        kept = tab.locator(".kept")
+        tab.mouse.click(area["x"] + area["width"] / 2, area["y"] + area["height"] * 0.8)
+        kept.wait_for()
+        assert size[0] in kept.inner_text()
+        tab.get_by_role("button", name="Close the block").click()
+        assert not kept.is_visible()
+        tab.locator(".frame").focus()
+        frames: list[str] = []
+        for _ in range(200):
+            tab.keyboard.press("ArrowUp")
+            tip = tab.locator(".frame .tip").inner_text()
+            if frames := re.findall(r"\(.*\.py:\d+\)$", tip, re.MULTILINE):
+                break
+        assert len(frames) == 5 and "more frames" in tip
+        tab.keyboard.press("Enter")
+        kept.wait_for()
+        assert kept.inner_text().count(".py:") > 5
+        assert all(frame in kept.inner_text() for frame in frames)
+
+
+def test_blocks_are_read_by_keyboard(opened: Callable[..., Any], tmp_path: Path) -> None:
+    with opened(page_of(load(tmp_path / "s", out_of_memory()))) as tab:
+        tab.get_by_role("button", name="Each block").click()
+        tab.locator(".frame").focus()
+        tab.keyboard.press("ArrowUp")
+        first = tab.locator(".frame .tip").inner_text()
+        tab.keyboard.press("ArrowUp")
+        second = tab.locator(".frame .tip").inner_text()
+        assert "Enter keeps this below" in first and "Enter keeps this below" in second and first != second
+        tab.keyboard.press("ArrowDown")
+        assert tab.locator(".frame .tip").inner_text() == first
+        tab.keyboard.press("Enter")
+        kept = tab.locator(".kept")
+        assert first.splitlines()[0] in kept.inner_text().splitlines()
+        tab.keyboard.press("Escape")
+        assert not kept.is_visible()
+
+
+def pages_of(replayed: ReplayedSnapshot) -> list[Page]:
+    finding = explain_replayed(replayed)
+    timelines = [device_timeline(replayed.snapshot, d.state, d.replay, kinds=d.kinds) for d in replayed.devices]
+    return [snapshot_page(replayed, finding, i, timeline, run={}) for i, timeline in enumerate(timelines)]
+
+
+def test_a_device_is_chosen_and_kept_in_the_address(opened: Callable[..., Any], tmp_path: Path) -> None:
+    objects = out_of_memory()
+    objects["segments"].append(segment(BASE, 64 * 2**20, [block(BASE, 60 * 2**20)], device=1))
+    with opened(pages_of(replay_snapshot(load(tmp_path / "s", objects)))) as tab:
+        assert "device 0" in tab.locator("h1").inner_text()
+        tab.get_by_label("Device", exact=True).select_option(label="device 1, 60.00 MiB")
+        until(tab, "document.querySelector('h1').textContent.includes('device 1')")
+        until(tab, "location.hash === '#device=device%201'")  # written after the picture
+        assert tab.locator(".plot").count() == 0
+        tab.reload()
+        tab.wait_for_selector("html[data-drawn]")
+        assert "60.00 MiB on device 1" in tab.locator("h1").inner_text()
+
+
+def test_the_ranks_of_a_job_by_mouse_and_keyboard(opened: Callable[..., Any]) -> None:
+    page, single = job_page(planted(), {"rank 5"}, run={}), replace(samples.small_page(), device="rank 5")
+    hostile = replace(page, ranks=(replace(page.ranks[0], file=samples.IMAGE), *page.ranks[1:]))
+    with opened([hostile, single]) as tab:
+        assert tab.locator("h1").inner_text() == "Rank 5 ran out of memory."
+        status = tab.locator(".rank-status")
+        assert "rank 5: 1.27 GiB (1,363,148,800 B); ran out of memory; odd one out" in status.inner_text()
+        assert tab.locator(".rank-bar").count() == 14
+        tab.locator(".rank-bar[tabindex='0']").focus()
+        tab.keyboard.press("Home")
+        assert "rank 0: 1000.00 MiB (1,048,576,000 B), like 9 others" in status.inner_text()
+        assert samples.IMAGE in status.inner_text()
+        assert tab.evaluate("document.querySelectorAll('img').length") == 0
+        for _ in range(3):
+            tab.keyboard.press("ArrowRight")
+        assert "rank 3: not readable. is no pickle" in status.inner_text()
+        tab.locator(".rank-bar").nth(5).hover()
+        settled(tab)
+        assert status.inner_text().startswith("rank 5: 1.27 GiB")
+        heights = [box["height"] for box in (one.bounding_box() for one in tab.locator(".rank-level.readable").all())]
+        assert heights[0] / max(heights) == pytest.approx(1000 / 1300, abs=0.02)
+        tab.locator(".rank-bar").nth(5).focus()
+        tab.keyboard.press("Enter")
+        until(tab, "document.querySelector('h1').textContent.startsWith('Peak: ')")
+        until(tab, "location.hash.includes('5')")
+        assert tab.locator(".rank-bar").count() == 0
+
+
+def test_segments_follow_the_moment(opened: Callable[..., Any], tmp_path: Path) -> None:
+    replayed = replay_snapshot(load(tmp_path / "s", out_of_memory()))
+    with opened(pages_of(replayed)) as tab:
+        check_moments(tab, replayed.devices[0], replayed.sites, [0, 2, 5])
+
+
+def test_segments_of_a_run_follow_the_moment(opened: Callable[..., Any]) -> None:
+    allocator = WatchedAllocator()
+    first = allocator.alloc(SEGMENT_BYTES // 2)
+    allocator.start_recording()
+    allocator.profiling = True
+    for size in (SEGMENT_BYTES // 4, SEGMENT_BYTES, 3 * SEGMENT_BYTES):
+        allocator.alloc(size)
+    allocator.free(first)
+    with opened(timeline_page(joined(allocator), run={})) as tab:
+        for event, truth in enumerate(allocator.truths, start=1):
+            tab.evaluate(f"location.hash = '#t={event}'")
+            until(tab, f"document.querySelector('.when').textContent.includes('event {event} of')")
+            words = tab.locator("#space p").first.inner_text()
+            assert f"reserved ({truth.reserved:,} B)" in words
+            assert f"{format_bytes(truth.allocated)} in use" in words
+
+
+def check_moments(tab: Any, device: ReplayedDevice, sites: Sites, entries: list[int]) -> None:
+    """Rows, categories and segments at some entries are what the recording says."""
+    for entry_number in entries:
+        tab.evaluate(f"location.hash = '#t={entry_number}'")
+        words = f"after entry {entry_number:,} of"
+        until(tab, f"document.querySelector('.when').textContent.includes('{words}')")
+        held = held_at(device, sites, entry_number)
+        assert sum_of_rows(tab) == held.requested_bytes
+        blocks = sum(group.count for group in held.groups)
+        assert rows_text(tab).startswith(f"{len(held.groups):,} of {len(held.groups):,} rows, {blocks:,} block")
+        assert tab.locator(".check.bad").count() == 0
+        assert f"reserved ({held.reserved_bytes:,} B)" in tab.locator("#space p").first.inner_text()
+
+
+BROWSED = [path for path in REAL_FILES if path.stem in ("oom_expandable_3gpus", "train_423M_ctx512", "forward_bf16")]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not BROWSED, reason="the real recordings are not here")
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("path", BROWSED, ids=lambda path: path.stem)
+def test_any_moment_of_real_recordings(opened: Callable[..., Any], path: Path, width: int) -> None:
+    replayed = replay_snapshot(load_snapshot(path, isolated=False))
+    shown = explain_replayed(replayed).worst
+    assert shown is not None
+    device = replayed.devices[shown]
+    with opened([pages_of(replayed)[shown]], color_scheme="dark") as tab:
+        tab.set_viewport_size({"width": width, "height": 900})
+        last = len(device.state.trace) - 1
+        # Of a long recording not every entry is kept: those that are, the page says.
+        kept = kept_entries(tab, [last // 5, last // 2, last - 1])
+        check_moments(tab, device, replayed.sites, kept)
+        assert tab.evaluate("document.documentElement.scrollWidth") == width
+
+
+def kept_entries(tab: Any, entries: list[int]) -> list[int]:
+    found = []
+    for one in entries:
+        tab.evaluate(f"location.hash = '#t={one}'")
+        # The address is put right where the page has another moment.
+        shown = f"document.querySelector('.when').textContent.includes('after entry {one:,} of')"
+        until(tab, f"location.hash !== '#t={one}' || {shown}")
+        number = re.search(r"after entry ([\d,]+) of", tab.locator(".when").inner_text())
+        assert number is not None
+        found.append(int(number[1].replace(",", "")))
+    assert len(set(found)) == len(entries)
+    return found
+
+
+def test_advice_stands_in_the_first_card_and_without_any_nothing_does(opened: Callable[..., Any]) -> None:
+    advice = (PageAdvice("Recompute the blocks in backward.", 2**30, "a third more time", "rehearsing the step"),)
+    with opened(replace(samples.small_page(), advice=advice)) as tab:
+        text = tab.locator("#answer .advice li").inner_text()
+        assert text == (
+            "1.00 GiB Recompute the blocks in backward. Costs a third more time. Found by rehearsing the step."
+        )
+    with opened(samples.small_page()) as tab:
+        assert tab.locator(".advice").count() == 0
+
+
+def test_everything_is_reached_and_seen_with_the_tab_key(opened: Callable[..., Any]) -> None:
+    """Every stop has a name and shows that it has the focus, and the order is that of the page from top to bottom."""
+    with opened(samples.small_page()) as tab:
+        stops = []
+        for _ in range(80):
+            tab.keyboard.press("Tab")
+            stop = tab.evaluate(
+                """(() => {
+                    const one = document.activeElement, style = getComputedStyle(one);
+                    const box = one.getBoundingClientRect();
+                    const name = one.getAttribute('aria-label') || one.textContent.trim() || one.placeholder || '';
+                    return [one.tagName, name, style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 1,
+                            !one.closest('.bar, .skip') && box.top + scrollY, style.opacity];
+                })()"""
+            )
+            if stop[0] == "BODY":
+                break
+            stops.append(stop)
+        names = [name for _, name, *_ in stops]
+        assert names[0] == "Skip to the answer"
+        for name in ("Switch to dark colours", "Zoom to peak", "ACTIVATION3.91 KiB", "Size", "Filter rows by text"):
+            assert name in names, names
+        assert all(name and outlined and opacity == "1" for _, name, outlined, _, opacity in stops), stops
+        tops = [top for *_, top, _ in stops if top is not False]
+        assert all(later > earlier - 60 for earlier, later in pairwise(tops))
+
+
+def test_markup_is_text_everywhere(opened: Callable[..., Any]) -> None:
+    with opened(samples.hostile_page()) as tab:
+        hover(tab, 0.8)
+        shown = tab.evaluate("document.querySelector('main').textContent + document.querySelector('.bar').textContent")
+        drawn = "\n".join(labels(tab) + tab.locator(".tile").all_inner_texts())
+        for text in (samples.SCRIPT, samples.IMAGE, samples.MARKUP):
+            assert shown.count(text) > 3
+            assert text in drawn
+        assert tab.evaluate("document.scripts.length") == 2
+        assert tab.evaluate("document.querySelectorAll('img, iframe, object, main b, main i').length") == 0
+        links = tab.evaluate("[...document.querySelectorAll('main a')].map((one) => one.getAttribute('href'))")
+        assert links
+        assert all(re.fullmatch(r"vscode://file/[\w/%.():'!*~-]+", link) for link in links), links
+        assert tab.title() == f"{samples.SCRIPT} - memory on {samples.IMAGE}"
+
+
+@pytest.mark.parametrize("page", [samples.empty_page, samples.one_event_page, samples.entries_page])
+def test_little_is_shown_as_little(opened: Callable[..., Any], page: Callable[[], Page]) -> None:
+    with opened(page()) as tab:
+        assert tab.locator("h1").inner_text()
+        assert (tab.locator(".plot").count() == 0) == (page is samples.empty_page)
+        assert "undefined" not in tab.locator("body").inner_text()
+        assert "NaN" not in tab.locator("body").inner_text()
+
+
+@pytest.mark.parametrize("width", [390, 800, 1280])
+def test_themes_and_widths(opened: Callable[..., Any], width: int) -> None:
+    with opened(synthetic_page(3000), color_scheme="dark") as tab:
+        tab.set_viewport_size({"width": width, "height": 900})
+        assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
+        dark = tab.evaluate("getComputedStyle(document.body).color")
+        tab.get_by_role("button", name="Switch to light colours").click()
+        assert tab.evaluate("document.documentElement.dataset.theme") == "light"
+        assert tab.evaluate("getComputedStyle(document.body).color") != dark
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        # Nothing is cut or has to be scrolled for: not the shares, and not a row's line of source.
+        cut = "(({ scrollWidth, clientWidth }) => scrollWidth - clientWidth)(document.querySelector('.breakdown'))"
+        assert tab.evaluate(cut) <= 0
+        row = ".blocks tbody tr:first-child td"
+        cells = f"[...document.querySelectorAll('{row}')].map((one) => one.getBoundingClientRect())"
+        assert tab.evaluate(f"Math.max(...{cells}.map((box) => box.right))") <= width
+        assert tab.evaluate(f"Math.min(...{cells}.map((box) => box.width))") > 20
+
+
+@pytest.mark.parametrize("width", [800, 1280])
+def test_paper_has_all_rows_and_no_controls(opened: Callable[..., Any], width: int) -> None:
+    with opened(synthetic_page(600, num_rows=80), color_scheme="dark") as tab:
+        tab.set_viewport_size({"width": width, "height": 900})
+        assert tab.locator(".blocks tbody tr").count() == 25
+        tab.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+        tab.emulate_media(media="print")
+        assert tab.locator(".blocks tbody tr").count() > 40
+        assert tab.evaluate("document.documentElement.dataset.theme") == "light"
+        # What is drawn before the printer's rules hold is as large as they say, however wide the screen or the paper.
+        drawn = tab.evaluate("(({ width, height }) => [width, height])(document.querySelector('.plot canvas'))")
+        assert drawn == [680, 430]
+        assert tab.locator(".icicle").bounding_box()["width"] == 680
+        # A footer group would be repeated where a page ends, above rows that it sums.
+        assert tab.evaluate("getComputedStyle(document.querySelector('tfoot')).display") == "table-row-group"
+        assert not tab.locator(".tools:visible").count()
+        assert not tab.locator("nav").is_visible()
+
+
+def test_a_snapshot_says_why_it_ran_out_and_unfolds_its_stacks(opened: Callable[..., Any], tmp_path: Path) -> None:
+    with opened(page_of(load(tmp_path / "s", out_of_memory()))) as tab:
+        assert tab.locator("h1").inner_text().startswith("Out of memory on device 0, 2 times: 64.00 MiB were asked for")
+        advice = tab.locator("#answer .lead").first
+        assert "Fragmentation is not the cause" in advice.inner_text()
+        # Of a long path its end is read, and pointing at it shows all.
+        assert "(me/model.py:7)" in advice.inner_text()
+        assert "(/home/me/model.py:7)" in str(advice.get_attribute("title"))
+        # Once: below are the numbers.
+        assert tab.locator("body").inner_text().count("Fragmentation is not the cause") == 1
+        assert "48.00 MiB" in tab.locator("section.alarming").inner_text()
+        assert tab.locator("nav a").all_inner_texts() == ["Timeline", "In use", "Out of memory", "Segments", "Run"]
+        assert tab.locator(".blocks thead:visible").inner_text().split() == [
+            "Size",
+            "Blocks",
+            "Category",
+            "Made",
+            "Function",
+            "Source",
+        ]
+        tab.locator(".blocks summary").first.click()
+        # Unfolding is an event of its own, some time after the click; asking for one line waits for it.
+        assert tab.locator(".blocks .two > .stack > ol > li").last.inner_text() == "main (/home/me/train.py:70)"
+        # Entry 2 makes 5 MiB at 20 of 60 us, and entry 3, the first failure, comes at 30 of 60.
+        assert "5.00 MiB" in hover(tab, 0.4)
+        assert "after entry 2 of 8" in tab.locator(".readout").inner_text()
+        assert tab.locator(".check.bad").count() == 0
+        tab.set_viewport_size({"width": 800, "height": 900})
+        tab.reload()
+        tab.wait_for_selector("html[data-drawn]")
+        assert tab.evaluate("document.documentElement.scrollWidth") == 800
+
+
+def test_a_snapshot_without_times_or_history_is_drawn(opened: Callable[..., Any], tmp_path: Path) -> None:
+    trace = [entry("alloc", BASE + 512 * i, 100 * i, time_us=None) for i in range(5)]
+    with opened(
+        page_of(load(tmp_path / "s", snapshot(trace, [segment(BASE, 4096, [block(BASE + 2048, 400)])])))
+    ) as tab:
+        assert "after entry 4 of 4" in hover_end(tab)
+    with opened(page_of(load(tmp_path / "s", [segment(BASE, 4096, [block(BASE, 400)])]))) as tab:
+        assert tab.locator(".plot").count() == 0
+        assert "400 B" in tab.locator("h1").inner_text()
+
+
+def hover_end(tab: Any) -> str:
+    tab.locator(".frame").focus()
+    for _ in range(9):
+        tab.keyboard.press("ArrowRight")
+    return str(tab.locator(".readout").inner_text())
+
+
+def test_a_real_run(opened: Callable[..., Any], recorded: Callable[[str], Recorded]) -> None:
+    cycle = find_in_cycle(recorded("fno_2d_new_zeros").recordings[0])
+    with opened(samples.page_of(cycle)) as tab:
+        assert format_bytes(cycle.peak.peak_bytes) in tab.locator("h1").inner_text()
+        checks = tab.locator(".check").all_inner_texts()
+        assert len(checks) == 2
+        assert all(check.startswith("✓") for check in checks)
+        tab.get_by_role("button", name="Zoom to peak").click()
+        until(tab, "document.querySelector('.readout').textContent.includes(' B)')")
+        most = int(samples.timeline_of(cycle).totals_bytes.max())
+        assert f"({most:,} B)" in tab.locator(".readout").inner_text()
+        largest = max(cycle.peak.rows, key=lambda row: row.bytes)
+        assert column(tab, 1)[0] == format_bytes(largest.bytes)
+        categories = {row.category for row in cycle.peak.rows}
+        options = tab.get_by_label("Filter rows by category").locator("option").all_inner_texts()
+        assert set(options) == categories | {"All categories"}

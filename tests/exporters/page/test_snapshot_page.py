@@ -1,0 +1,174 @@
+"""The page of an allocator snapshot as content; `test_page_browser.py` opens it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.analysis.snapshots.test_findings import BACKWARD, BASE, FORWARD, FREE_BACKWARD, MIB, load
+from tests.exporters.snapshot_samples import out_of_memory
+from tests.snapshot.dumps import REAL_FILES, Row, block, entry, frame, freed, segment, snapshot
+from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
+from tracer.analysis.snapshots.timeline import device_timeline
+from tracer.exporters.page.data import page_data
+from tracer.exporters.page.html import FileCell, Page, page_html
+from tracer.exporters.page.snapshot_page import snapshot_page
+from tracer.exporters.page.words import headline
+from tracer.snapshot.columns import Snapshot
+from tracer.snapshot.load import load_snapshot
+
+
+def page_of(loaded: Snapshot, *, device: int | None = None) -> Page:
+    replayed = replay_snapshot(loaded, device=device)
+    finding = explain_replayed(replayed)
+    shown = finding.worst
+    assert shown is not None
+    one = replayed.devices[shown]
+    timeline = device_timeline(loaded, one.state, one.replay, kinds=one.kinds)
+    return snapshot_page(replayed, finding, shown, timeline, run={"file": "s.pickle"})
+
+
+def page(path: Path, trace: list[Row], segments: list[Row] | None = None, **more: Any) -> Page:
+    return page_of(load(path, snapshot(trace, segments, **more)))
+
+
+def check_sums(shown: Page) -> None:
+    peak = shown.peak
+    assert peak is not None
+    assert sum(row.bytes for row in peak.rows) == sum(share.bytes for share in peak.breakdown) == peak.bytes
+    if shown.series:
+        total = np.sum([series.values_bytes for series in shown.series], axis=0)
+        assert total.max() == peak.bytes
+        assert total[np.flatnonzero(shown.times == peak.time)].max() == peak.bytes
+
+
+def test_by_hand(tmp_path: Path) -> None:
+    trace = [
+        entry("alloc", BASE, 3 * MIB, time_us=10, frames=FORWARD),
+        entry("alloc", BASE + 8 * MIB, MIB, time_us=14, frames=BACKWARD),
+        *freed(BASE + 8 * MIB, MIB, time_us=15, frames=FREE_BACKWARD),
+        *freed(BASE, 3 * MIB, time_us=16, frames=FREE_BACKWARD),
+    ]
+    shown = page(tmp_path / "s", trace, [segment(BASE, 16 * MIB, [block(BASE + 12 * MIB, 2 * MIB)])])
+    check_sums(shown)
+    assert shown.peak is not None
+    assert (shown.peak.bytes, shown.peak.time, shown.peak.phase) == (6 * MIB, 4000, "backward")
+    # Lowest layer first; memory from before without a stack has a layer of its own.
+    assert [series.name for series in shown.series] == ["BEFORE_RECORDING", "TEMPORARY", "ACTIVATION"]
+    assert [(line.name, int(line.values_bytes.max())) for line in shown.lines] == [
+        ("allocated", 6 * MIB),
+        ("reserved", 16 * MIB),
+    ]
+    assert [(mark.kind, mark.time, mark.bytes) for mark in shown.marks] == [("peak", 4000, 6 * MIB)]
+    assert [(row.bytes, row.category, row.phase, row.op, row.file, row.line) for row in shown.peak.rows] == [
+        (3 * MIB, "ACTIVATION", "in the recording", "forward", "/home/me/model.py", 7),
+        (2 * MIB, "BEFORE_RECORDING", "before recording", "no stack recorded", None, None),
+        (MIB, "TEMPORARY", "in the recording", "MmBackward0", None, None),
+    ]
+    assert headline(shown) == (
+        "Peak: 6.00 MiB on device 0 in backward.",
+        "It is 50 % activations, 33 % memory from before the recording and 17 % temporaries.",
+        "The line that holds most is model.py:7: 3.00 MiB, 50 %, made by forward.",
+    )
+    assert [section.title for section in shown.sections] == ["Growth", "Reserved memory"]
+
+
+def test_stacks_are_in_the_data_once_each(tmp_path: Path) -> None:
+    trace = [
+        entry("alloc", BASE, 3 * MIB, frames=FORWARD),
+        entry("alloc", BASE + 8 * MIB, MIB, frames=[frame("deep", f"/d{i}.py", i) for i in range(50)]),
+    ]
+    blocks = [block(BASE, 3 * MIB), block(BASE + 8 * MIB, MIB)]
+    found = page_data(page(tmp_path / "s", trace, [segment(BASE, 16 * MIB, blocks)]))["blocks"]
+    assert found is not None
+    frames, (first, second) = found["stacks"]["frames"], found["stacks"]["rows"]
+    # What is no line of Python is what the text says of it.
+    assert [frame for frame, is_python in zip(frames, found["stacks"]["python"], strict=True) if not is_python] == [
+        "at::_ops::mul_Tensor::call(at::Tensor const&, at::Tensor const&)"
+    ]
+    assert [frames[number] for number in first][-2:] == [
+        "forward (/home/me/model.py:7)",
+        "main (/home/me/train.py:70)",
+    ]
+    assert [frames[number] for number in second] == [f"deep (/d{i}.py:{i})" for i in range(40)]
+    assert found["stacks"]["cut"] == [0, 10]
+    assert len(set(frames)) == len(frames)
+
+
+def test_out_of_memory_comes_first(tmp_path: Path) -> None:
+    shown = page_of(load(tmp_path / "s", out_of_memory()))
+    check_sums(shown)
+    first, *others = shown.sections
+    assert (first.title, first.is_alarming) == ("Out of memory", True)
+    assert not first.sentences
+    assert shown.alarm[0] == (
+        "Out of memory on device 0, 2 times: 64.00 MiB were asked for by model.py:7 with 1.00 MiB free on the device."
+    )
+    assert shown.alarm[1].startswith("Fragmentation is not the cause")
+    failures, in_use = first.tables
+    # Both failures are of one line, so that what was in use is shown once.
+    assert len(failures.rows) == 2
+    cells = dict(zip(failures.columns, failures.rows[1], strict=True))
+    assert cells == {
+        "entry": "4",
+        "who asked": FileCell("forward", "/home/me/model.py", 7),
+        "asked for": 48 * MIB,
+        "device free": MIB,
+        "in use": 5 * MIB,
+        "reserved": 8 * MIB,
+        "unallocated": 3 * MIB,
+        "largest free": 2 * MIB,
+    }
+    assert sum(int(row[0]) for row in in_use.rows if isinstance(row[0], int)) == 5 * MIB
+    assert not any(section.is_alarming for section in others)
+    assert [mark.label for mark in shown.marks if mark.kind == "oom"] == [
+        "out of memory, asked for 64.00 MiB at",
+        "out of memory, asked for 48.00 MiB at",
+    ]
+
+
+def test_the_worst_device_is_shown_and_the_others_are_named(tmp_path: Path) -> None:
+    segments = [segment(BASE, MIB, [block(BASE, 512 * (device + 1))], device=device) for device in (0, 3, 1)]
+    loaded = load(tmp_path / "s", segments)
+    shown = page_of(loaded)
+    assert shown.device == "device 3"
+    (others,) = [section for section in shown.sections if section.title == "Other devices"]
+    assert others.tables[0].rows == (("device 0", 512, "0"), ("device 1", 1024, "0"))
+    assert page_of(loaded, device=1).device == "device 1"
+
+
+def test_a_device_that_ran_out_is_worse_than_a_larger_one(tmp_path: Path) -> None:
+    objects = out_of_memory()
+    objects["segments"].append(segment(BASE, 64 * MIB, [block(BASE, 60 * MIB)], device=1))
+    shown = page_of(load(tmp_path / "s", objects))
+    assert shown.device == "device 0"
+    (others,) = [section for section in shown.sections if section.title == "Other devices"]
+    assert others.tables[0].rows == (("device 1", 60 * MIB, "0"),)
+
+
+def test_without_history_there_is_no_timeline_and_nothing_was_before_it(tmp_path: Path) -> None:
+    shown = page_of(load(tmp_path / "s", [segment(BASE, MIB, [block(BASE, 700)])]))
+    assert (len(shown.times), shown.series, shown.lines, shown.marks) == (0, (), (), ())
+    assert headline(shown)[:2] == (
+        "Peak: 700 B on device 0 at the moment of the snapshot.",
+        "It is 100 % memory that nothing explains.",
+    )
+
+
+def test_markup_of_a_recording_is_data(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script>"
+    trace = [entry("alloc", BASE, 5, frames=[frame(evil, f"/{evil}.py")])]
+    text = page_html([page(tmp_path / "s", trace, [segment(BASE, 512, [block(BASE, 5)])])])
+    assert "alert(1)" in text
+    assert text.lower().count("</script>") == 2
+
+
+@pytest.mark.skipif(not REAL_FILES, reason="the real recordings are not here")
+@pytest.mark.parametrize("path", REAL_FILES, ids=lambda path: path.stem)
+def test_real_recordings(path: Path) -> None:
+    shown = page_of(load_snapshot(path, isolated=False))
+    check_sums(shown)
+    assert len(page_html([shown])) < 3_000_000

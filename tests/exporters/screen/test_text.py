@@ -1,0 +1,58 @@
+"""Lines and tables of the screen: no word is lost or broken, and a table is whole where there is no terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.text import Text
+
+from tracer.exporters.screen.text import print_table, say, say_wrapped, signed, table
+
+PATH = "/mnt/data/somebody/project/src/train/a_rather_long_name_of_a_model.py:174"
+
+
+def console(*, width: int = 40, is_terminal: bool = False) -> Console:
+    return Console(file=io.StringIO(), width=width, force_terminal=is_terminal, color_system=None, highlight=False)
+
+
+def printed(made: Console) -> str:
+    assert isinstance(made.file, io.StringIO)
+    return made.file.getvalue()
+
+
+@given(st.lists(st.text("ab[]/%", min_size=1, max_size=60), min_size=1, max_size=20), st.integers(0, 8))
+def test_prose_keeps_every_word_whole(words: list[str], indent: int) -> None:
+    made = console()
+    say_wrapped(made, " ".join(words), indent=indent)
+    assert printed(made).split() == words
+    for line in printed(made).splitlines():
+        assert len(line) <= 40 or len(line.split()) == 1
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_line_is_broken_between_words_on_a_terminal_alone(is_terminal: bool) -> None:
+    made = console(is_terminal=is_terminal)
+    say(made, f"Look first at the line in {PATH} of yours.", indent=2)
+    lines = printed(made).splitlines()
+    assert (len(lines) > 1) is is_terminal
+    assert any(PATH in line for line in lines)
+    assert all(line.startswith("  ") for line in lines)
+
+
+def test_a_table_is_whole_where_there_is_no_terminal() -> None:
+    made = console()
+    filled = table("bytes")
+    filled.add_column("where", overflow="fold")
+    filled.add_row("1.00 GiB", Text(PATH))
+    print_table("By line", filled, made)
+    empty, title, _, row = printed(made).splitlines()
+    assert (empty, title) == ("", "By line")
+    assert row.split() == ["1.00", "GiB", PATH]
+
+
+def test_changes_have_a_sign() -> None:
+    assert [signed(1024), signed(-1024), signed(0)] == ["+1.00 KiB", "-1.00 KiB", "0 B"]

@@ -1,0 +1,1 @@
+"""What a device, its allocator and the host say of themselves."""

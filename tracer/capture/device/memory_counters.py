@@ -1,0 +1,139 @@
+"""What a device's allocator and the process say of their memory now, cheap enough to be asked at every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from tracer.capture import torch_private
+from tracer.capture.device.devices import device_memory, is_accelerator
+from tracer.capture.device.host_memory import resident_bytes
+
+_SELDOM: Final = 16
+_ALL_OF_FIRST, _LOOK_EACH = 32, 8
+"""The moments within a step are looked at in these first steps, and then in one of eight: with caches that the step has
+emptied, one look takes a tenth of a millisecond. When a step ends its counters are read always."""
+_FIRST_CALLS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What an allocator has counted; see `torch.cuda.memory_stats`.
+
+    Attributes:
+        allocated_bytes: In use.
+        reserved_bytes: Held from the driver.
+        peak_bytes: The most that was in use since the program began or set it back.
+        num_retries: Requests for which the cache was emptied.
+        num_allocations: Requests served, all told.
+        num_failures: Requests for which there was no memory.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_bytes: int
+    num_retries: int
+    num_allocations: int
+    num_failures: int
+
+
+def read_counters(device: torch.device) -> Counters | None:
+    """What the allocator of an accelerator says now; None where it says nothing, as on the CPU."""
+    if not is_accelerator(device):
+        return None
+    stats: Any = torch_private.allocator_statistics(device)
+    try:
+        return Counters(
+            allocated_bytes=stats["allocated_bytes"]["all"]["current"],
+            reserved_bytes=stats["reserved_bytes"]["all"]["current"],
+            peak_bytes=stats["allocated_bytes"]["all"]["peak"],
+            num_retries=stats["num_alloc_retries"],
+            num_allocations=stats["allocation"]["all"]["allocated"],
+            num_failures=stats.get("num_ooms", 0),
+        )
+    except KeyError:
+        return None
+
+
+class StepReader:
+    """Reads the counters of one device at the moments of a step.
+
+    The driver is asked seldom, since it may take longer than all the rest: when what is reserved has changed, and every
+    sixteenth time. So is the system for resident memory, where the device's own is counted apart.
+
+    Attributes:
+        has_allocator: Whether the device's allocator counts; elsewhere what is in use is the process's resident memory.
+        num_failures: Requests for which there was no memory, when the last step ended.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        counters = read_counters(device)
+        self.has_allocator = counters is not None
+        self.num_failures = counters.num_failures if counters is not None else 0
+        self._highest: dict[str, int] = {}
+        self._times: dict[str, int] = {}
+        self._driver_asked_at = (-1, 0)
+        self._device_used: int | None = None
+        self._resident: int | None = None
+        self._num_ends = 0
+
+    def in_use(self) -> int | None:
+        """Bytes in use now; None on the CPU, where resident memory says little of a moment within a step."""
+        counters = read_counters(self.device)
+        return counters.allocated_bytes if counters is not None else None
+
+    def note(self, name: str, *, always: bool = False) -> None:
+        """Look what is in use now, if it is time to; the step's row has the highest of each name.
+
+        Args:
+            name: Of the moment. Of many in one step, as the calls of an evaluation, one in sixteen is looked at.
+            always: Whether to look in every step, for what comes seldom.
+        """
+        if not always and self._num_ends >= _ALL_OF_FIRST and self._num_ends % _LOOK_EACH:
+            return
+        times = self._times[name] = self._times.get(name, 0) + 1
+        if times > _FIRST_CALLS and times % _SELDOM:
+            return
+        in_use = self.in_use()
+        if in_use is not None:
+            self._highest[name] = max(in_use, self._highest.get(name, 0))
+
+    def end_of_step(self, step: int, time_ns: int) -> dict[str, int]:
+        """The row of the step that ends now, for `StepTable.add`."""
+        row = {"step": step, "time_ns": time_ns, **self._highest}
+        self._highest.clear()
+        self._times.clear()
+        counters = read_counters(self.device)
+        # In a running loop the system's answer takes longer than all the rest of this.
+        if counters is None or self._num_ends % _SELDOM == 0:
+            self._resident = resident_bytes()
+        self._num_ends += 1
+        if (resident := self._resident) is not None:
+            row["resident_bytes"] = resident
+        if counters is None:
+            if resident is not None:
+                row["end_bytes"] = resident
+            return row
+        self.num_failures = counters.num_failures
+        row |= {
+            "end_bytes": counters.allocated_bytes,
+            "reserved_bytes": counters.reserved_bytes,
+            "peak_bytes": counters.peak_bytes,
+            "num_retries": counters.num_retries,
+            "num_allocations": counters.num_allocations,
+        }
+        if (used := self._used_on_device(counters.reserved_bytes)) is not None:
+            row["device_used_bytes"] = used
+        return row
+
+    def _used_on_device(self, reserved_bytes: int) -> int | None:
+        reserved_then, times = self._driver_asked_at
+        if reserved_bytes != reserved_then or times >= _SELDOM:
+            memory = device_memory(self.device)
+            self._device_used = memory[1] - memory[0] if memory is not None else None
+            times = 0
+        self._driver_asked_at = (reserved_bytes, times + 1)
+        return self._device_used

@@ -1,0 +1,1 @@
+"""Python objects of a training: tensors, modules, optimizers, and who holds them."""

@@ -1,0 +1,186 @@
+"""How one Python object holds another, in the words of the language: an attribute, an item, a closure's variable.
+
+No code of a user's class is called: attributes are looked up where objects keep them, and items of built-in containers
+alone are looked through.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from tracer.capture.sources.source_files import is_user_code
+
+ARROW: Final = " -> "
+IN_DICT: Final = ".__dict__"
+_OF_MODULES: Final = ("._modules", "._parameters", "._buffers")
+_MAX_KEY: Final = 40
+_GENERATORS: Final = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+
+
+def link(holder: Any, held: Any) -> str:
+    """What to write behind a holder's name to name what it holds: `.history`, `[3]`, ` -> closure variable x`."""
+    kind = type(holder)
+    if issubclass(kind, type):
+        # A class shows its dictionary through a proxy alone.
+        return (
+            IN_DICT
+            if type(held) is dict
+            else next((f".{name}" for name, value in vars(holder).items() if value is held), "")
+        )
+    if issubclass(kind, dict):
+        return next((f"[{_key(key)}]" for key, value in dict.items(holder) if value is held), " (a key)")
+    if issubclass(kind, list | tuple):
+        base = list if issubclass(kind, list) else tuple
+        return next((f"[{at}]" for at, value in enumerate(base.__iter__(holder)) if value is held), "")
+    if kind is deque:
+        return next((f"[{at}]" for at, value in enumerate(holder) if value is held), "")
+    if kind is types.CellType:
+        return ""
+    if kind is types.FunctionType:
+        return _of_function(holder, held)
+    if kind is types.FrameType:
+        return _local(holder, held)
+    if kind in _GENERATORS:
+        return _of_generator(holder, held)
+    if kind is types.TracebackType:
+        return ""
+    if kind is types.MethodType:
+        return ".__self__" if holder.__self__ is held else ".__func__"
+    if issubclass(kind, functools.partial):
+        return next((f"{ARROW}{name} of the partial" for name in ("func", "args", "keywords")
+                     if getattr(holder, name) is held), "")  # fmt: skip
+    if issubclass(kind, BaseException):
+        return _of_exception(holder, held)
+    return _attribute(holder, held)
+
+
+def _key(key: object) -> str:
+    """A key as it is written in a program, where that is short; never the words of a user's class."""
+    if isinstance(key, str | int | float | bool | bytes | None):
+        text = repr(key)
+        return text if len(text) <= _MAX_KEY else f"{text[:_MAX_KEY]}..."
+    return f"<{type(key).__name__}>"
+
+
+def closure_variable(holder: types.FunctionType, cell: Any) -> str:
+    """How a function holds the value of one of its closure's cells."""
+    cells = zip(holder.__code__.co_freevars, holder.__closure__ or (), strict=False)
+    name = next((name for name, one in cells if one is cell), "")
+    return f"{ARROW}closure variable {name} of {holder.__name__}()"
+
+
+def _of_function(holder: types.FunctionType, held: Any) -> str:
+    of = f"{holder.__name__}()"
+    if holder.__defaults__ is held or holder.__kwdefaults__ is held:
+        return f"{ARROW}defaults of {of}"
+    return IN_DICT if holder.__dict__ is held else ""
+
+
+def _local(frame: types.FrameType, held: Any) -> str:
+    name = next((name for name, value in locals_of(frame) if value is held), "")
+    if frame.f_back is held or not name:
+        return ""
+    return f"{ARROW}local variable {name} of {where(frame)}"
+
+
+def _of_generator(holder: Any, held: Any) -> str:
+    frame = next((value for name in ("gi_frame", "cr_frame", "ag_frame")
+                  if (value := getattr(holder, name, None)) is not None), None)  # fmt: skip
+    return "" if frame is None else _local(frame, held)
+
+
+def _of_exception(holder: BaseException, held: Any) -> str:
+    for name in ("__traceback__", "__cause__", "__context__", "args"):
+        if getattr(BaseException, name).__get__(holder) is held:
+            return f".{name}"
+    return _attribute(holder, held)
+
+
+def _attribute(holder: Any, held: Any) -> str:
+    own = attributes_of(holder)
+    if own is held:
+        return IN_DICT
+    for name, value in (own or {}).items():
+        if value is held:
+            return f".{name}"
+    for base in type(holder).__mro__:
+        for name, slot in vars(base).items():
+            if isinstance(slot, types.MemberDescriptorType) and _slot(slot, holder) is held:
+                return f".{name}"
+    if isinstance(holder, torch.Tensor):
+        return next((f".{name}" for name in ("grad", "_base") if _of_tensor(holder, name) is held), "")
+    return ""
+
+
+def _slot(slot: types.MemberDescriptorType, holder: Any) -> Any:
+    try:
+        return slot.__get__(holder)
+    except AttributeError:  # not set
+        return None
+
+
+def _of_tensor(tensor: torch.Tensor, name: str) -> Any:
+    try:
+        if name == "grad" and not (tensor.is_leaf or tensor.retains_grad):  # torch would warn
+            return None
+        return getattr(torch.Tensor, name).__get__(tensor)
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def attributes_of(holder: Any) -> dict[str, Any] | None:
+    """The attributes that an object keeps in a dictionary; None where it has none."""
+    try:
+        found = object.__getattribute__(holder, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+    return found if type(found) is dict else None
+
+
+def locals_of(frame: types.FrameType) -> Iterator[tuple[str, Any]]:
+    """The local variables of a frame, without leaving a reference behind.
+
+    Until Python 3.12 asking for them fills a dictionary that the frame keeps: what nobody else has of it is emptied.
+    """
+    found = frame.f_locals
+    if found is frame.f_globals or not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return
+    pairs = list(found.items())
+    # The frame's reference, this function's and that of the call: a fourth is somebody's `locals()`.
+    if sys.version_info < (3, 13) and sys.getrefcount(found) <= 3:
+        found.clear()
+    yield from pairs
+
+
+def where(frame: types.FrameType) -> str:
+    """`step(), train.py:31` for a frame."""
+    name, file = frame.f_code.co_name, Path(frame.f_code.co_filename).name
+    shown = file if name == "<module>" else f"{name}()"
+    return f"{shown}, {file}:{frame.f_lineno}" if name != "<module>" else f"{file}:{frame.f_lineno}"
+
+
+def is_users_frame(frame: types.FrameType) -> bool:
+    """Whether a frame runs code of the user's."""
+    return not frame.f_globals.get("__tracebackhide__") and is_user_code(frame.f_code.co_filename)
+
+
+def joined(parts: list[str]) -> str:
+    """The parts of a path in one: an object's dictionary and a module's tables are its attributes."""
+    text = ""
+    for part in parts:
+        is_item = part.startswith("['") and part.endswith("']") and part[2:-2].isidentifier()
+        table = next((name for name in (IN_DICT, *_OF_MODULES) if text.endswith(name)), None)
+        if is_item and table is not None:
+            text = f"{text.removesuffix(table)}.{part[2:-2]}"
+        else:
+            text += part
+    return text.removesuffix(IN_DICT)

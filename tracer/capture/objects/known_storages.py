@@ -1,0 +1,223 @@
+"""Addresses of parameters, gradients, optimizer state and inputs, observed live.
+
+An observation says that at this time this address held this tensor. It takes addresses and sizes only: no tensor is
+kept alive, copied or touched, and no random state, gradient or counter changes.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tracer.arrays import Int, Ints, PerObservation
+from tracer.capture import torch_private
+from tracer.capture.objects.plain_tensors import plain_tensors
+from tracer.nested import leaves
+
+
+class Role(IntEnum):
+    """What an object is to a training run."""
+
+    PARAMETER = 0
+    BUFFER = 1
+    GRADIENT = 2
+    OPTIMIZER_STATE = 3
+    INPUT = 4
+    HELD = 5
+    """A tensor that Python could reach, and that is none of the others."""
+    ARGUMENT = 6
+    """What a model was called with: an input, unless the program has computed it."""
+    SAVED = 7
+    """What a graph from before the recording keeps for backward."""
+    WORKSPACE = 8
+    """What a library keeps for its own work, as cuBLAS does: of a rehearsal, which knows it by rule."""
+
+
+_WORDS = {Role.ARGUMENT: "input"}
+BATCH = (Role.INPUT, Role.ARGUMENT)
+"""What may be the batch."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownStorages:
+    """Observations in time order, columns [H]. A storage that several tensors share appears once per observation."""
+
+    time_ns: PerObservation[Int]
+    address: PerObservation[Int]
+    size_bytes: PerObservation[Int]
+    role: PerObservation[Int]
+    name: PerObservation[Int]
+    """Index in `names`."""
+    device: PerObservation[Int]
+    """Index in `devices`."""
+    names: tuple[str, ...]
+    devices: tuple[str, ...]
+    ends_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """[Z] When storages that a walk had found, and inputs, were let go, in order of time."""
+    ends_address: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    ends_device: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """[Z] Index in `devices`."""
+    walks_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """[W] Times of the observations that took in every tensor that Python could reach."""
+    threads: tuple[str, ...] = ()
+    """Other threads that called the model: the profiler does not record them."""
+
+    def __post_init__(self) -> None:
+        columns = (self.time_ns, self.address, self.size_bytes, self.role, self.name, self.device)
+        ends = (self.ends_ns, self.ends_address, self.ends_device)
+        if len({len(column) for column in columns}) > 1 or len({len(column) for column in ends}) > 1:
+            raise ValueError("columns of KnownStorages differ in length")
+
+    def words_at(self, device: str | None = None) -> dict[int, str]:
+        """What lay at each address when it was last observed: `parameter`, `optimizer state` and so on.
+
+        Args:
+            device: As `str(torch.device)` writes it; None is all, whose addresses differ under CUDA.
+        """
+        wanted = [device in (None, name) for name in self.devices]
+        columns = zip(self.address.tolist(), self.role.tolist(), self.device.tolist(), strict=True)
+        unnamed = (Role.HELD, Role.SAVED, Role.WORKSPACE)
+        named = ((address, role) for address, role, at in columns if wanted[at] and role not in unnamed)
+        return {address: _WORDS.get(Role(role), Role(role).name.lower().replace("_", " ")) for address, role in named}
+
+
+class StorageObserver:
+    """Collects observations during a run.
+
+    Attributes:
+        unobserved: How many looks found a tensor without an address, by the name of its type.
+        threads: Names of other threads that called the model.
+        sees_transforms: Whether a transform of torch.func had wrapped one of the tensors.
+    """
+
+    def __init__(self) -> None:
+        self.unobserved: Counter[str] = Counter()
+        self.threads: dict[str, None] = {}
+        self.sees_transforms = False
+        self._rows: list[tuple[int, int, int, int, int, int]] = []
+        self._names: dict[str, int] = {}
+        self._devices: dict[str, int] = {}
+        self._walks_ns: list[int] = []
+        self._ends: list[tuple[int, int, int]] = []
+        self._watched: dict[tuple[int, str], weakref.ref[torch.UntypedStorage]] = {}
+
+    def observe(
+        self, tensors: Iterable[tuple[Role, str, Tensor | torch.UntypedStorage]], *, is_walk: bool = False
+    ) -> None:
+        """Note where tensors lie now. A storage that comes twice has the role and name of the first time.
+
+        Args:
+            tensors: Role, name and tensor of each.
+            is_walk: Whether these are all that Python can reach.
+        """
+        now, seen = time.time_ns(), set()
+        if is_walk:
+            self._walks_ns.append(now)
+        with torch_private.as_plain_tensors():
+            for role, name, tensor in tensors:
+                for storage, device in self._storages(tensor):
+                    address, size_bytes = storage.data_ptr(), storage.nbytes()
+                    if size_bytes == 0 or address == 0 or (address, device) in seen:
+                        continue
+                    seen.add((address, device))
+                    name_index = self._names.setdefault(name, len(self._names))
+                    device_index = self._devices.setdefault(device, len(self._devices))
+                    self._rows.append((now, address, size_bytes, int(role), name_index, device_index))
+                    if device == "cpu" and (is_walk or role in BATCH):
+                        self._watch(storage, address, device)
+
+    def _watch(self, storage: torch.UntypedStorage, address: int, device: str) -> None:
+        """Note when a storage is let go, which the CPU's allocator does not report of what it did not see being made.
+
+        The reference is weak and keeps nothing alive. The storage's Python object lives as long as its memory.
+        """
+        ends, key, device_index = self._ends, (address, device), self._devices[device]
+        if (watched := self._watched.get(key)) is not None and watched() is not None:
+            return
+
+        def ended(_: object) -> None:
+            ends.append((time.time_ns(), address, device_index))
+
+        self._watched[key] = weakref.ref(storage, ended)
+
+    def stop(self) -> None:
+        """Watch no storage any longer."""
+        self._watched.clear()
+
+    def _storages(self, tensor: Tensor | torch.UntypedStorage) -> list[tuple[torch.UntypedStorage, str]]:
+        """A tensor's storages that have an address, and their devices."""
+        if isinstance(tensor, torch.UntypedStorage):
+            return [] if tensor.device.type == "meta" else [(tensor, str(tensor.device))]
+        self.sees_transforms |= torch_private.is_wrapped_by_transform(tensor)
+        try:
+            parts = [(part.untyped_storage(), str(part.device)) for part in plain_tensors(tensor)]
+            found = [(storage, device) for storage, device in parts if storage.device.type != "meta"]
+            for storage, _ in found:
+                storage.data_ptr()  # a fake tensor's raises
+            return found
+        # Tensors of other people's making raise what they like; that they were not observed is said in a note.
+        except Exception:
+            self.unobserved[type(tensor).__name__] += 1
+            return []
+
+    def observations(self) -> KnownStorages:
+        """Everything observed so far."""
+        table = np.array(self._rows, np.int64).reshape(-1, 6)
+        time_ns, address, size_bytes, role, name, device = (np.ascontiguousarray(column) for column in table.T)
+        ends_ns, ends_address, ends_device = np.array(self._ends, np.int64).reshape(-1, 3).T
+        return KnownStorages(
+            time_ns=time_ns,
+            address=address,
+            size_bytes=size_bytes,
+            role=role,
+            name=name,
+            device=device,
+            names=tuple(self._names),
+            devices=tuple(self._devices),
+            ends_ns=np.ascontiguousarray(ends_ns),
+            ends_address=np.ascontiguousarray(ends_address),
+            ends_device=np.ascontiguousarray(ends_device),
+            walks_ns=np.array(self._walks_ns, np.int64),
+            threads=tuple(self.threads),
+        )
+
+
+def model_tensors(model: nn.Module) -> Iterator[tuple[Role, str, Tensor]]:
+    """A model's parameters, their gradients where there are some, and its buffers, by dotted name."""
+    for name, parameter in model.named_parameters():
+        yield Role.PARAMETER, name, parameter
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            yield Role.GRADIENT, name, parameter.grad
+    for name, buffer in model.named_buffers():
+        yield Role.BUFFER, name, buffer
+
+
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, names: dict[int, str] | None = None
+) -> Iterator[tuple[Role, str, Tensor]]:
+    """An optimizer's state tensors, named `parameter.state`, such as `fc1.weight.exp_avg`.
+
+    Args:
+        optimizer: Any; state that is not a tensor is passed over.
+        names: Names of parameters by `id()`.
+    """
+    for parameter, state in getattr(optimizer, "state", {}).items():
+        owner = (names or {}).get(id(parameter), "parameter")
+        for key, value in state.items() if isinstance(state, Mapping) else ():
+            # LBFGS keeps lists of tensors.
+            for _, tensor in leaves(value, Tensor):
+                yield Role.OPTIMIZER_STATE, f"{owner}.{key}", tensor
+
+
+def input_tensors(batch: object, name: str = "batch", *, role: Role = Role.INPUT) -> Iterator[tuple[Role, str, Tensor]]:
+    """The tensors in a batch, however it is nested, named by their path in it."""
+    return ((role, path, tensor) for path, tensor in leaves(batch, Tensor, name))

@@ -1,0 +1,175 @@
+"""Where a model's parameters come from: the lines that constructed them, and their sizes.
+
+A model that is built inside `ParameterOrigins` tells the whole stack of calls. For one that exists already, the source
+of its classes is searched for the line that assigned the submodule or parameter.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from types import FrameType, TracebackType
+from typing import Any, Self, cast
+
+from torch import Tensor, nn
+
+from tracer.capture import torch_private
+from tracer.capture.sources.compiled_code import without_wrappers
+from tracer.capture.sources.source_files import is_own_code, is_package_code, is_user_code, whole_path
+from tracer.capture.sources.source_line import SourceLine
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a model.
+
+    Attributes:
+        name: Dotted, the first of its names if it is shared.
+        size_bytes: Of its elements.
+        wants_gradient: Whether autograd computes one.
+        module: Dotted name of the module that owns it, "" for the model itself.
+        lines: That constructed it, innermost first; empty where that is not known.
+    """
+
+    name: str
+    size_bytes: int
+    wants_gradient: bool
+    module: str
+    lines: tuple[SourceLine, ...]
+
+
+class ParameterOrigins:
+    """While open, notes the stack of calls at which every parameter is registered: build the model inside.
+
+    Only `nn.Module.register_parameter` is wrapped, which does as before, and it is put back at the end.
+    """
+
+    def __init__(self) -> None:
+        self._stacks: dict[int, tuple[nn.Parameter, tuple[SourceLine, ...]]] = {}
+        self._original: Any = None
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        original = self._original = nn.Module.register_parameter
+        stacks = self._stacks
+
+        def register_parameter(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+            original(module, name, param)
+            # The first registration counts: a shared weight is made where it was made.
+            if param is not None and id(param) not in stacks:
+                stacks[id(param)] = (param, _named_lines(sys._getframe(1)))
+
+        nn.Module.register_parameter = register_parameter  # type: ignore[method-assign, assignment]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End."""
+        nn.Module.register_parameter = self._original  # type: ignore[method-assign]
+
+    def take(self, model: nn.Module) -> dict[str, tuple[SourceLine, ...]]:
+        """Lines by dotted name, for the parameters of this model that were registered meanwhile; forgets the rest.
+
+        Call it once the model is complete and where it will stay: `to` may replace parameters by others.
+        """
+        found = {
+            name: self._stacks[id(parameter)][1]
+            for name, parameter in model.named_parameters()
+            if id(parameter) in self._stacks
+        }
+        self._stacks.clear()
+        return found
+
+
+def _named_lines(frame: FrameType | None) -> tuple[SourceLine, ...]:
+    """Lines of the user and of libraries, innermost first, up to the user's outermost."""
+    lines, is_ours_passed, num_to_users = [], False, 0
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_own_code(file):
+            is_ours_passed = True
+        elif is_user_code(file) or (is_package_code(file) and not is_ours_passed):
+            lines.append(SourceLine(whole_path(file), frame.f_lineno))
+            num_to_users = len(lines) if is_user_code(file) else num_to_users
+        frame = frame.f_back
+    return tuple(lines[:num_to_users] or lines)
+
+
+def describe_parameters(
+    model: nn.Module, lines: dict[str, tuple[SourceLine, ...]] | None = None, *, prefix: str = ""
+) -> tuple[Parameter, ...]:
+    """A model's parameters in its own order, a shared one once.
+
+    Args:
+        model: Any.
+        lines: By dotted name, from `ParameterOrigins.take`; others are searched for in the source.
+        prefix: The model's own name, where there are several.
+    """
+    found = []
+    for name, parameter in model.named_parameters():
+        known = (lines or {}).get(name, ())
+        shown = without_wrappers(name)
+        found.append(
+            Parameter(
+                name=f"{prefix}.{shown}" if prefix else shown,
+                size_bytes=_size_bytes(parameter),
+                wants_gradient=parameter.requires_grad,
+                module=".".join(part for part in (prefix, shown.rpartition(".")[0]) if part),
+                lines=known or tuple(_assignments(model, name)),
+            )
+        )
+    return tuple(found)
+
+
+def _size_bytes(parameter: Tensor) -> int:
+    """Bytes of the elements that lie here: a sharded parameter's local part."""
+    local = torch_private.local_part(parameter)
+    return int(local.numel() * local.element_size())
+
+
+def _assignments(model: nn.Module, name: str) -> Iterator[SourceLine]:
+    """The lines on which classes of the user or a library assign the parts of a dotted name, from the innermost out."""
+    owners: list[nn.Module] = [model]
+    parts = name.split(".")
+    for part in parts[:-1]:
+        owners.append(getattr(owners[-1], part))
+    for owner, part in zip(reversed(owners), reversed(parts), strict=True):
+        file, assigned, definition = _attributes(cast(Hashable, type(owner)))
+        if file:
+            yield SourceLine(file, assigned.get(part, definition))
+
+
+@cache
+def _attributes(cls: Any) -> tuple[str, dict[str, int], int]:
+    """A class's file, the lines of `self.x = ...` in it, the first of each name, and the line of the class.
+
+    Of a class of the user or a library; empty for others.
+    """
+    try:
+        file = inspect.getfile(cls)
+        source, first = inspect.getsourcelines(cls)
+        tree = ast.parse(textwrap.dedent("".join(source)))
+    except (OSError, TypeError, SyntaxError, RecursionError):
+        return "", {}, 0
+    if not (is_user_code(file) or is_package_code(file)):
+        return "", {}, 0
+    lines: dict[str, int] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for name in (name for target in targets for name in _self_attributes(target)):
+                lines[name] = min(node.lineno + first - 1, lines.get(name, sys.maxsize))
+    return whole_path(file), lines, first
+
+
+def _self_attributes(target: ast.expr) -> Iterator[str]:
+    """Names x of `self.x` in what is assigned to, in tuples too."""
+    for node in ast.walk(target):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+            yield node.attr

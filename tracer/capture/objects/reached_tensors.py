@@ -1,0 +1,57 @@
+"""Tensors that Python can reach, by what they look like: what grows where no allocator has a history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from tracer.capture import torch_private
+from tracer.capture.objects.known_storages import Role
+from tracer.capture.objects.live_tensors import live_tensors
+
+_UNNAMED = (Role.HELD, Role.SAVED)
+_MAX_ADDRESSES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Storages of tensors that look the same.
+
+    Attributes:
+        bytes: Together.
+        count: How many.
+        addresses: Of some, spread over all.
+    """
+
+    bytes: int
+    count: int
+    addresses: tuple[int, ...]
+
+
+def unnamed_tensors(device: torch.device) -> Mapping[str, Alike]:
+    """What is in no module and no optimizer, by `[512, 512] float32`, each storage once."""
+    named: set[int] = set()
+    found: dict[str, dict[int, int]] = {}
+    with torch_private.as_plain_tensors():
+        for role, _, tensor in live_tensors().tensors:
+            if not isinstance(tensor, torch.Tensor) or tensor.device != device or tensor.layout is not torch.strided:
+                continue
+            try:
+                storage = tensor.untyped_storage()
+                address, size = storage.data_ptr(), storage.nbytes()
+            except (RuntimeError, NotImplementedError):  # one without memory, such as a fake tensor
+                continue
+            if role not in _UNNAMED:
+                named.add(address)
+            elif address and size and address not in named:
+                look = f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+                found.setdefault(look, {}).setdefault(address, size)
+    return {look: _alike(places) for look, places in found.items()}
+
+
+def _alike(places: Mapping[int, int]) -> Alike:
+    addresses = list(places)
+    stride = max(1, len(addresses) // _MAX_ADDRESSES)
+    return Alike(sum(places.values()), len(places), tuple(addresses[::stride][:_MAX_ADDRESSES]))

@@ -1,0 +1,1 @@
+"""Torch's profiler: switched on, and its event tree read once."""

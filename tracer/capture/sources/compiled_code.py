@@ -1,0 +1,147 @@
+"""What torch.compile made of the user's code: the generated files, and which of the user's lines each buffer is of.
+
+Inductor forgets where a buffer comes from as soon as it has written its code, so that is noted at that moment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tracer.capture.sources.source_line import SourceLine
+
+# Inductor's names of files: a hash in base 32, in a folder named after its second and third letter.
+_INDUCTORS = re.compile(r"[/\\]([a-z2-7]{2})[/\\]c(\1[a-z2-7]{30,})\.py")
+_FX_CODE = "<eval_with_key>."
+_WRAPPED = "_orig_mod"
+
+
+def is_generated(file: str) -> bool:
+    """Whether a file name is of code that torch.compile generated."""
+    return file.startswith(_FX_CODE) or _INDUCTORS.search(file) is not None
+
+
+def without_wrappers(name: str) -> str:
+    """A dotted name without what torch.compile puts into it, where it has wrapped a module."""
+    return ".".join(part for part in name.split(".") if part != _WRAPPED) if _WRAPPED in name else name
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledNode:
+    """One operator of a compiled graph.
+
+    Attributes:
+        name: In the graph.
+        lines: The lines of the user's or a library's code that led to it, outermost first; none where torch has none.
+        module_id: `id()` of the innermost module around it, or -1.
+        module: That module's name as torch.compile found it, such as `blocks.0.fc`, or "".
+        is_recomputed: Whether it is forward's, and backward computes it again.
+        has_stack: Whether torch knows its stack; if that has no such lines, it was made for the line that called the
+            compiled code.
+    """
+
+    name: str
+    lines: tuple[SourceLine, ...]
+    module_id: int
+    module: str
+    is_recomputed: bool = False
+    has_stack: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGraph:
+    """One generated file.
+
+    Attributes:
+        path: Of the file, as the profiler's frames name it.
+        text: Its source.
+        compile_id: torch's number of it: function and version, such as `0/0`.
+        is_backward: Whether it is the backward of a graph.
+        num_outputs: How many of the outputs are the caller's; those behind them go to backward. -1 where all are.
+        nodes: Its operators, in order.
+        buffers: Rows in `nodes` by the name of what they make together: the first is the node that it stands for.
+        outputs: Names of the nodes that it returns.
+    """
+
+    path: str
+    text: str
+    compile_id: str = ""
+    is_backward: bool = False
+    num_outputs: int = -1
+    nodes: tuple[CompiledNode, ...] = ()
+    buffers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GraphBreak:
+    """Where torch.compile had to leave the user's code to Python: its own reason, and the user's line."""
+
+    reason: str
+    line: SourceLine | None
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledFunction:
+    """A function that was compiled: one version of it."""
+
+    compile_id: str
+    name: str
+    line: SourceLine
+    reason: str
+    """Why it had to be compiled again; empty for a first version, and where torch did not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputedTensor:
+    """A result of forward's that is not kept for backward, which computes it again."""
+
+    size_bytes: int
+    line: SourceLine | None
+    module: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """What torch's `activation_memory_budget` decided of a graph, by torch's own count.
+
+    Attributes:
+        budget: From 0, where all is computed again, to below 1, the default.
+        kept_bytes: Of what forward keeps for backward, parameters and inputs aside.
+        default_bytes: The same, as it would be by default.
+        recomputed: What the default keeps, and this does not.
+    """
+
+    budget: float
+    kept_bytes: int
+    default_bytes: int
+    recomputed: tuple[RecomputedTensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledCode:
+    """All that torch.compile made in a run.
+
+    Attributes:
+        graphs: The generated files that were run; one that was compiled before the run has no nodes.
+        functions: What was compiled during the run.
+        breaks: Of its graphs.
+        budgets: Of the graphs that were given one.
+        cuda_graphs_left_out: Why CUDA graphs, which were asked for, were not made, each reason once; "" where torch
+            does not say, as on a device that has none.
+    """
+
+    graphs: tuple[CompiledGraph, ...] = ()
+    functions: tuple[CompiledFunction, ...] = ()
+    breaks: tuple[GraphBreak, ...] = ()
+    budgets: tuple[MemoryBudget, ...] = ()
+    cuda_graphs_left_out: tuple[str, ...] = ()
+
+    @property
+    def num_recompilations(self) -> int:
+        """Versions beyond the first."""
+        return sum(not one.compile_id.endswith("/0") for one in self.functions)
+
+
+NOTHING_COMPILED = CompiledCode()

@@ -1,0 +1,114 @@
+"""Whose file a Python frame is in: the user's, or torch's, Python's and other packages'.
+
+The profiler shortens file names by the entries of `sys.path`; a name that is to be shown, opened or compared has to be
+made whole again in the process that made the recording.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from tracer.capture.sources.compiled_code import is_generated
+from tracer.capture.sources.notebook_cells import cell_name, is_cell
+
+_TORCH = Path(torch.__file__).resolve().parent
+_OURS = Path(__file__).resolve().parents[2]
+_SHIPPED_MODELS = _OURS / "_models"  # in an installed package; as good as the user's own
+_PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
+
+
+@cache
+def _prefixes() -> tuple[Path, ...]:
+    """Folders that the profiler cuts off, longest first.
+
+    Source: `torch.profiler.python_tracer._prefix_regex`.
+    """
+    raw = [*site.getsitepackages(), *sys.path, site.getuserbase(), site.getusersitepackages(), str(_TORCH.parent)]
+    absolute = {os.path.abspath(path) for path in raw if path}  # noqa: PTH100 - links are left alone, as torch does
+    return tuple(Path(path) for path in sorted(absolute, reverse=True))
+
+
+@cache
+def _library_folders() -> tuple[Path, ...]:
+    """Folders of packages, and of the commands that they install."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
+    paths = [sysconfig.get_path(name) for name in names]
+    paths.append(sysconfig.get_path("scripts", sysconfig.get_preferred_scheme("user")))
+    return tuple(Path(path).resolve() for path in paths)
+
+
+def whole_path(file_name: str) -> str:
+    """The file's absolute path where it can be found, `cell 3` for a notebook's, else the name as recorded."""
+    return cell_name(file_name) or _whole_path(file_name)
+
+
+@cache
+def _whole_path(file_name: str) -> str:
+    if file_name.startswith("<") or Path(file_name).is_absolute():
+        return file_name
+    for prefix in _prefixes():
+        candidate = prefix / file_name
+        if candidate.is_file():
+            return str(candidate)
+    return file_name
+
+
+def is_user_code(file_name: str) -> bool:
+    """Whether a recorded file name is none of torch's, Python's, an installed package's, this program's or generated.
+
+    Modules that set `__tracebackhide__` only pass calls on to the user's model and count as this program's.
+    """
+    return is_cell(file_name) or cell_name(file_name) is not None or _is_user_file(file_name)
+
+
+@cache
+def _is_user_file(file_name: str) -> bool:
+    path = _found(file_name)
+    if path is not None and path.resolve().is_relative_to(_SHIPPED_MODELS):
+        return True
+    if is_generated(file_name):
+        return False
+    if path is None or _PACKAGE_FOLDERS.intersection(path.parts) or str(path) in _hidden_files():
+        return False
+    resolved = path.resolve()
+    return not any(resolved.is_relative_to(folder) for folder in (_TORCH, _OURS, *_library_folders()))
+
+
+@cache
+def is_package_code(file_name: str) -> bool:
+    """Whether a recorded file name is an installed package's other than torch's: named where no user code ran."""
+    path = _found(file_name)
+    if path is None or not _PACKAGE_FOLDERS.intersection(path.parts) or is_generated(file_name):
+        return False
+    return not path.resolve().is_relative_to(_TORCH)
+
+
+@cache
+def is_own_code(file_name: str) -> bool:
+    """Whether a recorded file name is this program's, or a module's that sets `__tracebackhide__`."""
+    path = _found(file_name)
+    if path is None or is_user_code(file_name):
+        return False
+    return path.resolve().is_relative_to(_OURS) or str(path) in _hidden_files()
+
+
+def _found(file_name: str) -> Path | None:
+    if file_name.startswith("<") or not file_name:
+        return None
+    path = Path(whole_path(file_name))
+    return path if path.is_absolute() else None
+
+
+@cache
+def _hidden_files() -> frozenset[str]:
+    # None stands for a module that must not be imported, and lazy ones are not to be woken up.
+    modules = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
+    hidden = (names.get("__file__") for names in modules if names.get("__tracebackhide__") is True)
+    return frozenset(os.path.abspath(file) for file in hidden if file)  # noqa: PTH100 - as the profiler has them

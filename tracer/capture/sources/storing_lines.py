@@ -1,0 +1,110 @@
+"""Lines of source that put something into a variable, a container or an attribute, by its name alone."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+
+from tracer.capture.sources.operator_lines import source_text
+from tracer.capture.sources.source_line import SourceLine
+
+_STORING = frozenset(
+    {"append", "appendleft", "add", "extend", "insert", "update", "setdefault", "put", "register_buffer"}
+)
+_GRAPH = " -> graph of the tensor"
+_VARIABLE = re.compile(r"(?:closure|local) variable (\w+) of \w+\(\)")
+_NUMBER = re.compile(r"\[-?\d+\]")
+_INDEX = re.compile(r"\[[^\]]*\]")
+_NAME = re.compile(r"[^\W\d]\w*")
+_PRIVATE = frozenset({"self", "_modules", "_parameters", "_buffers", "closure", "variable", "local", "of"})
+
+
+def in_graph(path: str) -> tuple[str, bool]:
+    """A path as far as the tensor whose graph keeps something, with `[...]` for numbers; and whether there is a graph.
+
+    Args:
+        path: As `tracer.capture.objects.holders` writes it.
+    """
+    before, graph, _ = path.partition(_GRAPH)
+    return f"{_NUMBER.sub('[...]', before)}{graph}", bool(graph)
+
+
+def names_on_the_way(path: str) -> list[str]:
+    """Names of variables and attributes on a path: `trainer`, `outputs` of `trainer.outputs[3]`."""
+    text = path.partition(_GRAPH)[0]
+    if (found := _VARIABLE.search(text)) is not None:
+        text = f"{found.group(1)}{text[found.end() :]}"
+    return [name for name in _NAME.findall(_INDEX.sub("", text)) if name not in _PRIVATE]
+
+
+def is_bare_variable(path: str) -> bool:
+    """Whether a variable holds something itself, and not what is in it."""
+    return path.isidentifier() or bool(_VARIABLE.fullmatch(path.rpartition(" -> ")[2]))
+
+
+def lines_that_store(name: str, file: str, pattern: re.Pattern[str] | None = None) -> tuple[SourceLine, ...]:
+    """Where a file puts something into what has this name, whatever function it is in; constants do not count.
+
+    Args:
+        name: Of a variable or an attribute.
+        file: Its source is read as tracebacks have it.
+        pattern: What has to be in the line; None for nothing.
+    """
+    text = source_text(file)
+    found = _stores(text).get(name, ())
+    if pattern is not None:
+        lines = text.splitlines()
+        found = tuple(line for line in found if pattern.search(lines[line - 1]))
+    return tuple(SourceLine(file, line) for line in found)
+
+
+@lru_cache(maxsize=64)
+def _stores(text: str) -> dict[str, tuple[int, ...]]:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):  # a notebook's magic, or no Python at all
+        return {}
+    found: dict[str, list[int]] = {}
+    for node in ast.walk(tree):
+        for name in _stored_in(node):
+            found.setdefault(name, []).append(getattr(node, "lineno", 0))
+    return {name: tuple(sorted(set(lines))) for name, lines in found.items()}
+
+
+def _stored_in(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Assign) and not _is_empty(node.value):
+        for target in node.targets:
+            yield from _names(target)
+    elif (isinstance(node, ast.AnnAssign) and node.value is not None and not _is_empty(node.value)) or isinstance(
+        node, ast.AugAssign | ast.NamedExpr
+    ):
+        yield from _names(node.target)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _STORING:
+        yield from _names(node.func.value)
+
+
+def _is_empty(value: ast.expr) -> bool:
+    """Whether there is no tensor in it: a constant, an empty container."""
+    if isinstance(value, ast.Constant):
+        return True
+    if isinstance(value, ast.List | ast.Tuple | ast.Set):
+        return not value.elts
+    if isinstance(value, ast.Dict):
+        return not value.keys
+    return isinstance(value, ast.Call) and not value.args and not value.keywords and isinstance(value.func, ast.Name)
+
+
+def _names(target: ast.expr) -> Iterator[str]:
+    if isinstance(target, ast.Name):
+        yield target.id
+    elif isinstance(target, ast.Attribute):
+        yield target.attr
+    elif isinstance(target, ast.Subscript | ast.Starred):
+        yield from _names(target.value)
+    elif isinstance(target, ast.Tuple | ast.List):
+        for each in target.elts:
+            yield from _names(each)
+    elif isinstance(target, ast.Call) and isinstance(target.func, ast.Attribute):  # `found.get(key).append(x)`
+        yield from _names(target.func.value)

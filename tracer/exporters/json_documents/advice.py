@@ -1,0 +1,50 @@
+"""advice.json: what would lower the peak, for other programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tracer.advice.recommendation import AdviceReport, Recommendation
+from tracer.exporters.files import write_atomically
+from tracer.exporters.json_documents.header import json_header, this_command
+
+VERSION = 1
+FILE_NAME = "advice.json"
+
+
+def advice_values(report: AdviceReport) -> dict[str, Any]:
+    """All of it, as values for JSON; docs/files.md describes them."""
+    return {
+        **json_header("advice", VERSION, torch=torch.__version__, command=this_command()),
+        "device": report.device,
+        "peak_bytes": report.peak_bytes,
+        "reserved_bytes": report.reserved_bytes,
+        "rows": [_row(row) for row in report.rows],
+        "others": [_row(row) for row in report.others],
+        "together": None if report.together is None else _row(report.together),
+        "target_bytes": report.target_bytes,
+        "fits": report.fits if report.target_bytes is not None else None,
+        "fit": None if report.fit is None else _row(report.fit),
+        "found": [asdict(one) for one in report.found],
+        "unrehearsed_bytes": report.unrehearsed_bytes,
+        "num_tried": report.num_tried,
+        "not_tried": [{"change": change, "reason": reason} for change, reason in report.not_tried],
+    }
+
+
+def _row(row: Recommendation) -> dict[str, Any]:
+    return asdict(row)
+
+
+def write_advice_json(report: AdviceReport, path: Path) -> None:
+    """Write advice.json.
+
+    Raises:
+        OutputError: It cannot be written.
+    """
+    write_atomically(path, json.dumps(advice_values(report), indent=1) + "\n")

@@ -1,0 +1,323 @@
+"""peak.json: the rows of the peak, for other programs; written, and read back to compare two runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from tracer.analysis.peak_diff import PeakDiff, SavedPeak
+from tracer.analysis.peak_row import PeakRow
+from tracer.errors import SnapshotError
+from tracer.exporters.files import write_atomically
+from tracer.exporters.json_documents.header import Header, json_header
+from tracer.exporters.json_documents.row import RowJson, row_json
+from tracer.snapshot.printable import printable
+from tracer.units import MIB, NS_PER_US
+
+if TYPE_CHECKING:
+    from tracer.analysis.profiles.allocator_count import CountedParts
+    from tracer.analysis.profiles.peak import AllocatorPeak, PeakReport
+    from tracer.capture.recording import Recording
+    from tracer.capture.run_origin import RunOrigin
+
+NAME, VERSION = "peak", 1
+FORMAT = f"torch-timeline {NAME}"
+MAX_STACKS, MAX_FRAMES = 200, 40
+"""Of the largest rows, and of each stack the innermost: less than 1 MB."""
+MAX_BYTES = 256 * MIB
+"""Of a file to be read: a row has some 400 bytes, so this is half a million rows."""
+_MAX_INT = 2**53
+_NUMBERS, _TEXTS = ("bytes", "count"), ("category", "evidence", "phase")
+_DAMAGED = "The file is damaged or of another program; profile the run again."
+
+
+class CountedJson(TypedDict):
+    """What was counted apart from the rows, by whom."""
+
+    counter_bytes: int
+    mapped_bytes: int
+    before_bytes: int
+    unseen_bytes: int
+    is_walked: bool
+
+
+class AllocatorJson(TypedDict):
+    """What the allocator's history adds."""
+
+    requested_bytes: int
+    pending_bytes: int
+    reserved_bytes: int
+    free_bytes: int
+    largest_free_bytes: int
+    num_joined: int
+    num_blocks: int
+
+
+class ChangeJson(TypedDict):
+    """What lies at one place of the source at the peaks of the run without compilation and of the compiled one."""
+
+    category: str
+    module: str
+    op: str
+    where: str
+    eager_bytes: int
+    compiled_bytes: int
+    eager_count: int
+    compiled_count: int
+
+
+class EagerJson(TypedDict):
+    """The same run without compilation."""
+
+    peak_bytes: int
+    phase: str | None
+    changes: list[ChangeJson]
+
+
+class PeakRowJson(RowJson):
+    """A row with the stack that led to it."""
+
+    stack: list[str] | None
+
+
+class PeakDocument(Header):
+    """peak.json; docs/files.md describes it."""
+
+    device: str
+    peak_bytes: int
+    allocator_peak_bytes: int
+    unexplained_bytes: int
+    counted: CountedJson
+    reserved_bytes: int
+    cycle: int
+    time_us: float
+    step: str | None
+    phase: str | None
+    allocator: AllocatorJson | None
+    threads_not_recorded: list[str]
+    eager: EagerJson | None
+    rows: list[PeakRowJson]
+
+
+def peak_document(
+    peaks: Sequence[PeakReport],
+    *,
+    recordings: Sequence[Recording] = (),
+    origin: RunOrigin | None = None,
+    against_eager: PeakDiff | None = None,
+) -> PeakDocument:
+    """The document for the cycle with the largest peak.
+
+    Args:
+        peaks: One report per cycle, at least one.
+        recordings: Of the same cycles; rows have no stacks without.
+        origin: With what the run was made.
+        against_eager: From the same run without compilation to this one.
+    """
+    from tracer.analysis.profiles.peak import worst_of  # reading peak.json back does not wait for torch
+
+    cycle = worst_of(peaks)
+    peak = peaks[cycle]
+    stacks: list[list[str] | None] = [None] * len(peak.rows)
+    if recordings:
+        from tracer.exporters.python_stacks import stacks_of_rows
+
+        stacks = stacks_of_rows(recordings[cycle], peak, num_rows=MAX_STACKS, num_frames=MAX_FRAMES)
+    return {
+        **json_header(
+            NAME,
+            VERSION,
+            torch=None if origin is None else origin.torch,
+            command=None if origin is None else origin.command,
+        ),
+        "device": peak.device,
+        "peak_bytes": peak.peak_bytes,
+        "allocator_peak_bytes": peak.allocator_peak_bytes,
+        "unexplained_bytes": peak.unexplained_bytes,
+        "counted": _counted(peak.counted),
+        "reserved_bytes": peak.reserved_bytes,
+        "cycle": cycle,
+        "time_us": peak.time_ns / NS_PER_US,
+        "step": peak.step,
+        "phase": peak.phase,
+        "allocator": _allocator(peak.allocator) if peak.allocator is not None else None,
+        "threads_not_recorded": list(peak.threads),
+        "eager": None if against_eager is None else eager_document(against_eager),
+        "rows": [{**row_json(row), "stack": stack} for row, stack in zip(peak.rows, stacks, strict=True)],
+    }
+
+
+def _counted(parts: CountedParts) -> CountedJson:
+    return {
+        "counter_bytes": parts.counter_bytes,
+        "mapped_bytes": parts.mapped_bytes,
+        "before_bytes": parts.before_bytes,
+        "unseen_bytes": parts.unseen_bytes,
+        "is_walked": parts.is_walked,
+    }
+
+
+def _allocator(peak: AllocatorPeak) -> AllocatorJson:
+    return {
+        "requested_bytes": peak.requested_bytes,
+        "pending_bytes": peak.pending_bytes,
+        "reserved_bytes": peak.reserved_bytes,
+        "free_bytes": peak.free_bytes,
+        "largest_free_bytes": peak.largest_free_bytes,
+        "num_joined": peak.num_joined,
+        "num_blocks": peak.num_blocks,
+    }
+
+
+def eager_document(diff: PeakDiff) -> EagerJson:
+    """What compiling changes.
+
+    Args:
+        diff: From the run without compilation to the compiled one.
+    """
+    changes: list[ChangeJson] = []
+    for change in diff.by_line:
+        category, module, op, where = change.name
+        changes.append(
+            {
+                "category": category,
+                "module": module,
+                "op": op,
+                "where": where,
+                "eager_bytes": change.before_bytes,
+                "compiled_bytes": change.after_bytes,
+                "eager_count": change.before_count,
+                "compiled_count": change.after_count,
+            }
+        )
+    return {"peak_bytes": diff.before.bytes, "phase": diff.before.phase, "changes": changes}
+
+
+def write_peak_json(
+    peaks: Sequence[PeakReport],
+    path: Path,
+    *,
+    recordings: Sequence[Recording] = (),
+    origin: RunOrigin | None = None,
+    against_eager: PeakDiff | None = None,
+) -> None:
+    """Write peak.json; arguments as of `peak_document`."""
+    document = peak_document(peaks, recordings=recordings, origin=origin, against_eager=against_eager)
+    write_atomically(path, json.dumps(document, indent=1) + "\n")
+
+
+def saved_peak_document(peak: SavedPeak) -> dict[str, object]:
+    """What of a peak.json is read back to compare it with another."""
+    rows = [row_json(row) for row in peak.rows]
+    return {"device": peak.device, "peak_bytes": peak.bytes, "phase": peak.phase, "rows": rows}
+
+
+def read_peak_json(path: Path) -> SavedPeak:
+    """Read a peak.json of this or an earlier version: rows may lack what came later, and have more than is known here.
+
+    Raises:
+        SnapshotError: It cannot be read, is no peak.json or a later version's, or its rows do not sum to its peak.
+    """
+    return saved_peak_from(path, _document(path))
+
+
+def saved_peak_from(path: Path, document: dict[str, object]) -> SavedPeak:
+    """The peak in a document that may be anybody's.
+
+    Args:
+        path: Of the file that it is from.
+        document: As JSON has it.
+
+    Raises:
+        SnapshotError: It is no peak.json or a later version's, or its rows do not sum to its peak.
+    """
+    _check_format(path, document)
+    rows = document.get("rows")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise SnapshotError(f"{path} has no list of rows.", hint=_DAMAGED)
+    peak_bytes = _number(path, "peak_bytes", document.get("peak_bytes"))
+    saved = SavedPeak(
+        device=_text(path, "device", document.get("device")),
+        bytes=peak_bytes,
+        phase=_text_or_none(path, "phase", document.get("phase")),
+        rows=tuple(_row(path, row) for row in rows),
+    )
+    if (total := sum(row.bytes for row in saved.rows)) != peak_bytes:
+        raise SnapshotError(f"{path}: its rows sum to {total:,} B, its peak is {peak_bytes:,} B.", hint=_DAMAGED)
+    return saved
+
+
+def _check_format(path: Path, document: dict[str, object]) -> None:
+    """Files from before there was a version are read as its first."""
+    if document.get("format", FORMAT) != FORMAT:
+        raise SnapshotError(f"{path} is not a peak.json of this program.", hint=_DAMAGED)
+    if (version := _number(path, "version", document.get("version", VERSION))) > VERSION:
+        raise SnapshotError(
+            f"{path} is of format version {version}, and this program reads up to {VERSION}.",
+            hint="Use the version of this program that wrote it, or a later one.",
+        )
+
+
+def _document(path: Path) -> dict[str, object]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise SnapshotError(f"Cannot read {path}: {reason}.", hint="Check the path and its permissions.") from error
+    if len(data) > MAX_BYTES:
+        raise SnapshotError(f"{path} is larger than any peak.json.", hint=_DAMAGED)
+    try:
+        document = json.loads(data)
+    # Bad numbers and bad encodings are ValueErrors too; brackets without end are a RecursionError.
+    except (ValueError, RecursionError) as error:
+        raise SnapshotError(f"{path} is not JSON that can be read ({type(error).__name__}).", hint=_DAMAGED) from error
+    if not isinstance(document, dict):
+        raise SnapshotError(f"{path} holds a {type(document).__name__}, not a peak.", hint=_DAMAGED)
+    return document
+
+
+def _row(path: Path, row: dict[str, object]) -> PeakRow:
+    """A row with every field checked."""
+    found: dict[str, Any] = {}
+    for field in fields(PeakRow):
+        value = row.get(field.name)
+        if field.name in _NUMBERS:
+            found[field.name] = _number(path, field.name, value)
+        elif field.name in ("line", "caller_line"):
+            found[field.name] = None if value is None else _number(path, field.name, value)
+        elif field.name == "is_compiled":
+            found[field.name] = value is True
+        elif field.name == "shape":
+            found[field.name] = None if value is None else _shape(path, value)
+        elif field.name in _TEXTS:
+            found[field.name] = _text(path, field.name, value)
+        else:
+            found[field.name] = _text_or_none(path, field.name, value)
+    return PeakRow(**found)
+
+
+def _shape(path: Path, value: object) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise SnapshotError(f"{path}: shape is not a list.", hint=_DAMAGED)
+    return tuple(_number(path, "shape", each) for each in value)
+
+
+def _number(path: Path, name: str, value: object) -> int:
+    # A bool is an int in Python, and not in JSON.
+    if type(value) is not int or not 0 <= value <= _MAX_INT:
+        raise SnapshotError(f"{path}: {name} is not a whole number from 0 to 2**53.", hint=_DAMAGED)
+    return value
+
+
+def _text(path: Path, name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise SnapshotError(f"{path}: {name} is not a text.", hint=_DAMAGED)
+    return printable(value)
+
+
+def _text_or_none(path: Path, name: str, value: object) -> str | None:
+    return None if value is None else _text(path, name, value)

@@ -1,0 +1,98 @@
+"""What a watched run has to say as JSON, for scripts: watch.json."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.steps.watch_report import Kept, WatchReport
+from tracer.exporters.files import write_atomically
+from tracer.exporters.json_documents.header import json_header, this_command
+
+VERSION = 1
+
+
+def write_watch_json(report: WatchReport, path: Path) -> None:
+    """Write it.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    write_atomically(path, json.dumps(watch_values(report), indent=1) + "\n")
+
+
+def watch_values(report: WatchReport) -> dict[str, Any]:
+    """The fields that docs/files.md describes."""
+    failed = report.out_of_memory
+    return {
+        **json_header("watch", VERSION, torch=torch.__version__, command=this_command()),
+        "device": report.device,
+        "event": asdict(report.event),
+        "events": [asdict(event) for event in report.events],
+        "error": report.error or None,
+        "error_file": report.error_line.file if report.error_line is not None else None,
+        "error_line": report.error_line.line if report.error_line is not None else None,
+        "limit_bytes": report.limit_bytes,
+        "allocated_bytes": report.allocated_bytes,
+        "reserved_bytes": report.reserved_bytes,
+        "findings": asdict(report.steps),
+        "out_of_memory": None
+        if failed is None
+        else {
+            "asked_bytes": failed.asked_bytes,
+            "device_free_bytes": failed.device_free_bytes,
+            "cause": str(failed.cause),
+            "advice": failed.advice,
+            "frame": failed.site.frame,
+            "file": failed.site.file,
+            "line": failed.site.line,
+        },
+        "by_kind": report.by_kind(),
+        "in_use": [_group(group) for group in report.groups],
+        "kept": [_kept(one) for one in report.kept],
+        "ledger": asdict(report.ledger) if report.ledger is not None else None,
+        "history_steps": report.history_steps,
+        "notes": list(report.notes),
+        "settings": {name: str(value) for name, value in report.settings.items()},
+        "steps": {name: getattr(report.columns, name).tolist() for name in report.columns.__slots__},
+    }
+
+
+def _group(group: Group) -> dict[str, Any]:
+    site = group.site
+    return {
+        "bytes": group.bytes,
+        "count": group.count,
+        "kind": group.kind,
+        "evidence": group.evidence,
+        "frame": site.frame,
+        "file": site.file,
+        "line": site.line,
+    }
+
+
+def _kept(one: Kept) -> dict[str, Any]:
+    return {
+        "what": one.what,
+        "frame": one.frame or None,
+        "file": one.line.file if one.line is not None else None,
+        "line": one.line.line if one.line is not None else None,
+        "bytes": one.bytes,
+        "count": one.count,
+        "bytes_per_step": one.bytes_per_step,
+        "holders": [
+            {
+                "path": name.holder.path,
+                "variable": name.holder.variable,
+                "num_looked_at": len(name.holder.addresses),
+                "graph_file": name.graph_line.file if name.graph_line is not None else None,
+                "graph_line": name.graph_line.line if name.graph_line is not None else None,
+            }
+            for name in one.holders
+        ],
+    }

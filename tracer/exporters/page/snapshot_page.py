@@ -1,0 +1,321 @@
+"""The page of an allocator snapshot: the same as a profiled run's, on what a snapshot can prove."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from tracer.analysis.peak_row import PeakRow
+from tracer.analysis.snapshots.address_space import address_ranges
+from tracer.analysis.snapshots.categories import CATEGORY_OF_KIND, category_of, peak_by_category
+from tracer.analysis.snapshots.findings import DeviceFinding, ReplayedSnapshot, SnapshotFinding
+from tracer.analysis.snapshots.groups import Group, group_lives
+from tracer.analysis.snapshots.oom import OutOfMemory
+from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, NO_PYTHON_FRAME, Site
+from tracer.analysis.snapshots.timeline import START, DeviceTimeline, device_timeline
+from tracer.exporters.page.html import write_pages
+from tracer.exporters.page.model import (
+    Band,
+    BandKind,
+    Curve,
+    FileCell,
+    KindBytes,
+    Mark,
+    Page,
+    PageBlocks,
+    PagePeak,
+    PageSpace,
+    Section,
+    Series,
+    Table,
+)
+from tracer.exporters.page.space import page_space
+from tracer.units import format_bytes
+
+_BANDS: Final[Mapping[str, BandKind]] = {"region": "step", "backward": "backward", "optimizer": "optimizer"}
+_MAX_OOM_MARKS = 4
+_MAX_OOM_TABLES = 5
+
+
+def write_snapshot_page(
+    replayed: ReplayedSnapshot,
+    finding: SnapshotFinding,
+    path: Path,
+    *,
+    run: Mapping[str, str | int | float],
+    timelines: Mapping[int, DeviceTimeline] | None = None,
+) -> None:
+    """Write the page of a snapshot's devices, with the worst one in front.
+
+    Args:
+        replayed: The snapshot; it has a device.
+        finding: What `explain_replayed` returned for it.
+        path: Where to; a file that is there is replaced.
+        run: What to say of the recording, by name.
+        timelines: Those that are there already, by position of the device.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    known = timelines or {}
+    pages = []
+    for shown, one in enumerate(replayed.devices):
+        timeline = known.get(shown) or device_timeline(replayed.snapshot, one.state, one.replay, kinds=one.kinds)
+        pages.append(snapshot_page(replayed, finding, shown, timeline, run=run))
+    write_pages(pages, path, shown=finding.worst or 0)
+
+
+def snapshot_page(
+    replayed: ReplayedSnapshot,
+    finding: SnapshotFinding,
+    shown: int,
+    timeline: DeviceTimeline,
+    *,
+    run: Mapping[str, str | int | float],
+) -> Page:
+    """The content for one device.
+
+    Args:
+        replayed: The snapshot.
+        finding: What `explain_replayed` returned for it.
+        shown: Position of the device in both.
+        timeline: Of that device.
+        run: What to say of the recording, by name.
+    """
+    device = finding.devices[shown]
+    has_history = device.entries > 0
+    return Page(
+        title="Memory of an allocator snapshot",
+        device=f"device {device.device}",
+        source="snapshot",
+        subtitle=f"{device.entries:,} {'entry' if device.entries == 1 else 'entries'}"
+        if has_history
+        else "no history, only the state",
+        axis=timeline.axis,
+        origin=0,
+        times=timeline.times if has_history else timeline.times[:0],
+        series=_series(timeline) if has_history else (),
+        lines=_lines(timeline) if has_history else (),
+        counted_bytes=replayed.devices[shown].replay.requested_bytes if has_history else None,
+        blocks=_blocks(replayed, device, shown) if has_history else None,
+        space=_space(replayed, shown) if has_history else None,
+        marks=_marks(device, timeline) if has_history else (),
+        bands=tuple(Band(_BANDS[one.phase], one.name, one.start, one.end) for one in timeline.stretches),
+        peak=_peak(device, timeline),
+        run=run,
+        alarm=oom_sentences(device.oom, f"device {device.device}"),
+        notes=(*finding.notes, *device.notes, *_left_out(timeline)),
+        sections=(*_oom_sections(device), *_sections(finding, shown)),
+    )
+
+
+def _blocks(replayed: ReplayedSnapshot, device: DeviceFinding, shown: int) -> PageBlocks:
+    """Every block of one device; row i + 1 of the timeline is the state after entry i."""
+    one = replayed.devices[shown]
+    lives = one.replay.lives
+    groups, group = group_lives(lives, np.arange(len(lives)), kinds=one.kinds, sites=replayed.sites)
+    order = sorted(range(len(groups)), key=lambda number: -groups[number].bytes)
+    rank = np.empty(len(groups), np.int64)
+    rank[order] = np.arange(len(groups))
+    return PageBlocks(
+        groups=tuple(_row(groups[number], device) for number in order),
+        group=rank[group],
+        size_bytes=lives.requested_bytes,
+        made_at=lives.begin + 1,
+        freed_at=lives.end + 1,
+        stacks=tuple(groups[number].stack for number in order),
+        address=lives.addr,
+        allocated_bytes=lives.allocated_bytes,
+    )
+
+
+def _space(replayed: ReplayedSnapshot, shown: int) -> PageSpace:
+    """The reserved ranges of one device."""
+    ranges = address_ranges(replayed.devices[shown].state)
+    return page_space(ranges, ranges.begin + 1, ranges.end + 1, replayed.snapshot.text)
+
+
+def _left_out(timeline: DeviceTimeline) -> tuple[str, ...]:
+    words = {"region": "annotated regions"}
+    return tuple(
+        f"The stretches of {words.get(phase, phase)} are too many to be drawn below the timeline."
+        for phase in timeline.left_out
+    )
+
+
+def _series(timeline: DeviceTimeline) -> tuple[Series, ...]:
+    order = list(CATEGORY_OF_KIND)
+    curves = sorted(timeline.curves, key=lambda curve: order.index(curve.kind))
+    return tuple(Series(CATEGORY_OF_KIND[curve.kind], curve.bytes) for curve in curves)
+
+
+def _lines(timeline: DeviceTimeline) -> tuple[Curve, ...]:
+    return (
+        Curve("allocated", timeline.times, timeline.allocated_bytes),
+        Curve("reserved", timeline.times, timeline.reserved_bytes),
+    )
+
+
+def _marks(device: DeviceFinding, timeline: DeviceTimeline) -> tuple[Mark, ...]:
+    def mark(entry: int) -> int:
+        return int(timeline.times[entry + 1])
+
+    peak = Mark("peak", "peak", mark(device.peak.entry), device.peak.requested_bytes)
+    ooms = (
+        Mark("oom", f"out of memory, asked for {format_bytes(event.asked_bytes)} at", mark(event.entry),
+             event.requested_bytes)
+        for event in device.oom[:_MAX_OOM_MARKS]
+    )  # fmt: skip
+    return (peak, *ooms)
+
+
+def _peak(device: DeviceFinding, timeline: DeviceTimeline) -> PagePeak:
+    found = device.peak
+    phase: str | None = found.phase or None
+    if found.entry == START:
+        phase = "the start of the recording" if device.entries else "the moment of the snapshot"
+    return PagePeak(
+        bytes=found.requested_bytes,
+        time=int(timeline.times[found.entry + 1]) if device.entries else None,
+        phase=phase,
+        breakdown=tuple(KindBytes(name, size) for name, size in peak_by_category(device)),
+        rows=tuple(_row(group, device) for group in found.groups),
+        stacks=tuple(group.stack for group in found.groups),
+        row=found.entry + 1 if device.entries else None,
+    )
+
+
+def _row(group: Group, device: DeviceFinding) -> PeakRow:
+    made = BEFORE_RECORDING if group.is_before_recording else "in the recording"
+    return PeakRow(
+        bytes=group.bytes,
+        count=group.count,
+        category=category_of(group, device),
+        torch_category=None,
+        evidence=group.evidence,
+        phase=made if device.entries else "not known",
+        module=None,
+        op=_function(group.site),
+        file=group.site.file,
+        line=group.site.line,
+    )
+
+
+def _function(site: Site) -> str:
+    """The deciding frame; where it is no line of Python, that is said by the page."""
+    return NO_FRAMES if site.frame == BEFORE_RECORDING else site.frame
+
+
+# ----------------------------------------------------------------------------------------------------- other findings
+def oom_section(events: tuple[OutOfMemory, ...]) -> Section:
+    """What failed and why; there is at least one event."""
+    failures = Table(
+        "Each failure" if len(events) > 1 else "The failure",
+        ("entry", "who asked", "asked for", "device free", "in use", "reserved", "unallocated", "largest free"),
+        tuple(_oom_row(event) for event in events),
+    )
+    in_use = tuple(_groups_table(f"In use at entry {event.entry:,}", event.groups) for event in _distinct(events))
+    return Section("Out of memory", (), (failures, *in_use), is_alarming=True)
+
+
+def oom_sentences(events: tuple[OutOfMemory, ...], device: str) -> tuple[str, ...]:
+    """What failed, and why, for the top of the page; none where nothing did."""
+    if not events:
+        return ()
+    first, *_ = events
+    times = "" if len(events) == 1 else f", {len(events)} times"
+    free = (
+        "" if first.device_free_bytes is None else f" with {format_bytes(first.device_free_bytes)} free on the device"
+    )
+    place = f" by {Path(first.site.file.replace(chr(92), '/')).name}:{first.site.line}" if first.site.file else ""
+    asked = f"Out of memory on {device}{times}: {format_bytes(first.asked_bytes)} were asked for{place}{free}."
+    return asked, first.advice
+
+
+def _oom_sections(device: DeviceFinding) -> tuple[Section, ...]:
+    """What failed and what was in use then; why it did stands at the top of the page."""
+    return (oom_section(device.oom),) if device.oom else ()
+
+
+def _distinct(events: tuple[OutOfMemory, ...]) -> list[OutOfMemory]:
+    """The first failure of each line: a program that tries again has little to add."""
+    firsts: dict[Site, OutOfMemory] = {}
+    for event in events:
+        firsts.setdefault(event.site, event)
+    return list(firsts.values())[:_MAX_OOM_TABLES]
+
+
+def _oom_row(event: OutOfMemory) -> tuple[int | str | FileCell, ...]:
+    sizes = (event.asked_bytes, event.device_free_bytes, event.allocated_bytes, event.reserved_bytes)
+    return (
+        f"{event.entry:,}",
+        _place(event.site),
+        *("not recorded" if size is None else size for size in sizes),
+        event.unallocated_bytes,
+        event.largest_free_bytes,
+    )
+
+
+def _sections(finding: SnapshotFinding, shown: int) -> tuple[Section, ...]:
+    device = finding.devices[shown]
+    sections = [_reserved_section(device)]
+    if device.entries:
+        sections.insert(0, _growth_section(device))
+    if device.peak.has_annotations:
+        rows = tuple((share.name, share.bytes, f"{share.count:,}") for share in device.peak.by_annotation)
+        sections.append(
+            Section("Annotations", tables=(Table("The peak by region", ("region", "size", "blocks"), rows),))
+        )
+    others = [one for index, one in enumerate(finding.devices) if index != shown]
+    if others:
+        rows = tuple((f"device {one.device}", one.peak.requested_bytes, f"{len(one.oom):,}") for one in others)
+        sentence = f"What is shown is device {device.device}; another one is chosen at the top of the page."
+        table = Table("Their peaks", ("device", "peak", "times out of memory"), rows)
+        sections.append(Section("Other devices", (sentence,), (table,)))
+    return tuple(sections)
+
+
+def reserved_table(moments: Sequence[tuple[str, int, int, int, int]]) -> Table:
+    """Reserved, allocated, free and largest free bytes at some moments."""
+    columns = ("", "reserved", "allocated", "reserved but unallocated", "largest free block")
+    return Table("How much of it was free, and in how large a piece", columns, tuple(moments))
+
+
+def _growth_section(device: DeviceFinding) -> Section:
+    start, end, grown = device.start_requested_bytes, device.end_requested_bytes, device.growth_bytes
+    verb = "grew" if grown >= 0 else "shrank"
+    sentence = (
+        f"Memory in use {verb} by {format_bytes(abs(grown))} over the recording, from {format_bytes(start)} to "
+        f"{format_bytes(end)}."
+    )
+    tables = (_groups_table("Allocated in the recording and never freed in it", device.never_freed),)
+    return Section("Growth", (sentence,), tables if device.never_freed else ())
+
+
+def _reserved_section(device: DeviceFinding) -> Section:
+    moments = [("at the peak", device.peak.fragmentation), ("at the end", device.end_fragmentation)]
+    if not device.entries:
+        moments = [("when it was taken", device.end_fragmentation)]
+    rows = [
+        (name, one.reserved_bytes, one.allocated_bytes, one.free_bytes, one.largest_free_bytes) for name, one in moments
+    ]
+    return Section("Reserved memory", tables=(reserved_table(rows),))
+
+
+def _groups_table(title: str, groups: tuple[Group, ...]) -> Table:
+    rows = tuple((one.bytes, f"{one.count:,}", _kind(one), _place(one.site)) for one in groups)
+    return Table(title, ("size", "blocks", "kind", "made by"), rows)
+
+
+def _kind(group: Group) -> str:
+    return f"{group.kind}, before recording" if group.is_before_recording else group.kind
+
+
+def _place(site: Site) -> FileCell:
+    if site.file is not None:
+        return FileCell(site.frame, site.file, site.line)
+    is_named = site.frame not in (BEFORE_RECORDING, NO_FRAMES)
+    return FileCell(f"{site.frame} ({NO_PYTHON_FRAME})" if is_named else site.frame)

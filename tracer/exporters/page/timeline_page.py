@@ -1,0 +1,391 @@
+"""memory_timeline.html of a profiled run: findings put in the shape that the page shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tracer.advice.recommendation import AdviceReport, Found
+from tracer.analysis.kinds import Evidence
+from tracer.analysis.operators.run_times import RunTimes
+from tracer.analysis.peak_diff import PeakDiff, RowChange
+from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
+from tracer.analysis.profiles.caveats import counted, growth_sentences, left_out, not_recorded, unseen
+from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
+from tracer.analysis.profiles.compiled_words import compiled_sentences
+from tracer.analysis.profiles.eager_comparison import eager_sentences
+from tracer.analysis.profiles.findings import CycleFindings, Findings
+from tracer.analysis.profiles.memory_by_kind import memory_by_kind
+from tracer.analysis.profiles.peak import PeakReport, peak_position
+from tracer.analysis.profiles.peak_rows import LOOP_OWNER, group_blocks
+from tracer.analysis.profiles.reserved_ranges import reserved_ranges
+from tracer.analysis.snapshots.oom import OutOfMemory
+from tracer.arrays import Int, PerBlock
+from tracer.capture.objects.known_storages import KnownStorages
+from tracer.capture.recording import Recording
+from tracer.capture.torch_names import STEP_PREFIX
+from tracer.exporters.page.html import write_pages
+from tracer.exporters.page.model import (
+    Band,
+    BandKind,
+    Cell,
+    Curve,
+    KindBytes,
+    Mark,
+    Page,
+    PageAdvice,
+    PageBlocks,
+    PageLostTrack,
+    PagePeak,
+    PageSpace,
+    Section,
+    Series,
+    SlowModule,
+    StepTiming,
+    Table,
+)
+from tracer.exporters.page.snapshot_page import oom_section, oom_sentences, reserved_table
+from tracer.exporters.page.space import page_space
+from tracer.exporters.python_stacks import PythonStacks
+from tracer.exporters.screen.paths import source_place
+from tracer.units import format_bytes
+
+# Below this part of the peak, a thousandth, a row says nothing.
+_LEAST_SHARE = 1000
+_BANDS: dict[str, BandKind] = {"forward": "forward", "backward": "backward", "optimizer": "optimizer"}
+
+
+def write_memory_timeline(
+    findings: Findings,
+    path: Path,
+    *,
+    run: Mapping[str, str | int | float],
+    notes: tuple[str, ...] = (),
+    slow_modules: tuple[SlowModule, ...] = (),
+    failed: OutOfMemory | None = None,
+    known: KnownStorages | None = None,
+    against_eager: PeakDiff | None = None,
+    advice: AdviceReport | None = None,
+    unneeded: tuple[Found, ...] = (),
+    others: Sequence[tuple[Findings, tuple[SlowModule, ...]]] = (),
+) -> None:
+    """Write memory_timeline.html for the cycle with the largest peak, of every device.
+
+    Args:
+        findings: Of the run.
+        path: Where to.
+        run: What to say of the run, by name.
+        notes: Sentences on what could not be measured.
+        slow_modules: Time by module, slowest first.
+        failed: The allocation that ended the run.
+        known: Live tensors observed during the run, which have names.
+        against_eager: From the same run without compilation to this one.
+        advice: What would lower the peak.
+        unneeded: What nobody needs of the peak.
+        others: The same run on each other device, with its modules' times; a selector leads there.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    page = timeline_page(
+        findings,
+        run=run,
+        notes=notes,
+        slow_modules=slow_modules,
+        failed=failed,
+        known=known,
+        against_eager=against_eager,
+        advice=advice,
+        unneeded=unneeded,
+    )
+    pages = [
+        timeline_page(found, run={**run, "device": found.device}, notes=notes, slow_modules=slow, known=known)
+        for found, slow in others
+    ]
+    write_pages([page, *pages], path)
+
+
+def timeline_page(
+    findings: Findings,
+    *,
+    run: Mapping[str, str | int | float],
+    notes: tuple[str, ...] = (),
+    slow_modules: tuple[SlowModule, ...] = (),
+    failed: OutOfMemory | None = None,
+    known: KnownStorages | None = None,
+    against_eager: PeakDiff | None = None,
+    advice: AdviceReport | None = None,
+    unneeded: tuple[Found, ...] = (),
+) -> Page:
+    """The page's content."""
+    cycle = findings.worst
+    recording, lifetimes, peak = cycle.recording, cycle.lifetimes, cycle.peak
+    times = recording.allocations.time_ns[lifetimes.events]
+    return Page(
+        title="Memory of a training run",
+        device=peak.device,
+        subtitle=f"{len(times):,} events in {len(cycle.attribution.step_names)} recorded steps",
+        times=times,
+        series=series_by_kind(lifetimes, cycle.blocks),
+        lines=_reserved(cycle),
+        counted_bytes=lifetimes.allocator_bytes,
+        blocks=_blocks(cycle, known),
+        space=_space(cycle),
+        marks=_marks(cycle),
+        bands=_bands(cycle),
+        peak=PagePeak(
+            bytes=peak.peak_bytes,
+            time=peak.time_ns,
+            step=peak.step,
+            phase=peak.phase,
+            breakdown=tuple(KindBytes(name, size_bytes) for name, size_bytes in peak.by_category().items()),
+            rows=peak.rows,
+            row=peak_position(lifetimes),
+        ),
+        advice=(*map(_found, unneeded), *_advice(advice)),
+        lost_track=_lost_track(cycle),
+        timings=_timings(cycle),
+        clock="the host's clock, in the profiled steps",
+        slow_modules=slow_modules,
+        run=run,
+        alarm=() if failed is None else oom_sentences((failed,), peak.device),
+        headline_notes=_headline_notes(peak),
+        notes=(
+            *notes,
+            *left_out(findings),
+            *compiled_sentences(findings),
+            *unseen(recording, lifetimes),
+            *growth_sentences(findings.growth),
+        ),
+        sections=(
+            *(() if failed is None else (oom_section((failed,)),)),
+            *(() if against_eager is None else (_eager_section(against_eager),)),
+            *_reserved_section(peak),
+        ),
+    )
+
+
+def _advice(report: AdviceReport | None) -> tuple[PageAdvice, ...]:
+    """The list, then what is together."""
+    if report is None:
+        return ()
+    rows = [*report.rows, *([report.together] if report.together is not None else [])]
+    return tuple(
+        PageAdvice(f"{row.change} ({row.results})", row.gain_bytes, row.cost, _HOW[row.how_found]) for row in rows
+    )
+
+
+def _found(one: Found) -> PageAdvice:
+    where = f" at {source_place(one.file, one.line)}" if one.file is not None else ""
+    held = f", held by {one.held_by}" if one.held_by else ""
+    how = "looking at the recording" if one.saves_bytes is None else "rehearsal"
+    return PageAdvice(f"of {one.what}{where}{held}: {one.change}", one.bytes, "", how)
+
+
+_HOW = {"rehearsed": "rehearsal", "replayed": "replay", "measured": "measuring"}
+
+
+def _eager_section(diff: PeakDiff) -> Section:
+    """What compiling changes at the peak."""
+    sizes = ("change", "without compilation", "compiled")
+
+    def table(title: str, names: tuple[str, ...], changes: Sequence[RowChange]) -> Table:
+        rows: list[tuple[Cell, ...]] = [(one.bytes, one.before_bytes, one.after_bytes, *one.name) for one in changes]
+        return Table(title, (*sizes, *names), tuple(rows))
+
+    return Section(
+        "Compiled, and the same without compilation",
+        eager_sentences(diff),
+        (
+            table("By category", ("category",), diff.by_category),
+            table("By module", ("module",), diff.by_module),
+            table("By line", ("category", "module", "operator or kernel", "line"), diff.by_line),
+        ),
+    )
+
+
+def _blocks(cycle: CycleFindings, known: KnownStorages | None) -> PageBlocks:
+    """Every block of the cycle; at the peak these are the peak's rows."""
+    lifetimes = cycle.lifetimes
+    blocks, made_at, freed_at = cycle.blocks, lifetimes.made_at, lifetimes.freed_at
+    if cycle.peak.allocator is not None:
+        blocks, made_at, freed_at = _with_history(cycle)
+    groups, group = group_blocks(cycle.recording, cycle.attribution, known, blocks, by_step=False)
+    order = sorted(range(len(groups)), key=lambda number: -groups[number].bytes)
+    rank = np.empty(len(groups), np.int64)
+    rank[order] = np.arange(len(groups))
+    groups, group = tuple(groups[number] for number in order), rank[group]
+    stacks = _stacks(cycle.recording, blocks, group, len(groups))
+    address = blocks.address if cycle.history is not None else None
+    return PageBlocks(groups, group, blocks.size_bytes, made_at, freed_at, stacks, address=address)
+
+
+def _stacks(
+    recording: Recording, blocks: ClassifiedBlocks, group: PerBlock[Int], num_groups: int
+) -> tuple[tuple[str, ...], ...]:
+    """What led to the largest block of each group; nothing where no Python code was running, as in backward."""
+    order = np.lexsort((-blocks.size_bytes, group))
+    _, first = np.unique(group[order], return_index=True)
+    largest = np.full(num_groups, -1, np.int64)
+    largest[group[order[first]]] = blocks.allocation[order[first]]
+    frames = PythonStacks(recording)
+    return tuple(frames.words_of(allocation) for allocation in largest.tolist())
+
+
+def _space(cycle: CycleFindings) -> PageSpace | None:
+    """What was reserved where, as the allocator's history has it."""
+    history = cycle.history
+    found = reserved_ranges(history, cycle.lifetimes) if history is not None else None
+    if history is None or found is None:
+        return None
+    return page_space(
+        found.ranges, found.made_at, found.freed_at, history.texts.__getitem__, known_from=found.known_from
+    )
+
+
+def _with_history(cycle: CycleFindings) -> tuple[ClassifiedBlocks, PerBlock[Int], PerBlock[Int]]:
+    """What was there before, as the allocator has it: with its sizes, and with what no recording saw.
+
+    What no recording saw was never freed in one, for of a free it tells.
+    """
+    lifetimes, at_peak, blocks = cycle.lifetimes, cycle.peak.blocks, cycle.blocks
+    unseen = at_peak.evidence == Evidence.HISTORY
+    before = np.flatnonzero((at_peak.allocation < 0) & ~unseen)
+    size_of = dict(zip(at_peak.address[before].tolist(), at_peak.size_bytes[before].tolist(), strict=True))
+    size_bytes = blocks.size_bytes.copy()
+    for row in lifetimes.alive_at(peak_position(lifetimes)).tolist():
+        if blocks.allocation[row] < 0:
+            size_bytes[row] = size_of.get(int(blocks.address[row]), size_bytes[row])
+    more = at_peak.take(np.flatnonzero(unseen))
+    together = ClassifiedBlocks(
+        **{
+            name: np.append(getattr(blocks, name), getattr(more, name))
+            for name in ClassifiedBlocks.__dataclass_fields__
+        }
+        | {"size_bytes": np.append(size_bytes, more.size_bytes)}
+    )
+    num, end = len(more.size_bytes), len(lifetimes.events)
+    return (
+        together,
+        np.append(lifetimes.made_at, np.full(num, -1, np.int64)),
+        np.append(lifetimes.freed_at, np.full(num, end, np.int64)),
+    )
+
+
+def _lost_track(cycle: CycleFindings) -> tuple[PageLostTrack, ...]:
+    """Where torch lost track of what counts; what is less than a thousandth of the peak together is one row."""
+    found = [
+        PageLostTrack(lost.op or "a tensor from before the recording", lost.bytes, lost.module, lost.file, lost.line)
+        for lost in cycle.lost_track
+    ]
+    large = [lost for lost in found if lost.bytes * _LEAST_SHARE >= cycle.peak.peak_bytes]
+    small = [lost for lost in found if lost.bytes * _LEAST_SHARE < cycle.peak.peak_bytes]
+    if len(small) > 1:
+        small = [PageLostTrack(f"{len(small)} others, each less", sum(lost.bytes for lost in small))]
+    return (*large, *small) if large else ()
+
+
+def _reserved_section(peak: PeakReport) -> tuple[Section, ...]:
+    """Bytes requested, allocated and reserved; only the allocator's history tells the first."""
+    found = peak.allocator
+    if found is None:
+        return ()
+    pending = f" {format_bytes(found.pending_bytes)} were freed and still used by a stream." * bool(found.pending_bytes)
+    sentence = (
+        f"At the peak {format_bytes(found.requested_bytes)} were requested, which the allocator rounded up, block by "
+        f"block, to {format_bytes(peak.peak_bytes)}.{pending}"
+    )
+    row = ("at the peak", found.reserved_bytes, peak.peak_bytes, found.free_bytes, found.largest_free_bytes)
+    return (Section("Reserved memory", (sentence,), (reserved_table([row]),)),)
+
+
+def series_by_kind(lifetimes: BlockLifetimes, blocks: ClassifiedBlocks) -> tuple[Series, ...]:
+    """Bytes of each kind alive after each event; together they are the level that the blocks add up to."""
+    return tuple(Series(level.kind.name, level.values_bytes) for level in memory_by_kind(lifetimes, blocks))
+
+
+def _reserved(cycle: CycleFindings) -> tuple[Curve, ...]:
+    events = cycle.lifetimes.events
+    reserved = cycle.recording.allocations.total_reserved_bytes[events]
+    if cycle.peak.device == "cpu" or not reserved.any():
+        return ()
+    times = cycle.recording.allocations.time_ns[events]
+    return (Curve("allocated", times, cycle.lifetimes.allocator_bytes), Curve("reserved", times, reserved))
+
+
+def _marks(cycle: CycleFindings) -> tuple[Mark, ...]:
+    peak, found = cycle.peak, cycle.breakdown
+    shown = Mark("peak", "peak", peak.time_ns, peak.peak_bytes, peak_position(cycle.lifetimes))
+    # Where torch's categories hold all but a hundredth, their peak says nothing more.
+    if found.tagged_peak_bytes * 100 >= peak.peak_bytes * 99:
+        return (shown,)
+    return (
+        shown,
+        Mark("tagged", "peak of what torch categorises", found.tagged_peak_ns, found.tagged_peak_bytes),
+    )
+
+
+def _bands(cycle: CycleFindings) -> tuple[Band, ...]:
+    recording = cycle.recording
+    steps = [
+        Band("step", recording.strings[name], start, end)
+        for name, start, end in zip(
+            recording.spans.name.tolist(),
+            recording.spans.start_ns.tolist(),
+            recording.spans.end_ns.tolist(),
+            strict=True,
+        )
+        if recording.strings[name].startswith(STEP_PREFIX)
+    ]
+    phases = [
+        Band(_BANDS[phase.phase], phase.phase, start, end)
+        for phase in cycle.step_phases
+        for start, end in phase.stretches_ns
+    ]
+    return (*steps, *phases)
+
+
+def _timings(cycle: CycleFindings) -> tuple[StepTiming, ...]:
+    rows = []
+    for name in cycle.attribution.step_names:
+        mine = {phase.phase: phase for phase in cycle.step_phases if phase.step == name}
+        rows.append(
+            StepTiming(
+                name,
+                **{f"{phase}_ns": float(mine[phase].duration_ns) if phase in mine else None for phase in _BANDS},
+                total_ns=float(sum(phase.duration_ns for phase in mine.values())) if mine else None,
+            )
+        )
+    return tuple(rows)
+
+
+def _headline_notes(peak: PeakReport) -> tuple[str, ...]:
+    missed = not_recorded(peak)
+    unexplained = (counted(peak),) if peak.unexplained_bytes else ()
+    return (*(() if missed is None else (missed,)), *unexplained)
+
+
+def slow_modules(times: RunTimes, peak: PeakReport) -> tuple[SlowModule, ...]:
+    """Time of each module's own operators in a step beside what it held at the peak, slowest first.
+
+    An operator that some steps lack counts by its share of them.
+    """
+    num_steps = max((row.num_steps for row in times.rows), default=0)
+    held: dict[str, int] = {}
+    for row in peak.rows:
+        if row.module is not None:
+            held[row.module] = held.get(row.module, 0) + row.bytes
+    totals: dict[str, list[float]] = {}
+    for invocation in times.rows:
+        total = totals.setdefault(invocation.module or LOOP_OWNER, [0.0, 0.0, 0.0])
+        share = invocation.num_steps / num_steps
+        total[0] += invocation.forward_ns * share
+        total[1] += (invocation.backward_ns or 0.0) * share
+        total[2] += 1
+    found = [
+        SlowModule(module, forward_ns, backward_ns, held.get(module), int(num_ops))
+        for module, (forward_ns, backward_ns, num_ops) in totals.items()
+    ]
+    return tuple(sorted(found, key=lambda one: -((one.forward_ns or 0) + (one.backward_ns or 0))))

@@ -1,0 +1,1 @@
+"""What a terminal shows, a file for each thing that is shown."""

@@ -1,0 +1,131 @@
+"""What would lower the peak, as a short list on a terminal, the best first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tracer.advice.found import found_sentence
+from tracer.advice.recommendation import AdviceReport, Found, Measured, Recommendation
+from tracer.exporters.screen.paths import short_path
+from tracer.exporters.screen.text import print_table, say
+from tracer.units import format_bytes, some
+
+NUM_ROWS = 8
+NUM_SNIPPETS = 3
+NUM_FOUND = 5
+_VISIBLE_SHARE = 0.01
+
+
+def print_advice(report: AdviceReport, console: Console, *, context_bytes: int = 0) -> None:
+    """Print the list, then the lines to paste for the first of it.
+
+    Args:
+        report: What was found.
+        console: Where to print.
+        context_bytes: What of the GPU's memory was set aside, and is not in the report's target.
+    """
+    print_found(report.found, report.peak_bytes, console)
+    if not report.rows:
+        say(console)
+        say(console, "What would help", style="bold")
+        say(console, f"None of {some(report.num_tried, 'change')} that were tried saves as much as 1 % of the peak.")
+    else:
+        _print_table(report, console)
+    for sentence in _sentences(report, context_bytes):
+        say(console, sentence)
+    for row in _shown_in_full(report):
+        say(console)
+        say(console, f"{row.change}:", style="bold")
+        for line in row.lines:  # to be copied: whole, however long
+            console.print(Text(f"    {line}"), soft_wrap=True)
+        if row.needs:
+            say(console, row.needs, indent=2)
+
+
+def print_found(found: Sequence[Found], peak_bytes: int, console: Console) -> None:
+    """What the recording shows that nobody needs: a sentence for each, and the lines to paste."""
+    if not found:
+        return
+    say(console)
+    say(console, "What nobody needs at the peak", style="bold")
+    for one in found[:NUM_FOUND]:
+        say(console, found_sentence(one, peak_bytes, file_name=short_path))
+        for line in one.lines:  # to be copied: whole, however long
+            console.print(Text(f"    {line}"), soft_wrap=True)
+    if len(found) > NUM_FOUND:
+        rest = sum(one.bytes for one in found[NUM_FOUND:])
+        say(console, f"{format_bytes(rest)} more in {some(len(found) - NUM_FOUND, 'such place')}.")
+
+
+def _print_table(report: AdviceReport, console: Console) -> None:
+    has_reserved = report.reserved_bytes is not None
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for name in ("saves", "", *(("of reserved",) if has_reserved else ())):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("change", overflow="fold", min_width=24)
+    table.add_column("results and cost", overflow="fold", min_width=18)
+    rows = [*report.rows[:NUM_ROWS], *([report.together] if report.together is not None else [])]
+    for row in rows:
+        share = f"{100 * row.known_bytes / report.peak_bytes:.0f} %" if report.peak_bytes else ""
+        cells = [format_bytes(row.known_bytes), share]
+        if has_reserved:
+            cells.append("" if row.saves_reserved_bytes is None else format_bytes(row.saves_reserved_bytes))
+        cost = "; ".join(part for part in (row.results, row.cost, _HOW.get(row.how_found, "")) if part)
+        name = f"together: {row.change}" if row is report.together else row.change
+        table.add_row(*cells, Text(name), Text(cost))
+    print_table("What would help", table, console)
+
+
+_HOW = {"replayed": "replayed", "measured": "measured"}
+
+
+def _sentences(report: AdviceReport, context_bytes: int) -> Iterator[str]:
+    if report.rows:
+        changes = some(report.num_tried, "change")
+        yield f"Each of {changes} was rehearsed, alone and together; rows say where it was found otherwise."
+    if report.unrehearsed_bytes >= _VISIBLE_SHARE * report.peak_bytes and report.rows:
+        yield (
+            f"{format_bytes(report.unrehearsed_bytes)} of the measured peak are what operators took for themselves, "
+            "which no rehearsal has: a rehearsed saving may be off by as much. --verify measures it."
+        )
+    if report.target_bytes is not None:
+        yield _fit(report, report.target_bytes, context_bytes)
+    for row in (*report.rows, report.together, report.fit):
+        if row is not None and row.measured is not None:
+            yield _measured(row, row.measured)
+    if report.not_tried:
+        names = ", ".join(name for name, _ in report.not_tried[:3])
+        yield f"Could not be tried here: {names}; advice.json says why."
+
+
+def _fit(report: AdviceReport, target_bytes: int, context_bytes: int) -> str:
+    target = format_bytes(target_bytes + context_bytes)
+    if context_bytes:
+        target += f" ({format_bytes(target_bytes)} without CUDA's context)"
+    if report.fits:
+        return f"The step fits in {target} without any of them."
+    if report.fit is None:
+        return f"Nothing that was tried makes it fit in {target}."
+    needed = report.fit.peak_bytes if report.fit.reserved_bytes is None else report.fit.reserved_bytes
+    cost = f", {report.fit.cost}" if report.fit.cost else ""
+    return f"To fit in {target}: {report.fit.change} ({format_bytes(needed)} then{cost}; {report.fit.results})."
+
+
+def _measured(row: Recommendation, measured: Measured) -> str:
+    """What came of making it, against what the rehearsal said."""
+    time = f"{measured.step_ms:.0f} ms to {measured.changed_step_ms:.0f} ms"
+    difference = measured.largest_loss_difference
+    losses = "the same losses, bit for bit" if not difference else f"losses differ by up to {difference:.1g} of them"
+    return (
+        f"Measured, {row.change}: {format_bytes(measured.saves_bytes)} less at the peak, where the rehearsal says "
+        f"{format_bytes(row.saves_bytes)}; a step goes from {time}; {losses} over {len(measured.losses)} steps."
+    )
+
+
+def _shown_in_full(report: AdviceReport) -> list[Recommendation]:
+    first = [report.fit] if report.fit is not None else []
+    return [*first, *report.rows[: NUM_SNIPPETS - len(first)]]

@@ -1,0 +1,150 @@
+"""What the model of the caching allocator found, as text on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from tracer.analysis.snapshots.allocator_finding import AllocatorFinding
+from tracer.analysis.snapshots.modelled import Modelled
+from tracer.analysis.snapshots.reserved import Holder, Reserved
+from tracer.analysis.snapshots.what_if import AS_RECORDED, SettingsOutcome, WhatIf, where_it_fails
+from tracer.exporters.screen.snapshot import place
+from tracer.exporters.screen.text import print_table, say, table
+from tracer.units import format_bytes, some
+
+
+def print_allocator(findings: Sequence[AllocatorFinding], console: Console, *, top: int = 10) -> None:
+    """Print, for each device, how far the model agrees, why so much is reserved, and what was asked about settings.
+
+    Args:
+        findings: What `explain_allocator` returned.
+        console: Where to print.
+        top: Rows of the table of holders.
+    """
+    for found in findings:
+        say(console)
+        say(console, f"Allocator of device {found.device}", style="bold")
+        for sentence in found.agreement:
+            say(console, sentence, indent=2)
+        _print_reserved(found, console)
+        moment = found.at_peak or found.at_end
+        _print_holders(moment.holders, console, top)
+        if found.what_if is not None and found.modelled is not None:
+            _print_what_if(found.what_if, found.modelled, console)
+
+
+def _print_reserved(found: AllocatorFinding, console: Console) -> None:
+    """Both moments side by side, each with rows that sum to what was reserved."""
+    moments = [moment for moment in (found.at_peak, found.at_end) if moment is not None]
+    columns = [{(row.pool, row.stream, row.reason): row.bytes for row in moment.rows} for moment in moments]
+    if not any(columns):
+        return
+    names = ("at the peak", "at the end")[-len(moments) :]
+    made = table(*(part for name in names for part in (name, "")))
+    made.add_column("pool")
+    made.add_column("why", overflow="fold")
+    for key in dict.fromkeys(key for column in columns for key in column):
+        pool, stream, reason = key
+        cells = [_with_share(column.get(key, 0), moment) for column, moment in zip(columns, moments, strict=True)]
+        name = pool if stream == 0 else f"{pool}, stream {stream:#x}"
+        made.add_row(*(part for cell in cells for part in cell), name, reason)
+    sums = [_with_share(sum(column.values()), moment) for column, moment in zip(columns, moments, strict=True)]
+    made.add_row(*(part for cell in sums for part in cell), "", "reserved", style="bold")
+    print_table("Why so much is reserved", made, console)
+
+
+def _with_share(size: int, moment: Reserved) -> tuple[str, str]:
+    return format_bytes(size), f"{100 * size / moment.bytes:.1f} %" if moment.bytes else ""
+
+
+def _print_holders(holders: Sequence[Holder], console: Console, top: int) -> None:
+    if not holders:
+        return
+    made = table("would be free", "held", "segments", "blocks")
+    made.add_column("by blocks of", overflow="fold")
+    for holder in holders[:top]:
+        sizes = (format_bytes(holder.free_bytes), format_bytes(holder.held_bytes))
+        where = "; ".join(map(place, holder.sites)) or "more than three lines in each segment"
+        made.add_row(*sizes, f"{holder.num_segments:,}", f"{holder.num_blocks:,}", Text(where))
+    if rest := holders[top:]:
+        sizes = (format_bytes(sum(h.free_bytes for h in rest)), format_bytes(sum(h.held_bytes for h in rest)))
+        counts = (sum(h.num_segments for h in rest), sum(h.num_blocks for h in rest))
+        made.add_row(*sizes, *(f"{number:,}" for number in counts), f"{len(rest)} more")
+    print_table("What keeps free memory in its segments", made, console)
+
+
+def _print_what_if(asked: WhatIf, modelled: Modelled, console: Console) -> None:
+    on_gpu = asked.gpu_memory is not None
+    made = table("peak", "saved", "calls")
+    if asked.gpu_memory is not None:
+        made.add_column(f"on {format_bytes(asked.gpu_memory)}", overflow="fold")
+        made.add_column("smallest", justify="right", no_wrap=True)
+    made.add_column("settings", overflow="fold", min_width=20)
+    for row in asked.rows:
+        outcome = row.outcome
+        sizes = [format_bytes(outcome.reserved_peak_bytes), _saved(row)]
+        fits = [_fits(row), "" if row.smallest_gpu_bytes is None else format_bytes(row.smallest_gpu_bytes)]
+        name = "as recorded" if row.settings == AS_RECORDED else row.settings
+        made.add_row(*sizes, f"{outcome.num_driver_calls:,}", *(fits if on_gpu else []), Text(name))
+    print_table("Reserved peak of the same requests under other settings", made, console)
+    say(console)
+    for sentence in _explanations(asked, modelled):
+        say(console, sentence, indent=2)
+
+
+def _saved(row: SettingsOutcome) -> str:
+    if row.settings == AS_RECORDED:
+        return ""
+    return format_bytes(row.saved_bytes)
+
+
+def _fits(row: SettingsOutcome) -> str:
+    if row.on_gpu is None:
+        return ""
+    if row.on_gpu.failure is not None:
+        return "out of memory"
+    retries = row.on_gpu.num_retries
+    return f"runs, {some(retries, 'retry')}" if retries else "runs"
+
+
+def _explanations(asked: WhatIf, modelled: Modelled) -> list[str]:
+    sentences = []
+    for row in asked.rows:
+        name = "As recorded" if row.settings == AS_RECORDED else row.settings
+        failure = row.on_gpu.failure if row.on_gpu is not None else None
+        if failure is not None:
+            where = where_it_fails(failure, modelled.history.num_entries)
+            in_use = (
+                f"{format_bytes(failure.allocated_bytes)} in use of {format_bytes(failure.reserved_bytes)} reserved"
+            )
+            sentences.append(f"{name}: a request for {format_bytes(failure.size)} fails {where}, with {in_use}.")
+        sentences += [f"{name}: {remark}" for remark in row.remarks]
+    if len(asked.rows) > 1:
+        sentences.append(_advice(asked))
+    sentences.append(what_it_is_not(asked))
+    return sentences
+
+
+def _advice(asked: WhatIf) -> str:
+    best, recorded = asked.best, asked.rows[0].outcome
+    if best.saved_bytes * 100 < recorded.reserved_peak_bytes:
+        return "None of these settings saves as much as a hundredth of the peak."
+    percent = 100 * best.saved_bytes / recorded.reserved_peak_bytes
+    return (
+        f"The least is reserved with PYTORCH_CUDA_ALLOC_CONF={best.settings}: {format_bytes(best.saved_bytes)} less "
+        f"({percent:.1f} %), at {best.outcome.num_driver_calls:,} driver calls instead of "
+        f"{recorded.num_driver_calls:,}."
+    )
+
+
+def what_it_is_not(asked: WhatIf) -> str:
+    """What these answers leave out, in a sentence."""
+    before = "" if asked.starts_clean else ", without what was cached before the recording"
+    gpu = "" if asked.gpu_memory is None else "; of a GPU's memory, the CUDA context and libraries need some besides"
+    return (
+        f"These are the needs of a clean allocator for just these requests{before}; a program that reacts to its "
+        f"memory would make others{gpu}."
+    )

@@ -1,0 +1,126 @@
+"""A whole job on a terminal, and as JSON: ranks that are alike, the odd ones, and what the worst one has more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.console import Console
+
+from tracer.analysis.snapshots.job import JobFinding, RankGroup, RankPeak
+from tracer.exporters.json_documents.header import json_header, this_command
+from tracer.exporters.screen.diff import print_snapshot_diff
+from tracer.exporters.screen.text import print_table, say, table
+from tracer.units import format_bytes, some
+
+VERSION = 1
+_MAX_NAMED = 12
+
+
+def print_job(finding: JobFinding, console: Console, *, top: int = 10) -> None:
+    """Print it.
+
+    Args:
+        finding: What `explain_job` returned.
+        console: Where to print; file names are never read as markup.
+        top: Rows of the table of differences.
+    """
+    for line in _headlines(finding):
+        say(console, line)
+    if finding.groups:
+        shown = table("peak", "reserved")
+        for name in ("mostly", "ranks", ""):
+            shown.add_column(name)
+        for group in finding.groups:
+            shown.add_row(*_row(group))
+        print_table("Groups of equal ranks", shown, console)
+    for one in finding.unreadable:
+        say(console, f"Not readable, {one.name} ({one.file}): {one.problem}")
+    if finding.difference is not None and finding.worst is not None and finding.typical is not None:
+        print_snapshot_diff(
+            [finding.difference],
+            console,
+            before=f"typical: {finding.typical.name}",
+            after=f"worst: {finding.worst.name}",
+            top=top,
+        )
+
+
+def _headlines(finding: JobFinding) -> list[str]:
+    total = len(finding.ranks) + len(finding.unreadable)
+    lines = [f"{some(total, 'rank')}, {some(len(finding.groups), 'group')} of equal ones."]
+    if (worst := finding.worst) is not None:
+        ran_out = f" It ran out of memory at {worst.out_of_memory}" if worst.out_of_memory else ""
+        lines.append(f"Worst: {worst.name} with a peak of {format_bytes(worst.peak_bytes)} ({worst.file}).{ran_out}")
+    odd = [one for group in finding.groups if group.is_odd for one in group.ranks]
+    if odd:
+        lines.append(f"Odd ones out: {rank_names(odd)}.")
+    if finding.missing:
+        lines.append(f"No recording of rank {', '.join(map(str, finding.missing[:_MAX_NAMED]))}.")
+    return lines
+
+
+def _row(group: RankGroup) -> tuple[str, str, str, str, str]:
+    first = group.ranks[0]
+    peaks = [one.peak_bytes for one in group.ranks]
+    low, high = format_bytes(min(peaks)), format_bytes(max(peaks))
+    kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in first.kinds[:2])
+    return (
+        low if low == high else f"{low} to {high}",
+        format_bytes(max(one.reserved_bytes for one in group.ranks)),
+        kinds,
+        rank_names(group.ranks),
+        ", ".join(group.words),
+    )
+
+
+def rank_names(ranks: Sequence[RankPeak]) -> str:
+    """`0-36, 38-63`: numbers in ranges; files by name."""
+    numbers = sorted(one.rank for one in ranks if one.rank is not None)
+    parts, at = [], 0
+    while at < len(numbers):
+        end = at
+        while end + 1 < len(numbers) and numbers[end + 1] == numbers[end] + 1:
+            end += 1
+        parts.append(str(numbers[at]) if end == at else f"{numbers[at]}-{numbers[end]}")
+        at = end + 1
+    parts += [one.file for one in ranks if one.rank is None]
+    shown = ", ".join(parts[:_MAX_NAMED])
+    return f"{shown} and {len(parts) - _MAX_NAMED} more" if len(parts) > _MAX_NAMED else shown
+
+
+def job_json(finding: JobFinding) -> str:
+    """The same as JSON; docs/files.md describes it."""
+    difference = finding.difference
+    values = {
+        **json_header("job", VERSION, torch=None, command=this_command()),
+        "worst_rank": finding.worst.name if finding.worst is not None else None,
+        "typical_rank": finding.typical.name if finding.typical is not None else None,
+        "missing": list(finding.missing),
+        "ranks": [_values(one) for one in finding.ranks],
+        "unreadable": [{"file": one.file, "rank": one.rank, "problem": one.problem} for one in finding.unreadable],
+        "groups": [
+            {"is_odd": group.is_odd, "words": list(group.words), "files": [one.file for one in group.ranks]}
+            for group in finding.groups
+        ],
+        "worst_against_typical": [asdict(change) for change in difference.by_stack] if difference is not None else [],
+    }
+    return json.dumps(values, indent=2)
+
+
+def _values(one: RankPeak) -> dict[str, object]:
+    return {
+        "file": one.file,
+        "rank": one.rank,
+        "stage": one.role.stage,
+        "tensor_rank": one.role.tensor,
+        "data_rank": one.role.data,
+        "strategies": list(one.role.strategies),
+        "device": one.device,
+        "entries": one.entries,
+        "peak_requested_bytes": one.peak_bytes,
+        "reserved_at_peak_bytes": one.reserved_bytes,
+        "by_kind": dict(one.kinds),
+        "out_of_memory": one.out_of_memory or None,
+    }

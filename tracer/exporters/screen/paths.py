@@ -1,0 +1,43 @@
+"""Files as the screen names them: short where what is left out says nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from tracer.capture.sources.notebook_cells import is_cell
+
+_PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
+_HOME = re.compile(r"^(?:/home/[\w.@-]+|/Users/[\w.@-]+|/root|[A-Za-z]:\\Users\\[\w. -]+)(?=[/\\])")
+
+
+def short_path(path: str) -> str:
+    """A path without the folder of installed packages, relative to the working directory, or from somebody's home.
+
+    A recording may be of another machine: any user's home is `~`.
+    """
+    if found := _PACKAGES.match(path):
+        return path[found.end() :]
+    try:
+        relative = os.path.relpath(path)
+    except ValueError:  # another drive
+        relative = ".."
+    if Path(path).is_absolute() and not relative.startswith(".."):
+        return Path(relative).as_posix()
+    return _HOME.sub("~", path)
+
+
+def source_place(file: str, line: int | None) -> str:
+    """A line of source: `train.py:14`, in a notebook `cell 3, line 14`."""
+    if is_cell(file) and line is not None:
+        return f"{file}, line {line}"
+    return short_path(file) if line is None else f"{short_path(file)}:{line}"
+
+
+_IN_SENTENCE = re.compile(r"(?:/[^\s:()]+){2,}")
+
+
+def shorten_paths(sentence: str) -> str:
+    """A sentence with its paths as `short_path` writes them."""
+    return _IN_SENTENCE.sub(lambda found: short_path(found[0]), sentence)

@@ -1,0 +1,290 @@
+"""The screen: first what filled the device, then where it came from, then how long the phases took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tracer.analysis.kinds import meaning_of
+from tracer.analysis.module_tree import module_tree
+from tracer.analysis.peak_row import PeakRow
+from tracer.analysis.profiles.caveats import counted, growth_sentences, left_out, not_recorded, unseen
+from tracer.analysis.profiles.compiled_words import compiled_sentences
+from tracer.analysis.profiles.findings import CycleFindings, Findings
+from tracer.analysis.profiles.lost_track import LostTrack
+from tracer.analysis.profiles.peak import AllocatorPeak, PeakReport
+from tracer.capture.device.phase_timing import PHASES, PhaseTimings
+from tracer.capture.torch_names import step_words
+from tracer.exporters.screen.paths import short_path, source_place
+from tracer.exporters.screen.text import print_table, say_wrapped
+from tracer.units import format_bytes
+
+NUM_ROWS = 8
+MORE_MODULES = 6
+"""Than rows of other tables: a tree needs its branches."""
+MODULE_DEPTH = 3
+NUM_SENTENCES = 3
+NUM_SHORT_LINES = 3
+
+
+def print_peak(findings: Findings, console: Console, *, num_steps: int | None = None, top: int = NUM_ROWS) -> None:
+    """Headline, and the peak by category, module and line, then what else there is to say. Readable in 80 columns.
+
+    Args:
+        findings: Of a run.
+        console: Where to print.
+        num_steps: How many steps the run had, if that is known.
+        top: Rows of each table but the first; what the others hold together is said.
+    """
+    peak = findings.worst.peak
+    console.print()
+    for line in (headline(findings, num_steps), not_recorded(peak)):
+        if line is not None:
+            say_wrapped(console, line, style="bold")
+    say_wrapped(console, _counts(findings))
+    print_categories(peak, console)
+    if top:
+        _print_modules(peak, console, top)
+        print_lines(peak, console, top)
+        _print_phases(findings.worst, console)
+    for words in (
+        *growth_sentences(findings.growth, file_name=short_path),
+        *_lost_track(findings.worst),
+        *left_out(findings),
+        *compiled_sentences(findings, file_name=short_path),
+        *unseen(findings.worst.recording, findings.worst.lifetimes),
+    ):
+        console.print()
+        say_wrapped(console, words)
+
+
+def short_screen(findings: Findings, num_steps: int | None = None) -> tuple[str, ...]:
+    """The answer in a few lines: the headline, the largest lines of source, what grows.
+
+    Args:
+        findings: Of a run.
+        num_steps: How many steps it had, if that is known.
+    """
+    peak = findings.worst.peak
+    lines = _line_totals(peak.rows)
+    width = max((len(name) for name, _ in lines), default=0)
+    shares = (
+        f"  {name:<{width}}  {format_bytes(size):>11}  {100 * size / peak.peak_bytes:4.1f} %" for name, size in lines
+    )
+    missed = not_recorded(peak)
+    return (
+        headline(findings, num_steps),
+        *shares,
+        *(() if missed is None else (missed,)),
+        *growth_sentences(findings.growth, file_name=short_path),
+    )
+
+
+def _line_totals(rows: Iterable[PeakRow]) -> list[tuple[str, int]]:
+    totals: dict[str, int] = {}
+    for row in rows:
+        totals[line_name(row)] = totals.get(line_name(row), 0) + row.bytes
+    return sorted(totals.items(), key=lambda item: -item[1])[:NUM_SHORT_LINES]
+
+
+def _print_modules(peak: PeakReport, console: Console, top: int) -> None:
+    """The largest modules as a tree; each line holds what is below it, so the lines do not add up."""
+    root = module_tree(peak.rows)
+    smallest = peak.peak_bytes // 50
+    lines = [
+        ("  " * (depth - 1) + (node.path if depth == 1 else f".{node.path.rpartition('.')[2]}"), node.total_bytes, 0)
+        for depth, node in root.walk()
+        if 0 < depth <= MODULE_DEPTH and node.total_bytes >= smallest
+    ]
+    shown = lines[: top + MORE_MODULES]
+    if len(lines) > len(shown):
+        shown.append((f"and {len(lines) - len(shown)} more of at least 2 %", 0, 0))
+    _print_bytes("By module, with all that is inside it", "module", shown, peak.peak_bytes, console)
+
+
+def _print_phases(cycle: CycleFindings, console: Console) -> None:
+    rows = [phase for phase in cycle.step_phases if phase.step == (cycle.peak.step or phase.step)]
+    made = Table(box=None, padding=(0, 1), pad_edge=False)
+    for label in ("step", "phase", "most bytes", ""):
+        made.add_column(label, justify="right" if label == "most bytes" else "left")
+    for phase in rows:
+        most = format_bytes(phase.peak_bytes) if phase.peak_bytes is not None else "-"
+        mark = "<- peak" if phase.phase == cycle.peak.phase else ""
+        made.add_row(step_words(phase.step).removeprefix("step "), phase.phase, most, mark)
+    print_table("The step, phase by phase", made, console)
+
+
+def _lost_track(cycle: CycleFindings) -> Iterable[str]:
+    """Only where it matters: from 1 % of the peak on."""
+    lost = [one for one in cycle.lost_track[:NUM_SENTENCES] if one.bytes * 100 >= cycle.peak.peak_bytes]
+    if not lost:
+        return
+    size_bytes, known_bytes = sum(one.bytes for one in lost), sum(one.known_bytes for one in lost)
+    places = ", ".join(f"{format_bytes(one.bytes)} from {_where_lost(one)}" for one in lost)
+    yield (
+        f"torch's own profiler would call {format_bytes(size_bytes)} of this peak Unknown: {places}. "
+        f"{_known_otherwise(size_bytes, known_bytes)}"
+    )
+
+
+def _where_lost(lost: LostTrack) -> str:
+    where = source_place(lost.file, lost.line) if lost.file else ""
+    module = f"in {lost.module}" if lost.module else ""
+    named = ", ".join(part for part in (where, module) if part)
+    return f"{lost.op or 'a tensor from before the recording'} on" + (f" ({named})" if named else "")
+
+
+def _known_otherwise(size_bytes: int, known_bytes: int) -> str:
+    if known_bytes == size_bytes:
+        return "The rows above say what it is."
+    if not known_bytes:
+        return "The rows above do not know what it is either."
+    return f"The rows above say what {format_bytes(known_bytes)} of it is."
+
+
+def headline(findings: Findings, num_steps: int | None = None) -> str:
+    """The answer in one sentence.
+
+    Args:
+        findings: Of a run.
+        num_steps: How many steps it had, if that is known.
+    """
+    peak = findings.worst.peak
+    largest, size_bytes = next(iter(peak.by_category().items()))
+    step = f"of {step_words(peak.step, num_steps)}" if peak.step else ""
+    when = " ".join(part for part in (f"in {peak.phase}" if peak.phase else "", step) if part)
+    return (
+        f"Peak: {format_bytes(peak.peak_bytes)} on {peak.device} {when}; "
+        f"{100 * size_bytes / peak.peak_bytes:.0f} % of it {_words(largest)}."
+    )
+
+
+def _counts(findings: Findings) -> str:
+    peak = findings.worst.peak
+    lines = [counted(peak)]
+    if peak.allocator is not None:
+        lines.append(_three_sizes(peak, peak.allocator))
+    elif peak.reserved_bytes:
+        unused = peak.reserved_bytes - peak.allocator_peak_bytes
+        lines.append(
+            f"Reserved from the driver at that moment: {format_bytes(peak.reserved_bytes)}, "
+            f"of which {format_bytes(unused)} held no tensor."
+        )
+    spread = {cycle.peak.peak_bytes for cycle in findings.cycles}
+    if len(spread) > 1:
+        lines.append(f"Cycles differ: from {format_bytes(min(spread))} to {format_bytes(max(spread))}.")
+    return "\n".join(lines)
+
+
+def _three_sizes(peak: PeakReport, allocator: AllocatorPeak) -> str:
+    """Bytes requested, what they were rounded to, and what was reserved from the driver for them."""
+    largest, pending = format_bytes(allocator.largest_free_bytes), allocator.pending_bytes
+    return (
+        f"Requested: {format_bytes(allocator.requested_bytes)}. "
+        f"Allocated, which is that rounded up block by block: {format_bytes(peak.peak_bytes)}.\n"
+        f"Reserved from the driver: {format_bytes(allocator.reserved_bytes)}, "
+        f"of which {format_bytes(allocator.free_bytes)} free, in pieces of {largest} at most"
+        + (f", and {format_bytes(pending)} freed but still used by another stream." if pending else ".")
+    )
+
+
+def _words(category: str) -> str:
+    return category.replace("_", " ").lower()
+
+
+def print_categories(peak: PeakReport, console: Console) -> None:
+    """The peak by category."""
+    by_category = [(name, *total) for name, total in _totals(peak, lambda row: row.category)]
+    _print_bytes("What filled it", "category", by_category, peak.peak_bytes, console, meaning=meaning_of)
+
+
+def print_lines(peak: PeakReport, console: Console, top: int) -> None:
+    """By line; below a library's line the user's that led there, which stands in the title if it is always the same."""
+    callers = {_caller(row) for row in peak.rows if row.caller_file}
+    is_one = len(callers) == 1
+
+    def line(row: PeakRow) -> str:
+        made = line_name(row)
+        return f"{made}\n  from {_caller(row)}" if row.caller_file and not is_one else made
+
+    title = f"By line; those of libraries were called from {callers.pop()}" if is_one else "By line"
+    ordered = _totals(peak, line)
+    shown, rest = ordered[:top], ordered[top:]
+    if len(rest) == 1:
+        shown, rest = ordered, []
+    lines = [(name, *total) for name, total in shown]
+    if rest:
+        lines.append((f"{len(rest)} more", sum(t[0] for _, t in rest), sum(t[1] for _, t in rest)))
+    _print_bytes(title, "line", lines, peak.peak_bytes, console)
+
+
+def _caller(row: PeakRow) -> str:
+    return source_place(row.caller_file or "", row.caller_line)
+
+
+def line_name(row: PeakRow) -> str:
+    """The line that made a row's blocks, or in brackets what they are and when they were made."""
+    if row.file is None:
+        return f"({_words(row.category)}, {row.phase})"
+    return source_place(row.file, row.line)
+
+
+def _totals(peak: PeakReport, key: Callable[[PeakRow], str]) -> list[tuple[str, tuple[int, int]]]:
+    """Bytes and blocks by some name, the largest first."""
+    totals: dict[str, tuple[int, int]] = {}
+    for row in peak.rows:
+        size_bytes, count = totals.get(key(row), (0, 0))
+        totals[key(row)] = (size_bytes + row.bytes, count + row.count)
+    return sorted(totals.items(), key=lambda item: -item[1][0])
+
+
+def _print_bytes(
+    title: str,
+    label: str,
+    lines: Iterable[tuple[str, int, int]],
+    total_bytes: int,
+    console: Console,
+    *,
+    meaning: Callable[[str], str] | None = None,
+) -> None:
+    made = Table(box=None, padding=(0, 1), pad_edge=False, show_footer=True)
+    made.add_column(label, footer="sum", overflow="fold")
+    made.add_column("bytes", footer=f"{total_bytes:,}", justify="right", no_wrap=True)
+    made.add_column("", footer=format_bytes(total_bytes), justify="right", no_wrap=True)
+    made.add_column("share", footer="100.0 %", justify="right", no_wrap=True)
+    if meaning is not None:
+        made.add_column("")
+    for name, size_bytes, _ in lines:
+        if not size_bytes:
+            made.add_row(Text(name))
+            continue
+        share = f"{100 * size_bytes / total_bytes:.1f} %"
+        words = () if meaning is None else (Text(meaning(name)),)
+        made.add_row(Text(name), f"{size_bytes:,}", format_bytes(size_bytes), share, *words)
+    print_table(title, made, console)
+
+
+def print_timings(timings: PhaseTimings, console: Console) -> None:
+    """Mean and spread of each phase."""
+    num_steps = len(timings.durations_ms[PHASES[0]])
+    made = Table(box=None, padding=(0, 1), pad_edge=False)
+    made.add_column("phase")
+    made.add_column("ms", justify="right")
+    made.add_column("±", justify="right")
+    words = {"model_fwd": "forward and loss", "loss_bk": "backward", "opt_step": "optimizer step", "total_time": "all"}
+    for phase in ("model_fwd", "loss_bk", "opt_step", "total_time"):
+        made.add_row(words[phase], f"{timings.mean_ms(phase):.1f}", f"{timings.std_ms(phase):.1f}")
+    title = f"Time of a step on {timings.device}: mean and standard deviation (±) of {num_steps}, no profiler"
+    print_table(title, made, console)
+
+
+def parameters_sentence(unused: tuple[str, ...]) -> str:
+    """Whether every parameter received a gradient, and which did not."""
+    if not unused:
+        return "Every parameter received a gradient."
+    names = ", ".join(unused[:NUM_ROWS]) + (f" and {len(unused) - NUM_ROWS} more" if len(unused) > NUM_ROWS else "")
+    noun = "parameter" if len(unused) == 1 else "parameters"
+    return f"{len(unused)} {noun} received no gradient: {names}."

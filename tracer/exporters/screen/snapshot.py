@@ -1,0 +1,215 @@
+"""The explanation of a snapshot as text on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tracer.analysis.kinds import meaning_of
+from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
+from tracer.analysis.snapshots.groups import Group
+from tracer.analysis.snapshots.oom import OutOfMemory
+from tracer.analysis.snapshots.peak import Peak, Share
+from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, NO_PYTHON_FRAME, Site
+from tracer.exporters.screen.paths import shorten_paths, source_place
+from tracer.exporters.screen.text import exact, print_table, say, signed, table
+from tracer.units import format_bytes, some
+
+MAX_DEVICES = 32
+"""Shown in full; no machine has more, but a file may claim thousands."""
+
+
+def print_snapshot(
+    finding: SnapshotFinding,
+    console: Console,
+    *,
+    file: str,
+    top: int = 10,
+    more: Callable[[int], None] = lambda device: None,
+) -> None:
+    """Print what filled each device at its peak, those that ran out of memory before the others.
+
+    Args:
+        finding: What `explain_snapshot` returned.
+        console: Where to print; file names are never read as markup.
+        file: The snapshot's name, as the person gave it.
+        top: Rows of each table; what the others hold together is said.
+        more: Prints what else there is to say of a device, given its index.
+    """
+    say(console, file, style="bold")
+    for note in finding.notes:
+        say(console, f"Note: {note}", style="yellow")
+    devices = finding.failed_first
+    for device in devices[:MAX_DEVICES]:
+        _print_device(device, console, top)
+        more(device.device)
+    if others := devices[MAX_DEVICES:]:
+        peak = format_bytes(max(device.peak.requested_bytes for device in others))
+        say(console)
+        say(console, f"{some(len(others), 'more device')} with peaks of {peak} at most (one of them: --device)")
+
+
+def _print_device(found: DeviceFinding, console: Console, top: int) -> None:
+    peak = found.peak
+    say(console)
+    history = f"{some(found.entries, 'entry')} of history"
+    say(console, f"Device {found.device}: {history}, peak {_when(peak, found)}", style="bold")
+    say(console, f"requested  {exact(peak.requested_bytes)}", indent=2)
+    say(console, f"allocated  {exact(peak.allocated_bytes)}, the same as the allocator rounds it", indent=2)
+    say(console, f"reserved   {exact(peak.reserved_bytes)}, taken from the device", indent=2)
+    if peak.before_recording_bytes:
+        before = exact(peak.before_recording_bytes)
+        say(console, f"of the requested bytes, {before} were there before the recording", indent=2)
+    for note in found.notes:
+        say(console, f"Note: {note}", style="yellow", indent=2)
+    shown = _print_ooms(found, console, top)
+    if _rows(peak.groups) in shown:
+        say(console)
+        say(console, "The peak was at that moment: the table above says what filled it.")
+    else:
+        print_groups("What filled it, by line and kind", peak.groups, console, top)
+    _print_shares("By kind", peak.by_kind, console, top)
+    if peak.has_annotations:
+        _print_shares("By annotation", peak.by_annotation, console, top)
+    if len(peak.by_stream) > 1:
+        _print_shares("By stream and pool", peak.by_stream, console, top)
+    _print_fragmentation(found, console)
+    _print_growth(found, console, top)
+
+
+def _rows(groups: Sequence[Group]) -> tuple[tuple[object, ...], ...]:
+    """What a table of groups shows."""
+    return tuple((group.bytes, group.count, _kind(group), group.site) for group in groups)
+
+
+def _when(peak: Peak, found: DeviceFinding) -> str:
+    if peak.entry < 0:
+        return "at the start of the recording" if found.entries else "as the snapshot was taken"
+    phase = f", in {peak.phase}" if peak.phase else ""
+    return f"after entry {peak.entry:,}{since_start(peak.time_us, found.first_time_us)}{phase}"
+
+
+def since_start(time_us: int, first_time_us: int) -> str:
+    """When, in seconds since the first entry; nothing where entries have no times."""
+    if time_us < 0 or first_time_us < 0:
+        return ""
+    return f", {(time_us - first_time_us) / 1e6:,.3f} s after the first"
+
+
+def print_groups(title: str, groups: Sequence[Group], console: Console, top: int) -> None:
+    """Print groups of blocks by line and kind; what those beyond the top hold together is said."""
+    made = table("bytes", "blocks")
+    made.add_column("kind", overflow="fold")
+    made.add_column("where", overflow="fold")
+    for group in islice(groups, top):
+        made.add_row(format_bytes(group.bytes), f"{group.count:,}", _kind(group), Text(place(group.site)))
+    _add_rest(made, [(group.bytes, group.count) for group in groups[top:]])
+    print_table(title, made, console)
+
+
+def _kind(group: Group) -> str:
+    return f"{group.kind}, before" if group.is_before_recording and group.site.frame != BEFORE_RECORDING else group.kind
+
+
+def _print_shares(title: str, shares: Sequence[Share], console: Console, top: int) -> None:
+    made = table("bytes", "blocks")
+    made.add_column("", overflow="fold")
+    explains = any(meaning_of(share.name) for share in shares)
+    if explains:
+        made.add_column("")
+    for share in islice(shares, top):
+        words = [meaning_of(share.name)] * explains
+        made.add_row(format_bytes(share.bytes), f"{share.count:,}", Text(share.name), *words)
+    _add_rest(made, [(share.bytes, share.count) for share in shares[top:]], is_last=False)
+    print_table(title, made, console)
+
+
+def _print_fragmentation(found: DeviceFinding, console: Console) -> None:
+    made = table("", "reserved", "allocated", "free", "largest free")
+    for name, state in (("at the peak", found.peak.fragmentation), ("at the end", found.end_fragmentation)):
+        sizes = (state.reserved_bytes, state.allocated_bytes, state.free_bytes, state.largest_free_bytes)
+        made.add_row(name, *map(format_bytes, sizes))
+    print_table("Reserved memory", made, console)
+
+
+def _print_growth(found: DeviceFinding, console: Console, top: int) -> None:
+    if not found.entries:
+        return
+    start, end = format_bytes(found.start_requested_bytes), format_bytes(found.end_requested_bytes)
+    say(console)
+    say(console, f"Growth over the recording: {signed(found.growth_bytes)} ({start} -> {end})")
+    if found.never_freed:
+        print_groups("Allocated and never freed", found.never_freed, console, top)
+
+
+def print_failed_allocation(event: OutOfMemory, console: Console, *, top: int = 10) -> None:
+    """Print why the run that has just ended had no memory left, and what to look at first."""
+    say(console)
+    say(console, f"Out of memory at {place(event.site)}", style="bold")
+    _print_oom_sizes(event, console, top)
+    if any(group.site.frame == NO_FRAMES for group in event.groups):
+        say(console, "Blocks without a stack were made by autograd's own thread, in backward.")
+
+
+def _print_ooms(found: DeviceFinding, console: Console, top: int) -> list[tuple[tuple[object, ...], ...]]:
+    """The first failure of each line in full, before everything else; for the others a line. What the tables showed."""
+    seen: set[Site] = set()
+    shown: list[tuple[tuple[object, ...], ...]] = []
+    again = 0
+    for event in found.oom:
+        if event.site in seen:
+            again += 1
+            continue
+        seen.add(event.site)
+        when = since_start(event.time_us, found.first_time_us)
+        say(console)
+        say(console, f"Out of memory, entry {event.entry:,}{when}: {place(event.site)}", style="bold red")
+        has_table = _rows(event.groups) not in shown
+        _print_oom_sizes(event, console, top if has_table else None)
+        shown.append(_rows(event.groups))
+    if again:
+        say(console)
+        failures = some(again, "more failure")
+        say(console, f"{failures} at lines that had failed before (all of them: --json)", style="red")
+    return shown
+
+
+def _print_oom_sizes(event: OutOfMemory, console: Console, top: int | None) -> None:
+    """Advice, sizes, and what was in use; no table where there is one already."""
+    say(console, shorten_paths(event.advice), style="bold", indent=2)
+    for name, size in (
+        ("requested", event.asked_bytes),
+        ("free on the device", event.device_free_bytes),
+        ("in use", event.allocated_bytes),
+        ("reserved", event.reserved_bytes),
+        ("reserved but unallocated", event.unallocated_bytes),
+        ("largest free block", event.largest_free_bytes),
+        ("free for this request", event.usable_free_bytes),
+        ("waiting for a stream", event.pending_free_bytes),
+    ):
+        if size or name != "waiting for a stream":
+            say(console, f"{name:<26}{'not recorded' if size is None else exact(size)}", indent=4)
+    if top is None:
+        say(console, "What was in use then is what the table above shows.", indent=2)
+    else:
+        print_groups("What was in use then", event.groups, console, top)
+
+
+def place(site: Site) -> str:
+    """A site for people: `function  file:line`, and a word where there is no Python frame."""
+    if site.file is not None:
+        return f"{site.frame}  {source_place(site.file, site.line)}"
+    return site.frame if site.frame in (BEFORE_RECORDING, NO_FRAMES) else f"{site.frame}  ({NO_PYTHON_FRAME})"
+
+
+def _add_rest(made: Table, rest: list[tuple[int, int]], *, is_last: bool = True) -> None:
+    if rest:
+        size, count = sum(size for size, _ in rest), sum(count for _, count in rest)
+        padding = [""] * (len(made.columns) - 3)
+        more = f"{len(rest):,} more"
+        last = (*padding, more) if is_last else (more, *padding)
+        made.add_row(format_bytes(size), f"{count:,}", *last)

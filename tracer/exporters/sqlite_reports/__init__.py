@@ -1,0 +1,1 @@
+"""The SQLite files that Skyline's and DeepView.Profile's readers know."""

@@ -1,0 +1,216 @@
+"""memory_report.sqlite: the tables that Skyline's and DeepView.Profile's readers know, and ours beside them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tracer.exporters.sqlite_reports.sqlite_file import (
+    FORMAT_TABLE,
+    SETTINGS_TABLE,
+    create,
+    insert,
+    insert_format,
+    insert_settings,
+    write_database,
+)
+
+if TYPE_CHECKING:
+    from tracer.analysis.operators.memory_report import MemoryReport
+    from tracer.capture.sources.source_line import SourceLine
+
+RelativeName = Callable[[str], str | None]
+
+WEIGHT, ACTIVATION = 1, 2
+_PEAK_KEY = "peak_usage_bytes"
+USER_VERSION = 1
+
+# Source: `tracking/memory/report_queries.py` of skyline-cli 0.5.0 and DeepView.Profile 0.14.5, which are identical.
+TABLES = (
+    """CREATE TABLE IF NOT EXISTS weight_entries (
+  id INTEGER PRIMARY KEY,
+  name TEXT NOT NULL,
+  size_bytes INTEGER NOT NULL,
+  grad_size_bytes INTEGER NOT NULL
+)""",
+    """CREATE TABLE IF NOT EXISTS activation_entries (
+  id INTEGER PRIMARY KEY,
+  operation_name TEXT NOT NULL,
+  size_bytes INTEGER NOT NULL
+)""",
+    """CREATE TABLE IF NOT EXISTS stack_correlation (
+  correlation_id INTEGER PRIMARY KEY,
+  entry_id INTEGER NOT NULL,
+  entry_type INTEGER NOT NULL,
+  UNIQUE (correlation_id, entry_id)
+)""",
+    """CREATE UNIQUE INDEX IF NOT EXISTS entry_type_and_id
+  ON stack_correlation(entry_type, entry_id)""",
+    """CREATE TABLE IF NOT EXISTS stack_frames (
+  correlation_id INTEGER NOT NULL,
+  ordering INTEGER NOT NULL,
+  file_path TEXT NOT NULL,
+  line_number INTEGER NOT NULL,
+  PRIMARY KEY (correlation_id, ordering)
+)""",
+    """CREATE TABLE IF NOT EXISTS entry_types (
+  entry_type INTEGER PRIMARY KEY,
+  name TEXT NOT NULL
+)""",
+    """CREATE TABLE IF NOT EXISTS misc_sizes (
+  key TEXT PRIMARY KEY,
+  size_bytes INT NOT NULL
+)""",
+)
+
+FORMAT, VERSION = "torch-timeline memory report", 1
+"""Of the tables that are not the originals'."""
+EXTRA_TABLES = (
+    """CREATE TABLE weight_details (
+  weight_id INTEGER PRIMARY KEY,
+  module TEXT NOT NULL
+)""",
+    """CREATE TABLE activation_details (
+  activation_id INTEGER PRIMARY KEY,
+  module TEXT,
+  phase TEXT NOT NULL,
+  invocation INTEGER NOT NULL,
+  invocations INTEGER NOT NULL,
+  input_shapes TEXT NOT NULL,
+  num_storages INTEGER NOT NULL,
+  input_bytes INTEGER NOT NULL,
+  unread_bytes INTEGER NOT NULL
+)""",
+    """CREATE TABLE peak_by_category (
+  category TEXT PRIMARY KEY,
+  size_bytes INTEGER NOT NULL
+)""",
+    """CREATE TABLE total_sizes (
+  name TEXT PRIMARY KEY,
+  size_bytes INTEGER NOT NULL
+)""",
+    FORMAT_TABLE,
+    SETTINGS_TABLE,
+)
+
+VIEWS = (
+    """CREATE VIEW weights_with_source AS
+SELECT w.id, w.name, d.module, w.size_bytes, w.grad_size_bytes, f.file_path, f.line_number
+  FROM weight_entries AS w
+  JOIN weight_details AS d ON d.weight_id = w.id
+  JOIN stack_correlation AS c ON c.entry_type = 1 AND c.entry_id = w.id
+  LEFT JOIN stack_frames AS f ON f.correlation_id = c.correlation_id AND f.ordering = 0
+ ORDER BY w.id""",
+    """CREATE VIEW activations_with_source AS
+SELECT a.id, a.operation_name, d.module, a.size_bytes, d.invocation, d.invocations, d.input_shapes,
+       f.file_path, f.line_number
+  FROM activation_entries AS a
+  JOIN activation_details AS d ON d.activation_id = a.id
+  JOIN stack_correlation AS c ON c.entry_type = 2 AND c.entry_id = a.id
+  LEFT JOIN stack_frames AS f ON f.correlation_id = c.correlation_id AND f.ordering = 0
+ ORDER BY a.id""",
+    """CREATE VIEW memory_by_module AS
+SELECT module, SUM(weight_bytes) AS weight_bytes, SUM(grad_bytes) AS grad_bytes,
+       SUM(activation_bytes) AS activation_bytes
+  FROM (SELECT module, size_bytes AS weight_bytes, grad_size_bytes AS grad_bytes, 0 AS activation_bytes
+          FROM weights_with_source
+        UNION ALL
+        SELECT module, 0, 0, size_bytes FROM activations_with_source)
+ GROUP BY module
+ ORDER BY SUM(weight_bytes + grad_bytes + activation_bytes) DESC, module""",
+    """CREATE VIEW activations_by_line AS
+SELECT file_path, line_number, COUNT(*) AS entries, SUM(size_bytes) AS size_bytes
+  FROM activations_with_source
+ GROUP BY file_path, line_number
+ ORDER BY SUM(size_bytes) DESC, file_path, line_number""",
+)
+
+
+def write_memory_report(report: MemoryReport, path: Path, *, relative: RelativeName) -> None:
+    """Write the memory report.
+
+    Args:
+        report: What to write.
+        path: The file to make or replace.
+        relative: A file's path from the root of the user's project, or None for a file that is not of the project,
+            whose frames are left out.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    write_database(path, lambda connection: _fill(connection, report, relative), user_version=USER_VERSION)
+
+
+def _fill(connection: sqlite3.Connection, report: MemoryReport, relative: RelativeName) -> None:
+    create(connection, (*TABLES, *EXTRA_TABLES, *VIEWS))
+    insert_entries(
+        connection,
+        peak_bytes=report.peak_bytes,
+        weights=[(one.name, one.size_bytes, one.grad_size_bytes) for one in report.weights],
+        activations=[(one.name, one.size_bytes) for one in report.activations],
+        frames=[
+            *(project_frames(one.frames, relative) for one in report.weights),
+            *(project_frames(one.frames, relative) for one in report.activations),
+        ],
+    )
+    _insert_details(connection, report)
+    insert_format(connection, FORMAT, VERSION)
+
+
+def insert_entries(
+    connection: sqlite3.Connection,
+    *,
+    peak_bytes: int,
+    weights: Sequence[tuple[str, int, int]],
+    activations: Sequence[tuple[str, int]],
+    frames: Sequence[Iterable[tuple[int, str, int]]],
+) -> None:
+    """Fill the tables that the originals' readers know.
+
+    Args:
+        connection: With `TABLES` made.
+        peak_bytes: The peak.
+        weights: Name, bytes, bytes of the gradient.
+        activations: Name of the operation, bytes.
+        frames: Of the weights, then of the activations: ordering, path and line of each frame.
+    """
+    insert(connection, "entry_types", ((WEIGHT, "Weight"), (ACTIVATION, "Activation")))
+    insert(connection, "misc_sizes", ((_PEAK_KEY, peak_bytes),))
+    insert(connection, "weight_entries", ((row, *one) for row, one in enumerate(weights, start=1)))
+    insert(connection, "activation_entries", ((row, *one) for row, one in enumerate(activations, start=1)))
+    # One running number for all entries, weights first, whether they have frames or not.
+    entries = [(row, WEIGHT) for row, _ in enumerate(weights, start=1)]
+    entries += [(row, ACTIVATION) for row, _ in enumerate(activations, start=1)]
+    insert(connection, "stack_correlation", ((number, *entry) for number, entry in enumerate(entries, start=1)))
+    insert(
+        connection,
+        "stack_frames",
+        ((number, *frame) for number, rows in enumerate(frames, start=1) for frame in rows),
+    )
+
+
+def project_frames(frames: Iterable[SourceLine], relative: RelativeName) -> Iterable[tuple[int, str, int]]:
+    """Ordering, path and line of the frames of the project, numbered without gaps."""
+    named = ((relative(frame.file), frame.line) for frame in frames)
+    return ((number, *frame) for number, frame in enumerate((file, line) for file, line in named if file is not None))
+
+
+def _insert_details(connection: sqlite3.Connection, report: MemoryReport) -> None:
+    insert(connection, "weight_details", ((row, one.module) for row, one in enumerate(report.weights, start=1)))
+    insert(
+        connection,
+        "activation_details",
+        (
+            (row, one.module, "forward", one.invocation, one.invocations, json.dumps(one.input_shapes),
+             one.num_storages, one.input_bytes, one.unread_bytes)
+            for row, one in enumerate(report.activations, start=1)
+        ),
+    )  # fmt: skip
+    insert(connection, "peak_by_category", report.categories)
+    totals = {"weights": report.weight_bytes, "gradients": report.grad_bytes, "activations": report.activation_bytes}
+    insert(connection, "total_sizes", totals.items())
+    settings = {"device": report.device, "activations of step": report.step or "none", **report.settings}
+    insert_settings(connection, settings)

@@ -1,0 +1,176 @@
+"""The memory report of an allocator snapshot: the tables that Skyline's readers know, and others beside them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+from tracer.analysis.snapshots.categories import peak_by_category
+from tracer.analysis.snapshots.memory_report import Entry, SnapshotReport
+from tracer.analysis.snapshots.oom import OutOfMemory
+from tracer.exporters.sqlite_reports.memory_report import TABLES, USER_VERSION, insert_entries
+from tracer.exporters.sqlite_reports.sqlite_file import (
+    FORMAT_TABLE,
+    SETTINGS_TABLE,
+    create,
+    insert,
+    insert_format,
+    insert_settings,
+    write_database,
+)
+
+FORMAT, VERSION = "torch-timeline snapshot report", 1
+"""Of the tables that are not the originals'."""
+EXTRA_TABLES = (
+    """CREATE TABLE entry_counts (
+  entry_type INTEGER NOT NULL,
+  entry_id INTEGER NOT NULL,
+  num_blocks INTEGER NOT NULL,
+  PRIMARY KEY (entry_type, entry_id)
+)""",
+    """CREATE TABLE peak_by_category (
+  category TEXT PRIMARY KEY,
+  size_bytes INTEGER NOT NULL
+)""",
+    """CREATE TABLE devices (
+  device INTEGER PRIMARY KEY,
+  is_reported INTEGER NOT NULL,
+  entries INTEGER NOT NULL,
+  peak_entry INTEGER NOT NULL,
+  peak_time_us INTEGER NOT NULL,
+  peak_requested_bytes INTEGER NOT NULL,
+  peak_allocated_bytes INTEGER NOT NULL,
+  reserved_at_peak_bytes INTEGER NOT NULL,
+  before_recording_bytes INTEGER NOT NULL,
+  start_requested_bytes INTEGER NOT NULL,
+  end_requested_bytes INTEGER NOT NULL,
+  reserved_end_bytes INTEGER NOT NULL
+)""",
+    """CREATE TABLE peak_groups (
+  id INTEGER PRIMARY KEY,
+  device INTEGER NOT NULL,
+  kind TEXT NOT NULL,
+  evidence TEXT NOT NULL,
+  is_before_recording INTEGER NOT NULL,
+  size_bytes INTEGER NOT NULL,
+  num_blocks INTEGER NOT NULL,
+  function TEXT NOT NULL,
+  file_path TEXT,
+  line_number INTEGER,
+  stack TEXT NOT NULL
+)""",
+    """CREATE TABLE out_of_memory (
+  id INTEGER PRIMARY KEY,
+  device INTEGER NOT NULL,
+  entry INTEGER NOT NULL,
+  time_us INTEGER NOT NULL,
+  asked_bytes INTEGER NOT NULL,
+  device_free_bytes INTEGER,
+  requested_bytes INTEGER NOT NULL,
+  allocated_bytes INTEGER NOT NULL,
+  reserved_bytes INTEGER NOT NULL,
+  unallocated_bytes INTEGER NOT NULL,
+  largest_free_bytes INTEGER NOT NULL,
+  usable_free_bytes INTEGER NOT NULL,
+  pending_free_bytes INTEGER NOT NULL,
+  fits_without_fragmentation INTEGER NOT NULL,
+  function TEXT NOT NULL,
+  file_path TEXT,
+  line_number INTEGER,
+  cause TEXT NOT NULL,
+  advice TEXT NOT NULL
+)""",
+    """CREATE TABLE timeline (
+  entry INTEGER PRIMARY KEY,
+  time_us INTEGER NOT NULL,
+  requested_bytes INTEGER NOT NULL,
+  allocated_bytes INTEGER NOT NULL,
+  reserved_bytes INTEGER NOT NULL
+)""",
+    FORMAT_TABLE,
+    SETTINGS_TABLE,
+)
+
+
+def write_snapshot_report(report: SnapshotReport, path: Path) -> None:
+    """Write the report; a file that is there is replaced.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    write_database(path, lambda connection: _fill(connection, report), user_version=USER_VERSION)
+
+
+def _fill(connection: sqlite3.Connection, report: SnapshotReport) -> None:
+    create(connection, (*TABLES, *EXTRA_TABLES))
+    insert_format(connection, FORMAT, VERSION)
+    entries = (*report.weights, *report.activations)
+    insert_entries(
+        connection,
+        peak_bytes=report.device.peak.requested_bytes,
+        # Which gradient is whose, a snapshot does not show.
+        weights=[(one.name, one.bytes, 0) for one in report.weights],
+        activations=[(one.name, one.bytes) for one in report.activations],
+        frames=[_frames(one) for one in entries],
+    )
+    counts = [(1, number, one.count) for number, one in enumerate(report.weights, start=1)]
+    counts += [(2, number, one.count) for number, one in enumerate(report.activations, start=1)]
+    insert(connection, "entry_counts", counts)
+    insert(connection, "peak_by_category", peak_by_category(report.device))
+    _insert_devices(connection, report)
+    _insert_groups(connection, report)
+    insert(
+        connection,
+        "out_of_memory",
+        ((number, *row) for number, row in enumerate(_oom_rows(report), start=1)),
+    )
+    levels = report.levels
+    columns = (levels.entry, levels.time_us, levels.requested_bytes, levels.allocated_bytes, levels.reserved_bytes)
+    insert(connection, "timeline", zip(*(column.tolist() for column in columns), strict=True))
+    settings = {"device": report.device.device, "weights' gradients": "not known", **report.settings}
+    insert_settings(connection, {name: str(value) for name, value in settings.items()})
+
+
+def _frames(entry: Entry) -> list[tuple[int, str, int]]:
+    return [(order, file, line) for order, (file, line) in enumerate(entry.frames)]
+
+
+def _insert_devices(connection: sqlite3.Connection, report: SnapshotReport) -> None:
+    insert(
+        connection,
+        "devices",
+        (
+            (one.device, index == report.shown, one.entries, one.peak.entry, one.peak.time_us,
+             one.peak.requested_bytes, one.peak.allocated_bytes, one.peak.reserved_bytes,
+             one.peak.before_recording_bytes, one.start_requested_bytes, one.end_requested_bytes,
+             one.reserved_end_bytes)
+            for index, one in enumerate(report.finding.devices)
+        ),
+    )  # fmt: skip
+
+
+def _insert_groups(connection: sqlite3.Connection, report: SnapshotReport) -> None:
+    groups = [(device.device, group) for device in report.finding.devices for group in device.peak.groups]
+    insert(
+        connection,
+        "peak_groups",
+        (
+            (number, device, one.kind, one.evidence, one.is_before_recording, one.bytes, one.count,
+             one.site.frame, one.site.file, one.site.line, json.dumps(one.stack))
+            for number, (device, one) in enumerate(groups, start=1)
+        ),
+    )  # fmt: skip
+
+
+def _oom_rows(report: SnapshotReport) -> list[tuple[object, ...]]:
+    return [(device.device, *_oom_row(event)) for device in report.finding.devices for event in device.oom]
+
+
+def _oom_row(event: OutOfMemory) -> tuple[object, ...]:
+    return (
+        event.entry, event.time_us, event.asked_bytes, event.device_free_bytes, event.requested_bytes,
+        event.allocated_bytes, event.reserved_bytes, event.unallocated_bytes, event.largest_free_bytes,
+        event.usable_free_bytes, event.pending_free_bytes, event.fits_without_fragmentation, event.site.frame,
+        event.site.file, event.site.line, event.cause, event.advice,
+    )  # fmt: skip
