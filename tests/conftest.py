@@ -40,10 +40,12 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracer.runs.session.live_tensors", lambda: LiveTensors((), is_complete=True))
 
 
-@pytest.fixture(autouse=True)
-def no_look_for_waste(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def no_look_for_waste() -> Iterator[None]:
     """What other tests of this process keep alive is no waste of a run's; tests of the look take a fresh process."""
-    monkeypatch.setattr("tracer.runs.session.find_held_waste", lambda findings, error=None: ())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tracer.runs.session.find_held_waste", lambda findings, error=None: ())
+        yield
 
 
 @pytest.fixture

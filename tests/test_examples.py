@@ -41,7 +41,7 @@ def test_each_example_is_tested() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {"plain_loop", "torchrun", *NEEDS}
 
 
-@pytest.mark.parametrize("name", ["plain_loop", *NEEDS])
+@pytest.mark.parametrize("name", ["plain_loop", *(pytest.param(name, marks=pytest.mark.slow) for name in NEEDS)])
 def test_an_example_explains_its_peak(tmp_path: Path, name: str) -> None:
     missing = [package for package in NEEDS.get(name, ()) if importlib.util.find_spec(package) is None]
     if missing:

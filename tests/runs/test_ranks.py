@@ -486,6 +486,7 @@ def test_the_command_line_writes_what_it_has_when_its_peer_dies(tmp_path: Path) 
     assert summary["ranks"][0]["failure"] == "Terminated: ended by SIGTERM"
 
 
+@pytest.mark.slow
 def test_the_command_line_profiles_each_rank(tmp_path: Path) -> None:
     options = ["--n-repeats", "1", "--n-active-steps", "1", "--no-cuda-timing", "--device", "cpu", "--batch-size", "2"]
     finished = launch(

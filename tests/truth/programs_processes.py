@@ -18,8 +18,9 @@ from tests.truth.program import Batch, Program, mlp, program
 # ---- threads ---------------------------------------------------------------------------------------------------------
 
 
-@program(threads=True)
+@program(threads=True, chance_bytes=256 * 256 * 4)
 def forward_in_a_thread_pool() -> Program:
+    # Which of two moments with the same total is the peak is chance, and so is one block's kind.
     # One worker, and one call after the other: the order of two at once would be chance, and with it the peak.
     model, pool, batch = mlp(), ThreadPoolExecutor(1), Batch()
     optimizer = torch.optim.Adam(model.parameters())

@@ -363,6 +363,7 @@ def overlap(first: int, second: int) -> bool:
     return bool(both.any())
 
 
+@pytest.mark.slow
 def test_neighbours_that_overlap_cannot_change_places_unseen() -> None:
     overlapping = [number for number in range(len(RULES) - 1) if overlap(number, number + 1)]
     assert len(overlapping) > 10

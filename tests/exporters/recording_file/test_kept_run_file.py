@@ -280,6 +280,7 @@ def test_a_report_of_changed_columns_ends_in_files_or_in_a_sentence(
         explain(kept_run_from(Columns(columns)), tmp_path_factory.mktemp("report"))
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(random=st.randoms(use_true_random=False))
 def test_a_report_of_a_changed_history_ends_in_files_or_in_a_sentence(

@@ -11,7 +11,7 @@ from rich.text import Text
 from tracer.advice.found import found_sentence
 from tracer.advice.recommendation import AdviceReport, Found, Measured, Recommendation
 from tracer.exporters.screen.paths import short_path
-from tracer.exporters.screen.text import print_table, say
+from tracer.exporters.screen.text import print_table, say, say_wrapped
 from tracer.units import format_bytes, some
 
 NUM_ROWS = 8
@@ -53,7 +53,7 @@ def print_found(found: Sequence[Found], peak_bytes: int, console: Console) -> No
     say(console)
     say(console, "What nobody needs at the peak", style="bold")
     for one in found[:NUM_FOUND]:
-        say(console, found_sentence(one, peak_bytes, file_name=short_path))
+        say_wrapped(console, found_sentence(one, peak_bytes, file_name=short_path))
         for line in one.lines:  # to be copied: whole, however long
             console.print(Text(f"    {line}"), soft_wrap=True)
     if len(found) > NUM_FOUND:
