@@ -26,7 +26,9 @@ def test_the_readmes_command_runs_and_then_what_it_leaves_out() -> None:
 def test_what_a_plain_install_brings_is_enough_to_read_the_tests() -> None:
     (collect,) = [command for command in SCRIPT if "--collect-only" in command]
     assert in_force(collect) == ["uv", "sync", "--locked", "--quiet"]
-    (some,) = [command for command in SCRIPT if command[:3] == ["uv", "run", "pytest"] and "tests/models" in command]
+    (some,) = [
+        command for command in SCRIPT if command[:3] == ["uv", "run", "pytest"] and "tests/test_examples.py" in command
+    ]
     assert in_force(some) == ["uv", "sync", "--locked", "--quiet"]
     assert all((ROOT / name).exists() for name in some[3:])
 

@@ -37,8 +37,8 @@ def is_inside_a_kernel(row: BlockRow, name: str) -> bool:
         return row.size_bytes == RANDOM_STATE_BYTES
     if name == "lstm":  # `mkldnn_rnn_layer` keeps what its backward needs in a tensor whose fake one is empty
         return row.kind == "ACTIVATION" and row.size_bytes == 90112
-    # A graph that an earlier cycle has left is walked by the session; the rehearsal says that its tensors are held.
-    return name == "growing_list" and row.kind == "ACTIVATION" and row.phase < 0
+    # What an earlier cycle has left, and the graph behind it, is found by the session's walk; a rehearsal has one cycle.
+    return name == "growing_list" and row.kind in ("ACTIVATION", "HELD") and row.phase < 0
 
 
 def is_known_otherwise(row: BlockRow, name: str) -> bool:

@@ -52,6 +52,9 @@ UNKNOWN_PLACES: dict[str, str] = {"forward_in_a_thread_pool": _THREADS, "replica
 LEAST_PART = 0.95
 """Of the bytes whose kind is proved, in each program."""
 
+# Of the other tests' workloads those that judge something of their own; `python -m benchmarks.truth` judges all.
+WORKLOADS = {"workload:growing_list", "workload:checkpointing_reentrant", "workload:lbfgs", "workload:fno_2d_new_zeros"}
+
 # One of each class of programs, for the quick run; the others take some seconds each.
 QUICK = {
     "gan_two_optimizers",
@@ -78,6 +81,7 @@ QUICK = {
     [
         pytest.param(name, marks=[pytest.mark.slow] if entry_of(name).slow or name not in QUICK else [], id=name)
         for name in names()
+        if name in PROGRAMS or name in WORKLOADS
     ],
 )
 def test_the_tracer_tells_the_truth_and_changes_nothing(name: str) -> None:
