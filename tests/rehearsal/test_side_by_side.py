@@ -37,13 +37,15 @@ def is_inside_a_kernel(row: BlockRow, name: str) -> bool:
         return row.size_bytes == RANDOM_STATE_BYTES
     if name == "lstm":  # `mkldnn_rnn_layer` keeps what its backward needs in a tensor whose fake one is empty
         return row.kind == "ACTIVATION" and row.size_bytes == 90112
-    # What an earlier cycle has left, and the graph behind it, is found by the session's walk; a rehearsal has one cycle.
-    return name == "growing_list" and row.kind in ("ACTIVATION", "HELD") and row.phase < 0
+    # A graph that an earlier cycle has left is walked by the session; the rehearsal says that its tensors are held.
+    return name == "growing_list" and row.kind == "ACTIVATION" and row.phase < 0
 
 
 def is_known_otherwise(row: BlockRow, name: str) -> bool:
     """What only the rehearsal has."""
     if row.size_bytes <= MAX_NUMBER_BYTES:
+        return True
+    if name == "growing_list" and row.kind == "HELD" and row.phase < 0:  # the same tensors
         return True
     # The gradient of what the checkpoint's inner forward was given: to the recording, one of backward's own tensors.
     return name == "checkpointing_reentrant" and row.kind == "GRADIENT" and row.size_bytes == 2048
