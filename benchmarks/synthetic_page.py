@@ -9,7 +9,7 @@ import numpy as np
 
 from tracer.analysis.peak_row import PeakRow
 from tracer.arrays import Ints
-from tracer.exporters.page.html import (
+from tracer.exporters.page.model import (
     Band,
     Curve,
     KindBytes,

@@ -210,7 +210,8 @@ def show_job(
         TracerError: The Dask scheduler cannot be reached.
     """
     from tracer.analysis.snapshots.job import explain_job
-    from tracer.exporters.screen.job import job_json, print_job
+    from tracer.exporters.json_documents.job import job_json
+    from tracer.exporters.screen.job import print_job
     from tracer.runs.job import read_job, recordings
 
     files = recordings(paths)
@@ -353,8 +354,8 @@ def _explained(
 
 def _print_json(explained: Explained, console: Console, path: Path) -> None:
     from tracer.exporters.json_documents.header import this_command
+    from tracer.exporters.json_documents.moments import moments_values
     from tracer.exporters.json_documents.snapshot import snapshot_json
-    from tracer.exporters.screen.snapshot_moments import moments_values
 
     text = snapshot_json(
         explained.finding,

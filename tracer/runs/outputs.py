@@ -25,8 +25,9 @@ from tracer.exporters.memory_snapshot import (
     snapshot_of_recording,
     write_memory_snapshot,
 )
+from tracer.exporters.page.html import write_pages
 from tracer.exporters.page.snapshot_page import write_snapshot_page
-from tracer.exporters.page.timeline_page import slow_modules, write_memory_timeline
+from tracer.exporters.page.timeline_page import slow_modules, timeline_page
 from tracer.exporters.recording_file.kept_run_file import save_kept_run
 from tracer.exporters.sqlite_reports.memory_report import write_memory_report
 from tracer.exporters.sqlite_reports.run_time_report import write_run_time_report
@@ -164,20 +165,29 @@ def _write_page(material: Material, path: Path) -> None:
     if findings is None:
         _write_page_of_history(material, path)
         return
-    slow = slow_modules(material.run_times, findings.worst.peak)
-    write_memory_timeline(
+    run, notes, known, times = run_description(results), results.notes, results.known, material.run_times
+    page = timeline_page(
         findings,
-        path,
-        run=run_description(results),
-        notes=results.notes,
-        slow_modules=slow,
+        run=run,
+        notes=notes,
+        slow_modules=slow_modules(times, findings.worst.peak),
         failed=results.failed_allocation,
-        known=results.known,
+        known=known,
         against_eager=results.against_eager,
         advice=results.advice,
         unneeded=found_of(results),
-        others=[(found, slow_modules(material.run_times, found.worst.peak)) for found in material.others],
     )
+    others = [
+        timeline_page(
+            found,
+            run={**run, "device": found.device},
+            notes=notes,
+            slow_modules=slow_modules(times, found.worst.peak),
+            known=known,
+        )
+        for found in material.others
+    ]
+    write_pages([page, *others], path)
 
 
 def found_of(results: RunResults) -> tuple[Found, ...]:

@@ -17,7 +17,8 @@ from tests.snapshot.dumps import Row, block, entry, freed, segment, snapshot
 from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot, replay_snapshot
 from tracer.analysis.snapshots.moments import Moments, between, entry_at, held_at, last_before, step_levels
 from tracer.errors import SnapshotError
-from tracer.exporters.screen.snapshot_moments import moments_values, print_moments
+from tracer.exporters.json_documents.moments import moments_values
+from tracer.exporters.screen.snapshot_moments import print_moments
 from tracer.snapshot.load import snapshot_in_memory
 
 

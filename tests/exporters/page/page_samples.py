@@ -8,7 +8,7 @@ from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.analysis.profiles.memory_timeline import MemoryTimeline, memory_timeline
 from tracer.capture.torch_names import STEP_PREFIX
-from tracer.exporters.page.html import (
+from tracer.exporters.page.model import (
     Band,
     Curve,
     KindBytes,

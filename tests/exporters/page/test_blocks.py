@@ -19,7 +19,7 @@ from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.moments import held_at
 from tracer.arrays import Ints
 from tracer.exporters.page.data import page_data
-from tracer.exporters.page.html import Page, PageBlocks, PagePeak, Series
+from tracer.exporters.page.model import Page, PageBlocks, PagePeak, Series
 from tracer.exporters.page.pack import unpack
 from tracer.exporters.page.payload import PageJson
 from tracer.exporters.page.timeline_page import timeline_page

@@ -19,7 +19,8 @@ from hypothesis.extra import numpy as hnp
 from benchmarks.synthetic_page import synthetic_page
 from tests.exporters.page import page_samples as samples
 from tracer.exporters.page.data import MAX_TIMELINE_CHARS, page_data
-from tracer.exporters.page.html import Curve, KindBytes, Page, PagePeak, Series, page_html, write_page
+from tracer.exporters.page.html import page_html, write_page
+from tracer.exporters.page.model import Curve, KindBytes, Page, PagePeak, Series
 from tracer.exporters.page.pack import pack, unpack
 from tracer.exporters.page.payload import Packed
 from tracer.exporters.page.words import headline

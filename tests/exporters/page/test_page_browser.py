@@ -28,8 +28,9 @@ from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot,
 from tracer.analysis.snapshots.moments import held_at
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.timeline import device_timeline
-from tracer.exporters.page.html import Page, PageAdvice, write_pages
+from tracer.exporters.page.html import write_pages
 from tracer.exporters.page.job_page import job_page
+from tracer.exporters.page.model import Page, PageAdvice
 from tracer.exporters.page.snapshot_page import snapshot_page
 from tracer.exporters.page.timeline_page import timeline_page
 from tracer.snapshot.load import load_snapshot

@@ -14,7 +14,8 @@ from tests.snapshot.dumps import REAL_FILES, Row, block, entry, frame, freed, se
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.timeline import device_timeline
 from tracer.exporters.page.data import page_data
-from tracer.exporters.page.html import FileCell, Page, page_html
+from tracer.exporters.page.html import page_html
+from tracer.exporters.page.model import FileCell, Page
 from tracer.exporters.page.snapshot_page import snapshot_page
 from tracer.exporters.page.words import headline
 from tracer.snapshot.columns import Snapshot

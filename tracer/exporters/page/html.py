@@ -15,49 +15,8 @@ from pathlib import Path
 
 from tracer.exporters.files import write_atomically
 from tracer.exporters.page.data import page_data, page_json
-from tracer.exporters.page.model import (
-    Band,
-    Curve,
-    FileCell,
-    KindBytes,
-    Mark,
-    Page,
-    PageAdvice,
-    PageBlocks,
-    PageLostTrack,
-    PagePeak,
-    PageSpace,
-    Section,
-    Selector,
-    Series,
-    SlowModule,
-    StepTiming,
-    Table,
-)
+from tracer.exporters.page.model import Page, Selector
 from tracer.exporters.page.payload import PageJson
-
-__all__ = [
-    "Band",
-    "Curve",
-    "FileCell",
-    "KindBytes",
-    "Mark",
-    "Page",
-    "PageAdvice",
-    "PageBlocks",
-    "PageLostTrack",
-    "PagePeak",
-    "PageSpace",
-    "Section",
-    "Series",
-    "SlowModule",
-    "StepTiming",
-    "Table",
-    "page_html",
-    "write_page",
-    "write_pages",
-    "write_prepared",
-]
 
 _POLICY = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
 _STATIC = Path(__file__).parent / "static"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -26,7 +25,6 @@ from tracer.arrays import Int, PerBlock
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX
-from tracer.exporters.page.html import write_pages
 from tracer.exporters.page.model import (
     Band,
     BandKind,
@@ -57,56 +55,6 @@ _LEAST_SHARE = 1000
 _BANDS: dict[str, BandKind] = {"forward": "forward", "backward": "backward", "optimizer": "optimizer"}
 
 
-def write_memory_timeline(
-    findings: Findings,
-    path: Path,
-    *,
-    run: Mapping[str, str | int | float],
-    notes: tuple[str, ...] = (),
-    slow_modules: tuple[SlowModule, ...] = (),
-    failed: OutOfMemory | None = None,
-    known: KnownStorages | None = None,
-    against_eager: PeakDiff | None = None,
-    advice: AdviceReport | None = None,
-    unneeded: tuple[Found, ...] = (),
-    others: Sequence[tuple[Findings, tuple[SlowModule, ...]]] = (),
-) -> None:
-    """Write memory_timeline.html for the cycle with the largest peak, of every device.
-
-    Args:
-        findings: Of the run.
-        path: Where to.
-        run: What to say of the run, by name.
-        notes: Sentences on what could not be measured.
-        slow_modules: Time by module, slowest first.
-        failed: The allocation that ended the run.
-        known: Live tensors observed during the run, which have names.
-        against_eager: From the same run without compilation to this one.
-        advice: What would lower the peak.
-        unneeded: What nobody needs of the peak.
-        others: The same run on each other device, with its modules' times; a selector leads there.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
-    page = timeline_page(
-        findings,
-        run=run,
-        notes=notes,
-        slow_modules=slow_modules,
-        failed=failed,
-        known=known,
-        against_eager=against_eager,
-        advice=advice,
-        unneeded=unneeded,
-    )
-    pages = [
-        timeline_page(found, run={**run, "device": found.device}, notes=notes, slow_modules=slow, known=known)
-        for found, slow in others
-    ]
-    write_pages([page, *pages], path)
-
-
 def timeline_page(
     findings: Findings,
     *,
@@ -119,7 +67,19 @@ def timeline_page(
     advice: AdviceReport | None = None,
     unneeded: tuple[Found, ...] = (),
 ) -> Page:
-    """The page's content."""
+    """The page of one device of a run, for the cycle with its largest peak.
+
+    Args:
+        findings: Of the run, on the device.
+        run: What to say of the run, by name.
+        notes: Sentences on what could not be measured.
+        slow_modules: Time by module, slowest first.
+        failed: The allocation that ended the run.
+        known: Live tensors observed during the run, which have names.
+        against_eager: From the same run without compilation to this one.
+        advice: What would lower the peak.
+        unneeded: What nobody needs of the peak.
+    """
     cycle = findings.worst
     recording, lifetimes, peak = cycle.recording, cycle.lifetimes, cycle.peak
     times = recording.allocations.time_ns[lifetimes.events]

@@ -1,20 +1,16 @@
-"""A whole job on a terminal, and as JSON: ranks that are alike, the odd ones, and what the worst one has more."""
+"""A whole job on a terminal: ranks that are alike, the odd ones, and what the worst one has more."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from rich.console import Console
 
 from tracer.analysis.snapshots.job import JobFinding, RankGroup, RankPeak
-from tracer.exporters.json_documents.header import json_header, this_command
 from tracer.exporters.screen.diff import print_snapshot_diff
 from tracer.exporters.screen.text import print_table, say, table
 from tracer.units import format_bytes, some
 
-VERSION = 1
 _MAX_NAMED = 12
 
 
@@ -88,39 +84,3 @@ def rank_names(ranks: Sequence[RankPeak]) -> str:
     parts += [one.file for one in ranks if one.rank is None]
     shown = ", ".join(parts[:_MAX_NAMED])
     return f"{shown} and {len(parts) - _MAX_NAMED} more" if len(parts) > _MAX_NAMED else shown
-
-
-def job_json(finding: JobFinding) -> str:
-    """The same as JSON; docs/files.md describes it."""
-    difference = finding.difference
-    values = {
-        **json_header("job", VERSION, torch=None, command=this_command()),
-        "worst_rank": finding.worst.name if finding.worst is not None else None,
-        "typical_rank": finding.typical.name if finding.typical is not None else None,
-        "missing": list(finding.missing),
-        "ranks": [_values(one) for one in finding.ranks],
-        "unreadable": [{"file": one.file, "rank": one.rank, "problem": one.problem} for one in finding.unreadable],
-        "groups": [
-            {"is_odd": group.is_odd, "words": list(group.words), "files": [one.file for one in group.ranks]}
-            for group in finding.groups
-        ],
-        "worst_against_typical": [asdict(change) for change in difference.by_stack] if difference is not None else [],
-    }
-    return json.dumps(values, indent=2)
-
-
-def _values(one: RankPeak) -> dict[str, object]:
-    return {
-        "file": one.file,
-        "rank": one.rank,
-        "stage": one.role.stage,
-        "tensor_rank": one.role.tensor,
-        "data_rank": one.role.data,
-        "strategies": list(one.role.strategies),
-        "device": one.device,
-        "entries": one.entries,
-        "peak_requested_bytes": one.peak_bytes,
-        "reserved_at_peak_bytes": one.reserved_bytes,
-        "by_kind": dict(one.kinds),
-        "out_of_memory": one.out_of_memory or None,
-    }

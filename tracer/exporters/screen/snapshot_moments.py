@@ -1,15 +1,13 @@
-"""Moments of a snapshot's recording, as text on a terminal and as values for JSON."""
+"""Moments of a snapshot's recording, as text on a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
 
 from rich.console import Console
 
-from tracer.analysis.snapshots.moments import Between, Held, LastBefore, Moments, StepLevel
-from tracer.exporters.json_documents.snapshot import group_values
+from tracer.analysis.snapshots.moments import Between, Moments, StepLevel
 from tracer.exporters.screen.snapshot import print_groups
 from tracer.exporters.screen.text import print_rows, say, signed
 from tracer.units import format_bytes, some
@@ -53,18 +51,6 @@ def _print_steps(device: int, steps: Sequence[StepLevel], console: Console, top:
             say(console, f"{some(len(rows) - top, 'more step')}; from the first to the last: {whole}", indent=2)
 
 
-def moments_values(found: Moments) -> dict[str, Any]:
-    """The same as values."""
-    return {
-        "held": [_held(one) for one in found.held],
-        "between": _between(found.between) if found.between is not None else None,
-        "before_oom": _last(found.before_oom) if found.before_oom is not None else None,
-        "steps": [
-            {"entry": one.entry, "end_bytes": one.end_bytes, "peak_bytes": one.peak_bytes} for one in found.steps
-        ],
-    }
-
-
 def _print_between(found: Between, console: Console, top: int) -> None:
     change = signed(found.last_bytes - found.first_bytes)
     sizes = f"{format_bytes(found.first_bytes)} -> {format_bytes(found.last_bytes)}"
@@ -73,37 +59,6 @@ def _print_between(found: Between, console: Console, top: int) -> None:
     )
     print_groups("What came", found.came, console, top)
     print_groups("What went", found.went, console, top)
-
-
-def _held(found: Held) -> dict[str, Any]:
-    return {
-        "entry": found.entry,
-        "time_us": found.time_us if found.time_us >= 0 else None,
-        "phase": found.phase or None,
-        "requested_bytes": found.requested_bytes,
-        "reserved_bytes": found.reserved_bytes,
-        "groups": [group_values(group) for group in found.groups],
-    }
-
-
-def _between(found: Between) -> dict[str, Any]:
-    return {
-        "first_entry": found.first,
-        "last_entry": found.last,
-        "first_bytes": found.first_bytes,
-        "last_bytes": found.last_bytes,
-        "came": [group_values(group) for group in found.came],
-        "went": [group_values(group) for group in found.went],
-    }
-
-
-def _last(found: LastBefore) -> dict[str, Any]:
-    return {
-        "entry": found.entry,
-        "first_entry": found.first,
-        "bytes": found.bytes,
-        "groups": [group_values(group) for group in found.groups],
-    }
 
 
 def _say(console: Console, line: str) -> None:

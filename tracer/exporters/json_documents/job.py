@@ -1,0 +1,47 @@
+"""A whole job as JSON, for scripts: every rank, groups of equal ones, and what the worst one has more."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from tracer.analysis.snapshots.job import JobFinding, RankPeak
+from tracer.exporters.json_documents.header import json_header, this_command
+
+VERSION = 1
+
+
+def job_json(finding: JobFinding) -> str:
+    """What `explain_job` returned; docs/files.md describes it."""
+    difference = finding.difference
+    values = {
+        **json_header("job", VERSION, torch=None, command=this_command()),
+        "worst_rank": finding.worst.name if finding.worst is not None else None,
+        "typical_rank": finding.typical.name if finding.typical is not None else None,
+        "missing": list(finding.missing),
+        "ranks": [_values(one) for one in finding.ranks],
+        "unreadable": [{"file": one.file, "rank": one.rank, "problem": one.problem} for one in finding.unreadable],
+        "groups": [
+            {"is_odd": group.is_odd, "words": list(group.words), "files": [one.file for one in group.ranks]}
+            for group in finding.groups
+        ],
+        "worst_against_typical": [asdict(change) for change in difference.by_stack] if difference is not None else [],
+    }
+    return json.dumps(values, indent=2)
+
+
+def _values(one: RankPeak) -> dict[str, object]:
+    return {
+        "file": one.file,
+        "rank": one.rank,
+        "stage": one.role.stage,
+        "tensor_rank": one.role.tensor,
+        "data_rank": one.role.data,
+        "strategies": list(one.role.strategies),
+        "device": one.device,
+        "entries": one.entries,
+        "peak_requested_bytes": one.peak_bytes,
+        "reserved_at_peak_bytes": one.reserved_bytes,
+        "by_kind": dict(one.kinds),
+        "out_of_memory": one.out_of_memory or None,
+    }
