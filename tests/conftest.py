@@ -11,6 +11,8 @@ import pytest
 
 # Threads of torch's kernels that spin while they wait take the cores from other processes of a test run.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# What `uv run` leaves for what it starts: hints name the command as it was called, and tests read hints.
+os.environ.pop("UV_RUN_RECURSION_DEPTH", None)
 
 import torch
 from hypothesis import settings
