@@ -48,6 +48,29 @@ def test_a_step_by_hand() -> None:
     assert done.requests.size_bytes[done.requests.step < 0].tolist() == [64]
 
 
+def test_hooks_of_parameters_are_called_as_in_a_run() -> None:
+    """An optimizer that steps as each gradient comes: of four layers [32, 32] only one gradient is alive at a time."""
+    model = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(4)))
+    seen: list[tuple[int, ...]] = []
+    handles = [
+        weight.register_post_accumulate_grad_hook(lambda one: setattr(one, "grad", None))
+        for weight in model.parameters()
+    ]
+    handles += [weight.register_hook(lambda grad: seen.append(tuple(grad.shape))) for weight in model.parameters()]
+
+    def step() -> None:
+        model(torch.ones(1, 32)).sum().backward()
+
+    done = rehearsed(step, model, device="cpu", num_steps=2)
+    assert seen == [(32, 32)] * 4 * 2
+    of_weights = done.requests.size_bytes[(done.requests.step == 1) & (abs(done.requests.size_bytes) == 32 * 32 * 4)]
+    assert of_weights.cumsum().max() == 32 * 32 * 4
+    for handle in handles:
+        handle.remove()
+    rehearsed(step, model, device="cpu", num_steps=1)
+    assert len(seen) == 8
+
+
 def test_gradients_of_one_tensor_are_added_in_place() -> None:
     """Two uses of h give two gradients of it, [64, 64] floats; the engine adds the second to the first."""
     weight = nn.Parameter(torch.zeros(64, 64))
