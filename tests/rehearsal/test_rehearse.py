@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +70,12 @@ def test_hooks_of_parameters_are_called_as_in_a_run() -> None:
         handle.remove()
     rehearsed(step, model, device="cpu", num_steps=1)
     assert len(seen) == 8
+
+
+def test_every_rule_is_described() -> None:
+    described = (Path(__file__).parents[2] / "docs" / "predict.md").read_text("utf-8")
+    for rule in RULES:
+        assert f"| {rule.name} | {rule.does} | {rule.source} |" in described
 
 
 def test_gradients_of_one_tensor_are_added_in_place() -> None:
