@@ -163,7 +163,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         },
         {"columns", "open_calls", "spread"},
         {"recorder"},
-        {"rule"},
+        {"rule", "cpu_kernels"},
         {"attention", "convolution_workspaces", "cuda_autocast", "kernel_scratch", "recurrent", "saved_on_host"},
         {"cuda_rules"},
         {"rehearse"},

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from tests.advice.programs import PROGRAMS, gpt, lstm, resnet, stack, unet
-from tracer.advice.change import Change
+from tracer.advice.change import Change, Situation
 from tracer.advice.changes.accumulate import Accumulated, part_of
 from tracer.advice.changes.checkpoint import part_names
 from tracer.advice.changes.in_place import make_in_place
-from tracer.advice.planner import Advice, Outcome, advise, applied
+from tracer.advice.planner import KINDS, Advice, Outcome, advise, applied
 from tracer.advice.recommendation import Keeps
 from tracer.rehearsal.rehearse import rehearse
 from tracer.workloads.module_steps import ModuleWorkload, StepWorkload, mean_square
@@ -58,6 +60,34 @@ def test_each_change_keeps_what_it_says(name: str) -> None:
             assert all(torch.equal(parameters[key], changed[key]) for key in parameters), one.name
         else:
             assert changed_losses == pytest.approx(losses, rel=1e-4), one.name
+
+
+def _every_change(name: str) -> list[Change]:
+    """Also those that save nothing here."""
+    rehearsal = rehearse(PROGRAMS[name](), device="cpu", num_steps=1)
+    situation = Situation(PROGRAMS[name](), rehearsal, "cuda", 1, parts=(), batch_size=4)
+    return [change for kind in KINDS for change in kind.candidates(situation) if not change.settings]
+
+
+def test_each_change_leaves_what_others_use_as_it_was() -> None:
+    """A program that was begun goes on to the same bits while copies of it are changed and rehearsed."""
+    alone, beside = stack(), stack()
+    torch.manual_seed(0)
+    expected = [losses_and_parameters(alone, num_steps=1)[0] for _ in range(20)]
+    names = []
+    for number, change in enumerate(_every_change("stack")):
+        state = torch.get_rng_state(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), os.environ.copy()
+        hooks = len(nn.modules.module._global_forward_hooks), len(_global_optimizer_post_hooks)
+        rehearse(applied(stack(), (change,)), device="cpu", num_steps=1)
+        after = torch.get_rng_state(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), os.environ.copy()
+        assert torch.equal(state[0], after[0]) and state[1:] == after[1:], change.name
+        assert hooks == (
+            len(nn.modules.module._global_forward_hooks),
+            len(_global_optimizer_post_hooks),
+        ), change.name
+        assert losses_and_parameters(beside, num_steps=1)[0] == expected[number], change.name
+        names.append(change.name)
+    assert 5 <= len(names) <= 20
 
 
 def test_what_is_done_together_keeps_it_too() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +47,35 @@ def test_a_step_by_hand() -> None:
     assert sizes(done, 1)[:5] == [128, 32, 32, -32, 4]
     assert sum(sizes(done, 1)) == 0
     assert done.requests.size_bytes[done.requests.step < 0].tolist() == [64]
+
+
+def test_hooks_of_parameters_are_called_as_in_a_run() -> None:
+    """An optimizer that steps as each gradient comes: of four layers [32, 32] only one gradient is alive at a time."""
+    model = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(4)))
+    seen: list[tuple[int, ...]] = []
+    handles = [
+        weight.register_post_accumulate_grad_hook(lambda one: setattr(one, "grad", None))
+        for weight in model.parameters()
+    ]
+    handles += [weight.register_hook(lambda grad: seen.append(tuple(grad.shape))) for weight in model.parameters()]
+
+    def step() -> None:
+        model(torch.ones(1, 32)).sum().backward()
+
+    done = rehearsed(step, model, device="cpu", num_steps=2)
+    assert seen == [(32, 32)] * 4 * 2
+    of_weights = done.requests.size_bytes[(done.requests.step == 1) & (abs(done.requests.size_bytes) == 32 * 32 * 4)]
+    assert of_weights.cumsum().max() == 32 * 32 * 4
+    for handle in handles:
+        handle.remove()
+    rehearsed(step, model, device="cpu", num_steps=1)
+    assert len(seen) == 8
+
+
+def test_every_rule_is_described() -> None:
+    described = (Path(__file__).parents[2] / "docs" / "predict.md").read_text("utf-8")
+    for rule in RULES:
+        assert f"| {rule.name} | {rule.does} | {rule.source} |" in described
 
 
 def test_gradients_of_one_tensor_are_added_in_place() -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from tests.advice.programs import stack
+from tracer.advice.change import Change
 from tracer.advice.planner import advise
+from tracer.advice.recommendation import Measured
 from tracer.exporters.json_documents.advice import advice_values
 from tracer.exporters.screen.advice import print_advice
 from tracer.exporters.screen.terminal import screen
+from tracer.runs import advising
 from tracer.runs.advising import advise_on, measure, run_for_real
 from tracer.units import MIB
 
@@ -71,3 +76,24 @@ def test_a_loss_that_is_a_sum_is_accumulated_without_being_divided() -> None:
     before = run_for_real(build)  # type: ignore[arg-type]
     measured = measure(build, change.changes, before)  # type: ignore[arg-type]
     assert measured.changed_losses == pytest.approx(measured.losses, rel=1e-4)
+
+
+def test_what_hardly_lowers_the_measured_peak_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made for real, one change saves 0.9 % of a peak of 1,000,000 bytes and the others 1 %."""
+    of_run = advising.run_for_real(stack)
+    saved: dict[str, int] = {}
+
+    def measured(build: object, changes: Sequence[Change], before: object) -> Measured:
+        name = " + ".join(change.name for change in changes)
+        saved[name] = 9_000 if not saved else 10_000
+        return Measured(saved[name], 0, 1.0, 1.0, (), ())
+
+    monkeypatch.setattr(advising, "measure", measured)
+    monkeypatch.setattr(advising, "run_for_real", lambda build: replace(of_run, peak_bytes=1_000_000))
+    report = advise_on(stack, stack(), verify=True)
+    first, *others = saved
+    told = {row.change: row for row in (*report.rows, *report.others, report.together) if row is not None}
+    assert first not in told
+    assert dict(report.not_tried)[first] == "made for real, it saves less than 1 % of the measured peak"
+    assert others
+    assert all(told[name].measured is not None and told[name].known_bytes == 10_000 for name in others)

@@ -140,8 +140,8 @@ class AdviceReport:
         num_tried: How many were tried.
         not_tried: Names of changes that could not be tried, and why.
         found: What the recording of a run shows that nobody needs, the largest first.
-        unrehearsed_bytes: Of the run's measured peak, what operators took for themselves, as oneDNN's do on the CPU: no
-            rehearsal has it, so that a rehearsed saving may be off by as much. 0 where nothing was measured.
+        unrehearsed_bytes: How much larger the run's measured peak is than the rehearsed one: a rehearsed saving may be
+            off by as much. 0 where nothing was measured.
     """
 
     device: str

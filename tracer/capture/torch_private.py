@@ -699,10 +699,16 @@ def turn_fake(mode: Any, tensor: torch.Tensor, base: torch.Tensor) -> bool:
         fake = FakeTensor(mode, meta, torch.device("cpu"))
     fake.requires_grad_(tensor.requires_grad)
     is_parameter = isinstance(tensor, torch.nn.Parameter)
+    hooks, hooks_after = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
     try:
         torch.utils.swap_tensors(tensor, fake)  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError):
         return False
+    # What calls them hangs on what was swapped away; to set them is to make it anew.
+    if hooks:
+        tensor._backward_hooks = hooks
+    if hooks_after:
+        tensor._post_accumulate_grad_hooks = hooks_after
     if is_parameter:
         tensor._is_param = True
     return True
@@ -804,6 +810,13 @@ def dispatched_to(handle: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any])
             return handle(func, args, kwargs or {})
 
     return Dispatched()  # type: ignore[no-untyped-call]
+
+
+def without_modes() -> Any:
+    """A context in which operators run as if nobody watched: below `dispatched_to` and `fake_tensors`."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
 
 
 MODULE_CALL_CODE = torch.nn.Module._call_impl.__code__

@@ -327,10 +327,10 @@ def _adviser(
                 note = f"There is no advice. {error} {error.hint}".strip()
                 return replace(results, notes=(*results.notes, note))
         found = found_in(results.waste, device=results.device, rehearsed=(*report.rows, *report.others))
-        inner = 0
-        if results.findings is not None and report.device == "cpu":
-            inner = results.findings.worst.peak.by_category().get("WORKSPACE", 0)
-        return replace(results, advice=replace(report, found=found, unrehearsed_bytes=inner))
+        more_bytes = 0
+        if results.findings is not None:
+            more_bytes = max(results.findings.worst.peak.allocator_peak_bytes - report.peak_bytes, 0)
+        return replace(results, advice=replace(report, found=found, unrehearsed_bytes=more_bytes))
 
     return advise
 

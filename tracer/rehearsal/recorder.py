@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -66,6 +66,7 @@ class Scratch:
 
 
 ScratchOf = Callable[[OperatorCall], Iterable[Scratch]]
+ResultOf = Callable[[OperatorCall], Any]
 Watch = Callable[[OperatorCall], None]
 
 
@@ -78,6 +79,7 @@ class _Known:
     written: tuple[int, ...]
     written_names: tuple[str, ...]
     scratch: tuple[ScratchOf, ...]
+    result: ResultOf | None
     result_bytes: Callable[[tuple[Any, ...]], int | None] | None
     is_view: bool
     is_query: bool
@@ -111,16 +113,24 @@ class Recorder:
         mode: The fake tensors' mode.
     """
 
-    def __init__(self, mode: Any, scratch: dict[str, tuple[ScratchOf, ...]], *, watch: Watch | None = None) -> None:
+    def __init__(
+        self,
+        mode: Any,
+        scratch: Mapping[str, tuple[ScratchOf, ...]],
+        *,
+        results: Mapping[str, ResultOf] | None = None,
+        watch: Watch | None = None,
+    ) -> None:
         """Prepare.
 
         Args:
             mode: Of `torch_private.fake_tensors`.
             scratch: What operators take beside their results, by name with namespace.
+            results: What operators really return whose fake kernels do not know it, by name with namespace.
             watch: Called with every operator when it has run.
         """
         self.log, self.mode = StorageLog(), mode
-        self._scratch, self._watch = scratch, watch
+        self._scratch, self._results, self._watch = scratch, results or {}, watch
         self._known: dict[Any, _Known] = {}
         # By what tells live storages apart: number, weak reference, bytes that the fake tensor says.
         self._storage_of: dict[int, tuple[int, weakref.ref[torch.UntypedStorage], int]] = {}
@@ -240,10 +250,10 @@ class Recorder:
         log, calls = self.log, self._calls
         if self._num_backwards:
             self._find_node()
-        tensors = [*_tensors(args), *_tensors(kwargs.values())]
+        tensors = [*strided_tensors(args), *strided_tensors(kwargs.values())]
         if any(not torch_private.is_fake(tensor) for tensor in tensors):
             args, kwargs = self._all_fake(args), self._all_fake(kwargs)
-            tensors = [*_tensors(args), *_tensors(kwargs.values())]
+            tensors = [*strided_tensors(args), *strided_tensors(kwargs.values())]
         call = calls.row(sys._getframe(2), self._node) if calls is not None else NONE
         if known.is_view:
             # A piece of a data set is no use of all of it: what comes from outside counts when something reads it.
@@ -275,14 +285,18 @@ class Recorder:
             self._may_accumulate = True
         else:
             out = self._result(known, func, args, kwargs)
+            ran = OperatorCall(known.name, args, kwargs, out, self._num_backwards > 0)
+            if known.result is not None:
+                out = known.result(ran)
+                ran = replace(ran, out=out)
             if not known.is_view:
                 self._made(out, bits, known.result_bytes(args) if known.result_bytes is not None else None)
             if known.name == _COUNTS_INFINITIES:
                 self._zeros.add(self.number(args[1]))
             if known.scratch:
-                self._take(known, args, kwargs, out)
+                self._take(known.scratch, ran)
             if self._watch is not None:
-                self._watch(OperatorCall(known.name, args, kwargs, out, self._num_backwards > 0))
+                self._watch(ran)
         if known.written:
             self._resized(args, known)
         log.ops[self._op][_END] = log.tick()
@@ -300,6 +314,7 @@ class Recorder:
             written=written,
             written_names=names,
             scratch=self._scratch.get(name, ()),
+            result=self._results.get(name),
             result_bytes=RESULT_BYTES.get(name),
             is_view=bool(getattr(func, "is_view", False)),
             is_query=name.startswith("prim::") or name in _QUERIES,
@@ -343,7 +358,7 @@ class Recorder:
     def _written(self, known: _Known, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[int]:
         for position, name in zip(known.written, known.written_names, strict=True):
             value = args[position] if position < len(args) else kwargs.get(name)
-            yield from (self.number(tensor) for tensor in _tensors((value,)))
+            yield from (self.number(tensor) for tensor in strided_tensors((value,)))
 
     # ------------------------------------------------------------------------------------------------ autograd's nodes
     def _find_node(self) -> None:
@@ -410,7 +425,7 @@ class Recorder:
 
     def _made(self, out: Any, bits: dict[int, int], first_bytes: int | None) -> None:
         """Note the storages that an operator has made; the first may be larger than its fake tensor says."""
-        for tensor in _tensors((out,)):
+        for tensor in strided_tensors((out,)):
             storage = tensor.untyped_storage()
             if torch_private.storage_key(storage) not in self._storage_of:
                 number = self._new(tensor, storage, first_bytes)
@@ -456,7 +471,7 @@ class Recorder:
         """An operator may give a storage that it writes to another size."""
         log = self.log
         for position in known.written:
-            for tensor in _tensors(args[position : position + 1]):
+            for tensor in strided_tensors(args[position : position + 1]):
                 storage = tensor.untyped_storage()
                 number = self.number(tensor)
                 key = torch_private.storage_key(storage)
@@ -471,13 +486,12 @@ class Recorder:
                 log.storages[number] = (0, *rest)  # type: ignore[assignment]
                 self._new(tensor, storage)
 
-    def _take(self, known: _Known, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def _take(self, rules: Iterable[ScratchOf], operator: OperatorCall) -> None:
         """What an operator takes beside its results, in the order of the rules."""
         log = self.log
         call = log.ops[self._op][3]
-        operator = OperatorCall(known.name, args, kwargs, out, self._num_backwards > 0)
         freed: list[int] = []
-        for of_rule in known.scratch:
+        for of_rule in rules:
             for scratch in of_rule(operator):
                 if scratch.at_most_bytes and log.events:
                     log.undecided.append((len(log.events) - 1, scratch.at_most_bytes, operator.is_backward))
@@ -539,7 +553,7 @@ _COUNTS_INFINITIES = "aten::_amp_foreach_non_finite_check_and_unscale_"
 _QUERIES = frozenset({"aten::size", "aten::stride", "aten::is_contiguous", "aten::numel", "aten::dim"})
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+def strided_tensors(values: Iterable[Any]) -> Iterator[Tensor]:
     """The tensors with one storage among an operator's arguments, those in lists too."""
     for value in values:
         if isinstance(value, Tensor):

@@ -25,6 +25,7 @@ from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import OPTIMIZER_PREFIXES, STEP_PREFIX
 from tracer.rehearsal.columns import HOST, Columns
+from tracer.rehearsal.cpu_kernels import CpuKernels
 from tracer.rehearsal.cuda_rules import RULES
 from tracer.rehearsal.device_memory import DeviceMemory, Requests, serve
 from tracer.rehearsal.fake_tensors import turn_all_fake
@@ -88,6 +89,7 @@ def rehearse(
     compute_capability: tuple[int, int] = (8, 0),
     num_multiprocessors: int = A100_MULTIPROCESSORS,
     cudnn: Cudnn | None = None,
+    cpu_kernels: CpuKernels | None = None,
     num_steps: int = _NUM_STEPS,
     watch: Watch | None = None,
 ) -> Rehearsal:
@@ -101,6 +103,7 @@ def rehearse(
         compute_capability: Of the GPU, such as (9, 0).
         num_multiprocessors: Of the GPU.
         cudnn: Whom to ask for the workspaces of convolutions; None to leave them out.
+        cpu_kernels: On the CPU, whom to ask what kernels take for themselves; None to leave it out.
         num_steps: With optimizer state, the second step is the first that is like all that follow.
         watch: Called with every operator when it has run.
 
@@ -118,7 +121,10 @@ def rehearse(
         if rule.workload is not None:
             workload = rule.workload(workload)
     mode = torch_private.fake_tensors()
-    recorder = Recorder(mode, _scratch(followed, gpu), watch=watch)
+    if cpu_kernels is None:
+        recorder = Recorder(mode, _scratch(followed, gpu), watch=watch)
+    else:
+        recorder = Recorder(mode, cpu_kernels.scratch(), results=cpu_kernels.results(), watch=watch)
     gpu.memory[ON_HOST] = recorder.is_on_host
     objects = TrainingObjects(workload.model, workload.optimizer)
     run = _Run(workload, recorder, objects, followed)

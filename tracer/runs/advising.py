@@ -15,6 +15,7 @@ from tracer.advice.recommendation import AdviceReport, Measured
 from tracer.advice.report import report_of
 from tracer.advice.wrapped import Wrapped
 from tracer.capture.device.devices import synchronize
+from tracer.rehearsal.cpu_kernels import CpuKernels
 from tracer.runs.session import ProfileSession, Schedule
 from tracer.runs.workload_run import random_states_kept, run_step
 from tracer.units import NS_PER_MS
@@ -59,7 +60,8 @@ def advise_on(
     """
     device: Device = "cpu" if of.device.type == "cpu" else "cuda"
     with random_states_kept(of):
-        advice = advise(build, device=device, target_bytes=target_bytes, progress=progress)
+        cpu_kernels = CpuKernels() if device == "cpu" else None
+        advice = advise(build, device=device, target_bytes=target_bytes, progress=progress, cpu_kernels=cpu_kernels)
         measured: dict[str, Measured] = {}
         if verify:
             advice, measured = _verified(advice, build_there or build)

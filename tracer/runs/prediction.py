@@ -18,7 +18,6 @@ from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import TracerError
 from tracer.rehearsal.cards import CONTEXT_BYTES, Card
 from tracer.rehearsal.convolution_workspaces import CudnnAnswers
-from tracer.rehearsal.cuda_rules import RULES
 from tracer.rehearsal.device_memory import DeviceMemory
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
 from tracer.rehearsal.spread import Spread, reserved_spread
@@ -199,8 +198,10 @@ def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None, cu
     if rehearsal.device == "cpu":
         return [*said, "As the CPU runs it, without what kernels take for themselves."]
     capability = ".".join(map(str, card.compute_capability if card is not None else (8, 0)))
-    rules = [rule.name for rule in RULES if rule.name in rehearsal.rules]
-    said.append(f"Rules for what CUDA does otherwise (compute capability {capability}): {', '.join(rules)}.")
+    said.append(
+        f"{some(len(rehearsal.rules), 'rule')} from torch's sources for what a GPU of compute capability {capability} "
+        "does otherwise than the CPU; docs/predict.md lists them."
+    )
     if any("conv" in name for name in _operators(rehearsal)):
         said.append(_on_workspaces(card, cudnn_version))
     if any(isinstance(module, torch.nn.RNNBase) for module in workload.model.modules()):

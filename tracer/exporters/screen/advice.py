@@ -89,8 +89,8 @@ def _sentences(report: AdviceReport, context_bytes: int) -> Iterator[str]:
         yield f"Each of {changes} was rehearsed, alone and together; rows say where it was found otherwise."
     if report.unrehearsed_bytes >= _VISIBLE_SHARE * report.peak_bytes and report.rows:
         yield (
-            f"{format_bytes(report.unrehearsed_bytes)} of the measured peak are what operators took for themselves, "
-            "which no rehearsal has: a rehearsed saving may be off by as much. --verify measures it."
+            f"{format_bytes(report.unrehearsed_bytes)} of the measured peak are not in the rehearsal of the same step: "
+            "a rehearsed saving may be off by as much. --verify measures it."
         )
     if report.target_bytes is not None:
         yield _fit(report, report.target_bytes, context_bytes)

@@ -1,0 +1,32 @@
+"""What is found in a recording and was mended in a rehearsal has that rehearsal's saving; nothing else has one."""
+
+from __future__ import annotations
+
+from tracer.advice.found import found_in, found_sentence
+from tracer.advice.recommendation import Recommendation
+from tracer.analysis.profiles.waste import Waste, WasteKind
+from tracer.units import MIB
+
+
+def waste(kind: WasteKind) -> Waste:
+    return Waste(kind, 3 * MIB, 2, line=None)
+
+
+def tried(change: str, saves_bytes: int) -> Recommendation:
+    return Recommendation(change, (), saves_bytes, None, 0, None, "", "", "", "rehearsed")
+
+
+def test_a_saving_is_that_of_the_change_that_mends_it() -> None:
+    rows = (tried("checkpoint blocks.0", 9 * MIB), tried("no_grad in evaluation", 2 * MIB))
+    evaluation, weights = found_in(
+        [waste(WasteKind.EVALUATION), waste(WasteKind.WEIGHTS)], device="cuda:0", rehearsed=rows
+    )
+    assert (evaluation.how_found, evaluation.saves_bytes) == ("rehearsed", 2 * MIB)
+    assert "Rehearsed, it saves 2.00 MiB." in found_sentence(evaluation, 10 * MIB)
+    assert (weights.how_found, weights.saves_bytes) == ("found in the recording", None)
+    assert "Rehearsed" not in found_sentence(weights, 10 * MIB)
+
+
+def test_without_a_rehearsal_there_is_no_saving() -> None:
+    (gradients,) = found_in([waste(WasteKind.GRADIENTS)], device="cpu")
+    assert (gradients.how_found, gradients.saves_bytes) == ("found in the recording", None)

@@ -1,0 +1,89 @@
+"""What CPU kernels take for themselves: asked of the kernels, and then the rehearsed peak is the measured one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.advice.programs import PROGRAMS
+from tracer.advice.changes.accumulate import Accumulated
+from tracer.rehearsal.cpu_kernels import CpuKernels
+from tracer.rehearsal.recorder import OperatorCall
+from tracer.rehearsal.rehearse import rehearse
+from tracer.runs.advising import run_for_real
+from tracer.workloads.module_steps import StepWorkload
+from tracer.workloads.workload import Workload
+
+
+def accumulated_unet() -> Workload:
+    """Convolutions of parts of a batch."""
+    return Accumulated(PROGRAMS["unet"](), 4)
+
+
+@pytest.mark.parametrize(
+    "build", [PROGRAMS["unet"], PROGRAMS["lstm"], PROGRAMS["resnet"], PROGRAMS["fno"], accumulated_unet]
+)
+def test_with_them_the_rehearsed_peak_is_the_measured_one(build: Callable[[], Workload]) -> None:
+    kernels = CpuKernels()
+    measured = run_for_real(build).peak_bytes
+    with_them = rehearse(build(), device="cpu", num_steps=2, cpu_kernels=kernels)
+    without = rehearse(build(), device="cpu", num_steps=2)
+    assert with_them.memory.peak_requested_bytes == measured
+    assert without.memory.peak_requested_bytes < measured
+
+
+def test_a_call_is_made_once_for_all_that_are_like_it() -> None:
+    """Two layers alike, three steps, and another rehearsal; a batch of another size is another call."""
+    kernels = CpuKernels()
+
+    def rehearsed(batch_size: int) -> None:
+        model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1))
+
+        def step() -> None:
+            model(torch.randn(batch_size, 8, 16, 16))
+
+        rehearse(StepWorkload(step, model, None, torch.device("cpu")), device="cpu", cpu_kernels=kernels)
+
+    rehearsed(2)
+    assert kernels.num_asked == 1
+    rehearsed(2)
+    assert kernels.num_asked == 1
+    rehearsed(4)
+    assert kernels.num_asked == 2
+
+
+def test_the_workspace_of_a_recurrent_layer_is_as_large_as_it_is() -> None:
+    """A fake kernel says that it has no elements; what backward is given decides what backward takes."""
+    model = nn.LSTM(8, 16)
+    seen: list[int] = []
+
+    def step() -> None:
+        model(torch.randn(5, 3, 8))[0].sum().backward()
+
+    def watch(call: OperatorCall) -> None:
+        if call.name == "aten::mkldnn_rnn_layer":
+            seen.append(call.out[3].numel())
+
+    of = StepWorkload(step, model, None, torch.device("cpu"))
+    rehearse(of, device="cpu", num_steps=1, cpu_kernels=CpuKernels(), watch=watch)
+    x, h = torch.zeros(5, 3, 8), torch.zeros(3, 16)
+    weights = (torch.zeros(64, 8), torch.zeros(64, 16), torch.zeros(64), torch.zeros(64))
+    options: tuple[Any, ...] = (False, [], 2, 16, 1, True, False, False, True)  # an LSTM of one layer, in training
+    real = torch.ops.aten.mkldnn_rnn_layer(x, *weights, h, h, *options)
+    assert seen == [real[3].numel()] and seen[0] > 0
+
+
+def test_what_is_asked_draws_no_random_numbers_and_leaves_no_mode() -> None:
+    model = nn.Conv2d(3, 4, 3)
+
+    def step() -> None:
+        model(torch.zeros(1, 3, 8, 8))
+
+    before = torch.get_rng_state()
+    rehearse(StepWorkload(step, model, None, torch.device("cpu")), device="cpu", cpu_kernels=CpuKernels())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert type(torch.zeros(1)) is torch.Tensor
