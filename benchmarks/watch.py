@@ -1,20 +1,27 @@
 """What `watch_training` costs a step, on the pretend accelerator: its parts, and a whole step with and without.
 
     uv run python -m benchmarks.watch [--rounds 8] [--steps 40]
+    uv run python -m benchmarks.watch --instructions       counted by Valgrind's callgrind, which takes some minutes
 
 Processor time, which other programs disturb little; of the parts the fastest of many runs, of whole steps the median
 difference of neighbouring rounds. The cost does not depend on how long a step takes: it is shown as a part of 20 ms.
+
+Whole steps differ from each other by more than the watch takes. Instructions do not: they are the same in every run.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 import timeit
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -69,11 +76,8 @@ def history_us() -> float:
     return with_it - bare
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=40)
-    options = parser.parse_args()
+def small_training() -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]:
+    """Twelve blocks, and a step of theirs."""
     torch.set_num_threads(1)
     model = nn.Sequential(*(Block(32) for _ in range(12))).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -82,6 +86,84 @@ def main() -> None:
         optimizer.zero_grad()
         model(torch.randn(32, 32, device=DEVICE)).pow(2).mean().backward()
         optimizer.step()
+
+    return model, optimizer, step
+
+
+# ---- instructions ----------------------------------------------------------------------------------------------------
+
+_BARE, _COUNTED_STEPS = "a step as it is", 16
+_SETTLED_STEPS = 50  # the ring is full, and the moments within a step are looked at in one of eight
+_SMALL_RING = 20_000
+
+
+def count_instructions() -> None:
+    """Run the steps under callgrind, and print what each part adds to a step."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "counts"
+        tool = ("valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}")
+        this = (sys.executable, "-m", "benchmarks.watch", "--counted")
+        subprocess.run([*tool, *this], check=True, stderr=subprocess.DEVNULL)
+        found = dict(_counted(path) for path in sorted(Path(folder).glob("counts.*")))
+    bare = found[_BARE]
+    print(f"{_BARE:24} {bare / _COUNTED_STEPS:14,.0f} instructions a step")
+    for name, total in found.items():
+        if name != _BARE:
+            more = total - bare
+            print(f"{name:24} {more / _COUNTED_STEPS:+14,.0f} = {100 * more / bare:.2f} %")
+
+
+def _counted(path: Path) -> tuple[str, int]:
+    """What a dump is of, and its number of instructions."""
+    lines = dict(line.split(": ", 1) for line in path.read_text().splitlines() if line.startswith(("desc: T", "summ")))
+    return lines["desc"].removeprefix("Trigger: dump ").replace("_", " "), int(lines["summary"])
+
+
+def run_counted() -> None:
+    """What callgrind looks at: a step alone, with the history, with the watch and no history, and with all of it."""
+    model, optimizer, step = small_training()
+
+    def control(*arguments: str) -> None:
+        subprocess.run(["callgrind_control", *arguments, str(os.getpid())], check=True, stdout=subprocess.DEVNULL)
+
+    def count(name: str, end: Callable[[], object] = lambda: None) -> None:
+        for number in range(_SETTLED_STEPS + 2 + _COUNTED_STEPS):
+            if number == _SETTLED_STEPS:
+                control("-i", "on")
+            if number == _SETTLED_STEPS + 2:
+                control("-z")
+            step()
+            end()
+        control("-d", name.replace(" ", "_"))
+        control("-i", "off")
+
+    count(_BARE)
+    history = AllocatorHistory(DEVICE, max_entries=_SMALL_RING, stacks_of_frees=False)
+    history.start()
+    count("with the history alone")
+    history.stop()
+    with tempfile.TemporaryDirectory() as folder:
+        with TrainingWatch(model, optimizer, save_dir=folder, screen="none") as watch:
+            watch._history.stop()
+            count("without the history", watch.step)
+        with TrainingWatch(model, optimizer, save_dir=folder, screen="none", max_entries=_SMALL_RING) as watch:
+            count("all of it", watch.step)
+
+
+# ---- time ------------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--instructions", action="store_true", help="count them instead of measuring time")
+    parser.add_argument("--counted", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.instructions or options.counted:
+        (count_instructions if options.instructions else run_counted)()
+        return
+    model, optimizer, step = small_training()
 
     def steps(end: Callable[[], object] = lambda: None) -> float:
         start = time.process_time()

@@ -21,6 +21,7 @@ from tests.snapshot.dumps import block, entry, segment, snapshot, write
 from tracer.errors import TracerError
 from tracer.runs import job as reading
 from tracer.runs.job import read_job, read_rank, recordings
+from tracer.runs.job_pages import read_page, read_pages
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.replay import Replay
 from tracer.units import MIB
@@ -117,7 +118,10 @@ def test_a_dask_cluster_finds_what_this_machine_finds(tmp_path: Path) -> None:
     files = recordings([job(tmp_path / "job")])
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:  # type: ignore[no-untyped-call]
         there = read_job(files, dask=cluster.scheduler_address)
+        shown = [one for one in there if not one.problem]
+        pages = read_pages(shown, dask=cluster.scheduler_address)
     here = read_job(files, num_processes=1)
+    assert pages == {one.name: read_page(one, len(shown) + 1) for one in shown} and len(pages) == 6
     assert sorted(there, key=lambda one: one.file) == sorted(here, key=lambda one: one.file)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.advice.programs import PROGRAMS
 from tracer.advice.changes.accumulate import Accumulated
@@ -24,8 +24,28 @@ def accumulated_unet() -> Workload:
     return Accumulated(PROGRAMS["unet"](), 4)
 
 
+class ComplexProduct(nn.Module):
+    """Its backward multiplies by what is conjugated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64, 32, 32, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[64, 32, 32] to the same."""
+        return torch.bmm(x * self.weight.real, self.weight).abs()
+
+
+def complex_products() -> Workload:
+    """Larger than what is multiplied without a copy."""
+    model = ComplexProduct()
+    x = torch.ones(64, 32, 32, dtype=torch.complex64)
+    return StepWorkload(lambda: model(x).sum().backward(), model, None, torch.device("cpu"))
+
+
 @pytest.mark.parametrize(
-    "build", [PROGRAMS["unet"], PROGRAMS["lstm"], PROGRAMS["resnet"], PROGRAMS["fno"], accumulated_unet]
+    "build",
+    [PROGRAMS["unet"], PROGRAMS["lstm"], PROGRAMS["resnet"], PROGRAMS["fno"], accumulated_unet, complex_products],
 )
 def test_with_them_the_rehearsed_peak_is_the_measured_one(build: Callable[[], Workload]) -> None:
     kernels = CpuKernels()

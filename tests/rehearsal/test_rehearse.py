@@ -72,6 +72,22 @@ def test_hooks_of_parameters_are_called_as_in_a_run() -> None:
     assert len(seen) == 8
 
 
+def test_what_a_program_made_before_is_there_as_long_as_it_is_held() -> None:
+    """A batch [4, 8] in a variable: 128 B, asked for once; a piece of a data set only while something reads it."""
+    model = nn.Linear(8, 2, bias=False)
+    held, data = [torch.ones(4, 8)], torch.ones(1024, 8)
+
+    def step() -> None:
+        model(held[0])
+
+    done = rehearsed(step, model, device="cpu", num_steps=3)
+    is_batch = abs(done.requests.size_bytes) == 128
+    assert done.requests.size_bytes[is_batch].tolist() == [128]
+    held.clear()
+    done = rehearsed(lambda: model(data[:4]), model, device="cpu", num_steps=2)
+    assert abs(done.requests.size_bytes).max() == 128
+
+
 def test_every_rule_is_described() -> None:
     described = (Path(__file__).parents[2] / "docs" / "predict.md").read_text("utf-8")
     for rule in RULES:

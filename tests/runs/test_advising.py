@@ -18,7 +18,7 @@ from tracer.exporters.json_documents.advice import advice_values
 from tracer.exporters.screen.advice import print_advice
 from tracer.exporters.screen.terminal import screen
 from tracer.runs import advising
-from tracer.runs.advising import advise_on, measure, run_for_real
+from tracer.runs.advising import advise_on, loss_is_sum, measure, run_for_real
 from tracer.units import MIB
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")
@@ -74,7 +74,9 @@ def test_a_loss_that_is_a_sum_is_accumulated_without_being_divided() -> None:
     advice = advise(build, device="cpu")  # type: ignore[arg-type]
     change = next(one for one in advice.outcomes if "accumulate" in one.name)
     before = run_for_real(build)  # type: ignore[arg-type]
-    measured = measure(build, change.changes, before)  # type: ignore[arg-type]
+    assert loss_is_sum(build, change.changes, before)  # type: ignore[arg-type]
+    assert not loss_is_sum(stack, change.changes, run_for_real(stack))
+    measured = measure(build, change.changes, before, divides=False)  # type: ignore[arg-type]
     assert measured.changed_losses == pytest.approx(measured.losses, rel=1e-4)
 
 
@@ -83,7 +85,7 @@ def test_what_hardly_lowers_the_measured_peak_is_not_listed(monkeypatch: pytest.
     of_run = advising.run_for_real(stack)
     saved: dict[str, int] = {}
 
-    def measured(build: object, changes: Sequence[Change], before: object) -> Measured:
+    def measured(build: object, changes: Sequence[Change], before: object, *, divides: bool) -> Measured:
         name = " + ".join(change.name for change in changes)
         saved[name] = 9_000 if not saved else 10_000
         return Measured(saved[name], 0, 1.0, 1.0, (), ())

@@ -1,13 +1,12 @@
 """What the CPU's kernels take for themselves: each operator is run once, on zeros of the same shapes, and watched.
 
-oneDNN works on copies in layouts of its own, and its recurrent layers keep a workspace for backward. How large these
-are follows from no rule that is written down, and not from the shapes alone: it depends on the processor's
-instructions and on the number of threads. So the kernels here are asked.
+oneDNN works on copies in layouts of its own, and its recurrent layers keep a workspace for backward; products of
+complex matrices copy what is conjugated. How large these are follows from no rule that is written down, and not from
+the shapes alone: it depends on the processor's instructions and on the number of threads. So the kernels are asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +20,21 @@ from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
 from tracer.rehearsal.recorder import OperatorCall, ResultOf, Scratch, ScratchOf, strided_tensors
 
-ASKED = ("convolution", "convolution_backward", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward")
-"""Of `aten`. All others that training steps call take nothing, or what a rehearsal sees: views and copies of theirs."""
+_ASKED = frozenset(
+    (
+        *("aten::convolution", "aten::convolution_backward"),
+        *("aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward"),
+        *("aten::native_batch_norm", "aten::native_batch_norm_backward"),
+        *("aten::native_layer_norm_backward", "aten::native_group_norm", "aten::native_group_norm_backward"),
+        *("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::embedding_dense_backward"),
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+    )
+)
+"""Beside what works element by element. Others that the tests' workloads call take nothing, or what a rehearsal sees:
+the results of operators that they call."""
+_PRODUCTS = frozenset(("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"))
+_PLAIN = frozenset((torch.float32, torch.float64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +61,57 @@ class CpuKernels:
         """How many calls have been made."""
         return len(self._taken)
 
-    def scratch(self) -> Mapping[str, tuple[ScratchOf, ...]]:
-        """For a recorder: what operators take beside their results."""
-        return {f"aten::{name}": (self._scratch,) for name in ASKED}
+    def scratch_of(self, operator: Any) -> tuple[ScratchOf, ...]:
+        """For a recorder: what an operator takes beside its results."""
+        return (self._scratch_of(operator),) if _is_asked(operator) or _is_by_element(operator) else ()
 
-    def results(self) -> Mapping[str, ResultOf]:
-        """For a recorder: what operators return. A fake kernel does not know how large a workspace is."""
-        return {f"aten::{name}": self._result for name in ASKED}
+    def result_of(self, operator: Any) -> ResultOf | None:
+        """For a recorder: what an operator returns. A fake kernel does not know how large a workspace is."""
+        return self._result_of(operator) if _is_asked(operator) else None
 
-    def _scratch(self, call: OperatorCall) -> list[Scratch]:
-        return [Scratch(self._of(call).more_bytes)]
+    def _scratch_of(self, operator: Any) -> ScratchOf:
+        by_element = _is_by_element(operator)
 
-    def _result(self, call: OperatorCall) -> Any:
-        if not isinstance(call.out, tuple):
-            return call.out
-        shapes = iter(self._of(call).shapes)
-        return tuple(_of_shape(each, next(shapes)) if isinstance(each, Tensor) else each for each in call.out)
+        def scratch(call: OperatorCall) -> list[Scratch]:
+            is_plain = not _mixes_types(call) if by_element else call.name in _PRODUCTS and call.out.dtype in _PLAIN
+            return [] if is_plain else [Scratch(self._of(operator, call).more_bytes)]
 
-    def _of(self, call: OperatorCall) -> _Taken:
-        key = call.name, _key(call.args), _key(call.kwargs)
+        return scratch
+
+    def _result_of(self, operator: Any) -> ResultOf:
+        def result(call: OperatorCall) -> Any:
+            if not isinstance(call.out, tuple):
+                return call.out
+            shapes = self._of(operator, call).shapes
+            if len(shapes) != sum(1 for _ in strided_tensors(call.out)):
+                return call.out
+            in_turn = iter(shapes)
+            return tuple(_of_shape(each, next(in_turn)) if isinstance(each, Tensor) else each for each in call.out)
+
+        return result
+
+    def _of(self, operator: Any, call: OperatorCall) -> _Taken:
+        key = operator, _key(call.args), _key(call.kwargs)
         if key not in self._taken:
-            self._taken[key] = _run(call)
+            self._taken[key] = _run(operator, call)
         return self._taken[key]
+
+
+def _is_asked(operator: Any) -> bool:
+    return torch_private.schema_name(operator) in _ASKED
+
+
+def _is_by_element(operator: Any) -> bool:
+    """Whether it works element by element and makes its result anew."""
+    tags = getattr(operator, "tags", ())
+    is_random = torch.Tag.nondeterministic_seeded in tags
+    return torch.Tag.pointwise in tags and not is_random and not torch_private.written_arguments(operator)[0]
+
+
+def _mixes_types(call: OperatorCall) -> bool:
+    """Whether an argument or the result is copied into another type, or what is conjugated is written out."""
+    tensors = [*strided_tensors(call.args), *strided_tensors((call.out,))]
+    return len({each.dtype for each in tensors if each.dim()}) > 1 or any(each.is_conj() for each in tensors)
 
 
 def _of_shape(fake: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -80,17 +121,17 @@ def _of_shape(fake: Tensor, shape: tuple[int, ...]) -> Tensor:
 def _key(value: Any) -> Any:
     """Equal for calls that take as much."""
     if isinstance(value, Tensor):
-        return tuple(value.shape), value.stride(), value.dtype
+        return tuple(value.shape), value.stride(), value.dtype, value.is_conj()
     if isinstance(value, dict):
         return tuple((name, _key(each)) for name, each in value.items())
     return tuple(map(_key, value)) if isinstance(value, list | tuple) else value
 
 
-def _run(call: OperatorCall) -> _Taken:
+def _run(operator: Any, call: OperatorCall) -> _Taken:
     with torch_private.without_modes(), quiet_profiler():
         args, kwargs = _real(call.args), _real(call.kwargs)
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            out = torch_private.operator(call.name.removeprefix("aten::"))(*args, **kwargs)
+            out = operator(*args, **kwargs)
         sizes = read_recording(profiler).allocations.size_bytes
         results = list(strided_tensors((out,)))
     result_bytes = sum(each.untyped_storage().nbytes() for each in results)
@@ -103,7 +144,8 @@ def _real(value: Any) -> Any:
     if isinstance(value, Tensor):
         span = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)) + 1
         flat = torch.zeros(span if value.numel() else 0, dtype=value.dtype)
-        return flat.as_strided(tuple(value.shape), value.stride())
+        real = flat.as_strided(tuple(value.shape), value.stride())
+        return real.conj() if value.is_conj() else real
     if isinstance(value, dict):
         return {name: _real(each) for name, each in value.items()}
     return type(value)(map(_real, value)) if isinstance(value, list | tuple) else value

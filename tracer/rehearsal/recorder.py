@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -116,21 +116,21 @@ class Recorder:
     def __init__(
         self,
         mode: Any,
-        scratch: Mapping[str, tuple[ScratchOf, ...]],
+        scratch_of: Callable[[Any], tuple[ScratchOf, ...]],
         *,
-        results: Mapping[str, ResultOf] | None = None,
+        result_of: Callable[[Any], ResultOf | None] = lambda operator: None,
         watch: Watch | None = None,
     ) -> None:
         """Prepare.
 
         Args:
             mode: Of `torch_private.fake_tensors`.
-            scratch: What operators take beside their results, by name with namespace.
-            results: What operators really return whose fake kernels do not know it, by name with namespace.
+            scratch_of: From an operator to what tells what its calls take beside their results; asked once for each.
+            result_of: From an operator to what tells what its calls really return, where its fake kernel does not know.
             watch: Called with every operator when it has run.
         """
         self.log, self.mode = StorageLog(), mode
-        self._scratch, self._results, self._watch = scratch, results or {}, watch
+        self._scratch_of, self._result_of, self._watch = scratch_of, result_of, watch
         self._known: dict[Any, _Known] = {}
         # By what tells live storages apart: number, weak reference, bytes that the fake tensor says.
         self._storage_of: dict[int, tuple[int, weakref.ref[torch.UntypedStorage], int]] = {}
@@ -145,6 +145,9 @@ class Recorder:
         self._may_accumulate = False
         # Counts of infinities among gradients: there are none, or the optimizer would never step.
         self._zeros: set[int] = set()
+        # Of tensors with memory: their fake ones by storage, and what lets go of these when the storage is no more.
+        self._stand_ins: dict[int, Tensor] = {}
+        self._let_go: list[weakref.finalize[Any, Any]] = []
         self._reads: Counter[tuple[int, str]] = Counter()
         # What libraries keep: number and name.
         self._workspaces: list[tuple[int, str]] = []
@@ -165,6 +168,8 @@ class Recorder:
         finally:
             for handle in handles:
                 handle.remove()
+            for each in self._let_go:
+                each.detach()
 
     @contextmanager
     def _backward_told(self) -> Iterator[None]:
@@ -251,7 +256,10 @@ class Recorder:
         if self._num_backwards:
             self._find_node()
         tensors = [*strided_tensors(args), *strided_tensors(kwargs.values())]
-        if any(not torch_private.is_fake(tensor) for tensor in tensors):
+        real = [tensor for tensor in tensors if not torch_private.is_fake(tensor)]
+        if real:
+            if not known.is_view:
+                self._keep_stand_ins(real)
             args, kwargs = self._all_fake(args), self._all_fake(kwargs)
             tensors = [*strided_tensors(args), *strided_tensors(kwargs.values())]
         call = calls.row(sys._getframe(2), self._node) if calls is not None else NONE
@@ -313,8 +321,8 @@ class Recorder:
             string=self.log.strings[name],
             written=written,
             written_names=names,
-            scratch=self._scratch.get(name, ()),
-            result=self._results.get(name),
+            scratch=self._scratch_of(func),
+            result=self._result_of(func),
             result_bytes=RESULT_BYTES.get(name),
             is_view=bool(getattr(func, "is_view", False)),
             is_query=name.startswith("prim::") or name in _QUERIES,
@@ -344,6 +352,18 @@ class Recorder:
     def _note_read(self, answer: object) -> None:
         call = self.log.ops[self._op][3]
         self._reads[self.log.calls[call][3] if call >= 0 else NONE, str(answer)] += 1
+
+    def _keep_stand_ins(self, real: Iterable[Tensor]) -> None:
+        """What a program has made before it is rehearsed is there as long as the program holds it.
+
+        A piece of a data set is not kept: that all of it is on the device is not said.
+        """
+        for tensor in real:
+            storage = tensor.untyped_storage()
+            key = torch_private.storage_key(storage)
+            if key not in self._stand_ins:
+                self._stand_ins[key] = torch_private.fake_copy(self.mode, tensor)
+                self._let_go.append(weakref.finalize(storage, self._stand_ins.pop, key, None))
 
     def _all_fake(self, value: Any) -> Any:
         """The same with every real tensor's stand-in in its place."""

@@ -7,7 +7,7 @@ findings = find_in_cycle(rehearsal.recording, known=rehearsal.known, module_name
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pkgutil import resolve_name
@@ -122,9 +122,9 @@ def rehearse(
             workload = rule.workload(workload)
     mode = torch_private.fake_tensors()
     if cpu_kernels is None:
-        recorder = Recorder(mode, _scratch(followed, gpu), watch=watch)
+        recorder = Recorder(mode, _scratch_of(followed, gpu), watch=watch)
     else:
-        recorder = Recorder(mode, cpu_kernels.scratch(), results=cpu_kernels.results(), watch=watch)
+        recorder = Recorder(mode, cpu_kernels.scratch_of, result_of=cpu_kernels.result_of, watch=watch)
     gpu.memory[ON_HOST] = recorder.is_on_host
     objects = TrainingObjects(workload.model, workload.optimizer)
     run = _Run(workload, recorder, objects, followed)
@@ -139,12 +139,12 @@ def rehearse(
     return _results(run, device, module_names, followed)
 
 
-def _scratch(rules: list[Rule], gpu: Gpu) -> dict[str, tuple[ScratchOf, ...]]:
+def _scratch_of(rules: list[Rule], gpu: Gpu) -> Callable[[Any], tuple[ScratchOf, ...]]:
     found: dict[str, tuple[ScratchOf, ...]] = {}
     for rule in rules:
         for name, of_rule in rule.scratch.items():
             found[name] = (*found.get(name, ()), _of_gpu(of_rule, gpu))
-    return found
+    return lambda operator: found.get(torch_private.schema_name(operator), ())
 
 
 def _of_gpu(of_rule: ScratchOfGpu, gpu: Gpu) -> ScratchOf:

@@ -8,7 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+import torch
+
 from tracer.advice.change import Change
+from tracer.advice.changes import accumulate
 from tracer.advice.changes.accumulate import Accumulated
 from tracer.advice.planner import LEAST_SHARE, Advice, Build, Device, NotTried, Outcome, advise, applied
 from tracer.advice.recommendation import AdviceReport, Measured
@@ -21,7 +24,7 @@ from tracer.runs.workload_run import random_states_kept, run_step
 from tracer.units import NS_PER_MS
 from tracer.workloads.workload import Workload, num_micro_batches
 
-_PROFILED = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=2, num_repeats=1)
+_PROFILED = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=1)
 _NUM_TIMED = 3
 _NUM_VERIFIED = 3
 _Progress = Callable[[int, int], None]
@@ -78,9 +81,12 @@ def _verified(advice: Advice, build: Build) -> tuple[Advice, dict[str, Measured]
     before = run_for_real(build)
     measured: dict[str, Measured] = {}
     failed: list[NotTried] = []
+    is_sum: bool | None = None
     for name, outcome in due.items():
         try:
-            measured[name] = measure(build, outcome.changes, before)
+            if is_sum is None and any(change.family == accumulate.FAMILY for change in outcome.changes):
+                is_sum = loss_is_sum(build, outcome.changes, before)
+            measured[name] = measure(build, outcome.changes, before, divides=not is_sum)
         except Exception as error:  # of torch or the model, under a change: told in the answer
             failed.append(NotTried(name, f"{type(error).__name__}: {error}"))
             continue
@@ -101,20 +107,16 @@ def _verified(advice: Advice, build: Build) -> tuple[Advice, dict[str, Measured]
     return advice, {name: one for name, one in measured.items() if name not in bad}
 
 
-def measure(build: Build, changes: Sequence[Change], before: _Run) -> Measured:
+def measure(build: Build, changes: Sequence[Change], before: _Run, *, divides: bool = True) -> Measured:
     """Make changes for real on a workload built anew.
 
     Args:
         build: Makes the workload on the device at hand.
         changes: To be made.
         before: The same without them.
+        divides: Whether accumulated losses are means.
     """
-    after = run_for_real(build, changes)
-    num_parts = _num_parts(changes, build)
-    if num_parts > 1 and before.losses and after.losses:
-        first, mean = before.losses[0], after.losses[0]
-        if abs(mean * num_parts - first) < abs(mean - first):  # the loss is a sum: its parts are not to be divided
-            after = run_for_real(build, changes, divides=False)
+    after = run_for_real(build, changes, divides=divides)
     return Measured(
         saves_bytes=before.peak_bytes - after.peak_bytes,
         peak_bytes=after.peak_bytes,
@@ -125,10 +127,23 @@ def measure(build: Build, changes: Sequence[Change], before: _Run) -> Measured:
     )
 
 
-def _num_parts(changes: Sequence[Change], build: Build) -> int:
-    if all(change.family != "accumulate" for change in changes):
-        return 1
-    return num_micro_batches(applied(build(), changes)) // num_micro_batches(build())
+def loss_is_sum(build: Build, changes: Sequence[Change], before: _Run) -> bool:
+    """Whether the losses of a batch's parts add up to that of the batch, rather than their mean: forward passes tell.
+
+    Args:
+        build: Makes the workload on the device at hand.
+        changes: Those that accumulate.
+        before: The run without them.
+    """
+    if not before.losses:
+        return False
+    of_one = num_micro_batches(build())
+    workload = applied(build(), changes)
+    num_parts = num_micro_batches(workload) // of_one
+    with torch.no_grad():
+        losses = [workload.forward(workload.next_batch()) for _ in range(num_micro_batches(workload))]
+    divided, whole = float(sum(losses)), before.losses[0]
+    return abs(divided * num_parts - whole) < abs(divided - whole)
 
 
 def run_for_real(build: Build, changes: Sequence[Change] = (), *, divides: bool = True) -> _Run:
@@ -142,21 +157,28 @@ def run_for_real(build: Build, changes: Sequence[Change] = (), *, divides: bool 
     gc.collect()
     workload = applied(build(), changes)
     _set_divides(workload, divides)
-    session = ProfileSession(workload.model, workload.optimizer, device=workload.device, schedule=_PROFILED)
+    session = ProfileSession(
+        workload.model, workload.optimizer, device=workload.device, schedule=_PROFILED, peak_alone=True
+    )
     losses: list[float] = []
     with session:
-        for _ in range(_PROFILED.num_steps):
+        for _ in range(_PROFILED.num_steps - 1):
             losses += run_step(workload, session)
             session.step()
+        # The profiler is off by now: this step is timed, too.
+        durations_ms = [_timed_ms(lambda: losses.extend(run_step(workload, session)), workload.device)]
+        session.step()
     peak_bytes = session.findings.worst.peak.allocator_peak_bytes
-    durations_ms = []
-    for _ in range(_NUM_TIMED):
-        synchronize(workload.device)
-        start_ns = time.perf_counter_ns()
-        _plain_step(workload)
-        synchronize(workload.device)
-        durations_ms.append((time.perf_counter_ns() - start_ns) / NS_PER_MS)
+    durations_ms += [_timed_ms(lambda: _plain_step(workload), workload.device) for _ in range(_NUM_TIMED - 1)]
     return _Run(peak_bytes, tuple(losses), median(durations_ms))
+
+
+def _timed_ms(work: Callable[[], object], device: torch.device) -> float:
+    synchronize(device)
+    start_ns = time.perf_counter_ns()
+    work()
+    synchronize(device)
+    return (time.perf_counter_ns() - start_ns) / NS_PER_MS
 
 
 def _set_divides(workload: Workload, divides: bool) -> None:

@@ -104,7 +104,19 @@ class ProfileSession:
         device: torch.device | str | None = None,
         schedule: Schedule = Schedule(),
         trace: bool = False,
+        peak_alone: bool = False,
     ) -> None:
+        """Prepare; nothing is switched on.
+
+        Args:
+            model: The model, as the loop calls it; several by name.
+            optimizer: One, several or none; one that is not named is found when it steps.
+            device: What the run is about; by default it is found out.
+            schedule: Which steps are recorded.
+            trace: Whether the profiler's traces are kept.
+            peak_alone: Whether nobody asks for more than the size of the peak: lines are not recorded then, and nobody
+                looks for what is not needed.
+        """
         objects = TrainingObjects(model, optimizer)
         self._objects: TrainingObjects | None = objects
         self.device_is_named = device is not None
@@ -136,6 +148,7 @@ class ProfileSession:
         self._run_history = RunHistory(None, self._odd_history)
         self._walks_were_cut = False
         self._has_stepped = False
+        self._peak_alone = peak_alone
         self.waste: tuple[Waste, ...] = ()
         self._looked_for_waste = False
 
@@ -166,7 +179,7 @@ class ProfileSession:
             schedule=self.schedule.for_torch(),
             record_shapes=True,
             profile_memory=True,
-            with_stack=True,
+            with_stack=not self._peak_alone,
             on_trace_ready=self._cycle_ended,
         )
         self._compile_watch.start()
@@ -232,7 +245,7 @@ class ProfileSession:
 
     def _look_for_waste(self, error: BaseException | None = None) -> None:
         """Who holds what, as long as the loop's variables are what they were when the last cycle ended."""
-        if self._looked_for_waste or not self.has_recording:
+        if self._looked_for_waste or self._peak_alone or not self.has_recording:
             return
         self._looked_for_waste = True
         with suppress(RecordingError):  # nothing was allocated meanwhile

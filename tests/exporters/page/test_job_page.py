@@ -8,6 +8,7 @@ from dataclasses import replace
 from tests.analysis.snapshots.test_job import peak
 from tests.exporters.page.test_html import data_in
 from tracer.analysis.snapshots.job import JobFinding, explain_job
+from tracer.analysis.snapshots.rank_role import RankRole
 from tracer.exporters.page.html import page_html
 from tracer.exporters.page.job_page import job_page, worth_a_page
 from tracer.units import MIB
@@ -54,6 +55,20 @@ def test_by_hand() -> None:
     assert difference.tables[0].rows[0][:3] == (300 * MIB, 1000 * MIB, 1300 * MIB)
     assert lacking.tables[0].rows == (("rank 3", "r3", "is no pickle"),)
     assert [row[0] for row in every.tables[0].rows][:3] == [1300 * MIB, 1000 * MIB, 1000 * MIB]
+
+
+def test_every_rank_has_its_part_of_the_job_where_names_tell_it() -> None:
+    staged = [replace(peak(rank, 10), role=RankRole(stage=rank % 2, strategies=("FSDP",))) for rank in range(3)]
+    every = job_page(explain_job([*staged, peak(3, 9)]), {}, run={}).sections[-1].tables[0]
+    assert every.columns == ("peak", "reserved", "rank", "part of the job", "entries", "file")
+    assert [row[2:4] for row in every.rows] == [
+        ("rank 0", "stage 0, FSDP"),
+        ("rank 1", "stage 1, FSDP"),
+        ("rank 2", "stage 0, FSDP"),
+        ("rank 3", ""),
+    ]
+    without = job_page(explain_job([peak(rank, 10) for rank in range(3)]), {}, run={}).sections[-1].tables[0]
+    assert without.columns == ("peak", "reserved", "rank", "entries", "file")
 
 
 def test_ranks_that_are_all_alike_need_no_more_words() -> None:

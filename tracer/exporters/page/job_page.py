@@ -186,5 +186,11 @@ def _not_there(finding: JobFinding) -> tuple[Section, ...]:
 
 def _every(finding: JobFinding) -> Table:
     ordered = sorted(finding.ranks, key=lambda one: -one.peak_bytes)
-    rows = tuple((one.peak_bytes, one.reserved_bytes, one.name, f"{one.entries:,}", one.file) for one in ordered)
-    return Table("The largest peak first", ("peak", "reserved", "rank", "entries", "file"), rows)
+    has_roles = any(one.role.words for one in ordered)
+
+    def row(one: RankPeak) -> tuple[Cell, ...]:
+        part = (", ".join(one.role.words),) if has_roles else ()
+        return (one.peak_bytes, one.reserved_bytes, one.name, *part, f"{one.entries:,}", one.file)
+
+    columns = ("peak", "reserved", "rank", *(("part of the job",) if has_roles else ()), "entries", "file")
+    return Table("The largest peak first", columns, tuple(map(row, ordered)))
