@@ -7,7 +7,8 @@
     python -m benchmarks.prediction --cudnn                  with the workspaces that the cuDNN here would take
 
 Needs ../shared/truth and says so without it. The runs of transformers were measured with version 4.51.3:
-`uv run --with transformers==4.51.3 --group integrations python -m benchmarks.prediction`; timm's rows need timm.
+`uv run --with transformers==4.51.3 --group integrations python -m benchmarks.prediction`; timm's rows need timm, and
+LitGPT's litgpt.
 
 Each run is predicted in a process of its own: its program is built on the CPU and rehearsed, and torch's allocator is
 modelled with the card's memory less 250 MiB for the driver's context. Convolutions' workspaces are left out unless
@@ -52,6 +53,7 @@ GROUPS: dict[str, Callable[[PublishedRun], bool]] = {
     "xMem, transformers": lambda run: run.collection == "xmem" and run.kind != "cnn",
     "xMem, convolution networks": lambda run: run.collection == "xmem" and run.kind == "cnn",
     "Liger, modules": lambda run: run.collection == "liger_module",
+    "LitGPT, low-rank adapters (peak allocated)": lambda run: run.collection in ("litgpt_lora", "litgpt_config"),
     "GPUMemNet, MLPs": lambda run: run.collection == "gpumemnet_mlp",
     "GPUMemNet, convolution networks": lambda run: run.collection == "gpumemnet_test",
 }

@@ -10,6 +10,7 @@ import ast
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -70,6 +71,8 @@ def program_of(run: PublishedRun) -> Program:
         "gpumemnet_timm": _timm_train,
         "timm_outcome": _timm_benchmark,
         "liger_module": _liger,
+        "litgpt_lora": _litgpt,
+        "litgpt_config": _litgpt,
     }
     if run.collection not in makers:
         raise Unknown(f"{run.collection} is not built here")
@@ -80,6 +83,16 @@ def _optimizer(name: str, model: nn.Module, **arguments: Any) -> torch.optim.Opt
     kind = getattr(torch.optim, name)
     made: torch.optim.Optimizer = kind(model.parameters(), **({"lr": LEARNING_RATE} | arguments))
     return made
+
+
+def _litgpt(run: PublishedRun) -> Program:
+    from benchmarks.published_litgpt import RECIPES, LitgptLoop
+
+    if find_spec("litgpt") is None:
+        raise Unknown("litgpt is not installed")
+    if run.model not in RECIPES:
+        raise Unknown(f"its figure is less than weights, gradients and optimizer state of {run.model}")
+    return Program(lambda: LitgptLoop(RECIPES[run.model], int(run.batch_size)), num_steps=4)
 
 
 # ---- xMem: fixed batches, what the loop's names hold stays until the name is assigned again --------------------------

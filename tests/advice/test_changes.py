@@ -12,7 +12,8 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from tests.advice.programs import PROGRAMS, gpt, lstm, resnet, stack, unet
-from tracer.advice.change import Change, Situation
+from tracer.advice.change import Change, Part, Situation
+from tracer.advice.changes import checkpoint
 from tracer.advice.changes.accumulate import Accumulated, part_of
 from tracer.advice.changes.checkpoint import part_names
 from tracer.advice.changes.in_place import make_in_place
@@ -121,6 +122,18 @@ def _change(name: str, words: str) -> Change:
 
     situation = _Trials(PROGRAMS[name], "cpu", {}).situation
     return next(one for kind in KINDS for one in kind.candidates(situation) if words in one.name)
+
+
+def test_a_spectrum_that_is_changed_in_place_is_computed_again() -> None:
+    """An FNO sets imaginary parts to zero in what a transform returned: what is kept must not be changed."""
+    losses, parameters = losses_and_parameters(PROGRAMS["fno"]())
+    rehearsal = rehearse(PROGRAMS["fno"](), device="cpu", num_steps=1)
+    parts = [Part(f"blocks.{n}", 1 << 20, 1, n) for n in range(2)]
+    situation = Situation(PROGRAMS["fno"](), rehearsal, "cpu", 1, parts=parts, batch_size=4)
+    (change,) = (one for one in checkpoint.candidates(situation) if "all but matrix products" in one.name)
+    changed_losses, changed = losses_and_parameters(applied(PROGRAMS["fno"](), [change]))
+    assert changed_losses == losses
+    assert all(torch.equal(parameters[key], changed[key]) for key in parameters)
 
 
 def test_blocks_are_found_in_lists_and_as_attributes() -> None:

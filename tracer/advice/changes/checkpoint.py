@@ -19,7 +19,7 @@ FAMILY = "checkpoint"
 _WORTHWHILE = 0.002
 """Share of the peak below which a part's activations are not worth a line."""
 _BATCH_NORM = "Batch norms see every batch twice: their running statistics move twice as fast."
-_KEPT = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_fft_r2c", "_fft_c2c", "_fft_c2r")
+_KEPT = ("mm", "addmm", "bmm", "baddbmm", "convolution")
 
 
 def part_names(model: nn.Module) -> list[str]:
