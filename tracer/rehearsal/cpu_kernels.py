@@ -102,10 +102,11 @@ def _is_asked(operator: Any) -> bool:
 
 
 def _is_by_element(operator: Any) -> bool:
-    """Whether it works element by element and makes its result anew."""
+    """Whether it is torch's own, works element by element, draws no random numbers and makes its result anew."""
     tags = getattr(operator, "tags", ())
-    is_random = torch.Tag.nondeterministic_seeded in tags
-    return torch.Tag.pointwise in tags and not is_random and not torch_private.written_arguments(operator)[0]
+    is_plain = torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+    is_torchs = torch_private.schema_name(operator).startswith("aten::")
+    return is_plain and is_torchs and not torch_private.written_arguments(operator)[0]
 
 
 def _mixes_types(call: OperatorCall) -> bool:
