@@ -70,6 +70,8 @@ class Prediction:
         least_bytes: The stated range of reserved memory, from here
         most_bytes: to here.
         fits: Whether it runs on the card.
+        may_take_bytes: The end of the stated range where nothing limits it: above the card's memory, `predict` says of
+            what fits that the prediction may be off by as much.
         seconds: Of the process's time, building included.
         host_bytes: Its largest resident set.
         parameter_bytes: Of the model.
@@ -82,6 +84,7 @@ class Prediction:
     least_bytes: int = 0
     most_bytes: int = 0
     fits: bool = True
+    may_take_bytes: int = 0
     seconds: float = 0.0
     host_bytes: int = 0
     parameter_bytes: int = 0
@@ -124,6 +127,7 @@ def predict(run: PublishedRun, without: Sequence[str], asks_cudnn: bool = False)
     on_card = rehearsal.on_device(capacity_bytes=run.capacity_bytes)
     fits = on_card.failure is None
     spread = reserved_spread(rehearsal.requests, rehearsal.memory, capacity_bytes=run.capacity_bytes if fits else None)
+    free = spread if not fits else reserved_spread(rehearsal.requests, rehearsal.memory)
     seconds = time.process_time() - start
     reserved = (on_card if fits else rehearsal.memory).peak_reserved_bytes
     return Prediction(
@@ -133,6 +137,7 @@ def predict(run: PublishedRun, without: Sequence[str], asks_cudnn: bool = False)
         least_bytes=min(spread.low_bytes, reserved),
         most_bytes=max(spread.high_bytes, reserved),
         fits=fits,
+        may_take_bytes=free.high_bytes,
         seconds=seconds,
         host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         parameter_bytes=parameter_bytes,
@@ -294,12 +299,15 @@ def outcome_table(predictions: Sequence[Prediction]) -> list[list[str]]:
     """Whether it fits: runs of grade A and B on a card whose memory is known."""
     judged = [each for each in predictions if each.run.capacity_bytes and each.run.grade in "AB"]
     table = [["runs", "estimator", "n", "right", "said to fit and did not", "said not to fit and did"]]
+    surely = f"{OURS}, without a range up to the limit"
     groups: dict[str, Callable[[PublishedRun], bool]] = {"all": lambda _: True}
     groups |= {name: _in_collection(name) for name in sorted({each.run.collection for each in judged})}
     for group, belongs in groups.items():
         members = [each for each in judged if belongs(each.run)]
         ours = [(each.fits, each.run.ran) for each in members]
         table.append([group, OURS, *_outcome_cells(ours)])
+        sure = [pair for each, pair in zip(members, ours, strict=True) if not (each.fits and _is_close(each))]
+        table.append([group, surely, *_outcome_cells(sure)])
         for name in sorted({name for each in members for name in each.run.estimates}):
             theirs = [
                 (each.run.estimates[name] <= (each.run.capacity_bytes or 0), each.run.ran)
@@ -308,6 +316,10 @@ def outcome_table(predictions: Sequence[Prediction]) -> list[list[str]]:
             ]
             table.append([group, name, *_outcome_cells(theirs)])
     return table
+
+
+def _is_close(each: Prediction) -> bool:
+    return each.may_take_bytes > (each.run.capacity_bytes or 0)
 
 
 def _in_collection(name: str) -> Callable[[PublishedRun], bool]:

@@ -43,6 +43,7 @@ def complex_products() -> Workload:
     return StepWorkload(lambda: model(x).sum().backward(), model, None, torch.device("cpu"))
 
 
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     "build",
     [PROGRAMS["unet"], PROGRAMS["lstm"], PROGRAMS["resnet"], PROGRAMS["fno"], accumulated_unet, complex_products],
