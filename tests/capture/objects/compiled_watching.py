@@ -5,6 +5,7 @@ A process that has compiled something once is another one: hooks are then left o
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import tempfile
@@ -146,6 +147,7 @@ def run(program: Callable[..., Step], *, watched: bool, num_before: int = 0) -> 
         for _ in range(NUM_STEPS - 1):
             one()
     one()
+    gc.collect()  # torch.compile leaves cycles, and when those go is chance
     found = {"losses": losses, "compiled": compiled, "alive": [r() is not None for r in batches]}
     return found | ({"names": sorted(session.known.names)} if watched else {})
 
