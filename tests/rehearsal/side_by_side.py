@@ -13,6 +13,7 @@ from tests.training_steps import Workload
 from tests.truth.isolate import in_fresh_process
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
+from tracer.rehearsal.cpu_kernels import CpuKernels
 from tracer.rehearsal.rehearse import rehearse
 from tracer.runs.session import ProfileSession, Schedule
 from tracer.workloads.module_steps import StepWorkload
@@ -67,7 +68,7 @@ def recorded_findings(name: str) -> CycleFindings:
 @cache
 def rehearsed_findings(name: str) -> CycleFindings:
     """The same two steps, rehearsed."""
-    rehearsal = rehearse(as_step_workload(build(name)), device="cpu", num_steps=3)
+    rehearsal = rehearse(as_step_workload(build(name)), device="cpu", num_steps=3, cpu_kernels=CpuKernels())
     return find_in_cycle(rehearsal.recording, known=rehearsal.known, module_names=rehearsal.module_names)
 
 

@@ -44,8 +44,6 @@ def is_inside_a_kernel(row: BlockRow, name: str) -> bool:
         return True
     if name.startswith("checkpointing"):  # `torch.get_rng_state`, a tensor that no operator has made
         return row.size_bytes == RANDOM_STATE_BYTES
-    if name == "lstm":  # `mkldnn_rnn_layer` keeps what its backward needs in a tensor whose fake one is empty
-        return row.kind == "ACTIVATION" and row.size_bytes == 90112
     # A graph that an earlier cycle has left is walked by the session; the rehearsal says that its tensors are held.
     return name == "growing_list" and row.kind == "ACTIVATION" and row.phase < 0
 
