@@ -82,6 +82,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {
             "device.phase_timing",
             "objects.gradients_seen",
+            "objects.weak_references",
             "run_origin",
             "torch_names",
             "torch_private",
