@@ -38,18 +38,18 @@ class TrainingObjects:
             TracerError: A mapping holds what is no module, or none at all.
         """
         given = dict(models) if isinstance(models, Mapping) else {"": models}
-        models: dict[str, nn.Module] = {name: torch_private.unwrapped(model) for name, model in given.items()}
-        for name, model in models.items():
+        by_name: dict[str, nn.Module] = {name: torch_private.unwrapped(model) for name, model in given.items()}
+        for name, model in by_name.items():
             if not isinstance(model, nn.Module):
                 raise TracerError(
                     f"{name or 'The model'} is of type {type(model).__name__}, which is no torch.nn.Module.",
                     hint='Pass a module, or several by name: {"student": student, "teacher": teacher}.',
                 )
-        if not models:
+        if not by_name:
             raise TracerError("There is no model in the mapping.", hint='Pass {"name": module}, or a module.')
         is_one = optimizers is not None and hasattr(optimizers, "step")
         named: list[torch.optim.Optimizer] = [optimizers] if is_one else list(optimizers or ())  # type: ignore[arg-type, list-item]
-        self._models = {name: weak_reference(model) for name, model in models.items()}
+        self._models = {name: weak_reference(model) for name, model in by_name.items()}
         self._optimizers: dict[int, WeakReference[torch.optim.Optimizer]] = {
             id(optimizer): weak_reference(optimizer) for optimizer in named
         }
