@@ -13,7 +13,7 @@ LARGE_SHARE = 0.05
 """Of the peak: from here on a finding is told without being asked for."""
 _WHAT = {
     WasteKind.WEIGHTS: "a second copy of the weights, which no recorded step has used",
-    WasteKind.GRAPH: "graphs that no backward pass goes through, kept over the end of their step",
+    WasteKind.GRAPH: "what graphs save for a backward pass, kept over the end of their step",
     WasteKind.EVALUATION: "what a call of the model saves for a backward pass that never comes",
     WasteKind.RETAINED: "a graph that its backward pass has not let go of",
     WasteKind.GRADIENTS: "gradients that the optimizer has used already",
@@ -82,8 +82,9 @@ def _lines(one: Waste, device: str) -> tuple[str, ...]:
 
 _PASTE = {
     WasteKind.GRAPH: (
-        "loss.item()  # or loss.detach(), where the tensor is kept",
-        "with torch.no_grad():  # around what no backward follows",
+        "value = loss.item()  # or loss.detach(), where the tensor is kept",
+        "with torch.no_grad():  # where no backward follows",
+        "    output = model(inputs)",
     ),
     WasteKind.EVALUATION: ("with torch.no_grad():  # or torch.inference_mode()", "    output = model(inputs)"),
     WasteKind.RETAINED: ("loss.backward()",),
@@ -113,7 +114,8 @@ def found_sentence(one: Found, peak_bytes: int, *, file_name: Callable[[str], st
 
 def _way(one: Found) -> str:
     root = one.variable.partition(",")[0] if one.variable else ""
-    return f"`{one.held_by}`" + (f", a {root}" if root else "")
+    article = "an" if root.startswith("a") else "a"
+    return f"`{one.held_by}`" + (f", {article} {root}" if root else "")
 
 
 def large(found: Sequence[Found], peak_bytes: int) -> tuple[Found, ...]:

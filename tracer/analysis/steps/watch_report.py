@@ -123,7 +123,7 @@ class WatchReport:
         return replace(
             self,
             events=(self.event,),
-            columns=StepColumns(**{name: none for name in StepColumns.__slots__}),
+            columns=StepColumns(**dict.fromkeys(StepColumns.__slots__, none)),
             groups=self.groups[:1],
             ledger=None,
             notes=(),

@@ -13,7 +13,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
@@ -70,9 +70,9 @@ class Holder:
     frees: tuple[tuple[int, int], ...] = ()
 
     @property
-    def is_named(self) -> bool:
-        """Whether a variable is known to let go of."""
-        return bool(self.variable)
+    def is_certain(self) -> bool:
+        """Whether it is known what to let go of: variables, or a reference cycle."""
+        return self.path not in (NOT_PYTHON, SEVERAL)
 
 
 def find_holders(
@@ -96,6 +96,28 @@ def find_holders(
             return _Search(device, error).holders(addresses)
         finally:
             # What is raised inside would keep the search, and all that it looked at, alive.
+            error = None
+
+
+def find_common_holder(
+    addresses: Collection[int], *, device: torch.device | None = None, error: BaseException | None = None
+) -> Holder | None:
+    """Name what alone holds all of the memory at some addresses, the innermost such variable, container or attribute.
+
+    Args:
+        addresses: Where storages begin.
+        device: Of the storages; None is any.
+        error: On its way through the program: the functions that it has left count as running.
+
+    Returns:
+        None where there is no such thing, or an address that no tensor has.
+    """
+    if not addresses:
+        return None
+    with paused_gc(), torch_private.as_plain_tensors():
+        try:
+            return _Search(device, error).common_holder(addresses)
+        finally:
             error = None
 
 
@@ -169,6 +191,18 @@ class _Search:
             if self._way(memory, frozenset({cut})) is None:
                 return self._named([first], frozenset({cut}), address)
         return self._of_several(first, address, memory)
+
+    def common_holder(self, addresses: Collection[int]) -> Holder | None:
+        memories = {self._graph.memory.get(address) for address in addresses}
+        known = {memory for memory in memories if memory is not None}
+        first = self._way(max(known), frozenset()) if len(known) == len(memories) else None
+        if first is None or first.root is None:
+            return None
+        for cut in self._cuts(first):
+            if not self._still_held(known, frozenset({cut})):
+                holder = self._named([first], frozenset({cut}), min(addresses))
+                return replace(holder, path=self._name_of(first, cut), addresses=tuple(sorted(addresses)))
+        return None
 
     def _of_several(self, first: _Way, address: int, memory: int) -> Holder:
         ways: list[_Way] = []
@@ -315,6 +349,13 @@ class _Search:
         assert way.root is not None
         return joined([way.root.name, *(step.words(cuts) for step in self._steps(way))])
 
+    def _name_of(self, way: _Way, cut: _Cut) -> str:
+        """The path as far as what is let go of."""
+        assert way.root is not None
+        steps = self._steps(way)
+        at = next((at for at, step in enumerate(steps) if step.cut == cut), -1)
+        return joined([way.root.name, *(step.text for step in steps[: at + (not isinstance(cut, int))])])
+
     def _place(self, way: _Way) -> str:
         assert way.root is not None
         if way.root.name != "self":
@@ -414,7 +455,7 @@ def _around(memory: int, graph: ReferenceGraph) -> list[int]:
             holders.setdefault(vertex, holder)
         level = [holder for _, holder in pairs if holder not in holders]
     way = [memory]
-    while (holder := holders.get(way[-1])) is not None:
+    while holder := holders.get(way[-1], 0):
         if holder in way:
             return [holder, *reversed(way[way.index(holder) :]), *reversed(way[1 : way.index(holder)])]
         way.append(holder)

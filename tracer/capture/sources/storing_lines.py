@@ -60,6 +60,49 @@ def lines_that_store(name: str, file: str, pattern: re.Pattern[str] | None = Non
     return tuple(SourceLine(file, line) for line in found)
 
 
+def is_updated(name: str, file: str) -> bool:
+    """Whether a file changes what has this name in place, as a moving average is: by a method such as `lerp_`.
+
+    Args:
+        name: Of a variable or an attribute.
+        file: Its source is read as tracebacks have it.
+    """
+    return name in _updated(source_text(file))
+
+
+@lru_cache(maxsize=64)
+def _updated(text: str) -> frozenset[str]:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):  # a notebook's magic, or no Python at all
+        return frozenset()
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        # What a loop goes through is what its body changes.
+        if isinstance(node, ast.For) and any(map(_changes_in_place, ast.walk(node))):
+            found |= _mentioned(node.iter)
+        elif isinstance(node, ast.Expr | ast.Assign) and any(map(_changes_in_place, ast.walk(node))):
+            found |= _mentioned(node)
+        elif (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.startswith("update")
+        ):
+            found |= _mentioned(node.func.value)
+    return frozenset(found)
+
+
+def _changes_in_place(node: ast.AST) -> bool:
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+        return False
+    name = node.func.attr
+    return name.startswith("_foreach_") or (name.endswith("_") and not name.startswith("_"))
+
+
+def _mentioned(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} | {
+        part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)
+    }
+
+
 @lru_cache(maxsize=64)
 def _stores(text: str) -> dict[str, tuple[int, ...]]:
     try:

@@ -96,6 +96,7 @@ def _kept(one: Kept) -> dict[str, Any]:
             {
                 "path": name.holder.path,
                 "variable": name.holder.variable,
+                "also": list(name.holder.also),
                 "num_looked_at": len(name.holder.addresses),
                 "graph_file": name.graph_line.file if name.graph_line is not None else None,
                 "graph_line": name.graph_line.line if name.graph_line is not None else None,

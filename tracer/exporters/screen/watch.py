@@ -124,7 +124,8 @@ def holder_words(name: HolderName) -> str:
     """`trainer.history[...] -> graph of the tensor, train.py:81 (local variable of main(), train.py:12)`."""
     holder = name.holder
     line = f", {_short(name.graph_line)}" if name.graph_line is not None else ""
-    return f"{holder.path}{line}" + (f" ({holder.variable})" if holder.variable else "")
+    also = "".join(f" and {path}" for path in holder.also)
+    return f"{holder.path}{line}" + (f" ({holder.variable})" if holder.variable else "") + also
 
 
 def _other_sentences(report: WatchReport) -> Iterator[str]:
