@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.truth import programs_models, programs_processes, programs_torch, programs_training
+from tests.truth import programs_holders, programs_models, programs_processes, programs_torch, programs_training
 from tests.truth.catalogue import entry_of, names
 from tests.truth.isolate import in_fresh_process
 from tests.truth.program import PROGRAMS
@@ -20,7 +20,7 @@ from tests.truth.verdict import judge
 from tracer.runs.training import profile_training
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-COLUMNS = ("crash", "changed", "kept", "wrong_sum", "wrong_peak")
+COLUMNS = ("crash", "changed", "kept", "wrong_sum", "wrong_peak", "false")
 
 _FUNCTIONAL = "torch.profiler itself, with record_shapes, keeps what torch.func wraps alive; a note says so"
 _COMPILE_WORKERS = "inductor's own threads, which compile, are there at the end or not"
@@ -73,6 +73,8 @@ QUICK = {
     "activations_offloaded",
     "optimizer_inside_backward",
     "inference_only",
+    "optimizers_replaced",
+    "cache_in_an_attribute",
 }
 
 
@@ -106,7 +108,7 @@ def test_the_tracer_tells_the_truth_and_changes_nothing(name: str) -> None:
 def _names_of_programs() -> set[str]:
     """Names that nobody would choose by chance: of builders, of two words or more, and of classes."""
     builders = {name.rpartition(":")[2] for name in names()}
-    modules = (programs_models, programs_processes, programs_torch, programs_training)
+    modules = (programs_holders, programs_models, programs_processes, programs_torch, programs_training)
     classes = {
         name.strip("_")
         for module in modules

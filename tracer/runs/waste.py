@@ -24,9 +24,9 @@ from tracer.capture import torch_private
 from tracer.capture.objects.holders import Holder, find_common_holder, find_holders
 from tracer.capture.objects.live_tensors import live_tensors
 from tracer.capture.objects.plain_tensors import plain_tensors
-from tracer.capture.sources.operator_lines import source_text
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.sources.storing_lines import (
+    has_keyword,
     in_graph,
     is_bare_variable,
     is_updated,
@@ -45,7 +45,6 @@ _MOST_MORE = 4
 _ROUNDED_BYTES = 1 << 20
 """By so much a device's block may be larger than the tensor in it."""
 _HELD = (WasteKind.WEIGHTS, WasteKind.GRAPH, WasteKind.RETAINED, WasteKind.TENSORS)
-_LINES_OF_A_CALL = 3
 _COPIES = re.compile(r"copy|clone|state_dict")
 
 
@@ -85,8 +84,7 @@ def _retains(line: SourceLine | None) -> bool:
     """Whether a call of backward says that it leaves its graph."""
     if line is None:
         return False
-    lines = source_text(line.file).splitlines()[line.line - 1 : line.line + _LINES_OF_A_CALL]
-    return any("retain_graph" in text or "create_graph" in text for text in lines)
+    return has_keyword(line, ("retain_graph", "create_graph"))
 
 
 def _is_data(one: Waste) -> bool:

@@ -13,6 +13,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
@@ -91,12 +92,8 @@ def find_holders(
     """
     if not addresses:
         return ()
-    with paused_gc(), torch_private.as_plain_tensors():
-        try:
-            return _Search(device, error).holders(addresses)
-        finally:
-            # What is raised inside would keep the search, and all that it looked at, alive.
-            error = None
+    with _searching(device, error) as search:
+        return search.holders(addresses)
 
 
 def find_common_holder(
@@ -114,11 +111,18 @@ def find_common_holder(
     """
     if not addresses:
         return None
+    with _searching(device, error) as search:
+        return search.common_holder(addresses)
+
+
+@contextmanager
+def _searching(device: torch.device | None, error: BaseException | None) -> Iterator[_Search]:
     with paused_gc(), torch_private.as_plain_tensors():
+        search = _Search(device, error)
         try:
-            return _Search(device, error).common_holder(addresses)
+            yield search
         finally:
-            error = None
+            search.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +180,11 @@ class _Search:
         self._graph = ReferenceGraph(device)
         self._address = {memory: address for address, memory in self._graph.memory.items()}
         self._freed: dict[frozenset[_Cut], tuple[tuple[int, int], ...]] = {}
+
+    def close(self) -> None:
+        """Keep nothing of what was looked at."""
+        self._graph.close()
+        self._modules.clear()
 
     def holders(self, addresses: Collection[int]) -> tuple[Holder, ...]:
         known = [(address, self._graph.memory.get(address)) for address in sorted(addresses)]

@@ -53,6 +53,10 @@ class ReferenceGraph:
         self._by_child = _Index(self._children, self._parents)
         self._by_parent: _Index | None = None
 
+    def close(self) -> None:
+        """Let go of all objects: this one is among them, which only a collection would end."""
+        self.objects.clear()
+
     def referrers(self, vertices: Iterable[int]) -> Iterator[tuple[int, int]]:
         """Pairs of one of the vertices and what refers to it."""
         return self._by_child.pairs(vertices)
