@@ -70,7 +70,7 @@ def _found(one: Waste, device: str, rehearsed: Sequence[Recommendation]) -> Foun
 
 def _lines(one: Waste, device: str) -> tuple[str, ...]:
     """To paste; names are the program's own where they are known."""
-    name = (names_on_the_way(one.path) or ["kept"])[-1]
+    name = _assignable(one.path)
     if one.kind == WasteKind.WEIGHTS:
         if device == "cpu":
             return ('torch.save(model.state_dict(), "best.pt")  # and load it where it is needed',)
@@ -78,6 +78,14 @@ def _lines(one: Waste, device: str) -> tuple[str, ...]:
     if one.kind == WasteKind.TENSORS:
         return (f"{name} = ...  # the numbers that are needed{'' if device == 'cpu' else ', or value.detach().cpu()'}",)
     return _PASTE[one.kind]
+
+
+def _assignable(path: str) -> str:
+    """What to write before `=`: `self.cache` of `self.cache[...]`, the variable's name of a closure's."""
+    name = (names_on_the_way(path) or ["kept"])[-1]
+    dotted = path.partition("[")[0]
+    parts = dotted.split(".")
+    return dotted if all(map(str.isidentifier, parts)) and parts[-1] == name else name
 
 
 _PASTE = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 
 from tracer.capture.sources.operator_lines import source_text
@@ -60,6 +60,17 @@ def lines_that_store(name: str, file: str, pattern: re.Pattern[str] | None = Non
     return tuple(SourceLine(file, line) for line in found)
 
 
+def has_keyword(line: SourceLine, keywords: Collection[str]) -> bool:
+    """Whether a call at a line is given one of some keywords."""
+    try:
+        tree = ast.parse(source_text(line.file))
+    except (SyntaxError, ValueError):  # a notebook's magic, or no Python at all
+        return False
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    at_line = (call for call in calls if call.lineno <= line.line <= (call.end_lineno or call.lineno))
+    return any(keyword.arg in keywords for call in at_line for keyword in call.keywords)
+
+
 def is_updated(name: str, file: str) -> bool:
     """Whether a file changes what has this name in place, as a moving average is: by a method such as `lerp_`.
 
@@ -78,15 +89,11 @@ def _updated(text: str) -> frozenset[str]:
         return frozenset()
     found: set[str] = set()
     for node in ast.walk(tree):
-        # What a loop goes through is what its body changes.
-        if isinstance(node, ast.For) and any(map(_changes_in_place, ast.walk(node))):
-            found |= _mentioned(node.iter)
-        elif isinstance(node, ast.Expr | ast.Assign) and any(map(_changes_in_place, ast.walk(node))):
-            found |= _mentioned(node)
-        elif (
-            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.startswith("update")
-        ):
-            found |= _mentioned(node.func.value)
+        if isinstance(node, ast.For | ast.Expr | ast.Assign) and any(map(_changes_in_place, ast.walk(node))):
+            # What a loop goes through is what its body changes.
+            found |= _mentioned(node.iter if isinstance(node, ast.For) else node)
+        elif isinstance(node, ast.Attribute) and node.attr.startswith("update"):
+            found |= _mentioned(node.value)
     return frozenset(found)
 
 
