@@ -100,8 +100,8 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
             "sources.storing_lines",
         },
         {
-            "objects.holders",
             "objects.known_storages",
+            "objects.reference_graph",
             "profiler.profiler_trace",
             "recording",
             "sources.project_files",
@@ -110,6 +110,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
             "compile_watch",
             "device.counter_reading",
             "kept_run",
+            "objects.holders",
             "objects.live_tensors",
             "objects.training_objects",
             "profiler.inline_operators",
