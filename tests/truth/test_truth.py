@@ -48,7 +48,12 @@ WRONG_BY_CHANCE: dict[tuple[str, str], str] = {
 
 # What the profiler does not record has no module and no line.
 _THREADS = "other threads call the model, and torch does not record what they do"
-UNKNOWN_PLACES: dict[str, str] = {"forward_in_a_thread_pool": _THREADS, "replicas_in_threads": _THREADS}
+_ANOTHER_MODEL = "the program goes on with another model than the one that was named, whose modules have no names"
+UNKNOWN_PLACES: dict[str, str] = {
+    "forward_in_a_thread_pool": _THREADS,
+    "replicas_in_threads": _THREADS,
+    "network_that_grows": _ANOTHER_MODEL,
+}
 LEAST_PART = 0.95
 """Of the bytes whose kind is proved, in each program."""
 

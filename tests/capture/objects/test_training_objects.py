@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -99,9 +100,9 @@ class _WithSlots:
 
 
 def test_what_takes_no_weak_reference_is_known_all_the_same() -> None:
-    optimizer = _WithSlots()
+    optimizer: Any = _WithSlots()
     optimizer.step = print  # what makes it one
-    assert TrainingObjects(nn.Linear(2, 2), optimizer).optimizers == [optimizer]  # type: ignore[arg-type]
+    assert TrainingObjects(nn.Linear(2, 2), optimizer).optimizers == [optimizer]
 
 
 @pytest.mark.parametrize("models", [{}, {"student": "no module"}, Tensor])
