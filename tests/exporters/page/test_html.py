@@ -21,8 +21,7 @@ from tests.exporters.page import page_samples as samples
 from tracer.exporters.page.data import MAX_TIMELINE_CHARS, page_data
 from tracer.exporters.page.html import page_html, write_page
 from tracer.exporters.page.model import Curve, KindBytes, Page, PagePeak, Series
-from tracer.exporters.page.pack import pack, unpack
-from tracer.exporters.page.payload import Packed
+from tracer.exporters.page.pack import Packed, pack, unpack
 from tracer.exporters.page.words import headline
 
 PAGES: dict[str, Callable[[], Page]] = {

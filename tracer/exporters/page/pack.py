@@ -9,11 +9,20 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Iterable, Sequence
+from typing import TypedDict
 
 import numpy as np
 
 from tracer.arrays import Ints
-from tracer.exporters.page.payload import Packed
+
+
+class Packed(TypedDict):
+    """A table of integers as text; `total` is the number of rows that it was reduced from."""
+
+    total: int
+    rows: int
+    columns: int
+    packed: str
 
 
 def packed(columns: Sequence[Ints], *, total: int | None = None) -> Packed:
