@@ -827,10 +827,6 @@ def without_modes() -> Any:
     return _disable_current_modes()
 
 
-MODULE_CALL_CODE = torch.nn.Module._call_impl.__code__
-"""Of the function that calls a module's hooks and its `forward`."""
-
-
 def process_group_store() -> Any:
     """A connection of its own to the store that the default process group was started with; None where there is none.
 

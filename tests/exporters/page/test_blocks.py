@@ -12,6 +12,7 @@ import pytest
 from tests.analysis.snapshots.test_findings import load
 from tests.exporters.page.page_samples import peak_row
 from tests.exporters.page.test_snapshot_page import page_of
+from tests.exporters.page.unpack import unpack
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import REAL_FILES
 from tests.training_steps import Recorded
@@ -21,7 +22,6 @@ from tracer.analysis.snapshots.moments import held_at
 from tracer.arrays import Ints
 from tracer.exporters.page.data import page_data
 from tracer.exporters.page.model import Page, PageBlocks, PagePeak, Series
-from tracer.exporters.page.pack import unpack
 from tracer.exporters.page.timeline_page import timeline_page
 from tracer.snapshot.load import load_snapshot
 

@@ -41,10 +41,3 @@ def pack(columns: Iterable[Ints]) -> str:
     deltas = np.array([np.diff(column, prepend=0) for column in columns], "<i8")
     planes = deltas.reshape(-1, 1).view(np.uint8).T
     return base64.b64encode(zlib.compress(planes.tobytes(), 6)).decode()
-
-
-def unpack(packed: Packed) -> Ints:
-    """What `pack` was given, [columns, rows]; the page does the same in `data.js`."""
-    planes = np.frombuffer(zlib.decompress(base64.b64decode(packed["packed"])), np.uint8).reshape(8, -1)
-    deltas = np.ascontiguousarray(planes.T).view("<i8").reshape(packed["columns"], packed["rows"])
-    return np.asarray(np.cumsum(deltas, axis=1), np.int64)
