@@ -63,7 +63,7 @@ def losses_of_weights_themselves() -> Program:
     return Program(step, model, [optimizer], batch, keeps="losses")
 
 
-class _Trainer:
+class _CachingLoop:
     """Keeps a result of each step under a name."""
 
     def __init__(self, batch: Batch) -> None:
@@ -80,7 +80,7 @@ class _Trainer:
 @program()
 def cache_in_an_attribute() -> Program:
     batch = Batch()
-    trainer = _Trainer(batch)
+    trainer = _CachingLoop(batch)
     return Program(trainer.step, trainer.model, [trainer.optimizer], batch, keeps="cache")
 
 
