@@ -434,6 +434,12 @@ def saved_by(node: Any) -> Iterator[torch.Tensor]:
                 yield kept
 
 
+def accumulates_into(node: Any) -> Iterator[torch.Tensor]:
+    """The leaf whose gradient an autograd node accumulates, which the node keeps alive; nothing of any other node."""
+    if isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
+        yield leaf
+
+
 def parameters_and_buffers(module: torch.nn.Module) -> Iterator[tuple[str, bool, torch.Tensor]]:
     """Name, whether it is a parameter, and tensor of a module's own, without calling a method that it may override."""
     if isinstance(module, torch.jit.ScriptModule):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -65,8 +66,9 @@ class ScriptProfile:
         self._make_session = make_session
         self._handles: list[Any] = []
         self._stop_watching: Callable[[], None] | None = None
-        self._waits_for: set[int] = set()
-        self._stepped: set[int] = set()
+        # Weak: what a program has replaced is neither kept nor waited for.
+        self._waits_for: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._is_stepping = self._is_over = self._has_compiled = self._has_stepped = False
 
     @property
@@ -116,11 +118,11 @@ class ScriptProfile:
         if self.session is None or self._is_over:
             return
         self._has_stepped = True
-        if id(optimizer) in self._stepped:  # again, before others did: those take no part
-            self._waits_for = set(self._stepped)
-        elif id(optimizer) not in self._waits_for:
-            self._waits_for |= {id(one) for one in _alive(torch.optim.Optimizer)}
-        self._stepped.add(id(optimizer))
+        if optimizer in self._stepped:  # again, before others did: those take no part
+            self._waits_for = self._stepped.copy()
+        elif optimizer not in self._waits_for:
+            self._waits_for.update(_alive(torch.optim.Optimizer))
+        self._stepped.add(optimizer)
         if self._waits_for <= self._stepped:
             self._stepped.clear()
             self.session.step()

@@ -105,6 +105,10 @@ class TrainingProfile(ProfileSession):
         self._store: RankStore | None = None
         self._keep_recording = keep_recording
         self._leave_out, self._settings = leave_out, dict(settings or {})
+        assert self._objects is not None
+        # The program may have let go of its models when the files are written.
+        self._parameters = _describe(self._objects)
+        self._project_root = project_root(next(iter(self._objects.models.values())))
         check_folder(self.save_dir)
 
     @property
@@ -218,8 +222,8 @@ class TrainingProfile(ProfileSession):
             findings=findings,
             failure=failure,
             notes=notes,
-            parameters=_describe(objects),
-            project_root=project_root(objects.first_model),
+            parameters=_merged(self._parameters, _describe(objects)),
+            project_root=self._project_root,
             settings=self._settings,
             keep_recording=self._keep_recording,
         )
@@ -269,6 +273,11 @@ def _describe(objects: TrainingObjects) -> tuple[Parameter, ...]:
     names = {name for name, _ in objects.parameters()}
     found = (each for prefix, model in objects.models.items() for each in describe_parameters(model, prefix=prefix))
     return tuple(each for each in found if each.name in names)
+
+
+def _merged(first: tuple[Parameter, ...], later: tuple[Parameter, ...]) -> tuple[Parameter, ...]:
+    """By name; of two the later description."""
+    return tuple(({each.name: each for each in first} | {each.name: each for each in later}).values())
 
 
 def _without_traceback(error: BaseException) -> BaseException:

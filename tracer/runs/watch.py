@@ -134,6 +134,7 @@ class TrainingWatch:
         )
         self._batch: list[tuple[str, weakref.ref[Tensor]]] = []
         self._events: list[Event] = []
+        self._found_before: list[WatchReport] = []
         self._earlier: Mapping[str, Alike] | None = None
         self._termination = Termination()
         self._on_signal, self._signal_is_ours = on_signal, False
@@ -333,6 +334,8 @@ class TrainingWatch:
                 self._history.dump()
             snapshot = self._history.snapshot if with_history else None
             self.report = watch_report(self._moment(error, snapshot))
+            if self.report.has_findings:
+                self._found_before.append(self.report.findings_alone())
             self._tell(self.report, error)
             write_watch_text(self.report, self.folder / WATCH_TEXT)
             write_watch_json(self.report, self.folder / WATCH_JSON)
@@ -382,6 +385,7 @@ class TrainingWatch:
             earlier=self._earlier,
             notes=tuple(self._missing(snapshot is not None)),
             settings=self._settings,
+            found_before=tuple(self._found_before),
         )
 
     def _step_ends(self) -> StepEnds | None:

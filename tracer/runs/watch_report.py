@@ -56,6 +56,7 @@ class Moment:
         earlier: What was reached and in no module at the beginning, where there is no history.
         notes: Sentences on what is missing.
         settings: What to remember of the run.
+        found_before: What earlier reports of the run found.
     """
 
     device: torch.device
@@ -69,6 +70,7 @@ class Moment:
     earlier: Mapping[str, Alike] | None = None
     notes: tuple[str, ...] = ()
     settings: Mapping[str, object] = field(default_factory=dict)
+    found_before: tuple[WatchReport, ...] = ()
 
 
 def watch_report(moment: Moment) -> WatchReport:
@@ -120,6 +122,7 @@ class _Explanation:
             history_steps=history.num_steps if history is not None else None,
             notes=tuple(self._notes),
             settings=moment.settings,
+            found_before=moment.found_before,
         )
 
     def _or_note(self, answer: Callable[[], _Answer]) -> _Answer | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -76,18 +77,32 @@ def test_names_are_looked_up_once_for_many_optimizers(monkeypatch: pytest.Monkey
     assert len(lookups) == 1
 
 
-def test_optimizers_that_were_seen_are_known_and_not_kept_alive() -> None:
+def test_models_and_optimizers_are_known_and_not_kept_alive() -> None:
     model = nn.Linear(2, 2)
     mine, seen = (torch.optim.SGD(model.parameters(), 0.1) for _ in range(2))
     objects = TrainingObjects(model, [mine])
     for optimizer in (mine, seen, seen):
         objects.saw_stepping(optimizer)
     assert objects.optimizers == [mine, seen]
-    reference = weakref.ref(seen)
+    references = weakref.ref(seen), weakref.ref(mine), weakref.ref(model)
     del seen, optimizer
     gc.collect()
-    assert reference() is None
+    assert references[0]() is None
     assert objects.optimizers == [mine]
+    del mine, model
+    gc.collect()
+    assert [one() for one in references] == [None] * 3
+    assert (objects.optimizers, objects.models) == ([], {})
+
+
+class _WithSlots:
+    __slots__ = ("param_groups", "state", "step")
+
+
+def test_what_takes_no_weak_reference_is_known_all_the_same() -> None:
+    optimizer: Any = _WithSlots()
+    optimizer.step = print  # what makes it one
+    assert TrainingObjects(nn.Linear(2, 2), optimizer).optimizers == [optimizer]
 
 
 @pytest.mark.parametrize("models", [{}, {"student": "no module"}, Tensor])

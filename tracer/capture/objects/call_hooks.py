@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tracer.capture import torch_private
+from tracer.capture.objects.weak_references import alive, weak_reference
 
 OnCall = Callable[..., None]
 OnStep = Callable[[torch.optim.Optimizer, tuple[Any, ...], dict[str, Any]], None]
@@ -49,8 +50,10 @@ class CallHooks:
         self._has_seen_steps = False
         self._on_call: OnCall | None = on_call
         self._after_call: OnCall | None = after_call
-        self._models: list[nn.Module] = list(models) if on_call is not None or after_call is not None else []
-        self._optimizers = list(optimizers)
+        # Weak: what a program replaces meanwhile is not kept.
+        hears_calls = on_call is not None or after_call is not None
+        self._models = [weak_reference(model) for model in models] if hears_calls else []
+        self._optimizers = [weak_reference(optimizer) for optimizer in optimizers]
         self._before_step, self._after_step = before_step, after_step
         self._handles: list[Any] = []
         self._stop_watching: Callable[[], None] | None = None
@@ -97,7 +100,7 @@ class CallHooks:
                 register_optimizer_step_pre_hook(self._step_begins),
                 register_optimizer_step_post_hook(self._step_ends),
             ]
-            for optimizer in self._optimizers:
+            for optimizer in alive(self._optimizers):
                 if not torch_private.calls_hooks_of_all_optimizers(optimizer):
                     self._try(optimizer, partial(_register_on, optimizer, "register_step_pre_hook", self._step_begins))
                     self._try(optimizer, partial(_register_on, optimizer, "register_step_post_hook", self._step_ends))
@@ -106,7 +109,7 @@ class CallHooks:
             torch.compiler.disable(call) if call is not None else None  # type: ignore[no-untyped-call]
             for call in (self._on_call, self._after_call)
         )
-        for module in (module for model in self._models for module in _outside_compiled_code(model)):
+        for module in (module for model in alive(self._models) for module in _outside_compiled_code(model)):
             if before is not None:
                 self._try(module, partial(module.register_forward_pre_hook, before, with_kwargs=True))
             if after is not None:

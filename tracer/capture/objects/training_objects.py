@@ -1,8 +1,10 @@
-"""The models and optimizers of a training: the ones that somebody named, and optimizers that were seen stepping."""
+"""The models and optimizers of a training: the ones that somebody named, and optimizers that were seen stepping.
+
+All of them are held weakly: a program that replaces its model or its optimizer frees the old one as it does unwatched.
+"""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 
 from tracer.capture import torch_private
 from tracer.capture.objects.known_storages import Role, model_tensors, optimizer_tensors
+from tracer.capture.objects.weak_references import WeakReference, alive, weak_reference
 from tracer.capture.sources.compiled_code import without_wrappers
 from tracer.errors import TracerError
 
@@ -21,10 +24,7 @@ class TrainingObjects:
     """Models by name, and the optimizers that update them or parameters of their own.
 
     A single model's names are its own, as `layer1.weight`; of several, each begins with the model's, as
-    `student.layer1.weight`. Optimizers that were only seen stepping are not kept alive.
-
-    Attributes:
-        models: By name; "" is the name of a single one.
+    `student.layer1.weight`. None of them is kept alive.
     """
 
     def __init__(self, models: Models, optimizers: Optimizers = None) -> None:
@@ -38,35 +38,40 @@ class TrainingObjects:
             TracerError: A mapping holds what is no module, or none at all.
         """
         given = dict(models) if isinstance(models, Mapping) else {"": models}
-        self.models: dict[str, nn.Module] = {name: torch_private.unwrapped(model) for name, model in given.items()}
-        for name, model in self.models.items():
+        by_name: dict[str, nn.Module] = {name: torch_private.unwrapped(model) for name, model in given.items()}
+        for name, model in by_name.items():
             if not isinstance(model, nn.Module):
                 raise TracerError(
                     f"{name or 'The model'} is of type {type(model).__name__}, which is no torch.nn.Module.",
                     hint='Pass a module, or several by name: {"student": student, "teacher": teacher}.',
                 )
-        if not self.models:
+        if not by_name:
             raise TracerError("There is no model in the mapping.", hint='Pass {"name": module}, or a module.')
         is_one = optimizers is not None and hasattr(optimizers, "step")
-        self._named: list[torch.optim.Optimizer] = [optimizers] if is_one else list(optimizers or ())  # type: ignore[arg-type, list-item]
-        self._seen: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
+        named: list[torch.optim.Optimizer] = [optimizers] if is_one else list(optimizers or ())  # type: ignore[arg-type, list-item]
+        self._models = {name: weak_reference(model) for name, model in by_name.items()}
+        self._optimizers: dict[int, WeakReference[torch.optim.Optimizer]] = {
+            id(optimizer): weak_reference(optimizer) for optimizer in named
+        }
         self._names: dict[int, str] = {}
 
     @property
-    def first_model(self) -> nn.Module:
-        """The first of the models."""
-        return next(iter(self.models.values()))
+    def models(self) -> dict[str, nn.Module]:
+        """Those that are still there, by name; "" is the name of a single one."""
+        found = ((name, reference()) for name, reference in self._models.items())
+        return {name: model for name, model in found if model is not None}
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those that were named, then those that were seen stepping and are still there."""
-        seen = (reference() for reference in self._seen.values())
-        return [*self._named, *(each for each in seen if each is not None)]
+        """Those that were named, then those that were seen stepping, as far as they are still there."""
+        return alive(self._optimizers.values())
 
     def saw_stepping(self, optimizer: torch.optim.Optimizer) -> None:
         """Remember an optimizer that nobody named, for as long as it lives."""
-        if id(optimizer) not in self._seen and not any(optimizer is named for named in self._named):
-            self._seen[id(optimizer)] = weakref.ref(optimizer)
+        known = self._optimizers.get(id(optimizer))
+        if known is None or known() is not optimizer:  # another one may have had this `id()`
+            self._optimizers.pop(id(optimizer), None)
+            self._optimizers[id(optimizer)] = weak_reference(optimizer)
 
     def module_names(self) -> dict[int, str]:
         """Dotted names of all modules by `id()`; a single model itself is ""."""
