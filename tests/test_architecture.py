@@ -86,6 +86,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
             "torch_names",
             "torch_private",
         },
+        {"objects.hooks_beside"},
         {
             "device.allocator_history",
             "device.device_kernels",

@@ -821,6 +821,11 @@ def without_modes() -> Any:
 
 MODULE_CALL_CODE = torch.nn.Module._call_impl.__code__
 """Of the function that calls a module's hooks and its `forward`."""
+BEFORE_CALL_HOOKS = "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"
+"""Where a module keeps the hooks that are called before it, and which of them are given its keywords."""
+AFTER_CALL_HOOKS = "_forward_hooks"
+STEP_HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
+"""Where an optimizer keeps the hooks that are called before and after its step."""
 
 
 def process_group_store() -> Any:
