@@ -116,8 +116,12 @@ class TrainingProfile(ProfileSession):
         """Switch on."""
         if self.rank is not None:
             begin(self.rank, self.save_dir)
-            self._termination.watch()
-        return super().__enter__()
+        self._termination.watch()
+        try:
+            return super().__enter__()
+        except BaseException:
+            self._termination.forget()
+            raise
 
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
         return CallHooks(
@@ -134,23 +138,19 @@ class TrainingProfile(ProfileSession):
         if self.rank is None or self._is_announced or self._profiler is None:
             return
         if self._tracer.num_cycles == self.schedule.num_repeats:
-            with self._never_the_loops_fault():
+            with self._never_the_loops_fault():  # which lets signals wait
                 self._announce(self.rank)
 
     def _announce(self, rank: Rank) -> None:
         """All is recorded: write it now. A peer's death may end this process where Python never gets to say a word."""
         self._is_announced = True
         assert self._objects is not None
-        self._termination.hold()
-        try:
-            self.results = self._results(None, self._objects)
-            self._write(self.results)
-            # A folder that has become unwritable is told when the block ends: no step of the training raises it.
-            with suppress(OutputError):
-                self._store = RankStore.of_process_group(rank.run)
-                announce(rank, self.results, self.save_dir, self._store)
-        finally:
-            self._termination.resume()
+        self.results = self._results(None, self._objects)
+        self._write(self.results)
+        # A folder that has become unwritable is told when the block ends: no step of the training raises it.
+        with suppress(OutputError):
+            self._store = RankStore.of_process_group(rank.run)
+            announce(rank, self.results, self.save_dir, self._store)
 
     def _before_forward(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})
@@ -169,8 +169,13 @@ class TrainingProfile(ProfileSession):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Switch off, explain, write. An exception from the loop goes on its way, whatever becomes of the files."""
-        self._termination.hold()
+        """Switch off, explain, write. An exception from the loop goes on its way, whatever becomes of the files.
+
+        A forked child does nothing.
+        """
+        if self.is_in_child:
+            return
+        self._termination.hold(error)
         objects = self._objects
         try:
             self._end(error)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, ItemsView, Iterator, KeysView, MutableMapping, ValuesView
+from collections.abc import Callable, Iterator, KeysView, MutableMapping
 from functools import cache
 from itertools import chain
 from types import FunctionType
@@ -25,7 +25,7 @@ from tracer.capture import torch_private
 Hook = Callable[..., Any]
 
 
-class HooksBeside(MutableMapping[Any, Any], OrderedDict[Any, Any]):
+class HooksBeside(MutableMapping[Any, Any], OrderedDict[Any, Any]):  # type: ignore[misc, metaclass]
     """A dictionary of hooks with further ones that only `items()` or `values()` shows, whichever torch's loop reads.
 
     All else is that of the dictionary below, which stays the one place of other people's hooks.
@@ -41,18 +41,13 @@ class HooksBeside(MutableMapping[Any, Any], OrderedDict[Any, Any]):
         self.beside: dict[object, Any] = {}
         self._loop_reads = loop_reads
 
-    def items(self) -> ItemsView[Any, Any]:
+    def items(self) -> Any:
         """Theirs, and ours where torch's loop reads these."""
-        shown = self.below.items()
-        return cast(ItemsView[Any, Any], chain(shown, self.beside.items())) if self._adds("items") else shown
+        return chain(self.below.items(), self.beside.items()) if self._loop_reads == "items" else self.below.items()
 
-    def values(self) -> ValuesView[Any]:
+    def values(self) -> Any:
         """Theirs, and ours where torch's loop reads these."""
-        shown = self.below.values()
-        return cast(ValuesView[Any], chain(shown, self.beside.values())) if self._adds("values") else shown
-
-    def _adds(self, view: str) -> bool:
-        return self._loop_reads == view and bool(self.beside)
+        return chain(self.below.values(), self.beside.values()) if self._loop_reads == "values" else self.below.values()
 
     def keys(self) -> KeysView[Any]:
         """Theirs."""
@@ -72,7 +67,7 @@ class HooksBeside(MutableMapping[Any, Any], OrderedDict[Any, Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter(self.below)
 
-    def __reversed__(self) -> Iterator[Any]:
+    def __reversed__(self) -> Any:
         return reversed(self.below)
 
     def __getitem__(self, key: Any) -> Any:
@@ -165,13 +160,8 @@ def _put(
 
 @cache
 def _have_them_skipped() -> None:
-    """Have torch.compile pass over what a call asks of the hooks: it would compile that where a model's call comes in.
-
-    The functions themselves are marked, and cost nothing more.
-    """
-    for function in vars(HooksBeside).values():
-        if isinstance(function, FunctionType):
-            torch.compiler.disable(function, recursive=False)  # type: ignore[no-untyped-call]
+    """Have torch.compile pass over what a call asks of the hooks: it would compile that where a model's call comes in."""
+    torch_private.leave_uncompiled(value for value in vars(HooksBeside).values() if isinstance(value, FunctionType))
 
 
 def _hand_back(hooks: HooksBeside) -> None:
