@@ -140,7 +140,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
         {"memory_report", "run_times"},
     ),
     "tracer.runs": (
-        {"job", "rank_store", "run_history", "termination", "waste"},
+        {"job", "own_folder", "rank_store", "run_history", "termination", "waste"},
         {"job_pages", "session"},
         {"results"},
         {"failure_words", "ranks", "screen", "watch_report", "workload_run"},

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import io
 import itertools
+import os
+import pickle
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +18,86 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.truth.program import Batch, Program, mlp, program
+
+# ---- whole models in files, and processes of its own -----------------------------------------------------------------
+
+
+@program()
+def whole_models_saved() -> Program:
+    """In every way in which a model, an optimizer or a copy gets into a file, from inside a step."""
+    model, batch = mlp(), Batch()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def digest(value: object) -> str:
+        file = io.BytesIO()
+        torch.save(value, file)
+        return hashlib.sha256(file.getvalue()).hexdigest()
+
+    def step() -> tuple[Tensor, str, str, str, int]:
+        x = batch.of(torch.randn(256, 64))
+        loss = model(x).square().mean()
+        loss.backward()
+        files = [digest(model), digest(optimizer.state_dict()), hashlib.sha256(pickle.dumps(optimizer)).hexdigest()]
+        again = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+        num_hooks = sum(len(list(module._forward_pre_hooks.items())) for module in again.modules())
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach(), files[0], files[1], files[2], num_hooks
+
+    return Program(step, model, [optimizer], batch)
+
+
+@program()
+def average_copied_in_a_step() -> Program:
+    """An average of the weights that is a new deep copy of the model each time, and called as a model."""
+    model, batch = mlp(), Batch()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    averages = [copy.deepcopy(model)]
+
+    def step() -> Tensor:
+        x = batch.of(torch.randn(256, 64))
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        new = copy.deepcopy(model)
+        with torch.no_grad():
+            for slow, fast in zip(averages[0].parameters(), new.parameters(), strict=True):
+                fast.lerp_(slow, 0.9)
+            averages[0] = new
+            return new(x).square().mean()
+
+    return Program(step, model, [optimizer], batch, held=averages)
+
+
+@program()
+def forks_in_steps() -> Program:
+    """A child trains with what it has of its parent's, and ends; what it finds is told by its status."""
+    model, batch = mlp(), Batch()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def train() -> Tensor:
+        loss = model(batch.of(torch.randn(256, 64))).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    def child() -> int:
+        with torch.no_grad():
+            return 3 + int(model(torch.ones(2, 64)).isfinite().all())
+
+    def step() -> tuple[Tensor, int]:
+        loss = train()
+        if (pid := os.fork()) == 0:
+            status = 1
+            try:
+                status = child()
+            finally:
+                os._exit(status)
+        return loss, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    return Program(step, model, [optimizer], batch)
+
 
 # ---- threads ---------------------------------------------------------------------------------------------------------
 

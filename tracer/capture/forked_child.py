@@ -50,4 +50,4 @@ def _end_without_destructors() -> None:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit") and hasattr(libc, "__cxa_atexit"):
         libc.on_exit(libc._exit, None)
-        getattr(libc, "__cxa_atexit")(libc.fflush, None, None)  # noqa: B009
+        getattr(libc, "__cxa_atexit")(libc.fflush, None, None)

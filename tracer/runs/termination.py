@@ -102,7 +102,7 @@ class Termination:
 
 @contextmanager
 def held(error: BaseException | None = None) -> Iterator[None]:
-    """While the block lasts, which is work of ours between two of the program's, signals wait; see `Termination.hold`."""
+    """While the block lasts, which is work of ours between two of the program's, signals wait: `Termination.hold`."""
     termination = Termination()
     termination.hold(error)
     try:
@@ -182,9 +182,10 @@ class FilesInTurn:
                 with turn.writing(path):
                     ...
 
-    Ctrl-C lets the file at work come to its end and no other one begin, but for one from which the rest can be made;
-    a second one ends that one too. Then WritingInterrupted leaves the block. SIGTERM, behind which there is nobody in a hurry, waits for all files; then
-    Terminated leaves the block. A handler of somebody else's stays; what it raises ends the file at work.
+    Ctrl-C lets the file at work come to its end and no other one begin, but for one from which the rest can be made; a
+    second one ends that one too. Then WritingInterrupted leaves the block. SIGTERM, behind which there is nobody in a
+    hurry, waits for all files; then Terminated leaves the block. A handler of somebody else's stays; what it raises
+    ends the file at work.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:

@@ -25,6 +25,7 @@ from tracer.exporters.files import check_folder
 from tracer.exporters.screen.profile import NUM_ROWS
 from tracer.nested import leaves
 from tracer.runs.outputs import Written, left_from_earlier, left_sentence, write_outputs, written_lines
+from tracer.runs.own_folder import OwnFolder
 from tracer.runs.rank_store import RankStore
 from tracer.runs.ranks import Rank, announce, begin, finish, peak_of, this_rank
 from tracer.runs.results import Failure, RunResults, run_results
@@ -53,7 +54,8 @@ class TrainingProfile(ProfileSession):
     Attributes:
         results: Everything that was found; after the block.
         written: What became of each file; after the block.
-        folder: Where the files are: `save_dir`, or the rank's own folder below it.
+        folder: Where the files are: `save_dir`, or the rank's own folder below it; in that, a folder of its own where
+            another session that is still running, as a parent process may have, writes there.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class TrainingProfile(ProfileSession):
         self.save_dir = Path(save_dir)
         self.rank: Rank | None = this_rank()
         self.folder = self.rank.folder(self.save_dir) if self.rank is not None else self.save_dir
+        self._own_folder = OwnFolder(self.folder)
         self.results: RunResults | None = None
         self.written: tuple[Written, ...] = ()
         self._termination = Termination()
@@ -114,6 +117,9 @@ class TrainingProfile(ProfileSession):
 
     def __enter__(self) -> Self:
         """Switch on."""
+        self.folder = self._own_folder.take()
+        if self._own_folder.is_another:  # it is another's, whose rank this is then as well
+            self.rank = None
         if self.rank is not None:
             begin(self.rank, self.save_dir)
         self._termination.watch()
@@ -121,6 +127,7 @@ class TrainingProfile(ProfileSession):
             return super().__enter__()
         except BaseException:
             self._termination.forget()
+            self._own_folder.let_go()
             raise
 
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
@@ -185,7 +192,12 @@ class TrainingProfile(ProfileSession):
             self.fault = self.fault or fault
             tell_of_fault(fault, error, stacklevel=3)
         finally:
+            self._own_folder.let_go()
             self._termination.close()
+
+    def _leave_to_parent(self) -> None:
+        super()._leave_to_parent()
+        self._own_folder.leave_to_parent()
 
     def _finish(self, error: BaseException | None, objects: TrainingObjects) -> None:
         self.results = self._results(error, objects)
@@ -238,6 +250,8 @@ class TrainingProfile(ProfileSession):
                 f"The loop ended after {some(self.num_steps_done, 'step')}, and the first one that is recorded is step "
                 f"{first}: {advice}."
             )
+        if self._own_folder.is_another:
+            self._complain(f"A session that is still running has {self.folder.parent}: the files are in {self.folder}.")
         if left := left_from_earlier(self.folder, self.written):
             self._complain(left_sentence(left))
         if self._screen == "full" and (self.rank is None or self.rank.index == 0):

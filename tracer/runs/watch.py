@@ -40,6 +40,7 @@ from tracer.exporters.memory_snapshot import write_memory_snapshot
 from tracer.exporters.screen.terminal import say
 from tracer.exporters.screen.watch import short_watch_lines, write_watch_text
 from tracer.nested import leaves
+from tracer.runs.own_folder import OwnFolder
 from tracer.runs.rank_store import RankStore
 from tracer.runs.ranks import Rank, RankPeak, begin, finish, leave, this_rank
 from tracer.runs.results import is_out_of_memory
@@ -79,7 +80,8 @@ class TrainingWatch:
         num_steps_done: Steps that have ended.
         fault: What went wrong in the watch itself, or None.
         report: What was written last; None so far.
-        folder: Where the files are: `save_dir`, or the rank's own folder below it.
+        folder: Where the files are: `save_dir`, or the rank's own folder below it; in that, a folder of its own where
+            another session that is still running writes there.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class TrainingWatch:
         self.save_dir = Path(save_dir)
         self.rank: Rank | None = this_rank()
         self.folder = self.rank.folder(self.save_dir) if self.rank is not None else self.save_dir
+        self._own_folder = OwnFolder(self.folder)
         self._store: RankStore | None = None
         self.num_steps_done = 0
         self.fault: Exception | None = None
@@ -148,6 +151,9 @@ class TrainingWatch:
     def __enter__(self) -> Self:
         """Switch on."""
         try:
+            self.folder = self._own_folder.take()
+            if self._own_folder.is_another:  # it is another's, whose rank this is then as well
+                self.rank = None
             if self.rank is not None:
                 begin(self.rank, self.save_dir)
             self._termination.watch()
@@ -159,6 +165,7 @@ class TrainingWatch:
             self._listen()
         except BaseException:
             self._switch_off()
+            self._own_folder.let_go()
             self._termination.forget()
             raise
         return self
@@ -190,6 +197,7 @@ class TrainingWatch:
                 tell_of_fault(self.fault, error, stacklevel=3)
         finally:
             self._objects = None
+            self._own_folder.let_go()
             self._termination.close()
 
     def _last_words(self, error: BaseException | None) -> None:
@@ -212,6 +220,7 @@ class TrainingWatch:
         """In a forked child: the watch is its parent's."""
         self._is_in_child = True
         self._switch_off()
+        self._own_folder.leave_to_parent()
         self._objects = None
 
     def _switch_off(self) -> None:

@@ -160,7 +160,7 @@ def _put(
 
 @cache
 def _have_them_skipped() -> None:
-    """Have torch.compile pass over what a call asks of the hooks: it would compile that where a model's call comes in."""
+    """Have torch.compile pass over what a call asks of the hooks, which it would compile with a model's call."""
     torch_private.leave_uncompiled(value for value in vars(HooksBeside).values() if isinstance(value, FunctionType))
 
 
