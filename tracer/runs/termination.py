@@ -35,8 +35,8 @@ class Termination:
     """Lets Ctrl-C and SIGTERM unwind the program like any exception, except while our own code is at work.
 
     SIGTERM's default would end the process on the spot, and with it what was recorded. A handler of somebody else's is
-    left alone, and the default is put back when nobody listens any more. In another thread than the main one every
-    method does nothing, as Python has it.
+    left alone, and the default is put back when nobody listens any more. Before `watch`, and in another thread than the
+    main one, every method does nothing.
 
     Attributes:
         num_interrupts: How often Ctrl-C has come since it has to wait.
@@ -76,7 +76,6 @@ class Termination:
         if not self._must_wait:
             self.num_interrupts += isinstance(error, KeyboardInterrupt)
             self._must_wait = True
-        self.watch()
 
     def resume(self) -> None:
         """Wait no longer; raises what has waited."""
@@ -105,6 +104,7 @@ def held(error: BaseException | None = None) -> Iterator[None]:
     """While the block lasts, which is work of ours between two of the program's, signals wait: `Termination.hold`."""
     termination = Termination()
     termination.hold(error)
+    termination.watch()
     try:
         yield
     finally:
@@ -197,6 +197,7 @@ class FilesInTurn:
     def __enter__(self) -> Self:
         """Let both wait."""
         self._termination.hold()
+        self._termination.watch()
         return self
 
     def keeps_the_rest_in(self, path: Path) -> bool:
