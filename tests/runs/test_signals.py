@@ -14,6 +14,9 @@ import torch
 from torch import nn
 
 from tracer import timeline_tracer
+from tracer.capture import torch_private
+from tracer.capture.device.counter_reading import CounterReading
+from tracer.capture.profiler.event_tree import read_recording
 from tracer.exporters.recording_file.kept_run_file import load_kept_run
 from tracer.runs import outputs, session
 from tracer.runs.outputs import OUTPUTS
@@ -29,8 +32,8 @@ ENDS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
 IN_LOOP = {"wait": 0, "warm-up": 1, "recording": 2, "second cycle": 5}
 WITHIN = {
     "reading a cycle": (timeline_tracer, "read_recording"),
-    "keeping a cycle": (timeline_tracer.torch_private, "kineto_results"),
-    "reading the counter": (timeline_tracer.CounterReading, "now"),
+    "keeping a cycle": (torch_private, "kineto_results"),
+    "reading the counter": (CounterReading, "now"),
     "analysis": (timeline_tracer, "find_in_cycle"),
     "who holds what": (session, "find_held_waste"),
     "walk": (session, "live_tensors"),
@@ -180,9 +183,7 @@ def test_somebody_elses_handler_that_raises_while_a_cycle_is_read_costs_nothing(
     def theirs(number: int, frame: object) -> None:
         raise KeyboardInterrupt("theirs")
 
-    monkeypatch.setattr(
-        timeline_tracer, "read_recording", first_then(lambda: send(signal.SIGINT), timeline_tracer.read_recording)
-    )
+    monkeypatch.setattr(timeline_tracer, "read_recording", first_then(lambda: send(signal.SIGINT), read_recording))
     signal.signal(signal.SIGINT, theirs)
     try:
         with pytest.raises(KeyboardInterrupt, match="theirs"):
@@ -197,7 +198,7 @@ def test_a_handler_that_the_loop_sets_meanwhile_stays(tmp_path: Path) -> None:
     def theirs(number: int, frame: object) -> None:
         """Of the loop's."""
 
-    train(tmp_path, lambda step: signal.signal(signal.SIGTERM, theirs) and None)
+    train(tmp_path, lambda step: [signal.signal(signal.SIGTERM, theirs)].clear())
     assert signal.getsignal(signal.SIGTERM) is theirs
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

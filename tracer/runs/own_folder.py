@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+fcntl: Any
 try:
     import fcntl
 except ImportError:  # a system without locks of this kind
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None
 
 
 class OwnFolder:

@@ -75,8 +75,8 @@ def test_a_file_is_the_same_to_the_byte() -> None:
 
 
 def test_a_handle_in_the_state_removes_from_the_copy() -> None:
-    model = nn.Linear(2, 1)
-    model.handle = model.register_forward_pre_hook(theirs)  # type: ignore[assignment]
+    model: Any = nn.Linear(2, 1)
+    model.handle = model.register_forward_pre_hook(theirs)
     hook_call(model, lambda *_: None)
     for made in (copy.deepcopy(model), unpickled(model)):
         made.handle.remove()
