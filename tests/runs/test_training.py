@@ -197,7 +197,7 @@ def test_what_ends_the_program_while_files_are_written_goes_on_its_way(
         session.step()
     there = sorted(path.name for path in tmp_path.iterdir())
     assert sorted(each.path.name for each in session.written) == there
-    assert (there == ["max_mem.txt"]) == (number == signal.SIGINT)
+    assert (there == ["max_mem.txt", "recording.npz"]) == (number == signal.SIGINT)
 
 
 def test_a_folder_that_cannot_be_written_is_said_before_the_loop(tmp_path: Path) -> None:
