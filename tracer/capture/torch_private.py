@@ -13,10 +13,11 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Literal
 
 import torch
@@ -489,6 +490,14 @@ def on_compile_start(callback: Callable[[], None]) -> Callable[[], None]:
     return lambda: callback_handler.remove_start_callback(begin)
 
 
+def leave_uncompiled(functions: Iterable[FunctionType]) -> None:
+    """Have torch.compile run these as they are, and still compile what they call; the calls cost nothing more."""
+    from torch._dynamo.decorators import skip
+
+    for function in functions:
+        skip(function)
+
+
 def compiled_wrappers(model: torch.nn.Module) -> list[torch.nn.Module]:
     """What `torch.compile(model)` returned, for each time it was called: modules whose hooks run outside the code."""
     dynamo = sys.modules.get("torch._dynamo")
@@ -831,6 +840,20 @@ def without_modes() -> Any:
     from torch.utils._python_dispatch import _disable_current_modes
 
     return _disable_current_modes()
+
+
+BEFORE_CALL_HOOKS = "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"
+"""Where a module keeps the hooks that are called before it, and which of them are given its keywords."""
+AFTER_CALL_HOOKS = "_forward_hooks"
+STEP_HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
+"""Where an optimizer keeps the hooks that are called before and after its step."""
+
+
+def leave_profiler_of_parent() -> None:
+    """In a forked child: record nothing more, without a word to the profiler, whose threads are not here."""
+    if torch._C._autograd._profiler_enabled():
+        sys.setprofile(None)
+        torch._C._autograd._enable_record_function(False)
 
 
 def process_group_store() -> Any:

@@ -14,6 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tracer.capture import torch_private
+from tracer.capture.forked_child import in_forked_child
 from tracer.exporters.screen.terminal import say
 from tracer.runs.training import TrainingProfile
 from tracer.runs.watch import TrainingWatch
@@ -54,6 +55,7 @@ class ScriptProfile:
 
     Attributes:
         session: The profile; None until a model was called.
+        is_in_child: Whether this process was forked by the one that began; it is silent then.
     """
 
     def __init__(self, make_session: MakeSession) -> None:
@@ -70,6 +72,8 @@ class ScriptProfile:
         self._waits_for: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._is_stepping = self._is_over = self._has_compiled = self._has_stepped = False
+        self.is_in_child = False
+        self._forget_forks: Callable[[], object] = lambda: None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -82,6 +86,7 @@ class ScriptProfile:
 
     def __enter__(self) -> Self:
         """Look out for models and steps."""
+        self._forget_forks = in_forked_child(self._leave_to_parent)
         self._handles = [
             register_module_forward_pre_hook(self._called),
             register_optimizer_step_post_hook(self._optimizer_stepped),
@@ -92,9 +97,14 @@ class ScriptProfile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Look no longer; write what was recorded, if that was not done yet."""
+        """Look no longer; write what was recorded, if that was not done yet. A forked child does nothing."""
+        self._forget_forks()
         self._look_no_longer()
         self._close(error)
+
+    def _leave_to_parent(self) -> None:
+        self.is_in_child = self._is_over = True
+        self._look_no_longer()
 
     def _called(self, module: nn.Module, args: Any) -> None:
         """Before any module's call: where a session begins and ends, since hooks on optimizers may come and go here."""

@@ -24,6 +24,7 @@ from tracer.capture import torch_private
 from tracer.capture.compile_watch import CompileWatch, compiled_wrapper_names
 from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory
+from tracer.capture.forked_child import in_forked_child
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.gradients_seen import GradientsSeen
 from tracer.capture.objects.known_storages import (
@@ -38,6 +39,7 @@ from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
 from tracer.errors import RecordingError, TracerError
 from tracer.runs.run_history import RunHistory
+from tracer.runs.termination import held
 from tracer.runs.waste import find_held_waste
 from tracer.timeline_tracer import TimelineTracer
 from tracer.units import format_bytes
@@ -94,6 +96,7 @@ class ProfileSession:
         fault: What went wrong in the session itself, or None.
         module_names: Dotted names of the model's modules by `id()`.
         waste: What the peak held that nobody needs; there when all is recorded, or the block has ended.
+        is_in_child: Whether this process was forked by the one whose session it is; nothing is done then.
     """
 
     def __init__(
@@ -139,6 +142,7 @@ class ProfileSession:
             compiled=self._compile_watch.code,
         )
         self._profiler: Any = None
+        self._of_parent: Any = None
         self._quiet = ExitStack()
         self._hooks = self._call_hooks(objects)
         self._thread = threading.get_ident()
@@ -151,6 +155,8 @@ class ProfileSession:
         self._peak_alone = peak_alone
         self.waste: tuple[Waste, ...] = ()
         self._looked_for_waste = False
+        self.is_in_child = False
+        self._forget_forks: Callable[[], object] = lambda: None
 
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
         """What tells of optimizers' steps."""
@@ -163,6 +169,7 @@ class ProfileSession:
     # ------------------------------------------------------------------------------------------------- the life cycle
     def __enter__(self) -> Self:
         """Switch on."""
+        self._forget_forks = in_forked_child(self._leave_to_parent)
         try:
             self._switch_on()
         except BaseException:
@@ -197,10 +204,19 @@ class ProfileSession:
             kind, trace = (type(error), error.__traceback__) if error is not None else (None, None)
             self._ours(lambda: profiler.__exit__(kind, error, trace))
             torch_private.let_go_of(profiler)
+        self._forget_forks()
         self._ours(self._hooks.stop)
         self._ours(self._compile_watch.stop)
         self._ours(self.history.stop)
         self._ours(self._quiet.close)
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: the session is its parent's. The profiler is kept, since it must not be stopped here."""
+        self.is_in_child, self._of_parent, self._profiler = True, self._profiler, None
+        self._hooks.stop()
+        self._compile_watch.stop()
+        self._quiet.close()
+        self._let_go()
 
     def _look_where_memory_ran_out(self, error: BaseException) -> None:
         """Where nobody named a device, a run that found no memory on one is about that one."""
@@ -264,18 +280,21 @@ class ProfileSession:
     @contextmanager
     def _never_the_loops_fault(self) -> Iterator[None]:
         """What goes wrong inside ends the profiling and not the training, with one warning."""
-        try:
-            yield
-        except Exception as fault:
-            self.fault = self.fault or fault
-            self._switch_off(None)
-            warnings.warn(f"Profiling has stopped, and the loop goes on: {fault_text(self.fault)}", stacklevel=4)
+        with held():
+            try:
+                yield
+            except Exception as fault:
+                self.fault = self.fault or fault
+                self._switch_off(None)
+                warnings.warn(f"Profiling has stopped, and the loop goes on: {fault_text(self.fault)}", stacklevel=4)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Switch everything off; what was recorded until now is kept."""
-        self._end(error)
+        """Switch everything off; what was recorded until now is kept. A forked child does nothing."""
+        if not self.is_in_child:
+            with held(error):
+                self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
         had_fault = self.fault is not None
