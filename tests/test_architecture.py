@@ -94,6 +94,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
             "objects.holder_links",
             "objects.parameter_origins",
             "objects.plain_tensors",
+            "objects.storage_columns",
             "profiler.quiet_profiler",
             "sources.error_line",
             "sources.storing_lines",

@@ -13,9 +13,11 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import chain
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -378,6 +380,24 @@ def is_leaf(tensor: torch.Tensor) -> bool:
         return False
 
 
+_is_leaf, _grad = attrgetter("is_leaf"), attrgetter("grad")
+
+
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A tensor's gradient where it keeps one; to ask any other tensor for it makes torch warn."""
+    return tensor.grad if is_leaf(tensor) or tensor.retains_grad else None
+
+
+def gradients_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """The same of many, without a call that Python makes for each: a profiler would record it."""
+    with as_plain_tensors():
+        try:
+            are_leaves = all(map(_is_leaf, tensors))
+        except RuntimeError:  # see `is_leaf`
+            are_leaves = False
+        return list(map(_grad, tensors)) if are_leaves else list(map(gradient_of, tensors))
+
+
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether autograd knows a tensor as a view of another one."""
     return bool(tensor._is_view())
@@ -387,6 +407,12 @@ def is_wrapped_by_transform(tensor: torch.Tensor) -> bool:
     """Whether a transform of torch.func (grad, vmap) has wrapped a tensor."""
     functorch = getattr(torch._C, "_functorch", None)
     return functorch is not None and bool(functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def any_is_wrapped_by_transform(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether a transform of torch.func has wrapped one of them."""
+    functorch = getattr(torch._C, "_functorch", None)
+    return functorch is not None and any(map(functorch.is_functorch_wrapped_tensor, tensors))
 
 
 def below_transforms(tensor: torch.Tensor) -> torch.Tensor:
@@ -444,6 +470,32 @@ def parameters_and_buffers(module: torch.nn.Module) -> Iterator[tuple[str, bool,
         for name, tensor in (module.__dict__.get(attribute) or {}).items():
             if isinstance(tensor, torch.Tensor):
                 yield str(name), is_parameter, tensor
+
+
+_of_parameters, _of_modules = itemgetter("_parameters"), itemgetter("_modules")
+
+
+def parameters_by_id(modules: Iterable[torch.nn.Module]) -> dict[int, torch.nn.Parameter] | None:
+    """Every parameter in some modules by `id()`, level by level; None where one keeps them elsewhere, as in scripts.
+
+    What `Module.named_parameters` gives takes some forty calls of Python's for a module, which a profiler records; this
+    takes some ten for a level.
+    """
+    level, seen = list(modules), set[int]()
+    found: dict[int, torch.nn.Parameter] = {}
+    while level:
+        try:
+            inside = list(map(vars, level))
+            own = list(chain.from_iterable(map(dict.values, map(_of_parameters, inside))))
+            children = list(chain.from_iterable(map(dict.values, map(_of_modules, inside))))
+        except (KeyError, TypeError):
+            return None
+        found |= zip(map(id, own), own, strict=True)
+        by_id = dict(zip(map(id, children), children, strict=True))
+        level = [child for number, child in by_id.items() if child is not None and number not in seen]
+        seen |= by_id.keys()
+    found.pop(id(None), None)
+    return found
 
 
 def child_modules(module: torch.nn.Module) -> dict[str, torch.nn.Module]:

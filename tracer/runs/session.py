@@ -7,7 +7,7 @@ import threading
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -36,6 +36,7 @@ from tracer.capture.objects.live_tensors import live_tensors
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
+from tracer.collector import paused_gc
 from tracer.errors import RecordingError, TracerError
 from tracer.runs.run_history import RunHistory
 from tracer.runs.waste import find_held_waste
@@ -306,10 +307,11 @@ class ProfileSession:
         """Look at model and optimizer; in a walk, which is at the beginning of a cycle, at all that Python holds."""
         if self._objects is None:
             return
-        held = live_tensors() if is_walk else None
-        self._walks_were_cut |= held is not None and not held.is_complete
-        rest = held.tensors if held is not None else ()
-        self._observer.observe(itertools.chain(self._objects.tensors(), rest), is_walk=is_walk)
+        with paused_gc():
+            held = live_tensors() if is_walk else None
+            self._walks_were_cut |= held is not None and not held.is_complete
+            rest = held.tensors if held is not None else ()
+            self._observer.observe(itertools.chain(self._objects.tensors(), rest), is_walk=is_walk)
 
     @property
     def _is_recording(self) -> bool:
@@ -341,16 +343,16 @@ class ProfileSession:
 
     def _wanting_gradients(self) -> list[tuple[str, Tensor]]:
         """The models' parameters that want a gradient; asked anew, since a loop may replace its parameters."""
-        if self._objects is None:
-            return []
-        return [(name, one) for name, one in self._objects.parameters() if one.requires_grad]
+        return self._objects.trained() if self._objects is not None else []
 
-    def _observe_gradients(self, parameters: Iterable[tuple[str, Tensor]]) -> dict[str, bool]:
+    def _observe_gradients(self, parameters: Collection[tuple[str, Tensor]]) -> dict[str, bool]:
         """Note where gradients lie; whether each parameter has one, by name."""
-        gradients = [(name, parameter.grad) for name, parameter in parameters]
+        names, tensors = [name for name, _ in parameters], [parameter for _, parameter in parameters]
+        gradients = torch_private.gradients_of(tensors)
         if self._is_recording:
-            self._observer.observe((Role.GRADIENT, name, grad) for name, grad in gradients if grad is not None)
-        return {name: grad is not None for name, grad in gradients}
+            pairs = zip(names, gradients, strict=True)
+            self._observer.observe([(Role.GRADIENT, name, gradient) for name, gradient in pairs if gradient is not None])
+        return dict(zip(names, [gradient is not None for gradient in gradients], strict=True))
 
     def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         with self._never_the_loops_fault():
