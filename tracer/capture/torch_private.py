@@ -552,6 +552,11 @@ def reads_hooks_in_compiled_code(model: torch.nn.Module) -> bool:
     return has_compiled() and not getattr(config, "skip_nnmodule_hook_guards", False)
 
 
+def let_go_of_recording(profiler: Any) -> None:
+    """Free what a `torch.profiler.profile` holds of the cycle that has ended, which it keeps until the next begins."""
+    profiler.profiler.kineto_results = None
+
+
 def let_go_of(profiler: Any) -> None:
     """Break the circles in a stopped `torch.profiler.profile`, so that it goes without a garbage collection."""
     profiler.on_trace_ready = None

@@ -296,6 +296,7 @@ class ProfileSession:
         is_next_recorded = profiler.schedule(profiler.step_num) in _RECORDING
         self.module_names.update(compiled_wrapper_names(self.module_names))
         self._tracer(profiler)
+        torch_private.let_go_of_recording(profiler)
         self._observe_everything(is_walk=is_next_recorded and self._profiler is not None)
         if self._tracer.num_cycles == self.schedule.num_repeats:
             self.history.dump()

@@ -380,6 +380,7 @@ class TrainingWatch:
             snapshot=snapshot,
             tensors=self._tensors,
             earlier=self._earlier,
+            earlier_step=_BASELINE_STEP,
             notes=tuple(self._missing(snapshot is not None)),
             settings=self._settings,
         )
