@@ -694,7 +694,7 @@ def graph_breaks() -> list[tuple[str, Any]]:
 def wrapped_modules() -> dict[int, torch.nn.Module]:
     """What each wrapper that torch.compile has put around a module wraps, by `id()` of the wrapper."""
     wrapper = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", None)
-    if wrapper is None:
+    if wrapper is None or not has_compiled():  # to look through all objects takes a tenth of a second
         return {}
     return {id(one): one._orig_mod for one in gc.get_objects() if type(one) is wrapper}
 

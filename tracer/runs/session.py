@@ -7,7 +7,7 @@ import threading
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -352,7 +352,9 @@ class ProfileSession:
         gradients = torch_private.gradients_of(tensors)
         if self._is_recording:
             pairs = zip(names, gradients, strict=True)
-            self._observer.observe([(Role.GRADIENT, name, gradient) for name, gradient in pairs if gradient is not None])
+            self._observer.observe(
+                [(Role.GRADIENT, name, gradient) for name, gradient in pairs if gradient is not None]
+            )
         return dict(zip(names, [gradient is not None for gradient in gradients], strict=True))
 
     def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -30,9 +30,11 @@ def plain_storages(looked_at: Sequence[Any]) -> list[torch.UntypedStorage] | Non
     types = set(map(type, looked_at))
     if types == _STORAGE:
         storages = list(looked_at)
-    elif not types <= _PLAIN or torch_private.any_is_wrapped_by_transform(looked_at):
-        return None
-    elif not set(map(_layout, looked_at)) <= _STRIDED:
+    elif (
+        not types <= _PLAIN
+        or torch_private.any_is_wrapped_by_transform(looked_at)
+        or not set(map(_layout, looked_at)) <= _STRIDED
+    ):
         return None
     else:
         storages = list(map(Tensor.untyped_storage, looked_at))

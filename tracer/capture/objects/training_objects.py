@@ -122,8 +122,8 @@ class TrainingObjects:
             self._check_names()
             self._strangers[id(optimizer)] = ids
         names, kind = self._names, type(optimizer).__name__
-        return [
-            (names[number] if number in names else f"{kind}.{index}", tensor)
+        return [  # without a call: see storage_columns.py
+            (names[number] if number in names else f"{kind}.{index}", tensor)  # noqa: SIM401
             for index, (number, tensor) in enumerate(zip(ids, tensors, strict=True))
         ]
 
