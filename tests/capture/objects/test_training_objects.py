@@ -108,7 +108,7 @@ def test_a_parameter_that_is_no_leaf_is_not_asked_for_its_gradient() -> None:
     model = nn.Linear(2, 2, bias=False)
     updated = model.weight - 0.1
     del model.weight
-    model._parameters["weight"] = updated  # as a functional update of the weights leaves it
+    model._parameters["weight"] = updated  # type: ignore[assignment] # as a functional update of the weights leaves it
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1)
     optimizer.param_groups[0]["params"] = [updated]
     with warnings.catch_warnings():

@@ -109,21 +109,10 @@ class _Numbered(dict[str, int]):
 class _WatchedStorage(weakref.ref[torch.UntypedStorage]):
     """A weak reference that is a key of its own, whatever becomes of its storage."""
 
-    __slots__ = ("address", "device")
     __hash__ = object.__hash__
     __eq__ = object.__eq__
-
-    def __new__(
-        cls, storage: torch.UntypedStorage, ended: Callable[[Any], object], address: int, device: int
-    ) -> _WatchedStorage:
-        watched = super().__new__(cls, storage, ended)
-        watched.address, watched.device = address, device
-        return watched
-
-    def __init__(
-        self, storage: torch.UntypedStorage, ended: Callable[[Any], object], address: int, device: int
-    ) -> None:
-        super().__init__(storage, ended)
+    address: int
+    device: int
 
 
 class StorageObserver:
@@ -203,7 +192,9 @@ class StorageObserver:
         """
         watched = self._watched.get((address, device))
         if watched is None or watched() is None:
-            self._watched[address, device] = _WatchedStorage(storage, self._ended_ns.__getitem__, address, device)
+            watched = _WatchedStorage(storage, self._ended_ns.__getitem__)
+            watched.address, watched.device = address, device
+            self._watched[address, device] = watched
 
     def stop(self) -> None:
         """Watch no storage any longer."""

@@ -30,16 +30,17 @@ def plain_storages(looked_at: Sequence[Any]) -> list[torch.UntypedStorage] | Non
     types = set(map(type, looked_at))
     if types == _STORAGE:
         storages = list(looked_at)
-    elif (
-        not types <= _PLAIN
-        or torch_private.any_is_wrapped_by_transform(looked_at)
-        or not set(map(_layout, looked_at)) <= _STRIDED
-    ):
-        return None
-    else:
+    elif types <= _PLAIN and _are_strided(looked_at):
         storages = list(map(Tensor.untyped_storage, looked_at))
+    else:
+        return None
     try:
         list(map(address_of, storages))
     except RuntimeError:  # one has no address to tell
         return None
     return storages
+
+
+def _are_strided(tensors: Sequence[Tensor]) -> bool:
+    """Whether none is sparse, or wrapped by a transform of torch.func."""
+    return not torch_private.any_is_wrapped_by_transform(tensors) and set(map(_layout, tensors)) <= _STRIDED
