@@ -48,7 +48,7 @@ from tracer.runs.training import TrainingProfile
 MODES = ("alone", "torch.profiler", "ours")
 PLAN = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=3, num_repeats=2)
 AIM = 0.10
-Program = tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]
+Program = tuple[nn.Module, torch.optim.Optimizer | None, Callable[[], None]]
 
 
 def gpt() -> Program:
