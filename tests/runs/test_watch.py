@@ -118,6 +118,7 @@ def test_what_grows_on_the_cpu_is_named_by_its_looks_and_its_holder(
     assert values["findings"]["growth"]["trend"]["bytes_per_step"] == MIB
     (kept,) = values["kept"]
     assert kept["what"] == "tensors [262144] float32"
+    assert kept["bytes_per_step"] == MIB
     assert (kept["count"], kept["bytes"]) == (130, 130 * MIB)
     assert [holder["path"] for holder in kept["holders"]] == ["history[...]"]
     assert "history[...]" in (tmp_path / "watch.txt").read_text()

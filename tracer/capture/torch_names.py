@@ -72,9 +72,10 @@ def step_words(name: str, num_steps: int | None = None) -> str:
 
     Args:
         name: torch's, which counts from 0.
-        num_steps: How many there were, if that is known.
+        num_steps: How many have ended, if that is known; nothing is said of it in a step that has not.
     """
     number = name.removeprefix(STEP_PREFIX)
     if not number.isdecimal():
         return name
-    return f"step {int(number) + 1:,}" + (f" of {num_steps:,}" if num_steps is not None else "")
+    has_ended = num_steps is not None and int(number) < num_steps
+    return f"step {int(number) + 1:,}" + (f" of {num_steps:,}" if has_ended else "")

@@ -13,9 +13,11 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import chain
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Literal
@@ -379,6 +381,24 @@ def is_leaf(tensor: torch.Tensor) -> bool:
         return False
 
 
+_is_leaf, _grad = attrgetter("is_leaf"), attrgetter("grad")
+
+
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A tensor's gradient where it keeps one; to ask any other tensor for it makes torch warn."""
+    return tensor.grad if is_leaf(tensor) or tensor.retains_grad else None
+
+
+def gradients_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """The same of many, without a call that Python makes for each: a profiler would record it."""
+    with as_plain_tensors():
+        try:
+            are_leaves = all(map(_is_leaf, tensors))
+        except RuntimeError:  # see `is_leaf`
+            are_leaves = False
+        return list(map(_grad, tensors)) if are_leaves else list(map(gradient_of, tensors))
+
+
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether autograd knows a tensor as a view of another one."""
     return bool(tensor._is_view())
@@ -388,6 +408,12 @@ def is_wrapped_by_transform(tensor: torch.Tensor) -> bool:
     """Whether a transform of torch.func (grad, vmap) has wrapped a tensor."""
     functorch = getattr(torch._C, "_functorch", None)
     return functorch is not None and bool(functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def any_is_wrapped_by_transform(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether a transform of torch.func has wrapped one of them."""
+    functorch = getattr(torch._C, "_functorch", None)
+    return functorch is not None and any(map(functorch.is_functorch_wrapped_tensor, tensors))
 
 
 def below_transforms(tensor: torch.Tensor) -> torch.Tensor:
@@ -453,6 +479,32 @@ def parameters_and_buffers(module: torch.nn.Module) -> Iterator[tuple[str, bool,
                 yield str(name), is_parameter, tensor
 
 
+_of_parameters, _of_modules = itemgetter("_parameters"), itemgetter("_modules")
+
+
+def parameters_by_id(modules: Iterable[torch.nn.Module]) -> dict[int, torch.nn.Parameter] | None:
+    """Every parameter in some modules by `id()`, level by level; None where one keeps them elsewhere, as in scripts.
+
+    What `Module.named_parameters` gives takes some forty calls of Python's for a module, which a profiler records; this
+    takes some ten for a level.
+    """
+    level, seen = list(modules), set[int]()
+    found: dict[int, torch.nn.Parameter] = {}
+    while level:
+        try:
+            inside = list(map(vars, level))
+            own = list(chain.from_iterable(map(dict.values, map(_of_parameters, inside))))
+            children = list(chain.from_iterable(map(dict.values, map(_of_modules, inside))))
+        except (KeyError, TypeError):
+            return None
+        found |= zip(map(id, own), own, strict=True)
+        by_id = dict(zip(map(id, children), children, strict=True))
+        level = [child for number, child in by_id.items() if child is not None and number not in seen]
+        seen |= by_id.keys()
+    found.pop(id(None), None)
+    return found
+
+
 def child_modules(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """A module's children by name, without calling a method that it may override."""
     if isinstance(module, torch.jit.ScriptModule):
@@ -513,6 +565,11 @@ def reads_hooks_in_compiled_code(model: torch.nn.Module) -> bool:
         return True
     config = sys.modules.get("torch._dynamo.config")
     return has_compiled() and not getattr(config, "skip_nnmodule_hook_guards", False)
+
+
+def let_go_of_recording(profiler: Any) -> None:
+    """Free what a `torch.profiler.profile` holds of the cycle that has ended, which it keeps until the next begins."""
+    profiler.profiler.kineto_results = None
 
 
 def let_go_of(profiler: Any) -> None:
@@ -652,7 +709,7 @@ def graph_breaks() -> list[tuple[str, Any]]:
 def wrapped_modules() -> dict[int, torch.nn.Module]:
     """What each wrapper that torch.compile has put around a module wraps, by `id()` of the wrapper."""
     wrapper = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", None)
-    if wrapper is None:
+    if wrapper is None or not has_compiled():  # to look through all objects takes a tenth of a second
         return {}
     return {id(one): one._orig_mod for one in gc.get_objects() if type(one) is wrapper}
 

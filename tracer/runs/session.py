@@ -7,7 +7,7 @@ import threading
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -37,6 +37,7 @@ from tracer.capture.objects.live_tensors import live_tensors
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
+from tracer.collector import paused_gc
 from tracer.errors import RecordingError, TracerError
 from tracer.runs.run_history import RunHistory
 from tracer.runs.termination import held
@@ -314,6 +315,7 @@ class ProfileSession:
         is_next_recorded = profiler.schedule(profiler.step_num) in _RECORDING
         self.module_names.update(compiled_wrapper_names(self.module_names))
         self._tracer(profiler)
+        torch_private.let_go_of_recording(profiler)
         self._observe_everything(is_walk=is_next_recorded and self._profiler is not None)
         if self._tracer.num_cycles == self.schedule.num_repeats:
             self.history.dump()
@@ -325,10 +327,11 @@ class ProfileSession:
         """Look at model and optimizer; in a walk, which is at the beginning of a cycle, at all that Python holds."""
         if self._objects is None:
             return
-        held = live_tensors() if is_walk else None
-        self._walks_were_cut |= held is not None and not held.is_complete
-        rest = held.tensors if held is not None else ()
-        self._observer.observe(itertools.chain(self._objects.tensors(), rest), is_walk=is_walk)
+        with paused_gc():
+            held = live_tensors() if is_walk else None
+            self._walks_were_cut |= held is not None and not held.is_complete
+            rest = held.tensors if held is not None else ()
+            self._observer.observe(itertools.chain(self._objects.tensors(), rest), is_walk=is_walk)
 
     @property
     def _is_recording(self) -> bool:
@@ -360,16 +363,18 @@ class ProfileSession:
 
     def _wanting_gradients(self) -> list[tuple[str, Tensor]]:
         """The models' parameters that want a gradient; asked anew, since a loop may replace its parameters."""
-        if self._objects is None:
-            return []
-        return [(name, one) for name, one in self._objects.parameters() if one.requires_grad]
+        return self._objects.trained() if self._objects is not None else []
 
-    def _observe_gradients(self, parameters: Iterable[tuple[str, Tensor]]) -> dict[str, bool]:
+    def _observe_gradients(self, parameters: Collection[tuple[str, Tensor]]) -> dict[str, bool]:
         """Note where gradients lie; whether each parameter has one, by name."""
-        gradients = [(name, parameter.grad) for name, parameter in parameters]
+        names, tensors = [name for name, _ in parameters], [parameter for _, parameter in parameters]
+        gradients = torch_private.gradients_of(tensors)
         if self._is_recording:
-            self._observer.observe((Role.GRADIENT, name, grad) for name, grad in gradients if grad is not None)
-        return {name: grad is not None for name, grad in gradients}
+            pairs = zip(names, gradients, strict=True)
+            self._observer.observe(
+                [(Role.GRADIENT, name, gradient) for name, gradient in pairs if gradient is not None]
+            )
+        return dict(zip(names, [gradient is not None for gradient in gradients], strict=True))
 
     def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         with self._never_the_loops_fault():

@@ -406,6 +406,7 @@ class TrainingWatch:
             snapshot=snapshot,
             tensors=self._tensors,
             earlier=self._earlier,
+            earlier_step=_BASELINE_STEP,
             notes=tuple(self._missing(snapshot is not None)),
             settings=self._settings,
             found_before=tuple(self._found_before),

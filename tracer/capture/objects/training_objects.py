@@ -6,6 +6,8 @@ All of them are held weakly: a program that replaces its model or its optimizer 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +55,13 @@ class TrainingObjects:
         self._optimizers: dict[int, WeakReference[torch.optim.Optimizer]] = {
             id(optimizer): weak_reference(optimizer) for optimizer in named
         }
+        # Names by `id()`, in the models' order, and the parameters' ids level by level: as long as these are the same,
+        # the names are.
         self._names: dict[int, str] = {}
+        self._ids: list[int] | None = None
+        # Of optimizers with parameters that are in no model, all of their parameters.
+        self._strangers: dict[int, list[int]] = {}
+        self._are_checked = False
 
     @property
     def models(self) -> dict[str, nn.Module]:
@@ -91,24 +99,49 @@ class TrainingObjects:
                     name = without_wrappers(name)
                     yield (f"{prefix}.{name}" if prefix else name), parameter
 
+    def trained(self) -> list[tuple[str, Tensor]]:
+        """The models' parameters of now that want a gradient, by dotted name.
+
+        The same as from `parameters`, without a call of Python's for each, which a profiler would record.
+        """
+        found = self._check_names()
+        if found is None:
+            return [(name, parameter) for name, parameter in self.parameters() if parameter.requires_grad]
+        return [(name, found[number]) for number, name in self._names.items() if found[number].requires_grad]
+
     def parameters_of(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
         """An optimizer's parameters with their names; one of no model is named after optimizer and position.
 
-        The names are looked up anew only where one is missing: this is asked at every step of every optimizer, of which
-        there may be one for each parameter.
+        This is asked at every step of every optimizer, of which there may be one for each parameter: names are looked
+        up anew only where the models' parameters are others than before, and that is looked at once in a step.
         """
-        groups = getattr(optimizer, "param_groups", ())
-        tensors = [one for group in groups for one in group["params"]]
-        if any(id(one) not in self._names for one in tensors):
+        if not self._are_checked:
+            self._check_names()
+        tensors = list(chain.from_iterable(map(itemgetter("params"), getattr(optimizer, "param_groups", ()))))
+        ids = list(map(id, tensors))
+        if not self._names.keys() >= set(ids) and self._strangers.get(id(optimizer)) != ids:
+            self._check_names()
+            self._strangers[id(optimizer)] = ids
+        names, kind = self._names, type(optimizer).__name__
+        return [  # without a call: see storage_columns.py
+            (names[number] if number in names else f"{kind}.{index}", tensor)  # noqa: SIM401
+            for index, (number, tensor) in enumerate(zip(ids, tensors, strict=True))
+        ]
+
+    def _check_names(self) -> dict[int, nn.Parameter] | None:
+        """Have the names be those of the models' parameters of now; returned by `id()`, if that can be had at once."""
+        self._are_checked = True
+        found = torch_private.parameters_by_id(self.models.values())
+        if found is None or self._ids != list(found):
             self._names = {id(parameter): name for name, parameter in self.parameters()}
-            kind = type(optimizer).__name__
-            for index, one in enumerate(tensors):
-                self._names.setdefault(id(one), f"{kind}.{index}")
-        return [(self._names[id(one)], one) for one in tensors]
+            self._strangers.clear()
+            is_whole = found is not None and found.keys() == self._names.keys()
+            self._ids = list(found) if found is not None and is_whole else None
+        return found if self._ids is not None else None
 
     def forget_names(self) -> None:
-        """Look names up anew: a loop may have replaced its parameters, and another may have got the same `id()`."""
-        self._names.clear()
+        """Look at names anew: a loop may have replaced its parameters, and another may have got the same `id()`."""
+        self._are_checked = False
 
     def tensors(self) -> Iterator[tuple[Role, str, Tensor]]:
         """Parameters, gradients and buffers of the models, what optimizers update beside them, then their state."""
@@ -120,6 +153,6 @@ class TrainingObjects:
             named = self.parameters_of(optimizer)
             for name, parameter in named:
                 yield Role.PARAMETER, name, parameter
-                if parameter.grad is not None:
-                    yield Role.GRADIENT, name, parameter.grad
+                if (gradient := torch_private.gradient_of(parameter)) is not None:
+                    yield Role.GRADIENT, name, gradient
             yield from optimizer_tensors(optimizer, {id(parameter): name for name, parameter in named})
