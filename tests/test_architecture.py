@@ -118,6 +118,7 @@ STOREYS: dict[str, tuple[set[str], ...]] = {
     ),
     "tracer.analysis.profiles": (
         {"allocator_order", "closures", "devices_held", "frame_ranks", "time_spans", "torch_categories"},
+        {"collectives"},
         {"attribution", "memory_timeline"},
         {"backward_passes", "compiled_owners", "source_lines", "unrecorded_storages"},
         {"allocator_count", "storage_uses"},

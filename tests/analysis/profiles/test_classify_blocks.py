@@ -46,6 +46,8 @@ PLAIN: dict[str, Any] = {
     "outlived_backward": False,
     "went_back": False,
     "is_without_grad": False,
+    "is_of_collective": False,
+    "is_given_to_collective": False,
     "is_compiled_buffer": False,
     "is_saved_by_compiled": False,
     "is_recomputed_by_compiled": False,
@@ -87,6 +89,22 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             # numpy made it in the step, and the model is called with it.
             ({"role": Role.ARGUMENT, **BEFORE, "is_made_unseen": True}, Kind.INPUT),
             ({"role": Role.ARGUMENT, "used_by_backward": True}, Kind.INPUT),
+            # What FSDP reduced gradients to is the gradient of its shard; a view of DDP's bucket is one too.
+            ({"role": Role.GRADIENT, **BACKWARD, "is_of_collective": True}, Kind.GRADIENT),
+        ],
+    ),
+    (
+        Evidence.OF_COLLECTIVE,
+        [
+            ({**FORWARD, "is_of_collective": True, "freed": Phase.BACKWARD}, Kind.COMMUNICATION),
+            # A module lists what FSDP has gathered as its parameters.
+            (
+                {"is_of_collective": True, "is_listed": True, "category": Category.PARAMETER},
+                Kind.COMMUNICATION,
+            ),
+            ({**BACKWARD, "is_of_collective": True}, Kind.COMMUNICATION),
+            # A graph from before the recording keeps what was gathered for it.
+            ({**FORWARD, "is_of_collective": True, "role": Role.SAVED}, Kind.COMMUNICATION),
         ],
     ),
     (
@@ -108,8 +126,19 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
         [
             ({**BEFORE, "category": Category.PARAMETER, "names_no_parameter": True}, Kind.PARAMETER),
             ({**BEFORE, **INPUT, "is_target": True}, Kind.INPUT),
+            ({**BEFORE, **INPUT, "is_target": True, "is_given_to_collective": True}, Kind.INPUT),
             # numpy's, as a target.
             ({**BEFORE, **INPUT, "is_target": True, "is_made_unseen": True, "used_by_backward": True}, Kind.INPUT),
+        ],
+    ),
+    (
+        Evidence.GIVEN_TO_COLLECTIVE,
+        [
+            ({**BEFORE, "is_given_to_collective": True}, Kind.COMMUNICATION),
+            (
+                {**BEFORE, "is_given_to_collective": True, "is_made_unseen": True, "used_by_backward": True},
+                Kind.COMMUNICATION,
+            ),
         ],
     ),
     (
@@ -176,7 +205,14 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             ({**BEFORE, "category": Category.PARAMETER, "is_listed": True, "is_reached": True}, Kind.PARAMETER),
         ],
     ),
-    (Evidence.REACHED, [({**BEFORE, **INPUT, "is_reached": True}, Kind.HELD)]),
+    (
+        Evidence.REACHED,
+        [
+            ({**BEFORE, **INPUT, "is_reached": True}, Kind.HELD),
+            # A metric that the program has reduced over all ranks.
+            ({**BEFORE, "is_reached": True, "is_given_to_collective": True}, Kind.HELD),
+        ],
+    ),
     (
         Evidence.SEEN_BEFORE,
         [

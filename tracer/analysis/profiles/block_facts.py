@@ -10,6 +10,7 @@ import numpy as np
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.backward_passes import backward_passes, outermost_calls, records_grad
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
+from tracer.analysis.profiles.collectives import given_to_collectives
 from tracer.analysis.profiles.storage_uses import StorageUses, storage_uses
 from tracer.analysis.profiles.time_spans import enclosing, merged
 from tracer.analysis.profiles.torch_categories import Categories, Category
@@ -57,6 +58,8 @@ class Facts:
         is_recomputed_by_compiled: It is a buffer in which a compiled backward computes a result of forward's again.
         is_taken_over_by_compiled: A compiled backward has put something else where that was.
         is_freed_inside_compiled: The invocation of generated code that made it freed it.
+        is_of_collective: Made where FSDP or DDP makes the buffers of its collectives.
+        is_given_to_collective: Not seen being made, and a collective or what fills its buffers was given it.
         is_without_grad: Made by an operator that ran with gradients off, in a call of a model that did so throughout.
     """
 
@@ -83,6 +86,8 @@ class Facts:
     outlived_backward: PerBlock[Bool]
     went_back: PerBlock[Bool]
     is_without_grad: PerBlock[Bool]
+    is_of_collective: PerBlock[Bool]
+    is_given_to_collective: PerBlock[Bool]
     is_compiled_buffer: PerBlock[Bool]
     is_saved_by_compiled: PerBlock[Bool]
     is_recomputed_by_compiled: PerBlock[Bool]
@@ -163,6 +168,8 @@ class _Finder:
             outlived_backward=self._outlived_backwards(1),
             went_back=went_back,
             is_without_grad=is_without_grad,
+            is_of_collective=_at(self.attribution.allocation_is_collectives, self.allocation, False),
+            is_given_to_collective=(self.allocation < 0) & self._of_key(given_to_collectives(recording)),
             is_compiled_buffer=self._of_origin("is_buffer"),
             is_saved_by_compiled=self._of_origin("is_saved") & ~freed_inside,
             is_recomputed_by_compiled=self._of_origin("is_recomputed"),

@@ -18,6 +18,7 @@ from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.block_facts import NONE, Facts, facts_of
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
+from tracer.analysis.profiles.collectives import common_modules
 from tracer.analysis.profiles.torch_categories import Categories, Category
 from tracer.analysis.rules import Rule, first_that_holds
 from tracer.arrays import Bool, Int, PerAllocation, PerBlock, Rows
@@ -71,6 +72,10 @@ def _is_known_from_before(facts: Facts) -> PerBlock[Bool]:
     return np.asarray((facts.made == NONE) & (is_parameter | is_batch), np.bool_)
 
 
+def _is_bucket(facts: Facts) -> PerBlock[Bool]:
+    return np.asarray(facts.is_given_to_collective & ~facts.is_reached & (facts.role == NONE), np.bool_)
+
+
 def _made_in(phase: Phase) -> Callable[[Facts], PerBlock[Bool]]:
     return lambda facts: facts.made == phase
 
@@ -91,9 +96,11 @@ def _is_saved(facts: Facts) -> PerBlock[Bool]:
 
 RULES: tuple[Rule[Facts], ...] = (
     Rule(Evidence.HELD_OBJECT, _by_role, _is_held),
+    Rule(Evidence.OF_COLLECTIVE, Kind.COMMUNICATION, lambda f: f.is_of_collective),
     Rule(Evidence.HELD_BY_GRAPH, Kind.ACTIVATION, lambda f: f.role == Role.SAVED),
     Rule(Evidence.LIBRARYS, Kind.WORKSPACE, lambda f: f.role == Role.WORKSPACE),
     Rule(Evidence.DATA_FLOW, _by_category, _is_known_from_before),
+    Rule(Evidence.GIVEN_TO_COLLECTIVE, Kind.COMMUNICATION, _is_bucket),
     Rule(Evidence.UNSEEN_SAVED, Kind.ACTIVATION, lambda f: f.is_made_unseen & f.used_by_backward),
     Rule(Evidence.UNSEEN, Kind.UNKNOWN, lambda f: f.is_made_unseen),
     Rule(Evidence.COMPILED_RECOMPUTED, Kind.ACTIVATION, lambda f: f.is_recomputed_by_compiled),
@@ -220,7 +227,7 @@ def classify_blocks(
         evidence=evidence,
         phase=of_allocation(attribution.allocation_phase),
         step=_steps(attribution, lifetimes),
-        module=of_allocation(attribution.allocation_module),
+        module=_modules(recording, attribution, lifetimes, evidence),
         op=of_allocation(recording.allocations.op),
         frame=of_allocation(attribution.allocation_frame),
         caller=of_allocation(attribution.allocation_caller),
@@ -240,6 +247,18 @@ def _categories_at(
     version = np.bincount(edges.edge_key[written], minlength=len(recording.keys.id))
     key = lifetimes.key
     return categories.of(key, np.where(key >= 0, version[key] if len(version) else 0, 0))
+
+
+def _modules(
+    recording: Recording, attribution: Attribution, lifetimes: BlockLifetimes, evidence: PerBlock[Int]
+) -> PerBlock[Int]:
+    """[B] who made it; of DDP's buckets, whose gradients are in it."""
+    allocation, key, column = lifetimes.allocation, lifetimes.key, attribution.allocation_module
+    found = np.where(allocation >= 0, column[allocation] if len(column) else NONE, NONE)
+    rows = np.flatnonzero(evidence == Evidence.GIVEN_TO_COLLECTIVE)
+    if len(rows):
+        found[rows] = common_modules(recording, attribution.op_module, attribution.modules)[key[rows]]
+    return found
 
 
 def _steps(attribution: Attribution, lifetimes: BlockLifetimes) -> PerBlock[Int]:
