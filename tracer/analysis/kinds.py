@@ -142,6 +142,8 @@ class Evidence(IntEnum):
     COMPILED_RECOMPUTED = 73
     OF_COLLECTIVE = 74
     GIVEN_TO_COLLECTIVE = 75
+    FREED_BEHIND_BACKWARD = 76
+    AROUND_BACKWARD = 77
     # Of a process that can be asked, or could when its recording began.
     REACHED = 80
     KEPT_BY_GRAPH = 81
@@ -171,6 +173,8 @@ EVIDENCE_TEXT = {
     Evidence.FROM_OUTSIDE: "the loop made it out of nothing or of what was there, and training used it",
     Evidence.WITHOUT_GRAD: "made in forward with gradients off",
     Evidence.FREED_IN_FORWARD: "made and freed in forward, and no backward went back to it",
+    Evidence.FREED_BEHIND_BACKWARD: "made in forward, freed behind backward in the same step; uses not recorded",
+    Evidence.AROUND_BACKWARD: "made by the loop before backward, freed behind it in the same step; uses not recorded",
     Evidence.NO_BACKWARD_YET: "made in forward with gradients on, and no backward has come",
     Evidence.WITHIN_LOOP: "made and freed outside forward, backward and optimizer",
     Evidence.COMPILED_SAVED: "the compiled forward hands it to backward",

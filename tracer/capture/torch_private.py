@@ -389,6 +389,12 @@ def is_wrapped_by_transform(tensor: torch.Tensor) -> bool:
     return functorch is not None and bool(functorch.is_functorch_wrapped_tensor(tensor))
 
 
+def is_inside_transform() -> bool:
+    """Whether a transform of torch.func (grad, vmap, jvp) is at work on this thread."""
+    functorch = getattr(torch._C, "_functorch", None)
+    return functorch is not None and functorch.peek_interpreter_stack() is not None
+
+
 def below_transforms(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that the transforms of torch.func have wrapped; any other is returned as it is."""
     while is_wrapped_by_transform(tensor):
@@ -498,6 +504,13 @@ def reads_hooks_in_compiled_code(model: torch.nn.Module) -> bool:
         return True
     config = sys.modules.get("torch._dynamo.config")
     return has_compiled() and not getattr(config, "skip_nnmodule_hook_guards", False)
+
+
+def record_no_shapes(profiler: Any) -> None:
+    """Have a `torch.profiler.profile` record no operator's tensors from its next cycle on, or from the one prepared."""
+    profiler.record_shapes = False
+    if getattr(profiler, "profiler", None) is not None:
+        profiler.profiler.record_shapes = False
 
 
 def let_go_of(profiler: Any) -> None:

@@ -41,6 +41,7 @@ PLAIN: dict[str, Any] = {
     "is_source": False,
     "is_target": False,
     "is_over": False,
+    "knows_uses": True,
     "used_by_backward": False,
     "used_by_later_backward": False,
     "outlived_backward": False,
@@ -319,15 +320,32 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
         Evidence.WITHIN_FORWARD,
         [
             ({**TRAINED, "freed": Phase.FORWARD}, Kind.TEMPORARY),
+            ({**TRAINED, "freed": Phase.FORWARD, "knows_uses": False, "outlived_step": False}, Kind.TEMPORARY),
             # A spectrum: torch says parameter, and it is made and freed in a step.
             ({**TRAINED, "freed": Phase.FORWARD, "category": Category.PARAMETER}, Kind.TEMPORARY),
             ({**TRAINED, "freed": Phase.OTHER, "category": Category.ACTIVATION}, Kind.TEMPORARY),
         ],
     ),
     (
+        Evidence.FREED_BEHIND_BACKWARD,
+        [
+            (
+                {
+                    **TRAINED,
+                    "knows_uses": False,
+                    "freed": Phase.OTHER,
+                    "outlived_backward": True,
+                    "outlived_step": False,
+                },
+                Kind.ACTIVATION,
+            ),
+        ],
+    ),
+    (
         Evidence.HELD_AFTER_BACKWARD,
         [
             ({**TRAINED, "outlived_backward": True}, Kind.HELD),
+            ({**TRAINED, "outlived_backward": True, "knows_uses": False}, Kind.HELD),
             # A clone that a hook keeps.
             ({**TRAINED, "outlived_backward": True, "category": Category.ACTIVATION}, Kind.HELD),
             ({**TRAINED, "outlived_backward": True, "freed": Phase.FORWARD}, Kind.HELD),
@@ -341,6 +359,15 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
     (
         Evidence.NO_BACKWARD_YET,
         [(FORWARD, Kind.ACTIVATION), ({**FORWARD, "freed": Phase.OTHER, "outlived_step": False}, Kind.ACTIVATION)],
+    ),
+    (
+        Evidence.AROUND_BACKWARD,
+        [
+            (
+                {"knows_uses": False, "freed": Phase.OTHER, "outlived_backward": True, "outlived_step": False},
+                Kind.INPUT,
+            ),
+        ],
     ),
     (Evidence.WITHIN_LOOP, [({"freed": Phase.OTHER, "outlived_step": False}, Kind.TEMPORARY)]),
     (

@@ -49,6 +49,7 @@ class Facts:
         is_source: Data that the loop got from outside, as in `StorageUses`.
         is_target: As in `StorageUses`.
         is_over: Made before the step in which the peak is, and not used by any operator since that began.
+        knows_uses: Operators' tensors were recorded, so that "not used" means something.
         used_by_backward: An autograd node used it or let go of it.
         used_by_later_backward: Made in one backward pass with gradients on, and used in a later one.
         outlived_backward: Alive when the next backward pass after it had ended.
@@ -81,6 +82,7 @@ class Facts:
     is_source: PerBlock[Bool]
     is_target: PerBlock[Bool]
     is_over: PerBlock[Bool]
+    knows_uses: PerBlock[Bool]
     used_by_backward: PerBlock[Bool]
     used_by_later_backward: PerBlock[Bool]
     outlived_backward: PerBlock[Bool]
@@ -163,6 +165,7 @@ class _Finder:
             is_source=self._of_key(uses.is_source),
             is_target=self._of_key(uses.is_target),
             is_over=self._is_over(time_ns),
+            knows_uses=np.full(len(self.allocation), recording.flow.has_uses),
             used_by_backward=self._of_key(uses.used_by_backward),
             used_by_later_backward=self._used_by_later_backward(records),
             outlived_backward=self._outlived_backwards(1),

@@ -129,6 +129,11 @@ RULES: tuple[Rule[Facts], ...] = (
         Kind.TEMPORARY,
         lambda f: (f.made == Phase.FORWARD) & f.went_back & ~f.outlived_backward,
     ),
+    Rule(
+        Evidence.FREED_BEHIND_BACKWARD,
+        Kind.ACTIVATION,
+        lambda f: (f.made == Phase.FORWARD) & f.went_back & ~f.knows_uses & ~f.outlived_step,
+    ),
     Rule(Evidence.HELD_AFTER_BACKWARD, Kind.HELD, lambda f: (f.made == Phase.FORWARD) & f.went_back),
     Rule(
         Evidence.DATA_FLOW,
@@ -137,6 +142,7 @@ RULES: tuple[Rule[Facts], ...] = (
     ),
     Rule(Evidence.FREED_IN_FORWARD, Kind.TEMPORARY, lambda f: (f.made == Phase.FORWARD) & (f.freed == Phase.FORWARD)),
     Rule(Evidence.NO_BACKWARD_YET, Kind.ACTIVATION, _made_in(Phase.FORWARD)),
+    Rule(Evidence.AROUND_BACKWARD, Kind.INPUT, lambda f: ~f.knows_uses & f.outlived_backward & ~f.outlived_step),
     Rule(Evidence.WITHIN_LOOP, Kind.TEMPORARY, lambda f: (f.freed == Phase.OTHER) & ~f.outlived_step),
     Rule(Evidence.OUTSIDE, Kind.HELD, lambda f: np.ones(len(f.made), np.bool_)),
 )
