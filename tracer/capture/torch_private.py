@@ -506,6 +506,11 @@ def reads_hooks_in_compiled_code(model: torch.nn.Module) -> bool:
     return has_compiled() and not getattr(config, "skip_nnmodule_hook_guards", False)
 
 
+def is_recorded_by_profiler() -> bool:
+    """Whether a profiler of torch's records now, whoever has started it."""
+    return bool(torch.autograd._profiler_enabled())
+
+
 def record_no_shapes(profiler: Any) -> None:
     """Have a `torch.profiler.profile` record no operator's tensors from its next cycle on, or from the one prepared."""
     profiler.record_shapes = False

@@ -45,6 +45,10 @@ from tracer.units import format_bytes
 # Memory runs out in the first step, or in the second, when there is optimizer state: the allocator's history, which
 # costs some microseconds an allocation, is on in these even if they are not recorded.
 _NUM_FIRST_STEPS = 2
+_ON_META = (
+    "Parameters of the model are on the meta device, where nothing is allocated: what a step takes elsewhere is not in "
+    "the peak. predict says what it would be."
+)
 _KEEPS_WRAPPED = (
     "torch.profiler keeps what grad and vmap of torch.func wrap alive until the first cycle has ended: its peak is "
     "larger by that than without a profiler. With a step before it, as by default, that is known in time and avoided."
@@ -158,7 +162,7 @@ class ProfileSession:
         self._has_stepped = False
         self._peak_alone = peak_alone
         self._records_shapes = True
-        self._keeps_wrapped = False
+        self._keeps_wrapped = self._is_on_meta = False
         self.waste: tuple[Waste, ...] = ()
         self._looked_for_waste = False
 
@@ -195,7 +199,22 @@ class ProfileSession:
         self._compile_watch.start()
         self._hooks.start()
         self._cycle_begins(is_recorded=self._action_after(0) in _RECORDING)
-        self._profiler.__enter__()
+        with self._never_the_loops_fault():
+            self._leave_others_alone(self._action_after(0))
+            self._profiler.__enter__()
+
+    def _leave_others_alone(self, action: ProfilerAction) -> None:
+        """Begin no recording beside somebody else's, which torch would end without a word.
+
+        Raises:
+            TracerError: Somebody else's is recording.
+        """
+        is_ours = self._profiler.current_action not in (None, ProfilerAction.NONE)
+        if action != ProfilerAction.NONE and not is_ours and torch_private.is_recorded_by_profiler():
+            raise TracerError(
+                "Another torch.profiler is recording in this process, and torch has room for one.",
+                hint="Leave out the other one, or begin behind its end.",
+            )
 
     def _switch_off(self, error: BaseException | None) -> None:
         """Switch all off, whatever each of them raises; the first such thing is the session's fault."""
@@ -231,6 +250,8 @@ class ProfileSession:
 
     def _let_go(self) -> None:
         """Keep nothing of the user's."""
+        if self._objects is not None:
+            self._is_on_meta = any(parameter.is_meta for _, parameter in self._objects.parameters())
         self._objects = None
         self._observer.stop()
 
@@ -250,6 +271,7 @@ class ProfileSession:
                 self._cycle_begins(is_recorded=True)
             elif self.num_steps_done >= _NUM_FIRST_STEPS and now not in _RECORDING:
                 self.history.stop()
+            self._leave_others_alone(now)
             self._profiler.step()
             if self._tracer.num_cycles == self.schedule.num_repeats:
                 self._look_for_waste()
@@ -413,6 +435,8 @@ class ProfileSession:
             )
         if self._observer.sees_transforms:
             sentences.append(_KEEPS_WRAPPED if self._keeps_wrapped else _RECORDS_NO_SHAPES)
+        if self._is_on_meta:
+            sentences.append(_ON_META)
         if (lacking := self._lacking()) is not None:
             sentences.append(lacking)
         if self._findings is not None and (others := self._findings.other_devices):
@@ -493,12 +517,16 @@ def _has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 def device_of(objects: TrainingObjects) -> torch.device:
-    """The accelerator that holds most of the models' parameters and buffers; the CPU where none holds any."""
+    """The accelerator that holds most of the models' parameters and buffers, and of what else optimizers update.
+
+    The CPU where none holds any.
+    """
     held: Counter[torch.device] = Counter()
-    for model in objects.models.values():
-        for tensor in itertools.chain(model.parameters(), model.buffers()):
-            if devices.is_accelerator(tensor.device):
-                held[tensor.device] += tensor.numel() * tensor.element_size()
+    trained = (tensor for optimizer in objects.optimizers for _, tensor in objects.parameters_of(optimizer))
+    named = (tensor for model in objects.models.values() for tensor in (*model.parameters(), *model.buffers()))
+    for tensor in {id(tensor): tensor for tensor in (*named, *trained)}.values():
+        if devices.is_accelerator(tensor.device):
+            held[tensor.device] += tensor.numel() * tensor.element_size()
     return max(held, key=held.__getitem__, default=torch.device("cpu"))
 
 

@@ -55,7 +55,7 @@ class CallHooks:
         self._handles: list[Any] = []
         self._stop_watching: Callable[[], None] | None = None
         self._num_stepping = 0
-        self._is_on = self._were_driven_away = False
+        self._is_on = self._were_driven_away = self._sees_ends = False
 
     @property
     def see_steps(self) -> bool:
@@ -93,10 +93,7 @@ class CallHooks:
 
     def _register(self) -> None:
         if self.see_steps:
-            self._handles += [
-                register_optimizer_step_pre_hook(self._step_begins),
-                register_optimizer_step_post_hook(self._step_ends),
-            ]
+            self._handles.append(register_optimizer_step_pre_hook(self._step_begins))
             for optimizer in self._optimizers:
                 if not torch_private.calls_hooks_of_all_optimizers(optimizer):
                     self._try(optimizer, partial(_register_on, optimizer, "register_step_pre_hook", self._step_begins))
@@ -128,13 +125,17 @@ class CallHooks:
             self._were_driven_away = True
 
     def _remove(self) -> None:
-        handles, self._handles = self._handles, []
+        handles, self._handles, self._sees_ends = self._handles, [], False
         for handle in handles:
             handle.remove()
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._num_stepping += 1
         self._has_seen_steps = True
+        # Not before: a session may begin at the end of a step, when torch walks over the hooks of that kind.
+        if not self._sees_ends:
+            self._sees_ends = True
+            self._handles.append(register_optimizer_step_post_hook(self._step_ends))
         if self._before_step is not None:
             self._before_step(optimizer, args, kwargs)
 

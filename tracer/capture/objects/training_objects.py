@@ -13,7 +13,7 @@ from tracer.capture.objects.known_storages import Role, model_tensors, optimizer
 from tracer.capture.sources.compiled_code import without_wrappers
 from tracer.errors import TracerError
 
-Models = nn.Module | Mapping[str, nn.Module]
+Models = nn.Module | Mapping[str, nn.Module] | None
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
 
@@ -31,13 +31,13 @@ class TrainingObjects:
         """Remember them.
 
         Args:
-            models: One, or several by name.
+            models: One, or several by name; None where tensors in no module are trained.
             optimizers: One, several or none.
 
         Raises:
-            TracerError: A mapping holds what is no module, or none at all.
+            TracerError: A mapping holds what is no module, or there is neither a model nor an optimizer.
         """
-        given = dict(models) if isinstance(models, Mapping) else {"": models}
+        given = dict(models) if isinstance(models, Mapping) else {} if models is None else {"": models}
         self.models: dict[str, nn.Module] = {name: torch_private.unwrapped(model) for name, model in given.items()}
         for name, model in self.models.items():
             if not isinstance(model, nn.Module):
@@ -45,17 +45,20 @@ class TrainingObjects:
                     f"{name or 'The model'} is of type {type(model).__name__}, which is no torch.nn.Module.",
                     hint='Pass a module, or several by name: {"student": student, "teacher": teacher}.',
                 )
-        if not self.models:
-            raise TracerError("There is no model in the mapping.", hint='Pass {"name": module}, or a module.')
         is_one = optimizers is not None and hasattr(optimizers, "step")
         self._named: list[torch.optim.Optimizer] = [optimizers] if is_one else list(optimizers or ())  # type: ignore[arg-type, list-item]
+        if not self.models and not self._named:
+            raise TracerError(
+                "There is neither a model nor an optimizer.",
+                hint='Pass a module, {"name": module}, or None and the optimizer of the tensors that are trained.',
+            )
         self._seen: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._names: dict[int, str] = {}
 
     @property
-    def first_model(self) -> nn.Module:
-        """The first of the models."""
-        return next(iter(self.models.values()))
+    def first_model(self) -> nn.Module | None:
+        """The first of the models; None where there is none."""
+        return next(iter(self.models.values()), None)
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
