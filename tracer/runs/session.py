@@ -200,17 +200,18 @@ class ProfileSession:
         self._hooks.start()
         self._cycle_begins(is_recorded=self._action_after(0) in _RECORDING)
         with self._never_the_loops_fault():
-            self._leave_others_alone(self._action_after(0))
+            if self._action_after(0) != ProfilerAction.NONE:
+                self._leave_others_alone()
+        if self._profiler is not None:
             self._profiler.__enter__()
 
-    def _leave_others_alone(self, action: ProfilerAction) -> None:
-        """Begin no recording beside somebody else's, which torch would end without a word.
+    def _leave_others_alone(self) -> None:
+        """Before our profiler begins: it would end somebody else's recording without a word.
 
         Raises:
             TracerError: Somebody else's is recording.
         """
-        is_ours = self._profiler.current_action not in (None, ProfilerAction.NONE)
-        if action != ProfilerAction.NONE and not is_ours and torch_private.is_recorded_by_profiler():
+        if torch_private.is_recorded_by_profiler():
             raise TracerError(
                 "Another torch.profiler is recording in this process, and torch has room for one.",
                 hint="Leave out the other one, or begin behind its end.",
@@ -271,7 +272,8 @@ class ProfileSession:
                 self._cycle_begins(is_recorded=True)
             elif self.num_steps_done >= _NUM_FIRST_STEPS and now not in _RECORDING:
                 self.history.stop()
-            self._leave_others_alone(now)
+            if now == ProfilerAction.NONE != after:
+                self._leave_others_alone()
             self._profiler.step()
             if self._tracer.num_cycles == self.schedule.num_repeats:
                 self._look_for_waste()
