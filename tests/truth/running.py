@@ -115,7 +115,9 @@ def run_watched(name: str, save_dir: Path) -> tuple[Effects, Claims]:
     loop = Loop(program)
     warned: list[str] = []
     warnings.showwarning = lambda message, *_: warned.append(str(message))
-    with profile_training(program.model or nn.Module(), optimizer, save_dir=save_dir, schedule=PLAN) as session:
+    with profile_training(
+        program.model or (None if optimizer else nn.Module()), optimizer, save_dir=save_dir, schedule=PLAN
+    ) as session:
         loop.after_step = session.step
         loop.run()
     claims = _claims(session, tuple(warned))

@@ -67,6 +67,7 @@ QUICK = {
     "activations_offloaded",
     "optimizer_inside_backward",
     "inference_only",
+    "tensors_without_a_module",
 }
 
 
