@@ -508,7 +508,7 @@ def reads_hooks_in_compiled_code(model: torch.nn.Module) -> bool:
 
 def is_recorded_by_profiler() -> bool:
     """Whether a profiler of torch's records now, whoever has started it."""
-    return bool(torch.autograd._profiler_enabled())
+    return bool(torch._C._autograd._profiler_enabled())
 
 
 def record_no_shapes(profiler: Any) -> None:
