@@ -45,6 +45,15 @@ for number in range(20):
     F.softplus(-d(fake)).mean().backward()
     of_g.step(); of_g.zero_grad(); of_d.zero_grad()
 """
+TENSORS = """
+import torch
+weight = torch.randn(256, 64, requires_grad=True)
+optimizer = torch.optim.Adam([weight])
+for number in range(15):
+    (torch.randn(128, 256) @ weight).tanh().square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 EVALUATES_FIRST = TRAIN.replace("for number", "with torch.no_grad(): net(torch.randn(4, 64))\nfor number")
 NO_OPTIMIZER = TRAIN.replace("    optimizer.step()\n", "")
 NO_MODEL = "print(1 + 1)"
@@ -104,6 +113,17 @@ def test_a_script_runs_to_its_end_and_its_peak_is_explained(tmp_path: Path) -> N
     }  # fmt: skip
     lines_of = {row["line"] for row in found["rows"] if row["file"] == str(tmp_path / "train.py")}
     assert 7 in lines_of
+
+
+def test_tensors_under_an_optimizer_are_trained_without_a_model(tmp_path: Path) -> None:
+    done = run(tmp_path, script(tmp_path, TENSORS))
+    assert done.returncode == 0, done.stderr
+    of_kind = {"PARAMETER": 0, "OPTIMIZER_STATE": 0}
+    for row in peak(tmp_path)["rows"]:
+        if row["category"] in of_kind:
+            of_kind[row["category"]] += row["bytes"]
+    weight = 256 * 64 * 4
+    assert of_kind == {"PARAMETER": weight, "OPTIMIZER_STATE": 2 * weight + 4}
 
 
 @pytest.mark.slow

@@ -115,8 +115,9 @@ def run_watched(name: str, save_dir: Path) -> tuple[Effects, Claims]:
     warned: list[str] = []
     warnings.showwarning = lambda message, *_: warned.append(str(message))
     first = program.optimizers[0] if program.optimizers else None
-    with profile_training(program.model or nn.Module(), first, save_dir=save_dir, schedule=PLAN) as session:
-        del first  # the program may replace it
+    model = program.model or (None if first is not None else nn.Module())
+    with profile_training(model, first, save_dir=save_dir, schedule=PLAN) as session:
+        del first, model  # the program may replace them
         loop.after_step = session.step
         loop.run()
     claims = _claims(session, tuple(warned))

@@ -22,19 +22,13 @@ from tracer.runs.training import profile_training
 ROOT = Path(__file__).resolve().parent.parent.parent
 COLUMNS = ("crash", "changed", "kept", "wrong_sum", "wrong_peak", "false")
 
-_FUNCTIONAL = "torch.profiler itself, with record_shapes, keeps what torch.func wraps alive; a note says so"
+_REPLACED = "what an earlier cycle observed counts in a later one, though the program has replaced it"
 _COMPILE_WORKERS = "inductor's own threads, which compile, are there at the end or not"
 _MADE_ELSEWHERE = "what nobody recorded counts within the steps that use it, and not before; a note says so"
 
 # What is known to be wrong: (program, column). One that is right is a failure, so that it is taken out of here.
 KNOWN_DEFECTS: dict[tuple[str, str], str] = {
-    ("functional_gradients", "changed"): _FUNCTIONAL,
-    ("functional_gradients", "wrong_peak"): _FUNCTIONAL,
-    ("gradients_of_each_sample", "changed"): _FUNCTIONAL,
-    ("gradients_of_each_sample", "wrong_peak"): _FUNCTIONAL,
-    ("forward_mode_derivatives", "changed"): _FUNCTIONAL,
-    ("forward_mode_derivatives", "wrong_peak"): _FUNCTIONAL,
-    ("ensemble_by_vmap", "wrong_peak"): _FUNCTIONAL,
+    ("functional_gradients", "wrong_peak"): _REPLACED,
     ("arrays_of_numpy", "wrong_peak"): _MADE_ELSEWHERE,
     ("batches_made_in_a_thread", "wrong_peak"): _MADE_ELSEWHERE,
 }
@@ -80,6 +74,7 @@ QUICK = {
     "inference_only",
     "optimizers_replaced",
     "cache_in_an_attribute",
+    "tensors_without_a_module",
 }
 
 

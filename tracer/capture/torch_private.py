@@ -416,6 +416,12 @@ def any_is_wrapped_by_transform(tensors: Iterable[torch.Tensor]) -> bool:
     return functorch is not None and any(map(functorch.is_functorch_wrapped_tensor, tensors))
 
 
+def is_inside_transform() -> bool:
+    """Whether a transform of torch.func (grad, vmap, jvp) is at work on this thread."""
+    functorch = getattr(torch._C, "_functorch", None)
+    return functorch is not None and functorch.peek_interpreter_stack() is not None
+
+
 def below_transforms(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that the transforms of torch.func have wrapped; any other is returned as it is."""
     while is_wrapped_by_transform(tensor):
@@ -570,6 +576,18 @@ def reads_hooks_in_compiled_code(model: torch.nn.Module) -> bool:
 def let_go_of_recording(profiler: Any) -> None:
     """Free what a `torch.profiler.profile` holds of the cycle that has ended, which it keeps until the next begins."""
     profiler.profiler.kineto_results = None
+
+
+def is_recorded_by_profiler() -> bool:
+    """Whether a profiler of torch's records now, whoever has started it."""
+    return bool(torch._C._autograd._profiler_enabled())
+
+
+def record_no_shapes(profiler: Any) -> None:
+    """Have a `torch.profiler.profile` record no operator's tensors from its next cycle on, or from the one prepared."""
+    profiler.record_shapes = False
+    if getattr(profiler, "profiler", None) is not None:
+        profiler.profiler.record_shapes = False
 
 
 def let_go_of(profiler: Any) -> None:

@@ -26,7 +26,7 @@ COMPILES = (
     "The script compiles its model or its step, and compiled code must not see the hooks that find steps: it is "
     "profiled until then. Use profile_training in the script, with a call of session.step()."
 )
-NO_MODEL = "No training was found: no model with parameters to be trained was called."
+NO_MODEL = "No training was found: no model with parameters to be trained was called, and no optimizer made a step."
 NO_STEP = (
     "No optimizer of torch's kind made a step, so that the end of a step was not found. Use profile_training in the "
     "script, with a call of session.step()."
@@ -48,6 +48,8 @@ class ScriptTraining(TrainingProfile):
 
 class ScriptProfile:
     """Starts a session at the first call of a model that is being trained, and ends a step with the optimizers'.
+
+    Where no model is called, as where tensors are trained that are in none, it starts when the first step has ended.
 
     A step ends when every optimizer that takes part has stepped: those that are alive at the first one's step, but for
     those that let another step twice meanwhile. The files are written as soon as all is recorded, and the script goes
@@ -115,17 +117,20 @@ class ScriptProfile:
             self._look_no_longer()
             self._close(None)
 
-    def _begin(self, module: nn.Module) -> None:
+    def _begin(self, module: nn.Module | None) -> None:
         optimizers = _alive(torch.optim.Optimizer)
         trained = {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
         models = [one for one in outermost(_alive(nn.Module)) if one is module or _holds(one, module, trained)]
-        self.session = self._make_session(named(models or [module]), optimizers)
+        self.session = self._make_session(named(models or ([] if module is None else [module])), optimizers)
         self.session.__enter__()
         if isinstance(self.session, TrainingWatch):  # it has no end to look out for, and a step may be short
             self._handles.pop(0).remove()
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self.session is None or self._is_over:
+        if self.session is None:
+            self._begin(None)
+            return
+        if self._is_over:
             return
         self._has_stepped = True
         if optimizer in self._stepped:  # again, before others did: those take no part
@@ -169,7 +174,7 @@ def outermost(modules: Iterable[nn.Module]) -> list[nn.Module]:
     return [module for module in modules if id(module) not in inner]
 
 
-def _holds(model: nn.Module, module: nn.Module, trained: set[int]) -> bool:
+def _holds(model: nn.Module, module: nn.Module | None, trained: set[int]) -> bool:
     """Whether a model has a module inside, or parameters that an optimizer updates."""
     return any(one is module for one in model.modules()) or any(id(one) in trained for one in model.parameters())
 

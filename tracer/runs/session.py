@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerAction
 
-from tracer.analysis.profiles.findings import Findings
+from tracer.analysis.profiles.findings import Findings, without_wrapped
 from tracer.analysis.profiles.waste import Waste
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.capture import torch_private
@@ -48,6 +48,18 @@ from tracer.units import format_bytes
 # Memory runs out in the first step, or in the second, when there is optimizer state: the allocator's history, which
 # costs some microseconds an allocation, is on in these even if they are not recorded.
 _NUM_FIRST_STEPS = 2
+_ON_META = (
+    "Parameters of the model are on the meta device, where nothing is allocated: what a step takes elsewhere is not in "
+    "the peak. predict says what it would be."
+)
+_KEEPS_WRAPPED = (
+    "torch.profiler keeps what grad and vmap of torch.func wrap alive until the first cycle has ended: its peak is "
+    "larger by that than without a profiler. With a step before it, as by default, that is known in time and avoided."
+)
+_RECORDS_NO_SHAPES = (
+    "The step uses grad, vmap or jvp of torch.func. torch.profiler would keep what they wrap alive, so that it did not "
+    "record which tensors operators use: kinds go by when memory was made and freed."
+)
 _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 
@@ -154,6 +166,8 @@ class ProfileSession:
         self._walks_were_cut = False
         self._has_stepped = False
         self._peak_alone = peak_alone
+        self._records_shapes = True
+        self._keeps_wrapped = self._is_on_meta = False
         self.waste: tuple[Waste, ...] = ()
         self._looked_for_waste = False
         self.is_in_child = False
@@ -185,7 +199,7 @@ class ProfileSession:
         self._profiler = torch.profiler.profile(
             activities=devices.profiler_activities(self.device),
             schedule=self.schedule.for_torch(),
-            record_shapes=True,
+            record_shapes=self._records_shapes,
             profile_memory=True,
             with_stack=not self._peak_alone,
             on_trace_ready=self._cycle_ended,
@@ -193,7 +207,23 @@ class ProfileSession:
         self._compile_watch.start()
         self._hooks.start()
         self._cycle_begins(is_recorded=self._action_after(0) in _RECORDING)
-        self._profiler.__enter__()
+        with self._never_the_loops_fault():
+            if self._action_after(0) != ProfilerAction.NONE:
+                self._leave_others_alone()
+        if self._profiler is not None:
+            self._profiler.__enter__()
+
+    def _leave_others_alone(self) -> None:
+        """Before our profiler begins: it would end somebody else's recording without a word.
+
+        Raises:
+            TracerError: Somebody else's is recording.
+        """
+        if torch_private.is_recorded_by_profiler():
+            raise TracerError(
+                "Another torch.profiler is recording in this process, and torch has room for one.",
+                hint="Leave out the other one, or begin behind its end.",
+            )
 
     def _switch_off(self, error: BaseException | None) -> None:
         """Switch all off, whatever each of them raises; the first such thing is the session's fault."""
@@ -238,6 +268,8 @@ class ProfileSession:
 
     def _let_go(self) -> None:
         """Keep nothing of the user's."""
+        if self._objects is not None:
+            self._is_on_meta = any(parameter.is_meta for _, parameter in self._objects.parameters())
         self._objects = None
         self._observer.stop()
 
@@ -248,6 +280,7 @@ class ProfileSession:
             return
         with self._never_the_loops_fault():
             self._hooks.renew()
+            self._note_transforms()
             now, after = (self._action_after(more) for more in (0, 1))
             if self._is_recording and not self._has_stepped:
                 self._observe_gradients_left()
@@ -256,17 +289,30 @@ class ProfileSession:
                 self._cycle_begins(is_recorded=True)
             elif self.num_steps_done >= _NUM_FIRST_STEPS and now not in _RECORDING:
                 self.history.stop()
+            if now == ProfilerAction.NONE != after:
+                self._leave_others_alone()
             self._profiler.step()
             if self._tracer.num_cycles == self.schedule.num_repeats:
                 self._look_for_waste()
 
     def _look_for_waste(self, error: BaseException | None = None) -> None:
         """Who holds what, as long as the loop's variables are what they were when the last cycle ended."""
-        if self._looked_for_waste or self._peak_alone or not self.has_recording:
+        if self._looked_for_waste or self._peak_alone or self._keeps_wrapped or not self.has_recording:
             return
         self._looked_for_waste = True
         with suppress(RecordingError):  # nothing was allocated meanwhile
             self.waste = find_held_waste(self.findings, error=error)
+
+    def _note_transforms(self) -> None:
+        """torch.profiler, if it records shapes, keeps what torch.func wraps alive: from now on it records none.
+
+        What is being recorded has begun with them.
+        """
+        self._observer.sees_transforms |= torch_private.is_inside_transform()
+        if self._observer.sees_transforms and self._records_shapes:
+            self._records_shapes = False
+            self._keeps_wrapped = self._is_recording
+            torch_private.record_no_shapes(self._profiler)
 
     def _step_begins(self) -> None:
         """What was noted of the step before does not hold for the next one."""
@@ -414,10 +460,9 @@ class ProfileSession:
                 f"Tensors without an address of their own are known only by what operators did: {', '.join(kinds)}."
             )
         if self._observer.sees_transforms:
-            sentences.append(
-                "torch.profiler keeps what grad and vmap of torch.func wrap alive until a cycle has ended: the peak is "
-                "larger by that than without a profiler."
-            )
+            sentences.append(_KEEPS_WRAPPED if self._keeps_wrapped else _RECORDS_NO_SHAPES)
+        if self._is_on_meta:
+            sentences.append(_ON_META)
         if (lacking := self._lacking()) is not None:
             sentences.append(lacking)
         if self._findings is not None and (others := self._findings.other_devices):
@@ -448,7 +493,7 @@ class ProfileSession:
         if self._joined != (alone, history):
             self._joined = alone, history
             self.device = torch.device(alone.device)
-            self._findings = history.joined(alone, self.known)
+            self._findings = history.joined(without_wrapped(alone) if self._keeps_wrapped else alone, self.known)
         assert self._findings is not None
         return self._findings
 
@@ -498,12 +543,16 @@ def _has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 def device_of(objects: TrainingObjects) -> torch.device:
-    """The accelerator that holds most of the models' parameters and buffers; the CPU where none holds any."""
+    """The accelerator that holds most of the models' parameters and buffers, and of what else optimizers update.
+
+    The CPU where none holds any.
+    """
     held: Counter[torch.device] = Counter()
-    for model in objects.models.values():
-        for tensor in itertools.chain(model.parameters(), model.buffers()):
-            if devices.is_accelerator(tensor.device):
-                held[tensor.device] += tensor.numel() * tensor.element_size()
+    trained = (tensor for optimizer in objects.optimizers for _, tensor in objects.parameters_of(optimizer))
+    named = (tensor for model in objects.models.values() for tensor in (*model.parameters(), *model.buffers()))
+    for tensor in {id(tensor): tensor for tensor in (*named, *trained)}.values():
+        if devices.is_accelerator(tensor.device):
+            held[tensor.device] += tensor.numel() * tensor.element_size()
     return max(held, key=held.__getitem__, default=torch.device("cpu"))
 
 

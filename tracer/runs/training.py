@@ -170,9 +170,12 @@ class TrainingProfile(ProfileSession):
 
         torch leaves the keywords out where another hook on the same call has taken this one away.
         """
-        if torch.compiler.is_compiling() or not self._is_recording:
+        if torch.compiler.is_compiling() or self._profiler is None:
             return
         with self._never_the_loops_fault():
+            self._note_transforms()
+            if not self._is_recording:
+                return
             self._note_thread()
             given = [value for _, value in leaves([args, kwargs], torch.Tensor) if not value.requires_grad]
             self._observer.observe(input_tensors(given, role=Role.ARGUMENT))

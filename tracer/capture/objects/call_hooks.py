@@ -60,7 +60,7 @@ class CallHooks:
         self._handles: list[Callable[[], None]] = []
         self._stop_watching: Callable[[], None] | None = None
         self._num_stepping = 0
-        self._is_on = self._were_driven_away = False
+        self._is_on = self._were_driven_away = self._sees_ends = False
 
     @property
     def see_steps(self) -> bool:
@@ -98,10 +98,7 @@ class CallHooks:
 
     def _register(self) -> None:
         if self.see_steps:
-            self._handles += [
-                register_optimizer_step_pre_hook(self._step_begins).remove,
-                register_optimizer_step_post_hook(self._step_ends).remove,
-            ]
+            self._handles.append(register_optimizer_step_pre_hook(self._step_begins).remove)
             for optimizer in alive(self._optimizers):
                 if not torch_private.calls_hooks_of_all_optimizers(optimizer):
                     self._try(optimizer, partial(hook_step, optimizer, self._step_begins, self._step_ends))
@@ -132,13 +129,17 @@ class CallHooks:
             self._were_driven_away = True
 
     def _remove(self) -> None:
-        handles, self._handles = self._handles, []
+        handles, self._handles, self._sees_ends = self._handles, [], False
         for remove in handles:
             remove()
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._num_stepping += 1
         self._has_seen_steps = True
+        # Not before: a session may begin at the end of a step, when torch walks over the hooks of that kind.
+        if not self._sees_ends:
+            self._sees_ends = True
+            self._handles.append(register_optimizer_step_post_hook(self._step_ends).remove)
         if self._before_step is not None:
             self._before_step(optimizer, args, kwargs)
 

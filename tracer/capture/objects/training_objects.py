@@ -18,7 +18,7 @@ from tracer.capture.objects.weak_references import WeakReference, alive, weak_re
 from tracer.capture.sources.compiled_code import without_wrappers
 from tracer.errors import TracerError
 
-Models = nn.Module | Mapping[str, nn.Module]
+Models = nn.Module | Mapping[str, nn.Module] | None
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
 
@@ -33,13 +33,13 @@ class TrainingObjects:
         """Remember them.
 
         Args:
-            models: One, or several by name.
+            models: One, or several by name; None where tensors in no module are trained.
             optimizers: One, several or none.
 
         Raises:
-            TracerError: A mapping holds what is no module, or none at all.
+            TracerError: A mapping holds what is no module, or there is neither a model nor an optimizer.
         """
-        given = dict(models) if isinstance(models, Mapping) else {"": models}
+        given = dict(models) if isinstance(models, Mapping) else {} if models is None else {"": models}
         by_name: dict[str, nn.Module] = {name: torch_private.unwrapped(model) for name, model in given.items()}
         for name, model in by_name.items():
             if not isinstance(model, nn.Module):
@@ -47,10 +47,13 @@ class TrainingObjects:
                     f"{name or 'The model'} is of type {type(model).__name__}, which is no torch.nn.Module.",
                     hint='Pass a module, or several by name: {"student": student, "teacher": teacher}.',
                 )
-        if not by_name:
-            raise TracerError("There is no model in the mapping.", hint='Pass {"name": module}, or a module.')
         is_one = optimizers is not None and hasattr(optimizers, "step")
         named: list[torch.optim.Optimizer] = [optimizers] if is_one else list(optimizers or ())  # type: ignore[arg-type, list-item]
+        if not by_name and not named:
+            raise TracerError(
+                "There is neither a model nor an optimizer.",
+                hint='Pass a module, {"name": module}, or None and the optimizer of the tensors that are trained.',
+            )
         self._models = {name: weak_reference(model) for name, model in by_name.items()}
         self._optimizers: dict[int, WeakReference[torch.optim.Optimizer]] = {
             id(optimizer): weak_reference(optimizer) for optimizer in named
