@@ -13,7 +13,7 @@ from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.storage_uses import StorageUses, storage_uses
 from tracer.analysis.profiles.time_spans import enclosing, merged
 from tracer.analysis.profiles.torch_categories import Categories, Category
-from tracer.analysis.profiles.unrecorded_storages import observations_of
+from tracer.analysis.profiles.observed_storages import rows_before
 from tracer.arrays import Bool, Column, Int, Ints, PerBlock, PerKey, PerOp
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.recording import Recording
@@ -172,7 +172,7 @@ class _Finder:
 
     def _is_reached(self, known: KnownStorages | None) -> PerBlock[Bool]:
         """[B] whether it is from before, and a walk found a tensor there."""
-        rows = observations_of(self.recording, known, self.lifetimes.device)
+        rows = rows_before(self.recording, known, self.lifetimes.device, self.lifetimes.events)
         held = known.address[rows[known.role[rows] == Role.HELD]] if known is not None else np.empty(0, np.int64)
         is_from_before = (self.allocation < 0) & ~self.lifetimes.made_unseen
         return np.asarray(is_from_before & np.isin(self.lifetimes.address, held), np.bool_)
