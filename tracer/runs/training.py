@@ -163,6 +163,7 @@ class TrainingProfile(ProfileSession):
             return
         with self._never_the_loops_fault():
             self._note_thread()
+            self._observe_moved_parameters()
             given = [value for _, value in leaves([args, kwargs], torch.Tensor) if not value.requires_grad]
             self._observer.observe(input_tensors(given, role=Role.ARGUMENT))
 

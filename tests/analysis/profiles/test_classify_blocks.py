@@ -39,6 +39,7 @@ PLAIN: dict[str, Any] = {
     "names_no_parameter": False,
     "is_computed": False,
     "is_source": False,
+    "is_trained": False,
     "is_target": False,
     "is_over": False,
     "used_by_backward": False,

@@ -46,6 +46,7 @@ class Facts:
         names_no_parameter: Nothing in the whole recording was listed or observed as a parameter.
         is_computed: Made by a module or out of other tensors, as in `StorageUses`.
         is_source: Data that the loop got from outside, as in `StorageUses`.
+        is_trained: As in `StorageUses`.
         is_target: As in `StorageUses`.
         is_over: Made before the step in which the peak is, and not used by any operator since that began.
         used_by_backward: An autograd node used it or let go of it.
@@ -76,6 +77,7 @@ class Facts:
     names_no_parameter: PerBlock[Bool]
     is_computed: PerBlock[Bool]
     is_source: PerBlock[Bool]
+    is_trained: PerBlock[Bool]
     is_target: PerBlock[Bool]
     is_over: PerBlock[Bool]
     used_by_backward: PerBlock[Bool]
@@ -156,6 +158,7 @@ class _Finder:
             names_no_parameter=np.full(len(self.allocation), names_none),
             is_computed=self._of_key(uses.is_computed),
             is_source=self._of_key(uses.is_source),
+            is_trained=self._of_key(uses.is_trained),
             is_target=self._of_key(uses.is_target),
             is_over=self._is_over(time_ns),
             used_by_backward=self._of_key(uses.used_by_backward),
