@@ -120,7 +120,9 @@ class Machine:
     def look(self) -> None:
         """Observe all that have a role."""
         now = self._tick()
-        self._rows += [(now, one.address, one.size_bytes, one.role, one.name) for one in self.alive if one.role != Role.HELD]
+        self._rows += [
+            (now, one.address, one.size_bytes, one.role, one.name) for one in self.alive if one.role != Role.HELD
+        ]
 
     def toggle(self) -> None:
         """Begin a recording behind a walk, or end it and look."""
@@ -173,7 +175,9 @@ def machines(draw: st.DrawFn) -> Machine:
     """Any program over several recordings: a few addresses, used again and again with other sizes."""
     machine = Machine()
     steps = st.one_of(
-        st.tuples(st.just("allocate"), st.integers(1, 6).map(lambda at: at * 10), st.integers(1, 15), st.sampled_from(_ROLES)),
+        st.tuples(
+            st.just("allocate"), st.integers(1, 6).map(lambda at: at * 10), st.integers(1, 15), st.sampled_from(_ROLES)
+        ),
         st.tuples(st.just("free"), st.integers(0, 5)),
         st.tuples(st.just("use"), st.integers(0, 5)),
         st.tuples(st.just("look")),

@@ -105,13 +105,13 @@ def momentum_encoder() -> Program:
     optimizer = torch.optim.SGD(query.parameters(), 0.03, momentum=0.9)
 
     def step() -> Tensor:
-        x = batch.of(torch.randn(64, 64))
+        x = batch.of(torch.randn(1024, 64))
         guesses = F.normalize(query(x), dim=1)
         with torch.no_grad():
             for of_query, of_key in zip(query.parameters(), key.parameters(), strict=True):
                 of_key.data = of_key.data * 0.99 + of_query.data * 0.01
             wanted = F.normalize(key(x), dim=1)
-        loss = F.cross_entropy(guesses @ wanted.T / 0.07, torch.arange(64))
+        loss = F.cross_entropy(guesses @ wanted.T / 0.07, torch.arange(1024))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

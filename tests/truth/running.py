@@ -44,6 +44,8 @@ def plan_of(name: str) -> Schedule:
 def first_recorded(step: int) -> int:
     """The first step that is recorded in the cycle of another one."""
     return step - step % _CYCLE + PLAN.num_wait_steps + PLAN.num_warmup_steps
+
+
 """The steps that are recorded."""
 
 

@@ -55,7 +55,9 @@ def test_a_free_with_a_stale_size_is_put_right() -> None:
     )
     lifetimes = follow_blocks(recording_of(events), known, 0)
     assert lifetimes.allocator_bytes.tolist() == levels_of(lifetimes) == [90, 50, 55]
-    assert lifetimes.count.counter_bytes.tolist() == [50, 50, 55], "the counter fell by what is none of this recording's"
+    assert lifetimes.count.counter_bytes.tolist() == [50, 50, 55], (
+        "the counter fell by what is none of this recording's"
+    )
 
 
 def test_an_assumed_free_leaves_an_absolute_counter_as_it_was() -> None:

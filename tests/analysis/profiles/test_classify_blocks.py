@@ -88,6 +88,9 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             # numpy made it in the step, and the model is called with it.
             ({"role": Role.ARGUMENT, **BEFORE, "is_made_unseen": True}, Kind.INPUT),
             ({"role": Role.ARGUMENT, "used_by_backward": True}, Kind.INPUT),
+            # A leaf of nobody's is a parameter if it is trained, else points at which something is asked to hold.
+            ({"role": Role.LEAF, **BEFORE, "is_trained": True, "is_over": True}, Kind.PARAMETER),
+            ({"role": Role.LEAF, **BEFORE}, Kind.INPUT),
         ],
     ),
     (

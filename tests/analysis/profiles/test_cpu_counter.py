@@ -34,7 +34,9 @@ def check(machine: Machine) -> None:
             assert found == sorted((storage.address, storage.size_bytes) for storage in alive)
             name_of = {storage.address: storage.name for storage in alive}
             seen = rows[lifetimes.observed_as[rows] >= 0]
-            for address, row in zip(lifetimes.address[seen].tolist(), lifetimes.observed_as[seen].tolist(), strict=True):
+            for address, row in zip(
+                lifetimes.address[seen].tolist(), lifetimes.observed_as[seen].tolist(), strict=True
+            ):
                 assert known.names[known.name[row]] == name_of[address]
         assert levels_of(lifetimes) == cycle.levels
         assert lifetimes.allocator_bytes.tolist() == cycle.levels
@@ -52,7 +54,9 @@ STALE = [("toggle",), ("allocate", 20, 10, H), ("allocate", 40, 1, H), ("toggle"
 
 @pytest.mark.parametrize("is_used", [False, True])
 @pytest.mark.parametrize("size_bytes", [4, 10, 15])
-def test_a_gradient_from_before_has_its_own_size_whatever_the_reporter_remembers(size_bytes: int, is_used: bool) -> None:
+def test_a_gradient_from_before_has_its_own_size_whatever_the_reporter_remembers(
+    size_bytes: int, is_used: bool
+) -> None:
     machine = Machine()
     used = [("use", 2)] if is_used else []
     steps = [*STALE, ("allocate", 20, size_bytes, G), ("toggle",), *used, ("allocate", 60, 3, H), ("free", 1)]

@@ -25,7 +25,8 @@ class AllocatorCount:
     """After each of a device's events, columns [D]; the parts sum to the total.
 
     Attributes:
-        counter_bytes: By torch's allocator: its running total, on the CPU of what it gave out since the recording began.
+        counter_bytes: By torch's allocator: its running total; the CPU's, of what it gave out since the recording
+            began.
         mapped_bytes: In files and shared memory that torch mapped since then; the CPU only.
         before_bytes: In storages that were there before the recording, until they must be gone; the CPU only.
         unseen_bytes: In storages that were made where the profiler does not record; the CPU only.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.analysis.profiles.observed_storages import last_walk_ns, let_go_at, observations_of, observed_before
-from tracer.arrays import Bool, Int, Ints, PerEvent, PerNode, PerUnrecorded, Rows
+from tracer.arrays import Bool, Int, PerEvent, PerNode, PerUnrecorded, Rows
 from tracer.capture.objects.known_storages import BATCH, KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX
