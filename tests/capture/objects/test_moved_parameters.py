@@ -51,7 +51,7 @@ def test_tensors_without_memory_of_their_own_are_passed_over() -> None:
 
 @pytest.mark.parametrize(("name", "kind"), [("momentum_encoder", Kind.PARAMETER), ("collocation_points", Kind.INPUT)])
 def test_what_a_program_replaces_or_differentiates_by(name: str, kind: Kind) -> None:
-    """The key encoder is PARAMETER under its name, whatever memory it has; collocation points are the program's input."""
+    """The key encoder is PARAMETER under its name, whatever its memory; collocation points are INPUT."""
     torch.manual_seed(0)
     program = entry_of(name).build()
     with ProfileSession(program.model or nn.Module(), program.optimizers[0], schedule=Schedule(1, 1, 2, 1)) as session:
