@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,18 +25,19 @@ ROOMS: dict[str, set[str]] = {
     "tracer.units": set(),
     "tracer.collector": set(),
     "tracer.nested": set(),
+    "tracer.null_gpu": {"tracer.errors", "tracer.units"},
     "tracer.workloads": _BASE,
     "tracer.capture": _BASE,
     "tracer.snapshot": _BASE,
     "tracer.allocator": {*_BASE, "tracer.snapshot"},
     "tracer.analysis": _RECORDS,
     "tracer.rehearsal": {*_BASE, "tracer.workloads", "tracer.capture", "tracer.allocator"},
-    "tracer.advice": {*_MEANS, "tracer.rehearsal", "tracer.workloads"},
+    "tracer.advice": {*_MEANS, "tracer.null_gpu", "tracer.rehearsal", "tracer.workloads"},
     "tracer.exporters": {*_MEANS, "tracer.advice"},
     "tracer.timeline_tracer": _WRITES,
-    "tracer.runs": {*_WRITES, "tracer.timeline_tracer", "tracer.rehearsal", "tracer.workloads"},
+    "tracer.runs": {*_WRITES, "tracer.null_gpu", "tracer.timeline_tracer", "tracer.rehearsal", "tracer.workloads"},
     "tracer.integrations": {"tracer.errors", "tracer.runs"},
-    "tracer.commands": {*_WRITES, "tracer.rehearsal", "tracer.runs", "tracer.workloads"},
+    "tracer.commands": {*_WRITES, "tracer.null_gpu", "tracer.rehearsal", "tracer.runs", "tracer.workloads"},
     "tracer": set(),  # the map of the house; it loads its public names when they are first used
     "models": {"tracer.workloads"},
     "main": {"tracer.commands"},
@@ -62,142 +64,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "tracer.exporters.page",
     ),
 }
-# And inside a folder: files, floor by floor; each may import those of the floors below its own.
-STOREYS: dict[str, tuple[set[str], ...]] = {
-    "tracer.capture": (
-        {
-            "device",
-            "device.devices",
-            "device.host_memory",
-            "objects",
-            "profiler",
-            "sources",
-            "sources.notebook_cells",
-            "sources.source_line",
-            "step_columns",
-        },
-        {"sources.operator_lines"},
-        {"device.device_ledger", "sources.compiled_code"},
-        {"sources.source_files"},
-        {
-            "device.phase_timing",
-            "objects.gradients_seen",
-            "run_origin",
-            "torch_names",
-            "torch_private",
-        },
-        {
-            "device.allocator_history",
-            "device.device_kernels",
-            "device.memory_counters",
-            "objects.call_hooks",
-            "objects.holder_links",
-            "objects.parameter_origins",
-            "objects.plain_tensors",
-            "profiler.quiet_profiler",
-            "sources.error_line",
-            "sources.storing_lines",
-        },
-        {
-            "objects.holders",
-            "objects.known_storages",
-            "profiler.profiler_trace",
-            "recording",
-            "sources.project_files",
-        },
-        {
-            "compile_watch",
-            "device.counter_reading",
-            "kept_run",
-            "objects.live_tensors",
-            "objects.moved_parameters",
-            "objects.training_objects",
-            "profiler.inline_operators",
-        },
-        {"objects.reached_tensors", "profiler.event_columns"},
-        {"profiler.event_tree"},
-    ),
-    "tracer.analysis.profiles": (
-        {
-            "allocator_order",
-            "closures",
-            "devices_held",
-            "frame_ranks",
-            "observed_storages",
-            "time_spans",
-            "torch_categories",
-        },
-        {"attribution", "memory_timeline"},
-        {"backward_passes", "compiled_owners", "source_lines", "unrecorded_storages"},
-        {"allocator_count", "storage_uses"},
-        {"block_lifetimes"},
-        {"allocator_join", "block_facts", "breakdown", "step_phases"},
-        {"classify_blocks", "reserved_ranges"},
-        {"memory_by_kind", "peak_rows"},
-        {"lost_track", "peak", "survivors"},
-        {"growth"},
-        {"findings"},
-        {"caveats", "compiled_words", "eager_comparison", "failed_allocation", "idle_blocks"},
-        {"waste"},
-    ),
-    "tracer.analysis.steps": ({"trend"}, {"step_findings"}, {"watch_report"}),
-    "tracer.analysis.compiled": ({"generated_code"}, {"origins"}),
-    "tracer.analysis.operators": (
-        {"invocations", "kernel_times", "weights"},
-        {"invocation_times", "saved_tensors"},
-        {"memory_report", "run_times"},
-    ),
-    "tracer.runs": (
-        {"job", "rank_store", "run_history", "termination", "waste"},
-        {"job_pages", "session"},
-        {"results"},
-        {"failure_words", "ranks", "screen", "watch_report", "workload_run"},
-        {"advising", "kept", "watched_rank"},
-        {"outputs", "prediction", "watch"},
-        {"prediction_words", "training", "watched_workload"},
-        {"script_run"},
-    ),
-    "tracer.rehearsal": (
-        {
-            "cards",
-            "cudnn_answers",
-            "device_memory",
-            "fake_tensors",
-            "held_objects",
-            "how_many",
-            "kernel_results",
-            "storage_log",
-            "unfilled",
-            "unrehearsable",
-        },
-        {"columns", "open_calls", "spread"},
-        {"recorder"},
-        {"rule", "cpu_kernels"},
-        {"attention", "convolution_workspaces", "cuda_autocast", "kernel_scratch", "recurrent", "saved_on_host"},
-        {"cuda_rules"},
-        {"rehearse"},
-    ),
-    "tracer.advice": (
-        {"flops", "recommendation", "wrapped"},
-        {"change", "found"},
-        {"changes"},
-        {
-            f"changes.{name}"
-            for name in ("accumulate", "allocator_settings", "checkpoint", "chunked_loss", "evaluation")
-        },
-        {f"changes.{name}" for name in ("in_place", "offload", "optimizer_kernels", "optimizer_state")},
-        {f"changes.{name}" for name in ("precision", "zero_grad")},
-        {"planner"},
-        {"report"},
-    ),
-    "tracer.workloads": (
-        {"shipped_models", "supervised", "user_errors", "workload"},
-        {"factory", "lora", "random_inputs"},
-        {"module_steps"},
-        {"compiling", "user_model"},
-        {"hf_config"},
-    ),
-}
+# The longest way from a room to the base, in rooms: `commands` to `errors`.
+MAX_FLOORS = 11
 # The model of the allocator stands alone; only what reads a recording knows how recordings are stored.
 READ_RECORDINGS = {f"tracer.allocator.{name}" for name in ("history", "start_state", "end_state", "reproduce")}
 PRIVATE_TORCH = "tracer.capture.torch_private"
@@ -339,19 +207,27 @@ def _is_private(name: str) -> bool:
 MODULES = modules()
 
 
-def imports_of(module: str) -> list[tuple[str, bool]]:
-    source = MODULES[module].read_text(encoding="utf-8")
-    return list(imports(source, set(MODULES), levels=int(room_of(module) == "models")))
+@cache
+def source_of(module: str) -> str:
+    return MODULES[module].read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_imports_only_what_its_room_may(module: str) -> None:
-    room = room_of(module)
-    assert room is not None, f"{module} is in no room: enter it in ROOMS, and in DESIGN's table"
-    for name, at_run_time in imports_of(module):
-        if module == "tracer" and not at_run_time:
-            continue
-        assert room_of(name) in {room, *ROOMS[room]}, f"{module} imports {name}"
+@cache
+def imports_of(module: str) -> tuple[tuple[str, bool], ...]:
+    return tuple(imports(source_of(module), set(MODULES), levels=int(room_of(module) == "models")))
+
+
+def test_a_module_imports_only_what_its_room_may() -> None:
+    assert [module for module in MODULES if room_of(module) is None] == [], "enter it in ROOMS, and in DESIGN's table"
+    forbidden = [
+        f"{module} imports {name}"
+        for module in MODULES
+        for name, at_run_time in imports_of(module)
+        if (at_run_time or module != "tracer")
+        and (room := str(room_of(module)))
+        and room_of(name) not in {room, *ROOMS[room]}
+    ]
+    assert forbidden == []
 
 
 @pytest.mark.parametrize("room", FLOORS)
@@ -367,28 +243,29 @@ def test_inside_a_room_imports_go_one_way_too(room: str) -> None:
             assert above == [], f"{module} imports {above}"
 
 
-def storey_of(module: str, folder: str) -> int | None:
-    """Its floor in its folder; a folder's own file has none, and a module of no floor at all is the last."""
-    name = module.removeprefix(f"{folder}.")
-    return None if name == module else next((n for n, files in enumerate(STOREYS[folder]) if name in files), None)
-
-
-@pytest.mark.parametrize("folder", STOREYS)
-def test_inside_a_folder_each_file_has_a_floor_and_imports_only_what_lies_below(folder: str) -> None:
-    files = [module for module in MODULES if module.startswith(f"{folder}.")]
-    assert sorted(name for floor in STOREYS[folder] for name in floor) == sorted(
-        module.removeprefix(f"{folder}.") for module in files
-    ), "enter a new file in STOREYS, on the floor above what it imports"
-    for module in files:
-        here = storey_of(module, folder)
-        for name, _ in imports_of(module):
-            there = storey_of(name, folder) if name in files and name != module else None
-            assert there is None or here is None or there < here, f"{module} imports {name}"
-
-
-def test_no_import_cycles() -> None:
-    graph = {module: {name for name, at_run_time in imports_of(module) if at_run_time} for module in MODULES}
+def test_no_import_cycles_also_of_types_alone() -> None:
+    """`tracer` itself names its public parts for type checkers alone, and loads them when they are asked for."""
+    graph = {module: {name for name, _ in imports_of(module)} - {module} for module in MODULES if module != "tracer"}
     assert find_cycle(graph) is None
+
+
+def test_the_house_has_few_floors() -> None:
+    graph = {room: set[str]() for room in ROOMS}
+    for module in MODULES:
+        if module != "tracer":
+            room = str(room_of(module))
+            graph[room] |= {str(room_of(name)) for name, _ in imports_of(module)} - {room}
+    assert num_floors(graph) <= MAX_FLOORS
+
+
+def num_floors(graph: dict[str, set[str]]) -> int:
+    """The longest way through a graph without cycles, in nodes."""
+
+    @cache
+    def below(name: str) -> int:
+        return 1 + max((below(other) for other in graph[name]), default=0)
+
+    return max(below(name) for name in graph)
 
 
 def find_cycle(graph: dict[str, set[str]]) -> list[str] | None:
@@ -407,41 +284,35 @@ def find_cycle(graph: dict[str, set[str]]) -> list[str] | None:
     return next((cycle for module in graph if (cycle := visit(module, []))), None)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_torchs_private_parts_are_in_one_file(module: str) -> None:
-    if module != PRIVATE_TORCH:
-        assert private_torch(MODULES[module].read_text(encoding="utf-8")) == []
+def test_torchs_private_parts_are_in_one_file() -> None:
+    assert private_torch(source_of(PRIVATE_TORCH))
+    assert {module: found for module in MODULES if (found := private_torch(source_of(module)))}.keys() == {
+        PRIVATE_TORCH
+    }
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if module.startswith("tracer")])
-def test_nobody_elses_private_attributes_are_read(module: str) -> None:
+def test_nobody_elses_private_attributes_are_read() -> None:
     """Of torch's objects in torch_private, of ours nowhere: what a leading underscore says is for the file it is in."""
-    if module != PRIVATE_TORCH:
-        assert private_attributes(MODULES[module].read_text(encoding="utf-8")) == []
+    ours = [module for module in MODULES if module.startswith("tracer") and module != PRIVATE_TORCH]
+    assert {module: found for module in ours if (found := private_attributes(source_of(module)))} == {}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_names_of_torchs_own_are_in_one_file(module: str) -> None:
-    found = names_of_torch(MODULES[module].read_text(encoding="utf-8"))
-    assert bool(found) == (module in {TORCH_NAMES, *NAMES_OF_STACKS, *NAMES_SOURCES}), found
+def test_names_of_torchs_own_are_in_one_file() -> None:
+    found = {module for module in MODULES if names_of_torch(source_of(module))}
+    assert found == {TORCH_NAMES, *NAMES_OF_STACKS, *NAMES_SOURCES}
 
 
-def test_that_one_file_does_use_them() -> None:
-    assert private_torch(MODULES[PRIVATE_TORCH].read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("module", [module for module in MODULES if module.startswith("tracer.allocator.")])
-def test_the_model_of_the_allocator_knows_recordings_in_few_places(module: str) -> None:
-    names = {name for name, _ in imports(MODULES[module].read_text(encoding="utf-8"), set(MODULES))}
-    reads = {name for name in names if room_of(name) == "tracer.snapshot"}
-    assert bool(reads) == (module in READ_RECORDINGS)
+def test_the_model_of_the_allocator_knows_recordings_in_few_places() -> None:
+    of_allocator = [module for module in MODULES if module.startswith("tracer.allocator.")]
+    readers = {m for m in of_allocator if any(room_of(name) == "tracer.snapshot" for name, _ in imports_of(m))}
+    assert readers == READ_RECORDINGS
 
 
 # Files of analysis that are tested elsewhere, each with where: the folder of snapshots has not been mirrored yet.
 TESTED_ELSEWHERE: dict[str, str] = {
     "tracer/analysis/profiles/compiled_owners.py": "tests/analysis/compiled/test_origins.py",
     "tracer/analysis/peak_diff.py": "tests/exporters/json_documents/test_peak_diff.py",
-    "tracer/analysis/peak_row.py": "tests/exporters/json_documents/test_row.py",
+    "tracer/analysis/peak_row.py": "tests/exporters/json_documents/test_peak_diff.py",
 }
 NOT_MIRRORED = "tracer/analysis/snapshots/"
 
@@ -451,14 +322,14 @@ def files_of_analysis() -> list[str]:
     return sorted(name for name in files if not name.endswith("__init__.py") and not name.startswith(NOT_MIRRORED))
 
 
-@pytest.mark.parametrize("name", files_of_analysis())
-def test_every_file_of_analysis_has_its_test_beside_it(name: str) -> None:
-    path = ROOT / name.replace("tracer/", "tests/", 1)
-    beside = path.with_name(f"test_{path.name}")
-    elsewhere = TESTED_ELSEWHERE.get(name)
-    assert beside.is_file() != (elsewhere is not None), f"{name}: it has a test beside it, or one named above"
-    if elsewhere is not None:
-        assert f"from {_module_name(Path(name))} import" in (ROOT / elsewhere).read_text("utf-8")
+def test_every_file_of_analysis_has_its_test_beside_it() -> None:
+    for name in files_of_analysis():
+        path = ROOT / name.replace("tracer/", "tests/", 1)
+        beside = path.with_name(f"test_{path.name}")
+        elsewhere = TESTED_ELSEWHERE.get(name)
+        assert beside.is_file() != (elsewhere is not None), f"{name}: it has a test beside it, or one named above"
+        if elsewhere is not None:
+            assert f"from {_module_name(Path(name))} import" in (ROOT / elsewhere).read_text("utf-8")
 
 
 def test_each_test_of_analysis_is_of_a_file() -> None:
@@ -580,3 +451,7 @@ def test_rooms_and_imports_are_told_apart() -> None:
 def test_cycles_are_found() -> None:
     assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
     assert find_cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) is None
+
+
+def test_floors_are_counted() -> None:
+    assert num_floors({"a": {"b", "c"}, "b": {"c"}, "c": set(), "d": set()}) == 3

@@ -102,12 +102,12 @@ class Block:
         self.next, self.size = rest, size
         return rest
 
-    def swallow_next(self) -> None:
-        """Take over the block behind; the caller has taken it out of its list."""
-        swallowed = self.next
-        assert swallowed is not None
-        self.size += swallowed.size
-        self.next = after = swallowed.next
+    def merge_next(self) -> None:
+        """Merge the next block into this one; the caller has taken it out of its list."""
+        merged = self.next
+        assert merged is not None
+        self.size += merged.size
+        self.next = after = merged.next
         if after is not None:
             after.previous = self
 

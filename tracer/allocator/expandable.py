@@ -2,45 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tracer.allocator.blocks import FREE, UNMAPPED, Block, FreeBlocks, VirtualRange
 from tracer.allocator.sizes import SMALL_SEGMENT_BYTES
-
-if TYPE_CHECKING:
-    from tracer.allocator.caching_allocator import CachingAllocator
+from tracer.allocator.state import AllocatorState
 
 
-def choose(home: FreeBlocks, at: int) -> int | None:
-    """Which block to take where the best fit lies in an expandable segment.
-
-    What can grow counts with what it can grow to, so that a block in the middle goes before the end of the segment.
-    With the setting off, such blocks are passed over.
-
-    Args:
-        home: The list searched.
-        at: Position of the first block that is large enough.
-
-    Returns:
-        A position, or None if there is no suitable block.
-
-    Source:
-        `get_free_block`.
-    """
-    blocks = home.blocks
-    if not home.pool.is_expandable:
-        return next((i for i in range(at, len(blocks)) if blocks[i].range is None), None)
-    while blocks[at].range is not None and at + 1 < len(blocks) and _reach(blocks[at + 1]) < _reach(blocks[at]):
-        at += 1
-    return at
-
-
-def _reach(block: Block) -> int:
-    after = block.next
-    return block.size + (after.size if after is not None and after.state is UNMAPPED else 0)
-
-
-def expand(allocator: CachingAllocator, size: int, home: FreeBlocks) -> Block | None:
+def expand(allocator: AllocatorState, size: int, home: FreeBlocks) -> Block | None:
     """Map pages until a block is large enough, and take it out of its list.
 
     What was mapped before the driver ran out stays mapped, as a free block.
@@ -65,7 +32,7 @@ def expand(allocator: CachingAllocator, size: int, home: FreeBlocks) -> Block | 
     return block
 
 
-def _candidate(allocator: CachingAllocator, size: int, home: FreeBlocks) -> Block:
+def _candidate(allocator: AllocatorState, size: int, home: FreeBlocks) -> Block:
     """The lowest place where a request fits if pages are mapped, or a new range (`find_expandable_block`)."""
     for block in home.unmapped_blocks:
         before = block.previous
@@ -79,7 +46,7 @@ def _candidate(allocator: CachingAllocator, size: int, home: FreeBlocks) -> Bloc
     return new_range(allocator, VirtualRange(base, length, page), home)
 
 
-def new_range(allocator: CachingAllocator, range_: VirtualRange, home: FreeBlocks) -> Block:
+def new_range(allocator: AllocatorState, range_: VirtualRange, home: FreeBlocks) -> Block:
     """Begin an expandable segment that has no memory yet."""
     block = Block(allocator.next_counter() | range_.base, range_.size, home, range_)
     allocator.heads[range_.base] = block
@@ -95,7 +62,7 @@ def _has_room(block: Block | None, size: int) -> bool:
     return room >= size
 
 
-def _map(allocator: CachingAllocator, block: Block, size: int) -> Block | None:
+def _map(allocator: AllocatorState, block: Block, size: int) -> Block | None:
     """Map the first pages of an unmapped block; returns the free block that they are part of now."""
     assert block.range is not None
     home, page, address = block.home, block.range.page, block.address
@@ -107,11 +74,11 @@ def _map(allocator: CachingAllocator, block: Block, size: int) -> Block | None:
         home.add_unmapped(block.cut(length))
     block = _united(block, FREE)
     home.add(block)
-    allocator.grow(length, "segment_map", address, home)
+    allocator.adjust_reserved(length, "segment_map", address, home)
     return block
 
 
-def unmap(allocator: CachingAllocator, block: Block) -> None:
+def unmap(allocator: AllocatorState, block: Block) -> None:
     """Give back the whole pages inside a free block; what it has of pages at its edges stays.
 
     Source:
@@ -133,7 +100,7 @@ def unmap(allocator: CachingAllocator, block: Block) -> None:
     block = _united(block, UNMAPPED)
     home.add_unmapped(block)
     allocator.driver.unmap(low, high - low)
-    allocator.grow(low - high, "segment_unmap", low, home)
+    allocator.adjust_reserved(low - high, "segment_unmap", low, home)
     if not block.is_split:  # nothing of the range is left
         home.remove_unmapped(block)
         allocator.heads.pop(block.address, None)
@@ -145,9 +112,9 @@ def _united(block: Block, state: int) -> Block:
     before, after = block.previous, block.next
     if after is not None and after.state == state:
         take(after)
-        block.swallow_next()
+        block.merge_next()
     if before is not None and before.state == state:
         take(before)
-        before.swallow_next()
+        before.merge_next()
         block = before
     return block

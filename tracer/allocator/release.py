@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tracer.allocator import expandable
 from tracer.allocator.blocks import Block, BlockPool, FreeBlocks
-
-if TYPE_CHECKING:
-    from tracer.allocator.caching_allocator import CachingAllocator
+from tracer.allocator.state import AllocatorState
 
 
-def release_cached(allocator: CachingAllocator, *, default_pool: bool = True) -> None:
+def release_cached(allocator: AllocatorState, *, default_pool: bool = True) -> None:
     """Release all that is not in use: the large pool, the small one, then private pools that nobody uses any more.
 
     What other streams work with is waited for first.
@@ -29,7 +25,7 @@ def release_cached(allocator: CachingAllocator, *, default_pool: bool = True) ->
             _release_blocks(allocator, pool.large)
 
 
-def _release_blocks(allocator: CachingAllocator, pool: BlockPool) -> None:
+def _release_blocks(allocator: AllocatorState, pool: BlockPool) -> None:
     """Plain segments first; expandable ones of the same pool are unmapped afterwards."""
     free = pool.in_order()
     for block in free:
@@ -40,15 +36,15 @@ def _release_blocks(allocator: CachingAllocator, pool: BlockPool) -> None:
             expandable.unmap(allocator, block)
 
 
-def release_segment(allocator: CachingAllocator, block: Block) -> None:
+def release_segment(allocator: AllocatorState, block: Block) -> None:
     """Give one plain segment back, of which this free block is all."""
     block.home.remove(block)
     allocator.heads.pop(block.address, None)
     allocator.driver.release(block.address, block.size)
-    allocator.grow(-block.size, "segment_free", block.address, block.home)
+    allocator.adjust_reserved(-block.size, "segment_free", block.address, block.home)
 
 
-def release_available(allocator: CachingAllocator, size: int, home: FreeBlocks) -> bool:
+def release_available(allocator: AllocatorState, size: int, home: FreeBlocks) -> bool:
     """Under `max_split_size`, release oversize blocks, as few as make room for a request.
 
     Returns:
@@ -75,7 +71,7 @@ def release_available(allocator: CachingAllocator, size: int, home: FreeBlocks) 
     return released >= wanted
 
 
-def collect_garbage(allocator: CachingAllocator) -> None:
+def collect_garbage(allocator: AllocatorState) -> None:
     """Above the threshold, release whole segments of the large pool that were not used for longer than the average.
 
     Source:
@@ -93,7 +89,7 @@ def collect_garbage(allocator: CachingAllocator) -> None:
             release_segment(allocator, block)
 
 
-def oldest_segments(allocator: CachingAllocator) -> list[Block]:
+def oldest_segments(allocator: AllocatorState) -> list[Block]:
     """The cached segments of at least average age, counted in searches since they were cached."""
     pool = allocator.large
     whole = [block for block in pool.in_order() if block.range is None and not block.is_split]

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tracer.allocator.blocks import Block
-from tracer.allocator.caching_allocator import NEWEST_TORCH, CachingAllocator
+from tracer.allocator.caching_allocator import CachingAllocator
 from tracer.allocator.driver import PackingDriver
 from tracer.allocator.history import History, Op
 from tracer.allocator.requests import Requests
 from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import AllocatorSettings
 from tracer.allocator.sizes import SEGMENT_STEP_BYTES, SMALL_BYTES
+from tracer.allocator.state import NEWEST_TORCH
 
 BEFORE_THE_RECORDING = -1
 _ALLOC, _FREE, _REQUEST, _COMPLETE, _RELEASE, _OOM = map(

@@ -14,7 +14,7 @@ from itertools import accumulate
 import numpy as np
 
 from tracer.allocator.blocks import ADDRESS_MASK, DEFAULT_POOL, Block, FreeBlocks
-from tracer.allocator.caching_allocator import NEWEST_TORCH, CachingAllocator
+from tracer.allocator.caching_allocator import CachingAllocator
 from tracer.allocator.end_state import read_end
 from tracer.allocator.history import RELEASES, History, Op, SegmentEvent
 from tracer.allocator.recorded_driver import RecordedDriver
@@ -25,6 +25,7 @@ from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import AllocatorSettings
 from tracer.allocator.sizes import SMALL_BYTES, segment_size
 from tracer.allocator.start_state import StartState, load
+from tracer.allocator.state import NEWEST_TORCH
 from tracer.allocator.statistics import Moment, moment
 from tracer.snapshot.columns import DeviceState
 

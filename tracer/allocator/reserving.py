@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tracer.allocator import expandable, release
 from tracer.allocator.blocks import DEFAULT_POOL, Block, FreeBlocks
 from tracer.allocator.sizes import segment_size
-
-if TYPE_CHECKING:
-    from tracer.allocator.caching_allocator import CachingAllocator
+from tracer.allocator.state import AllocatorState
 
 
 class OutOfMemoryError(Exception):
@@ -27,7 +23,7 @@ class OutOfMemoryError(Exception):
         self.size, self.segment_size, self.reserved, self.allocated = size, segment_size, reserved, allocated
 
 
-def new_block(allocator: CachingAllocator, size: int, home: FreeBlocks) -> Block:
+def new_block(allocator: AllocatorState, size: int, home: FreeBlocks) -> Block:
     """Reserve more; where the driver has none, release what is cached, first little and then all.
 
     Returns:
@@ -55,7 +51,7 @@ def new_block(allocator: CachingAllocator, size: int, home: FreeBlocks) -> Block
     return block
 
 
-def _reserve(allocator: CachingAllocator, size: int, home: FreeBlocks) -> Block | None:
+def _reserve(allocator: AllocatorState, size: int, home: FreeBlocks) -> Block | None:
     """A new segment, or more pages of an expandable one (`alloc_block`)."""
     asked = segment_size(size, allocator.settings.large_segment_size)
     # Even where only pages are mapped, the limit is held against a whole segment.
@@ -68,11 +64,11 @@ def _reserve(allocator: CachingAllocator, size: int, home: FreeBlocks) -> Block 
         return None
     block = Block(allocator.next_counter() | address, asked, home)
     allocator.heads[address] = block
-    allocator.grow(asked, "segment_alloc", address, home)
+    allocator.adjust_reserved(asked, "segment_alloc", address, home)
     return block
 
 
-def _from_pools(allocator: CachingAllocator, size: int, home: FreeBlocks) -> Block | None:
+def _from_pools(allocator: AllocatorState, size: int, home: FreeBlocks) -> Block | None:
     """A free block of a private pool that helps out (`try_mempool_fallback`)."""
     if home.pool.owner != DEFAULT_POOL:
         return None

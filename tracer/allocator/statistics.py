@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tracer.allocator.blocks import FREE, PENDING, UNMAPPED, USED, Block, PoolId, State
-
-if TYPE_CHECKING:
-    from tracer.allocator.caching_allocator import CachingAllocator
+from tracer.allocator.state import AllocatorState
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ Moment = tuple[SegmentInfo, ...]
 _STATE_NAMES = {FREE: "inactive", USED: "active_allocated", PENDING: "active_pending_free"}
 
 
-def segments(allocator: CachingAllocator) -> Iterator[list[Block]]:
+def segments(allocator: AllocatorState) -> Iterator[list[Block]]:
     """The blocks of each segment, by address; of an expandable one, those of each contiguous mapped range."""
     for _, head in sorted(allocator.heads.items()):
         block: Block | None = head
@@ -63,7 +61,7 @@ def segments(allocator: CachingAllocator) -> Iterator[list[Block]]:
             yield mapped
 
 
-def moment(allocator: CachingAllocator) -> Moment:
+def moment(allocator: AllocatorState) -> Moment:
     """What all blocks are now, by address."""
     return tuple(_segment_at_moment(blocks) for blocks in segments(allocator))
 
@@ -81,7 +79,7 @@ def _segment_at_moment(blocks: Sequence[Block]) -> SegmentInfo:
     )
 
 
-def segment_infos(allocator: CachingAllocator) -> list[dict[str, Any]]:
+def segment_infos(allocator: AllocatorState) -> list[dict[str, Any]]:
     """The segments as in `torch.cuda.memory_snapshot`."""
     return [_torch_segment(blocks) for blocks in segments(allocator)]
 
@@ -130,7 +128,7 @@ def trace_entries(history: Iterable[tuple[str, int, int, int, PoolId]]) -> list[
     ]
 
 
-def memory_stats(allocator: CachingAllocator) -> dict[str, int]:
+def memory_stats(allocator: AllocatorState) -> dict[str, int]:
     """Counters as in `torch.cuda.memory_stats`, by pool, counted where they are asked for."""
     stats = {
         "num_alloc_retries": allocator.num_retries,

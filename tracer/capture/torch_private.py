@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -754,20 +754,28 @@ def below_autocast() -> Any:
 
 
 @contextmanager
-def autocast_of_cpu_replaced(kernels: Mapping[str, Callable[..., Any] | None]) -> Iterator[None]:
-    """Have other kernels in the CPU's mixed precision while it runs.
+def kernels_replaced(
+    kernels: Mapping[str, Callable[..., Any] | None], key: Literal["AutocastCPU", "AutogradCPU"]
+) -> Iterator[None]:
+    """Replace operators' kernels for tensors of the CPU, however the operators are called.
 
     Args:
         kernels: By operator and overload; None for one that is passed by.
+        key: The dispatch key: mixed precision, or autograd, where operators that are made of others are seen whole.
     """
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
         for name, kernel in kernels.items():
             by = torch.library.fallthrough_kernel if kernel is None else kernel
-            library.impl(name, by, "AutocastCPU", allow_override=True)  # type: ignore[no-untyped-call]
+            library.impl(name, by, key, allow_override=True)  # type: ignore[no-untyped-call]
         yield
     finally:
         library._destroy()  # type: ignore[no-untyped-call]
+
+
+def made_of_others(operator: Any) -> Callable[..., Any]:
+    """The kernel of an operator that calls other operators, such as `dropout`, whatever was put in its place."""
+    return partial(operator._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:
@@ -817,10 +825,6 @@ def without_modes() -> Any:
     from torch.utils._python_dispatch import _disable_current_modes
 
     return _disable_current_modes()
-
-
-MODULE_CALL_CODE = torch.nn.Module._call_impl.__code__
-"""Of the function that calls a module's hooks and its `forward`."""
 
 
 def process_group_store() -> Any:

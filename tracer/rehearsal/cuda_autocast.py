@@ -103,7 +103,7 @@ def cuda_autocast() -> Iterator[None]:
 
     torch.clear_autocast_cache = clear_both
     try:
-        with torch_private.autocast_of_cpu_replaced(_kernels(casts)):
+        with torch_private.kernels_replaced(_kernels(casts), "AutocastCPU"):
             yield
     finally:
         torch.clear_autocast_cache = clear

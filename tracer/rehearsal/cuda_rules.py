@@ -55,17 +55,9 @@ def _steps_on_host(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 
 
 def _dropout(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
-    def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        if not training or p == 0.0 or inplace or not torch_private.is_fake(input):
-            return on_cpu(input, p, training, inplace)  # type: ignore[no-any-return]
-        return torch.native_dropout(input, p, True)[0]
-
-    return dropout
-
-
-def _plain_dropout(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
     def dropout(input: Tensor, p: float, train: bool) -> Tensor:
-        if not train or p == 0.0 or not torch_private.is_fake(input):
+        is_fused = train and 0 < p < 1 and input.numel() > 0
+        if not is_fused or not torch_private.is_fake(input):
             return on_cpu(input, p, train)  # type: ignore[no-any-return]
         return torch.native_dropout(input, p, True)[0]
 
@@ -74,10 +66,10 @@ def _plain_dropout(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
 
 def _softmax(fused: str) -> Replacement:
     def replaced(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
-        def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
-            if dim is None or dtype is None or not torch_private.is_fake(input):
-                return on_cpu(input, dim, _stacklevel, dtype)  # type: ignore[no-any-return]
-            return softmax_of_half(fused, (input, dim, dtype), {}, lambda x, dim, to: on_cpu(x, dim, dtype=to))  # type: ignore[no-any-return]
+        def softmax(input: Tensor, dim: int, dtype: Any = None) -> Tensor:
+            if dtype is None or not torch_private.is_fake(input):
+                return on_cpu(input, dim, dtype)  # type: ignore[no-any-return]
+            return softmax_of_half(fused, (input, dim, dtype), {}, on_cpu)  # type: ignore[no-any-return]
 
         return softmax
 
@@ -131,22 +123,19 @@ RULES: tuple[Rule, ...] = (
         "dropout-mask",
         "aten/src/ATen/native/Dropout.cpp, dropout; aten/src/ATen/native/cuda/Dropout.cu, native_dropout_cuda",
         "Dropout keeps a mask of one byte an element, where the CPU keeps one of the input's type.",
-        functions={"torch.nn.functional.dropout": _dropout, "torch.dropout": _plain_dropout},
+        operators={"dropout": _dropout},
     ),
     Rule(
         "softmax-half",
         "aten/src/ATen/native/SoftMax.cpp, softmax, log_softmax",
         "Softmax of float16 with a result of 32 bits reads it as it is, where the CPU copies it first.",
-        functions={
-            "torch.nn.functional.softmax": _softmax("_softmax"),
-            "torch.nn.functional.log_softmax": _softmax("_log_softmax"),
-        },
+        operators={"softmax.int": _softmax("_softmax"), "log_softmax.int": _softmax("_log_softmax")},
     ),
     Rule(
         "attention",
         "aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, select_sdp_backend",
         "Attention runs as one kernel, flash in 16 bits and efficient else, and keeps its log-sum-exp only.",
-        functions={"torch.nn.functional.scaled_dot_product_attention": attention.attention},
+        operators={"scaled_dot_product_attention": attention.attention},
     ),
     Rule(
         "saved-on-host",
@@ -164,7 +153,11 @@ RULES: tuple[Rule, ...] = (
         "recurrent",
         "aten/src/ATen/native/cudnn/RNN.cpp, _cudnn_rnn, _cudnn_rnn_backward",
         "Recurrent layers are one operator of cuDNN's with a reserve: the least that it can be, gates and cell states.",
-        functions={f"torch._VF.{kind}": recurrence(kind) for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
+        operators={
+            f"{kind}.{overload}": recurrence(kind)
+            for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+            for overload in ("input", "data")
+        },
     ),
     Rule(
         "autocast",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -119,6 +119,7 @@ class Recorder:
         scratch_of: Callable[[Any], tuple[ScratchOf, ...]],
         *,
         result_of: Callable[[Any], ResultOf | None] = lambda operator: None,
+        kernels: Mapping[Any, Callable[..., Any]] | None = None,
         watch: Watch | None = None,
     ) -> None:
         """Prepare.
@@ -127,8 +128,11 @@ class Recorder:
             mode: Of `torch_private.fake_tensors`.
             scratch_of: From an operator to what tells what its calls take beside their results; asked once for each.
             result_of: From an operator to what tells what its calls really return, where its fake kernel does not know.
+            kernels: What stands in for operators that are made of others. Under `torch.inference_mode` these come here
+                whole, since autograd, which would take them apart, is passed by.
             watch: Called with every operator when it has run.
         """
+        self._kernels, self._dispatched = kernels or {}, torch_private.dispatched_to(self._operator)
         self.log, self.mode = StorageLog(), mode
         self._scratch_of, self._result_of, self._watch = scratch_of, result_of, watch
         self._known: dict[Any, _Known] = {}
@@ -163,7 +167,7 @@ class Recorder:
         ]
         self._next_number = torch_private.next_node_number()
         try:
-            with self._backward_told(), self.mode, torch_private.dispatched_to(self._operator):
+            with self._backward_told(), self.mode, self._dispatched:
                 yield
         finally:
             for handle in handles:
@@ -243,6 +247,9 @@ class Recorder:
 
     # ---------------------------------------------------------------------------------------------------- operators
     def _operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func in self._kernels:
+            with self._dispatched:
+                return self._kernels[func](*args, **kwargs)
         known = self._known.get(func)
         if known is None:
             known = self._known[func] = self._look_at(func)

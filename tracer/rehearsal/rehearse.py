@@ -121,8 +121,10 @@ def rehearse(
         if rule.workload is not None:
             workload = rule.workload(workload)
     mode = torch_private.fake_tensors()
+    kernels = _kernels(followed, gpu)
     if cpu_kernels is None:
-        recorder = Recorder(mode, _scratch_of(followed, gpu), watch=watch)
+        by_operator = {torch_private.operator_with_overload(name): kernel for name, kernel in kernels.items()}
+        recorder = Recorder(mode, _scratch_of(followed, gpu), kernels=by_operator, watch=watch)
     else:
         recorder = Recorder(mode, cpu_kernels.scratch_of, result_of=cpu_kernels.result_of, watch=watch)
     gpu.memory[ON_HOST] = recorder.is_on_host
@@ -134,7 +136,7 @@ def rehearse(
         if rule.optimizer is not None:
             rule.optimizer(optimizer)
     module_names = objects.module_names()
-    with _standing_in(followed, gpu), torch.compiler.set_stance("force_eager"):
+    with _standing_in(followed, kernels, gpu), torch.compiler.set_stance("force_eager"):
         run.steps(num_steps)
     return _results(run, device, module_names, followed)
 
@@ -152,9 +154,10 @@ def _of_gpu(of_rule: ScratchOfGpu, gpu: Gpu) -> ScratchOf:
 
 
 @contextmanager
-def _standing_in(rules: list[Rule], gpu: Gpu) -> Iterator[None]:
-    """Put functions in the place of torch's while the block runs."""
+def _standing_in(rules: list[Rule], kernels: Mapping[str, Callable[..., Any]], gpu: Gpu) -> Iterator[None]:
+    """Put kernels, and functions where no kernel can see, in the place of torch's while the block runs."""
     with ExitStack() as back:
+        back.enter_context(torch_private.kernels_replaced(kernels, "AutogradCPU"))
         for rule in rules:
             if rule.around is not None:
                 back.enter_context(rule.around())
@@ -165,6 +168,16 @@ def _standing_in(rules: list[Rule], gpu: Gpu) -> Iterator[None]:
                 setattr(owner, attribute, replacement(original, gpu))
                 back.callback(setattr, owner, attribute, original)
         yield
+
+
+def _kernels(rules: list[Rule], gpu: Gpu) -> dict[str, Callable[..., Any]]:
+    """By operator and overload, as CUDA runs what is made of other operators."""
+    found: dict[str, Callable[..., Any]] = {}
+    for name, replacement in ((name, by) for rule in rules for name, by in rule.operators.items()):
+        operator = torch_private.operator_with_overload(name)
+        if operator is not None:
+            found[name] = replacement(torch_private.made_of_others(operator), gpu)
+    return found
 
 
 class _Run:

@@ -54,7 +54,9 @@ class Rule:
         source: torch's file and function, or a library's manual.
         does: What a CUDA device does, in a sentence.
         optimizer: Called with every optimizer before the first step.
-        functions: What stands in for functions of torch's, by dotted name such as `torch.nn.functional.dropout`.
+        operators: What stands in for operators that are made of others, by name and overload such as `softmax.int`,
+            however the program calls them: imported by name, as a method, from C++.
+        functions: What stands in for functions of torch's that are no operators, by dotted name.
         scratch: What operators take beside their results, by name such as `aten::mm`.
         around: Entered while the steps run.
         workload: Called with the workload before it is turned into fake tensors; what it returns is rehearsed.
@@ -66,6 +68,7 @@ class Rule:
     source: str
     does: str
     optimizer: Callable[[torch.optim.Optimizer], None] | None = None
+    operators: Mapping[str, Replacement] = field(default_factory=dict)
     functions: Mapping[str, Replacement] = field(default_factory=dict)
     scratch: Mapping[str, ScratchOfGpu] = field(default_factory=dict)
     around: Callable[[], AbstractContextManager[None]] | None = None

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from tracer.allocator.caching_allocator import FIRST_TORCH_WITH_COUNTERS, NEWEST_TORCH
 from tracer.allocator.history import History, read_history
 from tracer.allocator.replay import Outcome, Program, program_of, replay
 from tracer.allocator.reproduce import reproduce
 from tracer.allocator.reproduction import Reproduction
 from tracer.allocator.settings import AllocatorSettings, recorded_settings
 from tracer.allocator.start_state import StartState, find_start
+from tracer.allocator.state import FIRST_TORCH_WITH_COUNTERS, NEWEST_TORCH
 from tracer.collector import paused_gc
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import Replay

@@ -1,0 +1,260 @@
+"""The state of torch's CUDA caching allocator, and how it is changed: what every operation on it stands on."""
+
+from __future__ import annotations
+
+from tracer.allocator.blocks import (
+    DEFAULT_POOL,
+    FREE,
+    NEVER,
+    PENDING,
+    UNMAPPED,
+    Block,
+    BlockPool,
+    FreeBlocks,
+    PoolId,
+    PrivatePool,
+)
+from tracer.allocator.captures import Captures
+from tracer.allocator.driver import Driver, PackingDriver
+from tracer.allocator.settings import AllocatorSettings
+from tracer.allocator.sizes import MIN_BLOCK_BYTES, SMALL_BYTES
+
+NEWEST_TORCH = (2, 15)
+FIRST_TORCH_WITH_COUNTERS = (2, 13)
+"""Since then free blocks of one size are taken by the age of their segment, before by address (pytorch #183591)."""
+_UNLIMITED_ADDRESSES = 1 << 44
+
+
+class AllocatorState:
+    """What is reserved, allocated and free, and the counters of it.
+
+    Args:
+        settings: As in PYTORCH_CUDA_ALLOC_CONF.
+        driver: Where segments come from; by default a device without limit.
+        device_bytes: The device's memory; sets the range of expandable segments and what a fraction is of.
+        torch_version: The torch whose rules hold.
+        keep_history: Record what `snapshot` shows as the trace.
+
+    Attributes:
+        allocated_bytes: In use, rounded.
+        requested_bytes: In use or pending, as asked for.
+        reserved_bytes: Taken from the driver.
+        peak_allocated_bytes: The most of it.
+        peak_requested_bytes: The most of it.
+        peak_reserved_bytes: The most of it.
+        num_retries: How often everything cached was released for a request.
+        num_ooms: How often that did not help.
+        num_driver_calls: Segments and pages taken and given back.
+        memory_limit: What a memory fraction allows; None without one.
+        heads: The first block of every segment and of every range, by address.
+        captures: Requests that go to private pools now.
+        collects_garbage: Old segments are released above a threshold.
+        segment_log: Where set, every segment event as (action, address, size, stream).
+        max_split: Blocks of this size and more are not split; None without the setting.
+        takes_best_fit: No setting forbids the free block that fits best.
+    """
+
+    def __init__(
+        self,
+        settings: AllocatorSettings | None = None,
+        *,
+        driver: Driver | None = None,
+        device_bytes: int | None = None,
+        torch_version: tuple[int, int] = NEWEST_TORCH,
+        keep_history: bool = False,
+    ) -> None:
+        self.settings = settings or AllocatorSettings()
+        self.driver: Driver = PackingDriver(device_bytes) if driver is None else driver
+        self.device_bytes = device_bytes
+        self.address_space = device_bytes * 9 // 8 if device_bytes else _UNLIMITED_ADDRESSES
+        self.counts_segments = torch_version >= FIRST_TORCH_WITH_COUNTERS
+        self.num_segments_made = 0
+        self.allocated_bytes = self.requested_bytes = self.reserved_bytes = 0
+        self.peak_allocated_bytes = self.peak_requested_bytes = self.peak_reserved_bytes = 0
+        self.num_retries = self.num_ooms = self.num_driver_calls = 0
+        self.heads: dict[int, Block] = {}
+        self.segment_log: list[tuple[str, int, int, int]] | None = None
+        self.history: list[tuple[str, int, int, int, PoolId]] | None = [] if keep_history else None
+        self.private_pools: dict[PoolId, PrivatePool] = {}
+        self.pending: dict[Block, None] = {}
+        self.memory_limit: int | None = None
+        self.captures = Captures()
+        is_expandable = self.settings.expandable_segments
+        self.small = BlockPool(DEFAULT_POOL, is_small=True, is_expandable=is_expandable)
+        self.large = BlockPool(DEFAULT_POOL, is_small=False, is_expandable=is_expandable)
+        self.max_split = self.settings.max_split_size
+        self._counts_searches = self.settings.garbage_collection_threshold > 0
+        self.takes_best_fit = self.max_split is None and not self._counts_searches
+        self.set_memory_fraction(self.settings.per_process_memory_fraction)
+
+    def set_memory_fraction(self, fraction: float) -> None:
+        """Reserve no more than this share of the device; 1 for no limit."""
+        if not 0 <= fraction <= 1:
+            raise ValueError("A fraction lies between 0 and 1.")
+        has_limit = fraction < 1 and self.device_bytes is not None
+        self.memory_limit = int(fraction * self.device_bytes) if has_limit and self.device_bytes else None
+        self.collects_garbage = has_limit and self._counts_searches
+
+    # Counters.
+
+    def adjust_reserved(self, change: int, action: str, address: int, home: FreeBlocks) -> None:
+        """Count bytes that the driver gave, or, if negative, that it was given back."""
+        self.reserved_bytes += change
+        self.num_driver_calls += 1
+        if self.reserved_bytes > self.peak_reserved_bytes:
+            self.peak_reserved_bytes = self.reserved_bytes
+        if self.segment_log is not None:
+            self.segment_log.append((action, address, abs(change), home.stream))
+        self.record(action, address, abs(change), home)
+
+    def next_counter(self) -> int:
+        """The upper part of the ranks of a new segment's blocks."""
+        self.num_segments_made += 1
+        return self.num_segments_made << 64 if self.counts_segments else 0
+
+    def record(self, action: str, address: int, size: int, home: FreeBlocks) -> None:
+        """An entry of the trace, where it is kept."""
+        if self.history is not None:
+            self.history.append((action, address, size, home.stream, home.pool.owner))
+
+    # Pools and their lists of free blocks.
+
+    def create_pool(
+        self, pool: PoolId, *, own_allocator: bool = False, no_split: bool = False, use_on_oom: bool = False
+    ) -> None:
+        """Begin a private pool, or use an existing one once more.
+
+        Args:
+            pool: Its number.
+            own_allocator: Memory comes from somebody else's allocator, which cannot make expandable segments.
+            no_split: Its blocks are never split.
+            use_on_oom: The default pool may use its free blocks before it runs out of memory.
+        """
+        if pool in self.private_pools:
+            self.private_pools[pool].users += 1
+            return
+        is_expandable = self.settings.expandable_segments and not own_allocator
+        made = PrivatePool(pool, is_expandable=is_expandable, no_split=no_split, use_on_oom=use_on_oom)
+        self.private_pools[pool] = made
+
+    def home(self, is_small: bool, stream: int, pool: PoolId = DEFAULT_POOL) -> FreeBlocks:
+        """The list that serves such requests."""
+        private = self.private_pools.get(pool)
+        if private is None and pool != DEFAULT_POOL:
+            self.create_pool(pool)
+            private = self.private_pools[pool]
+        half = (self.small if is_small else self.large) if private is None else _half(private, is_small)
+        found = half.by_stream.get(stream)
+        if found is None:
+            found = half.by_stream[stream] = self._new_home(half, stream, private)
+        return found
+
+    # The rest.
+
+    def _new_home(self, half: BlockPool, stream: int, private: PrivatePool | None) -> FreeBlocks:
+        """An empty list with the rule by which its blocks are split (`should_split`)."""
+        if private is not None and private.no_split:
+            return FreeBlocks(half, stream, min_rest=NEVER, max_cut=0)
+        if half.is_small or half.is_expandable:
+            return FreeBlocks(half, stream, min_rest=MIN_BLOCK_BYTES, max_cut=NEVER)
+        return FreeBlocks(half, stream, min_rest=SMALL_BYTES + 1, max_cut=self.max_split or NEVER)
+
+    # How a block is found, and how it becomes free.
+
+    def cached_block(self, size: int, home: FreeBlocks) -> Block | None:
+        """Take the best of the free blocks out of its list (`get_free_block`)."""
+        if self._counts_searches:
+            home.pool.searches += 1
+        at = self.best_fit(size, home)
+        if at is None:
+            return None
+        del home.keys[at]
+        return home.blocks.pop(at)
+
+    def best_fit(self, size: int, home: FreeBlocks) -> int | None:
+        """Position of the free block to take."""
+        first = home.first_fit(size)
+        if first == len(home.keys):
+            return None
+        at = first if home.blocks[first].range is None else _choose(home, first)
+        return None if at is None or self._is_oversize(home.blocks[at], size) else at
+
+    def _is_oversize(self, block: Block, size: int) -> bool:
+        """Whether `max_split_size` keeps a block from such a request."""
+        if self.max_split is None:
+            return False
+        if size < self.max_split:
+            return block.size >= self.max_split
+        return block.size >= size + self.settings.max_non_split_rounding_size
+
+    def merge_and_add(self, block: Block) -> None:
+        """Unite a block with the free ones beside it and put it into its list (`free_block`)."""
+        self.requested_bytes -= block.requested
+        block.requested = 0
+        home, after, before = block.home, block.next, block.previous
+        if after is not None and after.state is FREE:
+            home.remove(after)
+            block.merge_next()
+        if before is not None and before.state is FREE:
+            home.remove(before)
+            before.merge_next()
+            block = before
+        home.add(block)
+
+    def request_free(self, block: Block) -> None:
+        """The program is done with a block; it is not free before `complete_free`."""
+        block.state = PENDING
+        self.allocated_bytes -= block.size
+        self.pending[block] = None
+        self.record("free_requested", block.address, block.requested, block.home)
+
+    def complete_free(self, block: Block) -> None:
+        """A pending block is free."""
+        self.record("free_completed", block.address, block.requested, block.home)
+        del self.pending[block]
+        block.streams = None
+        self.merge_and_add(block)
+
+    def finish(self, block: Block) -> None:
+        """The other streams are done with a pending block."""
+        if block in self.pending:
+            self.captures.forget(block)
+            self.complete_free(block)
+
+    def synchronize(self) -> None:
+        """All streams are done with everything."""
+        for block in list(self.pending):
+            self.finish(block)
+
+
+def _half(pool: PrivatePool, is_small: bool) -> BlockPool:
+    return pool.small if is_small else pool.large
+
+
+def _choose(home: FreeBlocks, at: int) -> int | None:
+    """Which block to take where the best fit lies in an expandable segment.
+
+    What can grow counts with what it can grow to, so that a block in the middle goes before the end of the segment.
+    With the setting off, such blocks are passed over.
+
+    Args:
+        home: The list searched.
+        at: Position of the first block that is large enough.
+
+    Returns:
+        A position, or None if there is no suitable block.
+
+    Source:
+        `get_free_block`.
+    """
+    blocks = home.blocks
+    if not home.pool.is_expandable:
+        return next((i for i in range(at, len(blocks)) if blocks[i].range is None), None)
+    while blocks[at].range is not None and at + 1 < len(blocks) and _reach(blocks[at + 1]) < _reach(blocks[at]):
+        at += 1
+    return at
+
+
+def _reach(block: Block) -> int:
+    after = block.next
+    return block.size + (after.size if after is not None and after.state is UNMAPPED else 0)

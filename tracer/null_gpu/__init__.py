@@ -1,0 +1,18 @@
+"""A GPU that computes nothing: torch's CUDA build runs on it, and its memory is counted as on a real one.
+
+NVIDIA's libraries are replaced by one of our own before torch is loaded: the dynamic linker takes a library that is
+already there by its SONAME. Device memory is address space, counted against a card's capacity; kernels do nothing.
+Everything else is torch's own: its operators, the caching allocator with its history, its out-of-memory error, streams,
+graphs.
+
+    cards           what a card is: the figures that torch and kernels ask for
+    errors          why a null GPU cannot be had here
+    elf             what a shared library asks for: its needed libraries and undefined symbols
+    torch_symbols   what torch's libraries want of NVIDIA's
+    prototypes      what NVIDIA's headers declare, and what a function that nobody wrote answers
+    toolchain       the compiler and the headers that a build needs
+    build           the libraries, built for the torch at hand, once, in the user's cache
+    process         how a process runs on it
+    nvidia_smi      what `nvidia-smi` says there
+    sources/        the libraries in C, a file a subject
+"""

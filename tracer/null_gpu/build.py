@@ -1,0 +1,155 @@
+"""The null GPU's libraries: built for the torch at hand when they are first used, once, in the user's cache."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from tracer.null_gpu.errors import NullGpuError
+from tracer.null_gpu.prototypes import HEADERS, read_prototypes, stub_source
+from tracer.null_gpu.toolchain import SOURCES, Toolchain, Torch, find_toolchain, read_torch
+from tracer.null_gpu.torch_symbols import torch_symbols
+
+NAME = "libnull_gpu.so"
+PRELOAD = "preload"
+"""A file beside the libraries: their names, in the order in which they are loaded, a line each."""
+_FLAGS = (
+    "-O1",
+    "-g0",
+    "-fPIC",
+    "-std=gnu11",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wno-unused-parameter",
+)
+_STUB_FLAGS = ("-O1", "-g0", "-fPIC", "-w", "-fvisibility=hidden", "-fno-builtin")
+
+
+def library(folder: Path) -> Path:
+    """The library that has all symbols, for the torch in a folder; built if it was not yet.
+
+    Processes that come while it is built wait for the first. Its folder has the others, `libcudart.so.13` and so on,
+    which are empty and depend on it.
+
+    Raises:
+        NullGpuError: It cannot be built here.
+    """
+    torch = read_torch(folder)
+    built = cache_folder(torch)
+    if not (built / NAME).is_file():
+        toolchain = find_toolchain(torch)
+        with _locked(built):
+            if not (built / NAME).is_file():
+                _build_whole(torch, toolchain, built)
+    return built / NAME
+
+
+def libraries(path: Path) -> list[Path]:
+    """All libraries in the order in which they must be loaded, beside the first."""
+    return [path.parent / name for name in (path.parent / PRELOAD).read_text("utf-8").split()]
+
+
+def cache_folder(torch: Torch) -> Path:
+    """Where what was built for a torch lies: in the user's cache, under versions and the state of the sources."""
+    digest = hashlib.sha256(" ".join([*_FLAGS, str(torch.folder)]).encode())
+    files = [path for path in SOURCES.rglob("*") if path.is_file()]
+    for path in sorted([*files, *(SOURCES.parent / f"{name}.py" for name in ("build", "prototypes", "torch_symbols"))]):
+        digest.update(path.read_bytes())
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch-timeline" / "null-gpu"
+    return root / f"torch{torch.version}-cuda{torch.cuda}-{platform.machine()}-{digest.hexdigest()[:12]}"
+
+
+@contextmanager
+def _locked(built: Path) -> Iterator[None]:
+    try:
+        built.parent.mkdir(parents=True, exist_ok=True)
+        with built.with_name(f".{built.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise NullGpuError(
+            f"The null GPU's libraries cannot be written to {built.parent}: {error.strerror or error}.",
+            hint="Set XDG_CACHE_HOME to a folder that can be written.",
+        ) from error
+
+
+def _build_whole(torch: Torch, toolchain: Toolchain, built: Path) -> None:
+    """Built beside, then renamed: a folder of that name is whole."""
+    temporary = Path(tempfile.mkdtemp(prefix=f".{built.name}-", dir=built.parent))
+    try:
+        _build(torch, toolchain, temporary)
+        if built.exists():
+            shutil.rmtree(built)
+        temporary.rename(built)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _build(torch: Torch, toolchain: Toolchain, folder: Path) -> None:
+    symbols = torch_symbols(torch.folder)
+    includes = [f"-isystem{path}" for path in toolchain.includes]
+    includes += ["-idirafter", str(SOURCES / "declarations")]
+    headers = [name for name in HEADERS if any((path / name).is_file() for path in toolchain.includes)]
+    declared = _run(
+        [toolchain.compiler, "-E", "-P", "-xc", *includes, "-"], "".join(f"#include <{name}>\n" for name in headers)
+    )
+    stubs = folder / "stubs.c"
+    stubs.write_text(stub_source(read_prototypes(declared), symbols.names), "utf-8")
+    compilations = [[toolchain.compiler, *_STUB_FLAGS, "-c", str(stubs), "-o", str(folder / "stubs.o")]]
+    for source in sorted(SOURCES.glob("*.c")):
+        target = folder / f"{source.stem}.o"
+        compilations.append([toolchain.compiler, *_FLAGS, *includes, "-c", str(source), "-o", str(target)])
+    _run_all(compilations)
+    objects = sorted(str(path) for path in folder.glob("*.o"))
+    _run([*_linked(toolchain, NAME, folder), *objects, "-ldl", "-lpthread"])
+    empty = folder / "empty.c"
+    empty.write_text("")
+    _run_all(
+        [*_linked(toolchain, name, folder), str(empty), f"-L{folder}", "-Wl,--no-as-needed", f"-l:{NAME}"]
+        for name in symbols.sonames
+    )
+    (folder / "libcuda.so").symlink_to("libcuda.so.1")
+    (folder / PRELOAD).write_text("\n".join([NAME, *symbols.sonames]) + "\n", "utf-8")
+    _write_nvidia_smi(folder / "bin")
+    for path in (stubs, empty, *folder.glob("*.o")):
+        path.unlink()
+
+
+def _linked(toolchain: Toolchain, name: str, folder: Path) -> list[str]:
+    return [toolchain.compiler, "-shared", f"-Wl,-soname,{name}", "-Wl,-rpath,$ORIGIN", "-o", str(folder / name)]
+
+
+def _write_nvidia_smi(folder: Path) -> None:
+    folder.mkdir()
+    script = folder / "nvidia-smi"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I "{SOURCES.parent / "nvidia_smi.py"}" "$@"\n', "utf-8")
+    script.chmod(0o755)
+
+
+def _run_all(commands: Iterable[list[str]]) -> None:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(_run, commands):
+            pass
+
+
+def _run(command: list[str], text: str = "") -> str:
+    ended = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        said = next((line for line in ended.stderr.splitlines() if "error" in line), ended.stderr.strip()[:200])
+        raise NullGpuError(
+            f"The null GPU could not be compiled: {said}",
+            hint="Please report this sentence together with `python -m torch.utils.collect_env`.",
+        )
+    return ended.stdout

@@ -1,0 +1,99 @@
+"""How a process runs on the null GPU: its environment, a restart with it, or the libraries loaded before torch."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from tracer.null_gpu.build import libraries, library
+from tracer.null_gpu.cards import Card
+from tracer.null_gpu.errors import NullGpuError
+from tracer.null_gpu.toolchain import torch_folder
+
+_VARIABLES: dict[str, Callable[[Card], str]] = {
+    "NULL_GPU_NAME": lambda card: card.name,
+    "NULL_GPU_MEMORY": lambda card: str(card.memory_bytes),
+    "NULL_GPU_CAPABILITY": lambda card: "{}.{}".format(*card.capability),
+    "NULL_GPU_SMS": lambda card: str(card.num_sms),
+    "NULL_GPU_L2": lambda card: str(card.l2_bytes),
+    "NULL_GPU_SHARED_MEMORY": lambda card: str(card.shared_memory_bytes),
+    "NULL_GPU_SHARED_MEMORY_PER_SM": lambda card: str(card.shared_memory_per_sm_bytes),
+    "NULL_GPU_THREADS_PER_SM": lambda card: str(card.threads_per_sm),
+}
+
+
+def is_active() -> bool:
+    """Whether this process runs on the null GPU."""
+    return hasattr(ctypes.CDLL(None), "null_gpu_launches")
+
+
+def environment(cards: Sequence[Card], base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables of a process that runs on the null GPU.
+
+    Args:
+        cards: One for each device.
+        base: The variables to start from, by default this process's.
+
+    Returns:
+        All variables, with `base`'s.
+
+    Raises:
+        NullGpuError: The null GPU cannot be built here.
+    """
+    found = dict(os.environ if base is None else base)
+    path = library(torch_folder())
+    found.update(_of_cards(cards))
+    found["LD_PRELOAD"] = ":".join([*map(str, libraries(path)), *_others(found.get("LD_PRELOAD", ""), path)])
+    found["PATH"] = os.pathsep.join([str(path.parent / "bin"), found.get("PATH", os.defpath)])
+    found["TRITON_LIBCUDA_PATH"] = str(path.parent)
+    # What a compiler measured on a device that computes nothing is noise: it stays out of real devices' caches.
+    found.setdefault("TORCHINDUCTOR_CACHE_DIR", str(path.parent / "inductor"))
+    found.setdefault("TRITON_CACHE_DIR", str(path.parent / "triton"))
+    return found
+
+
+def _of_cards(cards: Sequence[Card]) -> dict[str, str]:
+    if not cards:
+        raise NullGpuError("A null GPU needs at least one card.")
+    return {name: ";".join(value(card) for card in cards) for name, value in _VARIABLES.items()} | {
+        "NULL_GPU_COUNT": str(len(cards))
+    }
+
+
+def _others(preloaded: str, path: Path) -> list[str]:
+    return [entry for entry in preloaded.replace(" ", ":").split(":") if entry and Path(entry).parent != path.parent]
+
+
+def restart_on(cards: Sequence[Card]) -> None:
+    """Start the running command again on the null GPU, with its arguments; nothing if it is there already.
+
+    Raises:
+        NullGpuError: The null GPU cannot be built here.
+    """
+    if is_active():
+        return
+    variables = environment(cards)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], variables)
+
+
+def load(cards: Sequence[Card]) -> None:
+    """Load the null GPU into this process, and set the variables for those that it starts.
+
+    Raises:
+        NullGpuError: torch has been imported already, or the null GPU cannot be built here.
+    """
+    if is_active():
+        return
+    if "torch" in sys.modules:
+        raise NullGpuError(
+            "The null GPU must be loaded before torch, and torch has been imported already.",
+            hint="Call it first, or start the command with --on.",
+        )
+    os.environ.update(environment(cards))
+    for path in libraries(library(torch_folder())):
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)

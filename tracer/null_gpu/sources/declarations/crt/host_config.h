@@ -1,0 +1,1 @@
+/* Nothing of <crt/host_config.h> is used in C on the host. */

@@ -1,0 +1,321 @@
+/* cuDNN: the backend (graphs of operations) offers one engine with a workspace that can be set; descriptors remember what
+   they were told; recurrent layers know the sizes of their weights. */
+#include "null_gpu.h"
+#include <cudnn.h>
+#include <stdlib.h>
+#include <string.h>
+
+EXPORT const char *cudnnGetErrorString(cudnnStatus_t status) {
+  return status ? "CUDNN_STATUS_NOT_SUPPORTED" : "CUDNN_STATUS_SUCCESS";
+}
+EXPORT void cudnnGetLastErrorString(char *message, size_t size) {
+  if (size) *message = 0;
+}
+EXPORT size_t cudnnGetVersion(void) { return CUDNN_VERSION; }
+EXPORT size_t cudnnGetMaxDeviceVersion(void) { return 1300; }
+EXPORT size_t cudnnGetCudartVersion(void) { return CUDART_VERSION; }
+EXPORT cudnnStatus_t cudnnGetProperty(libraryPropertyType type, int *value) {
+  *value = type == MAJOR_VERSION ? CUDNN_MAJOR : type == MINOR_VERSION ? CUDNN_MINOR : CUDNN_PATCHLEVEL;
+  return CUDNN_STATUS_SUCCESS;
+}
+EXPORT cudnnStatus_t cudnnCreate(cudnnHandle_t *handle) {
+  *handle = calloc(1, sizeof(cudaStream_t));
+  return *handle ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_INTERNAL_ERROR;
+}
+EXPORT cudnnStatus_t cudnnDestroy(cudnnHandle_t handle) { return free(handle), CUDNN_STATUS_SUCCESS; }
+EXPORT cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
+  return *(cudaStream_t *)handle = stream, CUDNN_STATUS_SUCCESS;
+}
+EXPORT cudnnStatus_t cudnnGetStream(cudnnHandle_t handle, cudaStream_t *stream) {
+  return *stream = *(cudaStream_t *)handle, CUDNN_STATUS_SUCCESS;
+}
+
+/* ---- backend: a descriptor is a table of what was set ---- */
+typedef struct Attribute {
+  int name;
+  int64_t count;
+  void *values;
+  struct Attribute *next;
+} Attribute;
+typedef struct {
+  int type;
+  Attribute *attributes;
+} Descriptor;
+
+static size_t width_of(cudnnBackendAttributeType_t type) {
+  switch (type) {
+    case CUDNN_TYPE_BOOLEAN:
+    case CUDNN_TYPE_CHAR: return 1;
+    case CUDNN_TYPE_HANDLE:
+    case CUDNN_TYPE_INT64:
+    case CUDNN_TYPE_DOUBLE:
+    case CUDNN_TYPE_VOID_PTR:
+    case CUDNN_TYPE_BACKEND_DESCRIPTOR: return 8;
+    case CUDNN_TYPE_FRACTION: return 16;
+    default: return 4;
+  }
+}
+static Attribute *attribute_of(const Descriptor *descriptor, int name) {
+  Attribute *attribute = descriptor ? descriptor->attributes : NULL;
+  while (attribute && attribute->name != name) attribute = attribute->next;
+  return attribute;
+}
+EXPORT cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type, cudnnBackendDescriptor_t *made) {
+  Descriptor *descriptor = calloc(1, sizeof *descriptor);
+  if (!descriptor) return CUDNN_STATUS_INTERNAL_ERROR;
+  descriptor->type = type;
+  *made = descriptor;
+  return CUDNN_STATUS_SUCCESS;
+}
+EXPORT cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t gone) {
+  Descriptor *descriptor = gone;
+  while (descriptor && descriptor->attributes) {
+    Attribute *attribute = descriptor->attributes;
+    descriptor->attributes = attribute->next;
+    free(attribute->values);
+    free(attribute);
+  }
+  free(descriptor);
+  return CUDNN_STATUS_SUCCESS;
+}
+EXPORT cudnnStatus_t cudnnBackendInitialize(cudnnBackendDescriptor_t descriptor) { return CUDNN_STATUS_SUCCESS; }
+EXPORT cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) { return CUDNN_STATUS_SUCCESS; }
+EXPORT cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan, cudnnBackendDescriptor_t pack) {
+  count_launch(plan, *(cudaStream_t *)handle, (dim3){1, 1, 1}, (dim3){1, 1, 1});
+  return CUDNN_STATUS_SUCCESS;
+}
+EXPORT cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t handle, cudnnBackendAttributeName_t name,
+                                              cudnnBackendAttributeType_t type, int64_t count, const void *values) {
+  Descriptor *descriptor = handle;
+  if (!descriptor || count < 0) return CUDNN_STATUS_BAD_PARAM;
+  Attribute *attribute = attribute_of(descriptor, (int)name);
+  size_t size = (size_t)count * width_of(type);
+  void *copy = malloc(size ? size : 1);
+  if (!attribute) {
+    attribute = calloc(1, sizeof *attribute);
+    if (attribute) attribute->next = descriptor->attributes, descriptor->attributes = attribute;
+  }
+  if (!copy || !attribute) return free(copy), CUDNN_STATUS_INTERNAL_ERROR;
+  if (values && size) memcpy(copy, values, size);
+  free(attribute->values);
+  attribute->name = (int)name, attribute->count = count, attribute->values = copy;
+  return CUDNN_STATUS_SUCCESS;
+}
+/* What was not set: one engine, the caller's own empty configuration stands for it. */
+static int64_t number_of(cudnnBackendAttributeName_t name, bool *is_known) {
+  *is_known = true;
+  switch (name) {
+    case CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT: return 1;
+    case CUDNN_ATTR_ENGINE_GLOBAL_INDEX: return 0;
+#ifdef CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE
+    case CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE:
+#endif
+    case CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE: return (int64_t)config()->cudnn_workspace;
+    default: *is_known = false; return 0;
+  }
+}
+static bool is_plain(cudnnBackendAttributeType_t type) {
+  return type != CUDNN_TYPE_BACKEND_DESCRIPTOR && type != CUDNN_TYPE_CHAR && type != CUDNN_TYPE_NUMERICAL_NOTE &&
+         type != CUDNN_TYPE_BEHAVIOR_NOTE;
+}
+EXPORT cudnnStatus_t cudnnBackendGetAttribute(const cudnnBackendDescriptor_t handle, cudnnBackendAttributeName_t name,
+                                              cudnnBackendAttributeType_t type, int64_t wanted, int64_t *count,
+                                              void *values) {
+  const Attribute *attribute = attribute_of(handle, (int)name);
+  bool is_known;
+  int64_t number = number_of(name, &is_known), answered = 0;
+  if (attribute) {
+    int64_t copied = attribute->count < wanted ? attribute->count : wanted;
+    if (values && copied > 0) memcpy(values, attribute->values, (size_t)copied * width_of(type));
+    answered = attribute->count;
+  } else if (name == CUDNN_ATTR_ENGINEHEUR_RESULTS || name == CUDNN_ATTR_ENGINECFG_ENGINE) {
+    answered = 1;
+  } else if (is_known && type == CUDNN_TYPE_INT64) {
+    if (values) *(int64_t *)values = number;
+    answered = 1;
+  } else if (values && wanted == 1 && is_plain(type)) {
+    memset(values, 0, width_of(type));
+    answered = 1;
+  }
+  if (count) *count = answered;
+  return CUDNN_STATUS_SUCCESS;
+}
+
+/* ---- descriptors of the older calls ---- */
+#define MAX_DIMS 8
+typedef struct {
+  int type, dims, size[MAX_DIMS], stride[MAX_DIMS];
+} Tensor;
+typedef struct {
+  int mode, direction, hidden, projection, input, layers, type, steps, batch;
+  bool has_bias;
+} Recurrent;
+typedef union {
+  Tensor tensor;
+  Recurrent recurrent;
+} Legacy;
+#define LEGACY(name)                                                                \
+  EXPORT cudnnStatus_t cudnnCreate##name##Descriptor(cudnn##name##Descriptor_t *made) { \
+    *made = calloc(1, sizeof(Legacy));                                              \
+    return *made ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_INTERNAL_ERROR;              \
+  }                                                                                 \
+  EXPORT cudnnStatus_t cudnnDestroy##name##Descriptor(cudnn##name##Descriptor_t gone) { \
+    return free(gone), CUDNN_STATUS_SUCCESS;                                        \
+  }
+LEGACY(Tensor)
+LEGACY(Filter)
+LEGACY(Convolution)
+LEGACY(Activation)
+LEGACY(Dropout)
+LEGACY(RNN)
+LEGACY(RNNData)
+LEGACY(CTCLoss)
+LEGACY(Pooling)
+LEGACY(SpatialTransformer)
+
+static void set_tensor(Tensor *tensor, int type, int dims, const int *size, const int *stride) {
+  if (!tensor) return;
+  tensor->type = type;
+  tensor->dims = dims > MAX_DIMS ? MAX_DIMS : dims;
+  for (int i = 0; i < tensor->dims; i++) tensor->size[i] = size[i], tensor->stride[i] = stride ? stride[i] : 1;
+}
+EXPORT cudnnStatus_t cudnnSetTensorNdDescriptor(cudnnTensorDescriptor_t tensor, cudnnDataType_t type, int dims,
+                                                const int size[], const int stride[]) {
+  return set_tensor((Tensor *)tensor, (int)type, dims, size, stride), CUDNN_STATUS_SUCCESS;
+}
+EXPORT cudnnStatus_t cudnnSetFilterNdDescriptor(cudnnFilterDescriptor_t filter, cudnnDataType_t type,
+                                                cudnnTensorFormat_t format, int dims, const int size[]) {
+  return set_tensor((Tensor *)filter, (int)type, dims, size, NULL), CUDNN_STATUS_SUCCESS;
+}
+static void get_tensor(const Tensor *tensor, int wanted, cudnnDataType_t *type, int *dims, int *size, int *stride) {
+  if (type) *type = (cudnnDataType_t)tensor->type;
+  if (dims) *dims = tensor->dims;
+  for (int i = 0; i < wanted && i < MAX_DIMS; i++) {
+    if (size) size[i] = i < tensor->dims ? tensor->size[i] : 1;
+    if (stride) stride[i] = i < tensor->dims ? tensor->stride[i] : 1;
+  }
+}
+EXPORT cudnnStatus_t cudnnGetTensorNdDescriptor(const cudnnTensorDescriptor_t tensor, int wanted, cudnnDataType_t *type,
+                                                int *dims, int size[], int stride[]) {
+  return get_tensor((const Tensor *)tensor, wanted, type, dims, size, stride), CUDNN_STATUS_SUCCESS;
+}
+EXPORT cudnnStatus_t cudnnGetFilterNdDescriptor(const cudnnFilterDescriptor_t filter, int wanted, cudnnDataType_t *type,
+                                                cudnnTensorFormat_t *format, int *dims, int size[]) {
+  if (format) *format = CUDNN_TENSOR_NCHW;
+  return get_tensor((const Tensor *)filter, wanted, type, dims, size, NULL), CUDNN_STATUS_SUCCESS;
+}
+/* cuDNN's own formula: a generator's state of 16 bytes for each thread that the device runs at once. */
+EXPORT cudnnStatus_t cudnnDropoutGetStatesSize(cudnnHandle_t handle, size_t *size) {
+  return *size = (size_t)card_of(current_device())->sms * 2048 * 16, CUDNN_STATUS_SUCCESS;
+}
+
+/* ---- convolutions by the older calls (depthwise) ---- */
+#define ALGORITHM(function, A, B, C, Found)                                                                        \
+  EXPORT cudnnStatus_t function(cudnnHandle_t handle, const A a, const B b, const cudnnConvolutionDescriptor_t c, \
+                                const C d, const int wanted, int *count, Found *found) {                           \
+    *count = wanted > 0;                                                                                           \
+    if (*count) memset(found, 0, sizeof *found);                                                                   \
+    return CUDNN_STATUS_SUCCESS;                                                                                   \
+  }
+#define WORKSPACE(function, A, B, C, Algorithm)                                                                    \
+  EXPORT cudnnStatus_t function(cudnnHandle_t handle, const A a, const B b, const cudnnConvolutionDescriptor_t c, \
+                                const C d, Algorithm algorithm, size_t *size) {                                    \
+    return *size = config()->cudnn_workspace, CUDNN_STATUS_SUCCESS;                                                \
+  }
+#define T cudnnTensorDescriptor_t
+#define F cudnnFilterDescriptor_t
+ALGORITHM(cudnnGetConvolutionForwardAlgorithm_v7, T, F, T, cudnnConvolutionFwdAlgoPerf_t)
+ALGORITHM(cudnnGetConvolutionBackwardDataAlgorithm_v7, F, T, T, cudnnConvolutionBwdDataAlgoPerf_t)
+ALGORITHM(cudnnGetConvolutionBackwardFilterAlgorithm_v7, T, T, F, cudnnConvolutionBwdFilterAlgoPerf_t)
+WORKSPACE(cudnnGetConvolutionForwardWorkspaceSize, T, F, T, cudnnConvolutionFwdAlgo_t)
+WORKSPACE(cudnnGetConvolutionBackwardDataWorkspaceSize, F, T, T, cudnnConvolutionBwdDataAlgo_t)
+WORKSPACE(cudnnGetConvolutionBackwardFilterWorkspaceSize, T, T, F, cudnnConvolutionBwdFilterAlgo_t)
+#undef T
+#undef F
+
+/* ---- recurrent layers. Weights: for each layer and direction its matrices, then all biases. ---- */
+static int gates_of(const Recurrent *r) { return r->mode == CUDNN_LSTM ? 4 : r->mode == CUDNN_GRU ? 3 : 1; }
+static int directions_of(const Recurrent *r) { return r->direction == CUDNN_BIDIRECTIONAL ? 2 : 1; }
+static size_t item_of(const Recurrent *r) {
+  return r->type == CUDNN_DATA_HALF || r->type == CUDNN_DATA_BFLOAT16 ? 2 : r->type == CUDNN_DATA_DOUBLE ? 8 : 4;
+}
+static int output_of(const Recurrent *r) { return r->projection ? r->projection : r->hidden; }
+static int input_of(const Recurrent *r, int layer) { return layer ? output_of(r) * directions_of(r) : r->input; }
+/* Elements of the matrices of one layer in one direction. */
+static size_t matrices_of(const Recurrent *r, int pseudo_layer) {
+  size_t row = (size_t)gates_of(r) * (size_t)r->hidden;
+  size_t columns = (size_t)(input_of(r, pseudo_layer / directions_of(r)) + output_of(r));
+  return row * columns + (size_t)r->projection * (size_t)r->hidden;
+}
+EXPORT cudnnStatus_t cudnnSetRNNDescriptor_v8(cudnnRNNDescriptor_t handle, cudnnRNNAlgo_t algorithm, cudnnRNNMode_t mode,
+                                              cudnnRNNBiasMode_t bias, cudnnDirectionMode_t direction,
+                                              cudnnRNNInputMode_t input_mode, cudnnDataType_t type,
+                                              cudnnDataType_t math_type, cudnnMathType_t math, int32_t input, int32_t hidden,
+                                              int32_t projection, int32_t layers, cudnnDropoutDescriptor_t dropout,
+                                              uint32_t flags) {
+  *(Recurrent *)handle = (Recurrent){.mode = (int)mode, .direction = (int)direction, .hidden = hidden, .input = input,
+                                     .projection = projection == hidden ? 0 : projection, .layers = layers,
+                                     .has_bias = bias != CUDNN_RNN_NO_BIAS, .type = (int)type};
+  return CUDNN_STATUS_SUCCESS;
+}
+EXPORT cudnnStatus_t cudnnSetRNNDataDescriptor(cudnnRNNDataDescriptor_t handle, cudnnDataType_t type,
+                                               cudnnRNNDataLayout_t layout, int steps, int batch, int vector,
+                                               const int lengths[], void *padding) {
+  Recurrent *data = (Recurrent *)handle;
+  data->steps = steps, data->batch = batch, data->type = (int)type;
+  return CUDNN_STATUS_SUCCESS;
+}
+EXPORT cudnnStatus_t cudnnGetRNNWeightSpaceSize(cudnnHandle_t handle, cudnnRNNDescriptor_t descriptor, size_t *size) {
+  const Recurrent *r = (const Recurrent *)descriptor;
+  size_t elements = 0;
+  for (int i = 0; i < r->layers * directions_of(r); i++)
+    elements += matrices_of(r, i) + (r->has_bias ? 2 * (size_t)gates_of(r) * (size_t)r->hidden : 0);
+  *size = elements * item_of(r);
+  return CUDNN_STATUS_SUCCESS;
+}
+static void weight_params(const Recurrent *r, int pseudo_layer, int id, char *weights, Tensor *matrix, void **matrix_at) {
+  int gates = gates_of(r), input = input_of(r, pseudo_layer / directions_of(r)), rows = r->hidden, columns = input;
+  size_t offset = 0, row = (size_t)r->hidden;
+  for (int i = 0; i < pseudo_layer; i++) offset += matrices_of(r, i);
+  if (id < gates) {
+    offset += (size_t)id * row * (size_t)input;
+  } else if (id < 2 * gates) {
+    columns = output_of(r);
+    offset += (size_t)gates * row * (size_t)input + (size_t)(id - gates) * row * (size_t)columns;
+  } else if (r->projection) {
+    offset += (size_t)gates * row * (size_t)(input + output_of(r));
+    rows = r->projection, columns = r->hidden;
+  } else {
+    *matrix_at = NULL;
+    if (matrix) matrix->dims = 0;
+    return;
+  }
+  set_tensor(matrix, r->type, 3, (int[]){1, rows, columns}, (int[]){rows * columns, columns, 1});
+  *matrix_at = weights + offset * item_of(r);
+}
+EXPORT cudnnStatus_t cudnnGetRNNWeightParams(cudnnHandle_t handle, cudnnRNNDescriptor_t descriptor, int32_t pseudo_layer,
+                                             size_t size, const void *weights, int32_t id, cudnnTensorDescriptor_t matrix,
+                                             void **matrix_at, cudnnTensorDescriptor_t bias, void **bias_at) {
+  const Recurrent *r = (const Recurrent *)descriptor;
+  void *unused;
+  weight_params(r, pseudo_layer, id, (char *)weights, (Tensor *)matrix, matrix_at ? matrix_at : &unused);
+  if (!r->has_bias || id >= 2 * gates_of(r)) {
+    if (bias_at) *bias_at = NULL;
+    if (bias) ((Tensor *)bias)->dims = 0;
+    return CUDNN_STATUS_SUCCESS;
+  }
+  size_t offset = (size_t)(2 * gates_of(r) * pseudo_layer + id) * (size_t)r->hidden;
+  for (int i = 0; i < r->layers * directions_of(r); i++) offset += matrices_of(r, i);
+  set_tensor((Tensor *)bias, r->type, 3, (int[]){1, r->hidden, 1}, (int[]){r->hidden, 1, 1});
+  if (bias_at) *bias_at = (char *)weights + offset * item_of(r);
+  return CUDNN_STATUS_SUCCESS;
+}
+/* Guesses: cuDNN does not publish them. */
+EXPORT cudnnStatus_t cudnnGetRNNTempSpaceSizes(cudnnHandle_t handle, cudnnRNNDescriptor_t descriptor, cudnnForwardMode_t mode,
+                                               cudnnRNNDataDescriptor_t input, size_t *workspace, size_t *reserve) {
+  const Recurrent *r = (const Recurrent *)descriptor, *data = (const Recurrent *)input;
+  size_t cell = (size_t)data->steps * (size_t)data->batch * (size_t)r->hidden * (size_t)(r->layers * directions_of(r));
+  if (workspace) *workspace = cell * item_of(r) * (size_t)gates_of(r);
+  if (reserve) *reserve = mode == CUDNN_FWD_MODE_TRAINING ? cell * item_of(r) * (size_t)(gates_of(r) + 2) : 0;
+  return CUDNN_STATUS_SUCCESS;
+}

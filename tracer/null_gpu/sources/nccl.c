@@ -1,0 +1,120 @@
+/* NCCL with one process of a job: a collective gives every slot this rank's own bytes, as if all ranks had the same.
+   So what torch compares between ranks before it starts is equal, and objects gathered can be unpickled. */
+#include "null_gpu.h"
+#include <nccl.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct ncclComm {
+  int rank, size, device;
+};
+
+EXPORT const char *ncclGetErrorString(ncclResult_t status) { return status ? "unhandled cuda error" : "no error"; }
+EXPORT const char *ncclGetLastError(ncclComm_t comm) { return ""; }
+EXPORT ncclResult_t ncclGetVersion(int *version) { return *version = NCCL_VERSION_CODE, ncclSuccess; }
+EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId *id) { return memset(id, 1, sizeof *id), ncclSuccess; }
+
+static ncclResult_t new_comm(ncclComm_t *comm, int size, int rank) {
+  struct ncclComm *made = malloc(sizeof *made);
+  if (!made) return ncclSystemError;
+  *made = (struct ncclComm){rank, size, current_device()};
+  *comm = made;
+  return ncclSuccess;
+}
+EXPORT ncclResult_t ncclCommInitRank(ncclComm_t *comm, int size, ncclUniqueId id, int rank) { return new_comm(comm, size, rank); }
+EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id, int rank, ncclConfig_t *settings) {
+  return new_comm(comm, size, rank);
+}
+EXPORT ncclResult_t ncclCommInitRankScalable(ncclComm_t *comm, int size, int rank, int num_ids, ncclUniqueId *ids,
+                                             ncclConfig_t *settings) {
+  return new_comm(comm, size, rank);
+}
+EXPORT ncclResult_t ncclCommInitAll(ncclComm_t *comms, int count, const int *devices) {
+  for (int i = 0; i < count; i++) {
+    if (new_comm(&comms[i], count, i)) return ncclSystemError;
+    comms[i]->device = devices ? devices[i] : i;
+  }
+  return ncclSuccess;
+}
+/* How many ranks share a color is not known here; torch asks for the size that it knows. */
+EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *made, ncclConfig_t *settings) {
+  if (color == NCCL_SPLIT_NOCOLOR) return *made = NULL, ncclSuccess;
+  return new_comm(made, comm->size, key);
+}
+EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) { return free(comm), ncclSuccess; }
+EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) { return free(comm), ncclSuccess; }
+EXPORT ncclResult_t ncclCommFinalize(ncclComm_t comm) { return ncclSuccess; }
+EXPORT ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) { return *rank = comm->rank, ncclSuccess; }
+EXPORT ncclResult_t ncclCommCount(const ncclComm_t comm, int *count) { return *count = comm->size, ncclSuccess; }
+EXPORT ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device) { return *device = comm->device, ncclSuccess; }
+EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *status) { return *status = ncclSuccess, ncclSuccess; }
+EXPORT ncclResult_t ncclMemAlloc(void **pointer, size_t size) {
+  return cudaMalloc(pointer, size) ? ncclUnhandledCudaError : ncclSuccess;
+}
+EXPORT ncclResult_t ncclMemFree(void *pointer) { return cudaFree(pointer) ? ncclUnhandledCudaError : ncclSuccess; }
+EXPORT ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buffer, size_t size, void **handle) {
+  return *handle = new_handle(), ncclSuccess;
+}
+EXPORT ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t type,
+                                             ncclScalarResidence_t residence, ncclComm_t comm) {
+  return *op = ncclNumOps, ncclSuccess;
+}
+EXPORT ncclResult_t ncclGroupStart(void) { return ncclSuccess; }
+EXPORT ncclResult_t ncclGroupEnd(void) { return ncclSuccess; }
+
+/* ---- collectives ---- */
+static size_t size_of(ncclDataType_t type) {
+  switch ((int)type) {
+    case ncclInt8:
+    case ncclUint8: return 1;
+    case ncclFloat16:
+    case ncclBfloat16: return 2;
+    case ncclInt32:
+    case ncclUint32:
+    case ncclFloat32: return 4;
+    case ncclInt64:
+    case ncclUint64:
+    case ncclFloat64: return 8;
+    default: return 1; /* floats of 8 bits */
+  }
+}
+EXPORT ncclResult_t ncclAllGather(const void *send, void *receive, size_t count, ncclDataType_t type, ncclComm_t comm,
+                                  cudaStream_t stream) {
+  size_t size = count * size_of(type);
+  count_node(stream);
+  for (int rank = 0; rank < comm->size; rank++) move_bytes((char *)receive + (size_t)rank * size, send, size);
+  return ncclSuccess;
+}
+EXPORT ncclResult_t ncclAllReduce(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                                  ncclComm_t comm, cudaStream_t stream) {
+  count_node(stream);
+  move_bytes(receive, send, count * size_of(type));
+  return ncclSuccess;
+}
+EXPORT ncclResult_t ncclReduce(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
+                               ncclComm_t comm, cudaStream_t stream) {
+  count_node(stream);
+  if (receive && comm->rank == root) move_bytes(receive, send, count * size_of(type));
+  return ncclSuccess;
+}
+EXPORT ncclResult_t ncclBroadcast(const void *send, void *receive, size_t count, ncclDataType_t type, int root,
+                                  ncclComm_t comm, cudaStream_t stream) {
+  count_node(stream);
+  if (send) move_bytes(receive, send, count * size_of(type));
+  return ncclSuccess;
+}
+EXPORT ncclResult_t ncclReduceScatter(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                                      ncclComm_t comm, cudaStream_t stream) {
+  size_t size = count * size_of(type);
+  count_node(stream);
+  move_bytes(receive, (const char *)send + (size_t)comm->rank * size, size);
+  return ncclSuccess;
+}
+EXPORT ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                             cudaStream_t stream) {
+  return count_node(stream), ncclSuccess;
+}
+EXPORT ncclResult_t ncclRecv(void *receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                             cudaStream_t stream) {
+  return count_node(stream), ncclSuccess;
+}

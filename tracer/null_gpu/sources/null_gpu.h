@@ -1,0 +1,89 @@
+/* What the files of the null GPU know of each other: the cards, the books of memory, streams, and the log. */
+#pragma once
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define KIB ((size_t)1 << 10)
+#define MIB ((size_t)1 << 20)
+#define GIB ((size_t)1 << 30)
+#define MAX_DEVICES 16
+
+/* config.c: what Python says of the cards, by variables NULL_GPU_*. */
+typedef struct {
+  char name[200];
+  size_t memory, l2, shared_memory, shared_memory_per_sm;
+  int major, minor, sms, threads_per_sm;
+} Card;
+typedef struct {
+  int count;              /* devices that the process sees, after CUDA_VISIBLE_DEVICES */
+  int num_cards;          /* devices that there are */
+  int visible[MAX_DEVICES];
+  Card cards[MAX_DEVICES];
+  size_t copy_limit;      /* larger copies to the device are not made */
+  size_t cudnn_workspace; /* of each plan */
+  double fft_workspace;   /* in copies of the spectrum */
+  int log_level;
+} Config;
+const Config *config(void);
+const Card *card_of(int device);
+void log_line(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+long null_gpu_unwritten(const char *name);
+
+/* device.c: the current device and the last error, of each thread. */
+int current_device(void);
+bool set_current_device(int device);
+bool is_started(int device);
+void start_device(int device);
+cudaError_t result(cudaError_t error);
+int device_attribute(int attribute, int device);
+const char *error_name(int error);
+const char *error_text(int error);
+
+/* memory.c: address space as memory. A place is a device's index, or one of these. */
+enum { PLACE_HOST = MAX_DEVICES, PLACE_MANAGED, NUM_PLACES, PLACE_NONE = -1 };
+typedef struct {
+  uintptr_t at;
+  size_t size;
+} Extent;
+int place_of(const void *pointer);
+bool extent_of(const void *pointer, Extent *extent);
+void *device_allocate(int device, size_t size);
+bool memory_free(void *pointer);
+bool memory_take(int device, size_t size);
+void memory_give(int device, size_t size);
+size_t memory_free_bytes(int device);
+size_t memory_used_bytes(int device);
+void *address_reserve(int device, size_t size, size_t alignment);
+bool address_release(void *pointer);
+bool physical_map(void *pointer, int device, size_t offset, size_t size);
+bool physical_unmap(void *pointer, size_t size);
+size_t physical_offset(size_t size);
+void physical_drop(int device, size_t offset, size_t size);
+void pools_synchronize(void);
+
+/* contents.c: what of the device's bytes is known. */
+void move_bytes(void *to, const void *from, size_t size);
+void fill_bytes(void *pointer, int value, size_t size);
+void forget_bytes(uintptr_t begin, uintptr_t end);
+void drop_pages(uintptr_t begin, uintptr_t end);
+
+/* streams.c */
+typedef struct Graph Graph;
+typedef struct Stream Stream;
+cudaStream_t new_stream(int device, unsigned flags, int priority);
+int stream_device(cudaStream_t stream);
+bool is_capturing(cudaStream_t stream);
+void count_node(cudaStream_t stream);
+Graph *new_graph(void);
+void add_node(Graph *graph);
+void *new_handle(void);
+
+/* kernels.c */
+void count_launch(const void *kernel, cudaStream_t stream, dim3 grid, dim3 block);
+int blocks_per_sm(int block_size, int device);
+
+/* symbols.c */
+void *symbol_by_name(const char *name);

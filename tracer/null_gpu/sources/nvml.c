@@ -1,0 +1,141 @@
+/* NVML: who is on a device, and how much memory is left. Its header comes with none of torch's wheels, so that the few
+   layouts are declared here. It counts all devices, whatever CUDA_VISIBLE_DEVICES says. Source: nvml.h. */
+#include "null_gpu.h"
+#include <cuda.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { NVML_SUCCESS = 0, NVML_ERROR_INVALID_ARGUMENT = 2, NVML_ERROR_NOT_SUPPORTED = 3, NVML_ERROR_INSUFFICIENT_SIZE = 7 };
+#define HANDLES ((uintptr_t)0xB000)
+typedef struct {
+  unsigned process;
+  unsigned long long used;
+} Process1;
+typedef struct {
+  unsigned process;
+  unsigned long long used;
+  unsigned instance, compute_instance;
+} Process2;
+typedef struct {
+  unsigned long long total, free, used;
+} Memory;
+typedef struct {
+  unsigned version;
+  unsigned long long total, reserved, free, used;
+} Memory2;
+typedef struct {
+  char bus_id_legacy[16];
+  unsigned domain, bus, device, pci_device, pci_subsystem;
+  char bus_id[32];
+} Pci;
+typedef struct {
+  unsigned gpu, memory;
+} Utilization;
+
+static const Card *card_behind(const void *handle) { return &config()->cards[((uintptr_t)handle - HANDLES) % MAX_DEVICES]; }
+/* What this process uses of a card: its devices are counted as the process sees them. */
+static size_t used_of(const void *handle) {
+  for (int i = 0; i < config()->count; i++)
+    if ((uintptr_t)config()->visible[i] == (uintptr_t)handle - HANDLES) return memory_used_bytes(i);
+  return 0;
+}
+
+EXPORT int nvmlInit(void) { return NVML_SUCCESS; }
+EXPORT int nvmlInit_v2(void) { return NVML_SUCCESS; }
+EXPORT int nvmlInitWithFlags(unsigned flags) { return NVML_SUCCESS; }
+EXPORT int nvmlShutdown(void) { return NVML_SUCCESS; }
+EXPORT const char *nvmlErrorString(int error) { return error ? "Not Supported" : "Success"; }
+EXPORT int nvmlSystemGetDriverVersion(char *text, unsigned size) {
+  snprintf(text, size, "580.00");
+  return NVML_SUCCESS;
+}
+EXPORT int nvmlSystemGetNVMLVersion(char *text, unsigned size) {
+  snprintf(text, size, "13.580.00");
+  return NVML_SUCCESS;
+}
+EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *version) { return *version = CUDA_VERSION, NVML_SUCCESS; }
+EXPORT int nvmlSystemGetCudaDriverVersion(int *version) { return *version = CUDA_VERSION, NVML_SUCCESS; }
+EXPORT int nvmlDeviceGetCount_v2(unsigned *count) { return *count = (unsigned)config()->num_cards, NVML_SUCCESS; }
+EXPORT int nvmlDeviceGetCount(unsigned *count) { return nvmlDeviceGetCount_v2(count); }
+
+EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
+  if (index >= (unsigned)config()->num_cards) return NVML_ERROR_INVALID_ARGUMENT;
+  *handle = (void *)(HANDLES + index);
+  return NVML_SUCCESS;
+}
+EXPORT int nvmlDeviceGetHandleByIndex(unsigned index, void **handle) { return nvmlDeviceGetHandleByIndex_v2(index, handle); }
+EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *text, void **handle) {
+  unsigned domain = 0, bus = 0;
+  if (sscanf(text, "%x:%x", &domain, &bus) != 2 || !bus) return NVML_ERROR_INVALID_ARGUMENT;
+  return nvmlDeviceGetHandleByIndex_v2(bus - 1, handle);
+}
+static void uuid_of(unsigned index, char *text, size_t size) {
+  snprintf(text, size, "GPU-6e756c6c-6770-752d-6465-76696365%04x", index);
+}
+EXPORT int nvmlDeviceGetHandleByUUID(const char *text, void **handle) {
+  char uuid[64];
+  for (unsigned i = 0; i < (unsigned)config()->num_cards; i++) {
+    uuid_of(i, uuid, sizeof uuid);
+    if (!strcmp(uuid, text)) return nvmlDeviceGetHandleByIndex_v2(i, handle);
+  }
+  return NVML_ERROR_INVALID_ARGUMENT;
+}
+EXPORT int nvmlDeviceGetIndex(void *handle, unsigned *index) {
+  return *index = (unsigned)((uintptr_t)handle - HANDLES), NVML_SUCCESS;
+}
+EXPORT int nvmlDeviceGetName(void *handle, char *name, unsigned size) {
+  snprintf(name, size, "%s", card_behind(handle)->name);
+  return NVML_SUCCESS;
+}
+EXPORT int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) {
+  uuid_of((unsigned)((uintptr_t)handle - HANDLES), text, size);
+  return NVML_SUCCESS;
+}
+EXPORT int nvmlDeviceGetPciInfo_v3(void *handle, Pci *pci) {
+  memset(pci, 0, sizeof *pci);
+  pci->bus = (unsigned)((uintptr_t)handle - HANDLES) + 1;
+  snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:%02X:00.0", pci->bus);
+  snprintf(pci->bus_id_legacy, sizeof pci->bus_id_legacy, "0000:%02X:00.0", pci->bus);
+  return NVML_SUCCESS;
+}
+EXPORT int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
+  *major = card_behind(handle)->major, *minor = card_behind(handle)->minor;
+  return NVML_SUCCESS;
+}
+EXPORT int nvmlDeviceGetMemoryInfo(void *handle, Memory *memory) {
+  memory->total = card_behind(handle)->memory;
+  memory->used = used_of(handle);
+  memory->free = memory->total - memory->used;
+  return NVML_SUCCESS;
+}
+EXPORT int nvmlDeviceGetMemoryInfo_v2(void *handle, Memory2 *memory) {
+  memory->total = card_behind(handle)->memory;
+  memory->used = used_of(handle);
+  memory->reserved = 0;
+  memory->free = memory->total - memory->used;
+  return NVML_SUCCESS;
+}
+EXPORT int nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned *count, Process1 *processes) {
+  bool has_room = processes && *count;
+  if (has_room) *processes = (Process1){(unsigned)getpid(), used_of(handle)};
+  *count = 1;
+  return has_room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+}
+EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, Process2 *processes) {
+  bool has_room = processes && *count;
+  if (has_room) *processes = (Process2){(unsigned)getpid(), used_of(handle), ~0u, ~0u};
+  *count = 1;
+  return has_room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+}
+EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, unsigned *count, Process2 *processes) {
+  return *count = 0, NVML_SUCCESS;
+}
+/* It does nothing: no temperature, no power, no load. */
+EXPORT int nvmlDeviceGetUtilizationRates(void *handle, Utilization *rates) {
+  return rates->gpu = rates->memory = 0, NVML_SUCCESS;
+}
+EXPORT int nvmlDeviceGetGpuFabricInfoV(void *handle, void *info) { return NVML_ERROR_NOT_SUPPORTED; }
+EXPORT int nvmlDeviceGetNvLinkState(void *handle, unsigned link, unsigned *state) { return NVML_ERROR_NOT_SUPPORTED; }
+EXPORT int nvmlDeviceGetNvLinkRemoteDeviceType(void *handle, unsigned link, unsigned *type) { return NVML_ERROR_NOT_SUPPORTED; }
+EXPORT int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *handle, unsigned link, void *info) { return NVML_ERROR_NOT_SUPPORTED; }

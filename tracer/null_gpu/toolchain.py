@@ -1,0 +1,130 @@
+"""The compiler and the headers that a build needs, or one sentence on which of them is missing and how to get it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tracer.null_gpu.errors import NullGpuError
+
+SOURCES = Path(__file__).parent / "sources"
+# A wheel of NVIDIA's brings each of them: (header, wheel for CUDA 13, wheel for CUDA 12).
+_REQUIRED = (
+    ("cuda_runtime_api.h", "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"),
+    ("cuda.h", "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"),
+    ("cublasLt.h", "nvidia-cublas", "nvidia-cublas-cu12"),
+    ("cufftXt.h", "nvidia-cufft", "nvidia-cufft-cu12"),
+    ("cudnn.h", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
+    ("nccl.h", "nvidia-nccl-cu13", "nvidia-nccl-cu12"),
+    ("nvrtc.h", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
+    ("cupti.h", "nvidia-cuda-cupti", "nvidia-cuda-cupti-cu12"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Torch:
+    """An installed torch.
+
+    Attributes:
+        folder: The package's folder.
+        version: Such as 2.15.0+cu132.
+        cuda: The version of CUDA that it was built for, such as 13.2.
+    """
+
+    folder: Path
+    version: str
+    cuda: str
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """What a build is made with.
+
+    Attributes:
+        compiler: The C compiler.
+        includes: Folders with NVIDIA's headers, and last our own few declarations.
+    """
+
+    compiler: str
+    includes: tuple[Path, ...]
+
+
+def torch_folder() -> Path:
+    """Where the torch that this Python would import lies; it is not imported.
+
+    Raises:
+        NullGpuError: There is none.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise NullGpuError(
+            "The null GPU runs torch's CUDA build, and torch is not installed.", hint="pip install torch"
+        )
+    return Path(spec.origin).parent
+
+
+def read_torch(folder: Path) -> Torch:
+    """Which torch lies in a folder.
+
+    Raises:
+        NullGpuError: Another system than Linux, or a torch that was not built for CUDA.
+    """
+    if sys.platform != "linux":
+        system = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
+        raise NullGpuError(
+            f"The null GPU runs torch's CUDA build for Linux, and this is {system}.",
+            hint="`predict` without --on rehearses the step on any system.",
+        )
+    text = (folder / "version.py").read_text("utf-8") if (folder / "version.py").is_file() else ""
+    version = re.search(r"^__version__[^=]*= *['\"]([^'\"]+)", text, re.MULTILINE)
+    cuda = re.search(r"^cuda[^=]*= *['\"]([^'\"]+)", text, re.MULTILINE)
+    if version is None or cuda is None:
+        what = f"torch {version[1]}" if version else "this torch"
+        raise NullGpuError(
+            f"The null GPU runs torch's CUDA build, and {what} is built for {_built_for(text)}.",
+            hint="pip install --force-reinstall torch  (PyPI's default for Linux is the CUDA build)",
+        )
+    return Torch(folder, version[1], cuda[1])
+
+
+def _built_for(text: str) -> str:
+    return "ROCm" if re.search(r"^hip[^=]*= *['\"]", text, re.MULTILINE) else "the CPU alone"
+
+
+def find_toolchain(torch: Torch) -> Toolchain:
+    """The compiler and the headers.
+
+    Raises:
+        NullGpuError: One is missing.
+    """
+    if platform.machine() not in {"x86_64", "aarch64"}:
+        raise NullGpuError(
+            f"The null GPU is for x86-64 and ARM processors of 64 bits, and this is {platform.machine()}."
+        )
+    compiler = os.environ.get("CC") or "cc"
+    path = shutil.which(compiler)
+    if path is None:
+        raise NullGpuError(
+            f"The null GPU is compiled when it is first used, and there is no C compiler `{compiler}` here.",
+            hint="apt-get install gcc libc6-dev  (or your system's package of a C compiler)",
+        )
+    includes = tuple(_nvidia_includes(torch.folder.parent))
+    for header, *wheels in _REQUIRED:
+        if not any((folder / header).is_file() for folder in includes):
+            wheel = wheels[0] if torch.cuda.startswith("13") else wheels[1]
+            raise NullGpuError(
+                f"The null GPU is compiled with NVIDIA's headers, and {header} is not among the packages beside torch.",
+                hint=f"pip install {wheel}",
+            )
+    return Toolchain(path, includes)
+
+
+def _nvidia_includes(packages: Path) -> list[Path]:
+    roots = dict.fromkeys([packages, *(Path(entry) for entry in sys.path if entry)])
+    return [folder for root in roots for folder in sorted((root / "nvidia").glob("*/include")) if folder.is_dir()]

@@ -1,0 +1,66 @@
+"""What torch's libraries want of NVIDIA's: which of them are loaded, and which symbols they must define."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tracer.null_gpu.elf import read_library
+
+# Loaded by name at run time, by torch and by Triton: nobody's table of needed libraries has them.
+_LOADED_BY_NAME = ("libcuda.so.1", "libnvidia-ml.so.1")
+_SONAME = re.compile(
+    r"lib(cudart|cublas|cublasLt|cudnn|cufft|cusolver|cusparse|cusparseLt|cufile|nccl|nvrtc|nvshmem_host|cupti|nvJitLink)\.so"
+)
+_SYMBOL = re.compile(
+    r"(cu[A-Z]|cuda[A-Z]|__cuda|cudnn|cublas|cufft|cusolver|cusparse|nccl|nvrtc|nvshmem|cupti|nvml|nvJitLink)\w*$"
+)
+# Names that torch hands to dlsym or cudaGetDriverEntryPoint stand among the strings of the one library that does so.
+_LOOKS_UP = "libc10_cuda.so"
+_LOOKED_UP = re.compile(rb"\0((?:cu[A-Z]|nvml[A-Z])[A-Za-z0-9_]{3,60})(?=\0)")
+_TRITON_DRIVER = "triton/backends/nvidia/driver.c"
+
+
+@dataclass(frozen=True, slots=True)
+class TorchSymbols:
+    """What must be there before torch is loaded.
+
+    Attributes:
+        sonames: NVIDIA's libraries, by the names that the dynamic linker knows them by.
+        names: Functions that are called.
+    """
+
+    sonames: tuple[str, ...]
+    names: frozenset[str]
+
+
+def torch_symbols(torch_folder: Path) -> TorchSymbols:
+    """What an installed torch wants of NVIDIA's libraries; torch itself is not imported."""
+    packages = torch_folder.parent
+    sonames, names = set(_LOADED_BY_NAME), set[str]()
+    for path in sorted([*(torch_folder / "lib").glob("*.so"), *packages.glob("torchvision/*.so")]):
+        if (library := read_library(path)) is not None:
+            sonames |= {name for name in library.needed if _SONAME.match(name)}
+            names |= {name for name in library.undefined if _SYMBOL.match(name)}
+    names |= _looked_up(torch_folder / "lib" / _LOOKS_UP) | _of_triton(packages / _TRITON_DRIVER)
+    return TorchSymbols(tuple(sorted(sonames)), frozenset(names))
+
+
+def _looked_up(path: Path) -> set[str]:
+    if not path.is_file():
+        return set()
+    return {_text(match) for match in _LOOKED_UP.findall(path.read_bytes())}
+
+
+def _of_triton(path: Path) -> set[str]:
+    """Triton compiles its driver's C file against libcuda when it is first used."""
+    if not path.is_file():
+        return set()
+    called: Iterable[str] = re.findall(r"\bcu[A-Z]\w+(?=\()", path.read_text("utf-8"))
+    return {name for name in called if not name.endswith("_t")}
+
+
+def _text(name: bytes) -> str:
+    return name.decode("ascii")
