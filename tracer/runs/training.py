@@ -110,7 +110,8 @@ class TrainingProfile(ProfileSession):
         self._leave_out, self._settings = leave_out, dict(settings or {})
         assert self._objects is not None
         # The program may have let go of its models when the files are written.
-        self._parameters = _describe(self._objects)
+        self._parameters: tuple[Parameter, ...] = ()
+        self._ours(self._describe_parameters)
         self._project_root = project_root(next(iter(self._objects.models.values())))
         check_folder(self.save_dir)
 
@@ -133,6 +134,10 @@ class TrainingProfile(ProfileSession):
             self._termination.forget()
             self._own_folder.let_go()
             raise
+
+    def _describe_parameters(self) -> None:
+        if self._objects is not None:
+            self._parameters = _describe(self._objects)
 
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
         return CallHooks(

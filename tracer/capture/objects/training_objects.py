@@ -107,10 +107,14 @@ class TrainingObjects:
 
         The same as from `parameters`, without a call of Python's for each, which a profiler would record.
         """
+        return [(name, parameter) for name, parameter in self.parameters_of_now() if parameter.requires_grad]
+
+    def parameters_of_now(self) -> list[tuple[str, Tensor]]:
+        """As `parameters`, looked up anew; likewise without a call for each."""
         found = self._check_names()
         if found is None:
-            return [(name, parameter) for name, parameter in self.parameters() if parameter.requires_grad]
-        return [(name, found[number]) for number, name in self._names.items() if found[number].requires_grad]
+            return list(self.parameters())
+        return [(name, found[number]) for number, name in self._names.items()]
 
     def parameters_of(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
         """An optimizer's parameters with their names; one of no model is named after optimizer and position.
