@@ -267,7 +267,7 @@ class Bookkeeper:
                 self._see(value, "(alive)", made=False)
 
     def look_into_graphs(self) -> None:
-        """Enter what graphs that hang on a tensor of Python's saved for backward, which need not be Python's as well."""
+        """Enter what the graphs of Python's tensors saved for backward, of which Python need not have an object."""
         roots = [value.grad_fn for value in gc.get_objects() if issubclass(type(value), Tensor)]
         waiting, seen = [node for node in roots if node is not None], set[Any]()
         while waiting:

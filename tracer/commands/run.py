@@ -71,9 +71,8 @@ def run(
         torch-timeline run --save-dir profile train.py --epochs 3
     """
     from tracer.exporters.files import check_folder
-    from tracer.runs.script_run import ScriptProfile, ScriptTraining
+    from tracer.runs.script_run import ScriptProfile, ScriptTraining, ScriptWatch
     from tracer.runs.session import Schedule
-    from tracer.runs.watch import TrainingWatch
 
     settings = {"script": script, "arguments": " ".join(arguments or [])}
     with errors_for_people(), kept_import_path():
@@ -82,7 +81,7 @@ def run(
         _check_script(script, is_module=module)
         profile = ScriptProfile(
             lambda models, optimizers: (
-                TrainingWatch(
+                ScriptWatch(
                     models,
                     optimizers,
                     save_dir=save_dir,
