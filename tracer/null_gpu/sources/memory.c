@@ -301,6 +301,17 @@ bool extent_of(const void *pointer, Extent *extent) {
   return is_found;
 }
 
+/* Whether bytes are another process's: what it wrote is not known here, and shown as it is. */
+bool is_foreign(const void *pointer) {
+  int index = place_of(pointer);
+  if (index == PLACE_NONE) return false;
+  lock_books();
+  long found = find_block(&places[index], (uintptr_t)pointer);
+  bool is_theirs = found >= 0 && places[index].blocks[found].is_foreign;
+  pthread_mutex_unlock(&lock);
+  return is_theirs;
+}
+
 EXPORT cudaError_t cudaMalloc(void **pointer, size_t size) {
   if (!pointer) return result(cudaErrorInvalidValue);
   start_device(current_device());

@@ -50,6 +50,7 @@ typedef struct {
 } Extent;
 int place_of(const void *pointer);
 bool extent_of(const void *pointer, Extent *extent);
+bool is_foreign(const void *pointer);
 void *device_allocate(int device, size_t size);
 bool memory_free(void *pointer);
 bool memory_take(int device, size_t size);
