@@ -34,7 +34,7 @@ _FLAGS = (
     "-Werror",
     "-Wno-unused-parameter",
 )
-_STUB_FLAGS = ("-O1", "-g0", "-fPIC", "-w", "-fvisibility=hidden", "-fno-builtin")
+_STUB_FLAGS = ("-O0", "-g0", "-fPIC", "-w", "-fvisibility=hidden", "-fno-builtin")
 
 
 def library(folder: Path) -> Path:
