@@ -135,6 +135,19 @@ def graphs() -> None:
         raise AssertionError("a value was read while a graph was captured")
 
 
+def time_is_counted_in_launches() -> None:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    x = torch.zeros(10, device="cuda")
+    elapsed = []
+    for _ in range(2):
+        begin.record()
+        for _ in range(5):
+            x.add_(1)
+        end.record()
+        elapsed.append(round(begin.elapsed_time(end), 2))
+    assert elapsed == [5.0, 5.0]
+
+
 def the_system_management_interface() -> None:
     said = subprocess.run(
         ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"], capture_output=True, text=True

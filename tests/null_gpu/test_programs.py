@@ -27,6 +27,7 @@ TOGETHER = (
     "pinned_memory",
     "managed_memory_fills_no_card",
     "graphs",
+    "time_is_counted_in_launches",
     "the_system_management_interface",
     "a_function_that_nobody_wrote",
 )

@@ -85,6 +85,7 @@ void *new_handle(void);
 /* kernels.c */
 void count_launch(const void *kernel, cudaStream_t stream, dim3 grid, dim3 block);
 int blocks_per_sm(int block_size, int device);
+uint64_t null_gpu_launches(void);
 
 /* symbols.c */
 void *symbol_by_name(const char *name);
