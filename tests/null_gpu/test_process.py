@@ -35,6 +35,11 @@ def test_no_card() -> None:
         process._of_cards([])
 
 
+def test_too_many_cards() -> None:
+    with pytest.raises(NullGpuError, match="16 null GPUs at most, and 17 are asked for"):
+        process._of_cards([H100] * 17)
+
+
 def test_address_space_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (90 * GIB, 90 * GIB))
     with pytest.raises(NullGpuError, match=r"may use 90.00 GiB of address space.* 79.11 GiB") as caught:

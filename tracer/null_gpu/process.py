@@ -15,6 +15,7 @@ from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.toolchain import torch_folder
 from tracer.units import GIB, format_bytes
 
+MAX_DEVICES = 16
 # Python, torch and its libraries, threads' stacks.
 _OF_THE_PROGRAM_BYTES = 24 * GIB
 
@@ -76,6 +77,8 @@ def _check_address_space(cards: Sequence[Card]) -> None:
 def _of_cards(cards: Sequence[Card]) -> dict[str, str]:
     if not cards:
         raise NullGpuError("A null GPU needs at least one card.")
+    if len(cards) > MAX_DEVICES:
+        raise NullGpuError(f"A process sees {MAX_DEVICES} null GPUs at most, and {len(cards)} are asked for.")
     return {name: ";".join(value(card) for card in cards) for name, value in _VARIABLES.items()} | {
         "NULL_GPU_COUNT": str(len(cards))
     }

@@ -28,6 +28,10 @@ static bool is_all_shown(void) {
   return shows_all;
 }
 
+/* Locked after the books of memory, never before. */
+void lock_contents(void) { pthread_mutex_lock(&lock); }
+void unlock_contents(void) { pthread_mutex_unlock(&lock); }
+
 /* The first range that ends behind an address. */
 static size_t first_behind(uintptr_t at) {
   size_t low = 0, high = count;

@@ -19,6 +19,8 @@
 /* Between the heap of small programs and where Linux places position-independent programs (0x5555...), on both
    processors: 18 regions end at 0x4f0000000000. */
 #define FIRST_REGION ((uintptr_t)0x100000000000)
+/* The file's first part is the region's, the rest is for handles of virtual memory: it is never full. */
+#define FILE_SIZE ((size_t)1 << 60)
 #define UNIT ((size_t)512)
 #define UNITS (GRANULE / UNIT)
 #define SLAB_LIMIT MIB
@@ -46,9 +48,8 @@ typedef struct {
   Block *blocks;
   size_t count, capacity;
   uintptr_t cursor;
-  size_t used, peak, calls;
+  size_t used, peak;
   int file;
-  size_t physical; /* where the next handle's bytes begin in the file, behind those of the region */
 } Place;
 
 static Place places[NUM_PLACES];
@@ -61,11 +62,17 @@ static uintptr_t region_of(int place) { return FIRST_REGION + (uintptr_t)place *
 static size_t round_up(size_t size, size_t to) { return (size + to - 1) / to * to; }
 
 /* ---- forks: a child has the books as they were, and must not drop its parent's bytes ---- */
-static void before_fork(void) { pthread_mutex_lock(&lock); }
-static void after_fork_in_parent(void) { pthread_mutex_unlock(&lock); }
+static void before_fork(void) {
+  pthread_mutex_lock(&lock);
+  lock_contents();
+}
+static void after_fork_in_parent(void) {
+  unlock_contents();
+  pthread_mutex_unlock(&lock);
+}
 static void after_fork_in_child(void) {
   is_forked = true;
-  pthread_mutex_unlock(&lock);
+  after_fork_in_parent();
 }
 
 static void start(void) {
@@ -88,7 +95,7 @@ static int file_of(int place) {
   if (places[place].file == -1) {
     int file = -1;
     if (!getrlimit(RLIMIT_FSIZE, &limit) && limit.rlim_cur == RLIM_INFINITY) file = memfd_create("null-gpu", MFD_CLOEXEC);
-    if (file >= 0 && ftruncate(file, (off_t)(2 * REGION))) close(file), file = -1;
+    if (file >= 0 && ftruncate(file, (off_t)FILE_SIZE)) close(file), file = -1;
     places[place].file = file < 0 ? -2 : file;
   }
   return places[place].file;
@@ -179,7 +186,6 @@ static bool take(int device, size_t size) {
   size_t memory = card_of(device)->memory;
   if (size > memory || place->used > memory - size) return false;
   place->used += size;
-  place->calls++;
   if (place->used > place->peak) place->peak = place->used;
   return true;
 }
@@ -529,7 +535,7 @@ bool address_release(void *pointer) {
 /* Where a handle's bytes lie in its device's file, behind those of the region. */
 size_t physical_offset(size_t size) {
   static size_t next;
-  return REGION + __atomic_fetch_add(&next, round_up(size, GRANULE), __ATOMIC_RELAXED) % (REGION - 512 * GIB);
+  return REGION + __atomic_fetch_add(&next, round_up(size, GRANULE), __ATOMIC_RELAXED);
 }
 bool physical_map(void *pointer, int device, size_t offset, size_t size) {
   lock_books();

@@ -68,6 +68,8 @@ void pools_synchronize(void);
 /* contents.c: what of the device's bytes is known. */
 void move_bytes(void *to, const void *from, size_t size);
 void fill_bytes(void *pointer, int value, size_t size);
+void lock_contents(void);
+void unlock_contents(void);
 void forget_bytes(uintptr_t begin, uintptr_t end);
 void drop_pages(uintptr_t begin, uintptr_t end);
 
