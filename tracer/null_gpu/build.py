@@ -65,7 +65,9 @@ def cache_folder(torch: Torch) -> Path:
     """Where what was built for a torch lies: in the user's cache, under versions and the state of the sources."""
     digest = hashlib.sha256(" ".join([*_FLAGS, str(torch.folder)]).encode())
     files = [path for path in SOURCES.rglob("*") if path.is_file()]
-    for path in sorted([*files, *(SOURCES.parent / f"{name}.py" for name in ("build", "nvidia_smi", "prototypes", "torch_symbols"))]):
+    for path in sorted(
+        [*files, *(SOURCES.parent / f"{name}.py" for name in ("build", "nvidia_smi", "prototypes", "torch_symbols"))]
+    ):
         digest.update(path.read_bytes())
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch-timeline" / "null-gpu"
     return root / f"torch{torch.version}-cuda{torch.cuda}-{platform.machine()}-{digest.hexdigest()[:12]}"
