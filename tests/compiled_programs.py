@@ -311,7 +311,7 @@ def trained(program: Program, call: LossOf, folder: Path) -> tuple[Steps, Any, l
         for _ in range(SCHEDULE.num_steps):
             steps()
             session.step()
-        results = list(session._tracer._kept)
+        results = [cycle.results for cycle in session._tracer._kept]
     assert session.fault is None, session.fault
     assert session.results is not None and session.results.findings is not None
     return steps, session, results

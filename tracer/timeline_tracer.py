@@ -1,14 +1,15 @@
-"""TimelineTracer, the on_trace_ready callback: keeps what the profiler recorded, and explains it after the last step.
+"""TimelineTracer, the on_trace_ready callback: reads what the profiler recorded, and explains it after the last step.
 
-Reading a recording takes time that training would spend waiting, so the callback only keeps the profiler's own result
-object. At most `MAX_KEPT` of them, about 5 KB an event, are kept unread; beyond that the oldest is read into columns,
-about 0.2 KB an event. The analysis runs when the profiler stops.
+What the profiler holds of a cycle takes some 2.5 KB an event, and is read into columns, about 0.2 KB an event, as soon
+as the cycle has ended: kept until the end, as many cycles would be in memory as were recorded. The analysis runs when
+the profiler stops.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,7 +32,15 @@ from tracer.errors import RecordingError, TracerError
 from tracer.exporters.max_mem import write_max_mem
 from tracer.exporters.trace import write_trace
 
-MAX_KEPT = 2
+
+@dataclass(slots=True, eq=False)
+class _Cycle:
+    """What is known of one: the profiler's own result until it has been read."""
+
+    results: Any
+    was_cut: bool
+    reading: CounterReading | None
+    recording: Recording | None = None
 
 
 class TimelineTracer:
@@ -83,31 +92,33 @@ class TimelineTracer:
         self.out_file = None if out_file is None else Path(out_file)
         self.device = None if device is None else str(device)
         self._probable_device = probable_device
-        self._readings: list[CounterReading | None] = []
         self.trace_file = None if trace_file is None else Path(trace_file)
-        self.num_cycles = 0
         self.preferred: str | None = None
         self._traces = TraceStore() if keep_traces or trace_file is not None else None
         self._module_names = module_names
         self._compiled = compiled or CompileWatch().code
         self._known = known
-        self._kept: list[Any] = []
-        self._was_cut: list[bool] = []
-        self._recordings: list[Recording] = []
+        self._kept: list[_Cycle] = []
         self._findings: Findings | None = None
         self._watched: Any = None
 
     def __call__(self, prof: Any) -> None:
-        """Keep what the profiler has just recorded."""
-        self._kept.append(torch_private.kineto_results(prof))
-        self._was_cut.append(_is_stopping(prof))
-        self._readings.append(self._read_counter())
+        """Read what the profiler has just recorded; nothing records meanwhile."""
         self._findings = None
-        self.num_cycles += 1
-        if len(self._kept) > MAX_KEPT:
-            self._read(self._kept.pop(0))
+        self._kept.append(_Cycle(torch_private.kineto_results(prof), _is_stopping(prof), self._read_counter()))
+        self._read(self._kept[-1])
         if self.out_file is not None or self.trace_file is not None:
             self._finish_when_stopped(prof)
+
+    @property
+    def num_cycles(self) -> int:
+        """Recorded so far."""
+        return len(self._kept)
+
+    @property
+    def _recordings(self) -> list[Recording]:
+        """Of the cycles that were read."""
+        return [cycle.recording for cycle in self._kept if cycle.recording is not None]
 
     def _read_counter(self) -> CounterReading | None:
         if self.device is not None:
@@ -115,11 +126,15 @@ class TimelineTracer:
         device = torch.device(self.device) if self.device is not None else self._probable_device
         return CounterReading.now(device) if device is not None else None
 
-    def _read(self, results: Any) -> None:
-        """Read what the profiler holds of a cycle, so that it can be let go."""
-        self._recordings.append(read_recording(results))
+    def _read(self, cycle: _Cycle) -> None:
+        """Read what the profiler holds of a cycle, then let it go: what interrupts the reading costs nothing."""
+        if cycle.results is None:
+            return
+        if cycle.recording is None:
+            cycle.recording = read_recording(cycle.results)
         if self._traces is not None:
-            self._traces.add(results)
+            self._traces.add(cycle.results)
+        cycle.results = None
 
     def _finish_when_stopped(self, prof: Any) -> None:
         """Write the file behind the profiler's `stop`, the one moment that every schedule and loop reaches."""
@@ -159,10 +174,12 @@ class TimelineTracer:
             RecordingError: No cycle was recorded, or nothing was allocated on the device.
         """
         if self._findings is None:
-            while self._kept:
-                self._read(self._kept.pop(0))
+            for cycle in self._kept:
+                self._read(cycle)
             code = self._compiled(self._recordings)
-            self._recordings = [with_lines_of_nodes(one, code.graphs) for one in self._recordings]
+            for cycle in self._kept:
+                assert cycle.recording is not None
+                cycle.recording = with_lines_of_nodes(cycle.recording, code.graphs)
             self._findings = put_together(self._cycles(code), compiled=code)
         return self._findings
 
@@ -187,14 +204,14 @@ class TimelineTracer:
         recordings = self._with_readings()
         # All cycles are about one device.
         device = self._chosen(recordings)
-        for recording, was_cut in zip(recordings, self._was_cut, strict=True):
+        for recording, kept in zip(recordings, self._kept, strict=True):
             try:
                 cycle = find_in_cycle(
                     recording,
                     known=known,
                     module_names=self._module_names,
                     device=device,
-                    is_whole=not was_cut,
+                    is_whole=not kept.was_cut,
                     graphs=code.graphs,
                 )
             except RecordingError as error:
@@ -208,9 +225,10 @@ class TimelineTracer:
 
     def _with_readings(self) -> list[Recording]:
         """The recordings; where a cycle has nothing of the device, with what its allocator's counter said."""
-        pairs = list(zip(self._recordings, self._readings, strict=True))
-        if self.device is None and most_held_bytes(self._recordings):
-            return self._recordings  # another accelerator is what the run is about
+        recordings = self._recordings
+        pairs = list(zip(recordings, (cycle.reading for cycle in self._kept), strict=True))
+        if self.device is None and most_held_bytes(recordings):
+            return recordings  # another accelerator is what the run is about
         return [one if reading is None else with_reading(one, reading) for one, reading in pairs]
 
     def _chosen(self, recordings: list[Recording]) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.accelerator import pretend
-from tracer.analysis.snapshots.findings import explain_snapshot
+from tests.snapshot.explained import explain_snapshot
 from tracer.runs.watch import TrainingWatch, watch_training
 from tracer.snapshot.load import load_snapshot
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from tracer.advice.found import found_in, found_sentence
 from tracer.advice.recommendation import Recommendation
 from tracer.analysis.profiles.waste import Waste, WasteKind
@@ -30,3 +34,16 @@ def test_a_saving_is_that_of_the_change_that_mends_it() -> None:
 def test_without_a_rehearsal_there_is_no_saving() -> None:
     (gradients,) = found_in([waste(WasteKind.GRADIENTS)], device="cpu")
     assert (gradients.how_found, gradients.saves_bytes) == ("found in the recording", None)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+@pytest.mark.parametrize("path", ["", "losses[...]", "self.cache[...]", "step -> closure variable kept of step()[...]"])
+@pytest.mark.parametrize("kind", list(WasteKind))
+def test_the_lines_to_paste_are_python(kind: WasteKind, path: str, device: str) -> None:
+    (found,) = found_in([replace(waste(kind), path=path)], device=device)
+    compile("\n".join(found.lines), "lines", "exec")
+
+
+def test_an_attribute_is_assigned_as_one() -> None:
+    (found,) = found_in([replace(waste(WasteKind.TENSORS), path="self.cache[...]")], device="cpu")
+    assert found.lines[0].startswith("self.cache = ")

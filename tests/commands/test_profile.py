@@ -310,8 +310,10 @@ def test_ctrl_c_while_files_are_written_says_which_are_there(tmp_path: Path) -> 
     missing = ["memory_report.sqlite", "run_time_report.sqlite", "memory_snapshot.pkl"]
     assert (ended.code, ended.stdout) == (1, "")
     *wrote, error = ended.stderr.splitlines()
+    there.append("recording.npz")
     assert [line.split("  ")[0] for line in wrote] == [f"Wrote {tmp_path / name}" for name in there]
-    assert error == f"Error: Interrupted while writing: wrote {', '.join(there)}; not written: {', '.join(missing)}."
+    said = f"Error: Interrupted while writing: wrote {', '.join(there)}; not written: {', '.join(missing)}. "
+    assert error.startswith(said) and error.endswith(f" report {tmp_path}` writes these.")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(there)
 
 

@@ -45,11 +45,41 @@ for number in range(20):
     F.softplus(-d(fake)).mean().backward()
     of_g.step(); of_g.zero_grad(); of_d.zero_grad()
 """
+TENSORS = """
+import torch
+weight = torch.randn(256, 64, requires_grad=True)
+optimizer = torch.optim.Adam([weight])
+for number in range(15):
+    (torch.randn(128, 256) @ weight).tanh().square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 EVALUATES_FIRST = TRAIN.replace("for number", "with torch.no_grad(): net(torch.randn(4, 64))\nfor number")
 NO_OPTIMIZER = TRAIN.replace("    optimizer.step()\n", "")
 NO_MODEL = "print(1 + 1)"
 LEAVES = TRAIN.replace('print("trained", number)', "sys.exit(7)")
 COMPILES = TRAIN.replace("optimizer = ", "net = torch.compile(net, backend='eager'); optimizer = ")
+REPLACES = """
+import gc, weakref, torch
+from torch import nn
+gc.disable()
+net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
+optimizer, old = torch.optim.Adam(net.parameters()), []
+for number in range(12):
+    optimizer.zero_grad()
+    net(torch.randn(32, 64)).square().mean().backward()
+    optimizer.step()
+    if number % 3 == 1:
+        state = optimizer.state[net[0].weight]["exp_avg"].untyped_storage()
+        old += [weakref.ref(optimizer), weakref.ref(state)]
+        del state
+        optimizer = torch.optim.Adam(net.parameters())
+    if number == 6:
+        old += [weakref.ref(net), weakref.ref(net[2].weight.untyped_storage())]
+        net = nn.Sequential(net[0], nn.ReLU(), nn.Linear(256, 16))
+        optimizer = torch.optim.Adam(net.parameters())
+    print("still there:", sum(one() is not None for one in old))
+"""
 MODULE = "from . import other\nprint('package', __package__)\n" + TRAIN
 
 
@@ -85,6 +115,17 @@ def test_a_script_runs_to_its_end_and_its_peak_is_explained(tmp_path: Path) -> N
     assert 7 in lines_of
 
 
+def test_tensors_under_an_optimizer_are_trained_without_a_model(tmp_path: Path) -> None:
+    done = run(tmp_path, script(tmp_path, TENSORS))
+    assert done.returncode == 0, done.stderr
+    of_kind = {"PARAMETER": 0, "OPTIMIZER_STATE": 0}
+    for row in peak(tmp_path)["rows"]:
+        if row["category"] in of_kind:
+            of_kind[row["category"]] += row["bytes"]
+    weight = 256 * 64 * 4
+    assert of_kind == {"PARAMETER": weight, "OPTIMIZER_STATE": 2 * weight + 4}
+
+
 @pytest.mark.slow
 def test_models_and_optimizers_of_a_gan_are_found_by_class_and_an_idle_optimizer_is_not_waited_for(
     tmp_path: Path,
@@ -101,6 +142,13 @@ def test_models_and_optimizers_of_a_gan_are_found_by_class_and_an_idle_optimizer
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--watch",)])
+def test_what_a_program_replaces_is_not_kept(tmp_path: Path, options: tuple[str, ...]) -> None:
+    done = run(tmp_path, "-q", *options, script(tmp_path, REPLACES))
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("still")] == ["still there: 0"] * 12
+
+
 def test_evaluation_before_training_is_not_taken_for_it(tmp_path: Path) -> None:
     done = run(tmp_path, script(tmp_path, EVALUATES_FIRST))
     assert done.returncode == 0, done.stderr

@@ -13,12 +13,12 @@ import pytest
 
 from tests.analysis.profiles.test_unrecorded_storages import KEYS, WALK, events, with_flow, with_steps
 from tests.histories import levels_of, recording_of
+from tests.snapshot.explained import explain_snapshot
 from tests.training_steps import WORKLOADS, Recorded, build_workload
 from tracer.analysis.profiles.allocator_join import join_history
 from tracer.analysis.profiles.block_lifetimes import follow_blocks
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
 from tracer.analysis.snapshots.categories import peak_by_category
-from tracer.analysis.snapshots.findings import explain_snapshot
 from tracer.arrays import Int, PerBlock
 from tracer.errors import SnapshotError
 from tracer.exporters.memory_snapshot import (

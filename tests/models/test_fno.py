@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
-from models.fno import FNO, load_neuralop_state_dict, neuralop_name
+from models.fno import FNO
 from models.fno_layers import SpectralConv
-from models.fno_memory import saved_bytes_closed_form
 from models.fno_workload import relative_l2_loss
+from tests.models.fno_memory import saved_bytes_closed_form
 from tests.models.make_golden import CASES, CHANNELS, PATH, run, weights
+from tests.models.neuralop_weights import load_neuralop_state_dict, neuralop_name
 
 GOLDEN = json.loads(PATH.read_text())
 SMALL: dict[str, Any] = {"in_channels": 3, "out_channels": 2, "hidden_channels": 8, "n_layers": 2}

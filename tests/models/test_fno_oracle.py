@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from models.fno import FNO, load_neuralop_state_dict, neuralop_name
+from models.fno import FNO
 from models.fno_workload import relative_l2_loss
+from tests.models.neuralop_weights import load_neuralop_state_dict, neuralop_name
 
 REASON = "needs the neuraloperator package (dependency group `oracle`)"
 TheirFNO = pytest.importorskip("neuralop.models", reason=REASON).FNO

@@ -7,6 +7,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -756,3 +757,22 @@ def test_cuda_is_the_current_device_as_everywhere_in_torch(monkeypatch: pytest.M
     assert ProfileSession(nn.Linear(1, 1), device="cuda").device == torch.device("cuda:3")
     assert ProfileSession(nn.Linear(1, 1), device="cuda:1").device == torch.device("cuda:1")
     assert ProfileSession(nn.Linear(1, 1), device="cpu").device == torch.device("cpu")
+
+
+def test_what_we_look_at_in_a_recorded_step_is_hardly_in_the_recording() -> None:
+    """The profiler records every call of Python's, ours too: a look at each of 200 parameters would be 20,000 events.
+
+    Some two hundred are ours in a step, whatever the number of parameters.
+    """
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(100)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ProfileSession(model, optimizer, schedule=Schedule(0, 1, 2, 1)) as session:
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            session.step()
+    (cycle,) = session.findings.cycles
+    recording = cycle.recording
+    ours = recording.frames.own[recording.calls.frame]
+    assert 10 < np.count_nonzero(ours) < 1_000

@@ -127,6 +127,7 @@ def test_files_that_cannot_be_written_do_not_hide_an_exception(tmp_path: Path) -
         train_step(model, optimizer)
         session.step()
         train_step(model, optimizer)
+        (tmp_path / "new").rmdir()
         (tmp_path / "new").write_text("in the way")
         raise KeyError("mine")
     assert {type(each.error) for each in session.written} == {OutputError}
@@ -187,7 +188,7 @@ def test_what_ends_the_program_while_files_are_written_goes_on_its_way(
     model, optimizer = net()
     ends = {
         signal.SIGINT: pytest.raises(
-            WritingInterrupted, match=r"wrote max_mem\.txt; not written: memory_timeline\.html"
+            WritingInterrupted, match=r"wrote max_mem\.txt, recording\.npz; not written: memory_timeline\.html"
         ),
         signal.SIGTERM: pytest.raises(Terminated),
     }
@@ -196,7 +197,7 @@ def test_what_ends_the_program_while_files_are_written_goes_on_its_way(
         session.step()
     there = sorted(path.name for path in tmp_path.iterdir())
     assert sorted(each.path.name for each in session.written) == there
-    assert (there == ["max_mem.txt"]) == (number == signal.SIGINT)
+    assert (there == ["max_mem.txt", "recording.npz"]) == (number == signal.SIGINT)
 
 
 def test_a_folder_that_cannot_be_written_is_said_before_the_loop(tmp_path: Path) -> None:

@@ -118,9 +118,32 @@ def test_what_grows_on_the_cpu_is_named_by_its_looks_and_its_holder(
     assert values["findings"]["growth"]["trend"]["bytes_per_step"] == MIB
     (kept,) = values["kept"]
     assert kept["what"] == "tensors [262144] float32"
+    assert kept["bytes_per_step"] == MIB
     assert (kept["count"], kept["bytes"]) == (130, 130 * MIB)
     assert [holder["path"] for holder in kept["holders"]] == ["history[...]"]
     assert "history[...]" in (tmp_path / "watch.txt").read_text()
+
+
+def test_the_last_report_repeats_what_earlier_ones_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was held is gone by the end, and its holder is still in the files, with the step."""
+    history: list[Tensor] = []
+    monkeypatch.setattr("tracer.capture.device.memory_counters.resident_bytes", lambda: (100 + len(history)) * MIB)
+    watch, model, optimizer = watched(tmp_path)
+    with watch:
+        for step in range(200):
+            train_step(model, optimizer)
+            history.append(torch.empty(1 << 18))
+            watch.step()
+            if step == 150:
+                history.clear()
+    values = saved(tmp_path)
+    assert (values["event"]["step"], values["kept"]) == (200, [])
+    (before,) = values["found_before"]
+    assert before["event"]["step"] == 128
+    assert [holder["path"] for kept in before["kept"] for holder in kept["holders"]] == ["history[...]"]
+    text = (tmp_path / "watch.txt").read_text()
+    assert "Found after step 128, memory grows from step to step\nResident memory grows by 1.00 MiB a step" in text
+    assert "held by history[...] (local variable of test_the_last_report" in text
 
 
 @pytest.mark.usefixtures("usual_signals")

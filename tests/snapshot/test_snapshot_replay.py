@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.snapshot.allocator_model import AllocatorModel, rounded
 from tests.snapshot.dumps import REAL_FILES, block, entry, freed, naive_peaks, read_plain, segment, snapshot, write
+from tests.snapshot.explained import allocated_after
 from tracer.analysis.snapshots.fragmentation import fragmentation_after
 from tracer.errors import SnapshotError
 from tracer.snapshot.columns import DeviceState, Snapshot
@@ -82,7 +83,7 @@ def test_allocated_takes_the_size_of_a_block_that_is_still_there(tmp_path: Path)
     large = {**block(BASE, 100), "size": 4096}
     trace = [entry("alloc", BASE, 100), entry("alloc", BASE + 4096, 700), *freed(BASE + 4096, 700)]
     _, found = replayed(tmp_path / "s", snapshot(trace, [segment(BASE, 8192, [large])]))
-    assert [found.allocated_after(i) for i in range(-1, 4)] == [0, 4096, 4096 + 1024, 4096 + 1024, 4096]
+    assert [allocated_after(found, i) for i in range(-1, 4)] == [0, 4096, 4096 + 1024, 4096 + 1024, 4096]
 
 
 def test_odd_recordings_are_counted_and_never_fail(tmp_path: Path) -> None:
@@ -177,7 +178,7 @@ def test_a_replay_agrees_with_the_allocators_own_books(tmp_path_factory: pytest.
     books = model.curve[len(model.curve) - 1 - keep :]
     assert found.requested_bytes.tolist() == [requested for requested, _, _ in books]
     assert found.reserved_bytes.tolist() == [reserved for _, _, reserved in books]
-    allocated = [found.allocated_after(i) for i in range(-1, keep)]
+    allocated = [allocated_after(found, i) for i in range(-1, keep)]
     assert allocated == [allocated for _, allocated, _ in books]
     assert naive_peaks(objects) == {0: max(requested for requested, _, _ in books)}
     check_laws(state, found)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import io
 import itertools
+import os
+import pickle
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +18,87 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.truth.program import Batch, Program, mlp, program
+
+# ---- whole models in files, and processes of its own -----------------------------------------------------------------
+
+
+@program()
+def whole_models_saved() -> Program:
+    """In every way in which a model, an optimizer or a copy gets into a file, from inside a step."""
+    model, batch = mlp(), Batch()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def digest(value: object) -> str:
+        file = io.BytesIO()
+        torch.save(value, file)
+        return hashlib.sha256(file.getvalue()).hexdigest()
+
+    def step() -> tuple[Tensor, str, str, str, int]:
+        x = batch.of(torch.randn(256, 64))
+        loss = model(x).square().mean()
+        loss.backward()
+        files = [digest(model), digest(optimizer.state_dict()), hashlib.sha256(pickle.dumps(optimizer)).hexdigest()]
+        again = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+        num_hooks = sum(len(list(module._forward_pre_hooks.items())) for module in again.modules())
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach(), files[0], files[1], files[2], num_hooks
+
+    return Program(step, model, [optimizer], batch)
+
+
+@program()
+def average_copied_in_a_step() -> Program:
+    """An average of the weights, by a deep copy of the model in each step, which is called as a model too."""
+    model, batch = mlp(), Batch()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    average = copy.deepcopy(model).requires_grad_(False)
+
+    def step() -> Tensor:
+        x = batch.of(torch.randn(256, 64))
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        new = copy.deepcopy(model)
+        with torch.no_grad():
+            for slow, fast in zip(average.parameters(), new.parameters(), strict=True):
+                slow.lerp_(fast, 0.1)
+            return new(x).square().mean()
+
+    return Program(step, model, [optimizer], batch, {"average": average})
+
+
+@program()
+def forks_in_steps() -> Program:
+    """A child computes with what it has of its parent's, and ends; what it finds is told by its status.
+
+    No matrices: the threads that multiply them are the parent's.
+    """
+    model, batch = mlp(), Batch()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def train() -> Tensor:
+        loss = model(batch.of(torch.randn(256, 64))).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    def child() -> int:
+        return 3 + int(torch.ones(3).requires_grad_().add(1).sum() == 6)
+
+    def step() -> tuple[Tensor, int]:
+        loss = train()
+        if (pid := os.fork()) == 0:
+            status = 1
+            try:
+                status = child()
+            finally:
+                os._exit(status)
+        return loss, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    return Program(step, model, [optimizer], batch)
+
 
 # ---- threads ---------------------------------------------------------------------------------------------------------
 

@@ -387,3 +387,23 @@ def inference_only() -> Program:
             return model(batch.of(torch.randn(4, 3, 24, 24))).amax((2, 3))
 
     return Program(step, model, [], batch)
+
+
+# ---- no model -------------------------------------------------------------------------------------------------------
+
+
+@program()
+def tensors_without_a_module() -> Program:
+    """What an optimizer updates is in no model."""
+    weight, bias = torch.randn(256, 128, requires_grad=True), torch.zeros(128, requires_grad=True)
+    optimizer, batch = torch.optim.Adam([weight, bias]), Batch()
+
+    def step() -> Tensor:
+        x, y = batch.of((torch.randn(64, 256), torch.randn(64, 128)))
+        loss = F.mse_loss(torch.tanh(x @ weight + bias), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Program(step, None, [optimizer], batch, parameters=[weight, bias])

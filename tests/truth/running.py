@@ -101,7 +101,7 @@ class Loop:
 
 def run_unwatched(name: str) -> Effects:
     """As its author runs it."""
-    program, state = _begin(name)
+    program, state = begin(name)
     loop = Loop(program)
     del program
     loop.run()
@@ -110,18 +110,20 @@ def run_unwatched(name: str) -> Effects:
 
 def run_watched(name: str, save_dir: Path) -> tuple[Effects, Claims]:
     """With the tracer around the loop, as its user writes it."""
-    program, state = _begin(name)
-    optimizer = program.optimizers[0] if program.optimizers else None
+    program, state = begin(name)
     loop = Loop(program)
     warned: list[str] = []
     warnings.showwarning = lambda message, *_: warned.append(str(message))
-    with profile_training(program.model or nn.Module(), optimizer, save_dir=save_dir, schedule=PLAN) as session:
+    first = program.optimizers[0] if program.optimizers else None
+    model = program.model or (None if first is not None else nn.Module())
+    with profile_training(model, first, save_dir=save_dir, schedule=PLAN) as session:
+        del first, model  # the program may replace them
         loop.after_step = session.step
         loop.run()
     claims = _claims(session, tuple(warned))
     loop.after_step = lambda: None
     held: list[Any] = [session]
-    del session, optimizer, program
+    del session, program
     return _effects(loop, state, program_of=lambda: loop.__dict__.pop("program"), drop=held.clear), claims
 
 
@@ -130,7 +132,7 @@ def run_under_bookkeeper(name: str) -> tuple[tuple[str, ...], Truth]:
     book = Bookkeeper(saves=entry_of(name).saves)
     torch.compiler.set_stance("force_eager")
     with book.watching():
-        program, _ = _begin(name)
+        program, _ = begin(name)
         book.knows(program)
         loop = Loop(program, before_step=lambda index: _count(book, index))
         loop.run()
@@ -149,7 +151,7 @@ def run_counted(name: str) -> tuple[int, int]:
     with threads_in_line() if entry_of(name).threads else nullcontext(), ExitStack() as watching:
         if not is_compiled:
             watching.enter_context(book.watching())
-        program, _ = _begin(name)
+        program, _ = begin(name)
         book.knows(program)
 
         def before_step(index: int) -> None:
@@ -194,7 +196,7 @@ def _count(book: Bookkeeper, index: int) -> None:
         book.end()
 
 
-def _begin(name: str) -> tuple[Program, dict[str, Any]]:
+def begin(name: str) -> tuple[Program, dict[str, Any]]:
     """Build it from the seed. The garbage collector is off in all runs: when it comes would be chance."""
     torch.set_num_threads(2)
     gc.collect()

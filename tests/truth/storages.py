@@ -40,7 +40,8 @@ def parts_of(tensor: Tensor) -> Iterator[Tensor]:
     if hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
         for name in names:
-            yield from parts_of(getattr(tensor, name))
+            if isinstance(part := getattr(tensor, name), Tensor):  # a DTensor names its mesh of devices as well
+                yield from parts_of(part)
     elif tensor.layout in _PARTS_OF_LAYOUT:
         for part in _PARTS_OF_LAYOUT[tensor.layout]:
             yield from parts_of(getattr(tensor, part)())

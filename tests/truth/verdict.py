@@ -7,7 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tests.truth.running import (
     run_unwatched,
     run_watched,
 )
+from tests.truth.sentences import false_sentences
 
 HELD = frozenset(holder.value for holder in Holder)
 ACTIVATION = "ACTIVATION"
@@ -59,6 +60,8 @@ class Verdict:
         kept: What is alive after the program was let go of, though nobody else keeps it.
         wrong_sum: How the rows differ from the allocator's count.
         wrong_peak: How the peak differs from the truth.
+        false: Sentences of findings that are not so, by what letting go of the holder really frees.
+        num_named: Findings that name a holder.
         kinds: Bytes of the right kind, of those that the bookkeeper can prove; None where it can prove none.
         modules, lines: Of the three largest places that made activations.
     """
@@ -70,6 +73,8 @@ class Verdict:
     kept: tuple[str, ...] = ()
     wrong_sum: str = ""
     wrong_peak: str = ""
+    false: tuple[str, ...] = ()
+    num_named: int = 0
     claimed_bytes: int = 0
     true_bytes: tuple[int, int] = (0, 0)
     kinds: Share | None = None
@@ -78,7 +83,7 @@ class Verdict:
 
 
 def judge(name: str) -> Verdict:
-    """Run a program four times, each in a process of its own, two at a time, and compare."""
+    """Run a program five times, each in a process of its own, two at a time, and compare."""
     entry, folder = entry_of(name), Path(tempfile.mkdtemp())
     try:
         with ThreadPoolExecutor(2) as two:
@@ -86,8 +91,9 @@ def judge(name: str) -> Verdict:
                 two.submit(in_fresh_process, run, name) for run in (run_unwatched, run_under_bookkeeper, run_counted)
             ]
             runs.append(two.submit(in_fresh_process, run_watched, name, folder))
+            runs.append(two.submit(in_fresh_process, false_sentences, name))
             results: list[Any] = [run.result() for run in runs]
-            plain, booked, counted, watched = results
+            plain, booked, counted, watched, said = results
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     for what, run in (("unwatched", plain), ("under the bookkeeper", booked), ("under a bare profiler", counted)):
@@ -100,7 +106,9 @@ def judge(name: str) -> Verdict:
     if watched.value is None:
         return Verdict(name, crash=str(watched.error), true_bytes=bounds)
     effects, claims = watched.value
-    return _compare(name, plain.value, effects, claims, truth, bounds)
+    verdict = _compare(name, plain.value, effects, claims, truth, bounds)
+    false, num_named = said.value if said.value is not None else ((str(said.error),), 0)
+    return replace(verdict, false=false, num_named=num_named)
 
 
 def _compare(

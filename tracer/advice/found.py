@@ -13,7 +13,7 @@ LARGE_SHARE = 0.05
 """Of the peak: from here on a finding is told without being asked for."""
 _WHAT = {
     WasteKind.WEIGHTS: "a second copy of the weights, which no recorded step has used",
-    WasteKind.GRAPH: "graphs that no backward pass goes through, kept over the end of their step",
+    WasteKind.GRAPH: "what graphs save for a backward pass, kept over the end of their step",
     WasteKind.EVALUATION: "what a call of the model saves for a backward pass that never comes",
     WasteKind.RETAINED: "a graph that its backward pass has not let go of",
     WasteKind.GRADIENTS: "gradients that the optimizer has used already",
@@ -70,7 +70,7 @@ def _found(one: Waste, device: str, rehearsed: Sequence[Recommendation]) -> Foun
 
 def _lines(one: Waste, device: str) -> tuple[str, ...]:
     """To paste; names are the program's own where they are known."""
-    name = (names_on_the_way(one.path) or ["kept"])[-1]
+    name = _assignable(one.path)
     if one.kind == WasteKind.WEIGHTS:
         if device == "cpu":
             return ('torch.save(model.state_dict(), "best.pt")  # and load it where it is needed',)
@@ -80,10 +80,19 @@ def _lines(one: Waste, device: str) -> tuple[str, ...]:
     return _PASTE[one.kind]
 
 
+def _assignable(path: str) -> str:
+    """What to write before `=`: `self.cache` of `self.cache[...]`, the variable's name of a closure's."""
+    name = (names_on_the_way(path) or ["kept"])[-1]
+    dotted = path.partition("[")[0]
+    parts = dotted.split(".")
+    return dotted if all(map(str.isidentifier, parts)) and parts[-1] == name else name
+
+
 _PASTE = {
     WasteKind.GRAPH: (
-        "loss.item()  # or loss.detach(), where the tensor is kept",
-        "with torch.no_grad():  # around what no backward follows",
+        "value = loss.item()  # or loss.detach(), where the tensor is kept",
+        "with torch.no_grad():  # where no backward follows",
+        "    output = model(inputs)",
     ),
     WasteKind.EVALUATION: ("with torch.no_grad():  # or torch.inference_mode()", "    output = model(inputs)"),
     WasteKind.RETAINED: ("loss.backward()",),
@@ -113,7 +122,8 @@ def found_sentence(one: Found, peak_bytes: int, *, file_name: Callable[[str], st
 
 def _way(one: Found) -> str:
     root = one.variable.partition(",")[0] if one.variable else ""
-    return f"`{one.held_by}`" + (f", a {root}" if root else "")
+    article = "an" if root.startswith("a") else "a"
+    return f"`{one.held_by}`" + (f", {article} {root}" if root else "")
 
 
 def large(found: Sequence[Found], peak_bytes: int) -> tuple[Found, ...]:

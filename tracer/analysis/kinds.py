@@ -34,6 +34,9 @@ class Kind(IntEnum):
     HELD = 12
     """Kept by Python, in a variable, a list or a cache; no backward uses it."""
 
+    COMMUNICATION = 13
+    """Buffers of collectives: what FSDP gathers and reduces, and DDP's buckets."""
+
     @property
     def words(self) -> str:
         """In plain words, as in a sentence or a column."""
@@ -59,6 +62,7 @@ _MEANING = {
     Kind.UNKNOWN: "nothing proves what it is",
     Kind.EVALUATION: "forward without gradients",
     Kind.HELD: "kept by Python variables",
+    Kind.COMMUNICATION: "buffers of collectives",
 }
 
 
@@ -120,6 +124,7 @@ class Evidence(IntEnum):
     ALIVE_AT_END = 43
     ONE_SET_OF_SIZES = 44
     CONSTRUCTED = 45
+    COLLECTIVE_STACK = 46
     # Of recordings again.
     LISTED = 60
     HELD_BY_GRAPH = 61
@@ -135,6 +140,10 @@ class Evidence(IntEnum):
     COMPILED_TAKEN_OVER = 71
     LIBRARYS = 72
     COMPILED_RECOMPUTED = 73
+    OF_COLLECTIVE = 74
+    GIVEN_TO_COLLECTIVE = 75
+    FREED_BEHIND_BACKWARD = 76
+    AROUND_BACKWARD = 77
     # Of a process that can be asked, or could when its recording began.
     REACHED = 80
     KEPT_BY_GRAPH = 81
@@ -157,11 +166,15 @@ EVIDENCE_TEXT = {
     Evidence.LISTED: "a module or an optimizer listed it",
     Evidence.HELD_BY_GRAPH: "a graph from before the recording keeps it for backward",
     Evidence.LIBRARYS: "a library keeps it for its own work",
+    Evidence.OF_COLLECTIVE: "made where FSDP or DDP makes the buffers of its collectives",
+    Evidence.GIVEN_TO_COLLECTIVE: "from before the recording, in no tensor of Python's, and given to a collective",
     Evidence.UNSEEN_SAVED: "made by another thread or outside torch, and used by backward",
     Evidence.LATER_BACKWARD: "made in backward with gradients on, and used by a later backward",
     Evidence.FROM_OUTSIDE: "the loop made it out of nothing or of what was there, and training used it",
     Evidence.WITHOUT_GRAD: "made in forward with gradients off",
     Evidence.FREED_IN_FORWARD: "made and freed in forward, and no backward went back to it",
+    Evidence.FREED_BEHIND_BACKWARD: "made in forward, freed behind backward in the same step; uses not recorded",
+    Evidence.AROUND_BACKWARD: "made by the loop before backward, freed behind it in the same step; uses not recorded",
     Evidence.NO_BACKWARD_YET: "made in forward with gradients on, and no backward has come",
     Evidence.WITHIN_LOOP: "made and freed outside forward, backward and optimizer",
     Evidence.COMPILED_SAVED: "the compiled forward hands it to backward",
@@ -177,6 +190,7 @@ EVIDENCE_TEXT = {
     Evidence.UNPROVED: "nothing in the recording proves what it is",
     Evidence.WORKSPACE_STACK: "its stack is in a library's workspace",
     Evidence.OPTIMIZER_STATE_STACK: "its stack is where torch's optimizers create their state",
+    Evidence.COLLECTIVE_STACK: "its stack is where FSDP or DDP makes the buffers of its collectives",
     Evidence.ACCUMULATE_GRAD_STACK: "its stack is in the node that writes .grad",
     Evidence.FREED_BY_ZERO_GRAD: "zero_grad freed it",
     Evidence.BACKWARD_TO_STEP: "backward made it, and the optimizer's step found it alive",

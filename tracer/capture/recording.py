@@ -123,6 +123,11 @@ class DataFlow:
     edge_mutated: PerEdge[Bool]
     """The node may have written to the storage."""
 
+    @property
+    def has_uses(self) -> bool:
+        """Whether operators' tensors were recorded, and not allocations alone; `record_shapes=True` does that."""
+        return bool((~self.edge_allocated & ~self.edge_freed).any())
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ops:

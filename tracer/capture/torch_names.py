@@ -5,9 +5,12 @@ else. They are apart from it because an analysis of a kept recording needs the n
 
 Source: torch/profiler/profiler.py (steps), torch/optim/optimizer.py (optimizers), torch/csrc/autograd/engine.cpp (the
 engine), torch/csrc/autograd/functions/accumulate_grad.h; unchanged from torch 2.11 to 2.15.
+torch/distributed/fsdp, torch/nn/parallel/distributed.py and torch/csrc/distributed/c10d/reducer.cpp (collectives).
 """
 
 from __future__ import annotations
+
+import re
 
 # Spans.
 STEP_PREFIX = "ProfilerStep#"
@@ -35,6 +38,34 @@ _DECORATORS_FILE = "torch/utils/_contextlib.py"
 _OPTIMIZERS_FOLDER = "torch/optim/"
 # The function that torch puts around every optimizer's `step`.
 STEP_WRAPPER = "wrapper"
+
+
+# Functions of FSDP2 and FSDP that make the buffers of their collectives, themselves or in what they call; "" is any.
+_COLLECTIVES = {
+    "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py": ("",),
+    "torch/distributed/fsdp/_fully_shard/_fsdp_param.py": (
+        "all_gather_inputs",
+        "alloc_all_gather_outputs",
+        "init_all_gather_outputs",
+        "init_unsharded_param",
+        "alloc_storage",
+    ),
+    "torch/distributed/_composable/fsdp/_fsdp_collectives.py": ("",),
+    "torch/distributed/fsdp/_flat_param.py": (
+        "_all_gather_flat_param",
+        "_alloc_padded_unsharded_flat_param",
+        "_use_low_precision_shard",
+    ),
+    "torch/distributed/fsdp/_runtime_utils.py": ("_reduce_grad", "_reduce_grad_no_shard"),
+}
+# Those of DDP, whose buckets C++ makes: no Python is between.
+_DDP_FILE, _DDP_FUNCTIONS = "torch/nn/parallel/distributed.py", ("_ddp_init_helper", "_pre_forward")
+# Operators that are given the buffers of collectives, or fill them.
+COLLECTIVE_PREFIXES = ("c10d::", "torch::distributed::reducer::", "torch.distributed.ddp.reducer::")
+# What FSDP2 puts before the class of a module that it was given.
+SHARDED_MODULES = "FSDP"
+# FSDP2's spans end in the dotted names of the modules whose parameters are gathered or reduced; the root has none.
+_OF_MODULES = re.compile(r"^FSDP::\w+(?: \((.+?)\))?(?: \[pg=\d+\])?$")
 
 
 def node_name(operator: str) -> str:
@@ -67,14 +98,32 @@ def is_a_decorators(file: str) -> bool:
     return _DECORATORS_FILE in file
 
 
+def makes_collectives_buffers(file: str, function: str) -> bool:
+    """Whether a function makes the buffers of collectives, itself or in what it calls."""
+    functions = next((names for path, names in _COLLECTIVES.items() if file.endswith(path)), ())
+    return "" in functions or function in functions
+
+
+def makes_buckets(file: str, function: str) -> bool:
+    """Whether what a function allocates itself, and nothing that it calls in Python, are DDP's buckets."""
+    return function in _DDP_FUNCTIONS and file.endswith(_DDP_FILE)
+
+
+def modules_of_collective(span: str) -> tuple[str, ...] | None:
+    """Dotted names of the modules whose parameters a span of FSDP2 is about, "" for the root; None for other spans."""
+    found = _OF_MODULES.match(span)
+    return tuple((found.group(1) or "").split(", ")) if found is not None else None
+
+
 def step_words(name: str, num_steps: int | None = None) -> str:
     """A step's name for people, who count from 1: `step 3 of 11` for `ProfilerStep#2`.
 
     Args:
         name: torch's, which counts from 0.
-        num_steps: How many there were, if that is known.
+        num_steps: How many have ended, if that is known; nothing is said of it in a step that has not.
     """
     number = name.removeprefix(STEP_PREFIX)
     if not number.isdecimal():
         return name
-    return f"step {int(number) + 1:,}" + (f" of {num_steps:,}" if num_steps is not None else "")
+    has_ended = num_steps is not None and int(number) < num_steps
+    return f"step {int(number) + 1:,}" + (f" of {num_steps:,}" if has_ended else "")

@@ -13,10 +13,13 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import chain
+from operator import attrgetter, itemgetter
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Literal
 
 import torch
@@ -378,6 +381,24 @@ def is_leaf(tensor: torch.Tensor) -> bool:
         return False
 
 
+_is_leaf, _grad = attrgetter("is_leaf"), attrgetter("grad")
+
+
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A tensor's gradient where it keeps one; to ask any other tensor for it makes torch warn."""
+    return tensor.grad if is_leaf(tensor) or tensor.retains_grad else None
+
+
+def gradients_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """The same of many, without a call that Python makes for each: a profiler would record it."""
+    with as_plain_tensors():
+        try:
+            are_leaves = all(map(_is_leaf, tensors))
+        except RuntimeError:  # see `is_leaf`
+            are_leaves = False
+        return list(map(_grad, tensors)) if are_leaves else list(map(gradient_of, tensors))
+
+
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether autograd knows a tensor as a view of another one."""
     return bool(tensor._is_view())
@@ -387,6 +408,18 @@ def is_wrapped_by_transform(tensor: torch.Tensor) -> bool:
     """Whether a transform of torch.func (grad, vmap) has wrapped a tensor."""
     functorch = getattr(torch._C, "_functorch", None)
     return functorch is not None and bool(functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def any_is_wrapped_by_transform(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether a transform of torch.func has wrapped one of them."""
+    functorch = getattr(torch._C, "_functorch", None)
+    return functorch is not None and any(map(functorch.is_functorch_wrapped_tensor, tensors))
+
+
+def is_inside_transform() -> bool:
+    """Whether a transform of torch.func (grad, vmap, jvp) is at work on this thread."""
+    functorch = getattr(torch._C, "_functorch", None)
+    return functorch is not None and functorch.peek_interpreter_stack() is not None
 
 
 def below_transforms(tensor: torch.Tensor) -> torch.Tensor:
@@ -434,6 +467,12 @@ def saved_by(node: Any) -> Iterator[torch.Tensor]:
                 yield kept
 
 
+def accumulates_into(node: Any) -> Iterator[torch.Tensor]:
+    """The leaf whose gradient an autograd node accumulates, which the node keeps alive; nothing of any other node."""
+    if isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
+        yield leaf
+
+
 def parameters_and_buffers(module: torch.nn.Module) -> Iterator[tuple[str, bool, torch.Tensor]]:
     """Name, whether it is a parameter, and tensor of a module's own, without calling a method that it may override."""
     if isinstance(module, torch.jit.ScriptModule):
@@ -444,6 +483,32 @@ def parameters_and_buffers(module: torch.nn.Module) -> Iterator[tuple[str, bool,
         for name, tensor in (module.__dict__.get(attribute) or {}).items():
             if isinstance(tensor, torch.Tensor):
                 yield str(name), is_parameter, tensor
+
+
+_of_parameters, _of_modules = itemgetter("_parameters"), itemgetter("_modules")
+
+
+def parameters_by_id(modules: Iterable[torch.nn.Module]) -> dict[int, torch.nn.Parameter] | None:
+    """Every parameter in some modules by `id()`, level by level; None where one keeps them elsewhere, as in scripts.
+
+    What `Module.named_parameters` gives takes some forty calls of Python's for a module, which a profiler records; this
+    takes some ten for a level.
+    """
+    level, seen = list(modules), set[int]()
+    found: dict[int, torch.nn.Parameter] = {}
+    while level:
+        try:
+            inside = list(map(vars, level))
+            own = list(chain.from_iterable(map(dict.values, map(_of_parameters, inside))))
+            children = list(chain.from_iterable(map(dict.values, map(_of_modules, inside))))
+        except (KeyError, TypeError):
+            return None
+        found |= zip(map(id, own), own, strict=True)
+        by_id = dict(zip(map(id, children), children, strict=True))
+        level = [child for number, child in by_id.items() if child is not None and number not in seen]
+        seen |= by_id.keys()
+    found.pop(id(None), None)
+    return found
 
 
 def child_modules(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
@@ -483,6 +548,14 @@ def on_compile_start(callback: Callable[[], None]) -> Callable[[], None]:
     return lambda: callback_handler.remove_start_callback(begin)
 
 
+def leave_uncompiled(functions: Iterable[FunctionType]) -> None:
+    """Have torch.compile run these as they are, and still compile what they call; the calls cost nothing more."""
+    from torch._dynamo.decorators import skip
+
+    for function in functions:
+        skip(function)
+
+
 def compiled_wrappers(model: torch.nn.Module) -> list[torch.nn.Module]:
     """What `torch.compile(model)` returned, for each time it was called: modules whose hooks run outside the code."""
     dynamo = sys.modules.get("torch._dynamo")
@@ -498,6 +571,23 @@ def reads_hooks_in_compiled_code(model: torch.nn.Module) -> bool:
         return True
     config = sys.modules.get("torch._dynamo.config")
     return has_compiled() and not getattr(config, "skip_nnmodule_hook_guards", False)
+
+
+def let_go_of_recording(profiler: Any) -> None:
+    """Free what a `torch.profiler.profile` holds of the cycle that has ended, which it keeps until the next begins."""
+    profiler.profiler.kineto_results = None
+
+
+def is_recorded_by_profiler() -> bool:
+    """Whether a profiler of torch's records now, whoever has started it."""
+    return bool(torch._C._autograd._profiler_enabled())
+
+
+def record_no_shapes(profiler: Any) -> None:
+    """Have a `torch.profiler.profile` record no operator's tensors from its next cycle on, or from the one prepared."""
+    profiler.record_shapes = False
+    if getattr(profiler, "profiler", None) is not None:
+        profiler.profiler.record_shapes = False
 
 
 def let_go_of(profiler: Any) -> None:
@@ -637,7 +727,7 @@ def graph_breaks() -> list[tuple[str, Any]]:
 def wrapped_modules() -> dict[int, torch.nn.Module]:
     """What each wrapper that torch.compile has put around a module wraps, by `id()` of the wrapper."""
     wrapper = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", None)
-    if wrapper is None:
+    if wrapper is None or not has_compiled():  # to look through all objects takes a tenth of a second
         return {}
     return {id(one): one._orig_mod for one in gc.get_objects() if type(one) is wrapper}
 
@@ -827,8 +917,18 @@ def without_modes() -> Any:
     return _disable_current_modes()
 
 
-MODULE_CALL_CODE = torch.nn.Module._call_impl.__code__
-"""Of the function that calls a module's hooks and its `forward`."""
+BEFORE_CALL_HOOKS = "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"
+"""Where a module keeps the hooks that are called before it, and which of them are given its keywords."""
+AFTER_CALL_HOOKS = "_forward_hooks"
+STEP_HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
+"""Where an optimizer keeps the hooks that are called before and after its step."""
+
+
+def leave_profiler_of_parent() -> None:
+    """In a forked child: record nothing more, without a word to the profiler, whose threads are not here."""
+    if torch._C._autograd._profiler_enabled():
+        sys.setprofile(None)
+        torch._C._autograd._enable_record_function(False)
 
 
 def process_group_store() -> Any:

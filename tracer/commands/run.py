@@ -143,9 +143,9 @@ def run_script(
         sys.stderr.writelines(traceback.format_exception(type(error), error, _of_script(error)))
         return False
     finally:
-        if not quiet:
+        if not quiet and not profile.is_in_child:
             say_all(f"Note: {note}" for note in profile.notes)
-        if profile.session is None:
+        if profile.session is None and not profile.is_in_child:
             say("Nothing was recorded.")
     return True
 

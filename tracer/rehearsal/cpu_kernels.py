@@ -56,11 +56,6 @@ class CpuKernels:
     def __init__(self) -> None:
         self._taken: dict[Any, _Taken] = {}
 
-    @property
-    def num_asked(self) -> int:
-        """How many calls have been made."""
-        return len(self._taken)
-
     def scratch_of(self, operator: Any) -> tuple[ScratchOf, ...]:
         """For a recorder: what an operator takes beside its results."""
         return (self._scratch_of(operator),) if _is_asked(operator) or _is_by_element(operator) else ()

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor, Future
 from pathlib import Path
+from typing import Any
 
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.job import RankPeak
 from tracer.analysis.snapshots.timeline import device_timeline
 from tracer.errors import SnapshotError
 from tracer.exporters.page.data import page_data
-from tracer.exporters.page.payload import PageJson
 from tracer.exporters.page.snapshot_page import snapshot_page
 from tracer.runs.job import executor_for, num_processes_for
 from tracer.snapshot.load import load_snapshot
 
 
-def read_pages(ranks: Sequence[RankPeak], *, dask: str | None = None) -> dict[str, PageJson]:
+def read_pages(ranks: Sequence[RankPeak], *, dask: str | None = None) -> dict[str, dict[str, Any]]:
     """The pages of those ranks that can be read, by name; they share the room of one file with their job's.
 
     Args:
@@ -37,7 +37,7 @@ def read_pages(ranks: Sequence[RankPeak], *, dask: str | None = None) -> dict[st
     return {one.name: page for one, page in zip(ranks, pages, strict=True) if page is not None}
 
 
-def _page_or_none(future: Future[PageJson | None]) -> PageJson | None:
+def _page_or_none(future: Future[dict[str, Any] | None]) -> dict[str, Any] | None:
     """None also where the process has died of a rank: the others' pages are there."""
     try:
         return future.result()
@@ -45,7 +45,7 @@ def _page_or_none(future: Future[PageJson | None]) -> PageJson | None:
         return None
 
 
-def read_page(rank: RankPeak, num_pages: int) -> PageJson | None:
+def read_page(rank: RankPeak, num_pages: int) -> dict[str, Any] | None:
     """One rank's page; None if its file can no longer be read.
 
     Args:

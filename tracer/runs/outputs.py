@@ -57,9 +57,14 @@ def _has_timings(results: RunResults) -> bool:
     return results.timings is not None
 
 
+def _can_be_kept(results: RunResults) -> bool:
+    """Whatever there is."""
+    return _has_snapshot(results) or _has_timings(results)
+
+
 def _is_to_be_kept(results: RunResults) -> bool:
-    """Only where it was asked for, of whatever there is."""
-    return results.keep_recording and (_has_snapshot(results) or _has_timings(results))
+    """Only where it was asked for."""
+    return results.keep_recording and _can_be_kept(results)
 
 
 def _has_advice(results: RunResults) -> bool:
@@ -292,6 +297,15 @@ def _write_peak_json(material: Material, path: Path) -> None:
     )
 
 
+_RECORDING = Output(
+    "keep-recording",
+    "recording.npz",
+    "the command `report`",
+    _write_recording,
+    _is_to_be_kept,
+    on_request=True,
+    detail=_recording_size,
+)
 OUTPUTS = (
     Output("max-mem", "max_mem.txt", "any text viewer", _write_max_mem),
     Output("memory-timeline", "memory_timeline.html", "a browser", _write_page, _has_snapshot),
@@ -308,15 +322,7 @@ OUTPUTS = (
         _has_trace,
         on_request=True,
     ),
-    Output(
-        "keep-recording",
-        "recording.npz",
-        "the command `report`",
-        _write_recording,
-        _is_to_be_kept,
-        on_request=True,
-        detail=_recording_size,
-    ),
+    _RECORDING,
     Output("advise", "advice.json", "jq, or any program", _write_advice, _has_advice, on_request=True),
 )
 
@@ -350,7 +356,7 @@ def write_outputs(
         All of these.
 
     Raises:
-        WritingInterrupted: Ctrl-C has come; see `FilesInTurn`.
+        WritingInterrupted: Ctrl-C has come; see `FilesInTurn`. The recording is kept, if it can be.
         Terminated: SIGTERM has come, and all are written.
     """
     material = Material(results)
@@ -360,16 +366,26 @@ def write_outputs(
         if output.name not in leave_out and output.needs(results)
     ]
     done: list[Written] = []
+
+    def write(each: Written) -> None:
+        try:
+            with turn.writing(each.path):
+                each.output.write(material, each.path)
+        except TracerError as error:
+            done.append(replace(each, error=error))
+        else:
+            done.append(replace(each, detail=each.output.detail(results, each.path)))
+        tell(done[-1])
+
     with FilesInTurn([each.path for each in due]) as turn:
-        for each in due:
-            try:
-                with turn.writing(each.path):
-                    each.output.write(material, each.path)
-            except TracerError as error:
-                done.append(replace(each, error=error))
-            else:
-                done.append(replace(each, detail=each.output.detail(results, each.path)))
-            tell(done[-1])
+        try:
+            for each in due:
+                write(each)
+        except KeyboardInterrupt:
+            kept = Written(_RECORDING, save_dir / _RECORDING.file_name)
+            if _can_be_kept(results) and turn.keeps_the_rest_in(kept.path):
+                write(kept)
+            raise
     return tuple(done)
 
 

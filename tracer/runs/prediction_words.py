@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from rich.console import Console
 
 from tracer.exporters.json_documents.header import json_header, this_command
-from tracer.exporters.json_documents.row import row_json
 from tracer.exporters.screen.paths import source_place
 from tracer.exporters.screen.profile import NUM_ROWS, print_categories, print_lines
 from tracer.exporters.screen.text import say
@@ -96,7 +96,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         "fits": prediction.fits,
         "phase": peak.phase,
         "by_category": peak.by_category(),
-        "rows": [row_json(row) for row in peak.rows],
+        "rows": [asdict(row) for row in peak.rows],
         "by_shape": [
             {
                 "inputs": list(need.inputs),

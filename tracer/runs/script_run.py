@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -13,6 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tracer.capture import torch_private
+from tracer.capture.forked_child import in_forked_child
 from tracer.exporters.screen.terminal import say
 from tracer.runs.training import TrainingProfile
 from tracer.runs.watch import TrainingWatch
@@ -24,7 +26,7 @@ COMPILES = (
     "The script compiles its model or its step, and compiled code must not see the hooks that find steps: it is "
     "profiled until then. Use profile_training in the script, with a call of session.step()."
 )
-NO_MODEL = "No training was found: no model with parameters to be trained was called."
+NO_MODEL = "No training was found: no model with parameters to be trained was called, and no optimizer made a step."
 NO_STEP = (
     "No optimizer of torch's kind made a step, so that the end of a step was not found. Use profile_training in the "
     "script, with a call of session.step()."
@@ -47,12 +49,15 @@ class ScriptTraining(TrainingProfile):
 class ScriptProfile:
     """Starts a session at the first call of a model that is being trained, and ends a step with the optimizers'.
 
+    Where no model is called, as where tensors are trained that are in none, it starts when the first step has ended.
+
     A step ends when every optimizer that takes part has stepped: those that are alive at the first one's step, but for
     those that let another step twice meanwhile. The files are written as soon as all is recorded, and the script goes
     on.
 
     Attributes:
         session: The profile; None until a model was called.
+        is_in_child: Whether this process was forked by the one that began; it is silent then.
     """
 
     def __init__(self, make_session: MakeSession) -> None:
@@ -65,9 +70,12 @@ class ScriptProfile:
         self._make_session = make_session
         self._handles: list[Any] = []
         self._stop_watching: Callable[[], None] | None = None
-        self._waits_for: set[int] = set()
-        self._stepped: set[int] = set()
+        # Weak: what a program has replaced is neither kept nor waited for.
+        self._waits_for: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._is_stepping = self._is_over = self._has_compiled = self._has_stepped = False
+        self.is_in_child = False
+        self._forget_forks: Callable[[], object] = lambda: None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -80,6 +88,7 @@ class ScriptProfile:
 
     def __enter__(self) -> Self:
         """Look out for models and steps."""
+        self._forget_forks = in_forked_child(self._leave_to_parent)
         self._handles = [
             register_module_forward_pre_hook(self._called),
             register_optimizer_step_post_hook(self._optimizer_stepped),
@@ -90,9 +99,14 @@ class ScriptProfile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Look no longer; write what was recorded, if that was not done yet."""
+        """Look no longer; write what was recorded, if that was not done yet. A forked child does nothing."""
+        self._forget_forks()
         self._look_no_longer()
         self._close(error)
+
+    def _leave_to_parent(self) -> None:
+        self.is_in_child = self._is_over = True
+        self._look_no_longer()
 
     def _called(self, module: nn.Module, args: Any) -> None:
         """Before any module's call: where a session begins and ends, since hooks on optimizers may come and go here."""
@@ -103,24 +117,27 @@ class ScriptProfile:
             self._look_no_longer()
             self._close(None)
 
-    def _begin(self, module: nn.Module) -> None:
+    def _begin(self, module: nn.Module | None) -> None:
         optimizers = _alive(torch.optim.Optimizer)
         trained = {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
         models = [one for one in outermost(_alive(nn.Module)) if one is module or _holds(one, module, trained)]
-        self.session = self._make_session(named(models or [module]), optimizers)
+        self.session = self._make_session(named(models or ([] if module is None else [module])), optimizers)
         self.session.__enter__()
         if isinstance(self.session, TrainingWatch):  # it has no end to look out for, and a step may be short
             self._handles.pop(0).remove()
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self.session is None or self._is_over:
+        if self.session is None:
+            self._begin(None)
+            return
+        if self._is_over:
             return
         self._has_stepped = True
-        if id(optimizer) in self._stepped:  # again, before others did: those take no part
-            self._waits_for = set(self._stepped)
-        elif id(optimizer) not in self._waits_for:
-            self._waits_for |= {id(one) for one in _alive(torch.optim.Optimizer)}
-        self._stepped.add(id(optimizer))
+        if optimizer in self._stepped:  # again, before others did: those take no part
+            self._waits_for = self._stepped.copy()
+        elif optimizer not in self._waits_for:
+            self._waits_for.update(_alive(torch.optim.Optimizer))
+        self._stepped.add(optimizer)
         if self._waits_for <= self._stepped:
             self._stepped.clear()
             self.session.step()
@@ -157,7 +174,7 @@ def outermost(modules: Iterable[nn.Module]) -> list[nn.Module]:
     return [module for module in modules if id(module) not in inner]
 
 
-def _holds(model: nn.Module, module: nn.Module, trained: set[int]) -> bool:
+def _holds(model: nn.Module, module: nn.Module | None, trained: set[int]) -> bool:
     """Whether a model has a module inside, or parameters that an optimizer updates."""
     return any(one is module for one in model.modules()) or any(id(one) in trained for one in model.parameters())
 

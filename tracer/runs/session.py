@@ -7,7 +7,7 @@ import threading
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerAction
 
-from tracer.analysis.profiles.findings import Findings
+from tracer.analysis.profiles.findings import Findings, without_wrapped
 from tracer.analysis.profiles.waste import Waste
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.capture import torch_private
 from tracer.capture.compile_watch import CompileWatch, compiled_wrapper_names
 from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory
+from tracer.capture.forked_child import in_forked_child
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.gradients_seen import GradientsSeen
 from tracer.capture.objects.known_storages import (
@@ -36,8 +37,10 @@ from tracer.capture.objects.live_tensors import live_tensors
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
+from tracer.collector import paused_gc
 from tracer.errors import RecordingError, TracerError
 from tracer.runs.run_history import RunHistory
+from tracer.runs.termination import held
 from tracer.runs.waste import find_held_waste
 from tracer.timeline_tracer import TimelineTracer
 from tracer.units import format_bytes
@@ -45,6 +48,18 @@ from tracer.units import format_bytes
 # Memory runs out in the first step, or in the second, when there is optimizer state: the allocator's history, which
 # costs some microseconds an allocation, is on in these even if they are not recorded.
 _NUM_FIRST_STEPS = 2
+_ON_META = (
+    "Parameters of the model are on the meta device, where nothing is allocated: what a step takes elsewhere is not in "
+    "the peak. predict says what it would be."
+)
+_KEEPS_WRAPPED = (
+    "torch.profiler keeps what grad and vmap of torch.func wrap alive until the first cycle has ended: its peak is "
+    "larger by that than without a profiler. With a step before it, as by default, that is known in time and avoided."
+)
+_RECORDS_NO_SHAPES = (
+    "The step uses grad, vmap or jvp of torch.func. torch.profiler would keep what they wrap alive, so that it did not "
+    "record which tensors operators use: kinds go by when memory was made and freed."
+)
 _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 
@@ -94,6 +109,7 @@ class ProfileSession:
         fault: What went wrong in the session itself, or None.
         module_names: Dotted names of the model's modules by `id()`.
         waste: What the peak held that nobody needs; there when all is recorded, or the block has ended.
+        is_in_child: Whether this process was forked by the one whose session it is; nothing is done then.
     """
 
     def __init__(
@@ -139,6 +155,7 @@ class ProfileSession:
             compiled=self._compile_watch.code,
         )
         self._profiler: Any = None
+        self._of_parent: Any = None
         self._quiet = ExitStack()
         self._hooks = self._call_hooks(objects)
         self._thread = threading.get_ident()
@@ -149,8 +166,12 @@ class ProfileSession:
         self._walks_were_cut = False
         self._has_stepped = False
         self._peak_alone = peak_alone
+        self._records_shapes = True
+        self._keeps_wrapped = self._is_on_meta = False
         self.waste: tuple[Waste, ...] = ()
         self._looked_for_waste = False
+        self.is_in_child = False
+        self._forget_forks: Callable[[], object] = lambda: None
 
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
         """What tells of optimizers' steps."""
@@ -163,6 +184,7 @@ class ProfileSession:
     # ------------------------------------------------------------------------------------------------- the life cycle
     def __enter__(self) -> Self:
         """Switch on."""
+        self._forget_forks = in_forked_child(self._leave_to_parent)
         try:
             self._switch_on()
         except BaseException:
@@ -177,7 +199,7 @@ class ProfileSession:
         self._profiler = torch.profiler.profile(
             activities=devices.profiler_activities(self.device),
             schedule=self.schedule.for_torch(),
-            record_shapes=True,
+            record_shapes=self._records_shapes,
             profile_memory=True,
             with_stack=not self._peak_alone,
             on_trace_ready=self._cycle_ended,
@@ -185,7 +207,23 @@ class ProfileSession:
         self._compile_watch.start()
         self._hooks.start()
         self._cycle_begins(is_recorded=self._action_after(0) in _RECORDING)
-        self._profiler.__enter__()
+        with self._never_the_loops_fault():
+            if self._action_after(0) != ProfilerAction.NONE:
+                self._leave_others_alone()
+        if self._profiler is not None:
+            self._profiler.__enter__()
+
+    def _leave_others_alone(self) -> None:
+        """Before our profiler begins: it would end somebody else's recording without a word.
+
+        Raises:
+            TracerError: Somebody else's is recording.
+        """
+        if torch_private.is_recorded_by_profiler():
+            raise TracerError(
+                "Another torch.profiler is recording in this process, and torch has room for one.",
+                hint="Leave out the other one, or begin behind its end.",
+            )
 
     def _switch_off(self, error: BaseException | None) -> None:
         """Switch all off, whatever each of them raises; the first such thing is the session's fault."""
@@ -197,10 +235,19 @@ class ProfileSession:
             kind, trace = (type(error), error.__traceback__) if error is not None else (None, None)
             self._ours(lambda: profiler.__exit__(kind, error, trace))
             torch_private.let_go_of(profiler)
+        self._forget_forks()
         self._ours(self._hooks.stop)
         self._ours(self._compile_watch.stop)
         self._ours(self.history.stop)
         self._ours(self._quiet.close)
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: the session is its parent's. The profiler is kept, since it must not be stopped here."""
+        self.is_in_child, self._of_parent, self._profiler = True, self._profiler, None
+        self._hooks.stop()
+        self._compile_watch.stop()
+        self._quiet.close()
+        self._let_go()
 
     def _look_where_memory_ran_out(self, error: BaseException) -> None:
         """Where nobody named a device, a run that found no memory on one is about that one."""
@@ -221,6 +268,8 @@ class ProfileSession:
 
     def _let_go(self) -> None:
         """Keep nothing of the user's."""
+        if self._objects is not None:
+            self._is_on_meta = any(parameter.is_meta for _, parameter in self._objects.parameters())
         self._objects = None
         self._observer.stop()
 
@@ -231,6 +280,7 @@ class ProfileSession:
             return
         with self._never_the_loops_fault():
             self._hooks.renew()
+            self._note_transforms()
             now, after = (self._action_after(more) for more in (0, 1))
             if self._is_recording and not self._has_stepped:
                 self._observe_gradients_left()
@@ -239,17 +289,30 @@ class ProfileSession:
                 self._cycle_begins(is_recorded=True)
             elif self.num_steps_done >= _NUM_FIRST_STEPS and now not in _RECORDING:
                 self.history.stop()
+            if now == ProfilerAction.NONE != after:
+                self._leave_others_alone()
             self._profiler.step()
             if self._tracer.num_cycles == self.schedule.num_repeats:
                 self._look_for_waste()
 
     def _look_for_waste(self, error: BaseException | None = None) -> None:
         """Who holds what, as long as the loop's variables are what they were when the last cycle ended."""
-        if self._looked_for_waste or self._peak_alone or not self.has_recording:
+        if self._looked_for_waste or self._peak_alone or self._keeps_wrapped or not self.has_recording:
             return
         self._looked_for_waste = True
         with suppress(RecordingError):  # nothing was allocated meanwhile
             self.waste = find_held_waste(self.findings, error=error)
+
+    def _note_transforms(self) -> None:
+        """torch.profiler, if it records shapes, keeps what torch.func wraps alive: from now on it records none.
+
+        What is being recorded has begun with them.
+        """
+        self._observer.sees_transforms |= torch_private.is_inside_transform()
+        if self._observer.sees_transforms and self._records_shapes:
+            self._records_shapes = False
+            self._keeps_wrapped = self._is_recording
+            torch_private.record_no_shapes(self._profiler)
 
     def _step_begins(self) -> None:
         """What was noted of the step before does not hold for the next one."""
@@ -264,18 +327,21 @@ class ProfileSession:
     @contextmanager
     def _never_the_loops_fault(self) -> Iterator[None]:
         """What goes wrong inside ends the profiling and not the training, with one warning."""
-        try:
-            yield
-        except Exception as fault:
-            self.fault = self.fault or fault
-            self._switch_off(None)
-            warnings.warn(f"Profiling has stopped, and the loop goes on: {fault_text(self.fault)}", stacklevel=4)
+        with held():
+            try:
+                yield
+            except Exception as fault:
+                self.fault = self.fault or fault
+                self._switch_off(None)
+                warnings.warn(f"Profiling has stopped, and the loop goes on: {fault_text(self.fault)}", stacklevel=4)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Switch everything off; what was recorded until now is kept."""
-        self._end(error)
+        """Switch everything off; what was recorded until now is kept. A forked child does nothing."""
+        if not self.is_in_child:
+            with held(error):
+                self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
         had_fault = self.fault is not None
@@ -295,6 +361,7 @@ class ProfileSession:
         is_next_recorded = profiler.schedule(profiler.step_num) in _RECORDING
         self.module_names.update(compiled_wrapper_names(self.module_names))
         self._tracer(profiler)
+        torch_private.let_go_of_recording(profiler)
         self._observe_everything(is_walk=is_next_recorded and self._profiler is not None)
         if self._tracer.num_cycles == self.schedule.num_repeats:
             self.history.dump()
@@ -306,10 +373,11 @@ class ProfileSession:
         """Look at model and optimizer; in a walk, which is at the beginning of a cycle, at all that Python holds."""
         if self._objects is None:
             return
-        held = live_tensors() if is_walk else None
-        self._walks_were_cut |= held is not None and not held.is_complete
-        rest = held.tensors if held is not None else ()
-        self._observer.observe(itertools.chain(self._objects.tensors(), rest), is_walk=is_walk)
+        with paused_gc():
+            held = live_tensors() if is_walk else None
+            self._walks_were_cut |= held is not None and not held.is_complete
+            rest = held.tensors if held is not None else ()
+            self._observer.observe(itertools.chain(self._objects.tensors(), rest), is_walk=is_walk)
 
     @property
     def _is_recording(self) -> bool:
@@ -341,16 +409,18 @@ class ProfileSession:
 
     def _wanting_gradients(self) -> list[tuple[str, Tensor]]:
         """The models' parameters that want a gradient; asked anew, since a loop may replace its parameters."""
-        if self._objects is None:
-            return []
-        return [(name, one) for name, one in self._objects.parameters() if one.requires_grad]
+        return self._objects.trained() if self._objects is not None else []
 
-    def _observe_gradients(self, parameters: Iterable[tuple[str, Tensor]]) -> dict[str, bool]:
+    def _observe_gradients(self, parameters: Collection[tuple[str, Tensor]]) -> dict[str, bool]:
         """Note where gradients lie; whether each parameter has one, by name."""
-        gradients = [(name, parameter.grad) for name, parameter in parameters]
+        names, tensors = [name for name, _ in parameters], [parameter for _, parameter in parameters]
+        gradients = torch_private.gradients_of(tensors)
         if self._is_recording:
-            self._observer.observe((Role.GRADIENT, name, grad) for name, grad in gradients if grad is not None)
-        return {name: grad is not None for name, grad in gradients}
+            pairs = zip(names, gradients, strict=True)
+            self._observer.observe(
+                [(Role.GRADIENT, name, gradient) for name, gradient in pairs if gradient is not None]
+            )
+        return dict(zip(names, [gradient is not None for gradient in gradients], strict=True))
 
     def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         with self._never_the_loops_fault():
@@ -390,10 +460,9 @@ class ProfileSession:
                 f"Tensors without an address of their own are known only by what operators did: {', '.join(kinds)}."
             )
         if self._observer.sees_transforms:
-            sentences.append(
-                "torch.profiler keeps what grad and vmap of torch.func wrap alive until a cycle has ended: the peak is "
-                "larger by that than without a profiler."
-            )
+            sentences.append(_KEEPS_WRAPPED if self._keeps_wrapped else _RECORDS_NO_SHAPES)
+        if self._is_on_meta:
+            sentences.append(_ON_META)
         if (lacking := self._lacking()) is not None:
             sentences.append(lacking)
         if self._findings is not None and (others := self._findings.other_devices):
@@ -424,7 +493,7 @@ class ProfileSession:
         if self._joined != (alone, history):
             self._joined = alone, history
             self.device = torch.device(alone.device)
-            self._findings = history.joined(alone, self.known)
+            self._findings = history.joined(without_wrapped(alone) if self._keeps_wrapped else alone, self.known)
         assert self._findings is not None
         return self._findings
 
@@ -474,12 +543,16 @@ def _has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 def device_of(objects: TrainingObjects) -> torch.device:
-    """The accelerator that holds most of the models' parameters and buffers; the CPU where none holds any."""
+    """The accelerator that holds most of the models' parameters and buffers, and of what else optimizers update.
+
+    The CPU where none holds any.
+    """
     held: Counter[torch.device] = Counter()
-    for model in objects.models.values():
-        for tensor in itertools.chain(model.parameters(), model.buffers()):
-            if devices.is_accelerator(tensor.device):
-                held[tensor.device] += tensor.numel() * tensor.element_size()
+    trained = (tensor for optimizer in objects.optimizers for _, tensor in objects.parameters_of(optimizer))
+    named = (tensor for model in objects.models.values() for tensor in (*model.parameters(), *model.buffers()))
+    for tensor in {id(tensor): tensor for tensor in (*named, *trained)}.values():
+        if devices.is_accelerator(tensor.device):
+            held[tensor.device] += tensor.numel() * tensor.element_size()
     return max(held, key=held.__getitem__, default=torch.device("cpu"))
 
 

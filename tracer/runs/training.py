@@ -25,6 +25,7 @@ from tracer.exporters.files import check_folder
 from tracer.exporters.screen.profile import NUM_ROWS
 from tracer.nested import leaves
 from tracer.runs.outputs import Written, left_from_earlier, left_sentence, write_outputs, written_lines
+from tracer.runs.own_folder import OwnFolder
 from tracer.runs.rank_store import RankStore
 from tracer.runs.ranks import Rank, announce, begin, finish, peak_of, this_rank
 from tracer.runs.results import Failure, RunResults, run_results
@@ -53,7 +54,8 @@ class TrainingProfile(ProfileSession):
     Attributes:
         results: Everything that was found; after the block.
         written: What became of each file; after the block.
-        folder: Where the files are: `save_dir`, or the rank's own folder below it.
+        folder: Where the files are: `save_dir`, or the rank's own folder below it; in that, a folder of its own where
+            another session that is still running, as a parent process may have, writes there.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class TrainingProfile(ProfileSession):
         self.save_dir = Path(save_dir)
         self.rank: Rank | None = this_rank()
         self.folder = self.rank.folder(self.save_dir) if self.rank is not None else self.save_dir
+        self._own_folder = OwnFolder(self.folder)
         self.results: RunResults | None = None
         self.written: tuple[Written, ...] = ()
         self._termination = Termination()
@@ -105,6 +108,10 @@ class TrainingProfile(ProfileSession):
         self._store: RankStore | None = None
         self._keep_recording = keep_recording
         self._leave_out, self._settings = leave_out, dict(settings or {})
+        assert self._objects is not None
+        # The program may have let go of its models when the files are written.
+        self._parameters = _describe(self._objects)
+        self._project_root = project_root(next(iter(self._objects.models.values())))
         check_folder(self.save_dir)
 
     @property
@@ -114,10 +121,18 @@ class TrainingProfile(ProfileSession):
 
     def __enter__(self) -> Self:
         """Switch on."""
+        self.folder = self._own_folder.take()
+        if self._own_folder.is_another:  # it is another's, whose rank this is then as well
+            self.rank = None
         if self.rank is not None:
             begin(self.rank, self.save_dir)
-            self._termination.watch()
-        return super().__enter__()
+        self._termination.watch()
+        try:
+            return super().__enter__()
+        except BaseException:
+            self._termination.forget()
+            self._own_folder.let_go()
+            raise
 
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
         return CallHooks(
@@ -134,23 +149,19 @@ class TrainingProfile(ProfileSession):
         if self.rank is None or self._is_announced or self._profiler is None:
             return
         if self._tracer.num_cycles == self.schedule.num_repeats:
-            with self._never_the_loops_fault():
+            with self._never_the_loops_fault():  # which lets signals wait
                 self._announce(self.rank)
 
     def _announce(self, rank: Rank) -> None:
         """All is recorded: write it now. A peer's death may end this process where Python never gets to say a word."""
         self._is_announced = True
         assert self._objects is not None
-        self._termination.hold()
-        try:
-            self.results = self._results(None, self._objects)
-            self._write(self.results)
-            # A folder that has become unwritable is told when the block ends: no step of the training raises it.
-            with suppress(OutputError):
-                self._store = RankStore.of_process_group(rank.run)
-                announce(rank, self.results, self.save_dir, self._store)
-        finally:
-            self._termination.resume()
+        self.results = self._results(None, self._objects)
+        self._write(self.results)
+        # A folder that has become unwritable is told when the block ends: no step of the training raises it.
+        with suppress(OutputError):
+            self._store = RankStore.of_process_group(rank.run)
+            announce(rank, self.results, self.save_dir, self._store)
 
     def _before_forward(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})
@@ -159,9 +170,12 @@ class TrainingProfile(ProfileSession):
 
         torch leaves the keywords out where another hook on the same call has taken this one away.
         """
-        if torch.compiler.is_compiling() or not self._is_recording:
+        if torch.compiler.is_compiling() or self._profiler is None:
             return
         with self._never_the_loops_fault():
+            self._note_transforms()
+            if not self._is_recording:
+                return
             self._note_thread()
             given = [value for _, value in leaves([args, kwargs], torch.Tensor) if not value.requires_grad]
             self._observer.observe(input_tensors(given, role=Role.ARGUMENT))
@@ -169,8 +183,13 @@ class TrainingProfile(ProfileSession):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Switch off, explain, write. An exception from the loop goes on its way, whatever becomes of the files."""
-        self._termination.hold()
+        """Switch off, explain, write. An exception from the loop goes on its way, whatever becomes of the files.
+
+        A forked child does nothing.
+        """
+        if self.is_in_child:
+            return
+        self._termination.hold(error)
         objects = self._objects
         try:
             self._end(error)
@@ -180,7 +199,12 @@ class TrainingProfile(ProfileSession):
             self.fault = self.fault or fault
             tell_of_fault(fault, error, stacklevel=3)
         finally:
+            self._own_folder.let_go()
             self._termination.close()
+
+    def _leave_to_parent(self) -> None:
+        super()._leave_to_parent()
+        self._own_folder.leave_to_parent()
 
     def _finish(self, error: BaseException | None, objects: TrainingObjects) -> None:
         self.results = self._results(error, objects)
@@ -218,8 +242,8 @@ class TrainingProfile(ProfileSession):
             findings=findings,
             failure=failure,
             notes=notes,
-            parameters=_describe(objects),
-            project_root=project_root(objects.first_model),
+            parameters=_merged(self._parameters, _describe(objects)),
+            project_root=self._project_root,
             settings=self._settings,
             keep_recording=self._keep_recording,
         )
@@ -233,6 +257,8 @@ class TrainingProfile(ProfileSession):
                 f"The loop ended after {some(self.num_steps_done, 'step')}, and the first one that is recorded is step "
                 f"{first}: {advice}."
             )
+        if self._own_folder.is_another:
+            self._complain(f"A session that is still running has {self.folder.parent}: the files are in {self.folder}.")
         if left := left_from_earlier(self.folder, self.written):
             self._complain(left_sentence(left))
         if self._screen == "full" and (self.rank is None or self.rank.index == 0):
@@ -269,6 +295,11 @@ def _describe(objects: TrainingObjects) -> tuple[Parameter, ...]:
     names = {name for name, _ in objects.parameters()}
     found = (each for prefix, model in objects.models.items() for each in describe_parameters(model, prefix=prefix))
     return tuple(each for each in found if each.name in names)
+
+
+def _merged(first: tuple[Parameter, ...], later: tuple[Parameter, ...]) -> tuple[Parameter, ...]:
+    """By name; of two the later description."""
+    return tuple(({each.name: each for each in first} | {each.name: each for each in later}).values())
 
 
 def _without_traceback(error: BaseException) -> BaseException:

@@ -3,30 +3,48 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from tracer.analysis.profiles.findings import Findings
-from tracer.analysis.profiles.waste import LEAST_SHARE, Waste, WasteKind, find_waste, put_together, users_lines
+from tracer.analysis.profiles.idle_blocks import last_peak
+from tracer.analysis.profiles.waste import (
+    GRAPH_OF,
+    LEAST_SHARE,
+    Waste,
+    WasteKind,
+    find_waste,
+    put_together,
+    users_lines,
+)
 from tracer.capture import torch_private
-from tracer.capture.objects.holders import NOT_PYTHON, find_holders
+from tracer.capture.objects.holders import Holder, find_common_holder, find_holders
 from tracer.capture.objects.live_tensors import live_tensors
 from tracer.capture.objects.plain_tensors import plain_tensors
-from tracer.capture.sources.operator_lines import source_text
 from tracer.capture.sources.source_line import SourceLine
-from tracer.capture.sources.storing_lines import in_graph, is_bare_variable, lines_that_store, names_on_the_way
+from tracer.capture.sources.storing_lines import (
+    has_keyword,
+    in_graph,
+    is_bare_variable,
+    is_updated,
+    lines_that_store,
+    names_on_the_way,
+)
 
 _NUM_SEARCHED = 6
-"""Findings, by one block each: the way to it takes a look through all of Python's objects for each of its steps."""
+"""Findings."""
+_NUM_ADDRESSES = 64
+"""Of each, the oldest first: the newest ones a loop's variable may hold as well."""
 _LEAST_BYTES = 1 << 16
 """Less is not worth that look, nor a sentence, however small the peak is."""
+_MOST_MORE = 4
+"""What a container frees beyond this is something else that the program uses."""
 _ROUNDED_BYTES = 1 << 20
 """By so much a device's block may be larger than the tensor in it."""
 _HELD = (WasteKind.WEIGHTS, WasteKind.GRAPH, WasteKind.RETAINED, WasteKind.TENSORS)
-_LINES_OF_A_CALL = 3
 _COPIES = re.compile(r"copy|clone|state_dict")
 
 
@@ -44,8 +62,10 @@ def find_held_waste(findings: Findings, *, error: BaseException | None = None) -
     wastes = find_waste(findings)
     due = [one for one in wastes if one.kind in _HELD and one.addresses and one.bytes * _NUM_SEARCHED >= least]
     search = _Search(findings, due[:_NUM_SEARCHED], error) if due else None
-    named = wastes if search is None else tuple(map(search.named, wastes))
+    named = wastes if search is None else [part for one in wastes for part in search.named(one)]
     kept = put_together(filter(_is_certain, named))
+    if search is not None:
+        kept = tuple(map(search.counted, kept))
     on_cpu = findings.device == "cpu"
     return tuple(one for one in kept if one.bytes >= least and not (on_cpu and _is_data(one)))
 
@@ -55,17 +75,16 @@ def _is_certain(one: Waste) -> bool:
 
     What stays behind a backward pass may be torch's own, as its profiler keeps what torch.func wraps.
     """
-    if one.path:
-        return True
-    return one.kind != WasteKind.TENSORS and (one.kind != WasteKind.RETAINED or _retains(one.line))
+    if one.kind == WasteKind.RETAINED:
+        return _retains(one.line)
+    return bool(one.path) or one.kind not in (WasteKind.TENSORS, WasteKind.WEIGHTS)
 
 
 def _retains(line: SourceLine | None) -> bool:
     """Whether a call of backward says that it leaves its graph."""
     if line is None:
         return False
-    lines = source_text(line.file).splitlines()[line.line - 1 : line.line + _LINES_OF_A_CALL]
-    return any("retain_graph" in text or "create_graph" in text for text in lines)
+    return has_keyword(line, ("retain_graph", "create_graph"))
 
 
 def _is_data(one: Waste) -> bool:
@@ -74,7 +93,7 @@ def _is_data(one: Waste) -> bool:
 
 
 class _Search:
-    """Who holds one block of each of some findings."""
+    """Who holds the blocks of some findings."""
 
     def __init__(self, findings: Findings, wastes: Sequence[Waste], error: BaseException | None) -> None:
         self._lines = users_lines(findings)
@@ -82,28 +101,64 @@ class _Search:
         device = torch.device(findings.device)
         there = _sizes_at(device)
         slack = 0 if device.type == "cpu" else _ROUNDED_BYTES
-        self._chosen: dict[int, int] = {}
+        self._device, self._error = device, error
+        self._at_peak = _staying_at_peak(findings)
+        self._chosen: dict[int, dict[int, int]] = {}
         for one in wastes:
             pairs = zip(one.addresses, one.sizes_bytes, strict=True)
-            found = (at for at, size in pairs if at in there and 0 <= size - there[at] <= slack)
-            if (address := next(found, None)) is not None:
-                self._chosen[id(one)] = address
-        addresses = set(self._chosen.values())
-        holders = find_holders(addresses, device=device, error=error) if addresses else ()
-        self._holders = {address: holder for holder in holders for address in holder.addresses}
+            found = [(at, size) for at, size in pairs if at in there and 0 <= size - there[at] <= slack]
+            self._chosen[id(one)] = dict(found[:_NUM_ADDRESSES])
+        addresses = {address for chosen in self._chosen.values() for address in chosen}
+        holders = find_holders(addresses, device=device, error=error)
+        self._holders = {
+            address: holder
+            for holder in holders
+            if holder.is_certain and not holder.also
+            for address in holder.addresses
+        }
+        self._of_path = {(in_graph(holder.path)[0], holder.variable): holder for holder in self._holders.values()}
 
-    def named(self, one: Waste) -> Waste:
-        """The same with the way to it; what is held otherwise than it seemed is another kind."""
-        holder = self._holders.get(self._chosen.get(id(one), 0))
-        if holder is None or holder.path.startswith(NOT_PYTHON):
-            return one
+    def named(self, one: Waste) -> Iterator[Waste]:
+        """The same with the way to it, in as many parts as there are holders; it may be another kind than it seemed."""
+        chosen = self._chosen.get(id(one), {})
         if one.kind == WasteKind.WEIGHTS:
-            return self._copy(one, holder.path, holder.variable)
+            copy = self._copy(one, chosen)
+            if copy is not None:
+                yield copy
+                return
+        held: dict[Holder, list[int]] = {}
+        for address in chosen:
+            if (holder := self._holders.get(address)) is not None:
+                held.setdefault(holder, []).append(address)
+        if not held:
+            yield one
+            return
+        if one.kind != WasteKind.WEIGHTS:  # made at one line, and held in one way but for what comes and goes
+            yield self._held(one, max(held, key=lambda holder: len(held[holder])))
+            return
+        for holder, addresses in held.items():
+            sizes = tuple(chosen[address] for address in addresses)
+            yield self._held(
+                replace(
+                    one,
+                    kind=WasteKind.TENSORS,
+                    bytes=sum(sizes),
+                    count=len(sizes),
+                    addresses=tuple(addresses),
+                    sizes_bytes=sizes,
+                ),
+                holder,
+            )
+
+    def _held(self, one: Waste, holder: Holder) -> Waste:
         path, has_graph = in_graph(holder.path)
-        if not has_graph and is_bare_variable(path):
+        is_variable = is_bare_variable(path.partition(GRAPH_OF)[0])
+        if not has_graph and is_variable:
             return replace(one, kind=WasteKind.TENSORS)  # of which this is no reason to be told
         kind = one.kind
-        if has_graph and kind == WasteKind.TENSORS:
+        if kind == WasteKind.RETAINED and not _retains(one.line) and not is_variable:
+            kind = WasteKind.GRAPH  # something else than that call keeps it
+        if has_graph and kind in (WasteKind.TENSORS, WasteKind.WEIGHTS):
             kind = WasteKind.GRAPH
         elif not has_graph:
             kind = WasteKind.TENSORS
@@ -111,20 +166,44 @@ class _Search:
         held_at = self._stored_at(names[-1]) if names else None
         return replace(one, kind=kind, path=path, variable=holder.variable, held_at=held_at)
 
-    def _copy(self, one: Waste, path: str, variable: str) -> Waste:
-        """One tensor was looked for: what holds all of the copy is what something was copied to."""
-        for name in names_on_the_way(path):
+    def _copy(self, one: Waste, addresses: Collection[int]) -> Waste | None:
+        """A copy is what one variable holds all of, some line copies, and none changes as it does a moving average."""
+        holder = find_common_holder(addresses, device=self._device, error=self._error)
+        names = names_on_the_way(holder.path) if holder is not None and GRAPH_OF not in holder.path else []
+        if holder is None or any(is_updated(name, file) for name in names for file in self._files):
+            return None
+        for name in names:
             found = [line for file in self._files for line in lines_that_store(name, file, _COPIES)]
             if found:
-                way = path[: path.index(name) + len(name)]
-                return replace(one, path=way, variable=variable, held_at=found[-1])
-        return replace(one, path=path, variable=variable)
+                way = holder.path[: holder.path.index(name) + len(name)]
+                return replace(one, path=way, variable=holder.variable, held_at=found[-1])
+        return None
+
+    def counted(self, one: Waste) -> Waste:
+        """With all that letting go frees, whatever line has made it, where most of that is known to be used no more."""
+        holder = self._of_path.get((one.path, one.variable))
+        if holder is None or self._at_peak is None:
+            return one
+        freed = [size for address, size in holder.frees if self._at_peak.get(address, -1) >= size]
+        if not one.bytes <= sum(freed) <= _MOST_MORE * one.bytes:
+            return one
+        return replace(one, bytes=sum(freed), count=len(freed))
 
     def _stored_at(self, name: str) -> SourceLine | None:
         """The line that stores something under a name: the last that was seen at work, or else the only one."""
         found = [line for file in self._files for line in lines_that_store(name, file)]
         seen = [line for line in found if line in self._lines]
         return next(reversed(seen), found[0] if len(found) == 1 else None)
+
+
+def _staying_at_peak(findings: Findings) -> dict[int, int] | None:
+    """Bytes by address of what was alive at the peak and still is, where that is in the last cycle."""
+    if findings.worst is not findings.cycles[-1]:
+        return None
+    lifetimes = findings.worst.lifetimes
+    rows = lifetimes.alive_at(last_peak(findings.worst))
+    rows = rows[lifetimes.freed_at[rows] >= len(lifetimes.events)]
+    return dict(zip(lifetimes.address[rows].tolist(), lifetimes.size_bytes[rows].tolist(), strict=True))
 
 
 def _sizes_at(device: torch.device) -> dict[int, int]:

@@ -28,6 +28,7 @@ from tracer.capture import torch_private
 from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.device.memory_counters import StepReader, read_counters
+from tracer.capture.forked_child import in_forked_child
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.reached_tensors import Alike, unnamed_tensors
@@ -39,11 +40,12 @@ from tracer.exporters.memory_snapshot import write_memory_snapshot
 from tracer.exporters.screen.terminal import say
 from tracer.exporters.screen.watch import short_watch_lines, write_watch_text
 from tracer.nested import leaves
+from tracer.runs.own_folder import OwnFolder
 from tracer.runs.rank_store import RankStore
 from tracer.runs.ranks import Rank, RankPeak, begin, finish, leave, this_rank
 from tracer.runs.results import is_out_of_memory
 from tracer.runs.session import device_of, fault_text, tell_of_fault
-from tracer.runs.termination import Terminated, Termination
+from tracer.runs.termination import Terminated, Termination, held
 from tracer.runs.watch_report import Moment, limit_of, watch_report
 from tracer.runs.watched_rank import peak_of_watched
 
@@ -78,7 +80,8 @@ class TrainingWatch:
         num_steps_done: Steps that have ended.
         fault: What went wrong in the watch itself, or None.
         report: What was written last; None so far.
-        folder: Where the files are: `save_dir`, or the rank's own folder below it.
+        folder: Where the files are: `save_dir`, or the rank's own folder below it; in that, a folder of its own where
+            another session that is still running writes there.
     """
 
     def __init__(
@@ -114,6 +117,7 @@ class TrainingWatch:
         self.save_dir = Path(save_dir)
         self.rank: Rank | None = this_rank()
         self.folder = self.rank.folder(self.save_dir) if self.rank is not None else self.save_dir
+        self._own_folder = OwnFolder(self.folder)
         self._store: RankStore | None = None
         self.num_steps_done = 0
         self.fault: Exception | None = None
@@ -134,10 +138,12 @@ class TrainingWatch:
         )
         self._batch: list[tuple[str, weakref.ref[Tensor]]] = []
         self._events: list[Event] = []
+        self._found_before: list[WatchReport] = []
         self._earlier: Mapping[str, Alike] | None = None
         self._termination = Termination()
         self._on_signal, self._signal_is_ours = on_signal, False
-        self._is_on = self._is_writing = self._growth_is_told = False
+        self._is_on = self._is_writing = self._growth_is_told = self._is_in_child = False
+        self._forget_forks: Callable[[], object] = lambda: None
         self._next_look = _FIRST_LOOK
         self._ran_out_at = -1
         check_folder(self.save_dir)
@@ -146,9 +152,13 @@ class TrainingWatch:
     def __enter__(self) -> Self:
         """Switch on."""
         try:
+            self.folder = self._own_folder.take()
+            if self._own_folder.is_another:  # it is another's, whose rank this is then as well
+                self.rank = None
             if self.rank is not None:
                 begin(self.rank, self.save_dir)
             self._termination.watch()
+            self._forget_forks = in_forked_child(self._leave_to_parent)
             self._history.start()
             self._hooks.start()
             _watch_out_of_memory(self.device, self)
@@ -156,6 +166,8 @@ class TrainingWatch:
             self._listen()
         except BaseException:
             self._switch_off()
+            self._own_folder.let_go()
+            self._termination.forget()
             raise
         return self
 
@@ -171,8 +183,10 @@ class TrainingWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Switch off, and explain what has ended the run; an exception goes on its way."""
-        self._termination.hold()
+        """Switch off, and explain what has ended the run; an exception goes on its way. A forked child does nothing."""
+        if self._is_in_child:
+            return
+        self._termination.hold(error)
         had_fault = self.fault is not None
         try:
             if self._is_on:
@@ -184,6 +198,7 @@ class TrainingWatch:
                 tell_of_fault(self.fault, error, stacklevel=3)
         finally:
             self._objects = None
+            self._own_folder.let_go()
             self._termination.close()
 
     def _last_words(self, error: BaseException | None) -> None:
@@ -202,8 +217,16 @@ class TrainingWatch:
         is_told = what == _OUT_OF_MEMORY and self._ran_out_at == self.num_steps_done
         self._write(what, error, keep_snapshot=is_told)
 
+    def _leave_to_parent(self) -> None:
+        """In a forked child: the watch is its parent's."""
+        self._is_in_child = True
+        self._switch_off()
+        self._own_folder.leave_to_parent()
+        self._objects = None
+
     def _switch_off(self) -> None:
         self._is_on = False
+        self._forget_forks()
         _watched.discard(self)
         if self._signal_is_ours and self._on_signal is not None:
             signal.signal(self._on_signal, signal.SIG_DFL)
@@ -222,12 +245,13 @@ class TrainingWatch:
         """The same, within the loop: a fault ends the watch and not the training, with one warning."""
         if not self._is_on:
             return
-        try:
-            work()
-        except Exception as fault:
-            self.fault = self.fault or fault
-            self._ours(self._switch_off)
-            warnings.warn(f"The watch has stopped, and the loop goes on: {fault_text(fault)}", stacklevel=5)
+        with held():
+            try:
+                work()
+            except Exception as fault:
+                self.fault = self.fault or fault
+                self._ours(self._switch_off)
+                warnings.warn(f"The watch has stopped, and the loop goes on: {fault_text(fault)}", stacklevel=5)
 
     # ------------------------------------------------------------------------------------------------------ the steps
     @property
@@ -333,6 +357,8 @@ class TrainingWatch:
                 self._history.dump()
             snapshot = self._history.snapshot if with_history else None
             self.report = watch_report(self._moment(error, snapshot))
+            if self.report.has_findings:
+                self._found_before.append(self.report.findings_alone())
             self._tell(self.report, error)
             write_watch_text(self.report, self.folder / WATCH_TEXT)
             write_watch_json(self.report, self.folder / WATCH_JSON)
@@ -380,8 +406,10 @@ class TrainingWatch:
             snapshot=snapshot,
             tensors=self._tensors,
             earlier=self._earlier,
+            earlier_step=_BASELINE_STEP,
             notes=tuple(self._missing(snapshot is not None)),
             settings=self._settings,
+            found_before=tuple(self._found_before),
         )
 
     def _step_ends(self) -> StepEnds | None:

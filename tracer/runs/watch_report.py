@@ -54,8 +54,10 @@ class Moment:
         snapshot: Of the allocator, with its history; None where there is none.
         tensors: Role, name and tensor of what is known of models, optimizers and batches.
         earlier: What was reached and in no module at the beginning, where there is no history.
+        earlier_step: The step at whose end that was.
         notes: Sentences on what is missing.
         settings: What to remember of the run.
+        found_before: What earlier reports of the run found.
     """
 
     device: torch.device
@@ -67,8 +69,10 @@ class Moment:
     snapshot: Mapping[str, Any] | None
     tensors: Callable[[], Iterable[tuple[Role, str, Tensor]]]
     earlier: Mapping[str, Alike] | None = None
+    earlier_step: int = 0
     notes: tuple[str, ...] = ()
     settings: Mapping[str, object] = field(default_factory=dict)
+    found_before: tuple[WatchReport, ...] = ()
 
 
 def watch_report(moment: Moment) -> WatchReport:
@@ -120,6 +124,7 @@ class _Explanation:
             history_steps=history.num_steps if history is not None else None,
             notes=tuple(self._notes),
             settings=moment.settings,
+            found_before=moment.found_before,
         )
 
     def _or_note(self, answer: Callable[[], _Answer]) -> _Answer | None:
@@ -208,7 +213,8 @@ class _Explanation:
         earlier, growth = self._moment.earlier, self._steps.growth
         if earlier is None or growth is None:
             return ()
-        now, num_steps = unnamed_tensors(self._device), max(1, self._steps.num_steps)
+        now = unnamed_tensors(self._device)
+        num_steps = max(1, self._steps.num_steps - self._moment.earlier_step)
         grown = sorted(
             ((alike.bytes - (earlier[look].bytes if look in earlier else 0), look) for look, alike in now.items()),
             reverse=True,

@@ -85,6 +85,8 @@ def run_profile(
             finally:
                 termination.hold()
     except (Exception, KeyboardInterrupt, SystemExit) as error:
+        if session.is_in_child:
+            raise
         failure = Failure.of(error, session)
     if session.fault is not None and failure is None:
         notes.append(f"Profiling has stopped: {fault_text(session.fault)}")

@@ -100,10 +100,6 @@ class Replay:
         """The entry after which the most requested bytes were in use, the first of equals; -1 for the start."""
         return int(np.argmax(self.requested_bytes)) - 1
 
-    def allocated_after(self, entry: int) -> int:
-        """Rounded bytes in use right after an entry."""
-        return int(self.lives.allocated_bytes[self.lives.alive_after(entry)].sum())
-
 
 def replay(state: DeviceState, settings: Mapping[str, Any]) -> Replay:
     """Replay one device's recording.

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from models.fno_memory import saved_bytes_closed_form
+from tests.models.fno_memory import saved_bytes_closed_form
 from tests.report_workloads import REPORT_WORKLOADS, build, record_named
 from tests.training_steps import WORKLOADS, Workload, mlp, mlp_batch, record
 from tracer.analysis.operators.invocations import OpInstances, op_instances

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from models.fno_memory import saved_bytes_closed_form
 from models.fno_workload import build_fno_workload
 from tests.exporters.recording_file.samples import kept_on_cpu
+from tests.models.fno_memory import saved_bytes_closed_form
 from tests.training_steps import WORKLOADS, build_workload
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.attribution import Phase, attribute

@@ -41,11 +41,14 @@ PLAIN: dict[str, Any] = {
     "is_source": False,
     "is_target": False,
     "is_over": False,
+    "knows_uses": True,
     "used_by_backward": False,
     "used_by_later_backward": False,
     "outlived_backward": False,
     "went_back": False,
     "is_without_grad": False,
+    "is_of_collective": False,
+    "is_given_to_collective": False,
     "is_compiled_buffer": False,
     "is_saved_by_compiled": False,
     "is_recomputed_by_compiled": False,
@@ -87,6 +90,22 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             # numpy made it in the step, and the model is called with it.
             ({"role": Role.ARGUMENT, **BEFORE, "is_made_unseen": True}, Kind.INPUT),
             ({"role": Role.ARGUMENT, "used_by_backward": True}, Kind.INPUT),
+            # What FSDP reduced gradients to is the gradient of its shard; a view of DDP's bucket is one too.
+            ({"role": Role.GRADIENT, **BACKWARD, "is_of_collective": True}, Kind.GRADIENT),
+        ],
+    ),
+    (
+        Evidence.OF_COLLECTIVE,
+        [
+            ({**FORWARD, "is_of_collective": True, "freed": Phase.BACKWARD}, Kind.COMMUNICATION),
+            # A module lists what FSDP has gathered as its parameters.
+            (
+                {"is_of_collective": True, "is_listed": True, "category": Category.PARAMETER},
+                Kind.COMMUNICATION,
+            ),
+            ({**BACKWARD, "is_of_collective": True}, Kind.COMMUNICATION),
+            # A graph from before the recording keeps what was gathered for it.
+            ({**FORWARD, "is_of_collective": True, "role": Role.SAVED}, Kind.COMMUNICATION),
         ],
     ),
     (
@@ -108,8 +127,19 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
         [
             ({**BEFORE, "category": Category.PARAMETER, "names_no_parameter": True}, Kind.PARAMETER),
             ({**BEFORE, **INPUT, "is_target": True}, Kind.INPUT),
+            ({**BEFORE, **INPUT, "is_target": True, "is_given_to_collective": True}, Kind.INPUT),
             # numpy's, as a target.
             ({**BEFORE, **INPUT, "is_target": True, "is_made_unseen": True, "used_by_backward": True}, Kind.INPUT),
+        ],
+    ),
+    (
+        Evidence.GIVEN_TO_COLLECTIVE,
+        [
+            ({**BEFORE, "is_given_to_collective": True}, Kind.COMMUNICATION),
+            (
+                {**BEFORE, "is_given_to_collective": True, "is_made_unseen": True, "used_by_backward": True},
+                Kind.COMMUNICATION,
+            ),
         ],
     ),
     (
@@ -176,7 +206,14 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             ({**BEFORE, "category": Category.PARAMETER, "is_listed": True, "is_reached": True}, Kind.PARAMETER),
         ],
     ),
-    (Evidence.REACHED, [({**BEFORE, **INPUT, "is_reached": True}, Kind.HELD)]),
+    (
+        Evidence.REACHED,
+        [
+            ({**BEFORE, **INPUT, "is_reached": True}, Kind.HELD),
+            # A metric that the program has reduced over all ranks.
+            ({**BEFORE, "is_reached": True, "is_given_to_collective": True}, Kind.HELD),
+        ],
+    ),
     (
         Evidence.SEEN_BEFORE,
         [
@@ -283,15 +320,32 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
         Evidence.WITHIN_FORWARD,
         [
             ({**TRAINED, "freed": Phase.FORWARD}, Kind.TEMPORARY),
+            ({**TRAINED, "freed": Phase.FORWARD, "knows_uses": False, "outlived_step": False}, Kind.TEMPORARY),
             # A spectrum: torch says parameter, and it is made and freed in a step.
             ({**TRAINED, "freed": Phase.FORWARD, "category": Category.PARAMETER}, Kind.TEMPORARY),
             ({**TRAINED, "freed": Phase.OTHER, "category": Category.ACTIVATION}, Kind.TEMPORARY),
         ],
     ),
     (
+        Evidence.FREED_BEHIND_BACKWARD,
+        [
+            (
+                {
+                    **TRAINED,
+                    "knows_uses": False,
+                    "freed": Phase.OTHER,
+                    "outlived_backward": True,
+                    "outlived_step": False,
+                },
+                Kind.ACTIVATION,
+            ),
+        ],
+    ),
+    (
         Evidence.HELD_AFTER_BACKWARD,
         [
             ({**TRAINED, "outlived_backward": True}, Kind.HELD),
+            ({**TRAINED, "outlived_backward": True, "knows_uses": False}, Kind.HELD),
             # A clone that a hook keeps.
             ({**TRAINED, "outlived_backward": True, "category": Category.ACTIVATION}, Kind.HELD),
             ({**TRAINED, "outlived_backward": True, "freed": Phase.FORWARD}, Kind.HELD),
@@ -305,6 +359,15 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
     (
         Evidence.NO_BACKWARD_YET,
         [(FORWARD, Kind.ACTIVATION), ({**FORWARD, "freed": Phase.OTHER, "outlived_step": False}, Kind.ACTIVATION)],
+    ),
+    (
+        Evidence.AROUND_BACKWARD,
+        [
+            (
+                {"knows_uses": False, "freed": Phase.OTHER, "outlived_backward": True, "outlived_step": False},
+                Kind.INPUT,
+            ),
+        ],
     ),
     (Evidence.WITHIN_LOOP, [({"freed": Phase.OTHER, "outlived_step": False}, Kind.TEMPORARY)]),
     (

@@ -70,5 +70,5 @@ def test_at_every_entry_the_ranges_sum_to_what_is_reserved(path: Path) -> None:
         assert (np.cumsum(level)[: len(reserved)] == reserved).all()
         # No two of them overlap at any moment.
         for moment in (-1, len(state.trace) // 2, len(state.trace) - 1):
-            there = found.there_after(moment)
+            there = np.flatnonzero((found.begin <= moment) & (found.end > moment))
             assert (found.address[there][1:] >= (found.address + found.size_bytes)[there][:-1]).all()

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from tests.analysis.snapshots.autograd_recorder import AutogradRecorder, record
 from tests.snapshot.dumps import Row, write
+from tests.snapshot.explained import explain_snapshot
 from tests.training_steps import WORKLOADS, build_workload
-from tracer.analysis.snapshots.findings import explain_snapshot, replay_snapshot
+from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.frames import is_python, is_users
 from tracer.snapshot.columns import Frame
 from tracer.snapshot.load import load_snapshot

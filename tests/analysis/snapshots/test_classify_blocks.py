@@ -81,6 +81,18 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
             {**BACKWARD, "meets_step": True},
             {**BACKWARD, **GONE, "meets_step": True, "data_was_set": True},
             {**BACKWARD, **STEP, "meets_step": True, "outlives_step": True, "is_replacing": True},
+            # What FSDP reduced gradients to becomes the gradient of its shard.
+            {**BACKWARD, "in_collective": True, "meets_step": True},
+        ],
+    ),
+    (
+        Evidence.COLLECTIVE_STACK,
+        Kind.COMMUNICATION,
+        [
+            {**MODULE, "in_collective": True},
+            {**BACKWARD, **RELEASED, "in_collective": True},
+            # An optimizer that steps inside backward.
+            {**STEP, "in_collective": True, "outlives_step": True, "is_replacing": True},
         ],
     ),
     (Evidence.REPLACES_PARAMETER, Kind.PARAMETER, [{**STEP, "outlives_step": True, "is_replacing": True}]),

@@ -13,13 +13,13 @@ from rich.console import Console
 
 from tests.allocator.recorded import Program
 from tests.snapshot.dumps import REAL_DATA, REAL_FILES, Row, block, entry, frame, freed, segment, snapshot, write
+from tests.snapshot.explained import explain_snapshot
 from tracer.analysis.snapshots.classify_blocks import KINDS
 from tracer.analysis.snapshots.diff import DeviceDiff, diff_snapshots
 from tracer.analysis.snapshots.findings import (
     DeviceFinding,
     SnapshotFinding,
     explain_replayed,
-    explain_snapshot,
     replay_snapshot,
 )
 from tracer.errors import SnapshotError

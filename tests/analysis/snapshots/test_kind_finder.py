@@ -32,7 +32,7 @@ from tests.analysis.snapshots.test_findings import (
     load,
 )
 from tests.snapshot.dumps import Row, block, entry, frame, freed, segment
-from tracer.analysis.snapshots.findings import explain_snapshot
+from tests.snapshot.explained import explain_snapshot
 
 
 class TestKinds:

@@ -20,8 +20,9 @@ from tests.analysis.snapshots.test_findings import (
     printed,
 )
 from tests.snapshot.dumps import Row, block, entry, freed, segment, snapshot
+from tests.snapshot.explained import explain_snapshot
 from tracer.allocator.reserving import OutOfMemoryError
-from tracer.analysis.snapshots.findings import DeviceFinding, explain_snapshot
+from tracer.analysis.snapshots.findings import DeviceFinding
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.snapshot.load import snapshot_in_memory
 

@@ -40,6 +40,12 @@ def cpp(name: str) -> Frame:
         (Frame("_apply", f"{TORCH}/nn/modules/module.py", 5), Fact.MODULE_SETUP),
         (Frame("_call_impl", f"{TORCH}/nn/modules/module.py", 5), Fact.MODULE_FORWARD),
         (Frame("__init__", "/home/me/model.py", 5), Fact.CONSTRUCTOR),
+        (cpp("c10d::Reducer::initialize_buckets(std::vector<std::vector<unsigned long> >&&)"), Fact.COLLECTIVE),
+        (Frame("allocate", f"{TORCH}/distributed/fsdp/_fully_shard/_fsdp_collectives.py", 5), Fact.COLLECTIVE),
+        (Frame("alloc_storage", f"{TORCH}/distributed/fsdp/_fully_shard/_fsdp_param.py", 5), Fact.COLLECTIVE),
+        (Frame("_reduce_grad", f"{TORCH}/distributed/fsdp/_runtime_utils.py", 5), Fact.COLLECTIVE),
+        # Of Python's frames alone: C++ below it made the buckets.
+        (Frame("_ddp_init_helper", f"{TORCH}/nn/parallel/distributed.py", 5), Fact.COLLECTIVE),
     ],
 )
 def test_a_frame_and_its_fact(frame: Frame, fact: Fact) -> None:
@@ -56,6 +62,8 @@ def test_a_frame_and_its_fact(frame: Frame, fact: Fact) -> None:
         Frame("_call_impl", "/home/me/module.py", 5),
         Frame("backward", "/home/me/function.py", 5),
         Frame("__init__", f"{TORCH}/nn/modules/linear.py", 5),
+        Frame("pre_forward", f"{TORCH}/distributed/fsdp/_fully_shard/_fsdp_param_group.py", 5),
+        Frame("to_sharded", f"{TORCH}/distributed/fsdp/_fully_shard/_fsdp_param.py", 5),
     ],
 )
 def test_names_of_others_prove_nothing_of_the_kind(frame: Frame) -> None:

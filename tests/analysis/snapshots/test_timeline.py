@@ -23,6 +23,7 @@ from tests.analysis.snapshots.test_findings import (
     load,
 )
 from tests.snapshot.dumps import REAL_FILES, Row, block, entry, freed, segment, snapshot
+from tests.snapshot.explained import allocated_after
 from tracer.analysis.snapshots.classify_blocks import KINDS
 from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot, explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.timeline import DeviceTimeline, device_timeline
@@ -49,7 +50,7 @@ def check(replayed: ReplayedSnapshot) -> None:
         assert np.array_equal(total, one.replay.requested_bytes)
         assert all((curve.bytes >= 0).all() for curve in found.curves)
         entries = {-1, one.replay.peak_entry, len(one.state.trace) - 1}
-        assert all(found.allocated_bytes[at + 1] == one.replay.allocated_after(at) for at in entries)
+        assert all(found.allocated_bytes[at + 1] == allocated_after(one.replay, at) for at in entries)
         assert (np.diff(found.times) >= 0).all()
         rows = np.arange(len(one.replay.lives))
         plain = [kind for kind, _ in one.kinds.kinds_and_evidence(rows)]

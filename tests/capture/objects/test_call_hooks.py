@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import weakref
+from collections import OrderedDict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,9 +43,9 @@ def net() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def num_hooks(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, int, int]:
     """On the model's calls, and before and after steps: of the optimizer alone and of all optimizers."""
-    before = *optimizer._optimizer_step_pre_hooks, *_global_optimizer_pre_hooks
-    after = *optimizer._optimizer_step_post_hooks, *_global_optimizer_post_hooks
-    return len(model._forward_pre_hooks), len(before), len(after)
+    before = *optimizer._optimizer_step_pre_hooks.values(), *_global_optimizer_pre_hooks
+    after = *optimizer._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks
+    return len(list(model._forward_pre_hooks.items())), len(before), len(after)
 
 
 @pytest.fixture
@@ -143,14 +144,24 @@ def test_a_compilation_inside_a_step_does_not_take_hooks_from_under_the_optimize
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")
-def test_what_takes_no_hook_is_left_alone_and_said() -> None:
+def test_a_scripted_model_is_seen_as_well() -> None:
     scripted = torch.jit.script(nn.Linear(3, 2))
-    hooks, _ = hooks_on(scripted)
+    hooks, log = hooks_on(scripted)
     hooks.start()
-    hooks.renew()
+    scripted(torch.randn(1, 3))
+    assert (log, hooks.refused) == (["call"], ())
+    hooks.stop()
+    assert type(vars(scripted)["_forward_pre_hooks"]) is OrderedDict
+
+
+def test_what_takes_no_hook_is_left_alone_and_said() -> None:
+    class Foreign:
+        step = None
+
+    hooks = CallHooks(optimizers=[Foreign()], before_step=lambda *_: None)  # type: ignore[list-item]
+    hooks.start()
     (sentence,) = hooks.refused
-    assert sentence.startswith("The inputs of RecursiveScriptModule are not observed: ")
-    assert "not supported on ScriptModules" in sentence
+    assert sentence.startswith("The gradients of Foreign are not observed: ")
     hooks.stop()
 
 

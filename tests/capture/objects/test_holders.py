@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import gc
+import runpy
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tracer.capture.objects.holders import Holder, find_holders
+from tracer.capture.objects.holders import Holder, find_common_holder, find_holders
 
 KEPT_BY_THE_MODULE: dict[str, list[Tensor]] = {"losses": []}
 HERE = "test_holders.py"
@@ -243,6 +245,87 @@ def test_optimizers_and_gradients_have_paths_too() -> None:
     assert only([address]).path == "optimizer.state[<Parameter>]['momentum_buffer']"
     assert model.weight.grad is not None
     assert only([place(model.weight.grad)]).path == "model.weight.grad"
+
+
+def test_what_a_list_and_a_variable_hold_is_held_by_both() -> None:
+    """The variable alone is shorter, and without it the list has the tensor still."""
+    kept, places = [], []
+    for _ in range(3):
+        x = tensor()
+        places.append(place(x))
+        kept.append(x)
+    found = {holder.addresses: holder for holder in find_holders(places)}
+    alone, both = found[tuple(sorted(places[:2]))], found[(places[2],)]
+    assert (alone.path, alone.also) == ("kept[...]", ())
+    assert {address for address, _ in alone.frees} == set(places[:2])
+    assert (both.path, both.also) == ("kept[2]", ("x",))
+    del x
+
+
+def test_a_graph_is_held_by_what_lets_go_of_it_and_not_by_a_graph_that_shares_its_leaf() -> None:
+    weight = torch.ones(50, requires_grad=True)
+    mine, other = (weight * 2).exp(), (weight * 3).exp()
+    address, loss, unrelated = place(mine), mine.sum(), other.sum()
+    unrelated.backward()
+    del mine, other
+    found = only([address])
+    assert (found.path, found.graph_of) == ("loss -> graph of the tensor", place(loss))
+    freed = {one for one, _ in found.frees}
+    assert {address, place(loss)} <= freed and not freed & {place(weight), place(unrelated)}
+
+
+def test_a_dictionary_of_many_is_one_holder_and_frees_all_of_them() -> None:
+    trainer = Trainer()
+    for step in range(4):
+        trainer.by_name[f"step {step}"] = tensor()
+    places = [place(one) for one in trainer.by_name.values()]
+    found = only(places[:1])
+    assert found.path == "trainer.by_name[...]"
+    assert {address for address, _ in found.frees} == set(places)
+
+
+def test_what_has_more_holders_than_anybody_would_read_has_no_name() -> None:
+    one = tensor()
+    many = [{"it": one} for _ in range(5)]
+    a, b, c, d, e = many
+    del many
+    found = only([place(one)])
+    assert not found.is_certain and found.path == "more than one holder"
+    del a, b, c, d, e
+
+
+def test_the_variables_of_a_script_are_its_globals_and_not_those_of_who_runs_it(tmp_path: Path) -> None:
+    """Under `runpy` a script's variables are a local variable of a function that nobody has written."""
+    gc.unfreeze()
+    script = tmp_path / "leak.py"
+    script.write_text(
+        "import torch\nfrom tracer.capture.objects.holders import find_holders\n"
+        "hist = [torch.ones(9) for _ in range(3)]\n"
+        "found = find_holders([one.untyped_storage().data_ptr() for one in hist])\n"
+    )
+    (found,) = runpy.run_path(str(script), run_name="__main__")["found"]
+    assert (found.path, found.variable) == ("hist[...]", "global variable of leak.py")
+
+
+def test_an_attribute_of_the_object_at_work_names_its_class() -> None:
+    class Worker(Trainer):
+        def work(self) -> Holder:
+            self.history += [tensor(), tensor()]
+            return only([place(one) for one in self.history])
+
+    (found,) = [Worker().work()]
+    assert found.path == "self.history[...]"
+    assert found.variable.startswith("attribute of Worker, local variable of work(), ")
+
+
+def test_what_holds_all_of_some_memory_is_the_innermost_that_does() -> None:
+    best = {"weight": tensor(), "bias": tensor()}
+    places = [place(one) for one in best.values()]
+    found = find_common_holder(places)
+    assert found is not None and found.path == "best"
+    alone = tensor()
+    assert find_common_holder([*places, place(alone)]) is None
+    assert find_common_holder([]) is None
 
 
 def test_nobody_holds_what_is_gone_and_nobody_is_asked_of_nothing() -> None:

@@ -67,6 +67,20 @@ def test_a_tensor_made_of_others_is_those() -> None:
     assert addresses(Pair(first, Pair(second, first))) == [first.data_ptr(), second.data_ptr(), first.data_ptr()]
 
 
+class OnAMesh(Pair):
+    """It names what is no tensor as well, as a DTensor names its mesh of devices."""
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["first", "mesh"], None
+
+    mesh = ("cpu", 0)
+
+
+def test_what_is_named_beside_tensors_is_passed_over() -> None:
+    first = torch.zeros(3)
+    assert addresses(OnAMesh(first, torch.ones(2))) == [first.data_ptr()]
+
+
 def test_a_jagged_tensor_is_its_values_and_offsets() -> None:
     values, offsets = torch.randn(5, 2), torch.tensor([0, 2, 5])
     jagged = torch.nested.nested_tensor_from_jagged(values, offsets)

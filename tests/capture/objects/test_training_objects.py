@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -76,18 +78,75 @@ def test_names_are_looked_up_once_for_many_optimizers(monkeypatch: pytest.Monkey
     assert len(lookups) == 1
 
 
-def test_optimizers_that_were_seen_are_known_and_not_kept_alive() -> None:
+def test_parameters_of_no_model_do_not_have_all_names_looked_up_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects, alone = TrainingObjects(nn.Linear(1, 1)), nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([alone], 0.1)
+    lookups: list[None] = []
+    found = objects.parameters
+    monkeypatch.setattr(objects, "parameters", lambda: lookups.append(None) or found())
+    for _ in range(3):
+        assert [name for name, _ in objects.parameters_of(optimizer)] == ["SGD.0"]
+        objects.forget_names()
+    assert len(lookups) == 1
+
+
+def test_what_is_trained_is_what_the_models_have_now() -> None:
+    """Replaced, frozen, in a module that is in two places, and in a script, whose modules are elsewhere."""
+    shared = nn.Linear(2, 2, bias=False)
+    model = nn.Sequential(shared, nn.Linear(2, 1), shared)
+    objects = TrainingObjects(model)
+    assert [name for name, _ in objects.trained()] == ["0.weight", "1.weight", "1.bias"]
+    model[1] = nn.Linear(2, 3, bias=False)
+    shared.weight.requires_grad_(False)
+    (pair,) = objects.trained()
+    assert pair[0] == "1.weight" and pair[1] is model[1].weight
+    scripted = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
+    assert [name for name, _ in TrainingObjects(scripted).trained()] == ["weight", "bias"]
+
+
+def test_a_parameter_that_is_no_leaf_is_not_asked_for_its_gradient() -> None:
+    """To ask makes torch warn, once in a process, and only where somebody watches."""
+    model = nn.Linear(2, 2, bias=False)
+    updated = model.weight - 0.1
+    del model.weight
+    model._parameters["weight"] = updated  # type: ignore[assignment] # as a functional update of the weights leaves it
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1)
+    optimizer.param_groups[0]["params"] = [updated]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.set_warn_always(True)
+        try:
+            assert named(TrainingObjects(model, optimizer)) == {("PARAMETER", "weight")}
+        finally:
+            torch.set_warn_always(False)
+
+
+def test_models_and_optimizers_are_known_and_not_kept_alive() -> None:
     model = nn.Linear(2, 2)
     mine, seen = (torch.optim.SGD(model.parameters(), 0.1) for _ in range(2))
     objects = TrainingObjects(model, [mine])
     for optimizer in (mine, seen, seen):
         objects.saw_stepping(optimizer)
     assert objects.optimizers == [mine, seen]
-    reference = weakref.ref(seen)
+    references = weakref.ref(seen), weakref.ref(mine), weakref.ref(model)
     del seen, optimizer
     gc.collect()
-    assert reference() is None
+    assert references[0]() is None
     assert objects.optimizers == [mine]
+    del mine, model
+    gc.collect()
+    assert [one() for one in references] == [None] * 3
+    assert (objects.optimizers, objects.models) == ([], {})
+
+
+class _WithSlots:
+    __slots__ = ("param_groups", "state", "step")
+
+
+def test_what_takes_no_weak_reference_is_known_all_the_same() -> None:
+    optimizer: Any = _WithSlots()
+    optimizer.step = print  # what makes it one
+    assert TrainingObjects(nn.Linear(2, 2), optimizer).optimizers == [optimizer]
 
 
 @pytest.mark.parametrize("models", [{}, {"student": "no module"}, Tensor])

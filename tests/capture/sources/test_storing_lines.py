@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tracer.capture.sources.storing_lines import in_graph, is_bare_variable, lines_that_store, names_on_the_way
+from tracer.capture.sources.source_line import SourceLine
+from tracer.capture.sources.storing_lines import (
+    has_keyword,
+    in_graph,
+    is_bare_variable,
+    is_updated,
+    lines_that_store,
+    names_on_the_way,
+)
 
 SOURCE = """\
 import copy
@@ -91,3 +99,36 @@ def test_a_path_ends_with_the_first_graph_and_says_no_numbers() -> None:
         True,
     )
     assert in_graph("cache['a'][0]") == ("cache['a'][...]", False)
+
+
+CHANGES = """
+average, best, shadow = copy.deepcopy(model), copy.deepcopy(model.state_dict()), Average()
+for step in range(1000):
+    loss.backward()
+    optimizer.zero_grad()
+    if step % 10 == 0:
+        for slow, fast in zip(average.parameters(), model.parameters()):
+            slow.lerp_(fast, 0.1)
+        shadow.update(model)
+        torch._foreach_lerp_(averages, weights, 0.1)
+    elif loss < least:
+        best = copy.deepcopy(model.state_dict())
+model.load_state_dict(best)
+total.backward(
+    retain_graph=True,
+)
+"""
+
+
+def test_a_moving_average_is_changed_in_place_and_a_copy_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(CHANGES)
+    assert [is_updated(name, str(file)) for name in ("average", "shadow", "averages", "best")] == [True] * 3 + [False]
+    assert not is_updated("average", str(tmp_path / "nowhere.py"))
+
+
+def test_a_call_says_to_keep_its_graph_on_any_of_its_lines_and_no_other_call_does(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(CHANGES)
+    lines = {line for line in range(1, 18) if has_keyword(SourceLine(str(file), line), ("retain_graph",))}
+    assert lines == {14, 15, 16}

@@ -48,6 +48,11 @@ def check_sums(diff: PeakDiff) -> None:
         assert sum(change.after_count for change in changes) == sum(row.count for row in diff.after.rows)
 
 
+def test_a_row_with_all_its_fields_is_read_back(tmp_path: Path) -> None:
+    row = peak_row(100, requested_bytes=97, shape=(5, 5), dtype="float32", is_compiled=True, caller_line=3, name="w")
+    assert read_peak_json(write(tmp_path / "peak.json", document(row))).rows == (row,)
+
+
 def test_by_hand() -> None:
     before = saved(
         peak_row(100, module="net.0", op="aten::mm", line=7),

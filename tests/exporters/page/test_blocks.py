@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.analysis.snapshots.test_findings import load
 from tests.exporters.page.page_samples import peak_row
 from tests.exporters.page.test_snapshot_page import page_of
+from tests.exporters.page.unpack import unpack
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import REAL_FILES
 from tests.training_steps import Recorded
@@ -20,13 +22,11 @@ from tracer.analysis.snapshots.moments import held_at
 from tracer.arrays import Ints
 from tracer.exporters.page.data import page_data
 from tracer.exporters.page.model import Page, PageBlocks, PagePeak, Series
-from tracer.exporters.page.pack import unpack
-from tracer.exporters.page.payload import PageJson
 from tracer.exporters.page.timeline_page import timeline_page
 from tracer.snapshot.load import load_snapshot
 
 
-def sums_in(data: PageJson, position: int) -> tuple[Ints, Ints]:
+def sums_in(data: dict[str, Any], position: int) -> tuple[Ints, Ints]:
     """Bytes and count of each group at a kept row, as `moments.js` adds them up."""
     found = data["blocks"]
     assert found is not None
@@ -41,7 +41,7 @@ def sums_in(data: PageJson, position: int) -> tuple[Ints, Ints]:
     return bytes_, count
 
 
-def kept_rows(data: PageJson) -> Ints:
+def kept_rows(data: dict[str, Any]) -> Ints:
     return np.asarray(unpack(data["timeline"]["stack"])[0], np.int64)
 
 

@@ -18,11 +18,11 @@ from hypothesis.extra import numpy as hnp
 
 from benchmarks.synthetic_page import synthetic_page
 from tests.exporters.page import page_samples as samples
+from tests.exporters.page.unpack import unpack
 from tracer.exporters.page.data import MAX_TIMELINE_CHARS, page_data
 from tracer.exporters.page.html import page_html, write_page
 from tracer.exporters.page.model import Curve, KindBytes, Page, PagePeak, Series
-from tracer.exporters.page.pack import pack, unpack
-from tracer.exporters.page.payload import Packed
+from tracer.exporters.page.pack import Packed, pack
 from tracer.exporters.page.words import headline
 
 PAGES: dict[str, Callable[[], Page]] = {

@@ -15,6 +15,7 @@ import numpy as np
 
 from tracer.analysis.compiled.origins import CompiledOrigins
 from tracer.analysis.profiles.closures import backward_calls, closure_calls
+from tracer.analysis.profiles.collectives import carried_modules, made_for_collectives
 from tracer.analysis.profiles.frame_ranks import Whose, whose_frames
 from tracer.analysis.profiles.time_spans import enclosing, merged
 from tracer.arrays import Bool, Bools, Int, Ints, PerAllocation, PerCall, PerFrame, PerOp
@@ -51,6 +52,7 @@ class Attribution:
         allocation_caller: [A]
         allocation_phase: [A]
         allocation_step: [A]
+        allocation_is_collectives: [A] Whether it is a buffer that FSDP or DDP made for a collective.
         frame_whose: [F] `Whose` each row of `Recording.frames` is.
         origins: What compiled regions allocated; None where nothing compiled ran.
         step_names: Names of the steps, `ProfilerStep#2` and so on.
@@ -70,6 +72,7 @@ class Attribution:
     allocation_caller: PerAllocation[Int]
     allocation_phase: PerAllocation[Int]
     allocation_step: PerAllocation[Int]
+    allocation_is_collectives: PerAllocation[Bool]
     frame_whose: PerFrame[Int]
     step_names: tuple[str, ...] = field(default=())
     origins: CompiledOrigins | None = None
@@ -129,6 +132,9 @@ class _Attributor:
         allocation_phase[has_op] = np.where(
             steps_inside[allocations.op[has_op]], Phase.OPTIMIZER, allocation_phase[has_op]
         )
+        is_collectives = made_for_collectives(recording)
+        for row, name in carried_modules(recording, is_collectives, self.module_names).items():
+            allocation_module[row] = self.module_paths.setdefault(name or self._root(), len(self.module_paths))
         return Attribution(
             modules=tuple(self.module_paths),
             op_module=op_module,
@@ -144,6 +150,7 @@ class _Attributor:
             allocation_caller=self.lines.caller(allocation_line),
             allocation_phase=allocation_phase,
             allocation_step=self._steps(allocations.time_ns)[0],
+            allocation_is_collectives=is_collectives,
             frame_whose=self.whose,
             step_names=step_names,
         )
@@ -194,7 +201,7 @@ class _Attributor:
         known = self.module_names.get(pointer)
         if known is not None:
             # The model itself has no name but its class's; torch numbers the modules of a class.
-            return known or name.rpartition("_")[0] or name
+            return known or _class_of(name)
         # What torch.compile puts around and into a model are modules too, and no part of it.
         if parent >= 0 and name.startswith(COMPILERS_MODULES):
             return paths[parent]
@@ -202,6 +209,12 @@ class _Attributor:
         if parent < 0 and pointer in self.first_path:
             return self.first_path[pointer]
         return self.first_path.setdefault(pointer, f"{paths[parent]}.{name}" if parent >= 0 else name)
+
+    def _root(self) -> str:
+        """How rows call the model itself, which has no dotted name: by its class."""
+        modules, strings = self.recording.modules, self.recording.strings
+        named = zip(modules.self_ptr.tolist(), modules.name.tolist(), strict=True)
+        return next((_class_of(strings[name]) for pointer, name in named if self.module_names.get(pointer) == ""), "")
 
     def _own(self, call_module: PerCall[Int], call_line: PerCall[Int]) -> tuple[PerOp[Int], PerOp[Int]]:
         """[O] module and line of every operator, from the call that it was made in."""
@@ -388,6 +401,11 @@ class _Attributor:
         phase[module >= 0] = Phase.FORWARD
         phase[node >= 0] = Phase.BACKWARD
         return phase
+
+
+def _class_of(name: str) -> str:
+    """The class in torch's name of a module, such as `Linear_3`."""
+    return name.rpartition("_")[0] or name
 
 
 class _Lines:

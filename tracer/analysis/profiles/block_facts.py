@@ -10,6 +10,7 @@ import numpy as np
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.backward_passes import backward_passes, outermost_calls, records_grad
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
+from tracer.analysis.profiles.collectives import given_to_collectives
 from tracer.analysis.profiles.storage_uses import StorageUses, storage_uses
 from tracer.analysis.profiles.time_spans import enclosing, merged
 from tracer.analysis.profiles.torch_categories import Categories, Category
@@ -48,6 +49,7 @@ class Facts:
         is_source: Data that the loop got from outside, as in `StorageUses`.
         is_target: As in `StorageUses`.
         is_over: Made before the step in which the peak is, and not used by any operator since that began.
+        knows_uses: Operators' tensors were recorded, so that "not used" means something.
         used_by_backward: An autograd node used it or let go of it.
         used_by_later_backward: Made in one backward pass with gradients on, and used in a later one.
         outlived_backward: Alive when the next backward pass after it had ended.
@@ -57,6 +59,8 @@ class Facts:
         is_recomputed_by_compiled: It is a buffer in which a compiled backward computes a result of forward's again.
         is_taken_over_by_compiled: A compiled backward has put something else where that was.
         is_freed_inside_compiled: The invocation of generated code that made it freed it.
+        is_of_collective: Made where FSDP or DDP makes the buffers of its collectives.
+        is_given_to_collective: Not seen being made, and a collective or what fills its buffers was given it.
         is_without_grad: Made by an operator that ran with gradients off, in a call of a model that did so throughout.
     """
 
@@ -78,11 +82,14 @@ class Facts:
     is_source: PerBlock[Bool]
     is_target: PerBlock[Bool]
     is_over: PerBlock[Bool]
+    knows_uses: PerBlock[Bool]
     used_by_backward: PerBlock[Bool]
     used_by_later_backward: PerBlock[Bool]
     outlived_backward: PerBlock[Bool]
     went_back: PerBlock[Bool]
     is_without_grad: PerBlock[Bool]
+    is_of_collective: PerBlock[Bool]
+    is_given_to_collective: PerBlock[Bool]
     is_compiled_buffer: PerBlock[Bool]
     is_saved_by_compiled: PerBlock[Bool]
     is_recomputed_by_compiled: PerBlock[Bool]
@@ -158,11 +165,14 @@ class _Finder:
             is_source=self._of_key(uses.is_source),
             is_target=self._of_key(uses.is_target),
             is_over=self._is_over(time_ns),
+            knows_uses=np.full(len(self.allocation), recording.flow.has_uses),
             used_by_backward=self._of_key(uses.used_by_backward),
             used_by_later_backward=self._used_by_later_backward(records),
             outlived_backward=self._outlived_backwards(1),
             went_back=went_back,
             is_without_grad=is_without_grad,
+            is_of_collective=_at(self.attribution.allocation_is_collectives, self.allocation, False),
+            is_given_to_collective=(self.allocation < 0) & self._of_key(given_to_collectives(recording)),
             is_compiled_buffer=self._of_origin("is_buffer"),
             is_saved_by_compiled=self._of_origin("is_saved") & ~freed_inside,
             is_recomputed_by_compiled=self._of_origin("is_recomputed"),

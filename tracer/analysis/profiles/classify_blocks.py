@@ -18,6 +18,7 @@ from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.block_facts import NONE, Facts, facts_of
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
+from tracer.analysis.profiles.collectives import common_modules
 from tracer.analysis.profiles.torch_categories import Categories, Category
 from tracer.analysis.rules import Rule, first_that_holds
 from tracer.arrays import Bool, Int, PerAllocation, PerBlock, Rows
@@ -71,6 +72,10 @@ def _is_known_from_before(facts: Facts) -> PerBlock[Bool]:
     return np.asarray((facts.made == NONE) & (is_parameter | is_batch), np.bool_)
 
 
+def _is_bucket(facts: Facts) -> PerBlock[Bool]:
+    return np.asarray(facts.is_given_to_collective & ~facts.is_reached & (facts.role == NONE), np.bool_)
+
+
 def _made_in(phase: Phase) -> Callable[[Facts], PerBlock[Bool]]:
     return lambda facts: facts.made == phase
 
@@ -91,9 +96,11 @@ def _is_saved(facts: Facts) -> PerBlock[Bool]:
 
 RULES: tuple[Rule[Facts], ...] = (
     Rule(Evidence.HELD_OBJECT, _by_role, _is_held),
+    Rule(Evidence.OF_COLLECTIVE, Kind.COMMUNICATION, lambda f: f.is_of_collective),
     Rule(Evidence.HELD_BY_GRAPH, Kind.ACTIVATION, lambda f: f.role == Role.SAVED),
     Rule(Evidence.LIBRARYS, Kind.WORKSPACE, lambda f: f.role == Role.WORKSPACE),
     Rule(Evidence.DATA_FLOW, _by_category, _is_known_from_before),
+    Rule(Evidence.GIVEN_TO_COLLECTIVE, Kind.COMMUNICATION, _is_bucket),
     Rule(Evidence.UNSEEN_SAVED, Kind.ACTIVATION, lambda f: f.is_made_unseen & f.used_by_backward),
     Rule(Evidence.UNSEEN, Kind.UNKNOWN, lambda f: f.is_made_unseen),
     Rule(Evidence.COMPILED_RECOMPUTED, Kind.ACTIVATION, lambda f: f.is_recomputed_by_compiled),
@@ -122,6 +129,11 @@ RULES: tuple[Rule[Facts], ...] = (
         Kind.TEMPORARY,
         lambda f: (f.made == Phase.FORWARD) & f.went_back & ~f.outlived_backward,
     ),
+    Rule(
+        Evidence.FREED_BEHIND_BACKWARD,
+        Kind.ACTIVATION,
+        lambda f: (f.made == Phase.FORWARD) & f.went_back & ~f.knows_uses & ~f.outlived_step,
+    ),
     Rule(Evidence.HELD_AFTER_BACKWARD, Kind.HELD, lambda f: (f.made == Phase.FORWARD) & f.went_back),
     Rule(
         Evidence.DATA_FLOW,
@@ -130,6 +142,7 @@ RULES: tuple[Rule[Facts], ...] = (
     ),
     Rule(Evidence.FREED_IN_FORWARD, Kind.TEMPORARY, lambda f: (f.made == Phase.FORWARD) & (f.freed == Phase.FORWARD)),
     Rule(Evidence.NO_BACKWARD_YET, Kind.ACTIVATION, _made_in(Phase.FORWARD)),
+    Rule(Evidence.AROUND_BACKWARD, Kind.INPUT, lambda f: ~f.knows_uses & f.outlived_backward & ~f.outlived_step),
     Rule(Evidence.WITHIN_LOOP, Kind.TEMPORARY, lambda f: (f.freed == Phase.OTHER) & ~f.outlived_step),
     Rule(Evidence.OUTSIDE, Kind.HELD, lambda f: np.ones(len(f.made), np.bool_)),
 )
@@ -220,7 +233,7 @@ def classify_blocks(
         evidence=evidence,
         phase=of_allocation(attribution.allocation_phase),
         step=_steps(attribution, lifetimes),
-        module=of_allocation(attribution.allocation_module),
+        module=_modules(recording, attribution, lifetimes, evidence),
         op=of_allocation(recording.allocations.op),
         frame=of_allocation(attribution.allocation_frame),
         caller=of_allocation(attribution.allocation_caller),
@@ -240,6 +253,18 @@ def _categories_at(
     version = np.bincount(edges.edge_key[written], minlength=len(recording.keys.id))
     key = lifetimes.key
     return categories.of(key, np.where(key >= 0, version[key] if len(version) else 0, 0))
+
+
+def _modules(
+    recording: Recording, attribution: Attribution, lifetimes: BlockLifetimes, evidence: PerBlock[Int]
+) -> PerBlock[Int]:
+    """[B] who made it; of DDP's buckets, whose gradients are in it."""
+    allocation, key, column = lifetimes.allocation, lifetimes.key, attribution.allocation_module
+    found = np.where(allocation >= 0, column[allocation] if len(column) else NONE, NONE)
+    rows = np.flatnonzero(evidence == Evidence.GIVEN_TO_COLLECTIVE)
+    if len(rows):
+        found[rows] = common_modules(recording, attribution.op_module, attribution.modules)[key[rows]]
+    return found
 
 
 def _steps(attribution: Attribution, lifetimes: BlockLifetimes) -> PerBlock[Int]:

@@ -230,6 +230,17 @@ def put_together(cycles: Sequence[CycleFindings], *, compiled: CompiledCode = NO
     return Findings(device, tuple(cycles), means, growth, others, compiled)
 
 
+def without_wrapped(findings: Findings) -> Findings:
+    """The same run, of which the profiler kept alive what torch.func wraps while it recorded uses of tensors.
+
+    Only the cycles without uses count, if there are any; else nothing is said of growth.
+    """
+    cycles = [cycle for cycle in findings.cycles if not cycle.recording.flow.has_uses]
+    if cycles:
+        return put_together(cycles, compiled=findings.compiled)
+    return replace(findings, growth=None)
+
+
 def with_allocator_history(findings: Findings, snapshot: Snapshot, *, known: KnownStorages | None = None) -> Findings:
     """The same findings, with the peak of the last cycle by the allocator's own books.
 

@@ -36,7 +36,8 @@ _OF_LOSSES = ("aten::cross_entropy_loss", "aten::log_softmax", "aten::_log_softm
 _NARROW = ("bfloat16", "float16", "c10::BFloat16", "c10::Half")
 _WIDE = ("float32", "float")
 # Known objects of the training, and what is no tensor.
-_LASTING = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE, Kind.WORKSPACE)
+_LASTING = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE, Kind.WORKSPACE, Kind.COMMUNICATION)
+_NO_COPIES = (Kind.OPTIMIZER_STATE, Kind.GRADIENT, Kind.WORKSPACE, Kind.COMMUNICATION)
 _ENOUGH_OF_A_COPY = 0.9
 _AS_HIGH = 0.99
 _LEFT_BEHIND = 0.5
@@ -322,7 +323,7 @@ class _Finder:
         is_parameter = self.kind == Kind.PARAMETER
         weights = Counter(sizes[is_parameter & used].tolist())
         was_there = (self.made_ns < 0) | (self._step() < self.peak_step)
-        others = ~used & was_there & ~np.isin(self.kind, (Kind.OPTIMIZER_STATE, Kind.GRADIENT, Kind.WORKSPACE))
+        others = ~used & was_there & ~np.isin(self.kind, _NO_COPIES)
         left = Counter(sizes[others].tolist())
         wanted: Counter[int] = Counter()
         while len(weights) > 1 and _bytes_of(weights & left) >= _ENOUGH_OF_A_COPY * _bytes_of(weights):

@@ -20,6 +20,7 @@ _ORDER = (
     Kind.ACTIVATION,
     Kind.GRADIENT,
     Kind.AUTOGRAD_DETAIL,
+    Kind.COMMUNICATION,
     Kind.WORKSPACE,
     Kind.EVALUATION,
     Kind.HELD,

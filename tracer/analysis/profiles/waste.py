@@ -120,9 +120,11 @@ def find_waste(findings: Findings) -> tuple[Waste, ...]:
     """Find what the largest peak holds that nobody needs, by habit and line, the largest first.
 
     That results are held over the end of their step is a habit only if it is a container or an attribute that holds
-    them: who has looked (`tracer.runs.waste`) drops the others.
+    them: who has looked (`tracer.runs.waste`) drops the others. Nothing where the recording has no uses of tensors.
     """
     cycle = findings.worst
+    if not cycle.recording.flow.has_uses:
+        return ()
     blocks = idle_blocks(cycle)
     kinds = kinds_of(blocks)
     least = LEAST_SHARE * cycle.peak.peak_bytes

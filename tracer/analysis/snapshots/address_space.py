@@ -44,10 +44,6 @@ class AddressRanges:
     def __len__(self) -> int:
         return len(self.address)
 
-    def there_after(self, entry: int) -> Ints:
-        """Rows that are reserved right after an entry; after -1 means at the start."""
-        return np.flatnonzero((self.begin <= entry) & (self.end > entry))
-
 
 # Stream, pool, is_small, is_expandable.
 _Home = tuple[int, int, bool, bool]

@@ -28,6 +28,7 @@ class BlockFacts:
         has_stack: The stack that made it is known.
         in_workspace: That stack is in a library's workspace.
         in_state_setup: It is where torch's optimizers create their state.
+        in_collective: It is where FSDP or DDP makes the buffers of its collectives.
         in_accumulate: It is in the node that writes .grad.
         in_module_setup: It is where modules create or move parameters and buffers.
         constructor: The outermost constructor of the program's that it is in, and not in a module's call; -1 for none.
@@ -63,6 +64,7 @@ class BlockFacts:
     has_stack: Bools
     in_workspace: Bools
     in_state_setup: Bools
+    in_collective: Bools
     in_accumulate: Bools
     in_module_setup: Bools
     constructor: Ints
@@ -149,6 +151,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         has_stack=has_stack,
         in_workspace=has(born, Fact.WORKSPACE),
         in_state_setup=has(born, Fact.OPTIMIZER_STATE),
+        in_collective=has(born, Fact.COLLECTIVE),
         in_accumulate=has(born, Fact.ACCUMULATE_GRAD),
         in_module_setup=has(born, Fact.MODULE_SETUP),
         constructor=np.where(runs_later, -1, sites.constructors[lives.stack]),

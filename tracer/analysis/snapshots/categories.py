@@ -24,6 +24,7 @@ _LAYERS: Final = (
     Kind.HELD,
     Kind.GRADIENT,
     Kind.AUTOGRAD_DETAIL,
+    Kind.COMMUNICATION,
     Kind.WORKSPACE,
     Kind.UNKNOWN,
 )

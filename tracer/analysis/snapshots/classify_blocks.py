@@ -43,6 +43,7 @@ PROOFS: Final[tuple[Rule[BlockFacts], ...]] = (
     ),
     Rule(Evidence.FREED_BY_DATA_ASSIGNMENT, Kind.PARAMETER, lambda f: f.data_was_set & ~f.in_backward),
     Rule(Evidence.BACKWARD_TO_STEP, Kind.GRADIENT, lambda f: f.in_backward & ~f.is_before & f.meets_step),
+    Rule(Evidence.COLLECTIVE_STACK, Kind.COMMUNICATION, lambda f: f.in_collective),
     Rule(Evidence.REPLACES_PARAMETER, Kind.PARAMETER, lambda f: f.is_replacing),
     Rule(Evidence.OUTLIVED_STEP, Kind.OPTIMIZER_STATE, lambda f: f.outlives_step),
     Rule(Evidence.WITHIN_STEP, Kind.TEMPORARY, lambda f: f.in_step & ~f.is_before & ~f.is_at_end),

@@ -37,7 +37,7 @@ class DeviceFinding:
         end_requested_bytes: In use when the snapshot was taken.
         reserved_end_bytes: Reserved when the snapshot was taken.
         end_fragmentation: Of the latter.
-        never_freed: Allocated in the recording and in use at its end; sums to `never_freed_bytes`.
+        never_freed: Allocated in the recording and in use at its end; groups of blocks.
         oom: Out-of-memory events.
         notes: What does not fit together or is not known, one sentence each.
         first_time_us: Time of the first entry, microseconds since 1970, or -1.
@@ -59,11 +59,6 @@ class DeviceFinding:
     def growth_bytes(self) -> int:
         """How much more was in use at the end than at the start."""
         return self.end_requested_bytes - self.start_requested_bytes
-
-    @property
-    def never_freed_bytes(self) -> int:
-        """What was allocated in the recording and is in use at its end."""
-        return sum(group.bytes for group in self.never_freed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +107,6 @@ class ReplayedSnapshot:
     devices: tuple[ReplayedDevice, ...]
 
 
-def explain_snapshot(snapshot: Snapshot, *, device: int | None = None) -> SnapshotFinding:
-    """Explain a loaded snapshot.
-
-    Args:
-        snapshot: What `load_snapshot` returned.
-        device: Index of the only device to look at; None means all.
-
-    Raises:
-        SnapshotError: The snapshot has no such device, or its end state contradicts itself.
-    """
-    return explain_replayed(replay_snapshot(snapshot, device=device))
-
-
 def replay_snapshot(
     snapshot: Snapshot,
     *,
@@ -132,13 +114,16 @@ def replay_snapshot(
     held: Mapping[int, str] | None = None,
     held_now: Mapping[int, HeldNow] | None = None,
 ) -> ReplayedSnapshot:
-    """Replay the devices of a loaded snapshot; arguments and errors as of `explain_snapshot`.
+    """Replay the devices of a loaded snapshot.
 
     Args:
-        snapshot: See there.
-        device: See there.
+        snapshot: What `load_snapshot` returned.
+        device: Index of the only device to look at; None means all.
         held: Kinds by address of what the program held when the history began.
         held_now: By index of the device, what the program held when the snapshot was taken.
+
+    Raises:
+        SnapshotError: The snapshot has no such device, or its end state contradicts itself.
     """
     chosen = [state for state in snapshot.devices if device is None or state.device == device]
     if device is not None and not chosen:

@@ -9,6 +9,7 @@ import numpy as np
 
 from tracer.analysis.snapshots.frames import is_label, is_python, is_users, torch_file
 from tracer.arrays import Bools, Ints
+from tracer.capture.torch_names import makes_buckets, makes_collectives_buffers
 from tracer.snapshot.columns import Frame, Stacks
 
 
@@ -32,6 +33,7 @@ class Fact(IntFlag):
     AUTOCAST = 8192  # autocast makes a copy in fewer bits
     BACKWARD_CALL = 16384  # inside the call of backward, on the side of the program
     CONSTRUCTOR = 32768  # inside a constructor of the program's
+    COLLECTIVE = 65536  # where FSDP or DDP makes the buffers of its collectives
 
 
 _BACKWARD_NODE = re.compile(r"torch::autograd::Engine::(?:evaluate_function|call_function|thread_main)\b")
@@ -46,6 +48,7 @@ _OF_CPP = (
     (re.compile(r"THPVariable_set_data\b|VariableHooks::set_data\b"), Fact.SET_DATA),
     (re.compile(r"THPVariable_set_grad\b"), Fact.SET_GRAD),
     (re.compile(r"\bautocast::cached_cast\("), Fact.AUTOCAST),
+    (re.compile(r"\bc10d::Reducer::initialize_buckets\("), Fact.COLLECTIVE),
 )
 _OPTIMIZER_STEPS = ("step", "wrapper", "_init_group", "_use_grad", "_multi_tensor_", "_single_tensor_", "_fused_")
 _MODULE_SETUP_NAMES = ("__init__", "_apply", "convert", "reset_parameters", "to_empty", "register_buffer")
@@ -65,6 +68,9 @@ def facts_of_stacks(stacks: Stacks) -> Ints:
     is_engines = np.array([_is_called_by_engine(frame) for frame in stacks.frames], dtype=np.bool_)
     outermost = stacks.frame_of[stacks.offset[deep + 1] - 1]
     facts[deep[is_engines[outermost]]] |= int(Fact.ENGINE)
+    # Where C++ frames are missing, what the innermost frame of Python's calls in C++ is its own.
+    fills = np.array([_makes_buckets(frame) for frame in stacks.frames], dtype=np.bool_)
+    facts[deep[fills[stacks.frame_of[stacks.offset[deep]]]]] |= int(Fact.COLLECTIVE)
     return facts
 
 
@@ -102,6 +108,16 @@ def _is_called_by_engine(frame: Frame) -> bool:
     return is_python(frame) and torch_file(frame) in _CALLED_BY_ENGINE
 
 
+def _makes_buckets(frame: Frame) -> bool:
+    return is_python(frame) and makes_buckets(_named_by_torch(frame), frame.name)
+
+
+def _named_by_torch(frame: Frame) -> str:
+    """The file as torch's profiler shortens its path; empty for other files than torch's."""
+    path = torch_file(frame)
+    return f"torch/{path}" if path is not None else ""
+
+
 def _cpp_facts(name: str) -> Fact:
     facts = Fact.NONE
     for pattern, fact in _OF_CPP:
@@ -119,6 +135,8 @@ def _python_facts(frame: Frame) -> Fact:
         facts |= Fact.ENGINE
     if (path, frame.name) in _BACKWARD_CALLS:
         facts |= Fact.BACKWARD_CALL
+    if makes_collectives_buffers(_named_by_torch(frame), frame.name):
+        facts |= Fact.COLLECTIVE
     if path.startswith("optim/"):
         facts |= _optimizer_facts(frame.name, path)
     if path.startswith(("nn/modules/", "nn/init.py")) and frame.name in _MODULE_SETUP_NAMES:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from tracer.analysis.snapshots.groups import Group
 from tracer.analysis.snapshots.oom import OutOfMemory
@@ -87,6 +89,7 @@ class WatchReport:
         history_steps: How many of the last steps the history has in full.
         notes: What is missing or could not be read, in sentences.
         settings: What to remember of the run.
+        found_before: What earlier reports of the run found, each as `findings_alone`, the oldest first.
     """
 
     device: str
@@ -106,6 +109,26 @@ class WatchReport:
     history_steps: int | None
     notes: tuple[str, ...]
     settings: Mapping[str, object]
+    found_before: tuple[WatchReport, ...] = ()
+
+    @property
+    def has_findings(self) -> bool:
+        """Whether it says more than what is in use."""
+        steps = StepFindings(self.steps.num_steps)
+        return bool(self.kept) or self.out_of_memory is not None or self.steps != steps
+
+    def findings_alone(self) -> WatchReport:
+        """The same without its tables: what a later report of the run repeats of it."""
+        none = np.empty(0, np.int64)
+        return replace(
+            self,
+            events=(self.event,),
+            columns=StepColumns(**dict.fromkeys(StepColumns.__slots__, none)),
+            groups=self.groups[:1],
+            ledger=None,
+            notes=(),
+            found_before=(),
+        )
 
     def by_kind(self) -> dict[str, int]:
         """Bytes in use by kind, the largest first; they sum to the groups'."""

@@ -2,6 +2,7 @@
 
 torch.compile reads a hook like the user's own code: it would break the graph, or have the model compiled again when the
 hook comes or goes. So all hooks leave when a compilation begins, and come back only where compiled code does not look.
+None is ever part of what pickle or a copy sees of a model or an optimizer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tracer.capture import torch_private
+from tracer.capture.objects.hooks_beside import hook_after_call, hook_call, hook_step
+from tracer.capture.objects.weak_references import alive, weak_reference
 
 OnCall = Callable[..., None]
 OnStep = Callable[[torch.optim.Optimizer, tuple[Any, ...], dict[str, Any]], None]
@@ -49,13 +52,15 @@ class CallHooks:
         self._has_seen_steps = False
         self._on_call: OnCall | None = on_call
         self._after_call: OnCall | None = after_call
-        self._models: list[nn.Module] = list(models) if on_call is not None or after_call is not None else []
-        self._optimizers = list(optimizers)
+        # Weak: what a program replaces meanwhile is not kept.
+        hears_calls = on_call is not None or after_call is not None
+        self._models = [weak_reference(model) for model in models] if hears_calls else []
+        self._optimizers = [weak_reference(optimizer) for optimizer in optimizers]
         self._before_step, self._after_step = before_step, after_step
-        self._handles: list[Any] = []
+        self._handles: list[Callable[[], None]] = []
         self._stop_watching: Callable[[], None] | None = None
         self._num_stepping = 0
-        self._is_on = self._were_driven_away = False
+        self._is_on = self._were_driven_away = self._sees_ends = False
 
     @property
     def see_steps(self) -> bool:
@@ -93,27 +98,23 @@ class CallHooks:
 
     def _register(self) -> None:
         if self.see_steps:
-            self._handles += [
-                register_optimizer_step_pre_hook(self._step_begins),
-                register_optimizer_step_post_hook(self._step_ends),
-            ]
-            for optimizer in self._optimizers:
+            self._handles.append(register_optimizer_step_pre_hook(self._step_begins).remove)
+            for optimizer in alive(self._optimizers):
                 if not torch_private.calls_hooks_of_all_optimizers(optimizer):
-                    self._try(optimizer, partial(_register_on, optimizer, "register_step_pre_hook", self._step_begins))
-                    self._try(optimizer, partial(_register_on, optimizer, "register_step_post_hook", self._step_ends))
+                    self._try(optimizer, partial(hook_step, optimizer, self._step_begins, self._step_ends))
         # Behind a graph break an eager model is called from compiled code, which would compile the hooks as well.
         before, after = (
             torch.compiler.disable(call) if call is not None else None  # type: ignore[no-untyped-call]
             for call in (self._on_call, self._after_call)
         )
-        for module in (module for model in self._models for module in _outside_compiled_code(model)):
+        for module in (module for model in alive(self._models) for module in _outside_compiled_code(model)):
             if before is not None:
-                self._try(module, partial(module.register_forward_pre_hook, before, with_kwargs=True))
+                self._try(module, partial(hook_call, module, before))
             if after is not None:
-                self._try(module, partial(module.register_forward_hook, after))
+                self._try(module, partial(hook_after_call, module, after))
 
-    def _try(self, target: object, register: Callable[[], Any]) -> None:
-        """Register a hook; that something takes none, as a ScriptModule, is a sentence."""
+    def _try(self, target: object, register: Callable[[], Callable[[], None]]) -> None:
+        """Register a hook; that something takes none is a sentence."""
         try:
             self._handles.append(register())
         except Exception as error:
@@ -128,13 +129,17 @@ class CallHooks:
             self._were_driven_away = True
 
     def _remove(self) -> None:
-        handles, self._handles = self._handles, []
-        for handle in handles:
-            handle.remove()
+        handles, self._handles, self._sees_ends = self._handles, [], False
+        for remove in handles:
+            remove()
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._num_stepping += 1
         self._has_seen_steps = True
+        # Not before: a session may begin at the end of a step, when torch walks over the hooks of that kind.
+        if not self._sees_ends:
+            self._sees_ends = True
+            self._handles.append(register_optimizer_step_post_hook(self._step_ends).remove)
         if self._before_step is not None:
             self._before_step(optimizer, args, kwargs)
 
@@ -142,10 +147,6 @@ class CallHooks:
         self._num_stepping = max(0, self._num_stepping - 1)
         if self._after_step is not None:
             self._after_step(optimizer, args, kwargs)
-
-
-def _register_on(optimizer: torch.optim.Optimizer, method: str, hook: OnStep) -> Any:
-    return getattr(optimizer, method)(hook)
 
 
 def _outside_compiled_code(model: nn.Module) -> list[nn.Module]:

@@ -25,7 +25,7 @@ class GradientsSeen:
 
     def note(self, has_gradient: Mapping[str, bool]) -> None:
         """Look at parameters at another moment: a gradient that is there counts, and one that is not does not."""
-        self._found.update(name for name, has in has_gradient.items() if has)
+        self._found |= {name for name, has in has_gradient.items() if has}
 
     @property
     def missing(self) -> tuple[str, ...] | None:

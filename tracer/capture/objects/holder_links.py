@@ -21,7 +21,7 @@ from tracer.capture.sources.source_files import is_user_code
 
 ARROW: Final = " -> "
 IN_DICT: Final = ".__dict__"
-_OF_MODULES: Final = ("._modules", "._parameters", "._buffers")
+OF_MODULES: Final = ("._modules", "._parameters", "._buffers")
 _MAX_KEY: Final = 40
 _GENERATORS: Final = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 
@@ -178,7 +178,7 @@ def joined(parts: list[str]) -> str:
     text = ""
     for part in parts:
         is_item = part.startswith("['") and part.endswith("']") and part[2:-2].isidentifier()
-        table = next((name for name in (IN_DICT, *_OF_MODULES) if text.endswith(name)), None)
+        table = next((name for name in (IN_DICT, *OF_MODULES) if text.endswith(name)), None)
         if is_item and table is not None:
             text = f"{text.removesuffix(table)}.{part[2:-2]}"
         else:

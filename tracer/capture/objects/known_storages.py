@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import groupby, repeat
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from tracer.arrays import Int, Ints, PerObservation
 from tracer.capture import torch_private
 from tracer.capture.objects.plain_tensors import plain_tensors
+from tracer.capture.objects.storage_columns import address_of, device_of, plain_storages, size_of
 from tracer.nested import leaves
 
 
@@ -89,6 +91,29 @@ class KnownStorages:
         return {address: _WORDS.get(Role(role), Role(role).name.lower().replace("_", " ")) for address, role in named}
 
 
+Observed = tuple[Role, str, Tensor | torch.UntypedStorage]
+_Part = tuple[Role, str, torch.UntypedStorage, torch.device]
+_Row = tuple[int, int, int, int, int, int]
+"""Time, address, bytes, role, and the numbers of name and device."""
+
+
+class _Numbered(dict[str, int]):
+    """A number for each text, in the order of the first look."""
+
+    def __missing__(self, text: str) -> int:
+        number = self[text] = len(self)
+        return number
+
+
+class _WatchedStorage(weakref.ref[torch.UntypedStorage]):
+    """A weak reference that is a key of its own, whatever becomes of its storage."""
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+    address: int
+    device: int
+
+
 class StorageObserver:
     """Collects observations during a run.
 
@@ -102,63 +127,85 @@ class StorageObserver:
         self.unobserved: Counter[str] = Counter()
         self.threads: dict[str, None] = {}
         self.sees_transforms = False
-        self._rows: list[tuple[int, int, int, int, int, int]] = []
-        self._names: dict[str, int] = {}
-        self._devices: dict[str, int] = {}
+        self._rows: list[_Row] = []
+        self._names = _Numbered()
+        self._devices = _Numbered()
         self._walks_ns: list[int] = []
-        self._ends: list[tuple[int, int, int]] = []
-        self._watched: dict[tuple[int, str], weakref.ref[torch.UntypedStorage]] = {}
+        self._watched: dict[tuple[int, int], _WatchedStorage] = {}
+        # When each ended, in order. It takes its own time, since a call back to Python would be an event of the
+        # recording.
+        self._ended_ns: defaultdict[_WatchedStorage, int] = defaultdict(time.time_ns)
 
-    def observe(
-        self, tensors: Iterable[tuple[Role, str, Tensor | torch.UntypedStorage]], *, is_walk: bool = False
-    ) -> None:
+    def observe(self, tensors: Iterable[Observed], *, is_walk: bool = False) -> None:
         """Note where tensors lie now. A storage that comes twice has the role and name of the first time.
 
         Args:
             tensors: Role, name and tensor of each.
             is_walk: Whether these are all that Python can reach.
         """
-        now, seen = time.time_ns(), set()
+        now = time.time_ns()
         if is_walk:
             self._walks_ns.append(now)
         with torch_private.as_plain_tensors():
-            for role, name, tensor in tensors:
-                for storage, device in self._storages(tensor):
-                    address, size_bytes = storage.data_ptr(), storage.nbytes()
-                    if size_bytes == 0 or address == 0 or (address, device) in seen:
-                        continue
-                    seen.add((address, device))
-                    name_index = self._names.setdefault(name, len(self._names))
-                    device_index = self._devices.setdefault(device, len(self._devices))
-                    self._rows.append((now, address, size_bytes, int(role), name_index, device_index))
-                    if device == "cpu" and (is_walk or role in BATCH):
-                        self._watch(storage, address, device)
+            parts = self._parts(list(tensors))
+        storages, devices = [part[2] for part in parts], [part[3] for part in parts]
+        numbers = {device: self._devices[text] for device, text in [(device, str(device)) for device in set(devices)]}
+        rows = zip(
+            repeat(now),
+            map(address_of, storages),
+            map(size_of, storages),
+            [int(part[0]) for part in parts],
+            map(self._names.__getitem__, [part[1] for part in parts]),
+            map(numbers.__getitem__, devices),
+        )
+        found: dict[tuple[int, int], tuple[_Row, torch.UntypedStorage]] = {}
+        for row, storage in zip(rows, storages, strict=True):  # without a call: see storage_columns.py
+            place = row[1], row[5]
+            if row[1] and row[2] and place not in found:
+                found[place] = row, storage
+        self._rows += [row for row, _ in found.values()]
+        cpu = self._devices.get("cpu")
+        for row, storage in [each for each in found.values() if each[0][5] == cpu and (is_walk or each[0][3] in BATCH)]:
+            self._watch(storage, row[1], row[5])
 
-    def _watch(self, storage: torch.UntypedStorage, address: int, device: str) -> None:
+    def _parts(self, tensors: list[Observed]) -> list[_Part]:
+        """Role, name, storage and device of each; a tensor that is not plain has as many as it has parts."""
+        parts = _plain_parts(tensors)
+        if parts is not None:
+            return parts
+        found: list[_Part] = []
+        for _, run in groupby(tensors, lambda each: type(each[2])):
+            alike = list(run)
+            parts = _plain_parts(alike)
+            found += (
+                [(role, name, *part) for role, name, tensor in alike for part in self._storages(tensor)]
+                if parts is None
+                else parts
+            )
+        return found
+
+    def _watch(self, storage: torch.UntypedStorage, address: int, device: int) -> None:
         """Note when a storage is let go, which the CPU's allocator does not report of what it did not see being made.
 
         The reference is weak and keeps nothing alive. The storage's Python object lives as long as its memory.
         """
-        ends, key, device_index = self._ends, (address, device), self._devices[device]
-        if (watched := self._watched.get(key)) is not None and watched() is not None:
-            return
-
-        def ended(_: object) -> None:
-            ends.append((time.time_ns(), address, device_index))
-
-        self._watched[key] = weakref.ref(storage, ended)
+        watched = self._watched.get((address, device))
+        if watched is None or watched() is None:
+            watched = _WatchedStorage(storage, self._ended_ns.__getitem__)
+            watched.address, watched.device = address, device
+            self._watched[address, device] = watched
 
     def stop(self) -> None:
         """Watch no storage any longer."""
         self._watched.clear()
 
-    def _storages(self, tensor: Tensor | torch.UntypedStorage) -> list[tuple[torch.UntypedStorage, str]]:
+    def _storages(self, tensor: Tensor | torch.UntypedStorage) -> list[tuple[torch.UntypedStorage, torch.device]]:
         """A tensor's storages that have an address, and their devices."""
         if isinstance(tensor, torch.UntypedStorage):
-            return [] if tensor.device.type == "meta" else [(tensor, str(tensor.device))]
+            return [] if tensor.device.type == "meta" else [(tensor, tensor.device)]
         self.sees_transforms |= torch_private.is_wrapped_by_transform(tensor)
         try:
-            parts = [(part.untyped_storage(), str(part.device)) for part in plain_tensors(tensor)]
+            parts = [(part.untyped_storage(), part.device) for part in plain_tensors(tensor)]
             found = [(storage, device) for storage, device in parts if storage.device.type != "meta"]
             for storage, _ in found:
                 storage.data_ptr()  # a fake tensor's raises
@@ -172,7 +219,8 @@ class StorageObserver:
         """Everything observed so far."""
         table = np.array(self._rows, np.int64).reshape(-1, 6)
         time_ns, address, size_bytes, role, name, device = (np.ascontiguousarray(column) for column in table.T)
-        ends_ns, ends_address, ends_device = np.array(self._ends, np.int64).reshape(-1, 3).T
+        ends = [(time_ns, ended.address, ended.device) for ended, time_ns in self._ended_ns.items()]
+        ends_ns, ends_address, ends_device = np.array(ends, np.int64).reshape(-1, 3).T
         return KnownStorages(
             time_ns=time_ns,
             address=address,
@@ -190,13 +238,22 @@ class StorageObserver:
         )
 
 
+def _plain_parts(tensors: list[Observed]) -> list[_Part] | None:
+    looked_at = [tensor for _, _, tensor in tensors]
+    storages = plain_storages(looked_at)
+    if storages is None:
+        return None
+    pairs = zip(tensors, storages, map(device_of, looked_at), strict=True)
+    return [(role, name, storage, device) for (role, name, _), storage, device in pairs]
+
+
 def model_tensors(model: nn.Module) -> Iterator[tuple[Role, str, Tensor]]:
     """A model's parameters, their gradients where there are some, and its buffers, by dotted name."""
     for name, parameter in model.named_parameters():
         yield Role.PARAMETER, name, parameter
     for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            yield Role.GRADIENT, name, parameter.grad
+        if (gradient := torch_private.gradient_of(parameter)) is not None:
+            yield Role.GRADIENT, name, gradient
     for name, buffer in model.named_buffers():
         yield Role.BUFFER, name, buffer
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import torch
@@ -58,8 +59,8 @@ def live_tensors() -> LiveTensors:
 def _objects_of(classes: tuple[type, ...]) -> list[Any]:
     """The objects of some classes; types decide, since a proxy's `__class__` would call the user's code."""
     objects = gc.get_objects()
-    wanted = {one for one in set(map(type, objects)) if issubclass(one, classes)}
-    return [each for each in objects if type(each) in wanted]
+    wanted = {kind for kind in set(map(type, objects)) if issubclass(kind, classes)}
+    return list(compress(objects, map(wanted.__contains__, map(type, objects))))
 
 
 def _trained(tensors: Iterable[Tensor], optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Reached]:
@@ -68,8 +69,8 @@ def _trained(tensors: Iterable[Tensor], optimizers: Iterable[torch.optim.Optimiz
     optimized = [each for group in groups for each in group["params"]]
     for parameter in (*optimized, *(each for each in tensors if _has_accumulated(each))):
         yield Role.PARAMETER, "parameter", parameter
-        if torch_private.is_leaf(parameter) and parameter.grad is not None:
-            yield Role.GRADIENT, "parameter", parameter.grad
+        if (gradient := torch_private.gradient_of(parameter)) is not None:
+            yield Role.GRADIENT, "parameter", gradient
 
 
 def _has_accumulated(tensor: Tensor) -> bool:
@@ -94,8 +95,8 @@ def _of_module(path: str, module: nn.Module, seen: set[int]) -> Iterator[Reached
     seen.add(id(module))
     for name, is_parameter, tensor in torch_private.parameters_and_buffers(module):
         yield (Role.PARAMETER if is_parameter else Role.BUFFER), f"{path}.{name}", tensor
-        if is_parameter and tensor.is_leaf and tensor.grad is not None:
-            yield Role.GRADIENT, f"{path}.{name}", tensor.grad
+        if is_parameter and (gradient := torch_private.gradient_of(tensor)) is not None:
+            yield Role.GRADIENT, f"{path}.{name}", gradient
     for name, child in torch_private.child_modules(module).items():
         yield from _of_module(f"{path}.{name}", child, seen)
 

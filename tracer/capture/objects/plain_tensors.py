@@ -20,9 +20,11 @@ def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
     """
     tensor = torch_private.below_transforms(tensor)
     if torch_private.is_made_of_tensors(tensor):
-        # The protocol by which torch.compile takes a subclass apart: names of attributes, and what is no tensor.
+        # The protocol by which torch.compile takes a subclass apart: names of attributes. A DTensor names its local
+        # tensor and its mesh of devices, which is no tensor.
         for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
-            yield from plain_tensors(getattr(tensor, name))
+            if isinstance(part := getattr(tensor, name), Tensor):
+                yield from plain_tensors(part)
     elif tensor.layout is torch.strided:
         if tensor.device.type != "meta":
             yield tensor

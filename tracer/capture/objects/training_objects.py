@@ -1,19 +1,24 @@
-"""The models and optimizers of a training: the ones that somebody named, and optimizers that were seen stepping."""
+"""The models and optimizers of a training: the ones that somebody named, and optimizers that were seen stepping.
+
+All of them are held weakly: a program that replaces its model or its optimizer frees the old one as it does unwatched.
+"""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
 
 from tracer.capture import torch_private
 from tracer.capture.objects.known_storages import Role, model_tensors, optimizer_tensors
+from tracer.capture.objects.weak_references import WeakReference, alive, weak_reference
 from tracer.capture.sources.compiled_code import without_wrappers
 from tracer.errors import TracerError
 
-Models = nn.Module | Mapping[str, nn.Module]
+Models = nn.Module | Mapping[str, nn.Module] | None
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
 
 
@@ -21,52 +26,63 @@ class TrainingObjects:
     """Models by name, and the optimizers that update them or parameters of their own.
 
     A single model's names are its own, as `layer1.weight`; of several, each begins with the model's, as
-    `student.layer1.weight`. Optimizers that were only seen stepping are not kept alive.
-
-    Attributes:
-        models: By name; "" is the name of a single one.
+    `student.layer1.weight`. None of them is kept alive.
     """
 
     def __init__(self, models: Models, optimizers: Optimizers = None) -> None:
         """Remember them.
 
         Args:
-            models: One, or several by name.
+            models: One, or several by name; None where tensors in no module are trained.
             optimizers: One, several or none.
 
         Raises:
-            TracerError: A mapping holds what is no module, or none at all.
+            TracerError: A mapping holds what is no module, or there is neither a model nor an optimizer.
         """
-        given = dict(models) if isinstance(models, Mapping) else {"": models}
-        self.models: dict[str, nn.Module] = {name: torch_private.unwrapped(model) for name, model in given.items()}
-        for name, model in self.models.items():
+        given = dict(models) if isinstance(models, Mapping) else {} if models is None else {"": models}
+        by_name: dict[str, nn.Module] = {name: torch_private.unwrapped(model) for name, model in given.items()}
+        for name, model in by_name.items():
             if not isinstance(model, nn.Module):
                 raise TracerError(
                     f"{name or 'The model'} is of type {type(model).__name__}, which is no torch.nn.Module.",
                     hint='Pass a module, or several by name: {"student": student, "teacher": teacher}.',
                 )
-        if not self.models:
-            raise TracerError("There is no model in the mapping.", hint='Pass {"name": module}, or a module.')
         is_one = optimizers is not None and hasattr(optimizers, "step")
-        self._named: list[torch.optim.Optimizer] = [optimizers] if is_one else list(optimizers or ())  # type: ignore[arg-type, list-item]
-        self._seen: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
+        named: list[torch.optim.Optimizer] = [optimizers] if is_one else list(optimizers or ())  # type: ignore[arg-type, list-item]
+        if not by_name and not named:
+            raise TracerError(
+                "There is neither a model nor an optimizer.",
+                hint='Pass a module, {"name": module}, or None and the optimizer of the tensors that are trained.',
+            )
+        self._models = {name: weak_reference(model) for name, model in by_name.items()}
+        self._optimizers: dict[int, WeakReference[torch.optim.Optimizer]] = {
+            id(optimizer): weak_reference(optimizer) for optimizer in named
+        }
+        # Names by `id()`, in the models' order, and the parameters' ids level by level: as long as these are the same,
+        # the names are.
         self._names: dict[int, str] = {}
+        self._ids: list[int] | None = None
+        # Of optimizers with parameters that are in no model, all of their parameters.
+        self._strangers: dict[int, list[int]] = {}
+        self._are_checked = False
 
     @property
-    def first_model(self) -> nn.Module:
-        """The first of the models."""
-        return next(iter(self.models.values()))
+    def models(self) -> dict[str, nn.Module]:
+        """Those that are still there, by name; "" is the name of a single one."""
+        found = ((name, reference()) for name, reference in self._models.items())
+        return {name: model for name, model in found if model is not None}
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those that were named, then those that were seen stepping and are still there."""
-        seen = (reference() for reference in self._seen.values())
-        return [*self._named, *(each for each in seen if each is not None)]
+        """Those that were named, then those that were seen stepping, as far as they are still there."""
+        return alive(self._optimizers.values())
 
     def saw_stepping(self, optimizer: torch.optim.Optimizer) -> None:
         """Remember an optimizer that nobody named, for as long as it lives."""
-        if id(optimizer) not in self._seen and not any(optimizer is named for named in self._named):
-            self._seen[id(optimizer)] = weakref.ref(optimizer)
+        known = self._optimizers.get(id(optimizer))
+        if known is None or known() is not optimizer:  # another one may have had this `id()`
+            self._optimizers.pop(id(optimizer), None)
+            self._optimizers[id(optimizer)] = weak_reference(optimizer)
 
     def module_names(self) -> dict[int, str]:
         """Dotted names of all modules by `id()`; a single model itself is ""."""
@@ -86,24 +102,49 @@ class TrainingObjects:
                     name = without_wrappers(name)
                     yield (f"{prefix}.{name}" if prefix else name), parameter
 
+    def trained(self) -> list[tuple[str, Tensor]]:
+        """The models' parameters of now that want a gradient, by dotted name.
+
+        The same as from `parameters`, without a call of Python's for each, which a profiler would record.
+        """
+        found = self._check_names()
+        if found is None:
+            return [(name, parameter) for name, parameter in self.parameters() if parameter.requires_grad]
+        return [(name, found[number]) for number, name in self._names.items() if found[number].requires_grad]
+
     def parameters_of(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
         """An optimizer's parameters with their names; one of no model is named after optimizer and position.
 
-        The names are looked up anew only where one is missing: this is asked at every step of every optimizer, of which
-        there may be one for each parameter.
+        This is asked at every step of every optimizer, of which there may be one for each parameter: names are looked
+        up anew only where the models' parameters are others than before, and that is looked at once in a step.
         """
-        groups = getattr(optimizer, "param_groups", ())
-        tensors = [one for group in groups for one in group["params"]]
-        if any(id(one) not in self._names for one in tensors):
+        if not self._are_checked:
+            self._check_names()
+        tensors = list(chain.from_iterable(map(itemgetter("params"), getattr(optimizer, "param_groups", ()))))
+        ids = list(map(id, tensors))
+        if not self._names.keys() >= set(ids) and self._strangers.get(id(optimizer)) != ids:
+            self._check_names()
+            self._strangers[id(optimizer)] = ids
+        names, kind = self._names, type(optimizer).__name__
+        return [  # without a call: see storage_columns.py
+            (names[number] if number in names else f"{kind}.{index}", tensor)  # noqa: SIM401
+            for index, (number, tensor) in enumerate(zip(ids, tensors, strict=True))
+        ]
+
+    def _check_names(self) -> dict[int, nn.Parameter] | None:
+        """Have the names be those of the models' parameters of now; returned by `id()`, if that can be had at once."""
+        self._are_checked = True
+        found = torch_private.parameters_by_id(self.models.values())
+        if found is None or self._ids != list(found):
             self._names = {id(parameter): name for name, parameter in self.parameters()}
-            kind = type(optimizer).__name__
-            for index, one in enumerate(tensors):
-                self._names.setdefault(id(one), f"{kind}.{index}")
-        return [(self._names[id(one)], one) for one in tensors]
+            self._strangers.clear()
+            is_whole = found is not None and found.keys() == self._names.keys()
+            self._ids = list(found) if found is not None and is_whole else None
+        return found if self._ids is not None else None
 
     def forget_names(self) -> None:
-        """Look names up anew: a loop may have replaced its parameters, and another may have got the same `id()`."""
-        self._names.clear()
+        """Look at names anew: a loop may have replaced its parameters, and another may have got the same `id()`."""
+        self._are_checked = False
 
     def tensors(self) -> Iterator[tuple[Role, str, Tensor]]:
         """Parameters, gradients and buffers of the models, what optimizers update beside them, then their state."""
@@ -115,6 +156,6 @@ class TrainingObjects:
             named = self.parameters_of(optimizer)
             for name, parameter in named:
                 yield Role.PARAMETER, name, parameter
-                if parameter.grad is not None:
-                    yield Role.GRADIENT, name, parameter.grad
+                if (gradient := torch_private.gradient_of(parameter)) is not None:
+                    yield Role.GRADIENT, name, gradient
             yield from optimizer_tensors(optimizer, {id(parameter): name for name, parameter in named})

@@ -63,12 +63,12 @@ def _is_virtual_environment(folder: Path) -> bool:
     return (folder / "pyvenv.cfg").is_file()
 
 
-def project_root(model: nn.Module) -> Path:
+def project_root(model: nn.Module | None) -> Path:
     """The folder of the model's code, above its package if it is in one; the current folder for a model of others.
 
     The outermost module whose class is the user's decides.
     """
-    for module in model.modules():
+    for module in model.modules() if model is not None else ():
         file = class_file(type(module))
         if file is not None and is_user_code(str(file)):
             return _import_folder(file, type(module).__module__)

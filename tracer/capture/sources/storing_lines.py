@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 
 from tracer.capture.sources.operator_lines import source_text
@@ -58,6 +58,56 @@ def lines_that_store(name: str, file: str, pattern: re.Pattern[str] | None = Non
         lines = text.splitlines()
         found = tuple(line for line in found if pattern.search(lines[line - 1]))
     return tuple(SourceLine(file, line) for line in found)
+
+
+def has_keyword(line: SourceLine, keywords: Collection[str]) -> bool:
+    """Whether a call at a line is given one of some keywords."""
+    try:
+        tree = ast.parse(source_text(line.file))
+    except (SyntaxError, ValueError):  # a notebook's magic, or no Python at all
+        return False
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    at_line = (call for call in calls if call.lineno <= line.line <= (call.end_lineno or call.lineno))
+    return any(keyword.arg in keywords for call in at_line for keyword in call.keywords)
+
+
+def is_updated(name: str, file: str) -> bool:
+    """Whether a file changes what has this name in place, as a moving average is: by a method such as `lerp_`.
+
+    Args:
+        name: Of a variable or an attribute.
+        file: Its source is read as tracebacks have it.
+    """
+    return name in _updated(source_text(file))
+
+
+@lru_cache(maxsize=64)
+def _updated(text: str) -> frozenset[str]:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):  # a notebook's magic, or no Python at all
+        return frozenset()
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.For | ast.Expr | ast.Assign) and any(map(_changes_in_place, ast.walk(node))):
+            # What a loop goes through is what its body changes.
+            found |= _mentioned(node.iter if isinstance(node, ast.For) else node)
+        elif isinstance(node, ast.Attribute) and node.attr.startswith("update"):
+            found |= _mentioned(node.value)
+    return frozenset(found)
+
+
+def _changes_in_place(node: ast.AST) -> bool:
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+        return False
+    name = node.func.attr
+    return name.startswith("_foreach_") or (name.endswith("_") and not name.startswith("_"))
+
+
+def _mentioned(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)} | {
+        part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)
+    }
 
 
 @lru_cache(maxsize=64)

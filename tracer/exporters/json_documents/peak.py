@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from tracer.analysis.peak_diff import PeakDiff, SavedPeak
 from tracer.analysis.peak_row import PeakRow
 from tracer.errors import SnapshotError
 from tracer.exporters.files import write_atomically
-from tracer.exporters.json_documents.header import Header, json_header
-from tracer.exporters.json_documents.row import RowJson, row_json
+from tracer.exporters.json_documents.header import json_header
 from tracer.snapshot.printable import printable
 from tracer.units import MIB, NS_PER_US
 
 if TYPE_CHECKING:
-    from tracer.analysis.profiles.allocator_count import CountedParts
-    from tracer.analysis.profiles.peak import AllocatorPeak, PeakReport
+    from tracer.analysis.profiles.peak import PeakReport
     from tracer.capture.recording import Recording
     from tracer.capture.run_origin import RunOrigin
 
@@ -30,76 +28,7 @@ MAX_STACKS, MAX_FRAMES = 200, 40
 MAX_BYTES = 256 * MIB
 """Of a file to be read: a row has some 400 bytes, so this is half a million rows."""
 _MAX_INT = 2**53
-_NUMBERS, _TEXTS = ("bytes", "count"), ("category", "evidence", "phase")
 _DAMAGED = "The file is damaged or of another program; profile the run again."
-
-
-class CountedJson(TypedDict):
-    """What was counted apart from the rows, by whom."""
-
-    counter_bytes: int
-    mapped_bytes: int
-    before_bytes: int
-    unseen_bytes: int
-    is_walked: bool
-
-
-class AllocatorJson(TypedDict):
-    """What the allocator's history adds."""
-
-    requested_bytes: int
-    pending_bytes: int
-    reserved_bytes: int
-    free_bytes: int
-    largest_free_bytes: int
-    num_joined: int
-    num_blocks: int
-
-
-class ChangeJson(TypedDict):
-    """What lies at one place of the source at the peaks of the run without compilation and of the compiled one."""
-
-    category: str
-    module: str
-    op: str
-    where: str
-    eager_bytes: int
-    compiled_bytes: int
-    eager_count: int
-    compiled_count: int
-
-
-class EagerJson(TypedDict):
-    """The same run without compilation."""
-
-    peak_bytes: int
-    phase: str | None
-    changes: list[ChangeJson]
-
-
-class PeakRowJson(RowJson):
-    """A row with the stack that led to it."""
-
-    stack: list[str] | None
-
-
-class PeakDocument(Header):
-    """peak.json; docs/files.md describes it."""
-
-    device: str
-    peak_bytes: int
-    allocator_peak_bytes: int
-    unexplained_bytes: int
-    counted: CountedJson
-    reserved_bytes: int
-    cycle: int
-    time_us: float
-    step: str | None
-    phase: str | None
-    allocator: AllocatorJson | None
-    threads_not_recorded: list[str]
-    eager: EagerJson | None
-    rows: list[PeakRowJson]
 
 
 def peak_document(
@@ -108,8 +37,8 @@ def peak_document(
     recordings: Sequence[Recording] = (),
     origin: RunOrigin | None = None,
     against_eager: PeakDiff | None = None,
-) -> PeakDocument:
-    """The document for the cycle with the largest peak.
+) -> dict[str, Any]:
+    """The document for the cycle with the largest peak; docs/files.md describes its keys.
 
     Args:
         peaks: One report per cycle, at least one.
@@ -137,48 +66,26 @@ def peak_document(
         "peak_bytes": peak.peak_bytes,
         "allocator_peak_bytes": peak.allocator_peak_bytes,
         "unexplained_bytes": peak.unexplained_bytes,
-        "counted": _counted(peak.counted),
+        "counted": asdict(peak.counted),
         "reserved_bytes": peak.reserved_bytes,
         "cycle": cycle,
         "time_us": peak.time_ns / NS_PER_US,
         "step": peak.step,
         "phase": peak.phase,
-        "allocator": _allocator(peak.allocator) if peak.allocator is not None else None,
+        "allocator": asdict(peak.allocator) if peak.allocator is not None else None,
         "threads_not_recorded": list(peak.threads),
         "eager": None if against_eager is None else eager_document(against_eager),
-        "rows": [{**row_json(row), "stack": stack} for row, stack in zip(peak.rows, stacks, strict=True)],
+        "rows": [{**asdict(row), "stack": stack} for row, stack in zip(peak.rows, stacks, strict=True)],
     }
 
 
-def _counted(parts: CountedParts) -> CountedJson:
-    return {
-        "counter_bytes": parts.counter_bytes,
-        "mapped_bytes": parts.mapped_bytes,
-        "before_bytes": parts.before_bytes,
-        "unseen_bytes": parts.unseen_bytes,
-        "is_walked": parts.is_walked,
-    }
-
-
-def _allocator(peak: AllocatorPeak) -> AllocatorJson:
-    return {
-        "requested_bytes": peak.requested_bytes,
-        "pending_bytes": peak.pending_bytes,
-        "reserved_bytes": peak.reserved_bytes,
-        "free_bytes": peak.free_bytes,
-        "largest_free_bytes": peak.largest_free_bytes,
-        "num_joined": peak.num_joined,
-        "num_blocks": peak.num_blocks,
-    }
-
-
-def eager_document(diff: PeakDiff) -> EagerJson:
+def eager_document(diff: PeakDiff) -> dict[str, Any]:
     """What compiling changes.
 
     Args:
         diff: From the run without compilation to the compiled one.
     """
-    changes: list[ChangeJson] = []
+    changes = []
     for change in diff.by_line:
         category, module, op, where = change.name
         changes.append(
@@ -211,7 +118,7 @@ def write_peak_json(
 
 def saved_peak_document(peak: SavedPeak) -> dict[str, object]:
     """What of a peak.json is read back to compare it with another."""
-    rows = [row_json(row) for row in peak.rows]
+    rows = [asdict(row) for row in peak.rows]
     return {"device": peak.device, "peak_bytes": peak.bytes, "phase": peak.phase, "rows": rows}
 
 
@@ -281,29 +188,16 @@ def _document(path: Path) -> dict[str, object]:
 
 
 def _row(path: Path, row: dict[str, object]) -> PeakRow:
-    """A row with every field checked."""
-    found: dict[str, Any] = {}
-    for field in fields(PeakRow):
-        value = row.get(field.name)
-        if field.name in _NUMBERS:
-            found[field.name] = _number(path, field.name, value)
-        elif field.name in ("line", "caller_line"):
-            found[field.name] = None if value is None else _number(path, field.name, value)
-        elif field.name == "is_compiled":
-            found[field.name] = value is True
-        elif field.name == "shape":
-            found[field.name] = None if value is None else _shape(path, value)
-        elif field.name in _TEXTS:
-            found[field.name] = _text(path, field.name, value)
-        else:
-            found[field.name] = _text_or_none(path, field.name, value)
-    return PeakRow(**found)
+    """A row with every field checked by its type."""
+    return PeakRow(**{name: _READERS[kind](path, name, row.get(name)) for name, kind in _FIELDS.items()})
 
 
-def _shape(path: Path, value: object) -> tuple[int, ...]:
+def _shape(path: Path, name: str, value: object) -> tuple[int, ...] | None:
+    if value is None:
+        return None
     if not isinstance(value, list):
-        raise SnapshotError(f"{path}: shape is not a list.", hint=_DAMAGED)
-    return tuple(_number(path, "shape", each) for each in value)
+        raise SnapshotError(f"{path}: {name} is not a list.", hint=_DAMAGED)
+    return tuple(_number(path, name, length) for length in value)
 
 
 def _number(path: Path, name: str, value: object) -> int:
@@ -321,3 +215,18 @@ def _text(path: Path, name: str, value: object) -> str:
 
 def _text_or_none(path: Path, name: str, value: object) -> str | None:
     return None if value is None else _text(path, name, value)
+
+
+def _number_or_none(path: Path, name: str, value: object) -> int | None:
+    return None if value is None else _number(path, name, value)
+
+
+_FIELDS = get_type_hints(PeakRow)
+_READERS: dict[Any, Callable[[Path, str, object], Any]] = {
+    int: _number,
+    str: _text,
+    bool: lambda path, name, value: value is True,
+    int | None: _number_or_none,
+    str | None: _text_or_none,
+    tuple[int, ...] | None: _shape,
+}

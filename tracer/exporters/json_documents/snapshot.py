@@ -28,7 +28,7 @@ def snapshot_json(
     """The findings as a JSON text; every device's groups sum to its `peak_requested_bytes`.
 
     Args:
-        finding: What `explain_snapshot` returned.
+        finding: What `explain_replayed` returned.
         file: The snapshot's name, as the person gave it.
         allocator: What `explain_allocator` returned for the same devices.
         more: Other values of a device, by its index.

@@ -28,7 +28,6 @@ def write_watch_json(report: WatchReport, path: Path) -> None:
 
 def watch_values(report: WatchReport) -> dict[str, Any]:
     """The fields that docs/files.md describes."""
-    failed = report.out_of_memory
     return {
         **json_header("watch", VERSION, torch=torch.__version__, command=this_command()),
         "device": report.device,
@@ -40,6 +39,21 @@ def watch_values(report: WatchReport) -> dict[str, Any]:
         "limit_bytes": report.limit_bytes,
         "allocated_bytes": report.allocated_bytes,
         "reserved_bytes": report.reserved_bytes,
+        **_findings(report),
+        "found_before": [{"event": asdict(one.event), **_findings(one)} for one in report.found_before],
+        "by_kind": report.by_kind(),
+        "in_use": [_group(group) for group in report.groups],
+        "ledger": asdict(report.ledger) if report.ledger is not None else None,
+        "history_steps": report.history_steps,
+        "notes": list(report.notes),
+        "settings": {name: str(value) for name, value in report.settings.items()},
+        "steps": {name: getattr(report.columns, name).tolist() for name in report.columns.__slots__},
+    }
+
+
+def _findings(report: WatchReport) -> dict[str, Any]:
+    failed = report.out_of_memory
+    return {
         "findings": asdict(report.steps),
         "out_of_memory": None
         if failed is None
@@ -52,14 +66,7 @@ def watch_values(report: WatchReport) -> dict[str, Any]:
             "file": failed.site.file,
             "line": failed.site.line,
         },
-        "by_kind": report.by_kind(),
-        "in_use": [_group(group) for group in report.groups],
         "kept": [_kept(one) for one in report.kept],
-        "ledger": asdict(report.ledger) if report.ledger is not None else None,
-        "history_steps": report.history_steps,
-        "notes": list(report.notes),
-        "settings": {name: str(value) for name, value in report.settings.items()},
-        "steps": {name: getattr(report.columns, name).tolist() for name in report.columns.__slots__},
     }
 
 
@@ -89,6 +96,7 @@ def _kept(one: Kept) -> dict[str, Any]:
             {
                 "path": name.holder.path,
                 "variable": name.holder.variable,
+                "also": list(name.holder.also),
                 "num_looked_at": len(name.holder.addresses),
                 "graph_file": name.graph_line.file if name.graph_line is not None else None,
                 "graph_line": name.graph_line.line if name.graph_line is not None else None,

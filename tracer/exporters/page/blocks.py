@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from tracer.analysis.kept_blocks import keep_blocks
 from tracer.arrays import Ints, Rows
 from tracer.exporters.page.model import PageBlocks, PageSpace
-from tracer.exporters.page.pack import packed
-from tracer.exporters.page.payload import BlocksJson, Packed, SpaceJson, StacksJson
+from tracer.exporters.page.pack import Packed, packed
 
 if TYPE_CHECKING:
     from tracer.analysis.peak_row import PeakRow
@@ -40,8 +39,15 @@ _TEXTS: Final = (
 _LINES: Final = ("line", "caller_line")
 
 
-def blocks_json(blocks: PageBlocks, kept_rows: Rows, *, most_blocks: int = MOST_BLOCKS) -> BlocksJson:
-    """The blocks at the kept rows of the timeline."""
+def blocks_json(blocks: PageBlocks, kept_rows: Rows, *, most_blocks: int = MOST_BLOCKS) -> dict[str, Any]:
+    """The blocks at the kept rows of the timeline; positions are indices into the kept rows.
+
+    Returns:
+        Packed tables. The columns of `groups` are numbers of `texts`, one more than the number, and 0 for none; lines
+        are lines. Those of `blocks` are the first position, how many positions, bytes and group of each block. Those of
+        `changes` are position, group, bytes and count: by how much the blocks smaller than `smaller_than` of a group
+        changed. Those of `places` are the address of each block and, where they are not its bytes, its rounded bytes.
+    """
     kept = keep_blocks(
         kept_rows,
         made_at=blocks.made_at,
@@ -76,8 +82,13 @@ def _places(blocks: PageBlocks, rows: Rows) -> Packed | None:
     return packed([blocks.address[rows], *rounded])
 
 
-def space_json(space: PageSpace, kept_rows: Rows) -> SpaceJson:
-    """The reserved ranges that are seen at the kept rows of the timeline."""
+def space_json(space: PageSpace, kept_rows: Rows) -> dict[str, Any]:
+    """The reserved ranges that are seen at the kept rows of the timeline.
+
+    Returns:
+        `ranges` with the columns first position, how many positions, address, bytes, home, expandable or not; before
+        the position `known_from` they are not known.
+    """
     first = np.searchsorted(kept_rows, space.made_at, side="left")
     last = np.searchsorted(kept_rows, space.freed_at, side="left")
     seen = np.flatnonzero(first < last)
@@ -106,7 +117,7 @@ def _text(value: str | tuple[int, ...] | None) -> str | None:
     return (" x ".join(map(str, value)) or "scalar") if isinstance(value, tuple) else value
 
 
-def stacks_json(stacks: Sequence[tuple[str, ...]]) -> StacksJson:
+def stacks_json(stacks: Sequence[tuple[str, ...]]) -> dict[str, Any]:
     """Each frame once, and for each row the numbers of its frames: Python's first, then the others."""
     number: dict[str, int] = {}
     shown = stacks[:_MAX_STACKS]

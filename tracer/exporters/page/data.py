@@ -1,52 +1,24 @@
-"""The page's findings as one JSON value, small enough to carry in the page: long columns reduced and packed."""
+"""The page's findings as one JSON value, small enough to carry in the page: long columns reduced and packed.
+
+Dataclasses of `model` stand there field by field; only what is reduced or packed has a shape of its own, which the
+functions that make it describe. `data.js` reads it.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tracer.analysis.downsample import reduce_rows
 from tracer.analysis.kinds import meaning_of
 from tracer.arrays import Ints, Rows
-from tracer.exporters.json_documents.row import row_json
 from tracer.exporters.page.blocks import MOST_BLOCKS, blocks_json, space_json, stacks_json
-from tracer.exporters.page.model import (
-    Band,
-    Cell,
-    Curve,
-    FileCell,
-    Mark,
-    Page,
-    PageLostTrack,
-    PagePeak,
-    PageRank,
-    Section,
-    Selector,
-    SlowModule,
-    StepTiming,
-    Table,
-)
+from tracer.exporters.page.model import Band, Curve, Mark, Page, PagePeak, Section, Selector, Table
 from tracer.exporters.page.pack import packed
-from tracer.exporters.page.payload import (
-    BandJson,
-    BlocksJson,
-    CellJson,
-    CurveJson,
-    LostTrackJson,
-    MarkJson,
-    PageJson,
-    PeakJson,
-    RankJson,
-    RestJson,
-    SectionJson,
-    SlowModuleJson,
-    TableJson,
-    TimelineJson,
-    TimingJson,
-)
 from tracer.exporters.page.words import CATEGORY_COLORS, CATEGORY_WORDS, headline
 
 if TYPE_CHECKING:
@@ -61,14 +33,14 @@ MAX_BANDS = 3000
 _MOST_BUCKETS, _FEWEST_BUCKETS = 8192, 256
 
 
-def page_json(pages: Sequence[PageJson], *, shown: int = 0, selector: Selector = "device") -> str:
+def page_json(pages: Sequence[dict[str, Any]], *, shown: int = 0, selector: Selector = "device") -> str:
     """All of the page's data, safe inside a script element: no character that HTML gives a meaning to."""
     data = {"shown": shown, "selector": selector, "pages": pages}
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def page_data(page: Page, *, num_pages: int = 1) -> PageJson:
+def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
     """Everything that the page shows of one device, as JSON values; times count from the origin.
 
     Args:
@@ -91,18 +63,15 @@ def page_data(page: Page, *, num_pages: int = 1) -> PageJson:
         "blocks": blocks,
         "space": space_json(page.space, rows) if page.space is not None and blocks is not None else None,
         "alarm": page.alarm,
-        "advice": [
-            {"change": one.change, "saves_bytes": one.saves_bytes, "cost": one.cost, "how_found": one.how_found}
-            for one in page.advice
-        ],
-        "lostTrack": [_lost(lost) for lost in page.lost_track[:MAX_OTHER_ROWS]],
-        "timings": [_timing(timing) for timing in page.timings[:MAX_OTHER_ROWS]],
+        "advice": [asdict(advice) for advice in page.advice],
+        "lostTrack": [asdict(lost) for lost in page.lost_track[:MAX_OTHER_ROWS]],
+        "timings": [asdict(timing) for timing in page.timings[:MAX_OTHER_ROWS]],
         "clock": page.clock,
-        "slowModules": [_slow_module(module) for module in page.slow_modules[:MAX_OTHER_ROWS]],
+        "slowModules": [asdict(module) for module in page.slow_modules[:MAX_OTHER_ROWS]],
         "run": [(str(name), str(value)) for name, value in page.run.items()],
         "notes": page.notes,
         "sections": [_section(section) for section in page.sections],
-        "ranks": [_rank(rank) for rank in page.ranks],
+        "ranks": [asdict(rank) for rank in page.ranks],
         "categories": {
             name: {"light": light, "dark": dark, "words": CATEGORY_WORDS[name], "meaning": meaning_of(name)}
             for name, (light, dark) in CATEGORY_COLORS.items()
@@ -117,14 +86,8 @@ def _origin(page: Page) -> int:
     return min(firsts, default=0)
 
 
-def _mark(mark: Mark, origin: int, rows: Rows) -> MarkJson:
-    return {
-        "kind": mark.kind,
-        "label": mark.label,
-        "time": mark.time - origin,
-        "bytes": mark.bytes,
-        "row": _position(mark.row, rows),
-    }
+def _mark(mark: Mark, origin: int, rows: Rows) -> dict[str, Any]:
+    return asdict(replace(mark, time=mark.time - origin, row=_position(mark.row, rows)))
 
 
 def _position(row: int | None, rows: Rows) -> int | None:
@@ -132,35 +95,11 @@ def _position(row: int | None, rows: Rows) -> int | None:
     return None if row is None else int(np.searchsorted(rows, row))
 
 
-def _band(band: Band, origin: int) -> BandJson:
-    return {"kind": band.kind, "name": band.name, "start": band.start - origin, "end": band.end - origin}
+def _band(band: Band, origin: int) -> dict[str, Any]:
+    return asdict(replace(band, start=band.start - origin, end=band.end - origin))
 
 
-def _lost(lost: PageLostTrack) -> LostTrackJson:
-    return {"op": lost.op, "bytes": lost.bytes, "module": lost.module, "file": lost.file, "line": lost.line}
-
-
-def _timing(timing: StepTiming) -> TimingJson:
-    return {
-        "name": timing.name,
-        "forward_ns": timing.forward_ns,
-        "backward_ns": timing.backward_ns,
-        "optimizer_ns": timing.optimizer_ns,
-        "total_ns": timing.total_ns,
-    }
-
-
-def _slow_module(slow: SlowModule) -> SlowModuleJson:
-    return {
-        "module": slow.module,
-        "forward_ns": slow.forward_ns,
-        "backward_ns": slow.backward_ns,
-        "peak_bytes": slow.peak_bytes,
-        "calls": slow.calls,
-    }
-
-
-def _peak(peak: PagePeak, origin: int, rows: Rows, *, has_blocks: bool) -> PeakJson:
+def _peak(peak: PagePeak, origin: int, rows: Rows, *, has_blocks: bool) -> dict[str, Any]:
     """Where blocks are known, and the row of the peak, the rows come from these."""
     row = _position(peak.row, rows) if has_blocks else None
     shown = peak.rows if row is None else ()
@@ -170,55 +109,30 @@ def _peak(peak: PagePeak, origin: int, rows: Rows, *, has_blocks: bool) -> PeakJ
         "time": None if peak.time is None else peak.time - origin,
         "step": peak.step,
         "phase": peak.phase,
-        "breakdown": [{"name": share.name, "bytes": share.bytes} for share in peak.breakdown],
-        "rows": [row_json(one) for one in shown[:MAX_PEAK_ROWS]],
+        "breakdown": [asdict(share) for share in peak.breakdown],
+        "rows": [asdict(row) for row in shown[:MAX_PEAK_ROWS]],
         "rest": _rest(shown[MAX_PEAK_ROWS:]),
         "stacks": stacks_json(peak.stacks if row is None else ()),
     }
 
 
-def _rank(rank: PageRank) -> RankJson:
-    return {
-        "name": rank.name,
-        "rank": rank.rank,
-        "state": rank.state,
-        "bytes": rank.bytes,
-        "kinds": [{"name": share.name, "bytes": share.bytes} for share in rank.kinds],
-        "is_odd": rank.is_odd,
-        "ran_out": rank.ran_out,
-        "alike": rank.alike,
-        "words": rank.words,
-        "file": rank.file,
-        "has_page": rank.has_page,
-    }
+def _section(section: Section) -> dict[str, Any]:
+    return {**asdict(replace(section, tables=())), "tables": [_table(table) for table in section.tables]}
 
 
-def _section(section: Section) -> SectionJson:
-    return {
-        "title": section.title,
-        "sentences": section.sentences,
-        "tables": [_table(table) for table in section.tables],
-        "is_alarming": section.is_alarming,
-    }
+def _table(table: Table) -> dict[str, Any]:
+    """The rows that there is room for, and in `left` how many more there are."""
+    shown = replace(table, rows=table.rows[:MAX_OTHER_ROWS])
+    return {**asdict(shown), "left": len(table.rows) - len(shown.rows)}
 
 
-def _table(table: Table) -> TableJson:
-    """The rows that there is room for, and how many more there are."""
-    rows = [[_cell(cell) for cell in row] for row in table.rows[:MAX_OTHER_ROWS]]
-    return {"title": table.title, "columns": table.columns, "rows": rows, "left": len(table.rows) - len(rows)}
-
-
-def _cell(cell: Cell) -> int | str | CellJson:
-    return {"words": cell.words, "file": cell.file, "line": cell.line} if isinstance(cell, FileCell) else cell
-
-
-def _rest(rows: Sequence[PeakRow]) -> RestJson:
+def _rest(rows: Sequence[PeakRow]) -> dict[str, int]:
     """The rows that the page has no room for: they count, so that the sum is right."""
     return {"groups": len(rows), "count": sum(row.count for row in rows), "bytes": sum(row.bytes for row in rows)}
 
 
 # ---------------------------------------------------------------------------------------------------- long columns
-def _long_columns(page: Page, origin: int, num_pages: int) -> tuple[TimelineJson, BlocksJson | None, Rows]:
+def _long_columns(page: Page, origin: int, num_pages: int) -> tuple[dict[str, Any], dict[str, Any] | None, Rows]:
     """Stack, lines and blocks at the finest reduction that fits, and the rows of the stack that are kept."""
     num_buckets = _MOST_BUCKETS
     while True:
@@ -261,7 +175,8 @@ def _rows_to_draw(drawn: Ints, values: Ints, num_buckets: int, keep: Sequence[in
     return np.union1d(by_time, reduce_rows(number, values, num_buckets=num_buckets))
 
 
-def _timeline(page: Page, origin: int, rows: Rows, num_buckets: int) -> TimelineJson:
+def _timeline(page: Page, origin: int, rows: Rows, num_buckets: int) -> dict[str, Any]:
+    """Stack and curves; the stack's columns are row number, time, then the series. `counted` has one for each row."""
     columns = [rows, _drawn(page.times, origin)[rows], *(series.values_bytes[rows] for series in page.series)]
     counted = page.counted_bytes
     return {
@@ -272,7 +187,8 @@ def _timeline(page: Page, origin: int, rows: Rows, num_buckets: int) -> Timeline
     }
 
 
-def _line(line: Curve, origin: int, num_buckets: int) -> CurveJson:
+def _line(line: Curve, origin: int, num_buckets: int) -> dict[str, Any]:
+    """A curve above the stack: row number, time, bytes."""
     drawn = _drawn(line.times, origin)
     rows = _rows_to_draw(drawn, line.values_bytes.reshape(-1, 1), num_buckets)
     return {"name": line.name, **packed([rows, drawn[rows], line.values_bytes[rows]], total=len(line.times))}

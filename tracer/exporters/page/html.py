@@ -12,11 +12,11 @@ import hashlib
 import html
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tracer.exporters.files import write_atomically
 from tracer.exporters.page.data import page_data, page_json
 from tracer.exporters.page.model import Page, Selector
-from tracer.exporters.page.payload import PageJson
 
 _POLICY = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
 _STATIC = Path(__file__).parent / "static"
@@ -71,7 +71,9 @@ def write_pages(pages: Sequence[Page], path: Path, *, shown: int = 0) -> None:
     write_atomically(path, page_html(pages, shown=shown).encode())
 
 
-def write_prepared(pages: Sequence[PageJson], path: Path, *, shown: int = 0, selector: Selector = "device") -> None:
+def write_prepared(
+    pages: Sequence[dict[str, Any]], path: Path, *, shown: int = 0, selector: Selector = "device"
+) -> None:
     """Write pages whose data were made elsewhere, each with its share of the room.
 
     Args:
@@ -91,7 +93,7 @@ def page_html(pages: Sequence[Page], *, shown: int = 0) -> str:
     return _html([page_data(page, num_pages=len(pages)) for page in pages], shown=shown, selector="device")
 
 
-def _html(pages: Sequence[PageJson], *, shown: int, selector: Selector) -> str:
+def _html(pages: Sequence[dict[str, Any]], *, shown: int, selector: Selector) -> str:
     script = _own_script()
     first = pages[shown]
     parts = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tracer.analysis.snapshots.categories import CATEGORY_OF_KIND
 from tracer.analysis.snapshots.diff import DeviceDiff
@@ -12,7 +13,6 @@ from tracer.exporters.page.data import page_data
 from tracer.exporters.page.diff_page import changes_tables
 from tracer.exporters.page.html import write_prepared
 from tracer.exporters.page.model import Cell, KindBytes, Page, PageRank, Section, Table
-from tracer.exporters.page.payload import PageJson
 from tracer.exporters.screen.job import rank_names
 from tracer.units import format_bytes, some
 
@@ -21,7 +21,7 @@ _MOST_NAMED = 3
 
 
 def write_job_page(
-    finding: JobFinding, path: Path, *, single: Mapping[str, PageJson], run: Mapping[str, str | int | float]
+    finding: JobFinding, path: Path, *, single: Mapping[str, dict[str, Any]], run: Mapping[str, str | int | float]
 ) -> None:
     """Write the page of a job, in which a selector leads to single ranks.
 

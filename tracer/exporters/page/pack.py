@@ -9,11 +9,20 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Iterable, Sequence
+from typing import TypedDict
 
 import numpy as np
 
 from tracer.arrays import Ints
-from tracer.exporters.page.payload import Packed
+
+
+class Packed(TypedDict):
+    """A table of integers as text; `total` is the number of rows that it was reduced from."""
+
+    total: int
+    rows: int
+    columns: int
+    packed: str
 
 
 def packed(columns: Sequence[Ints], *, total: int | None = None) -> Packed:
@@ -32,10 +41,3 @@ def pack(columns: Iterable[Ints]) -> str:
     deltas = np.array([np.diff(column, prepend=0) for column in columns], "<i8")
     planes = deltas.reshape(-1, 1).view(np.uint8).T
     return base64.b64encode(zlib.compress(planes.tobytes(), 6)).decode()
-
-
-def unpack(packed: Packed) -> Ints:
-    """What `pack` was given, [columns, rows]; the page does the same in `data.js`."""
-    planes = np.frombuffer(zlib.decompress(base64.b64decode(packed["packed"])), np.uint8).reshape(8, -1)
-    deltas = np.ascontiguousarray(planes.T).view("<i8").reshape(packed["columns"], packed["rows"])
-    return np.asarray(np.cumsum(deltas, axis=1), np.int64)

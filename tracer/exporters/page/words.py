@@ -28,6 +28,7 @@ CATEGORY_COLORS = {
     "BUFFER": ("#1fba85", "#27e8a5"),
     "EVALUATION": ("#920c7d", "#d740ba"),
     "HELD": ("#9b8604", "#ad9504"),
+    "COMMUNICATION": ("#f0a05a", "#faaa64"),
     "BEFORE_RECORDING": ("#c6cbd2", "#424a54"),
     "UNKNOWN": ("#404143", "#a9b0b9"),
 }
@@ -45,6 +46,7 @@ CATEGORY_WORDS = {
     "BUFFER": "buffers",
     "EVALUATION": "evaluation",
     "HELD": "tensors held by Python",
+    "COMMUNICATION": "buffers of collectives",
     "BEFORE_RECORDING": "memory from before the recording",
     "UNKNOWN": "memory that nothing explains",
 }

@@ -34,7 +34,7 @@ def print_snapshot(
     """Print what filled each device at its peak, those that ran out of memory before the others.
 
     Args:
-        finding: What `explain_snapshot` returned.
+        finding: What `explain_replayed` returned.
         console: Where to print; file names are never read as markup.
         file: The snapshot's name, as the person gave it.
         top: Rows of each table; what the others hold together is said.

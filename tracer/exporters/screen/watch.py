@@ -36,11 +36,21 @@ def watch_lines(report: WatchReport) -> tuple[str, ...]:
     """All of it."""
     return (
         *short_watch_lines(report),
+        *_found_before(report),
         *_table_of_groups(report.groups),
         *(ledger_lines(report.ledger, report.device) if report.ledger is not None else ()),
         *_table_of_steps(report),
         *_list_of_events(report),
     )
+
+
+def _found_before(report: WatchReport) -> Iterator[str]:
+    """What earlier reports of the run said, with the step after which they did: it is not true of the end any more."""
+    for earlier in report.found_before:
+        yield ""
+        yield f"Found after step {earlier.event.step:,}, {earlier.event.what}"
+        yield from _out_of_memory(earlier)
+        yield from finding_lines(earlier)
 
 
 def _headline(report: WatchReport) -> Iterator[str]:
@@ -114,7 +124,8 @@ def holder_words(name: HolderName) -> str:
     """`trainer.history[...] -> graph of the tensor, train.py:81 (local variable of main(), train.py:12)`."""
     holder = name.holder
     line = f", {_short(name.graph_line)}" if name.graph_line is not None else ""
-    return f"{holder.path}{line}" + (f" ({holder.variable})" if holder.variable else "")
+    also = "".join(f" and {path}" for path in holder.also)
+    return f"{holder.path}{line}" + (f" ({holder.variable})" if holder.variable else "") + also
 
 
 def _other_sentences(report: WatchReport) -> Iterator[str]:

@@ -1,0 +1,16 @@
+"""A loaded snapshot, replayed and explained at once."""
+
+from __future__ import annotations
+
+from tracer.analysis.snapshots.findings import SnapshotFinding, explain_replayed, replay_snapshot
+from tracer.snapshot.columns import Snapshot
+from tracer.snapshot.replay import Replay
+
+
+def explain_snapshot(snapshot: Snapshot, *, device: int | None = None) -> SnapshotFinding:
+    return explain_replayed(replay_snapshot(snapshot, device=device))
+
+
+def allocated_after(replay: Replay, entry: int) -> int:
+    """Rounded bytes in use right after an entry."""
+    return int(replay.lives.allocated_bytes[replay.lives.alive_after(entry)].sum())

@@ -1,0 +1,120 @@
+"""Buffers of collectives: which allocations FSDP and DDP made for them, and the modules whose parameters they carry."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from tracer.analysis.profiles.time_spans import enclosing, merged
+from tracer.arrays import Bool, Int, Ints, PerAllocation, PerKey, PerOp, Rows
+from tracer.capture.recording import CallKind, Recording
+from tracer.capture.torch_names import (
+    COLLECTIVE_PREFIXES,
+    SHARDED_MODULES,
+    makes_buckets,
+    makes_collectives_buffers,
+    modules_of_collective,
+)
+
+
+def made_for_collectives(recording: Recording) -> PerAllocation[Bool]:
+    """[A] whether FSDP or DDP made it as a buffer of a collective, by the functions of theirs that it was made in."""
+    calls, frames, strings = recording.calls, recording.frames, recording.strings
+    places = [(strings[file], strings[name]) for file, name in zip(frames.file, frames.function, strict=True)]
+    makes = np.array([*(makes_collectives_buffers(*place) for place in places), False], np.bool_)
+    buckets = np.array([*(makes_buckets(*place) for place in places), False], np.bool_)
+    call, time_ns = recording.allocations.call, recording.allocations.time_ns
+    found = np.zeros(len(call), np.bool_)
+    making = makes[calls.function]
+    for thread in np.unique(calls.thread[making]).tolist():
+        rows = np.flatnonzero(making & (calls.thread == thread))
+        inside = enclosing(*merged(calls.start_ns[rows], calls.end_ns[rows]), time_ns) >= 0
+        found |= inside & (call >= 0) & (calls.thread[call] == thread)
+    if buckets.any():
+        innermost = np.where((call >= 0) & (calls.kind[call] == CallKind.C_FUNCTION), calls.parent[call], call)
+        found |= (innermost >= 0) & buckets[calls.function[innermost]]
+    return found
+
+
+def carried_modules(
+    recording: Recording, chosen: PerAllocation[Bool], module_names: Mapping[int, str]
+) -> dict[int, str]:
+    """The modules whose parameters buffers of FSDP2 carry, by row of the allocation; what it does not say is left out.
+
+    Args:
+        recording: One cycle.
+        chosen: [A] which allocations are such buffers.
+        module_names: Dotted names of live modules by `id()`.
+    """
+    spans, times_ns = recording.spans, recording.allocations.time_ns
+    names = [modules_of_collective(recording.strings[name]) for name in spans.name.tolist()]
+    rows = np.flatnonzero(chosen)
+    rows = rows[np.argsort(times_ns[rows], kind="stable")]
+    sharded = _sharded_modules(recording, module_names)
+    found: dict[int, str | None] = {}
+    for span in np.argsort(spans.start_ns, kind="stable").tolist():  # the innermost last
+        if (carried := names[span]) is not None:
+            first, last = np.searchsorted(times_ns[rows], (spans.start_ns[span], spans.end_ns[span]))
+            whole = [_below_the_root(name, sharded) for name in carried]
+            found |= dict.fromkeys(rows[first:last].tolist(), _common(whole))
+    return {row: name for row, name in found.items() if name is not None}
+
+
+def _sharded_modules(recording: Recording, module_names: Mapping[int, str]) -> list[str]:
+    """Dotted names of the modules that FSDP2 was given, as far as they were called: it puts its name before a class."""
+    modules, strings = recording.modules, recording.strings
+    named = zip(modules.self_ptr.tolist(), modules.name.tolist(), strict=True)
+    return [module_names[at] for at, name in named if at in module_names and strings[name].startswith(SHARDED_MODULES)]
+
+
+def _below_the_root(name: str, sharded: Iterable[str]) -> str | None:
+    """The model's name of a module by the name that FSDP's root has for it: the root may be inside the model."""
+    matching = sorted({one for one in sharded if not name or f".{one}".endswith(f".{name}")}, key=_depth)
+    if not matching or (len(matching) > 1 and _depth(matching[0]) == _depth(matching[1])):
+        return None
+    return matching[0]
+
+
+def _depth(name: str) -> int:
+    return len(name.split(".")) if name else 0
+
+
+def _common(names: Sequence[str | None]) -> str | None:
+    """The module that holds all of some; None where one is not known."""
+    parts = [name.split(".") for name in names if name is not None]
+    if len(parts) < len(names):
+        return None
+    alike = itertools.takewhile(lambda at: len(set(at)) == 1, zip(*parts, strict=False))
+    return ".".join(part for part, *_ in alike)
+
+
+def given_to_collectives(recording: Recording) -> PerKey[Bool]:
+    """[K] whether a collective, or what fills DDP's buckets, was given it."""
+    found = np.zeros(len(recording.keys.id), np.bool_)
+    found[_collectives_edges(recording)[0]] = True
+    return found
+
+
+def common_modules(recording: Recording, op_module: PerOp[Int], modules: tuple[str, ...]) -> PerKey[Int]:
+    """[K] the module that holds all whose gradients DDP put into a bucket, as index of `modules`; -1 for none."""
+    found = np.full(len(recording.keys.id), -1, np.int64)
+    keys, ops = _collectives_edges(recording)
+    for key in np.unique(keys).tolist():
+        carried = np.unique(op_module[ops[keys == key]])
+        names = [modules[module] for module in carried.tolist() if module >= 0]
+        if names and (name := _common(names)) in modules:
+            found[key] = modules.index(name)
+    return found
+
+
+def _collectives_edges(recording: Recording) -> tuple[Rows, Ints]:
+    """Of each use of a storage by such an operator: the storage's key and the operator's row."""
+    ops, edges = recording.ops, recording.flow
+    is_collective = np.array([*(text.startswith(COLLECTIVE_PREFIXES) for text in recording.strings), False], np.bool_)
+    rows = np.flatnonzero(is_collective[ops.name])
+    rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
+    at = enclosing(ops.start_ns[rows], ops.end_ns[rows], edges.node_time_ns)[edges.edge_node]
+    inside = at >= 0
+    return edges.edge_key[inside], rows[at[inside]] if len(rows) else np.empty(0, np.int64)

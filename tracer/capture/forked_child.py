@@ -1,0 +1,53 @@
+"""What a forked child does with what its parent has begun: nothing, and it ends as it would have ended unwatched."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+
+from tracer.capture import torch_private
+
+_left: dict[object, Callable[[], None]] = {}
+
+
+def in_forked_child(leave: Callable[[], None]) -> Callable[[], None]:
+    """Have something called in every child that is forked from now on, before it does anything else.
+
+    Args:
+        leave: Lets go of what the child has of its parent's session; what it raises is dropped.
+
+    Returns:
+        What ends that.
+    """
+    _watch_forks()
+    key = object()
+    _left[key] = leave
+    return lambda: _left.pop(key, None) and None
+
+
+@cache
+def _watch_forks() -> None:
+    os.register_at_fork(after_in_child=_begins)
+
+
+def _begins() -> None:
+    leaves = list(_left.values())
+    _left.clear()
+    for leave in (_end_without_destructors, torch_private.leave_profiler_of_parent, *leaves):
+        with suppress(Exception):  # nobody in the child asked for any of it
+            leave()
+
+
+def _end_without_destructors() -> None:
+    """Have the process end right behind Python's own ending and C's last words to its files.
+
+    torch's profiler has a thread that waits. A child has no such thread, and the destructor of what it waits for would
+    wait for it for ever. `on_exit` is glibc's; what is registered last runs first.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit") and hasattr(libc, "__cxa_atexit"):
+        libc.on_exit(libc._exit, None)
+        getattr(libc, "__cxa_atexit")(libc.fflush, None, None)
