@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import warnings
 from datetime import timedelta
 from pathlib import Path
@@ -251,16 +253,20 @@ def a_tensor_of_another_process() -> None:
 
 
 def children_end_well() -> None:
-    """Threads of autograd ask for Python's lock while it ends, in some runs of several."""
-    import torch._dynamo  # what an optimizer imports at its first step, once for all children
+    """A thread of autograd's asks for Python's lock while Python ends: each child ends in the middle of a backward pass."""
 
-    for _ in range(8):
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            model(torch.randn(8, 64, device="cuda")).sum().backward()
+
+    for _ in range(4):
         if (child := os.fork()) == 0:
             model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(20)]).cuda()
             for parameter in model.parameters():
                 parameter.register_hook(lambda gradient: gradient)
-            for _ in range(3):
-                model(torch.randn(8, 64, device="cuda")).sum().backward()
+            train(2)
+            threading.Thread(target=train, args=(1_000_000,), daemon=True).start()
+            time.sleep(0.05)
             sys.exit(0)
         assert os.waitpid(child, 0)[1] == 0
 

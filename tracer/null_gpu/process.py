@@ -57,8 +57,8 @@ def environment(cards: Sequence[Card], base: Mapping[str, str] | None = None) ->
     found["PATH"] = os.pathsep.join([str(path.parent / "bin"), found.get("PATH", os.defpath)])
     found["TRITON_LIBCUDA_PATH"] = str(path.parent)
     # What a compiler measured on a device that computes nothing is noise: it stays out of real devices' caches.
-    found.setdefault("TORCHINDUCTOR_CACHE_DIR", str(path.parent / "inductor"))
-    found.setdefault("TRITON_CACHE_DIR", str(path.parent / "triton"))
+    found.setdefault("TORCHINDUCTOR_CACHE_DIR", str(path.parent.parent / "inductor"))
+    found.setdefault("TRITON_CACHE_DIR", str(path.parent.parent / "triton"))
     return found
 
 
