@@ -253,7 +253,7 @@ def a_tensor_of_another_process() -> None:
 
 
 def children_end_well() -> None:
-    """A thread of autograd's asks for Python's lock while Python ends: each child ends in the middle of a backward pass."""
+    """Each ends in the middle of a backward pass: a thread of autograd's asks for Python's lock while Python ends."""
 
     def train(steps: int) -> None:
         for _ in range(steps):
