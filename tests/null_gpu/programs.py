@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -112,6 +113,29 @@ def small_requests_share_a_granule() -> None:
     for pointer in pointers:
         assert runtime.cudaFree(pointer) == 0
     assert runtime.cudaFree(pointers[0]) == 1 == runtime.cudaGetLastError()  # an invalid value
+    assert torch.cuda.mem_get_info()[0] == before
+
+
+def many_threads() -> None:
+    runtime, before = ctypes.CDLL(None), torch.cuda.mem_get_info()[0]
+
+    def work(seed: int) -> None:
+        sizes = [1 + (seed * 7919 + step * 104_729) % (3 << 20) for step in range(400)]
+        held: list[tuple[ctypes.c_void_p, int]] = []
+        for size in sizes:
+            pointer, value = ctypes.c_void_p(), ctypes.c_int64(size)
+            assert runtime.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(size + 8)) == 0
+            assert runtime.cudaMemcpy(pointer, ctypes.byref(value), ctypes.c_size_t(8), 1) == 0
+            held.append((pointer, size))
+            if len(held) > 50:
+                pointer, size = held.pop(seed % 50)
+                assert runtime.cudaMemcpy(ctypes.byref(value), pointer, ctypes.c_size_t(8), 2) == 0
+                assert value.value == size
+                assert runtime.cudaFree(pointer) == 0
+        assert all(runtime.cudaFree(pointer) == 0 for pointer, _ in held)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert torch.cuda.mem_get_info()[0] == before
 
 

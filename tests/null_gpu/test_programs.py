@@ -20,6 +20,7 @@ TOGETHER = (
     "device_of_the_card",
     "what_the_host_wrote_is_read",
     "small_requests_share_a_granule",
+    "many_threads",
     "out_of_memory_at_capacity",
     "fraction_of_the_card",
     "a_step_of_training",

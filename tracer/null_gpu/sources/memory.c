@@ -27,7 +27,9 @@
 #define POOL_GROWTH (32 * MIB)
 
 /* Small allocations share a granule, as the driver's do: how many units begin at each. */
-typedef struct {
+typedef struct Slab {
+  uintptr_t at;
+  struct Slab *next;
   uint16_t length[UNITS];
   int used;
 } Slab;
@@ -47,6 +49,7 @@ typedef struct {
 typedef struct {
   Block *blocks;
   size_t count, capacity;
+  Slab *slabs;
   uintptr_t cursor;
   size_t used, peak;
   int file;
@@ -204,8 +207,7 @@ size_t memory_used_bytes(int device) { return places[device].used; }
 size_t memory_free_bytes(int device) { return card_of(device)->memory - places[device].used; }
 
 /* ---- small allocations ---- */
-static void *slab_piece(Block *block, size_t units) {
-  Slab *slab = block->slab;
+static void *slab_piece(Slab *slab, size_t units) {
   size_t run = 0;
   for (size_t unit = 0; unit < UNITS;) {
     if (slab->length[unit]) {
@@ -215,7 +217,7 @@ static void *slab_piece(Block *block, size_t units) {
       if (++run == units) {
         slab->length[unit - units] = (uint16_t)units;
         slab->used++;
-        return (void *)(block->at + (unit - units) * UNIT);
+        return (void *)(slab->at + (unit - units) * UNIT);
       }
     }
   }
@@ -225,8 +227,8 @@ static void *slab_piece(Block *block, size_t units) {
 static void *allocate_small(int device, size_t size) {
   size_t units = (size + UNIT - 1) / UNIT;
   Place *place = &places[device];
-  for (size_t i = place->count; i-- > 0;) {
-    void *piece = place->blocks[i].slab ? slab_piece(&place->blocks[i], units) : NULL;
+  for (Slab *slab = place->slabs; slab; slab = slab->next) {
+    void *piece = slab_piece(slab, units);
     if (piece) return piece;
   }
   Slab *slab = calloc(1, sizeof *slab);
@@ -234,7 +236,9 @@ static void *allocate_small(int device, size_t size) {
   Block *block = add_block(device, GRANULE, GRANULE, PROT_READ | PROT_WRITE);
   if (!block) return free(slab), place->used -= GRANULE, NULL;
   block->slab = slab, block->counted = GRANULE;
-  return slab_piece(block, units);
+  slab->at = block->at, slab->next = place->slabs;
+  place->slabs = slab;
+  return slab_piece(slab, units);
 }
 
 static bool free_small(int device, Block *block, uintptr_t at) {
@@ -243,6 +247,9 @@ static bool free_small(int device, Block *block, uintptr_t at) {
   forget_bytes(at, at + block->slab->length[unit] * UNIT);
   block->slab->length[unit] = 0;
   if (--block->slab->used == 0) {
+    Slab **link = &places[device].slabs;
+    while (*link != block->slab) link = &(*link)->next;
+    *link = block->slab->next;
     places[device].used -= block->counted;
     remove_block(device, block);
   }
