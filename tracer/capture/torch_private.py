@@ -828,6 +828,77 @@ def operator_with_overload(name: str) -> Any:
     return operator(packet, overload or "default")
 
 
+def operator_by_full_name(name: str) -> Any:
+    """An operator by the name that it is registered under, such as `aten::add.Tensor` or `torchvision::nms`."""
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+
+
+def operators_with_kernel(dispatch_key: str) -> tuple[str, ...]:
+    """Full names of the operators that have a kernel of their own for a key such as `CUDA`."""
+    return tuple(torch._C._dispatch_get_registrations_for_dispatch_key(dispatch_key))
+
+
+def runs_on_host(name: str) -> bool:
+    """Whether an operator, by its full name, can be called with tensors of the CPU."""
+    return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU"))
+
+
+def generator_argument(operator: Any) -> tuple[int, str] | None:
+    """Position and name of the argument of an operator that is a generator; the position is -1 where it needs its name."""
+    for n, argument in enumerate(operator._schema.arguments):
+        if "Generator" in str(argument.type):
+            return (-1 if argument.kwarg_only else n), argument.name
+    return None
+
+
+def tensor_arguments(operator: Any) -> tuple[tuple[int, str], ...]:
+    """Positions and names of the arguments of an operator that are a tensor, and neither a list of them nor optional."""
+    arguments = operator._schema.arguments
+    return tuple((n, argument.name) for n, argument in enumerate(arguments) if str(argument.type) == "Tensor")
+
+
+def device_kernel(name: str, dispatch_key: str) -> Callable[..., Any]:
+    """What an operator, by its full name, calls for a key such as `CUDA` now; it stays callable when that is replaced."""
+    kernel = torch.library.get_kernel(name, dispatch_key)
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, dispatch_key))
+    return partial(kernel.call_boxed, keys)
+
+
+def kernel_library(namespace: str) -> torch.library.Library:
+    """Where kernels of operators are registered; they are in use as long as it is not given to `remove_library`."""
+    return torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
+
+
+def remove_library(library: torch.library.Library) -> None:
+    """Have torch's own kernels again."""
+    library._destroy()  # type: ignore[no-untyped-call]
+
+
+class below_operators:
+    """A context in which operators run as in a kernel: no autograd, no functions of tensor classes, no profiler's events."""
+
+    __slots__ = ("_guards",)
+
+    def __enter__(self) -> None:
+        """Begin."""
+        self._guards = (
+            torch._C._AutoDispatchBelowAutograd(),
+            torch._C.DisableTorchFunction(),
+            below_autocast(),
+        )
+        for guard in self._guards:
+            guard.__enter__()
+        torch._C._autograd._enable_record_function(False)
+
+    def __exit__(self, *error: object) -> None:
+        """End."""
+        torch._C._autograd._enable_record_function(True)
+        for guard in reversed(self._guards):
+            guard.__exit__(*error)
+
+
 def autocast_operators(device_type: str) -> frozenset[str]:
     """The operators of torch that a device's mixed precision has a kernel for, as `pow.Tensor_Scalar`.
 
