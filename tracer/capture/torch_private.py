@@ -859,6 +859,12 @@ def tensor_arguments(operator: Any) -> tuple[tuple[int, str], ...]:
     return tuple((n, argument.name) for n, argument in enumerate(arguments) if str(argument.type) == "Tensor")
 
 
+def written_by_name_alone(operator: Any) -> bool:
+    """Whether all that an operator writes to is given as `out=` or the like, so that it does not read it."""
+    written = [argument for argument in operator._schema.arguments if argument.is_out]
+    return bool(written) and len(written) == len(written_arguments(operator)[1])
+
+
 def device_kernel(name: str, dispatch_key: str) -> Callable[..., Any]:
     """What an operator, by its full name, calls for a key such as `CUDA` now; it stays callable when that is replaced."""
     kernel = torch.library.get_kernel(name, dispatch_key)

@@ -73,8 +73,13 @@ class Compute:
     def _why_not(self, operator: Operator, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> str | None:
         """Why results are not computed: empty where they are only floats that may be drawn; None if they are."""
         integers = [output for output in outputs if not is_number(output) and output.numel()]
+        if operator.overwrites:
+            kept = {id(output) for output in outputs}
+            inputs = [tensor for tensor in inputs if id(tensor) not in kept]
         if not operator.computed:
             return ""
+        if operator.short_name == "zero_" and outputs[0].nbytes > MEDIUM_BYTES:
+            return ""  # integers that nobody has written are zero anyway, and floats of that size have no values
         if integers:
             largest = max(tensor.nbytes for tensor in (*integers, *inputs))
             return None if largest <= LARGE_BYTES else f"more than {LARGE_BYTES >> 20} MiB"
@@ -85,6 +90,8 @@ class Compute:
             return ""
         unwritten = sum(tensor.nbytes for tensor in inputs if self.values.known(tensor) == Known.UNKNOWN)
         small = all(output.nbytes <= SMALL_BYTES for output in outputs)
+        if any(output.nbytes > MEDIUM_BYTES for output in outputs):
+            return ""
         return None if unwritten <= (_UNWRITTEN_BYTES if small else 0) else ""
 
     def _compute(
@@ -173,8 +180,8 @@ class _Arguments:
         if tensor.device.type == "cpu":
             return tensor
         if id(tensor) in self._written:
-            known = self._values.known(tensor)
-            if known == Known.UNKNOWN and not self._operator.random:
+            if not self._operator.overwrites:
+                self.known = min(self.known, self._values.known(tensor))
                 self._values.fill(tensor)
             return host_view(tensor)
         values, known = self._values.read(tensor)

@@ -49,6 +49,21 @@ NOT_COMPUTED = (
 """Beginnings of names: attention, convolution, normalisation, pooling, dropout, and what else costs time and decides no size."""
 MATRIX_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "addbmm", "_addmm_activation", "_grouped_mm"})
 """Their work grows faster than what they read and write."""
+OVERWRITING = frozenset(
+    {
+        "bernoulli_",
+        "cauchy_",
+        "exponential_",
+        "fill_",
+        "geometric_",
+        "log_normal_",
+        "normal_",
+        "random_",
+        "uniform_",
+        "zero_",
+    }
+)
+"""In-place operators that do not read what was there."""
 NOT_NEGATIVE = frozenset(
     {
         "abs",
@@ -107,6 +122,7 @@ class Operator:
         random: Whether it draws numbers.
         generator: Position and name of its generator's argument; None where it has none.
         written: Positions, and names, of the arguments that it writes to.
+        overwrites: Whether what it writes to is not read before.
         tensors: Positions, and names, of the arguments that are tensors.
         by_element: Whether it takes lists, of which each place is computed by itself.
         product: Whether it is a product of matrices.
@@ -119,6 +135,7 @@ class Operator:
     random: bool
     generator: tuple[int, str] | None
     written: tuple[tuple[int, ...], tuple[str, ...]]
+    overwrites: bool
     tensors: tuple[tuple[int, str], ...]
     by_element: bool
     product: bool
@@ -187,6 +204,7 @@ def operator_named(name: str) -> Operator:
         random=torch.Tag.nondeterministic_seeded in call.tags,
         generator=torch_private.generator_argument(call),
         written=torch_private.written_arguments(call),
+        overwrites=short in OVERWRITING or torch_private.written_by_name_alone(call),
         tensors=torch_private.tensor_arguments(call),
         by_element=short.startswith("_foreach_"),
         product=short in MATRIX_PRODUCTS,
