@@ -78,8 +78,8 @@ class Compute:
             inputs = [tensor for tensor in inputs if id(tensor) not in kept]
         if not operator.computed:
             return ""
-        if operator.short_name == "zero_" and outputs[0].nbytes > MEDIUM_BYTES:
-            return ""  # integers that nobody has written are zero anyway, and floats of that size have no values
+        if operator.short_name == "zero_" and outputs[0].nbytes > SMALL_BYTES:
+            return ""  # integers that nobody has written are zero anyway, and pages of zeros cost more than they tell
         if integers:
             largest = max(tensor.nbytes for tensor in (*integers, *inputs))
             return None if largest <= LARGE_BYTES else f"more than {LARGE_BYTES >> 20} MiB"
