@@ -14,6 +14,10 @@ from tracer.null_gpu.values.device_values import DeviceValues
 from tracer.null_gpu.values.kernels import Kernels
 
 
+_SEED = 67_280_421_310_721
+"""Of the device's generators in a program that sets none: torch would take another in each run."""
+
+
 @dataclass(frozen=True, slots=True)
 class ValuesReport:
     """What a program on the null GPU has read of the device.
@@ -37,6 +41,8 @@ class HostValues:
             answers: Values to be read in lines, by file and number.
             guard: What ends a loop without end.
         """
+        if not torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(_SEED)  # a seed that the program sets comes after it
         self._log = ReadLog(answers or {}, guard or Guard())
         self._kernels = Kernels(DeviceValues(), self._log, _answer_reads())
         self._load_library = torch.ops.load_library
@@ -58,7 +64,7 @@ class HostValues:
 
 def _answer_reads() -> Callable[[int | None], None]:
     """What tells the null GPU's library that copies to the host of up to 64 bytes shall find a number, on this thread."""
-    tell = ctypes.CDLL(None).nullgpu_answer_reads
+    tell = ctypes.CDLL(None).null_gpu_answer_reads
     tell.argtypes = (ctypes.c_int, ctypes.c_int64)
 
     def answer(value: int | None) -> None:
