@@ -643,6 +643,32 @@ def watch_inductor(callback: Callable[[Any, str, int | None], None]) -> Callable
     return end
 
 
+def watch_compiled_buffers(callback: Callable[[torch.Tensor], None]) -> Callable[[], None]:
+    """Be told of every buffer that Inductor's code for CUDA allocates, before a kernel writes to it.
+
+    Of code that is generated, or loaded from a cache, from now on.
+
+    Args:
+        callback: Given the buffer.
+
+    Returns:
+        What ends that.
+    """
+    guards = torch._C._dynamo.guards
+    original: Any = guards._empty_strided_cuda
+
+    def empty_strided_cuda(*args: Any) -> torch.Tensor:
+        buffer: torch.Tensor = original(*args)
+        callback(buffer)
+        return buffer
+
+    def end() -> None:
+        guards._empty_strided_cuda = original
+
+    guards._empty_strided_cuda = empty_strided_cuda  # type: ignore[assignment]
+    return end
+
+
 BytesByNode = dict[Any, int]
 
 
@@ -846,7 +872,7 @@ def runs_on_host(name: str) -> bool:
 
 
 def generator_argument(operator: Any) -> tuple[int, str] | None:
-    """Position and name of the argument of an operator that is a generator; the position is -1 where it needs its name."""
+    """Position and name of the argument of an operator that is a generator; position -1 where it needs its name."""
     for n, argument in enumerate(operator._schema.arguments):
         if "Generator" in str(argument.type):
             return (-1 if argument.kwarg_only else n), argument.name
@@ -854,7 +880,7 @@ def generator_argument(operator: Any) -> tuple[int, str] | None:
 
 
 def tensor_arguments(operator: Any) -> tuple[tuple[int, str], ...]:
-    """Positions and names of the arguments of an operator that are a tensor, and neither a list of them nor optional."""
+    """Positions and names of the arguments of an operator that are one tensor, and not optional."""
     arguments = operator._schema.arguments
     return tuple((n, argument.name) for n, argument in enumerate(arguments) if str(argument.type) == "Tensor")
 
@@ -866,7 +892,7 @@ def written_by_name_alone(operator: Any) -> bool:
 
 
 def device_kernel(name: str, dispatch_key: str) -> Callable[..., Any]:
-    """What an operator, by its full name, calls for a key such as `CUDA` now; it stays callable when that is replaced."""
+    """What an operator, by its full name, calls for a key such as `CUDA` now, also when that is replaced later."""
     kernel = torch.library.get_kernel(name, dispatch_key)
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, dispatch_key))
     return partial(kernel.call_boxed, keys)
@@ -882,8 +908,8 @@ def remove_library(library: torch.library.Library) -> None:
     library._destroy()  # type: ignore[no-untyped-call]
 
 
-class below_operators:
-    """A context in which operators run as in a kernel: no autograd, no functions of tensor classes, no profiler's events."""
+class BelowOperators:
+    """A context in which operators run as in a kernel: no autograd, no tensor classes, no events of the profiler."""
 
     __slots__ = ("_guards",)
 

@@ -105,7 +105,7 @@ class Compute:
         written = {id(tensor) for tensor in operator.written_tensors(args, kwargs)}
         host = _Arguments(self.values, operator, written)
         host_args, host_kwargs = host.of(args, kwargs, generator)
-        results = operator.call(*host_args, **host_kwargs)
+        results = _call(operator, host_args, host_kwargs)
         known = min(host.known, Known.EXACT if not operator.random else Known.DRAWN)
         known = max(known, Known.DRAWN)
         in_place = results is None
@@ -189,6 +189,13 @@ class _Arguments:
         if known != Known.EXACT and self._operator.short_name in PROBABILITIES and is_number(tensor):
             return values.abs() if self._operator.short_name == "multinomial" else values.abs().clamp(max=1)
         return values
+
+
+def _call(operator: Operator, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if operator.short_name == "histc" and not is_number(args[0]):  # the CPU counts floats alone
+        dtype = args[0].dtype
+        return operator.call(args[0].double(), *args[1:], **kwargs).to(dtype)
+    return operator.call(*args, **kwargs)
 
 
 def _is_list(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ import torch
 from tracer.errors import TracerError
 from tracer.null_gpu.values.known_ranges import Known
 
-_NOT_THE_PROGRAM = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<frozen")
+_NOT_THE_PROGRAM = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.sep}", "<frozen")
 """Files whose frames are passed over on the way to the line that reads."""
 
 Answer = float | int | bool

@@ -84,7 +84,7 @@ class DeviceValues:
         self.ranges.note(start, end, known)
 
     def draw(self, tensor: torch.Tensor, *, positive: bool = False) -> None:
-        """Leave drawn numbers in small floats, as a kernel would have left numbers; anything else has no values then."""
+        """Leave drawn numbers in small floats, as a kernel would have left some; anything else has no values then."""
         if tensor.nbytes <= SMALL_BYTES and is_number(tensor) and tensor.numel():
             numbers = self.draws.fresh(tensor)
             self.write(tensor, numbers.abs() if positive and not tensor.is_complex() else numbers, Known.DRAWN)

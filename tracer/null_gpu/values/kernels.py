@@ -1,7 +1,7 @@
-"""Kernels in front of torch's own for CUDA: torch's runs first and allocates what it allocates, then values are computed.
+"""Kernels in front of torch's own for CUDA: torch's runs first and allocates, then values are computed.
 
-They are registered with the dispatcher, below autograd and compilation: threads of autograd come by, compiled code stays
-compiled, and what C++ calls inside an operator comes by as well.
+They are registered with the dispatcher, below autograd and compilation: threads of autograd come by, compiled code
+stays compiled, and what C++ calls inside an operator comes by as well.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ from tracer.null_gpu.values.sizes import SIZED, SizedResults
 Kernel = Callable[..., Any]
 NAMESPACES = frozenset({"aten", "torchvision"})
 """Whose operators are looked at; those of others are made of them, or leave floats that nobody has written."""
+
+
+_MADE_OF_OTHERS = ("aten::copy_", "aten::_is_all_true")
+"""Operators without a kernel for CUDA that get one all the same."""
 
 
 class _Calls(threading.local):
@@ -57,11 +61,12 @@ class Kernels:
             "_local_scalar_dense": self._item,
             "copy_": self._copy,
             "resize_": self._resize,
+            "_is_all_true": self._check,
             "_amp_foreach_non_finite_check_and_unscale_": self._found_inf,
             **dict.fromkeys(ALLOCATIONS, self._allocation),
             **dict.fromkeys(SIZED, self._sizing),
         }
-        self.replace((*torch_private.operators_with_kernel("CUDA"), "aten::copy_"))
+        self.replace((*torch_private.operators_with_kernel("CUDA"), *_MADE_OF_OTHERS))
 
     def replace(self, names: Iterable[str]) -> None:
         """Put a kernel in front of those operators' own, once."""
@@ -95,12 +100,14 @@ class Kernels:
             nonlocal operator
             operator = operator or operator_named(name)
             if any(not isinstance(value, torch.Tensor) for value in args[: len(operator.tensors)]):
-                with torch_private.below_operators():
+                with torch_private.BelowOperators():
                     args, kwargs = operator.with_tensors(args, kwargs)
             generator = self._generator(operator, args, kwargs) if operator.random else None
             written = operator.written_tensors(args, kwargs)
             calls.names.append(name)
-            calls.written.append(frozenset(tensor.data_ptr() for tensor in written) if operator.computed else frozenset())
+            calls.written.append(
+                frozenset(tensor.data_ptr() for tensor in written) if operator.computed else frozenset()
+            )
             try:
                 result = original(*args, **kwargs)
             finally:
@@ -120,7 +127,7 @@ class Kernels:
             else:
                 return self._scalar(operator, args, kwargs, result)
             if not self._is_for_the_caller(written):
-                with torch_private.below_operators():
+                with torch_private.BelowOperators():
                     self.compute.results(operator, args, kwargs, outputs, generator)
             return result
 
@@ -138,14 +145,14 @@ class Kernels:
             return None
         given = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)), None)
         device = next((tensor.device for tensor in tensors_of((*args, *kwargs.values()))), None)
-        with torch_private.below_operators():
+        with torch_private.BelowOperators():
             return host_generator(device or torch.device("cuda", torch.cuda.current_device()), given)
 
     def _scalar(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         """A value that an operator returns as a number of Python, such as `equal`."""
         if type(result) not in (bool, int, float, complex) or not operator.computed:
             return result
-        with torch_private.below_operators():
+        with torch_private.BelowOperators():
             computed, known = self.compute.number(operator, args, kwargs)
         result = result if computed is None else computed
         if not self._calls.names:
@@ -183,7 +190,7 @@ class Kernels:
             original(tensor)
             if self._sized.pending is not None:
                 return self._sized.pending
-            with torch_private.below_operators():
+            with torch_private.BelowOperators():
                 values, known = self.values.read(tensor)
                 value = values.item()
             if not self._calls.names:
@@ -199,7 +206,7 @@ class Kernels:
             original(target, source, non_blocking)
             if target.numel() == 0 or self._is_for_the_caller([target]):
                 return target
-            with torch_private.below_operators():
+            with torch_private.BelowOperators():
                 if target.device.type == "cuda":
                     self._copy_to_device(target, source)
                 elif source.device.type == "cuda":
@@ -236,12 +243,25 @@ class Kernels:
                 target.fill_(answer)
             self.log.note(name, str(answer) if answer is not None else text, known, answered=answer is not None)
 
+    def _check(self, name: str, original: Kernel) -> Kernel:
+        """A check of a program's own, as distributions make of their parameters, holds for what was drawn."""
+
+        def kernel(tensor: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = original(tensor)
+            with torch_private.BelowOperators():
+                known = self.values.known(tensor)
+                if known != Known.EXACT:
+                    self.values.write(result, torch.ones((), dtype=torch.bool, device="cpu"), Known.DRAWN)
+            return result
+
+        return kernel
+
     def _found_inf(self, name: str, original: Kernel) -> Kernel:
         """Gradients that were not computed are finite; the scale is kept for them."""
 
         def kernel(gradients: list[torch.Tensor], found: torch.Tensor, scale: torch.Tensor) -> None:
             original(gradients, found, scale)
-            with torch_private.below_operators():
+            with torch_private.BelowOperators():
                 exact = [
                     gradient
                     for gradient in gradients

@@ -1,4 +1,4 @@
-"""Which bytes of device memory hold values: a sorted list of ranges, since tensors are read and written in other pieces."""
+"""Which bytes of device memory hold values: sorted ranges, since tensors are read in other pieces than written."""
 
 from __future__ import annotations
 

@@ -46,8 +46,10 @@ NOT_COMPUTED = (
     "upsample_",
     "_upsample_",
 )
-"""Beginnings of names: attention, convolution, normalisation, pooling, dropout, and what else costs time and decides no size."""
-MATRIX_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "addbmm", "_addmm_activation", "_grouped_mm"})
+"""Beginnings of names: attention, convolution, normalisation, pooling, dropout, and what else decides no size."""
+MATRIX_PRODUCTS = frozenset(
+    {"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "addbmm", "_addmm_activation", "_grouped_mm"}
+)
 """Their work grows faster than what they read and write."""
 OVERWRITING = frozenset(
     {
@@ -155,8 +157,8 @@ class Operator:
     def with_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call with a tensor for each number that stands for one.
 
-        The dispatcher hands `2` in `tensor % 2` to a kernel in Python as a number; torch's kernel wants a tensor, of the
-        type to which the two promote, so that the result has the type that it would have had.
+        The dispatcher hands `2` in `tensor % 2` to a kernel in Python as a number; torch's kernel wants a tensor, of
+        the type to which the two promote, so that the result has the type that it would have had.
         """
         numbers = [(n, name) for n, name in self.tensors if isinstance(_given(args, kwargs, n, name), _NUMBERS)]
         if not numbers:

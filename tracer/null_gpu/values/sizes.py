@@ -1,4 +1,4 @@
-"""Operators whose values decide the size of their result: torch's own runs, told the size that its kernels would have found."""
+"""Operators whose values decide the size of their result: torch's own runs, told the size that it would find."""
 
 from __future__ import annotations
 
@@ -34,7 +34,12 @@ class SizedResults:
         return self._running.size
 
     def call(
-        self, operator: Operator, outermost: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        operator: Operator,
+        outermost: str,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """Run one.
 
@@ -52,7 +57,7 @@ class SizedResults:
         answer = self._log.answer()
         size = rows if answer is None else max(0, int(answer))
         outputs = self._told(size, original, args, kwargs)
-        with torch_private.below_operators():
+        with torch_private.BelowOperators():
             self._fill(tensors_of(outputs if isinstance(outputs, list | tuple) else (outputs,)), results, size, known)
         self._log.note(outermost, str(size), known, answered=answer is not None, size=size)
         return outputs
@@ -74,7 +79,7 @@ class SizedResults:
         if any(tensor.nbytes > LARGE_BYTES for tensor in inputs):
             self._compute.left_out[f"{operator.name}: more than {LARGE_BYTES >> 20} MiB"] += 1
             return [], Known.UNKNOWN
-        with torch_private.below_operators():
+        with torch_private.BelowOperators():
             known = Known.EXACT
             host_args = []
             for value in args:

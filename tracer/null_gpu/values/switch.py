@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from tracer.capture import torch_private
 from tracer.null_gpu.values.device_reads import Answer, DeviceRead, Guard, ReadLog
 from tracer.null_gpu.values.device_values import DeviceValues
 from tracer.null_gpu.values.kernels import Kernels
-
 
 _SEED = 67_280_421_310_721
 """Of the device's generators in a program that sets none: torch would take another in each run."""
@@ -25,10 +25,12 @@ class ValuesReport:
     Attributes:
         reads: By line and operator.
         left_out: Operators whose results could not be computed, with the reason, and how often.
+        num_compiled_buffers: Buffers that compiled code has allocated: what its kernels leave there is unknown.
     """
 
     reads: tuple[DeviceRead, ...]
     left_out: tuple[tuple[str, int], ...]
+    num_compiled_buffers: int
 
 
 class HostValues:
@@ -41,29 +43,38 @@ class HostValues:
             answers: Values to be read in lines, by file and number.
             guard: What ends a loop without end.
         """
-        if not torch.cuda.is_initialized():
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.manual_seed_all(_SEED)  # a seed that the program sets comes after it
         self._log = ReadLog(answers or {}, guard or Guard())
-        self._kernels = Kernels(DeviceValues(), self._log, _answer_reads())
+        self._values = DeviceValues()
+        self._kernels = Kernels(self._values, self._log, _answer_reads())
+        self._num_compiled_buffers = 0
+        self._end_watch = torch_private.watch_compiled_buffers(self._forget_compiled)
         self._load_library = torch.ops.load_library
         torch.ops.load_library = self._load_and_replace  # type: ignore[method-assign]
 
     def report(self) -> ValuesReport:
         """What was read so far."""
-        return ValuesReport(self._log.reads(), tuple(sorted(self._kernels.compute.left_out.items())))
+        left_out = tuple(sorted(self._kernels.compute.left_out.items()))
+        return ValuesReport(self._log.reads(), left_out, self._num_compiled_buffers)
 
     def close(self) -> None:
         """End: torch's own kernels are called alone."""
         torch.ops.load_library = self._load_library  # type: ignore[method-assign]
+        self._end_watch()
         self._kernels.remove()
 
+    def _forget_compiled(self, buffer: torch.Tensor) -> None:
+        self._values.forget([buffer])
+        self._num_compiled_buffers += 1
+
     def _load_and_replace(self, path: Any) -> None:
-        self._load_library(path)
+        self._load_library(path)  # type: ignore[no-untyped-call]
         self._kernels.replace_new()
 
 
 def _answer_reads() -> Callable[[int | None], None]:
-    """What tells the null GPU's library that copies to the host of up to 64 bytes shall find a number, on this thread."""
+    """What tells the null GPU that small copies to the host shall find a number, on this thread."""
     tell = ctypes.CDLL(None).null_gpu_answer_reads
     tell.argtypes = (ctypes.c_int, ctypes.c_int64)
 
