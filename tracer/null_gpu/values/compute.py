@@ -13,8 +13,6 @@ from tracer.null_gpu.values.device_values import LARGE_BYTES, MEDIUM_BYTES, SMAL
 from tracer.null_gpu.values.known_ranges import Known
 from tracer.null_gpu.values.operators import PROBABILITIES, Operator, tensors_of
 
-_UNWRITTEN_BYTES = 1 << 20
-"""Unwritten input up to this size stands for values that small floats are computed from."""
 _READ_BYTES = 4 * MEDIUM_BYTES
 """Of all that floats are computed from."""
 
@@ -88,11 +86,11 @@ class Compute:
         limit = SMALL_BYTES if operator.product else _READ_BYTES
         if sum(tensor.nbytes for tensor in inputs) > limit * (2 if operator.product else 1):
             return ""
-        unwritten = sum(tensor.nbytes for tensor in inputs if self.values.known(tensor) == Known.UNKNOWN)
+        unwritten = [tensor.nbytes for tensor in inputs if self.values.known(tensor) == Known.UNKNOWN]
         small = all(output.nbytes <= SMALL_BYTES for output in outputs)
         if any(output.nbytes > MEDIUM_BYTES for output in outputs):
             return ""
-        return None if unwritten <= (_UNWRITTEN_BYTES if small else 0) else ""
+        return None if max(unwritten, default=0) <= (SMALL_BYTES if small else 0) else ""
 
     def _compute(
         self,
