@@ -257,7 +257,7 @@ def a_scaler_keeps_its_scale() -> None:
             scaler.update()
             optimizer.zero_grad()
         assert scaler.get_scale() == 65536.0
-        assert optimizer.state[model[0].weight]["step"].item() == 3
+        assert optimizer.state[next(model.parameters())]["step"].item() == 3
 
 
 def a_line_search_ends() -> None:
@@ -331,7 +331,7 @@ def messages_on_a_graph() -> None:
 
 def a_matching_on_the_host() -> None:
     try:
-        from scipy.optimize import linear_sum_assignment
+        from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
     except ImportError:
         return
     with host_values():
@@ -399,7 +399,8 @@ def experts_in_a_loop() -> None:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         with host_values():
-            model = MixtralForCausalLM(config).to(DEVICE)
+            model: nn.Module = MixtralForCausalLM(config)
+            model.to(DEVICE)
             optimizer = torch.optim.AdamW(model.parameters())
             for _ in range(2):
                 tokens = torch.randint(0, 1000, (8, 512), device=DEVICE)
@@ -420,6 +421,7 @@ def text_is_generated() -> None:
     )
     with host_values():
         for model in (gpt, llama):
+            nn.Module.to(model, DEVICE).eval()
             for how in ({"do_sample": False}, {"do_sample": True, "top_k": 20}, {"num_beams": 3}):
                 tokens = torch.randint(5, 1000, (2, 8), device=DEVICE)
                 found = (

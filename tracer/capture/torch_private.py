@@ -654,7 +654,7 @@ def watch_compiled_buffers(callback: Callable[[torch.Tensor], None]) -> Callable
     Returns:
         What ends that.
     """
-    guards = torch._C._dynamo.guards
+    guards: Any = torch._C._dynamo.guards
     original: Any = guards._empty_strided_cuda
 
     def empty_strided_cuda(*args: Any) -> torch.Tensor:
@@ -665,7 +665,7 @@ def watch_compiled_buffers(callback: Callable[[torch.Tensor], None]) -> Callable
     def end() -> None:
         guards._empty_strided_cuda = original
 
-    guards._empty_strided_cuda = empty_strided_cuda  # type: ignore[assignment]
+    guards._empty_strided_cuda = empty_strided_cuda
     return end
 
 
