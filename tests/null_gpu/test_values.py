@@ -53,6 +53,7 @@ LARGE = (
     "objects_are_detected",
     "compiled_code_stays_compiled",
     "a_trainer_trains",
+    "a_profile_has_the_same_rows",
 )
 
 

@@ -489,6 +489,29 @@ def a_trainer_trains() -> None:
         assert len(losses) == 4 and all(math.isfinite(loss) for loss in losses)
 
 
+def a_profile_has_the_same_rows() -> None:
+    import json
+    import tempfile
+    from pathlib import Path
+
+    from tracer.commands.app import app
+
+    def rows(folder: str) -> list[tuple[object, ...]]:
+        options = ["--model", "models.gpt:build", "--device", "cuda:0", "--n-repeats", "1", "--quiet"]
+        app([*options, "--save-dir", folder], standalone_mode=False)
+        document = json.loads((Path(folder) / "peak.json").read_text(encoding="utf-8"))
+        assert document["unexplained_bytes"] == 0
+        names = ("bytes", "count", "category", "phase", "module", "op", "file", "line")
+        return sorted(tuple(str(row[name]) for name in names) for row in document["rows"])
+
+    with tempfile.TemporaryDirectory() as alone, tempfile.TemporaryDirectory() as with_values:
+        rows(alone)  # what the first profile of a process leaves behind
+        expected = rows(alone)
+        with host_values():
+            found = rows(with_values)
+        assert found == expected, set(found) ^ set(expected)
+
+
 def what_was_read() -> None:
     """All reads of a program, as one number: the same in each run."""
     with host_values() as values:

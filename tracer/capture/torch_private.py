@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -901,6 +902,13 @@ def device_kernel(name: str, dispatch_key: str) -> Callable[..., Any]:
 def kernel_library(namespace: str) -> torch.library.Library:
     """Where kernels of operators are registered; they are in use as long as it is not given to `remove_library`."""
     return torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
+
+
+def add_kernel(library: torch.library.Library, name: str, kernel: Callable[..., Any], dispatch_key: str) -> None:
+    """Register a kernel in place of torch's own, by the operator's name without its namespace."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*previously registered kernel")
+        library.impl(name, kernel, dispatch_key)
 
 
 def remove_library(library: torch.library.Library) -> None:

@@ -78,7 +78,7 @@ class Kernels:
             kernel = self._special.get(short, self._general)(name, torch_private.device_kernel(name, "CUDA"))
             if namespace not in self._libraries:
                 self._libraries[namespace] = torch_private.kernel_library(namespace)
-            self._libraries[namespace].impl(name.partition("::")[2], kernel, "CUDA")
+            torch_private.add_kernel(self._libraries[namespace], name.partition("::")[2], kernel, "CUDA")
 
     def replace_new(self) -> None:
         """The same for operators of a library that was loaded since."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tracer.capture import torch_private
+from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.values.device_reads import Answer, DeviceRead, Guard, ReadLog
 from tracer.null_gpu.values.device_values import DeviceValues
 from tracer.null_gpu.values.kernels import Kernels
@@ -42,12 +43,16 @@ class HostValues:
         Args:
             answers: Values to be read in lines, by file and number.
             guard: What ends a loop without end.
+
+        Raises:
+            NullGpuError: This process does not run on the null GPU.
         """
+        answer_reads = _answer_reads()
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.manual_seed_all(_SEED)  # a seed that the program sets comes after it
         self._log = ReadLog(answers or {}, guard or Guard())
         self._values = DeviceValues()
-        self._kernels = Kernels(self._values, self._log, _answer_reads())
+        self._kernels = Kernels(self._values, self._log, answer_reads)
         self._num_compiled_buffers = 0
         self._end_watch = torch_private.watch_compiled_buffers(self._forget_compiled)
         self._load_library = torch.ops.load_library
@@ -75,7 +80,9 @@ class HostValues:
 
 def _answer_reads() -> Callable[[int | None], None]:
     """What tells the null GPU that small copies to the host shall find a number, on this thread."""
-    tell = ctypes.CDLL(None).null_gpu_answer_reads
+    tell = getattr(ctypes.CDLL(None), "null_gpu_answer_reads", None)
+    if tell is None:
+        raise NullGpuError("This process does not run on the null GPU.", hint="Start it with --on CARD.")
     tell.argtypes = (ctypes.c_int, ctypes.c_int64)
 
     def answer(value: int | None) -> None:
