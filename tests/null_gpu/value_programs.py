@@ -8,10 +8,13 @@ import inspect
 import math
 import sys
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from tracer.null_gpu.values.device_reads import Answer, EndlessLoopError, Guard
 from tracer.null_gpu.values.known_ranges import Known
@@ -168,9 +171,25 @@ def slices_hold_their_own() -> None:
         large = torch.randn(1000, 1000, device=DEVICE)
         assert torch.equal(large[3], large[3].clone()) and torch.equal(large[:, 3] > 0, (large > 0)[:, 3])
         assert large[large > 0].shape[0] + large[large <= 0].shape[0] == 1_000_000
+        sevens = torch.full((12,), 7, device=DEVICE)
+        del sevens
+        part = torch.empty(4, 3, dtype=torch.int64, device=DEVICE)
+        part[:, 0] = 1
+        assert part.sum().item() == 4
         reused = torch.ones(1000, dtype=torch.int64, device=DEVICE)
         del reused
         assert torch.empty(1000, dtype=torch.int64, device=DEVICE).sum().item() == 0
+
+
+class FunctionsCalled(TorchFunctionMode):
+    """Names of torch's functions that were called."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **kwargs or {})
 
 
 def other_contexts() -> None:
@@ -180,6 +199,9 @@ def other_contexts() -> None:
             assert torch.ones(3).sum().item() == 3 and torch.arange(5)[torch.arange(5) > 2].tolist() == [3, 4]
         with torch.inference_mode():
             assert torch.ones(3, device=DEVICE).add_(1).sum().item() == 6
+        with FunctionsCalled() as functions:
+            torch.ones(3, device=DEVICE).sum().item()
+        assert len(functions.names) == 3, functions.names
         with torch.autocast("cpu"):
             assert (torch.ones(2, 2, device=DEVICE) @ torch.ones(2, 2, device=DEVICE)).sum().item() == 8
 
@@ -424,13 +446,8 @@ def text_is_generated() -> None:
             nn.Module.to(model, DEVICE).eval()
             for how in ({"do_sample": False}, {"do_sample": True, "top_k": 20}, {"num_beams": 3}):
                 tokens = torch.randint(5, 1000, (2, 8), device=DEVICE)
-                found = (
-                    model.to(DEVICE)
-                    .eval()
-                    .generate(  # type: ignore[operator]
-                        tokens, max_new_tokens=10, pad_token_id=0, eos_token_id=3, **how
-                    )
-                )
+                generate = partial(model.generate, tokens, max_new_tokens=10)  # type: ignore[operator]
+                found = generate(pad_token_id=0, eos_token_id=3, **how)
                 assert found.shape[0] == 2 and 8 < found.shape[1] <= 18
                 assert len(set(found[0].tolist())) > 10
 
@@ -461,8 +478,8 @@ def compiled_code_stays_compiled() -> None:
         return output, output.sum(-1) > 0
 
     with host_values() as values:
-        stale = torch.ones(8, dtype=torch.bool, device=DEVICE)
-        del stale
+        stale = [torch.ones(512, dtype=torch.bool, device=DEVICE) for _ in range(100)]
+        del stale  # what was known of these blocks is not what compiled kernels leave there
         output, mask = step(torch.randn(8, 64, device=DEVICE))
         output.sum().backward()
         assert counters["stats"]["unique_graphs"] == 1

@@ -907,8 +907,8 @@ def kernel_library(namespace: str) -> torch.library.Library:
 def add_kernel(library: torch.library.Library, name: str, kernel: Callable[..., Any], dispatch_key: str) -> None:
     """Register a kernel in place of torch's own, by the operator's name without its namespace."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*previously registered kernel")
-        library.impl(name, kernel, dispatch_key)
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")
+        library.impl(name, kernel, dispatch_key)  # type: ignore[no-untyped-call]
 
 
 def remove_library(library: torch.library.Library) -> None:
