@@ -917,7 +917,7 @@ def remove_library(library: torch.library.Library) -> None:
 
 
 class BelowOperators:
-    """A context in which operators run as in a kernel: no autograd, no tensor classes, no events of the profiler."""
+    """A context in which operators run as in a kernel: no autograd, no mixed precision, no events of the profiler."""
 
     __slots__ = ("_guards",)
 
@@ -925,7 +925,6 @@ class BelowOperators:
         """Begin."""
         self._guards = (
             torch._C._AutoDispatchBelowAutograd(),
-            torch._C.DisableTorchFunction(),
             below_autocast(),
         )
         for guard in self._guards:

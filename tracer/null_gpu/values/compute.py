@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tracer.null_gpu.values.device_bytes import host_view
+from tracer.null_gpu.values.device_bytes import host_view, is_dense
 from tracer.null_gpu.values.device_values import LARGE_BYTES, MEDIUM_BYTES, SMALL_BYTES, DeviceValues, is_number
 from tracer.null_gpu.values.known_ranges import Known
 from tracer.null_gpu.values.operators import PROBABILITIES, Operator, tensors_of
@@ -74,7 +74,7 @@ class Compute:
         if operator.overwrites:
             kept = {id(output) for output in outputs}
             inputs = [tensor for tensor in inputs if id(tensor) not in kept]
-        if not operator.computed:
+        if not operator.computed or not all(map(self.values.has_room_around, outputs)):
             return ""
         if operator.short_name == "zero_" and outputs[0].nbytes > SMALL_BYTES:
             return ""  # integers that nobody has written are zero anyway, and pages of zeros cost more than they tell
@@ -180,6 +180,7 @@ class _Arguments:
         if id(tensor) in self._written:
             if not self._operator.overwrites:
                 self.known = min(self.known, self._values.known(tensor))
+            if not self._operator.overwrites or not is_dense(tensor):
                 self._values.fill(tensor)
             return host_view(tensor)
         values, known = self._values.read(tensor)

@@ -67,15 +67,23 @@ class DeviceValues:
             self.ranges.note(begin, stop, Known.DRAWN)
         return host_view(tensor)
 
+    def has_room_around(self, tensor: torch.Tensor) -> bool:
+        """Whether what lies between a tensor's elements, as in a column of a table, is little enough to have values."""
+        start, end = extent(tensor)
+        return is_dense(tensor) or end - start <= (MEDIUM_BYTES if is_number(tensor) else LARGE_BYTES)
+
     def write(self, tensor: torch.Tensor, values: torch.Tensor, known: Known) -> None:
-        """Leave values in a tensor's memory; they may be there already, where they were computed in place."""
+        """Leave values in a tensor's memory; they may be there already, where they were computed in place.
+
+        Those have called `fill` before, so that what lies between a tensor's elements has values as well.
+        """
         if tensor.numel() == 0:
             return
         start, end = extent(tensor)
+        if not self.has_room_around(tensor):
+            self.ranges.forget(start, end)
+            return
         if not is_dense(tensor):
-            if end - start > (MEDIUM_BYTES if is_number(tensor) else LARGE_BYTES):
-                self.ranges.forget(start, end)
-                return
             self.fill(tensor)
             known = min(known, self.ranges.known(start, end))
         view = host_view(tensor)
