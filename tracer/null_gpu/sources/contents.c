@@ -92,7 +92,25 @@ static bool is_device(const void *pointer) {
   return place != PLACE_NONE && place < MAX_DEVICES;
 }
 
+/* The size of a result that an operator counts on the device and then reads, such as how many elements are not zero: the
+   host has computed it and tells it before the operator runs. */
+#define MAX_ANSWER 64
+static __thread struct {
+  bool is_given;
+  int64_t number;
+} answer;
+
+EXPORT void null_gpu_answer_reads(int is_given, int64_t number) {
+  answer.is_given = is_given;
+  answer.number = number;
+}
+
 static void read_known(void *to, const void *from, size_t size) {
+  if (answer.is_given && size <= MAX_ANSWER) {
+    memset(to, 0, size);
+    memcpy(to, &answer.number, size < sizeof answer.number ? size : sizeof answer.number);
+    return;
+  }
   pthread_mutex_lock(&lock);
   bool is_known = is_all_shown() || is_known_locked((uintptr_t)from, (uintptr_t)from + size);
   pthread_mutex_unlock(&lock);
