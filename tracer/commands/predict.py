@@ -43,7 +43,7 @@ from tracer.exporters.screen.terminal import say, screen
 if TYPE_CHECKING:
     from tracer.advice.recommendation import AdviceReport
     from tracer.allocator.settings import AllocatorSettings
-    from tracer.rehearsal.cards import Card
+    from tracer.null_gpu.cards import Card
     from tracer.runs.prediction import LargestBatch, Prediction, ShapeNeed
     from tracer.workloads.workload import Workload
 
@@ -200,7 +200,7 @@ def _device(given: Mapping[str, Any]) -> tuple[Card | None, AllocatorSettings | 
         TracerError: It makes no sense.
     """
     from tracer.allocator.settings import parse_settings
-    from tracer.rehearsal.cards import card_of
+    from tracer.null_gpu.cards import card_of
 
     if given["device"] == "cpu" and (given["gpu_memory"] or given["settings"]):
         raise TracerError("--gpu-memory and --settings have a meaning only for a GPU.", hint="Leave out --device cpu.")
@@ -273,8 +273,8 @@ def _advice(options: WorkloadOptions, given: Mapping[str, Any], card: Card | Non
         device=given["device"],
         target_bytes=card.usable_bytes if card is not None else None,
         settings=given["settings"] or "",
-        compute_capability=card.compute_capability if card is not None else (8, 0),
-        num_multiprocessors=card.num_multiprocessors if card is not None else 108,
+        compute_capability=card.capability if card is not None else (8, 0),
+        num_multiprocessors=card.num_sms if card is not None else 108,
     )
     return report_of(found)
 
@@ -307,7 +307,7 @@ def _print(
     from tracer.exporters.json_documents.advice import advice_values
     from tracer.exporters.screen.advice import print_advice
     from tracer.exporters.screen.text import say as print_line
-    from tracer.rehearsal.cards import CONTEXT_BYTES
+    from tracer.null_gpu.cards import CONTEXT_BYTES
     from tracer.runs.prediction_words import largest_json, largest_words, prediction_json, print_prediction
 
     with screen() as console:
