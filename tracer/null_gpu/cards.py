@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from tracer.errors import TracerError
-from tracer.units import GIB, KIB, MIB, parse_memory
+from tracer.units import GIB, KIB, MIB, format_bytes, parse_memory
 
 CONTEXT_BYTES = 500 * MIB
 """What a process takes of a GPU before it allocates anything: CUDA's context and the kernels that it loads.
@@ -209,7 +209,7 @@ class Devices:
     @property
     def words(self) -> str:
         """For people."""
-        size = f"{self.card.memory_bytes / GIB:.2f} GiB"
+        size = format_bytes(self.card.memory_bytes)
         return f"{self.count} x {self.card.label}, {size} each" if self.count > 1 else f"{self.card.label}, {size}"
 
 

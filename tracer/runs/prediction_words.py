@@ -85,7 +85,8 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
     unlimited, memory, card = prediction.unlimited, prediction.memory, prediction.card
     peak = prediction.findings.worst.peak
     document: dict[str, Any] = {
-        **json_header("prediction", VERSION, torch=torch.__version__, command=this_command()),
+        **json_header("prediction", VERSION, torch=torch.__version__, command=this_command(), computed=False),
+        "method": "rehearsal",
         "device": prediction.rehearsal.device,
         "peak_allocated_bytes": unlimited.peak_allocated_bytes,
         "peak_requested_bytes": unlimited.peak_requested_bytes,
