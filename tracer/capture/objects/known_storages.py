@@ -178,9 +178,9 @@ class StorageObserver:
         cpu = self._devices.get("cpu")
         for row, storage in [each for each in found.values() if each[0][5] == cpu and (is_walk or each[0][3] in BATCH)]:
             self._watch(storage, row[1], row[5])
-        for text, blocks in workspaces.items():
-            place = int(Role.WORKSPACE), self._names["cuBLAS"], self._devices[text]
-            self._rows += [(now, at, size, *place) for at, size in blocks if (at, place[2]) not in found]
+        for text, at, size in [(text, *block) for text, blocks in workspaces.items() for block in blocks]:
+            if (at, device := self._devices[text]) not in found:
+                self._rows.append((now, at, size, int(Role.WORKSPACE), self._names["cuBLAS"], device))
 
     def _parts(self, tensors: list[Observed]) -> list[_Part]:
         """Role, name, storage and device of each; a tensor that is not plain has as many as it has parts."""
