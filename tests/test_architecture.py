@@ -33,7 +33,7 @@ ROOMS: dict[str, set[str]] = {
     "tracer.snapshot": _BASE,
     "tracer.allocator": {*_BASE, "tracer.snapshot"},
     "tracer.analysis": _RECORDS,
-    "tracer.rehearsal": {*_BASE, "tracer.workloads", "tracer.capture", "tracer.allocator"},
+    "tracer.rehearsal": {*_BASE, "tracer.null_gpu", "tracer.workloads", "tracer.capture", "tracer.allocator"},
     "tracer.advice": {*_MEANS, "tracer.null_gpu", "tracer.rehearsal", "tracer.workloads"},
     "tracer.exporters": {*_MEANS, "tracer.advice"},
     "tracer.timeline_tracer": _WRITES,

@@ -18,13 +18,14 @@ import torch
 from torch import nn
 
 GIB = 1 << 30
+CONTEXT = 500 << 20  # set aside of every card
 
 
 def device_of_the_card() -> None:
     properties = torch.cuda.get_device_properties(0)
     assert (properties.name, properties.major, properties.minor) == ("NVIDIA H100 80GB HBM3", 9, 0)
     assert (properties.multi_processor_count, properties.L2_cache_size) == (132, 50 << 20)
-    assert torch.cuda.device_count() == 1 and torch.cuda.mem_get_info()[1] == int(79.11 * GIB)
+    assert torch.cuda.device_count() == 1 and torch.cuda.mem_get_info()[1] == int(79.10 * GIB)
 
 
 def out_of_memory_at_capacity() -> None:
@@ -33,8 +34,8 @@ def out_of_memory_at_capacity() -> None:
         while True:
             tensors.append(torch.empty(300 << 20, dtype=torch.uint8, device="cuda"))
     except torch.OutOfMemoryError as error:
-        assert "CUDA out of memory. Tried to allocate 300.00 MiB. GPU 0 has a total capacity of 79.11 GiB" in str(error)
-    assert len(tensors) == int(79.11 * GIB) // (300 << 20)
+        assert "CUDA out of memory. Tried to allocate 300.00 MiB. GPU 0 has a total capacity of 79.10 GiB" in str(error)
+    assert len(tensors) == (int(79.10 * GIB) - CONTEXT) // (300 << 20)
     tensors.clear()
     all_is_free()
 
@@ -42,7 +43,7 @@ def out_of_memory_at_capacity() -> None:
 def all_is_free() -> None:
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
-    assert free == total, total - free
+    assert free == total - CONTEXT, total - free
 
 
 def fraction_of_the_card() -> None:
@@ -180,7 +181,7 @@ def the_system_management_interface() -> None:
     said = subprocess.run(
         ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"], capture_output=True, text=True
     ).stdout
-    assert said == "NVIDIA H100 80GB HBM3, 81008\n"
+    assert said == "NVIDIA H100 80GB HBM3, 80998\n"
 
 
 def a_function_that_nobody_wrote() -> None:
@@ -206,7 +207,7 @@ def an_allocator_of_somebody_else() -> None:
     torch.cuda.memory.change_current_allocator(allocator)
     tensors = [torch.arange(1000).cuda() for _ in range(100)]
     free, total = torch.cuda.mem_get_info()
-    assert tensors[7].tolist() == list(range(1000)) and 100 * 8000 < total - free < 4 << 20
+    assert tensors[7].tolist() == list(range(1000)) and 100 * 8000 < total - CONTEXT - free < 4 << 20
 
 
 def expandable_segments() -> None:

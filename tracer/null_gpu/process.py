@@ -22,6 +22,7 @@ _OF_THE_PROGRAM_BYTES = 24 * GIB
 _VARIABLES: dict[str, Callable[[Card], str]] = {
     "NULL_GPU_NAME": lambda card: card.name,
     "NULL_GPU_MEMORY": lambda card: str(card.memory_bytes),
+    "NULL_GPU_USABLE_MEMORY": lambda card: str(card.usable_bytes),
     "NULL_GPU_CAPABILITY": lambda card: "{}.{}".format(*card.capability),
     "NULL_GPU_SMS": lambda card: str(card.num_sms),
     "NULL_GPU_L2": lambda card: str(card.l2_bytes),
@@ -33,7 +34,7 @@ _VARIABLES: dict[str, Callable[[Card], str]] = {
 
 def is_active() -> bool:
     """Whether this process runs on the null GPU."""
-    return hasattr(ctypes.CDLL(None), "null_gpu_launches")
+    return sys.platform == "linux" and hasattr(ctypes.CDLL(None), "null_gpu_launches")
 
 
 def environment(cards: Sequence[Card], base: Mapping[str, str] | None = None) -> dict[str, str]:

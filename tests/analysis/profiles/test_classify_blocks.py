@@ -122,7 +122,7 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
     (
         Evidence.LIBRARYS,
         [
-            ({"role": Role.WORKSPACE, **BEFORE}, Kind.WORKSPACE),
+            ({"role": Role.WORKSPACE, **BEFORE, "has_tensor": False}, Kind.WORKSPACE),
             ({"role": Role.WORKSPACE, **FORWARD, "has_tensor": False}, Kind.WORKSPACE),
         ],
     ),
@@ -411,6 +411,15 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "freed": (NONE, *Phase),
     "category": tuple(Category),
 }
+
+
+def test_what_an_operator_saw_as_a_tensor_is_no_librarys_workspace() -> None:
+    """As large as one, and found where no tensor of Python's lay any more."""
+    block = {"role": Role.WORKSPACE, **FORWARD, "used_by_backward": True}
+    assert classified(block, {**block, "has_tensor": False}) == [
+        (Kind.ACTIVATION, Evidence.SAVED),
+        (Kind.WORKSPACE, Evidence.LIBRARYS),
+    ]
 
 
 def overlap(first: int, second: int) -> bool:

@@ -186,7 +186,7 @@ static void remove_block(int index, Block *block) {
 /* ---- the card's count ---- */
 static bool take(int device, size_t size) {
   Place *place = &places[device];
-  size_t memory = card_of(device)->memory;
+  size_t memory = card_of(device)->usable;
   if (size > memory || place->used > memory - size) return false;
   place->used += size;
   if (place->used > place->peak) place->peak = place->used;
@@ -204,7 +204,7 @@ void memory_give(int device, size_t size) {
   pthread_mutex_unlock(&lock);
 }
 size_t memory_used_bytes(int device) { return places[device].used; }
-size_t memory_free_bytes(int device) { return card_of(device)->memory - places[device].used; }
+size_t memory_free_bytes(int device) { return card_of(device)->usable - places[device].used; }
 
 /* ---- small allocations ---- */
 static void *slab_piece(Slab *slab, size_t units) {

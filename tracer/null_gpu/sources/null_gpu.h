@@ -14,7 +14,7 @@
 /* config.c: what Python says of the cards, by variables NULL_GPU_*. */
 typedef struct {
   char name[200];
-  size_t memory, l2, shared_memory, shared_memory_per_sm;
+  size_t memory, usable, l2, shared_memory, shared_memory_per_sm;
   int major, minor, sms, threads_per_sm;
 } Card;
 typedef struct {
