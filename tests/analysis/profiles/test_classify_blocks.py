@@ -122,7 +122,7 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
     (
         Evidence.LIBRARYS,
         [
-            ({"role": Role.WORKSPACE, **BEFORE}, Kind.WORKSPACE),
+            ({"role": Role.WORKSPACE, **BEFORE, "has_tensor": False}, Kind.WORKSPACE),
             ({"role": Role.WORKSPACE, **FORWARD, "has_tensor": False}, Kind.WORKSPACE),
         ],
     ),
@@ -156,6 +156,11 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             ({**BEFORE, "is_made_unseen": True}, Kind.UNKNOWN),
             # torch takes what another thread has made for an input.
             ({**BEFORE, "is_made_unseen": True, **INPUT}, Kind.UNKNOWN),
+            # It was made during the recording: no weight of a model from before.
+            (
+                {**BEFORE, "is_made_unseen": True, "category": Category.PARAMETER, "names_no_parameter": True},
+                Kind.UNKNOWN,
+            ),
             ({**BEFORE, "is_made_unseen": True, "category": Category.GRADIENT, "is_listed": True}, Kind.UNKNOWN),
             ({**BEFORE, "is_made_unseen": True, "is_taken_over_by_compiled": True}, Kind.UNKNOWN),
             ({**BEFORE, "is_made_unseen": True, "is_recomputed_by_compiled": True}, Kind.UNKNOWN),
@@ -411,6 +416,15 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "freed": (NONE, *Phase),
     "category": tuple(Category),
 }
+
+
+def test_what_an_operator_saw_as_a_tensor_is_no_librarys_workspace() -> None:
+    """As large as one, and found where no tensor of Python's lay any more."""
+    block = {"role": Role.WORKSPACE, **FORWARD, "used_by_backward": True}
+    assert classified(block, {**block, "has_tensor": False}) == [
+        (Kind.ACTIVATION, Evidence.SAVED),
+        (Kind.WORKSPACE, Evidence.LIBRARYS),
+    ]
 
 
 def overlap(first: int, second: int) -> bool:

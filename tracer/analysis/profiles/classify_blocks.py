@@ -100,7 +100,7 @@ RULES: tuple[Rule[Facts], ...] = (
     Rule(Evidence.HELD_OBJECT, _by_role, _is_held),
     Rule(Evidence.OF_COLLECTIVE, Kind.COMMUNICATION, lambda f: f.is_of_collective),
     Rule(Evidence.HELD_BY_GRAPH, Kind.ACTIVATION, lambda f: f.role == Role.SAVED),
-    Rule(Evidence.LIBRARYS, Kind.WORKSPACE, lambda f: f.role == Role.WORKSPACE),
+    Rule(Evidence.LIBRARYS, Kind.WORKSPACE, lambda f: (f.role == Role.WORKSPACE) & ~f.has_tensor),
     Rule(Evidence.DATA_FLOW, _by_category, _is_known_from_before),
     Rule(Evidence.GIVEN_TO_COLLECTIVE, Kind.COMMUNICATION, _is_bucket),
     Rule(Evidence.UNSEEN_SAVED, Kind.ACTIVATION, lambda f: f.is_made_unseen & f.used_by_backward),
