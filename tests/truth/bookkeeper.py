@@ -156,8 +156,9 @@ class Bookkeeper:
     Attributes:
         live_bytes: Of all storages that are alive now.
         peak_bytes: The most within the steps that count.
-        start_bytes: At their beginning.
+        start_bytes: At their beginning, the last time that some began.
         old_bytes: Time in ns and bytes of what is left of the storages from before the steps that count.
+        begins: Where in `old_bytes` each of their beginnings is.
         foreign_bytes: The most that was alive, within those steps, of storages that no operator made.
     """
 
@@ -173,6 +174,7 @@ class Bookkeeper:
         self._largest: dict[tuple[int, Phase], tuple[Instant, tuple[Block, ...]]] = {}
         self._near_peak: list[tuple[Instant, tuple[Block, ...]]] = []
         self.old_bytes: list[tuple[int, int]] = []
+        self.begins: list[int] = []
         self.step = -1
         self._live: dict[int, Block] = {}
         self._at: dict[int, dict[int, int]] = {}
@@ -219,6 +221,7 @@ class Bookkeeper:
         with self._lock:
             self._old = {key: block.bytes for key, block in self._live.items()}
             self._counts, self.start_bytes = True, self.live_bytes
+            self.begins.append(len(self.old_bytes))
             self.old_bytes.append((time.time_ns(), sum(self._old.values())))
             self._note_instant("(start)")
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 
-from tests.truth import programs_holders, programs_models, programs_processes, programs_torch, programs_training  # noqa: F401  they enter their own
+from tests.truth import (  # noqa: F401  they enter their own
+    programs_addresses,
+    programs_holders,
+    programs_models,
+    programs_processes,
+    programs_torch,
+    programs_training,
+)
 from tests.truth.program import PROGRAMS, Entry, Program
 
 _PREFIX = "workload:"

@@ -84,6 +84,7 @@ class Entry:
         threads: Whether others than the main thread compute, one at a time.
         chance_bytes: By how much the peak differs from run to run, by itself.
         slow: Whether it takes long.
+        cycles: How many times some steps are recorded; what lay at an address in one says nothing of the next.
         needs: Packages that it imports.
     """
 
@@ -94,6 +95,7 @@ class Entry:
     threads: bool = False
     chance_bytes: int = 0
     slow: bool = False
+    cycles: int = 1
     needs: tuple[str, ...] = ()
 
 

@@ -10,10 +10,10 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import ProfilerActivity, profile
 
 from tests.truth.bookkeeper import Bookkeeper, Instant
 from tests.truth.catalogue import entry_of
@@ -33,8 +33,17 @@ from tracer.runs.session import Schedule
 from tracer.runs.training import profile_training
 
 PLAN = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=3, num_repeats=1)
-FIRST, LAST = 2, 4
-"""The steps that are recorded."""
+_CYCLE = PLAN.num_wait_steps + PLAN.num_warmup_steps + PLAN.num_active_steps
+
+
+def plan_of(name: str) -> Schedule:
+    """Which steps of a program are recorded."""
+    return replace(PLAN, num_repeats=entry_of(name).cycles)
+
+
+def first_recorded(step: int) -> int:
+    """The first step that is recorded in the cycle of another one."""
+    return step - step % _CYCLE + PLAN.num_wait_steps + PLAN.num_warmup_steps
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,7 @@ class Loop:
     """A program's loop, and what is noted of it while it runs."""
 
     program: Program
+    num_steps: int
     after_step: Callable[[], object] = lambda: None
     before_step: Callable[[int], object] = lambda index: None
     losses: list[str] = field(default_factory=list)
@@ -87,7 +97,7 @@ class Loop:
 
     def run(self) -> None:
         """All steps of the plan."""
-        for index in range(PLAN.num_steps):
+        for index in range(self.num_steps):
             self.before_step(index)
             self.losses.append(bits_of(self.program.step()))
             if self.program.batch is not None:
@@ -102,7 +112,7 @@ class Loop:
 def run_unwatched(name: str) -> Effects:
     """As its author runs it."""
     program, state = begin(name)
-    loop = Loop(program)
+    loop = Loop(program, plan_of(name).num_steps)
     del program
     loop.run()
     return _effects(loop, state, program_of=lambda: loop.__dict__.pop("program"), drop=lambda: None)
@@ -111,12 +121,13 @@ def run_unwatched(name: str) -> Effects:
 def run_watched(name: str, save_dir: Path) -> tuple[Effects, Claims]:
     """With the tracer around the loop, as its user writes it."""
     program, state = begin(name)
-    loop = Loop(program)
+    plan = plan_of(name)
+    loop = Loop(program, plan.num_steps)
     warned: list[str] = []
     warnings.showwarning = lambda message, *_: warned.append(str(message))
     first = program.optimizers[0] if program.optimizers else None
     model = program.model or (None if first is not None else nn.Module())
-    with profile_training(model, first, save_dir=save_dir, schedule=PLAN) as session:
+    with profile_training(model, first, save_dir=save_dir, schedule=plan) as session:
         del first, model  # the program may replace them
         loop.after_step = session.step
         loop.run()
@@ -134,7 +145,7 @@ def run_under_bookkeeper(name: str) -> tuple[tuple[str, ...], Truth]:
     with book.watching():
         program, _ = begin(name)
         book.knows(program)
-        loop = Loop(program, before_step=lambda index: _count(book, index))
+        loop = Loop(program, plan_of(name).num_steps, before_step=lambda index: _count(book, index))
         loop.run()
     return tuple(loop.losses), Truth(book.peak_bytes, book.start_bytes, book.foreign_bytes, book.instants)
 
@@ -155,19 +166,19 @@ def run_counted(name: str) -> tuple[int, int]:
         book.knows(program)
 
         def before_step(index: int) -> None:
-            if index == FIRST:
+            if index == first_recorded(0):
                 watching.close()
             _count(book, index)
 
-        plan = schedule(wait=PLAN.num_wait_steps, warmup=PLAN.num_warmup_steps, active=PLAN.num_active_steps, repeat=1)
+        plan = plan_of(name)
         with profile(
             activities=[ProfilerActivity.CPU],
-            schedule=plan,
+            schedule=plan.for_torch(),
             profile_memory=True,
             on_trace_ready=lambda prof: kept.append(prof.profiler.kineto_results),
         ) as running:
-            Loop(program, after_step=running.step, before_step=before_step).run()
-    return _counted_bytes(book, kept[0])
+            Loop(program, plan.num_steps, after_step=running.step, before_step=before_step).run()
+    return _counted_bytes(book, kept)
 
 
 @contextmanager
@@ -190,9 +201,9 @@ def threads_in_line() -> Iterator[None]:
 def _count(book: Bookkeeper, index: int) -> None:
     book.note_gradients()
     book.step = index
-    if index == FIRST:
+    if index == first_recorded(index):
         book.begin()
-    elif index == LAST + 1:
+    elif index and index % _CYCLE == 0:
         book.end()
 
 
@@ -211,32 +222,49 @@ def begin(name: str) -> tuple[Program, dict[str, Any]]:
 # ---- the allocator's count -------------------------------------------------------------------------------------------
 
 
-def _counted_bytes(book: Bookkeeper, results: Any) -> tuple[int, int]:
-    """What is left of the old storages, and the running total of torch's allocator, which begins with the recording.
+def _counted_bytes(book: Bookkeeper, cycles: Sequence[Any]) -> tuple[int, int]:
+    """What is left of the old storages, and what torch's allocator gave out since a recording began, at the most.
 
     Old storages only ever go: what was left of them a little earlier is the most, whatever the two clocks say, and what
     was left a little later is the least.
     """
-    slack_ns = 200_000
-    times, left = np.array(book.old_bytes, np.int64).T
-    found = list(_allocator_totals(results.experimental_event_tree()))
-    if not found:
-        return book.start_bytes, book.start_bytes
-    at, totals = np.array(found, np.int64).T
-    peaks = []
-    for moment in (at + slack_ns, at - slack_ns):
-        rows = np.maximum(np.searchsorted(times, moment, side="right") - 1, 0)
-        peaks.append(max(book.start_bytes, int((left[rows] + totals).max())))
+    slack_ns, peaks = 200_000, [book.start_bytes, book.start_bytes]
+    ends = [*book.begins[1:], len(book.old_bytes)]
+    for begin, end, results in zip(book.begins, ends, cycles, strict=True):
+        times, left = np.array(book.old_bytes[begin:end], np.int64).T
+        found = _allocator_totals(results.experimental_event_tree())
+        if not found:
+            continue
+        at, totals = np.array(found, np.int64).T
+        for which, moment in enumerate((at + slack_ns, at - slack_ns)):
+            rows = np.maximum(np.searchsorted(times, moment, side="right") - 1, 0)
+            peaks[which] = max(peaks[which], int(left[0]), int((left[rows] + totals).max()))
     return peaks[0], peaks[1]
 
 
-def _allocator_totals(events: Iterable[Any]) -> Iterable[tuple[int, int]]:
-    waiting = list(events)
+def _allocator_totals(events: Iterable[Any]) -> list[tuple[int, int]]:
+    """Time and bytes after each event, of what was allocated since the recording began.
+
+    Frees of what it did not see being made have sizes of earlier recordings, and say nothing. What was mapped, with a
+    total of 0, is other allocators'.
+    """
+    waiting, found = list(events), []
     while waiting:
         event = waiting.pop()
         waiting += event.children
-        if type(event.extra_fields).__name__ == "_ExtraFields_Allocation":
-            yield event.start_time_ns, max(0, event.extra_fields.total_allocated)
+        fields = event.extra_fields
+        if type(fields).__name__ == "_ExtraFields_Allocation":
+            found.append((event.start_time_ns, fields.ptr, fields.alloc_size, fields.total_allocated))
+    sizes: dict[int, int] = {}
+    totals, total = [], 0
+    for time_ns, address, size, counter in sorted(found, key=lambda row: row[0]):
+        if size > 0 and counter > 0:
+            total += size - sizes.pop(address, 0)
+            sizes[address] = size
+        elif size < 0:
+            total -= sizes.pop(address, 0)
+        totals.append((time_ns, total))
+    return totals
 
 
 # ---- what the tracer says --------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.truth.program import PROGRAMS, Program
-from tests.truth.running import LAST, PLAN, begin
+from tests.truth.running import begin, plan_of
 from tests.truth.storages import storages_in
 from tracer.runs.training import TrainingProfile
 
@@ -54,12 +54,13 @@ def false_sentences(name: str) -> tuple[tuple[str, ...], int]:
     storages = _Storages()
     with storages:
         program, _ = begin(name)
+        plan = plan_of(name)
         session = TrainingProfile(
-            program.model or torch.nn.Module(), save_dir=tempfile.mkdtemp(), screen="none", schedule=PLAN,
+            program.model or torch.nn.Module(), save_dir=tempfile.mkdtemp(), screen="none", schedule=plan,
             leave_out=("memory-timeline", "memory-report", "run-time-report", "memory-snapshot", "max-mem"),
         )  # fmt: skip
         with session:
-            for _ in range(LAST + 1):
+            for _ in range(plan.num_steps - 1):
                 program.step()
                 session.step()
             lines = [line for one in session.waste for line in _judge(one, program, name, storages.bytes_alive)]

@@ -12,7 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from tests.truth import programs_holders, programs_models, programs_processes, programs_torch, programs_training
+from tests.truth import (
+    programs_addresses,
+    programs_holders,
+    programs_models,
+    programs_processes,
+    programs_torch,
+    programs_training,
+)
 from tests.truth.catalogue import entry_of, names
 from tests.truth.isolate import in_fresh_process
 from tests.truth.program import PROGRAMS
@@ -108,7 +115,14 @@ def test_the_tracer_tells_the_truth_and_changes_nothing(name: str) -> None:
 def _names_of_programs() -> set[str]:
     """Names that nobody would choose by chance: of builders, of two words or more, and of classes."""
     builders = {name.rpartition(":")[2] for name in names()}
-    modules = (programs_holders, programs_models, programs_processes, programs_torch, programs_training)
+    modules = (
+        programs_addresses,
+        programs_holders,
+        programs_models,
+        programs_processes,
+        programs_torch,
+        programs_training,
+    )
     classes = {
         name.strip("_")
         for module in modules

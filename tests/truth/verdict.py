@@ -16,10 +16,10 @@ from tests.truth.catalogue import entry_of
 from tests.truth.isolate import in_fresh_process
 from tests.truth.program import Entry, Provable
 from tests.truth.running import (
-    FIRST,
     Claims,
     Effects,
     Truth,
+    first_recorded,
     run_counted,
     run_under_bookkeeper,
     run_unwatched,
@@ -121,7 +121,7 @@ def _compare(
     batch = knows_batch(name)
     instant = max(instants, key=lambda each: kinds(claims.blocks, each.blocks, knows_batch=batch).part)
     # What was made before the recorded steps has no line in any profiler.
-    new = [block for block in instant.blocks if block.step >= FIRST]
+    new = [block for block in instant.blocks if block.step >= first_recorded(instant.step)]
     kept = [block for block in new if proven_kind(block, knows_batch=batch) == ACTIVATION]
     return Verdict(
         name,
@@ -141,11 +141,11 @@ def _compare(
 
 
 def wrong_sum(peak: Mapping[str, Any]) -> str:
-    """Rows are the peak, and with what is unexplained the allocator's count."""
+    """Rows are the peak and the allocator's count; what is unexplained says by how much they are not."""
     rows = sum(row["bytes"] for row in peak["rows"])
     unexplained = peak.get("unexplained_bytes", 0)
     count = peak["allocator_peak_bytes"]
-    if rows == peak["peak_bytes"] and rows + unexplained == count:
+    if rows == peak["peak_bytes"] == count and not unexplained:
         return ""
     return f"rows {rows:,}, peak {peak['peak_bytes']:,}, unexplained {unexplained:,}, allocator {count:,}"
 

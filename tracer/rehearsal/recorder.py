@@ -561,8 +561,8 @@ class Recorder:
         self.log.observations += [(now, number, int(Role.WORKSPACE), name) for number, name in self._workspaces]
 
     def observe_the_rest(self) -> None:
-        """Note that Python, or a graph, or a library, holds every storage that is alive."""
-        now = self.log.tick()
+        """Note that Python, or a graph, or a library, holds every storage that is alive: one look with the last."""
+        now = self.log.observations[-1][0] if self.log.observations else self.log.tick()
         self._observe_workspaces(now)
         alive = {number for key, (number, *_) in self._storage_of.items() if key >= 0}
         self.log.observations += [(now, number, int(Role.HELD), "") for number in sorted(alive)]

@@ -34,6 +34,7 @@ from tracer.capture.objects.known_storages import (
     input_tensors,
 )
 from tracer.capture.objects.live_tensors import live_tensors
+from tracer.capture.objects.moved_parameters import MovedParameters
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
@@ -144,6 +145,7 @@ class ProfileSession:
         self.fault: Exception | None = None
         self.history = AllocatorHistory(self.device)
         self._observer = StorageObserver()
+        self._moved = MovedParameters()
         self._compile_watch = CompileWatch()
         self.module_names = objects.module_names()
         self._tracer = TimelineTracer(
@@ -282,6 +284,7 @@ class ProfileSession:
             self._hooks.renew()
             self._note_transforms()
             now, after = (self._action_after(more) for more in (0, 1))
+            self._observe_moved_parameters()
             if self._is_recording and not self._has_stepped:
                 self._observe_gradients_left()
             self._step_begins()
@@ -407,6 +410,11 @@ class ProfileSession:
         """At the end of a step in which no optimizer was seen: what there is; that there is none says nothing."""
         self._gradients_seen.note(self._observe_gradients(self._wanting_gradients()))
 
+    def _observe_moved_parameters(self) -> None:
+        """Parameters that have got other memory since the last look."""
+        if self._objects is not None and self._is_recording:
+            self._observer.observe(self._moved.among(self._objects.parameters()))
+
     def _wanting_gradients(self) -> list[tuple[str, Tensor]]:
         """The models' parameters that want a gradient; asked anew, since a loop may replace its parameters."""
         return self._objects.trained() if self._objects is not None else []
@@ -426,6 +434,7 @@ class ProfileSession:
         with self._never_the_loops_fault():
             if self._objects is not None:
                 self._objects.saw_stepping(optimizer)
+            self._observe_moved_parameters()
             if not _has_closure(args, kwargs):
                 self._observe_gradients_of(optimizer)
 

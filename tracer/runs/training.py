@@ -177,6 +177,7 @@ class TrainingProfile(ProfileSession):
             if not self._is_recording:
                 return
             self._note_thread()
+            self._observe_moved_parameters()
             given = [value for _, value in leaves([args, kwargs], torch.Tensor) if not value.requires_grad]
             self._observer.observe(input_tensors(given, role=Role.ARGUMENT))
 

@@ -42,8 +42,8 @@ def test_mapped_memory_reports_no_total_and_counts() -> None:
 def test_memory_that_was_mapped_before_may_go_in_the_recording() -> None:
     events = [Event(10, 50, 1, total_bytes=50), Event(1000, -100, 9, total_bytes=0), Event(20, 5, 2, total_bytes=55)]
     lifetimes = follow_blocks(recording_of(events), None, 0)
-    assert lifetimes.count.before_bytes.tolist() == [100, 100, 100]
-    assert lifetimes.count.mapped_bytes.tolist() == [0, -100, -100]
+    assert lifetimes.count.before_bytes.tolist() == [100, 0, 0]
+    assert lifetimes.count.mapped_bytes.tolist() == [0, 0, 0]
     assert lifetimes.allocator_bytes.tolist() == levels_of(lifetimes) == [150, 50, 55]
 
 
@@ -55,6 +55,9 @@ def test_a_free_with_a_stale_size_is_put_right() -> None:
     )
     lifetimes = follow_blocks(recording_of(events), known, 0)
     assert lifetimes.allocator_bytes.tolist() == levels_of(lifetimes) == [90, 50, 55]
+    assert lifetimes.count.counter_bytes.tolist() == [50, 50, 55], (
+        "the counter fell by what is none of this recording's"
+    )
 
 
 def test_an_assumed_free_leaves_an_absolute_counter_as_it_was() -> None:

@@ -161,9 +161,9 @@ def test_an_observation_belongs_to_the_block_that_was_there_at_the_time() -> Non
 
 
 def test_the_strongest_role_wins() -> None:
-    recording = recording_of([Event(10, 100, 1, at_ns=0)])
+    recording = recording_of([Event(10, 100, 1, at_ns=0), Event(500, 1, 2, at_ns=9)])
     known = known_of((1, 10, 100, Role.INPUT, "x"), (2, 10, 100, Role.PARAMETER, "w"), (3, 10, 100, Role.GRADIENT, "g"))
-    assert follow_blocks(recording, known, 0).observed_as.tolist() == [1]
+    assert follow_blocks(recording, known, 0).observed_as.tolist() == [1, -1]
 
 
 def test_observations_of_another_device_say_nothing() -> None:

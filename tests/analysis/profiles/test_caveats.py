@@ -29,9 +29,13 @@ def test_a_recording_that_shows_everything_needs_no_sentence() -> None:
 def test_assumed_frees_and_reused_addresses_are_said_with_their_number() -> None:
     # 100 bytes from before lie where event 0 gets memory; event 1 is a free that was put in.
     recording = recording_of([Event(10, 100, 2), Event(10, -100, 2, assumed=True)], [Key(10, 100, 1)])
-    freed, before = unseen(recording, explained(recording).lifetimes)
+    lifetimes = explained(recording).lifetimes
+    freed, before = unseen(recording, lifetimes)
     assert freed.startswith("1 block was freed by a thread that the profiler does not record")
-    assert before.startswith("1 storage from before the recording ended without a record of it")
+    assert before.startswith("1 block from before the recording went without a record; each counts until its address")
+    # Behind a walk it is known when each of them went: there is nothing to say, and nothing that anybody could do.
+    walked = replace(lifetimes, count=replace(lifetimes.count, is_walked=True))
+    assert unseen(recording, walked) == (freed,)
 
 
 def test_what_was_counted_sums_to_the_count() -> None:

@@ -39,6 +39,7 @@ PLAIN: dict[str, Any] = {
     "names_no_parameter": False,
     "is_computed": False,
     "is_source": False,
+    "is_trained": False,
     "is_target": False,
     "is_over": False,
     "knows_uses": True,
@@ -92,6 +93,9 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             ({"role": Role.ARGUMENT, "used_by_backward": True}, Kind.INPUT),
             # What FSDP reduced gradients to is the gradient of its shard; a view of DDP's bucket is one too.
             ({"role": Role.GRADIENT, **BACKWARD, "is_of_collective": True}, Kind.GRADIENT),
+            # A leaf of nobody's is a parameter if it is trained, else points at which something is asked to hold.
+            ({"role": Role.LEAF, **BEFORE, "is_trained": True, "is_over": True}, Kind.PARAMETER),
+            ({"role": Role.LEAF, **BEFORE}, Kind.INPUT),
         ],
     ),
     (

@@ -1,8 +1,9 @@
 """What was allocated, counted without looking at blocks: the other side of the law that rows sum to the peak.
 
-On an accelerator the allocator's own running total says it. The CPU's begins with the recording, leaves out what other
-parts of torch map into memory (it reports a total of 0 with those), and knows nothing of what was there before or was
-made by a thread that is not recorded; each of these is counted by itself here.
+On an accelerator the allocator's own running total says it. The CPU's says what was made since the recording began,
+less what it reports of other storages. It leaves out what other parts of torch map into memory (it reports a total of 0
+with those), what was there before, and what was made by a thread that is not recorded; each of these is counted by
+itself here. Of storages from before, the count goes by what a walk saw and by when weak references saw them go.
 """
 
 from __future__ import annotations
@@ -12,14 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.analysis.profiles.allocator_order import alive_bytes
-from tracer.analysis.profiles.unrecorded_storages import (
-    UnrecordedStorages,
-    ends_unseen,
-    keys_not_made,
-    last_walk_ns,
-    observed_before,
-    unseen_keys,
-)
+from tracer.analysis.profiles.observed_storages import last_walk_ns, let_go_at, rows_before
+from tracer.analysis.profiles.unrecorded_storages import UnrecordedStorages, keys_not_made, reused_at, unseen_keys
 from tracer.arrays import Bool, Int, PerEvent
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
@@ -30,7 +25,8 @@ class AllocatorCount:
     """After each of a device's events, columns [D]; the parts sum to the total.
 
     Attributes:
-        counter_bytes: By torch's allocator: its running total, on the CPU since the recording began.
+        counter_bytes: By torch's allocator: its running total; the CPU's, of what it gave out since the recording
+            began.
         mapped_bytes: In files and shared memory that torch mapped since then; the CPU only.
         before_bytes: In storages that were there before the recording, until they must be gone; the CPU only.
         unseen_bytes: In storages that were made where the profiler does not record; the CPU only.
@@ -94,13 +90,13 @@ def allocator_count(
     is_walked = last_walk_ns(recording, known, events) is not None
     if recording.devices[device] != "cpu":
         return AllocatorCount(_running_total(recording, events), none, none, none, is_walked)
-    mapped = _is_mapped(recording, events)
+    mapped, foreign = _reporters_books(recording, events)
     size = recording.allocations.size_bytes[events]
     unseen = unrecorded.made_at >= 0
     return AllocatorCount(
-        counter_bytes=_rise_of_the_counter(recording, events, mapped),
-        mapped_bytes=np.cumsum(np.where(mapped, size, 0)),
-        before_bytes=_before_bytes(recording, known, device, events),
+        counter_bytes=_rise_of_the_counter(recording, events, mapped, foreign),
+        mapped_bytes=np.cumsum(np.where(mapped & ~foreign, size, 0)),
+        before_bytes=_before_bytes(recording, known, device, events, foreign),
         unseen_bytes=alive_bytes(
             unrecorded.size_bytes[unseen], unrecorded.made_at[unseen], unrecorded.freed_at[unseen], len(events)
         ),
@@ -115,35 +111,55 @@ def _running_total(recording: Recording, events: PerEvent[Int]) -> PerEvent[Int]
     return np.asarray(total[latest], np.int64) if len(events) else total
 
 
-def _is_mapped(recording: Recording, events: PerEvent[Int]) -> PerEvent[Bool]:
-    """[D] whether an event is of mapped memory: its total is 0 though something was just allocated, or still is."""
+def _reporters_books(recording: Recording, events: PerEvent[Int]) -> tuple[PerEvent[Bool], PerEvent[Bool]]:
+    """What the CPU's reporter does with its table of sizes, event by event.
+
+    The table is by address and outlives recordings; whatever happens between them leaves it as it is. So a free of an
+    address at which this recording saw nothing made has the size that lay there in an earlier recording, and the
+    counter drops by it, whatever is freed. A free of an address that is not in the table is not reported.
+
+    Returns:
+        [D] whether an event is of mapped memory: its total is 0 though something was just allocated, or still is; and
+        whether it is a free of what this recording did not see being made.
+    """
     allocations = recording.allocations
-    total, size = allocations.total_allocated_bytes[events], allocations.size_bytes[events]
-    number, assumed = allocations.allocation_id[events], allocations.assumed[events]
-    mapped = (size > 0) & (total == 0) & ~assumed
-    made_mapped = set(number[mapped].tolist())
-    made_counted = set(number[(size > 0) & ~mapped].tolist())
+    total, size, address, is_assumed = (
+        column[events].tolist()
+        for column in (
+            allocations.total_allocated_bytes,
+            allocations.size_bytes,
+            allocations.address,
+            allocations.assumed,
+        )
+    )
+    mapped, foreign = (np.zeros(len(events), np.bool_) for _ in range(2))
+    made: dict[int, bool] = {}  # by address, whether it is mapped
     counted = 0  # the counter after the event before
     for event in range(len(events)):
-        if assumed[event] or mapped[event]:
-            continue
-        if size[event] < 0 and total[event] == 0:
-            one = int(number[event])
-            unknown = one not in made_counted and counted + size[event] != 0
-            mapped[event] = one in made_mapped or unknown
-        if not mapped[event]:
-            counted = int(total[event])
-    return np.asarray(mapped, np.bool_)
+        if size[event] > 0:
+            made[address[event]] = mapped[event] = total[event] == 0
+        else:
+            maker = made.pop(address[event], None)
+            foreign[event] = maker is None
+            mapped[event] = maker if maker is not None else total[event] == 0 and counted + size[event] != 0
+        if not mapped[event] and not is_assumed[event]:
+            counted = total[event]
+    return mapped, foreign
 
 
-def _rise_of_the_counter(recording: Recording, events: PerEvent[Int], mapped: PerEvent[Bool]) -> PerEvent[Int]:
-    """[D] how much the CPU's counter has risen; it may begin anywhere, and an assumed free is put in."""
+def _rise_of_the_counter(
+    recording: Recording, events: PerEvent[Int], mapped: PerEvent[Bool], foreign: PerEvent[Bool]
+) -> PerEvent[Int]:
+    """[D] what the CPU's counter has of what was made since the recording began.
+
+    It may begin anywhere. An assumed free is put in, and frees of what was not made in this recording are taken out.
+    """
     allocations = recording.allocations
     total, size, assumed = (
         column[events] for column in (allocations.total_allocated_bytes, allocations.size_bytes, allocations.assumed)
     )
     counted = np.flatnonzero(~assumed & ~mapped)
-    put_in = np.cumsum(np.where(assumed, size, 0))
+    put_in = np.cumsum(np.where(assumed, size, 0) - np.where(foreign & ~mapped, size, 0))
     if not len(counted):
         return put_in
     first = counted[0]
@@ -155,33 +171,27 @@ def _rise_of_the_counter(recording: Recording, events: PerEvent[Int], mapped: Pe
 
 
 def _before_bytes(
-    recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int]
+    recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int], foreign: PerEvent[Bool]
 ) -> PerEvent[Int]:
-    """[D] bytes of the distinct addresses that were taken before the recording, until they must be gone.
+    """[D] bytes of the storages from before the recording, until they are gone.
 
-    A free of one that the CPU's allocator reports is in its counter, but with the size that the address had when it was
-    last handed out in a recording; what that is off by is put right here.
+    They are those of the last walk, with the size and the end that Python saw, and what operators used or frees ended
+    beside them.
     """
     allocations, keys, end = recording.allocations, recording.keys, len(events)
-    taken = dict(observed_before(recording, known, device, events))
+    seen = rows_before(recording, known, device, events)
+    taken = dict(zip(known.address[seen].tolist(), known.size_bytes[seen].tolist(), strict=True)) if known else {}
     old = np.setdiff1d(keys_not_made(recording, device), unseen_keys(recording, known, device, events))
     for address, size_bytes in zip(keys.address[old].tolist(), keys.size_bytes[old].tolist(), strict=True):
-        taken[address] = max(taken.get(address, 0), size_bytes)
-    size, number, address = (
-        column[events].tolist() for column in (allocations.size_bytes, allocations.allocation_id, allocations.address)
-    )
-    made = {one for one, bytes_ in zip(number, size, strict=True) if bytes_ > 0}
-    freed: dict[int, int] = {}
-    for position in range(end):
-        if size[position] < 0 and number[position] not in made:
-            taken.setdefault(address[position], -size[position])
-            freed.setdefault(address[position], position)
-    addresses = np.array(list(taken), np.int64)
-    size_bytes = np.array(list(taken.values()), np.int64)
-    unseen_ends = ends_unseen(recording, known, device, events, addresses, size_bytes)
-    recorded = np.array([freed.get(addr, end) for addr in taken], np.int64)
-    is_recorded = recorded <= np.minimum(unseen_ends, end - 1)
-    reported = np.array([-size[freed[addr]] if addr in freed else 0 for addr in taken], np.int64)
-    level = alive_bytes(size_bytes, np.full(len(addresses), -1, np.int64), np.where(is_recorded, end, unseen_ends), end)
-    wrong_by = (size_bytes - reported)[is_recorded]
-    return level - alive_bytes(wrong_by, recorded[is_recorded], np.full(len(wrong_by), end, np.int64), end)
+        taken.setdefault(address, size_bytes)
+    frees = np.flatnonzero(foreign)
+    reported: dict[int, int] = {}
+    for position, event in zip(frees.tolist(), events[frees].tolist(), strict=True):
+        address = int(allocations.address[event])
+        taken.setdefault(address, -int(allocations.size_bytes[event]))
+        reported.setdefault(address, position)
+    address, size_bytes = np.array(list(taken), np.int64), np.array(list(taken.values()), np.int64)
+    ends = np.array([reported.get(place, end) for place in taken], np.int64)
+    ends = np.minimum(ends, reused_at(recording, events, address, size_bytes))
+    ends = np.minimum(ends, let_go_at(recording, known, device, events, address))
+    return alive_bytes(size_bytes, np.full(len(address), -1, np.int64), ends, end)

@@ -11,10 +11,10 @@ from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.backward_passes import backward_passes, outermost_calls, records_grad
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.collectives import given_to_collectives
+from tracer.analysis.profiles.observed_storages import rows_before
 from tracer.analysis.profiles.storage_uses import StorageUses, storage_uses
 from tracer.analysis.profiles.time_spans import enclosing, merged
 from tracer.analysis.profiles.torch_categories import Categories, Category
-from tracer.analysis.profiles.unrecorded_storages import observations_of
 from tracer.arrays import Bool, Column, Int, Ints, PerBlock, PerKey, PerOp
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.recording import Recording
@@ -47,6 +47,7 @@ class Facts:
         names_no_parameter: Nothing in the whole recording was listed or observed as a parameter.
         is_computed: Made by a module or out of other tensors, as in `StorageUses`.
         is_source: Data that the loop got from outside, as in `StorageUses`.
+        is_trained: As in `StorageUses`.
         is_target: As in `StorageUses`.
         is_over: Made before the step in which the peak is, and not used by any operator since that began.
         knows_uses: Operators' tensors were recorded, so that "not used" means something.
@@ -80,6 +81,7 @@ class Facts:
     names_no_parameter: PerBlock[Bool]
     is_computed: PerBlock[Bool]
     is_source: PerBlock[Bool]
+    is_trained: PerBlock[Bool]
     is_target: PerBlock[Bool]
     is_over: PerBlock[Bool]
     knows_uses: PerBlock[Bool]
@@ -163,6 +165,7 @@ class _Finder:
             names_no_parameter=np.full(len(self.allocation), names_none),
             is_computed=self._of_key(uses.is_computed),
             is_source=self._of_key(uses.is_source),
+            is_trained=self._of_key(uses.is_trained),
             is_target=self._of_key(uses.is_target),
             is_over=self._is_over(time_ns),
             knows_uses=np.full(len(self.allocation), recording.flow.has_uses),
@@ -182,7 +185,7 @@ class _Finder:
 
     def _is_reached(self, known: KnownStorages | None) -> PerBlock[Bool]:
         """[B] whether it is from before, and a walk found a tensor there."""
-        rows = observations_of(self.recording, known, self.lifetimes.device)
+        rows = rows_before(self.recording, known, self.lifetimes.device, self.lifetimes.events)
         held = known.address[rows[known.role[rows] == Role.HELD]] if known is not None else np.empty(0, np.int64)
         is_from_before = (self.allocation < 0) & ~self.lifetimes.made_unseen
         return np.asarray(is_from_before & np.isin(self.lifetimes.address, held), np.bool_)

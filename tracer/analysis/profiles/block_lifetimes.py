@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
 
 import numpy as np
 
 from tracer.analysis.profiles.allocator_count import AllocatorCount, allocator_count
 from tracer.analysis.profiles.allocator_order import allocator_order
-from tracer.analysis.profiles.unrecorded_storages import observations_of, unrecorded_storages
+from tracer.analysis.profiles.observed_storages import observed_blocks
+from tracer.analysis.profiles.unrecorded_storages import unrecorded_storages
 from tracer.arrays import Bool, Int, PerBlock, PerEvent, Rows
-from tracer.capture.objects.known_storages import KnownStorages, Role
+from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 
 
@@ -28,8 +28,8 @@ class BlockLifetimes:
         made_at: [B] Position in `events`; -1 for what was there before. Of what was made unseen, the first event of the
             step in which it was used.
         freed_at: [B] Position of the recorded or inferred free in `events`; `len(events)` if still live.
-        died_unseen: [B] There before, and freed without a record of it, as the CPU does: its address was handed out
-            again, or it was a gradient that `zero_grad` let go of.
+        died_unseen: [B] There before, and freed without a record of it, as the CPU does: it was seen to go, or its
+            address was handed out again.
         observed_as: [B] The strongest observation of it, a row of `KnownStorages`, or -1.
         events: [D] The device's rows of `Recording.allocations`, in allocator order.
         count: The same as others count it, without looking at these blocks.
@@ -94,43 +94,7 @@ def follow_blocks(recording: Recording, known: KnownStorages | None, device: int
         made_at=made_at,
         freed_at=freed_at,
         died_unseen=np.concatenate([others.died_unseen, np.zeros(len(made), bool)]),
-        observed_as=_observed(recording, known, device, events, all_address, made_at, freed_at),
+        observed_as=observed_blocks(recording, known, device, events, all_address, made_at, freed_at),
         events=events,
         count=allocator_count(recording, known, device, events, others),
     )
-
-
-def _observed(
-    recording: Recording,
-    known: KnownStorages | None,
-    device: int,
-    events: PerEvent[Int],
-    address: PerBlock[Int],
-    made_at: PerBlock[Int],
-    freed_at: PerBlock[Int],
-) -> PerBlock[Int]:
-    """[B] the strongest observation of each block: the one alive at the address when it was looked at.
-
-    That a tensor is reachable from Python says that it is there, and not what it is.
-    """
-    observed = np.full(len(address), -1, np.int64)
-    rows = observations_of(recording, known, device)
-    if known is None or not len(rows := rows[known.role[rows] != Role.HELD]):
-        return observed
-    position = np.searchsorted(recording.allocations.time_ns[events], known.time_ns[rows], side="right") - 1
-    wanted = set(known.address[rows].tolist())
-    blocks: dict[int, list[int]] = {}
-    for block, addr in enumerate(address.tolist()):
-        if addr in wanted:
-            blocks.setdefault(addr, []).append(block)
-    role = known.role.tolist()
-    made, freed = made_at.tolist(), freed_at.tolist()
-    for row, addr, now in zip(rows.tolist(), known.address[rows].tolist(), position.tolist(), strict=True):
-        # Blocks of one address follow each other, so only the last one made by now can be alive.
-        candidates = blocks.get(addr, [])
-        at = bisect_right(candidates, now, key=made.__getitem__) - 1
-        if at >= 0 and now < freed[candidates[at]]:
-            block = candidates[at]
-            if observed[block] < 0 or role[row] < role[observed[block]]:
-                observed[block] = row
-    return observed

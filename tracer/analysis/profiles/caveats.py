@@ -33,10 +33,11 @@ def unseen(recording: Recording, lifetimes: BlockLifetimes) -> tuple[str, ...]:
             "a library outside torch, such as numpy: each counts from the beginning of a step until its last use "
             "there, or until an input was seen to be let go."
         )
-    if num_dead := int(lifetimes.died_unseen.sum()):
+    # Of what a walk has found, weak references tell when it went.
+    if not lifetimes.count.is_walked and (num_dead := int(lifetimes.died_unseen.sum())):
         sentences.append(
-            f"{some(num_dead, 'storage')} from before the recording ended without a record of it; each counts until "
-            "its address was handed out again or zero_grad let go of it."
+            f"{some(num_dead, 'block')} from before the recording went without a record; each counts until its address "
+            "was handed out again. profile_training tells when they went."
         )
     return tuple(sentences)
 

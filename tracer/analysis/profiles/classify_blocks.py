@@ -39,7 +39,8 @@ def _by_role(facts: Facts) -> PerBlock[Int]:
     of_role = np.full(max(Role) + 1, Kind.UNKNOWN, np.int64)
     for role, kind in _KIND_OF_ROLE.items():
         of_role[role] = kind
-    return of_role[facts.role]
+    of_leaf = np.where(facts.is_trained, int(Kind.PARAMETER), int(Kind.INPUT))
+    return np.where(facts.role == Role.LEAF, of_leaf, of_role[facts.role])
 
 
 def _by_category(facts: Facts) -> PerBlock[Int]:
@@ -55,9 +56,10 @@ def _by_gradient(facts: Facts) -> PerBlock[Int]:
 def _is_held(facts: Facts) -> PerBlock[Bool]:
     """A model may be called with what the program has computed, and the batch of an earlier step is none any more.
 
-    The indices of a sparse gradient may be the batch itself.
+    The indices of a sparse gradient may be the batch itself. A leaf of nobody's is a parameter if the program trains
+    it, else points that it was called with.
     """
-    is_batch = np.isin(facts.role, BATCH)
+    is_batch = np.isin(facts.role, BATCH) | ((facts.role == Role.LEAF) & ~facts.is_trained)
     is_stale = is_batch & facts.is_over
     is_result = (facts.role == Role.ARGUMENT) & facts.is_computed
     is_indices = (facts.role == Role.GRADIENT) & facts.is_source

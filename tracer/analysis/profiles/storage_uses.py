@@ -37,6 +37,7 @@ class StorageUses:
             somewhere, nor drawn at random, nor put together of what was there.
         is_source: Made outside of modules, out of nothing or of tensors that were there before the step, and no mere
             piece of another such one.
+        is_trained: An operator that was given other tensors wrote to it.
         is_target: There before the recording, and of those that forward uses: beside a parameter, or, like a target,
             with what parameters have made and behind the last of them.
     """
@@ -46,6 +47,7 @@ class StorageUses:
     last_used_ns: PerKey[Int]
     is_computed: PerKey[Bool]
     is_source: PerKey[Bool]
+    is_trained: PerKey[Bool]
     is_target: PerKey[Bool]
 
 
@@ -84,6 +86,7 @@ class _Uses:
             last_used_ns=self._last(reads),
             is_computed=made & (is_inside | (is_given & ~moves)) & ~from_loader,
             is_source=self._sources(made & ~is_inside, is_given, moves, puts_together, from_loader, reads),
+            is_trained=self._trained(reads),
             is_target=self._targets(~made, reads),
         )
 
@@ -120,6 +123,14 @@ class _Uses:
         last: PerKey[Int] = np.full(self.num_keys, -1, np.int64)
         np.maximum.at(last, self.recording.flow.edge_key[chosen], self.edge_ns[chosen])
         return last
+
+    def _trained(self, reads: PerEdge[Bool]) -> PerKey[Bool]:
+        edges = self.recording.flow
+        given_several = np.bincount(edges.edge_node[reads], minlength=self.num_nodes) > 1
+        written = reads & edges.edge_mutated & ~edges.edge_allocated & given_several[edges.edge_node]
+        found: PerKey[Bool] = np.zeros(self.num_keys, bool)
+        found[edges.edge_key[written]] = True
+        return found
 
     # ------------------------------------------------------------------------------------------------ data from outside
     def _sources(

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.arrays import Bool, Int, Ints, PerEvent, PerNode, PerUnrecorded, Rows
-from tracer.capture.objects.known_storages import BATCH, KnownStorages, Role
+from tracer.analysis.profiles.observed_storages import last_walk_ns, let_go_at, observations_of, observed_before
+from tracer.arrays import Bool, Int, PerEvent, PerNode, PerUnrecorded, Rows
+from tracer.capture.objects.known_storages import BATCH, KnownStorages
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX
 
@@ -59,7 +60,12 @@ def unrecorded_storages(
     before = _before(recording, known, device, events)
     freed_of = _frees(recording, events)
     recorded = np.array([freed_of.get(number, end) for number in before.number.tolist()], np.int64)
-    died = ends_unseen(recording, known, device, events, before.address, before.size_bytes)
+    died = np.minimum(
+        reused_at(recording, events, before.address, before.size_bytes),
+        let_go_at(recording, known, device, events, before.address),
+    )
+    # A free that the allocator reports is more exact than when the storage was seen to go.
+    died = np.where(recorded < end, end, died)
     unseen = _made_unseen(recording, known, device, events)
     num_before, num_unseen = len(before.address), len(unseen.address)
     table = UnrecordedStorages(
@@ -95,31 +101,40 @@ def _before(recording: Recording, known: KnownStorages | None, device: int, even
     """What must have been there: tensors without an allocation, frees without one, and what was observed before."""
     allocations, keys = recording.allocations, recording.keys
     size, number = allocations.size_bytes[events], allocations.allocation_id[events]
-    made = set(number[size > 0].tolist())
-    by_address: dict[int, tuple[int, int, int]] = {}
+    made, freed = (set(number[rows].tolist()) for rows in (size > 0, size < 0))
+    observed = observed_before(recording, known, device, events)
+    by_address = {address: (size_bytes, -1, -1) for address, size_bytes in observed.items()}
     others: list[tuple[int, int, int, int]] = []
     unseen = set(unseen_keys(recording, known, device, events).tolist())
     for key in keys_not_made(recording, device).tolist():
-        if key not in unseen:
-            entry = (int(keys.size_bytes[key]), key, int(keys.allocation_id[key]))
-            by_address.setdefault(int(keys.address[key]), entry)
-    observed = observed_before(recording, known, device, events)
+        address = int(keys.address[key])
+        if key not in unseen and by_address.get(address, (0, -1, -1))[1] < 0:
+            by_address[address] = (_held(recording, observed, device, key, freed), key, int(keys.allocation_id[key]))
     for event in np.flatnonzero((size < 0) & (allocations.key[events] < 0)).tolist():
         if int(number[event]) not in made:
             address = int(allocations.address[events][event])
-            reported = -int(size[event])
-            # The CPU's allocator reports the size that the address had when it was last handed out in a recording.
-            held = observed.get(address, reported) if recording.devices[device] == "cpu" else reported
-            others.append((address, held, -1, int(number[event])))
-    taken = {address for address, *_ in others}
-    for address, size_bytes in observed.items():
-        if address not in taken:
-            seen = by_address.get(address, (0, -1, -1))
-            by_address[address] = (max(size_bytes, seen[0]), *seen[1:])
+            if by_address.get(address, (0, 0, 0))[1] < 0:
+                by_address[address] = (*by_address[address][:2], int(number[event]))
+            else:
+                others.append((address, -int(size[event]), -1, int(number[event])))
     rounding = _rounding_bytes(recording, device, events)
     table = [(a, -(-n // rounding) * rounding, key, num) for a, (n, key, num) in by_address.items()] + others
     columns = np.array(table, np.int64).reshape(-1, 4).T
     return _Before(*(np.ascontiguousarray(column) for column in columns))
+
+
+def _held(recording: Recording, observed: dict[int, int], device: int, key: int, freed: set[int]) -> int:
+    """Bytes of a storage from before of which an operator saw tensors: what was seen of it, or what those span.
+
+    Where the CPU's allocator reported the free, the key has the size that the address had when it was last handed out
+    in a recording, which says nothing of this one.
+    """
+    keys = recording.keys
+    size_bytes, seen = int(keys.size_bytes[key]), observed.get(int(keys.address[key]))
+    if seen is None:
+        return size_bytes
+    is_stale = recording.devices[device] == "cpu" and int(keys.allocation_id[key]) in freed
+    return seen if is_stale else max(seen, size_bytes)
 
 
 def _rounding_bytes(recording: Recording, device: int, events: PerEvent[Int]) -> int:
@@ -136,42 +151,6 @@ def keys_not_made(recording: Recording, device: int) -> Rows:
     made = np.zeros(len(keys.id), bool)
     made[allocations.key[(allocations.key >= 0) & (allocations.size_bytes > 0)]] = True
     return np.flatnonzero((keys.device == device) & ~made)
-
-
-def observed_before(
-    recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int]
-) -> dict[int, int]:
-    """Address and size of all that was observed in the last walk before the first event, or after it until then.
-
-    Without a walk, of what was observed last before the first event.
-    """
-    rows = observations_of(recording, known, device)
-    if known is None or not len(rows):
-        return {}
-    rows = rows[known.time_ns[rows] <= _first_ns(recording, events)]
-    since = last_walk_ns(recording, known, events)
-    since = since if since is not None else int(known.time_ns[rows].max(initial=0))
-    rows = rows[known.time_ns[rows] >= since]
-    return dict(zip(known.address[rows].tolist(), known.size_bytes[rows].tolist(), strict=True))
-
-
-def observations_of(recording: Recording, known: KnownStorages | None, device: int) -> Rows:
-    """Rows of `KnownStorages` on a device of a recording."""
-    name = recording.devices[device]
-    if known is None or name not in known.devices:
-        return np.empty(0, np.int64)
-    return np.flatnonzero(known.device == known.devices.index(name))
-
-
-def last_walk_ns(recording: Recording, known: KnownStorages | None, events: PerEvent[Int]) -> int | None:
-    """When all that Python can reach was last looked at before a device's first event; None without a walk."""
-    if known is None or not len(walks := known.walks_ns[known.walks_ns <= _first_ns(recording, events)]):
-        return None
-    return int(walks.max())
-
-
-def _first_ns(recording: Recording, events: PerEvent[Int]) -> int:
-    return int(recording.allocations.time_ns[events[0]]) if len(events) else int(np.iinfo(np.int64).max)
 
 
 def _with_what_the_counter_held(
@@ -298,64 +277,14 @@ def _handed_out_again(
     return found
 
 
-# ------------------------------------------------------------------------------------------------ ends without a record
-def ends_unseen(
-    recording: Recording,
-    known: KnownStorages | None,
-    device: int,
-    events: PerEvent[Int],
-    address: PerUnrecorded[Int],
-    size_bytes: PerUnrecorded[Int],
+def reused_at(
+    recording: Recording, events: PerEvent[Int], address: PerUnrecorded[Int], size_bytes: PerUnrecorded[Int]
 ) -> PerUnrecorded[Int]:
-    """[U] position by which each storage from before must be gone without a recorded free; one past the last if none.
-
-    It was seen to be let go, its address was handed out again, or it was a gradient that `zero_grad` let go of.
-    """
+    """[U] position of the first allocation that overlaps each storage from before; one past the last if none."""
     made = np.flatnonzero(recording.allocations.size_bytes[events] > 0)
     made_address = recording.allocations.address[events][made]
     made_size = recording.allocations.size_bytes[events][made]
-    reused = _reused_at(address, size_bytes, made_address, made_size, made, len(events))
-    let_go = _let_go_at(recording, known, device, events, address)
-    return np.minimum(np.minimum(reused, _cleared_at(recording, known, device, events, address)), let_go)
-
-
-def _let_go_at(
-    recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int], address: PerUnrecorded[Int]
-) -> PerUnrecorded[Int]:
-    """[U] position of the first event after a storage was seen to be let go; one past the last if it was not.
-
-    Where the allocator reports the free as well, that is the more exact.
-    """
-    end, name = len(events), recording.devices[device]
-    found = np.full(len(address), end, np.int64)
-    since = last_walk_ns(recording, known, events)
-    if known is None or since is None or name not in known.devices or not end:
-        return found
-    times = recording.allocations.time_ns[events]
-    mine = np.flatnonzero((known.ends_device == known.devices.index(name)) & (known.ends_ns >= since))
-    first: dict[int, int] = {}
-    for addr, time_ns in zip(known.ends_address[mine].tolist(), known.ends_ns[mine].tolist(), strict=True):
-        first.setdefault(addr, time_ns)
-    allocations = recording.allocations
-    number, size = allocations.allocation_id[events], allocations.size_bytes[events]
-    made = np.isin(number, number[size > 0])
-    reported = set(allocations.address[events][(size < 0) & ~made].tolist())
-    for row, addr in enumerate(address.tolist()):
-        if addr in first and addr not in reported:
-            found[row] = np.searchsorted(times, first[addr], side="left")
-    return found
-
-
-def _reused_at(
-    address: PerUnrecorded[Int],
-    size_bytes: PerUnrecorded[Int],
-    made_address: Ints,
-    made_size: Ints,
-    made: Ints,
-    end: int,
-) -> PerUnrecorded[Int]:
-    """[U] position of the first allocation that overlaps each block from before; `end` where none does."""
-    died = np.full(len(address), end, np.int64)
+    died = np.full(len(address), len(events), np.int64)
     if not len(address) or not len(made):
         return died
     order = np.argsort(address, kind="stable")
@@ -368,46 +297,3 @@ def _reused_at(
         np.minimum.at(died, order[at], made[row])
         at = at - 1
     return died
-
-
-def _cleared_at(
-    recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int], address: PerUnrecorded[Int]
-) -> PerUnrecorded[Int]:
-    """[U] position by which `zero_grad` had let go of a gradient from before; past the last for everything else.
-
-    A parameter whose gradient was at one address before the recording and is at another one later has lost the first:
-    a gradient is only made anew where there is none. The first `zero_grad` after the beginning is where it went.
-    """
-    end = len(events)
-    cleared = np.full(len(address), end, np.int64)
-    rows = observations_of(recording, known, device)
-    calls = _zero_grad_ends(recording)
-    if known is None or not len(rows) or not len(calls) or not end:
-        return cleared
-    times = recording.allocations.time_ns[events]
-    gradients = rows[known.role[rows] == Role.GRADIENT]
-    later = gradients[known.time_ns[gradients] > calls[0]]
-    moved_to: dict[int, set[int]] = {}
-    for name, addr in zip(known.name[later].tolist(), known.address[later].tolist(), strict=True):
-        moved_to.setdefault(name, set()).add(addr)
-    earlier = known.time_ns[rows[known.time_ns[rows] <= times[0]]]
-    since = last_walk_ns(recording, known, events)
-    since = since if since is not None else int(earlier.max(initial=-1))
-    before = gradients[(known.time_ns[gradients] >= since) & (known.time_ns[gradients] <= times[0])]
-    gone = {
-        addr
-        for name, addr in zip(known.name[before].tolist(), known.address[before].tolist(), strict=True)
-        if name in moved_to and addr not in moved_to[name]
-    }
-    mine = np.array([addr in gone for addr in address.tolist()], bool)
-    cleared[mine] = np.searchsorted(times, calls[0], side="right")
-    return cleared
-
-
-def _zero_grad_ends(recording: Recording) -> Ints:
-    """Ends of the calls of `zero_grad` of optimizers and modules, in order."""
-    frames, calls = recording.frames, recording.calls
-    called = [
-        row for row, function in enumerate(frames.function.tolist()) if recording.strings[function] == "zero_grad"
-    ]
-    return np.sort(calls.end_ns[np.isin(calls.function, np.array(called, np.int64))])

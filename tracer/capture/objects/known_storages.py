@@ -41,6 +41,8 @@ class Role(IntEnum):
     """What a graph from before the recording keeps for backward."""
     WORKSPACE = 8
     """What a library keeps for its own work, as cuBLAS does: of a rehearsal, which knows it by rule."""
+    LEAF = 9
+    """A leaf in no module and no optimizer that backward has given a gradient: a parameter if the program trains it."""
 
 
 _WORDS = {Role.ARGUMENT: "input"}
@@ -86,7 +88,7 @@ class KnownStorages:
         """
         wanted = [device in (None, name) for name in self.devices]
         columns = zip(self.address.tolist(), self.role.tolist(), self.device.tolist(), strict=True)
-        unnamed = (Role.HELD, Role.SAVED, Role.WORKSPACE)
+        unnamed = (Role.HELD, Role.SAVED, Role.WORKSPACE, Role.LEAF)
         named = ((address, role) for address, role, at in columns if wanted[at] and role not in unnamed)
         return {address: _WORDS.get(Role(role), Role(role).name.lower().replace("_", " ")) for address, role in named}
 

@@ -64,13 +64,21 @@ def _objects_of(classes: tuple[type, ...]) -> list[Any]:
 
 
 def _trained(tensors: Iterable[Tensor], optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Reached]:
-    """What is trained outside of modules: an optimizer's parameters, and leaves that backward has given a gradient."""
+    """What is trained outside of modules: an optimizer's parameters, and leaves that backward has given a gradient.
+
+    A leaf that is no `nn.Parameter` may as well be points at which an equation is asked to hold.
+    """
     groups = (group for optimizer in optimizers for group in vars(optimizer).get("param_groups", ()))
-    optimized = [each for group in groups for each in group["params"]]
-    for parameter in (*optimized, *(each for each in tensors if _has_accumulated(each))):
-        yield Role.PARAMETER, "parameter", parameter
-        if (gradient := torch_private.gradient_of(parameter)) is not None:
-            yield Role.GRADIENT, "parameter", gradient
+    optimized = [(Role.PARAMETER, "parameter", each) for group in groups for each in group["params"]]
+    leaves = [each for each in tensors if _has_accumulated(each)]
+    others = [
+        (Role.PARAMETER, "parameter", each) if isinstance(each, nn.Parameter) else (Role.LEAF, "leaf", each)
+        for each in leaves
+    ]
+    for role, name, tensor in (*optimized, *others):
+        yield role, name, tensor
+        if (gradient := torch_private.gradient_of(tensor)) is not None:
+            yield Role.GRADIENT, name, gradient
 
 
 def _has_accumulated(tensor: Tensor) -> bool:

@@ -1,0 +1,142 @@
+"""Which observations of live tensors concern one cycle, and which of its blocks each of them saw.
+
+An address proves something only for the life of the storage that was seen at it. So a cycle's own looks count, from the
+walk right before it to the look at its end: at an earlier or later one, others may have lain at the same addresses.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import numpy as np
+
+from tracer.arrays import Int, PerBlock, PerEvent, PerUnrecorded, Rows
+from tracer.capture.objects.known_storages import KnownStorages, Role
+from tracer.capture.recording import Recording
+from tracer.capture.torch_names import STEP_PREFIX
+
+_FOREVER = int(np.iinfo(np.int64).max)
+
+
+def observations_of(recording: Recording, known: KnownStorages | None, device: int) -> Rows:
+    """Rows of `KnownStorages` on a device of a recording, in any cycle."""
+    name = recording.devices[device]
+    if known is None or name not in known.devices:
+        return np.empty(0, np.int64)
+    return np.flatnonzero(known.device == known.devices.index(name))
+
+
+def observations_in(recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int]) -> Rows:
+    """Rows of `KnownStorages` on a device from the last look before a recording to the first one after it.
+
+    Whoever looks finds something on some device: a session has a model or an optimizer.
+    """
+    rows = observations_of(recording, known, device)
+    if known is None or not len(rows):
+        return rows
+    until = int(known.time_ns[known.time_ns >= _last_ns(recording)].min(initial=_FOREVER))
+    time_ns = known.time_ns[rows]
+    return rows[(time_ns >= _since_ns(recording, known, device, events)) & (time_ns <= until)]
+
+
+def observed_before(
+    recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int]
+) -> dict[int, int]:
+    """Address and size of all that was observed in the last walk before the first event, or after it until then.
+
+    Without a walk, of what was observed last before the first event.
+    """
+    rows = rows_before(recording, known, device, events)
+    if known is None:
+        return {}
+    return dict(zip(known.address[rows].tolist(), known.size_bytes[rows].tolist(), strict=True))
+
+
+def rows_before(recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int]) -> Rows:
+    """Of a cycle's observations those from before its first event: rows of `KnownStorages`."""
+    rows = observations_in(recording, known, device, events)
+    return rows[known.time_ns[rows] <= _first_ns(recording, events)] if known is not None else rows
+
+
+def last_walk_ns(recording: Recording, known: KnownStorages | None, events: PerEvent[Int]) -> int | None:
+    """When all that Python can reach was last looked at before a device's first event; None without a walk."""
+    if known is None or not len(walks := known.walks_ns[known.walks_ns <= _first_ns(recording, events)]):
+        return None
+    return int(walks.max())
+
+
+def let_go_at(
+    recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int], address: PerUnrecorded[Int]
+) -> PerUnrecorded[Int]:
+    """[U] position of the first event after a storage that a walk had found was seen to go; past the last if none."""
+    end, name = len(events), recording.devices[device]
+    found = np.full(len(address), end, np.int64)
+    since = last_walk_ns(recording, known, events)
+    if known is None or since is None or name not in known.devices or not end:
+        return found
+    times = recording.allocations.time_ns[events]
+    mine = np.flatnonzero((known.ends_device == known.devices.index(name)) & (known.ends_ns >= since))
+    first: dict[int, int] = {}
+    for addr, time_ns in zip(known.ends_address[mine].tolist(), known.ends_ns[mine].tolist(), strict=True):
+        first.setdefault(addr, time_ns)
+    for row, addr in enumerate(address.tolist()):
+        if addr in first:
+            found[row] = np.searchsorted(times, first[addr], side="left")
+    return found
+
+
+def observed_blocks(
+    recording: Recording,
+    known: KnownStorages | None,
+    device: int,
+    events: PerEvent[Int],
+    address: PerBlock[Int],
+    made_at: PerBlock[Int],
+    freed_at: PerBlock[Int],
+) -> PerBlock[Int]:
+    """[B] the strongest observation of each block: the one alive at the address when it was looked at.
+
+    That a tensor is reachable from Python says that it is there, and not what it is.
+    """
+    observed = np.full(len(address), -1, np.int64)
+    rows = observations_in(recording, known, device, events)
+    if known is None or not len(rows := rows[known.role[rows] != Role.HELD]):
+        return observed
+    position = np.searchsorted(recording.allocations.time_ns[events], known.time_ns[rows], side="right") - 1
+    wanted = set(known.address[rows].tolist())
+    blocks: dict[int, list[int]] = {}
+    for block, addr in enumerate(address.tolist()):
+        if addr in wanted:
+            blocks.setdefault(addr, []).append(block)
+    role = known.role.tolist()
+    made, freed = made_at.tolist(), freed_at.tolist()
+    for row, addr, now in zip(rows.tolist(), known.address[rows].tolist(), position.tolist(), strict=True):
+        # Blocks of one address follow each other, so only the last one made by now can be alive.
+        candidates = blocks.get(addr, [])
+        at = bisect_right(candidates, now, key=made.__getitem__) - 1
+        if at >= 0 and now < freed[candidates[at]]:
+            block = candidates[at]
+            if observed[block] < 0 or role[row] < role[observed[block]]:
+                observed[block] = row
+    return observed
+
+
+def _since_ns(recording: Recording, known: KnownStorages, device: int, events: PerEvent[Int]) -> int:
+    """The last walk before the first event, or else the last look."""
+    walk = last_walk_ns(recording, known, events)
+    if walk is not None:
+        return walk
+    time_ns = known.time_ns[observations_of(recording, known, device)]
+    return int(time_ns[time_ns <= _first_ns(recording, events)].max(initial=0))
+
+
+def _first_ns(recording: Recording, events: PerEvent[Int]) -> int:
+    return int(recording.allocations.time_ns[events[0]]) if len(events) else _FOREVER
+
+
+def _last_ns(recording: Recording) -> int:
+    """When the last step of the recording ended, or the last event where none did."""
+    spans = recording.spans
+    is_step = np.array([*(name.startswith(STEP_PREFIX) for name in recording.strings), False], np.bool_)
+    ends = spans.end_ns[is_step[spans.name]]
+    return max(int(recording.allocations.time_ns.max(initial=0)), int(ends.max(initial=0)))
