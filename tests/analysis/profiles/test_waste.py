@@ -53,6 +53,8 @@ SEVERAL: list[tuple[tuple[str, ...], int]] = [
     (("is_idle", "outlives_step", "is_read_later"), NO_KIND),
     (("outlives_step", "outlives_backward", "in_evaluation", "kept_by_graph"), NO_KIND),
     (("outlives_backward", "is_left_by_backward"), NO_KIND),
+    (("is_idle", "is_left_by_backward"), NO_KIND),
+    (("is_idle", "outlives_backward"), NO_KIND),
     (("is_idle",), NO_KIND),
 ]
 
