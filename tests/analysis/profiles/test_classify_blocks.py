@@ -14,8 +14,9 @@ from tests.rule_tables import DOCUMENT, HEADS, documented, rows_of, weaker
 from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.kinds import EVIDENCE_TEXT, Evidence, Kind
 from tracer.analysis.profiles.attribution import Phase
-from tracer.analysis.profiles.block_facts import NONE, Facts, facts_of
+from tracer.analysis.profiles.block_facts import Facts, facts_of
 from tracer.analysis.profiles.classify_blocks import RULES, apply_rules
+from tracer.analysis.profiles.conditions import NONE
 from tracer.analysis.profiles.findings import find_in_cycle
 from tracer.analysis.profiles.peak import peak_position
 from tracer.analysis.profiles.torch_categories import Category
