@@ -40,7 +40,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 from benchmarks.engine import as_markdown
 from benchmarks.published_programs import Unknown, program_of
 from benchmarks.published_runs import TRUTH, PublishedRun, published_runs
-from tracer.rehearsal.cards import CARDS, Card
+from tracer.null_gpu.cards import CARDS, Card
 from tracer.rehearsal.rule import A100_MULTIPROCESSORS
 from tracer.units import GIB, MIB
 
@@ -120,7 +120,7 @@ def predict(run: PublishedRun, without: Sequence[str], asks_cudnn: bool = False)
             workload,
             rules=[name for name in RULE_NAMES if name not in without],
             compute_capability=compute_capability(run.card),
-            num_multiprocessors=card.num_multiprocessors if card is not None else A100_MULTIPROCESSORS,
+            num_multiprocessors=card.num_sms if card is not None else A100_MULTIPROCESSORS,
             cudnn=cudnn,
             num_steps=program.num_steps,
         )
@@ -147,7 +147,8 @@ def predict(run: PublishedRun, without: Sequence[str], asks_cudnn: bool = False)
 def card_of_run(run: PublishedRun) -> Card | None:
     """The card that it ran on, as far as it is in our table."""
     name = run.card.replace(" ", "-")
-    return next((card for card in CARDS if name.startswith((card.name, f"NVIDIA-{card.name}"))), None)
+    known = [card for card in CARDS if name.startswith((card.label, f"NVIDIA-{card.label}"))]
+    return max(known, key=lambda card: len(card.label), default=None)
 
 
 def compute_capability(card: str) -> tuple[int, int]:

@@ -19,25 +19,27 @@ _BASE = {"tracer.arrays", "tracer.errors", "tracer.units", "tracer.collector", "
 _RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot", "tracer.allocator"}
 _MEANS = {*_RECORDS, "tracer.analysis"}
 _WRITES = {*_MEANS, "tracer.advice", "tracer.exporters"}
+_NULL_GPU = {"tracer.null_gpu", "tracer.null_gpu.values"}
 ROOMS: dict[str, set[str]] = {
     "tracer.arrays": set(),
     "tracer.errors": set(),
     "tracer.units": set(),
     "tracer.collector": set(),
     "tracer.nested": set(),
+    "tracer.null_gpu.values": {"tracer.capture", "tracer.errors", "tracer.null_gpu", "tracer.units"},
     "tracer.null_gpu": {"tracer.errors", "tracer.units"},
     "tracer.workloads": _BASE,
     "tracer.capture": _BASE,
     "tracer.snapshot": _BASE,
     "tracer.allocator": {*_BASE, "tracer.snapshot"},
     "tracer.analysis": _RECORDS,
-    "tracer.rehearsal": {*_BASE, "tracer.workloads", "tracer.capture", "tracer.allocator"},
+    "tracer.rehearsal": {*_BASE, "tracer.null_gpu", "tracer.workloads", "tracer.capture", "tracer.allocator"},
     "tracer.advice": {*_MEANS, "tracer.null_gpu", "tracer.rehearsal", "tracer.workloads"},
     "tracer.exporters": {*_MEANS, "tracer.advice"},
     "tracer.timeline_tracer": _WRITES,
-    "tracer.runs": {*_WRITES, "tracer.null_gpu", "tracer.timeline_tracer", "tracer.rehearsal", "tracer.workloads"},
+    "tracer.runs": {*_WRITES, *_NULL_GPU, "tracer.timeline_tracer", "tracer.rehearsal", "tracer.workloads"},
     "tracer.integrations": {"tracer.errors", "tracer.runs"},
-    "tracer.commands": {*_WRITES, "tracer.null_gpu", "tracer.rehearsal", "tracer.runs", "tracer.workloads"},
+    "tracer.commands": {*_WRITES, *_NULL_GPU, "tracer.rehearsal", "tracer.runs", "tracer.workloads"},
     "tracer": set(),  # the map of the house; it loads its public names when they are first used
     "models": {"tracer.workloads"},
     "main": {"tracer.commands"},

@@ -23,7 +23,7 @@ from tracer.exporters.json_documents.advice import write_advice_json
 from tracer.exporters.json_documents.header import UNITS
 from tracer.exporters.json_documents.peak import MAX_FRAMES, MAX_STACKS
 
-HEADER = ("format", "version", "torch", "command", "units")
+HEADER = ("format", "version", "torch", "command", "computed", "units")
 
 
 @cache

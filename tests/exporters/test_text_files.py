@@ -207,3 +207,10 @@ def test_peak_json_says_with_what_the_run_was_made(recorded: Callable[[str], Rec
     text = (Path(__file__).resolve().parents[2] / "docs" / "files.md").read_text("utf-8")
     inner = [one.name for kind in (AllocatorPeak, CountedParts) for one in fields(kind)]
     assert [name for name in inner if f"`{name}`" not in text] == []
+
+
+def test_a_caveat_is_the_first_thing_behind_the_rows() -> None:
+    plain = max_mem_text(breakdown("cuda:0", [cycle(9, 9)]), [])
+    said = max_mem_text(breakdown("cuda:0", [cycle(9, 9)]), [], caveat="Nothing was computed.")
+    rows, rest = plain.split("\n\n", 1)
+    assert said == f"{rows}\n\nNothing was computed.\n\n{rest}"

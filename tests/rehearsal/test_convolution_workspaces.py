@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tracer.null_gpu.cards import card_of
 from tracer.rehearsal import convolution_workspaces
-from tracer.rehearsal.cards import card_of
 from tracer.rehearsal.convolution_workspaces import CudnnAnswers, library_folders
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
 from tracer.rehearsal.spread import reserved_spread

@@ -48,7 +48,7 @@ def test_nothing_of_the_caller_is_touched(capsys: pytest.CaptureFixture[str]) ->
 
 
 def _check_told(report: object, capsys: pytest.CaptureFixture[str]) -> None:
-    values = advice_values(report)  # type: ignore[arg-type]
+    values = advice_values(report, computed=True)  # type: ignore[arg-type]
     found = [row for row in values["rows"] if row["how_found"] == "measured"]
     assert found
     for row in found:

@@ -93,6 +93,13 @@ def test_the_run_is_described_and_not_the_report(tmp_path: Path, monkeypatch: py
     assert described["date"] == results.origin.date
 
 
+def test_that_nothing_was_computed_is_kept(tmp_path: Path) -> None:
+    results = run_profile(Pieces(), schedule=SHORT, timing=False)
+    origin = dataclasses.replace(results.origin, caveat="Nothing was computed.")
+    again = results_of(through_a_file(dataclasses.replace(results, origin=origin), tmp_path))
+    assert again.origin == origin and not again.computed and results.computed
+
+
 def test_a_run_that_failed_tells_so_again(tmp_path: Path) -> None:
     """In its second cycle, which is cut short, and of which no means are taken."""
     failing = Pieces(before=raising(ValueError("no such batch"), piece="backward", step=3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pickle
 from functools import cache
 from pathlib import Path
@@ -226,3 +227,27 @@ def test_what_several_files_are_made_of_is_worked_out_once(tmp_path: Path, monke
     written = list(outputs.write_outputs(results(), tmp_path))
     assert not [each.error for each in written if each.error is not None]
     assert calls == ["run_times"], "blocks are classified with the findings, once for all files"
+
+
+def test_a_run_that_computed_nothing_has_no_times_and_says_so_in_every_file(tmp_path: Path) -> None:
+    """The same results, as if the device had computed nothing: with times in them, which nobody may see."""
+    nothing = dataclasses.replace(results(), origin=RunOrigin.here(caveat="Nothing was computed."), timings=None)
+    written = write_outputs(dataclasses.replace(nothing, trace=None), tmp_path)
+    names = {each.path.name for each in written if each.error is None}
+    assert names.isdisjoint({"run_time_report.sqlite", "cuda_timing.txt", "trace.json.gz"})
+    for name in ("max_mem.txt", "memory_timeline.html", "memory_report.sqlite"):
+        assert b"Nothing was computed." in (tmp_path / name).read_bytes(), name
+    document = json.loads((tmp_path / "peak.json").read_text("utf-8"))
+    assert document["computed"] is False and document["time_us"] is None
+    snapshot = pickle.loads((tmp_path / "memory_snapshot.pkl").read_bytes())
+    assert "time_us" not in str(snapshot)
+
+
+def test_a_run_that_computed_says_nothing_of_it(tmp_path: Path) -> None:
+    write_outputs(results(), tmp_path)
+    assert json.loads((tmp_path / "peak.json").read_text("utf-8"))["computed"] is True
+    assert "caveat" not in run_keys(results()) and "computed" not in run_keys(results())
+
+
+def run_keys(run: RunResults) -> set[str]:
+    return set(outputs.run_description(run))

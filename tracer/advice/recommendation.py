@@ -29,7 +29,7 @@ class Measured:
     Attributes:
         saves_bytes: Of the measured peak.
         peak_bytes: The measured peak with it.
-        step_ms: Time of a step without the change.
+        step_ms: Time of a step without the change; None where nothing was computed, which has no losses either.
         changed_step_ms: And with it.
         losses: Of the first steps without the change.
         changed_losses: And with it.
@@ -37,8 +37,8 @@ class Measured:
 
     saves_bytes: int
     peak_bytes: int
-    step_ms: float
-    changed_step_ms: float
+    step_ms: float | None
+    changed_step_ms: float | None
     losses: tuple[float, ...]
     changed_losses: tuple[float, ...]
 

@@ -24,6 +24,8 @@ class RunOrigin:
         torch: Its version.
         python: Its version.
         device_name: Of the accelerator; empty on the CPU.
+        caveat: What has to be said first of all that comes from the run, as where the device computed nothing; empty
+            for a run like any other.
     """
 
     command: str
@@ -31,13 +33,20 @@ class RunOrigin:
     torch: str
     python: str
     device_name: str = ""
+    caveat: str = ""
+
+    @property
+    def computed(self) -> bool:
+        """Whether the device computed, so that there are times, losses and values."""
+        return not self.caveat
 
     @classmethod
-    def here(cls, device: str = "cpu") -> RunOrigin:
+    def here(cls, device: str = "cpu", *, caveat: str = "") -> RunOrigin:
         """This process, now.
 
         Args:
             device: On which it runs.
+            caveat: See the attribute.
         """
         return cls(
             command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -45,4 +54,5 @@ class RunOrigin:
             torch=str(torch.__version__),
             python=platform.python_version(),
             device_name=devices.device_name(torch.device(device)),
+            caveat=caveat,
         )

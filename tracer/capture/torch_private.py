@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -304,6 +305,35 @@ def _record_history(of: torch.device, **options: Any) -> None:
     known = inspect.signature(record).parameters
     takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
     record(**{name: value for name, value in options.items() if takes_all or name in known})
+
+
+def cublas_workspaces(device: torch.device) -> list[tuple[int, int]]:
+    """Address and size of each block in use that is exactly as large as a workspace that torch allocates for cuBLAS.
+
+    Torch keeps one for each handle and stream, as no tensor, and tells nobody where. With a workspace for every call,
+    as from 2.15 on, there is none between two operators.
+
+    Args:
+        device: Any; other devices than CUDA's have none.
+
+    Source:
+        aten/src/ATen/cuda/CublasHandlePool.cpp.
+    """
+    names = ("_cuda_getCublasWorkspaceSize", "_cuda_getCublasLtWorkspaceSize")
+    if device.type != "cuda" or not all(hasattr(torch._C, name) for name in names):
+        return []
+    sizes = {int(getattr(torch._C, name)()) for name in names} - {0}
+    snapshot: Any = torch.cuda.memory_snapshot
+    is_light = "include_traces" in inspect.signature(snapshot).parameters
+    found = []
+    for segment in snapshot(include_traces=False) if is_light else snapshot():
+        address = int(segment["address"])
+        for block in segment["blocks"]:
+            is_in_use = block["state"] == "active_allocated" and segment["device"] == device.index
+            if is_in_use and block.get("requested_size") in sizes:
+                found.append((address, int(block["requested_size"])))
+            address += int(block["size"])
+    return found
 
 
 def allocator_snapshot(device: torch.device) -> dict[str, Any]:
@@ -643,6 +673,32 @@ def watch_inductor(callback: Callable[[Any, str, int | None], None]) -> Callable
     return end
 
 
+def watch_compiled_buffers(callback: Callable[[torch.Tensor], None]) -> Callable[[], None]:
+    """Be told of every buffer that Inductor's code for CUDA allocates, before a kernel writes to it.
+
+    Of code that is generated, or loaded from a cache, from now on.
+
+    Args:
+        callback: Given the buffer.
+
+    Returns:
+        What ends that.
+    """
+    guards: Any = torch._C._dynamo.guards
+    original: Any = guards._empty_strided_cuda
+
+    def empty_strided_cuda(*args: Any) -> torch.Tensor:
+        buffer: torch.Tensor = original(*args)
+        callback(buffer)
+        return buffer
+
+    def end() -> None:
+        guards._empty_strided_cuda = original
+
+    guards._empty_strided_cuda = empty_strided_cuda
+    return end
+
+
 BytesByNode = dict[Any, int]
 
 
@@ -826,6 +882,89 @@ def operator_with_overload(name: str) -> Any:
     """The same by a name such as `pow.Tensor_Scalar`."""
     packet, _, overload = name.partition(".")
     return operator(packet, overload or "default")
+
+
+def operator_by_full_name(name: str) -> Any:
+    """An operator by the name that it is registered under, such as `aten::add.Tensor` or `torchvision::nms`."""
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+
+
+def operators_with_kernel(dispatch_key: str) -> tuple[str, ...]:
+    """Full names of the operators that have a kernel of their own for a key such as `CUDA`."""
+    return tuple(torch._C._dispatch_get_registrations_for_dispatch_key(dispatch_key))
+
+
+def runs_on_host(name: str) -> bool:
+    """Whether an operator, by its full name, can be called with tensors of the CPU."""
+    return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU"))
+
+
+def generator_argument(operator: Any) -> tuple[int, str] | None:
+    """Position and name of the argument of an operator that is a generator; position -1 where it needs its name."""
+    for n, argument in enumerate(operator._schema.arguments):
+        if "Generator" in str(argument.type):
+            return (-1 if argument.kwarg_only else n), argument.name
+    return None
+
+
+def tensor_arguments(operator: Any) -> tuple[tuple[int, str], ...]:
+    """Positions and names of the arguments of an operator that are one tensor, and not optional."""
+    arguments = operator._schema.arguments
+    return tuple((n, argument.name) for n, argument in enumerate(arguments) if str(argument.type) == "Tensor")
+
+
+def written_by_name_alone(operator: Any) -> bool:
+    """Whether all that an operator writes to is given as `out=` or the like, so that it does not read it."""
+    written = [argument for argument in operator._schema.arguments if argument.is_out]
+    return bool(written) and len(written) == len(written_arguments(operator)[1])
+
+
+def device_kernel(name: str, dispatch_key: str) -> Callable[..., Any]:
+    """What an operator, by its full name, calls for a key such as `CUDA` now, also when that is replaced later."""
+    kernel = torch.library.get_kernel(name, dispatch_key)
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, dispatch_key))
+    return partial(kernel.call_boxed, keys)
+
+
+def kernel_library(namespace: str) -> torch.library.Library:
+    """Where kernels of operators are registered; they are in use as long as it is not given to `remove_library`."""
+    return torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
+
+
+def add_kernel(library: torch.library.Library, name: str, kernel: Callable[..., Any], dispatch_key: str) -> None:
+    """Register a kernel in place of torch's own, by the operator's name without its namespace."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")
+        library.impl(name, kernel, dispatch_key)  # type: ignore[no-untyped-call]
+
+
+def remove_library(library: torch.library.Library) -> None:
+    """Have torch's own kernels again."""
+    library._destroy()  # type: ignore[no-untyped-call]
+
+
+class BelowOperators:
+    """A context in which operators run as in a kernel: no autograd, no mixed precision, no events of the profiler."""
+
+    __slots__ = ("_guards",)
+
+    def __enter__(self) -> None:
+        """Begin."""
+        self._guards = (
+            torch._C._AutoDispatchBelowAutograd(),
+            below_autocast(),
+        )
+        for guard in self._guards:
+            guard.__enter__()
+        torch._C._autograd._enable_record_function(False)
+
+    def __exit__(self, *error: object) -> None:
+        """End."""
+        torch._C._autograd._enable_record_function(True)
+        for guard in reversed(self._guards):
+            guard.__exit__(*error)
 
 
 def autocast_operators(device_type: str) -> frozenset[str]:

@@ -11,6 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, not_said, say_all
+from tracer.commands.on_card import On
+from tracer.commands.predict_on import (
+    check_on,
+    predict_model,
+    predict_script,
+    print_answer,
+    start_or_say_why,
+    with_need,
+    write_files,
+)
 from tracer.commands.run_options import NUM_ROWS, Quiet, Top
 from tracer.commands.usage import DEVICE, MODEL, OUTPUTS, QUESTIONS, SCREEN
 from tracer.commands.workload_options import (
@@ -43,7 +53,7 @@ from tracer.exporters.screen.terminal import say, screen
 if TYPE_CHECKING:
     from tracer.advice.recommendation import AdviceReport
     from tracer.allocator.settings import AllocatorSettings
-    from tracer.rehearsal.cards import Card
+    from tracer.null_gpu.cards import Card, Devices
     from tracer.runs.prediction import LargestBatch, Prediction, ShapeNeed
     from tracer.workloads.workload import Workload
 
@@ -56,6 +66,10 @@ _LEFT_OUT = ("run-time-report", "cuda-timing", "trace")
 
 def predict(
     context: typer.Context,
+    script: Annotated[
+        str | None, typer.Argument(help="With --on: an unchanged script, in the place of a model.")
+    ] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(help="The script's own, behind --.")] = None,
     batch_size: BatchSize = 8,
     in_channels: InChannels = 3,
     out_channels: OutChannels = 1,
@@ -101,6 +115,7 @@ def predict(
         Literal["cuda", "cpu"],
         typer.Option(help="What the step is to run on; it need not be there.", rich_help_panel=DEVICE),
     ] = "cuda",
+    on: On = None,
     gpu_memory: Annotated[
         str | None,
         typer.Option(
@@ -145,21 +160,53 @@ def predict(
 ) -> None:
     """Say whether a training step fits on a GPU, what it would allocate there and what fills it, without a GPU.
 
-    Nothing is computed: the step runs on tensors that have a shape and no memory.
+    Nothing is computed. With --on, torch's own CUDA code runs on a GPU whose kernels do nothing; without, the step is
+    rehearsed on tensors that have a shape and no memory.
 
         python main.py predict --model models.gpt:build --gpu-memory 24GiB
+        python main.py predict train.py --on rtx-4090 -- --epochs 1
     """
     given = dict(locals())
     with errors_for_people(), kept_import_path():
-        fits = _predict(context, given)
+        devices = check_on(context, given)
+        if devices is not None and start_or_say_why(given):
+            fits: bool | None = _predict_there(context, given, devices)
+        else:
+            fits = _predict(context, given, devices.card if devices is not None else None)
     if fits is False:
         raise typer.Exit(_DOES_NOT_FIT)
 
 
-def _predict(context: typer.Context, given: Mapping[str, Any]) -> bool | None:
-    """The command with its options by name; whether it fits, None where no device is named."""
+def _predict_there(context: typer.Context, given: Mapping[str, Any], devices: Devices) -> bool:
+    """The command on the null GPU, on which this process runs; whether it fits."""
+    if given["save_dir"] is not None:
+        from tracer.exporters.files import check_folder
+
+        check_folder(given["save_dir"])
+    largest = advice = None
+    if given["script"] is not None:
+        answer = predict_script(devices, given)
+    else:
+        from tracer.runs.prediction import predict as predicted
+
+        options = workload_options(context, given)
+        answer = predict_model(options, devices, given)
+        answer = with_need(answer, lambda: predicted(_build(options, given["seed"]), card=devices.card))
+        largest = _largest_batch(options, given, devices.card, None) if given["largest_batch"] else None
+        advice = _advice(options, given, devices.card) if given["advise"] else None
+    if given["save_dir"] is not None:
+        write_files(answer, given, advice)
+    if given["as_json"] or not given["quiet"]:
+        print_answer(answer, largest, advice, as_json=given["as_json"], top=given["top"])
+    if not given["as_json"] and not given["quiet"]:
+        say_all(_next(answer.fits, given))
+    return answer.fits
+
+
+def _predict(context: typer.Context, given: Mapping[str, Any], named: Card | None) -> bool | None:
+    """The command by rehearsal, on a card that was named or on `--gpu-memory`; None where there is neither."""
     options = workload_options(context, given)
-    card, settings = _device(given)
+    card, settings = _device(given, named)
     if given["save_dir"] is not None:
         from tracer.exporters.files import check_folder
 
@@ -178,35 +225,35 @@ def _predict(context: typer.Context, given: Mapping[str, Any]) -> bool | None:
     if given["as_json"] or not given["quiet"]:
         _print(answer, largest, advice, as_json=given["as_json"], top=given["top"])
     if not given["as_json"] and not given["quiet"]:
-        say_all(_next(answer, given))
+        say_all(_next(answer.fits, given))
     return answer.fits
 
 
-def _next(answer: Prediction, given: Mapping[str, Any]) -> tuple[str, ...]:
+def _next(fits: bool | None, given: Mapping[str, Any]) -> tuple[str, ...]:
     folder = given["save_dir"]
     return after_prediction(
-        answer.fits,
+        fits,
         folder,
         [path.name for path in folder.iterdir()] if folder is not None else [],
-        has_advice=given["advise"],
-        has_largest_batch=given["largest_batch"],
+        has_advice=given["advise"] or given["script"] is not None,
+        has_largest_batch=given["largest_batch"] or given["script"] is not None,
     )
 
 
-def _device(given: Mapping[str, Any]) -> tuple[Card | None, AllocatorSettings | None]:
+def _device(given: Mapping[str, Any], named: Card | None) -> tuple[Card | None, AllocatorSettings | None]:
     """What is said of the device, checked before anything is built.
 
     Raises:
         TracerError: It makes no sense.
     """
     from tracer.allocator.settings import parse_settings
-    from tracer.rehearsal.cards import card_of
+    from tracer.null_gpu.cards import card_of
 
     if given["device"] == "cpu" and (given["gpu_memory"] or given["settings"]):
         raise TracerError("--gpu-memory and --settings have a meaning only for a GPU.", hint="Leave out --device cpu.")
-    if given["largest_batch"] and not given["gpu_memory"]:
+    if given["largest_batch"] and named is None and not given["gpu_memory"]:
         raise TracerError("--largest-batch has a meaning only with --gpu-memory.", hint="Add --gpu-memory 24GiB.")
-    card = card_of(given["gpu_memory"]) if given["gpu_memory"] else None
+    card = card_of(given["gpu_memory"]) if given["gpu_memory"] else named
     return card, parse_settings(given["settings"]) if given["settings"] else None
 
 
@@ -273,8 +320,8 @@ def _advice(options: WorkloadOptions, given: Mapping[str, Any], card: Card | Non
         device=given["device"],
         target_bytes=card.usable_bytes if card is not None else None,
         settings=given["settings"] or "",
-        compute_capability=card.compute_capability if card is not None else (8, 0),
-        num_multiprocessors=card.num_multiprocessors if card is not None else 108,
+        compute_capability=card.capability if card is not None else (8, 0),
+        num_multiprocessors=card.num_sms if card is not None else 108,
     )
     return report_of(found)
 
@@ -307,13 +354,13 @@ def _print(
     from tracer.exporters.json_documents.advice import advice_values
     from tracer.exporters.screen.advice import print_advice
     from tracer.exporters.screen.text import say as print_line
-    from tracer.rehearsal.cards import CONTEXT_BYTES
+    from tracer.null_gpu.cards import CONTEXT_BYTES
     from tracer.runs.prediction_words import largest_json, largest_words, prediction_json, print_prediction
 
     with screen() as console:
         if as_json:
             document = prediction_json(answer) | ({} if largest is None else largest_json(largest))
-            document |= {} if advice is None else {"advice": advice_values(advice)}
+            document |= {} if advice is None else {"advice": advice_values(advice, computed=False)}
             console.print(json.dumps(document, indent=1), soft_wrap=True, markup=False)
             return
         print_prediction(answer, console, top=top)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
+from tracer.commands.on_card import On, say_where, start_on
 from tracer.commands.run_options import (
     NUM_ROWS,
     ActiveSteps,
@@ -45,6 +46,7 @@ def run(
     device: Annotated[
         str | None, typer.Option(help="Device to explain; by default the model's.", rich_help_panel=DEVICE)
     ] = None,
+    on: On = None,
     n_wait_steps: WaitSteps = 0,
     n_warmup_steps: WarmupSteps = 1,
     n_active_steps: ActiveSteps = 3,
@@ -66,10 +68,15 @@ def run(
     """Run a training script as it is, and explain the memory peak of its first steps.
 
     Models, optimizers and steps are found while it runs. The files are written as soon as all is recorded, and the
-    script goes on. Options of this command come before the script's name.
+    script goes on. Options of this command come before the script's name. With --on it needs no GPU.
 
         torch-timeline run --save-dir profile train.py --epochs 3
     """
+    if on is not None:
+        with errors_for_people():
+            devices = start_on(on)
+        if not quiet:
+            say_where(devices)
     from tracer.exporters.files import check_folder
     from tracer.runs.script_run import ScriptProfile, ScriptTraining
     from tracer.runs.session import Schedule
@@ -79,7 +86,7 @@ def run(
     with errors_for_people(), kept_import_path():
         schedule = Schedule(n_wait_steps, n_warmup_steps, n_active_steps, n_repeats)
         check_folder(save_dir)
-        _check_script(script, is_module=module)
+        check_script(script, is_module=module)
         profile = ScriptProfile(
             lambda models, optimizers: (
                 TrainingWatch(
@@ -110,7 +117,7 @@ def run(
         raise typer.Exit(1)
 
 
-def _check_script(script: str, *, is_module: bool) -> None:
+def check_script(script: str, *, is_module: bool) -> None:
     """Before anything of it runs.
 
     Raises:
@@ -126,21 +133,40 @@ def _check_script(script: str, *, is_module: bool) -> None:
 
 
 def run_script(
-    profile: ScriptProfile, script: str, arguments: list[str], *, is_module: bool = False, quiet: bool = False
+    profile: ScriptProfile,
+    script: str,
+    arguments: list[str],
+    *,
+    is_module: bool = False,
+    quiet: bool = False,
+    is_answer: Callable[[Exception], bool] = lambda error: False,
 ) -> bool:
     """Run a script under a profile; False if it raised, after its traceback.
+
+    Args:
+        profile: Looks for models and steps.
+        script: Its path, or a module's name.
+        arguments: Its own.
+        is_module: Which of them.
+        quiet: Whether notes are left out.
+        is_answer: Whether an exception is what was asked for, so that its traceback is nothing to show.
 
     Raises:
         SystemExit: The script's own, with its status.
     """
+    from tracer.runs.script_run import FirstStepsDone
+
     try:
         with profile, _as_main(script, arguments, is_module=is_module):
             if is_module:
                 runpy.run_module(script, run_name="__main__", alter_sys=True)
             else:
                 runpy.run_path(script, run_name="__main__")
+    except FirstStepsDone:
+        return True
     except Exception as error:
-        sys.stderr.writelines(traceback.format_exception(type(error), error, _of_script(error)))
+        if not is_answer(error):
+            sys.stderr.writelines(traceback.format_exception(type(error), error, _of_script(error)))
         return False
     finally:
         if not quiet and not profile.is_in_child:

@@ -22,12 +22,13 @@ _LABELS = {
 }
 
 
-def max_mem_text(breakdown: Breakdown, peaks: Sequence[PeakReport]) -> str:
+def max_mem_text(breakdown: Breakdown, peaks: Sequence[PeakReport], *, caveat: str = "") -> str:
     """The file's text.
 
     Args:
         breakdown: Means over cycles.
         peaks: One report per cycle of those, for the second part; may be empty.
+        caveat: What has to be said of the run before anything else; it stands right behind the rows.
 
     Source:
         `parse_memory_breakdowns.py` of tensorgrad: of lines that start with `Max ` or `Peak total memory` the second
@@ -38,6 +39,7 @@ def max_mem_text(breakdown: Breakdown, peaks: Sequence[PeakReport]) -> str:
     lines += [f"Max {label} (GB): {gib(rows[name]):.6f}" for name, label in _LABELS.items()]
     lines.append(f"Peak total memory (GB): {gib(breakdown.peak_bytes):.6f}")
     cycles = _cycles(len(breakdown.cycles))
+    lines += ["", caveat] if caveat else []
     lines += [
         "",
         f"GB means 2**30 bytes. Means over {cycles}. The rows above are taken at the",
@@ -70,6 +72,6 @@ def _true_peak_lines(peaks: Sequence[PeakReport]) -> list[str]:
     return lines
 
 
-def write_max_mem(breakdown: Breakdown, peaks: Sequence[PeakReport], path: Path) -> None:
-    """Write max_mem.txt."""
-    write_atomically(path, max_mem_text(breakdown, peaks))
+def write_max_mem(breakdown: Breakdown, peaks: Sequence[PeakReport], path: Path, *, caveat: str = "") -> None:
+    """Write max_mem.txt; arguments as of `max_mem_text`."""
+    write_atomically(path, max_mem_text(breakdown, peaks, caveat=caveat))

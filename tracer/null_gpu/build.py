@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tracer.null_gpu.errors import NullGpuError
-from tracer.null_gpu.prototypes import HEADERS, read_prototypes, stub_source
+from tracer.null_gpu.prototypes import HEADERS, Prototype, read_prototypes, stub_source
 from tracer.null_gpu.toolchain import SOURCES, Toolchain, Torch, find_toolchain, read_torch
 from tracer.null_gpu.torch_symbols import torch_symbols
 
@@ -34,7 +34,7 @@ _FLAGS = (
     "-Werror",
     "-Wno-unused-parameter",
 )
-_STUB_FLAGS = ("-O1", "-g0", "-fPIC", "-w", "-fvisibility=hidden", "-fno-builtin")
+_STUB_FLAGS = ("-O0", "-g0", "-fPIC", "-w", "-fvisibility=hidden", "-fno-builtin")
 
 
 def library(folder: Path) -> Path:
@@ -65,7 +65,9 @@ def cache_folder(torch: Torch) -> Path:
     """Where what was built for a torch lies: in the user's cache, under versions and the state of the sources."""
     digest = hashlib.sha256(" ".join([*_FLAGS, str(torch.folder)]).encode())
     files = [path for path in SOURCES.rglob("*") if path.is_file()]
-    for path in sorted([*files, *(SOURCES.parent / f"{name}.py" for name in ("build", "prototypes", "torch_symbols"))]):
+    for path in sorted(
+        [*files, *(SOURCES.parent / f"{name}.py" for name in ("build", "nvidia_smi", "prototypes", "torch_symbols"))]
+    ):
         digest.update(path.read_bytes())
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch-timeline" / "null-gpu"
     return root / f"torch{torch.version}-cuda{torch.cuda}-{platform.machine()}-{digest.hexdigest()[:12]}"
@@ -97,16 +99,23 @@ def _build_whole(torch: Torch, toolchain: Toolchain, built: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def declared_prototypes(toolchain: Toolchain) -> dict[str, Prototype]:
+    """The functions of NVIDIA's headers, by name."""
+    headers = [name for name in HEADERS if any((path / name).is_file() for path in toolchain.includes)]
+    text = "".join(f"#include <{name}>\n" for name in headers)
+    return read_prototypes(_run([toolchain.compiler, "-E", "-P", "-xc", *_includes(toolchain), "-"], text))
+
+
+def _includes(toolchain: Toolchain) -> list[str]:
+    """NVIDIA's headers, and last our own declarations of those that come with no wheel of torch's."""
+    return [*(f"-isystem{path}" for path in toolchain.includes), "-idirafter", str(SOURCES / "declarations")]
+
+
 def _build(torch: Torch, toolchain: Toolchain, folder: Path) -> None:
     symbols = torch_symbols(torch.folder)
-    includes = [f"-isystem{path}" for path in toolchain.includes]
-    includes += ["-idirafter", str(SOURCES / "declarations")]
-    headers = [name for name in HEADERS if any((path / name).is_file() for path in toolchain.includes)]
-    declared = _run(
-        [toolchain.compiler, "-E", "-P", "-xc", *includes, "-"], "".join(f"#include <{name}>\n" for name in headers)
-    )
+    includes = _includes(toolchain)
     stubs = folder / "stubs.c"
-    stubs.write_text(stub_source(read_prototypes(declared), symbols.names), "utf-8")
+    stubs.write_text(stub_source(declared_prototypes(toolchain), symbols.names), "utf-8")
     compilations = [[toolchain.compiler, *_STUB_FLAGS, "-c", str(stubs), "-o", str(folder / "stubs.o")]]
     for source in sorted(SOURCES.glob("*.c")):
         target = folder / f"{source.stem}.o"
@@ -134,7 +143,8 @@ def _linked(toolchain: Toolchain, name: str, folder: Path) -> list[str]:
 def _write_nvidia_smi(folder: Path) -> None:
     folder.mkdir()
     script = folder / "nvidia-smi"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I "{SOURCES.parent / "nvidia_smi.py"}" "$@"\n', "utf-8")
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I "${{0%/*}}/nvidia_smi.py" "$@"\n', "utf-8")
+    shutil.copy(SOURCES.parent / "nvidia_smi.py", folder)
     script.chmod(0o755)
 
 

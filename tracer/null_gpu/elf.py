@@ -43,7 +43,7 @@ def read_library(path: Path) -> SharedLibrary | None:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
                 return _read(data)
-            except (struct.error, IndexError, ValueError):
+            except (struct.error, IndexError, OverflowError, ValueError):
                 return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,10 +13,16 @@ from tracer.null_gpu.build import libraries, library
 from tracer.null_gpu.cards import Card
 from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.toolchain import torch_folder
+from tracer.units import GIB, format_bytes
+
+MAX_DEVICES = 16
+# Python, torch and its libraries, threads' stacks.
+_OF_THE_PROGRAM_BYTES = 24 * GIB
 
 _VARIABLES: dict[str, Callable[[Card], str]] = {
     "NULL_GPU_NAME": lambda card: card.name,
     "NULL_GPU_MEMORY": lambda card: str(card.memory_bytes),
+    "NULL_GPU_USABLE_MEMORY": lambda card: str(card.usable_bytes),
     "NULL_GPU_CAPABILITY": lambda card: "{}.{}".format(*card.capability),
     "NULL_GPU_SMS": lambda card: str(card.num_sms),
     "NULL_GPU_L2": lambda card: str(card.l2_bytes),
@@ -27,7 +34,7 @@ _VARIABLES: dict[str, Callable[[Card], str]] = {
 
 def is_active() -> bool:
     """Whether this process runs on the null GPU."""
-    return hasattr(ctypes.CDLL(None), "null_gpu_launches")
+    return sys.platform == "linux" and hasattr(ctypes.CDLL(None), "null_gpu_launches")
 
 
 def environment(cards: Sequence[Card], base: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -43,6 +50,7 @@ def environment(cards: Sequence[Card], base: Mapping[str, str] | None = None) ->
     Raises:
         NullGpuError: The null GPU cannot be built here.
     """
+    _check_address_space(cards)
     found = dict(os.environ if base is None else base)
     path = library(torch_folder())
     found.update(_of_cards(cards))
@@ -50,14 +58,28 @@ def environment(cards: Sequence[Card], base: Mapping[str, str] | None = None) ->
     found["PATH"] = os.pathsep.join([str(path.parent / "bin"), found.get("PATH", os.defpath)])
     found["TRITON_LIBCUDA_PATH"] = str(path.parent)
     # What a compiler measured on a device that computes nothing is noise: it stays out of real devices' caches.
-    found.setdefault("TORCHINDUCTOR_CACHE_DIR", str(path.parent / "inductor"))
-    found.setdefault("TRITON_CACHE_DIR", str(path.parent / "triton"))
+    found.setdefault("TORCHINDUCTOR_CACHE_DIR", str(path.parent.parent / "inductor"))
+    found.setdefault("TRITON_CACHE_DIR", str(path.parent.parent / "triton"))
     return found
+
+
+def _check_address_space(cards: Sequence[Card]) -> None:
+    """An allocation that finds no address space would look like a card that is full."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    needed = sum(card.memory_bytes for card in cards)
+    if limit != resource.RLIM_INFINITY and limit < needed + _OF_THE_PROGRAM_BYTES:
+        raise NullGpuError(
+            f"This process may use {format_bytes(limit)} of address space, and the null GPU's memory alone is "
+            f"{format_bytes(needed)} of it.",
+            hint="Run `ulimit -v unlimited` before.",
+        )
 
 
 def _of_cards(cards: Sequence[Card]) -> dict[str, str]:
     if not cards:
         raise NullGpuError("A null GPU needs at least one card.")
+    if len(cards) > MAX_DEVICES:
+        raise NullGpuError(f"A process sees {MAX_DEVICES} null GPUs at most, and {len(cards)} are asked for.")
     return {name: ";".join(value(card) for card in cards) for name, value in _VARIABLES.items()} | {
         "NULL_GPU_COUNT": str(len(cards))
     }

@@ -20,55 +20,44 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tracer.rehearsal.cards import Card
+from tracer.null_gpu.cards import Card
 from tracer.rehearsal.cudnn_answers import FIRST_VERSION
 from tracer.rehearsal.recorder import OperatorCall, Scratch
 from tracer.rehearsal.rule import Gpu
 
 _PROGRAM = Path(__file__).with_name("cudnn_answers.py")
 _PATIENCE_S = 60.0
-# Shared memory of a block where it asks for more, blocks and threads of a multiprocessor, by compute capability.
-_LIMITS = {
-    (7, 0): (98304, 32, 2048),
-    (7, 5): (65536, 16, 1024),
-    (8, 0): (166912, 32, 2048),
-    (8, 6): (101376, 16, 1536),
-    (8, 9): (101376, 24, 1536),
-    (9, 0): (232448, 32, 2048),
-    (12, 0): (101376, 24, 1536),
-}
 
 
 def device_properties(card: Card) -> dict[str, Any]:
     """A card as cuDNN has it described. Clocks, caches and numbers of the driver change no answer and are made up."""
-    shared_bytes, num_blocks, num_threads = _LIMITS.get(card.compute_capability, _LIMITS[8, 0])
-    major, minor = card.compute_capability
+    major, minor = card.capability
     return {
         "maxGridSize": [2147483647, 65535, 65535],
         "maxBlockSize": [1024, 1024, 64],
         "regsPerBlock": 65536,
-        "multiProcessorCount": card.num_multiprocessors,
+        "multiProcessorCount": card.num_sms,
         "smCountOrigin": 0,
         "warpSize": 32,
         "maxSharedMemoryPerBlock": 49152,
-        "maxSharedMemoryPerBlockOptin": shared_bytes,
+        "maxSharedMemoryPerBlockOptin": card.shared_memory_bytes,
         "oversizedSharedMemoryPerBlock": 0,
         "reservedSharedMemoryPerBlock": 1024,
         "maxRegistersPerSM": 65536,
-        "maxCtasPerSM": num_blocks,
+        "maxCtasPerSM": card.blocks_per_sm,
         "maxThreadsPerBlock": 1024,
-        "maxThreadsPerSM": num_threads,
+        "maxThreadsPerSM": card.threads_per_sm,
         "pciDeviceId": 0,
         "isTccDriver": 0,
         "supportCoopLaunch": 1,
         "smClockRateKHz": 1700000,
         "memClockRateKHz": 7000000,
         "l2CacheSize": 4 << 20,
-        "deviceName": card.name,
+        "deviceName": card.label,
         "deviceVer": 100 * major + 10 * minor,
         "driverVer": 13000,
         "cudaDeviceId": 0,
-        "totalGlobalMem": card.total_bytes,
+        "totalGlobalMem": card.memory_bytes,
     }
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -19,6 +20,7 @@ from tracer.advice.report import report_of
 from tracer.advice.wrapped import Wrapped
 from tracer.capture.device.devices import synchronize
 from tracer.rehearsal.cpu_kernels import CpuKernels
+from tracer.runs.null_run import caveat_of
 from tracer.runs.session import ProfileSession, Schedule
 from tracer.runs.workload_run import random_states_kept, run_step
 from tracer.units import NS_PER_MS
@@ -32,11 +34,11 @@ _Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A workload made for real for a few steps."""
+    """A workload made for real for a few steps; where nothing is computed, without losses and times."""
 
     peak_bytes: int
     losses: tuple[float, ...]
-    step_ms: float
+    step_ms: float | None
 
 
 def advise_on(
@@ -64,11 +66,26 @@ def advise_on(
     device: Device = "cpu" if of.device.type == "cpu" else "cuda"
     with random_states_kept(of):
         cpu_kernels = CpuKernels() if device == "cpu" else None
-        advice = advise(build, device=device, target_bytes=target_bytes, progress=progress, cpu_kernels=cpu_kernels)
+        advice = advise(
+            build,
+            device=device,
+            target_bytes=target_bytes,
+            progress=progress,
+            cpu_kernels=cpu_kernels,
+            **_gpu(of.device),
+        )
         measured: dict[str, Measured] = {}
         if verify:
             advice, measured = _verified(advice, build_there or build)
     return report_of(advice, measured)
+
+
+def _gpu(device: torch.device) -> dict[str, Any]:
+    """What a rehearsal follows of the GPU at hand; where it is none of CUDA's, the usual one."""
+    if device.type != "cuda":
+        return {}
+    found = torch.cuda.get_device_properties(device)
+    return {"compute_capability": (found.major, found.minor), "num_multiprocessors": found.multi_processor_count}
 
 
 def _verified(advice: Advice, build: Build) -> tuple[Advice, dict[str, Measured]]:
@@ -170,6 +187,8 @@ def run_for_real(build: Build, changes: Sequence[Change] = (), *, divides: bool 
         session.step()
     peak_bytes = session.findings.worst.peak.allocator_peak_bytes
     durations_ms += [_timed_ms(lambda: _plain_step(workload), workload.device) for _ in range(_NUM_TIMED - 1)]
+    if caveat_of(workload.device):
+        return _Run(peak_bytes, (), None)
     return _Run(peak_bytes, tuple(losses), median(durations_ms))
 
 

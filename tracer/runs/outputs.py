@@ -14,6 +14,7 @@ from tracer.analysis.operators.memory_report import memory_report
 from tracer.analysis.operators.run_times import RunTimes, run_times
 from tracer.analysis.profiles.findings import Findings, find_on_other_device
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
+from tracer.capture.device.allocator_history import snapshot_without_times
 from tracer.errors import MissingPackageError, OutputError, TracerError
 from tracer.exporters.cuda_timing import write_cuda_timing
 from tracer.exporters.json_documents.advice import write_advice_json
@@ -26,8 +27,10 @@ from tracer.exporters.memory_snapshot import (
     write_memory_snapshot,
 )
 from tracer.exporters.page.html import write_pages
+from tracer.exporters.page.model import SlowModule
 from tracer.exporters.page.snapshot_page import write_snapshot_page
 from tracer.exporters.page.timeline_page import slow_modules, timeline_page
+from tracer.exporters.page.untimed import without_times
 from tracer.exporters.recording_file.kept_run_file import save_kept_run
 from tracer.exporters.sqlite_reports.memory_report import write_memory_report
 from tracer.exporters.sqlite_reports.run_time_report import write_run_time_report
@@ -41,6 +44,11 @@ from tracer.units import format_bytes
 
 def _has_findings(results: RunResults) -> bool:
     return results.findings is not None
+
+
+def _has_times(results: RunResults) -> bool:
+    """Where nothing was computed there are none."""
+    return results.findings is not None and results.computed
 
 
 def _has_snapshot(results: RunResults) -> bool:
@@ -144,7 +152,8 @@ class Output:
 
 def run_description(results: RunResults) -> dict[str, str | int | float]:
     """What a reader wants to know of the run: when, where, with what."""
-    described: dict[str, str | int | float] = {
+    described: dict[str, str | int | float] = {"computed": results.origin.caveat} if not results.computed else {}
+    described |= {
         "command": results.origin.command,
         "date": results.origin.date,
         "torch": results.origin.torch,
@@ -170,12 +179,13 @@ def _write_page(material: Material, path: Path) -> None:
     if findings is None:
         _write_page_of_history(material, path)
         return
-    run, notes, known, times = run_description(results), results.notes, results.known, material.run_times
+    run, notes, known = run_description(results), results.notes, results.known
     page = timeline_page(
         findings,
         run=run,
+        caveat=results.origin.caveat,
         notes=notes,
-        slow_modules=slow_modules(times, findings.worst.peak),
+        slow_modules=_slow_modules(material, findings),
         failed=results.failed_allocation,
         known=known,
         against_eager=results.against_eager,
@@ -186,13 +196,19 @@ def _write_page(material: Material, path: Path) -> None:
         timeline_page(
             found,
             run={**run, "device": found.device},
+            caveat=results.origin.caveat,
             notes=notes,
-            slow_modules=slow_modules(times, found.worst.peak),
+            slow_modules=_slow_modules(material, found),
             known=known,
         )
         for found in material.others
     ]
-    write_pages([page, *others], path)
+    pages = [page, *others]
+    write_pages(pages if results.computed else [without_times(each) for each in pages], path)
+
+
+def _slow_modules(material: Material, findings: Findings) -> tuple[SlowModule, ...]:
+    return slow_modules(material.run_times, findings.worst.peak) if material.results.computed else ()
 
 
 def found_of(results: RunResults) -> tuple[Found, ...]:
@@ -214,7 +230,8 @@ def _write_page_of_history(material: Material, path: Path) -> None:
         raise OutputError(
             "The allocator's history has no device with memory, so there is no page.", hint="Record a later step."
         )
-    write_snapshot_page(replayed, finding, path, run=run_description(results))
+    caveat = results.origin.caveat
+    write_snapshot_page(replayed, finding, path, run=run_description(results), caveat=caveat)
 
 
 def _write_memory_report(material: Material, path: Path) -> None:
@@ -236,7 +253,8 @@ def _write_run_time_report(material: Material, path: Path) -> None:
 
 def _write_max_mem(material: Material, path: Path) -> None:
     findings = material.findings
-    write_max_mem(findings.breakdown, [cycle.peak for cycle in findings.averaged], path)
+    peaks = [cycle.peak for cycle in findings.averaged]
+    write_max_mem(findings.breakdown, peaks, path, caveat=material.results.origin.caveat)
 
 
 def _write_snapshot(material: Material, path: Path) -> None:
@@ -256,6 +274,7 @@ def _write_snapshot(material: Material, path: Path) -> None:
     else:
         index = int(findings.device.rpartition(":")[2])
         snapshot = label_snapshot(results.snapshot, lifetimes, labels, cycle.history_entry, device_index=index)
+    snapshot = snapshot if results.computed else snapshot_without_times(snapshot)
     write_memory_snapshot(snapshot, path)
 
 
@@ -272,7 +291,7 @@ def _write_timing(material: Material, path: Path) -> None:
 
 def _write_advice(material: Material, path: Path) -> None:
     if (advice := material.results.advice) is not None:
-        write_advice_json(advice, path)
+        write_advice_json(advice, path, computed=material.results.computed)
 
 
 def _write_recording(material: Material, path: Path) -> None:
@@ -311,7 +330,9 @@ OUTPUTS = (
     Output("memory-timeline", "memory_timeline.html", "a browser", _write_page, _has_snapshot),
     Output("peak-json", "peak.json", "jq, or any program", _write_peak_json),
     Output("memory-report", "memory_report.sqlite", "sqlite3, or Skyline's readers", _write_memory_report),
-    Output("run-time-report", "run_time_report.sqlite", "sqlite3, or Skyline's readers", _write_run_time_report),
+    Output(
+        "run-time-report", "run_time_report.sqlite", "sqlite3, or Skyline's readers", _write_run_time_report, _has_times
+    ),
     Output("memory-snapshot", "memory_snapshot.pkl", "https://pytorch.org/memory_viz", _write_snapshot, _has_snapshot),
     Output("cuda-timing", "cuda_timing.txt", "any text viewer", _write_timing, _has_timings),
     Output(

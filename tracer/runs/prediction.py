@@ -16,7 +16,7 @@ from tracer.capture.run_origin import RunOrigin
 from tracer.capture.sources.project_files import project_root
 from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import TracerError
-from tracer.rehearsal.cards import CONTEXT_BYTES, Card
+from tracer.null_gpu.cards import CONTEXT_BYTES, Card
 from tracer.rehearsal.convolution_workspaces import CudnnAnswers
 from tracer.rehearsal.device_memory import DeviceMemory
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
@@ -157,14 +157,14 @@ def _rehearsed(workload: Workload, card: Card | None, device: str, num_steps: in
     """The rehearsal, and the version of cuDNN that was asked; 0 for none, as where no card is named."""
     if device != "cuda":
         return rehearse(workload, device="cpu", num_steps=num_steps), 0
-    if card is None or not card.name:
-        capability = card.compute_capability if card is not None else _CAPABILITY
+    if card is None or not card.label:
+        capability = card.capability if card is not None else _CAPABILITY
         return rehearse(workload, compute_capability=capability, num_steps=num_steps), 0
     with CudnnAnswers(card) as cudnn:
         done = rehearse(
             workload,
-            compute_capability=card.compute_capability,
-            num_multiprocessors=card.num_multiprocessors,
+            compute_capability=card.capability,
+            num_multiprocessors=card.num_sms,
             cudnn=cudnn if cudnn.version else None,
             num_steps=num_steps,
         )
@@ -197,7 +197,7 @@ def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None, cu
     said = [f"{rehearsal.num_steps} steps rehearsed with torch {torch.__version__}; every step is like the second."]
     if rehearsal.device == "cpu":
         return [*said, "As the CPU runs it, without what kernels take for themselves."]
-    capability = ".".join(map(str, card.compute_capability if card is not None else (8, 0)))
+    capability = ".".join(map(str, card.capability if card is not None else (8, 0)))
     said.append(
         f"{some(len(rehearsal.rules), 'rule')} from torch's sources for what a GPU of compute capability {capability} "
         "does otherwise than the CPU; docs/predict.md lists them."
@@ -247,10 +247,10 @@ def _on_workspaces(card: Card | None, cudnn_version: int) -> str:
     if card is not None and cudnn_version:
         major, minor = divmod(cudnn_version // 100, 100)
         return (
-            f"Convolutions' workspaces are what cuDNN {major}.{minor} said that it would take on {card.name}; another "
+            f"Convolutions' workspaces are what cuDNN {major}.{minor} said that it would take on {card.label}; another "
             "version chooses otherwise."
         )
-    if card is not None and card.name:
+    if card is not None and card.label:
         return "Convolutions' workspaces are not counted: there is no cuDNN 9.8 or newer here to be asked for them."
     return "Convolutions' workspaces are not counted: cuDNN is asked for them where a card is named."
 

@@ -12,7 +12,7 @@ from tracer.exporters.json_documents.header import json_header, this_command
 from tracer.exporters.screen.paths import source_place
 from tracer.exporters.screen.profile import NUM_ROWS, print_categories, print_lines
 from tracer.exporters.screen.text import say
-from tracer.rehearsal.cards import CONTEXT_BYTES
+from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.runs.prediction import LargestBatch, Place, Prediction
 from tracer.units import format_bytes
 
@@ -25,7 +25,7 @@ def verdict(prediction: Prediction) -> str:
     if card is None:
         need = prediction.unlimited.peak_reserved_bytes + CONTEXT_BYTES
         return f"Needs {format_bytes(need)} of a GPU, of which {format_bytes(CONTEXT_BYTES)} are CUDA's own context."
-    name = f"{card.name} ({format_bytes(card.total_bytes)})" if card.name else format_bytes(card.total_bytes)
+    name = f"{card.label} ({format_bytes(card.memory_bytes)})" if card.label else format_bytes(card.memory_bytes)
     if memory.failure is not None:
         at = prediction.failed_at
         lacks = prediction.unlimited.peak_reserved_bytes - card.usable_bytes
@@ -85,7 +85,8 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
     unlimited, memory, card = prediction.unlimited, prediction.memory, prediction.card
     peak = prediction.findings.worst.peak
     document: dict[str, Any] = {
-        **json_header("prediction", VERSION, torch=torch.__version__, command=this_command()),
+        **json_header("prediction", VERSION, torch=torch.__version__, command=this_command(), computed=False),
+        "method": "rehearsal",
         "device": prediction.rehearsal.device,
         "peak_allocated_bytes": unlimited.peak_allocated_bytes,
         "peak_requested_bytes": unlimited.peak_requested_bytes,
@@ -108,7 +109,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         "assumptions": list(prediction.assumptions),
     }
     if card is not None:
-        document["card"] = {"name": card.name or None, "total_bytes": card.total_bytes}
+        document["card"] = {"name": card.label or None, "total_bytes": card.memory_bytes}
         document["usable_bytes"] = card.usable_bytes
         document["room_bytes"] = card.usable_bytes - unlimited.peak_reserved_bytes
         document["num_retries"] = memory.num_retries

@@ -29,6 +29,7 @@ from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import MissingPackageError
 from tracer.exporters.notebook import notebook_html
 from tracer.exporters.screen.profile import headline
+from tracer.runs.null_run import caveat_of, notes_of
 from tracer.runs.run_history import RunHistory
 from tracer.runs.session import ProfileSession
 
@@ -144,6 +145,11 @@ class RunResults:
     waste: tuple[Waste, ...] = ()
 
     @property
+    def computed(self) -> bool:
+        """Whether the device computed, so that there are times, losses and values."""
+        return self.origin.computed
+
+    @property
     def against_eager(self) -> PeakDiff | None:
         """From the peak of the same run without compilation to this one's; None where one of them is missing."""
         if self.eager is None or self.findings is None:
@@ -174,7 +180,7 @@ class RunResults:
     def __repr__(self) -> str:
         """What plain Python and IPython show of it: the answer in a line, and where the rest is."""
         found = "nothing was recorded" if self.findings is None else headline(self.findings, self.num_steps)
-        return f"<RunResults: {found.rstrip('.')}; .rows, .to_pandas()>"
+        return f"<RunResults: {' '.join([self.origin.caveat, found]).strip().rstrip('.')}; .rows, .to_pandas()>"
 
     @property
     def snapshot(self) -> dict[str, Any] | None:
@@ -218,23 +224,24 @@ def run_results(
     """
     ran_out = failure is not None and failure.out_of_memory and not failure.in_timing_pass
     failed_allocation = session.failed_allocation if ran_out else None
+    caveat = caveat_of(session.device)
     return RunResults(
         findings=findings,
-        timings=timings,
+        timings=timings if not caveat else None,
         history=session.run_history,
         known=session.known,
         unused_parameters=session.unused_parameters,
-        losses=losses,
+        losses=losses if not caveat else (),
         num_steps=session.num_steps_done,
         failure=failure,
         settings=dict(settings),
-        notes=(*notes, *session.notes),
+        notes=(*(notes_of(findings) if caveat else ()), *notes, *session.notes),
         parameters=parameters,
         project_root=project_root,
         failed_allocation=failed_allocation,
-        trace=session.trace if findings is not None else None,
+        trace=session.trace if findings is not None and not caveat else None,
         module_names=session.module_names,
-        origin=RunOrigin.here(str(session.device)),
+        origin=RunOrigin.here(str(session.device), caveat=caveat),
         device=str(session.device),
         keep_recording=keep_recording,
         waste=session.waste,

@@ -30,7 +30,8 @@ def short_lines(results: RunResults, folder: Path, written: Sequence[str]) -> tu
         written: Names of those that could be written.
     """
     event = results.failed_allocation
-    lines = [f"Out of memory at {place(event.site)}: {event.advice}"] if event is not None else []
+    lines = [results.origin.caveat] * bool(results.origin.caveat)
+    lines += [f"Out of memory at {place(event.site)}: {event.advice}"] if event is not None else []
     if results.findings is not None:
         lines += short_screen(results.findings, results.num_steps)
         peak_bytes = results.findings.worst.peak.peak_bytes
@@ -55,6 +56,9 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS)
         console: Where to print.
         top: Rows of each table; what the others hold together is said.
     """
+    if results.origin.caveat:
+        say(console)
+        say(console, results.origin.caveat, style="bold")
     if results.failed_allocation is not None:
         print_failed_allocation(results.failed_allocation, console, top=top)
     if results.findings is not None:

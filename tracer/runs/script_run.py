@@ -46,6 +46,10 @@ class ScriptTraining(TrainingProfile):
         say(f"Note: {sentence}")
 
 
+class FirstStepsDone(BaseException):
+    """Ends a script of which nobody wants more than its first steps; no `except Exception` of its own stops it."""
+
+
 class ScriptProfile:
     """Starts a session at the first call of a model that is being trained, and ends a step with the optimizers'.
 
@@ -60,12 +64,14 @@ class ScriptProfile:
         is_in_child: Whether this process was forked by the one that began; it is silent then.
     """
 
-    def __init__(self, make_session: MakeSession) -> None:
+    def __init__(self, make_session: MakeSession, *, is_first_steps_alone: bool = False) -> None:
         """Prepare.
 
         Args:
             make_session: Makes the profile of some models by name and some optimizers.
+            is_first_steps_alone: Whether the script ends, by `FirstStepsDone`, when all is recorded.
         """
+        self._is_first_steps_alone = is_first_steps_alone
         self.session: Session | None = None
         self._make_session = make_session
         self._handles: list[Any] = []
@@ -73,7 +79,7 @@ class ScriptProfile:
         # Weak: what a program has replaced is neither kept nor waited for.
         self._waits_for: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._is_stepping = self._is_over = self._has_compiled = self._has_stepped = False
+        self._is_stepping = self._is_over = self._has_compiled = self._has_stepped = self._has_failed = False
         self.is_in_child = False
         self._forget_forks: Callable[[], object] = lambda: None
 
@@ -84,7 +90,7 @@ class ScriptProfile:
             return (COMPILES if self._has_compiled else NO_MODEL,)
         if self.session.is_complete or (isinstance(self.session, TrainingWatch) and self._has_stepped):
             return ()
-        return (COMPILES,) if self._has_compiled else () if self._has_stepped else (NO_STEP,)
+        return (COMPILES,) if self._has_compiled else () if self._has_stepped or self._has_failed else (NO_STEP,)
 
     def __enter__(self) -> Self:
         """Look out for models and steps."""
@@ -102,6 +108,7 @@ class ScriptProfile:
         """Look no longer; write what was recorded, if that was not done yet. A forked child does nothing."""
         self._forget_forks()
         self._look_no_longer()
+        self._has_failed = error is not None
         self._close(error)
 
     def _leave_to_parent(self) -> None:
@@ -116,6 +123,8 @@ class ScriptProfile:
         elif self.session.is_complete:
             self._look_no_longer()
             self._close(None)
+            if self._is_first_steps_alone:
+                raise FirstStepsDone
 
     def _begin(self, module: nn.Module | None) -> None:
         optimizers = _alive(torch.optim.Optimizer)

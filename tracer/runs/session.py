@@ -40,6 +40,7 @@ from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
 from tracer.collector import paused_gc
 from tracer.errors import RecordingError, TracerError
+from tracer.runs.null_run import caveat_of
 from tracer.runs.run_history import RunHistory
 from tracer.runs.termination import held
 from tracer.runs.waste import find_held_waste
@@ -86,12 +87,15 @@ class Schedule:
 
     def for_torch(self) -> Any:
         """As `torch.profiler.profile` takes it."""
-        return torch.profiler.schedule(
-            wait=self.num_wait_steps,
-            warmup=self.num_warmup_steps,
-            active=self.num_active_steps,
-            repeat=self.num_repeats,
-        )
+        with warnings.catch_warnings():
+            # Without a warmup the first step is slower, which no size depends on.
+            warnings.filterwarnings("ignore", message="Profiler won't be using warmup")
+            return torch.profiler.schedule(
+                wait=self.num_wait_steps,
+                warmup=self.num_warmup_steps,
+                active=self.num_active_steps,
+                repeat=self.num_repeats,
+            )
 
 
 class ProfileSession:
@@ -143,7 +147,8 @@ class ProfileSession:
         self.num_steps_done = 0
         self._gradients_seen = GradientsSeen()
         self.fault: Exception | None = None
-        self.history = AllocatorHistory(self.device)
+        self._is_timed = not caveat_of(self.device)
+        self.history = AllocatorHistory(self.device, is_timed=self._is_timed)
         self._observer = StorageObserver()
         self._moved = MovedParameters()
         self._compile_watch = CompileWatch()
@@ -380,7 +385,11 @@ class ProfileSession:
             held = live_tensors() if is_walk else None
             self._walks_were_cut |= held is not None and not held.is_complete
             rest = held.tensors if held is not None else ()
-            self._observer.observe(itertools.chain(self._objects.tensors(), rest), is_walk=is_walk)
+            self._observer.observe(
+                itertools.chain(self._objects.tensors(), rest),
+                is_walk=is_walk,
+                workspaces={str(self.device): torch_private.cublas_workspaces(self.device)},
+            )
 
     @property
     def _is_recording(self) -> bool:
@@ -483,7 +492,7 @@ class ProfileSession:
     def _lacking(self) -> str | None:
         """What the device does not offer, in a sentence."""
         cycles = self._findings.cycles if self._findings is not None else ()
-        has_kernels = not cycles or any(cycle.recording.kernels is not None for cycle in cycles)
+        has_kernels = not self._is_timed or not cycles or any(one.recording.kernels is not None for one in cycles)
         return devices.lacks(self.device, has_history=self.history.is_offered, has_kernels=has_kernels)
 
     @property

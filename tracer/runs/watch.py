@@ -40,6 +40,7 @@ from tracer.exporters.memory_snapshot import write_memory_snapshot
 from tracer.exporters.screen.terminal import say
 from tracer.exporters.screen.watch import short_watch_lines, write_watch_text
 from tracer.nested import leaves
+from tracer.runs.null_run import caveat_of
 from tracer.runs.own_folder import OwnFolder
 from tracer.runs.rank_store import RankStore
 from tracer.runs.ranks import Rank, RankPeak, begin, finish, leave, this_rank
@@ -124,7 +125,9 @@ class TrainingWatch:
         self.report: WatchReport | None = None
         self._says = screen in (True, "short") and (self.rank is None or self.rank.index == 0)
         self._settings = dict(settings or {})
-        self._history = AllocatorHistory(self.device, max_entries=max_entries, stacks_of_frees=False)
+        self._history = AllocatorHistory(
+            self.device, max_entries=max_entries, stacks_of_frees=False, is_timed=not caveat_of(self.device)
+        )
         self._reader = StepReader(self.device)
         self._table = StepTable()
         # What the ring can hold has far fewer steps than this, and a step without an allocation needs no place in it.

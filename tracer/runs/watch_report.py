@@ -30,10 +30,13 @@ from tracer.capture.objects.reached_tensors import Alike, unnamed_tensors
 from tracer.capture.sources.error_line import error_line
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns
+from tracer.capture.torch_private import cublas_workspaces
 from tracer.errors import SnapshotError
+from tracer.runs.null_run import caveat_of
 from tracer.snapshot.load import snapshot_in_memory
 
 _WORDS = {role: Kind[role.name].words for role in (Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.OPTIMIZER_STATE)}
+_WORDS |= {Role.WORKSPACE: Kind.WORKSPACE.words}
 _WORDS |= dict.fromkeys(BATCH, Kind.INPUT.words)
 _LEAST_KEPT_BYTES, _LEAST_KEPT_SHARE = 1 << 20, 0.005
 _MAX_NAMED = 8
@@ -125,6 +128,7 @@ class _Explanation:
             notes=tuple(self._notes),
             settings=moment.settings,
             found_before=moment.found_before,
+            caveat=caveat_of(self._device),
         )
 
     def _or_note(self, answer: Callable[[], _Answer]) -> _Answer | None:
@@ -176,7 +180,8 @@ class _Explanation:
         walk = live_tensors()
         if not walk.is_complete:
             self._notes.append("More graphs are alive than were followed: some of what they keep may be missing.")
-        observer.observe((*self._moment.tensors(), *walk.tensors))
+        workspaces = {str(self._device): cublas_workspaces(self._device)}
+        observer.observe((*self._moment.tensors(), *walk.tensors), workspaces=workspaces)
         return observer.observations()
 
     # ---------------------------------------------------------------------------------------------- what has stayed

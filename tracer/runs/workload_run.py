@@ -18,6 +18,7 @@ from tracer.capture.objects.parameter_origins import describe_parameters
 from tracer.capture.sources.project_files import project_root
 from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import RecordingError
+from tracer.runs.null_run import caveat_of
 from tracer.runs.results import Failure, RunResults, is_out_of_memory, run_results
 from tracer.runs.session import ProfileSession, Schedule, fault_text
 from tracer.runs.termination import Termination
@@ -73,6 +74,7 @@ def run_profile(
     failure: Failure | None = None
     timings: PhaseTimings | None = None
     notes: list[str] = []
+    timing = timing and not caveat_of(workload.device)
     num_timing_steps = _NUM_TIMING_STEPS if timing else 0
     total = schedule.num_steps + num_timing_steps
     try:

@@ -124,7 +124,7 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
     (
         Evidence.LIBRARYS,
         [
-            ({"role": Role.WORKSPACE, **BEFORE}, Kind.WORKSPACE),
+            ({"role": Role.WORKSPACE, **BEFORE, "has_tensor": False}, Kind.WORKSPACE),
             ({"role": Role.WORKSPACE, **FORWARD, "has_tensor": False}, Kind.WORKSPACE),
         ],
     ),
@@ -403,6 +403,7 @@ NEARLY: tuple[tuple[dict[str, Any], Kind, Evidence], ...] = (
     ({**BEFORE, "names_no_parameter": True}, Kind.BEFORE_RECORDING, Evidence.SEEN_BEFORE),
     ({**INPUT, "is_target": True}, Kind.HELD, Evidence.OUTSIDE),
     ({**BEFORE, "is_target": True}, Kind.BEFORE_RECORDING, Evidence.SEEN_BEFORE),
+    ({"role": Role.WORKSPACE, **FORWARD, "used_by_backward": True}, Kind.ACTIVATION, Evidence.SAVED),
     # The targets of an earlier step.
     ({**BEFORE, **INPUT, "is_target": True, "is_over": True}, Kind.BEFORE_RECORDING, Evidence.SEEN_BEFORE),
     # The batch of an earlier step, which was gathered from all ranks.
@@ -487,6 +488,15 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "freed": (NONE, *Phase),
     "category": tuple(Category),
 }
+
+
+def test_what_an_operator_saw_as_a_tensor_is_no_librarys_workspace() -> None:
+    """As large as one, and found where no tensor of Python's lay any more."""
+    block = {"role": Role.WORKSPACE, **FORWARD, "used_by_backward": True}
+    assert classified(block, {**block, "has_tensor": False}) == [
+        (Kind.ACTIVATION, Evidence.SAVED),
+        (Kind.WORKSPACE, Evidence.LIBRARYS),
+    ]
 
 
 def overlap(first: int, second: int) -> bool:

@@ -199,3 +199,14 @@ def test_what_no_walk_found_and_what_goes_after_the_end_is_not_watched() -> None
     observer.stop()
     del seen, walked
     assert observer.observations().ends_address.tolist() == []
+
+
+def test_a_workspace_is_where_no_tensor_lies() -> None:
+    tensor = torch.zeros(4)
+    observer = StorageObserver()
+    blocks = [(tensor.data_ptr(), 16), (1 << 20, 8519680)]
+    observer.observe([(Role.HELD, "tensor", tensor)], workspaces={"cpu": blocks})
+    found = rows(observer.observations())
+    assert [(name, role) for name, role, *_ in found] == [("tensor", Role.HELD), ("cuBLAS", Role.WORKSPACE)]
+    assert found[1][2:4] == (1 << 20, 8519680)
+    assert observer.observations().words_at() == {}

@@ -41,7 +41,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(Evidence.OF_COLLECTIVE, Kind.COMMUNICATION, ("is_of_collective",)),
     Rule(Evidence.HELD_BY_GRAPH, Kind.ACTIVATION, ("was_saved_before",)),
-    Rule(Evidence.LIBRARYS, Kind.WORKSPACE, ("is_librarys",)),
+    Rule(Evidence.LIBRARYS, Kind.WORKSPACE, ("is_librarys", "not has_tensor")),
     # What torch's data flow may say of storages from before: parameters only where nothing else names any.
     Rule(
         Evidence.DATA_FLOW,

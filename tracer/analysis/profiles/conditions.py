@@ -72,7 +72,7 @@ class Conditions:
 
     @property
     def is_librarys(self) -> PerBlock[Bool]:
-        """A library keeps it for its own work."""
+        """A library's workspace of its size was observed at its address."""
         return _truths(self.role == Role.WORKSPACE)
 
     @property

@@ -90,6 +90,7 @@ class WatchReport:
         notes: What is missing or could not be read, in sentences.
         settings: What to remember of the run.
         found_before: What earlier reports of the run found, each as `findings_alone`, the oldest first.
+        caveat: What has to be said before anything else; empty for a run like any other.
     """
 
     device: str
@@ -110,6 +111,7 @@ class WatchReport:
     notes: tuple[str, ...]
     settings: Mapping[str, object]
     found_before: tuple[WatchReport, ...] = ()
+    caveat: str = ""
 
     @property
     def has_findings(self) -> bool:

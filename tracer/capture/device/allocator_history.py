@@ -20,16 +20,25 @@ class AllocatorHistory:
         snapshot: The latest dump, in the form of `torch.cuda.memory._snapshot()`, or None.
     """
 
-    def __init__(self, device: torch.device, *, max_entries: int = MAX_ENTRIES, stacks_of_frees: bool = True) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        max_entries: int = MAX_ENTRIES,
+        stacks_of_frees: bool = True,
+        is_timed: bool = True,
+    ) -> None:
         """Prepare.
 
         Args:
             device: Any.
             max_entries: How many entries are kept; the oldest go first.
             stacks_of_frees: Whether to take the stack of a free too, which costs as much as that of an allocation.
+            is_timed: Whether the times of its entries mean something.
         """
         self.device = device
         self._max_entries, self._stacks_of_frees = max_entries, stacks_of_frees
+        self._is_timed = is_timed
         self.snapshot: dict[str, Any] | None = None
         self._recording = False
         self._ours = False
@@ -51,10 +60,27 @@ class AllocatorHistory:
     def dump(self) -> None:
         """Keep a snapshot of the history so far, in place of an earlier one."""
         if self._recording:
-            self.snapshot = torch_private.allocator_snapshot(self.device)
+            snapshot = torch_private.allocator_snapshot(self.device)
+            self.snapshot = snapshot if self._is_timed else snapshot_without_times(snapshot)
 
     def stop(self) -> None:
         """End the recording, unless it was somebody else's."""
         if self._recording and self._ours:
             torch_private.stop_allocator_history(self.device)
         self._recording = False
+
+
+def snapshot_without_times(snapshot: dict[str, Any]) -> dict[str, Any]:
+    """A snapshot whose entries have an order and no time, as those of older versions of torch.
+
+    Annotations, which are nothing but points in time, are left out.
+
+    Args:
+        snapshot: As torch returned it; it is left as it is.
+    """
+    traces = [
+        [{name: value for name, value in entry.items() if name != "time_us"} for entry in trace]
+        for trace in snapshot.get("device_traces", ())
+    ]
+    rest = {name: value for name, value in snapshot.items() if name != "external_annotations"}
+    return {**rest, "device_traces": traces}

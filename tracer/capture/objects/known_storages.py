@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import groupby, repeat
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ class Role(IntEnum):
     SAVED = 7
     """What a graph from before the recording keeps for backward."""
     WORKSPACE = 8
-    """What a library keeps for its own work, as cuBLAS does: of a rehearsal, which knows it by rule."""
+    """What a library keeps for its own work, as cuBLAS does: in no tensor, and as large as such a workspace."""
     LEAF = 9
     """A leaf in no module and no optimizer that backward has given a gradient: a parameter if the program trains it."""
 
@@ -138,12 +139,20 @@ class StorageObserver:
         # recording.
         self._ended_ns: defaultdict[_WatchedStorage, int] = defaultdict(time.time_ns)
 
-    def observe(self, tensors: Iterable[Observed], *, is_walk: bool = False) -> None:
+    def observe(
+        self,
+        tensors: Iterable[Observed],
+        *,
+        is_walk: bool = False,
+        workspaces: Mapping[str, Iterable[tuple[int, int]]] = MappingProxyType({}),
+    ) -> None:
         """Note where tensors lie now. A storage that comes twice has the role and name of the first time.
 
         Args:
             tensors: Role, name and tensor of each.
             is_walk: Whether these are all that Python can reach.
+            workspaces: Of each device, address and size of what may be a library's workspace: it is one where no tensor
+                lies.
         """
         now = time.time_ns()
         if is_walk:
@@ -169,6 +178,9 @@ class StorageObserver:
         cpu = self._devices.get("cpu")
         for row, storage in [each for each in found.values() if each[0][5] == cpu and (is_walk or each[0][3] in BATCH)]:
             self._watch(storage, row[1], row[5])
+        for text, at, size in [(text, *block) for text, blocks in workspaces.items() for block in blocks]:
+            if (at, device := self._devices[text]) not in found:
+                self._rows.append((now, at, size, int(Role.WORKSPACE), self._names["cuBLAS"], device))
 
     def _parts(self, tensors: list[Observed]) -> list[_Part]:
         """Role, name, storage and device of each; a tensor that is not plain has as many as it has parts."""

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import mul
+from pathlib import Path
 from types import NoneType
 from typing import Any
 
@@ -96,6 +97,14 @@ Form = tuple[bool, Sequence[int] | None, tuple[int, ...]]
 arguments the tensors are. None for how: that takes a closer look."""
 
 
+_OUR_KERNELS = str(Path("tracer", "null_gpu", "values"))
+
+
+def _is_kernel_of_ours(kind: type, event: Any) -> bool:
+    """Whether a call right inside an operator is of a kernel that this program has put in front of torch's."""
+    return kind is PyCallFields and _OUR_KERNELS in event.name
+
+
 class _DeviceTexts(dict[Any, str]):
     """Names of devices: two objects of torch's may mean one."""
 
@@ -159,19 +168,22 @@ class _Reader(EventTables):
 
         The context of an event is: the enclosing call, the frames of its function by line, and the enclosing operator;
         whether the next operator is called from Python or the engine (and so gets a row of its own), the edges of the
-        enclosing data-flow node, and whether an autograd node encloses it.
+        enclosing data-flow node, and whether an autograd node encloses it. Inside a kernel of this program's own the
+        third is None: its Python is part of the operator.
         """
         self.last_frame.pop(-1, None)  # outside any call, another thread's last frame says nothing
         tid = root.start_tid
         thread = self.threads[tid]
-        stack: list[tuple[Any, int, dict[int, int] | None, int, bool, dict[int, int] | None, bool]] = []
+        stack: list[tuple[Any, int, dict[int, int] | None, int, bool | None, dict[int, int] | None, bool]] = []
         push, pop = stack.append, stack.pop
         allocations, calls, forms, functions = self.allocations, self.calls, self.forms, self.functions
         live, sized, renamed, last_frame = self.live, self.sized, self.renamed, self.last_frame
         described = self.described
         siblings = iter((root,))
         num_events, num_calls = 1, self.num_calls
-        call, lines, op, outermost, node, backward = -1, None, -1, True, None, False
+        call, lines, op, node, backward = -1, None, -1, None, False
+        outermost: bool | None = True
+        inner_outermost: bool | None
         while True:
             for event in siblings:
                 fields = event.extra_fields
@@ -250,7 +262,9 @@ class _Reader(EventTables):
                         edges[allocation_id] = edges.get(allocation_id, 0) | (ALLOCATED if size > 0 else FREED)
                 else:
                     inner_call, inner_lines, inner_outermost = call, lines, outermost
-                    if kind is PyCCallFields or kind is PyCallFields:
+                    if outermost is None or (not outermost and _is_kernel_of_ours(kind, event)):
+                        inner_outermost = None
+                    elif kind is PyCCallFields or kind is PyCallFields:
                         state = fields.caller
                         # Inside a Python function only the line is new; texts cost a microsecond each.
                         frame = lines.get(state.line_number) if lines is not None else None

@@ -17,10 +17,15 @@ VERSION = 1
 FILE_NAME = "advice.json"
 
 
-def advice_values(report: AdviceReport) -> dict[str, Any]:
-    """All of it, as values for JSON; docs/files.md describes them."""
+def advice_values(report: AdviceReport, *, computed: bool) -> dict[str, Any]:
+    """All of it, as values for JSON; docs/files.md describes them.
+
+    Args:
+        report: Of what was tried.
+        computed: Whether the device of the run computed; a prediction has none.
+    """
     return {
-        **json_header("advice", VERSION, torch=torch.__version__, command=this_command()),
+        **json_header("advice", VERSION, torch=torch.__version__, command=this_command(), computed=computed),
         "device": report.device,
         "peak_bytes": report.peak_bytes,
         "reserved_bytes": report.reserved_bytes,
@@ -41,10 +46,10 @@ def _row(row: Recommendation) -> dict[str, Any]:
     return asdict(row)
 
 
-def write_advice_json(report: AdviceReport, path: Path) -> None:
-    """Write advice.json.
+def write_advice_json(report: AdviceReport, path: Path, *, computed: bool = True) -> None:
+    """Write advice.json; arguments as of `advice_values`.
 
     Raises:
         OutputError: It cannot be written.
     """
-    write_atomically(path, json.dumps(advice_values(report), indent=1) + "\n")
+    write_atomically(path, json.dumps(advice_values(report, computed=computed), indent=1) + "\n")

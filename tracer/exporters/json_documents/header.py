@@ -18,10 +18,13 @@ class Header(TypedDict):
     version: int
     torch: str | None
     command: str | None
+    computed: bool | None
     units: dict[str, str]
 
 
-def json_header(name: str, version: int, *, torch: str | None, command: str | None) -> Header:
+def json_header(
+    name: str, version: int, *, torch: str | None, command: str | None, computed: bool | None = None
+) -> Header:
     """A document's first keys.
 
     Args:
@@ -29,12 +32,14 @@ def json_header(name: str, version: int, *, torch: str | None, command: str | No
         version: Of the format: a key that comes later does not change it, another meaning of a key does.
         torch: Version that made what the document is about, where that is known.
         command: That made the document, where that is known.
+        computed: Whether the device computed; not so on the null GPU, nor in a rehearsal. None where it is not known.
     """
     return {
         "format": f"torch-timeline {name}",
         "version": version,
         "torch": torch,
         "command": command,
+        "computed": computed,
         "units": dict(UNITS),
     }
 

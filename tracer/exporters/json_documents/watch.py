@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tracer.analysis.snapshots.groups import Group
-from tracer.analysis.steps.watch_report import Kept, WatchReport
+from tracer.analysis.steps.watch_report import Event, Kept, WatchReport
 from tracer.exporters.files import write_atomically
 from tracer.exporters.json_documents.header import json_header, this_command
 
@@ -29,10 +29,10 @@ def write_watch_json(report: WatchReport, path: Path) -> None:
 def watch_values(report: WatchReport) -> dict[str, Any]:
     """The fields that docs/files.md describes."""
     return {
-        **json_header("watch", VERSION, torch=torch.__version__, command=this_command()),
+        **json_header("watch", VERSION, torch=torch.__version__, command=this_command(), computed=not report.caveat),
         "device": report.device,
-        "event": asdict(report.event),
-        "events": [asdict(event) for event in report.events],
+        "event": _event(report.event, report),
+        "events": [_event(event, report) for event in report.events],
         "error": report.error or None,
         "error_file": report.error_line.file if report.error_line is not None else None,
         "error_line": report.error_line.line if report.error_line is not None else None,
@@ -40,14 +40,18 @@ def watch_values(report: WatchReport) -> dict[str, Any]:
         "allocated_bytes": report.allocated_bytes,
         "reserved_bytes": report.reserved_bytes,
         **_findings(report),
-        "found_before": [{"event": asdict(one.event), **_findings(one)} for one in report.found_before],
+        "found_before": [{"event": _event(one.event, report), **_findings(one)} for one in report.found_before],
         "by_kind": report.by_kind(),
         "in_use": [_group(group) for group in report.groups],
         "ledger": asdict(report.ledger) if report.ledger is not None else None,
         "history_steps": report.history_steps,
         "notes": list(report.notes),
         "settings": {name: str(value) for name, value in report.settings.items()},
-        "steps": {name: getattr(report.columns, name).tolist() for name in report.columns.__slots__},
+        "steps": {
+            name: getattr(report.columns, name).tolist()
+            for name in report.columns.__slots__
+            if name != "time_ns" or not report.caveat
+        },
     }
 
 
@@ -68,6 +72,10 @@ def _findings(report: WatchReport) -> dict[str, Any]:
         },
         "kept": [_kept(one) for one in report.kept],
     }
+
+
+def _event(event: Event, report: WatchReport) -> dict[str, Any]:
+    return asdict(event) | ({"time_ns": None} if report.caveat else {})
 
 
 def _group(group: Group) -> dict[str, Any]:

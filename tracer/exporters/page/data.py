@@ -62,6 +62,7 @@ def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
         "peak": None if page.peak is None else _peak(page.peak, origin, rows, has_blocks=blocks is not None),
         "blocks": blocks,
         "space": space_json(page.space, rows) if page.space is not None and blocks is not None else None,
+        "caveat": page.caveat,
         "alarm": page.alarm,
         "advice": [asdict(advice) for advice in page.advice],
         "lostTrack": [asdict(lost) for lost in page.lost_track[:MAX_OTHER_ROWS]],

@@ -337,6 +337,7 @@ class Page:
         slow_modules: Slowest first.
         run: Command, device, versions, settings, model size, date.
         answer: What the page says first where it is not about one peak.
+        caveat: What has to be said before anything else; empty for a run like any other.
         alarm: What ended the program, in sentences: the first things that the page says.
         advice: What would help, the most first.
         headline_notes: Sentences that belong to the answer itself.
@@ -366,6 +367,7 @@ class Page:
     slow_modules: tuple[SlowModule, ...] = ()
     run: Mapping[str, str | int | float] = field(default_factory=dict)
     answer: tuple[str, ...] = ()
+    caveat: str = ""
     alarm: tuple[str, ...] = ()
     advice: tuple[PageAdvice, ...] = ()
     headline_notes: tuple[str, ...] = ()

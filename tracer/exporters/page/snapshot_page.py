@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +47,7 @@ def write_snapshot_page(
     path: Path,
     *,
     run: Mapping[str, str | int | float],
+    caveat: str = "",
     timelines: Mapping[int, DeviceTimeline] | None = None,
 ) -> None:
     """Write the page of a snapshot's devices, with the worst one in front.
@@ -55,6 +57,7 @@ def write_snapshot_page(
         finding: What `explain_replayed` returned for it.
         path: Where to; a file that is there is replaced.
         run: What to say of the recording, by name.
+        caveat: What has to be said before anything else.
         timelines: Those that are there already, by position of the device.
 
     Raises:
@@ -64,7 +67,7 @@ def write_snapshot_page(
     pages = []
     for shown, one in enumerate(replayed.devices):
         timeline = known.get(shown) or device_timeline(replayed.snapshot, one.state, one.replay, kinds=one.kinds)
-        pages.append(snapshot_page(replayed, finding, shown, timeline, run=run))
+        pages.append(replace(snapshot_page(replayed, finding, shown, timeline, run=run), caveat=caveat))
     write_pages(pages, path, shown=finding.worst or 0)
 
 

@@ -59,6 +59,7 @@ def timeline_page(
     findings: Findings,
     *,
     run: Mapping[str, str | int | float],
+    caveat: str = "",
     notes: tuple[str, ...] = (),
     slow_modules: tuple[SlowModule, ...] = (),
     failed: OutOfMemory | None = None,
@@ -72,6 +73,7 @@ def timeline_page(
     Args:
         findings: Of the run, on the device.
         run: What to say of the run, by name.
+        caveat: What has to be said before anything else; empty for a run like any other.
         notes: Sentences on what could not be measured.
         slow_modules: Time by module, slowest first.
         failed: The allocation that ended the run.
@@ -86,6 +88,7 @@ def timeline_page(
     return Page(
         title="Memory of a training run",
         device=peak.device,
+        caveat=caveat,
         subtitle=f"{len(times):,} events in {len(cycle.attribution.step_names)} recorded steps",
         times=times,
         series=series_by_kind(lifetimes, cycle.blocks),

@@ -87,6 +87,7 @@ def _document(kept: KeptRun) -> dict[str, Any]:
         "torch": origin.torch,
         "python": origin.python,
         "device_name": origin.device_name,
+        "caveat": origin.caveat,
         "settings": {str(name): _plain(value) for name, value in kept.settings.items()},
         "notes": list(kept.notes),
         "failure": list(kept.failure),
@@ -197,7 +198,9 @@ def kept_run_from(columns: Columns) -> KeptRun:
         notes=document.texts("notes"),
         settings=document.settings("settings"),
         origin=RunOrigin(
-            **{name: document.text(name) for name in ("command", "date", "torch", "python", "device_name")}
+            **{name: document.text(name) for name in ("command", "date", "torch", "python", "device_name")},
+            # Recordings from before there was such a thing have none.
+            caveat=document.text("caveat") if "caveat" in document.unchecked() else "",
         ),
         sources=sources,
         trace=_trace_from(columns, document, len(cycles)),

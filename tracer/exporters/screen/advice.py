@@ -117,13 +117,16 @@ def _fit(report: AdviceReport, target_bytes: int, context_bytes: int) -> str:
 
 def _measured(row: Recommendation, measured: Measured) -> str:
     """What came of making it, against what the rehearsal said."""
+    saved = (
+        f"Measured, {row.change}: {format_bytes(measured.saves_bytes)} less at the peak, where the rehearsal says "
+        f"{format_bytes(row.saves_bytes)}"
+    )
+    if measured.step_ms is None or measured.changed_step_ms is None:
+        return f"{saved}."
     time = f"{measured.step_ms:.0f} ms to {measured.changed_step_ms:.0f} ms"
     difference = measured.largest_loss_difference
     losses = "the same losses, bit for bit" if not difference else f"losses differ by up to {difference:.1g} of them"
-    return (
-        f"Measured, {row.change}: {format_bytes(measured.saves_bytes)} less at the peak, where the rehearsal says "
-        f"{format_bytes(row.saves_bytes)}; a step goes from {time}; {losses} over {len(measured.losses)} steps."
-    )
+    return f"{saved}; a step goes from {time}; {losses} over {len(measured.losses)} steps."
 
 
 def _shown_in_full(report: AdviceReport) -> list[Recommendation]:

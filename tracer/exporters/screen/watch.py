@@ -29,7 +29,8 @@ def write_watch_text(report: WatchReport, path: Path) -> None:
 
 def short_watch_lines(report: WatchReport) -> tuple[str, ...]:
     """What happened, what is wrong, and who holds what: for a terminal."""
-    return (*_headline(report), *_out_of_memory(report), *finding_lines(report), *_notes(report))
+    caveat = (report.caveat,) if report.caveat else ()
+    return (*caveat, *_headline(report), *_out_of_memory(report), *finding_lines(report), *_notes(report))
 
 
 def watch_lines(report: WatchReport) -> tuple[str, ...]:

@@ -28,6 +28,10 @@ static bool is_all_shown(void) {
   return shows_all;
 }
 
+/* Locked after the books of memory, never before. */
+void lock_contents(void) { pthread_mutex_lock(&lock); }
+void unlock_contents(void) { pthread_mutex_unlock(&lock); }
+
 /* The first range that ends behind an address. */
 static size_t first_behind(uintptr_t at) {
   size_t low = 0, high = count;
@@ -88,11 +92,29 @@ static bool is_device(const void *pointer) {
   return place != PLACE_NONE && place < MAX_DEVICES;
 }
 
+/* The size of a result that an operator counts on the device and then reads, such as how many elements are not zero: the
+   host has computed it and tells it before the operator runs. */
+#define MAX_ANSWER 64
+static __thread struct {
+  bool is_given;
+  int64_t number;
+} answer;
+
+EXPORT void null_gpu_answer_reads(int is_given, int64_t number) {
+  answer.is_given = is_given;
+  answer.number = number;
+}
+
 static void read_known(void *to, const void *from, size_t size) {
+  if (answer.is_given && size <= MAX_ANSWER) {
+    memset(to, 0, size);
+    memcpy(to, &answer.number, size < sizeof answer.number ? size : sizeof answer.number);
+    return;
+  }
   pthread_mutex_lock(&lock);
   bool is_known = is_all_shown() || is_known_locked((uintptr_t)from, (uintptr_t)from + size);
   pthread_mutex_unlock(&lock);
-  if (is_known) memcpy(to, from, size);
+  if (is_known || is_foreign(from)) memcpy(to, from, size);
   else memset(to, 0, size);
 }
 
@@ -129,6 +151,7 @@ static void copy_known(char *to, const char *from, size_t size) {
 void move_bytes(void *to, const void *from, size_t size) {
   if (!size || to == from) return;
   bool to_device = is_device(to), from_device = is_device(from);
+  log_line(3, "copy %zu bytes from %p to %p", size, from, to);
   if (to_device && from_device) copy_known(to, from, size);
   else if (to_device) write_known(to, from, size);
   else if (from_device) read_known(to, from, size);

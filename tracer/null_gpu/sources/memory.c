@@ -19,13 +19,17 @@
 /* Between the heap of small programs and where Linux places position-independent programs (0x5555...), on both
    processors: 18 regions end at 0x4f0000000000. */
 #define FIRST_REGION ((uintptr_t)0x100000000000)
+/* The file's first part is the region's, the rest is for handles of virtual memory: it is never full. */
+#define FILE_SIZE ((size_t)1 << 60)
 #define UNIT ((size_t)512)
 #define UNITS (GRANULE / UNIT)
 #define SLAB_LIMIT MIB
 #define POOL_GROWTH (32 * MIB)
 
 /* Small allocations share a granule, as the driver's do: how many units begin at each. */
-typedef struct {
+typedef struct Slab {
+  uintptr_t at;
+  struct Slab *next;
   uint16_t length[UNITS];
   int used;
 } Slab;
@@ -45,10 +49,10 @@ typedef struct {
 typedef struct {
   Block *blocks;
   size_t count, capacity;
+  Slab *slabs;
   uintptr_t cursor;
-  size_t used, peak, calls;
+  size_t used, peak;
   int file;
-  size_t physical; /* where the next handle's bytes begin in the file, behind those of the region */
 } Place;
 
 static Place places[NUM_PLACES];
@@ -61,11 +65,17 @@ static uintptr_t region_of(int place) { return FIRST_REGION + (uintptr_t)place *
 static size_t round_up(size_t size, size_t to) { return (size + to - 1) / to * to; }
 
 /* ---- forks: a child has the books as they were, and must not drop its parent's bytes ---- */
-static void before_fork(void) { pthread_mutex_lock(&lock); }
-static void after_fork_in_parent(void) { pthread_mutex_unlock(&lock); }
+static void before_fork(void) {
+  pthread_mutex_lock(&lock);
+  lock_contents();
+}
+static void after_fork_in_parent(void) {
+  unlock_contents();
+  pthread_mutex_unlock(&lock);
+}
 static void after_fork_in_child(void) {
   is_forked = true;
-  pthread_mutex_unlock(&lock);
+  after_fork_in_parent();
 }
 
 static void start(void) {
@@ -88,7 +98,7 @@ static int file_of(int place) {
   if (places[place].file == -1) {
     int file = -1;
     if (!getrlimit(RLIMIT_FSIZE, &limit) && limit.rlim_cur == RLIM_INFINITY) file = memfd_create("null-gpu", MFD_CLOEXEC);
-    if (file >= 0 && ftruncate(file, (off_t)(2 * REGION))) close(file), file = -1;
+    if (file >= 0 && ftruncate(file, (off_t)FILE_SIZE)) close(file), file = -1;
     places[place].file = file < 0 ? -2 : file;
   }
   return places[place].file;
@@ -176,10 +186,9 @@ static void remove_block(int index, Block *block) {
 /* ---- the card's count ---- */
 static bool take(int device, size_t size) {
   Place *place = &places[device];
-  size_t memory = card_of(device)->memory;
+  size_t memory = card_of(device)->usable;
   if (size > memory || place->used > memory - size) return false;
   place->used += size;
-  place->calls++;
   if (place->used > place->peak) place->peak = place->used;
   return true;
 }
@@ -195,11 +204,10 @@ void memory_give(int device, size_t size) {
   pthread_mutex_unlock(&lock);
 }
 size_t memory_used_bytes(int device) { return places[device].used; }
-size_t memory_free_bytes(int device) { return card_of(device)->memory - places[device].used; }
+size_t memory_free_bytes(int device) { return card_of(device)->usable - places[device].used; }
 
 /* ---- small allocations ---- */
-static void *slab_piece(Block *block, size_t units) {
-  Slab *slab = block->slab;
+static void *slab_piece(Slab *slab, size_t units) {
   size_t run = 0;
   for (size_t unit = 0; unit < UNITS;) {
     if (slab->length[unit]) {
@@ -209,7 +217,7 @@ static void *slab_piece(Block *block, size_t units) {
       if (++run == units) {
         slab->length[unit - units] = (uint16_t)units;
         slab->used++;
-        return (void *)(block->at + (unit - units) * UNIT);
+        return (void *)(slab->at + (unit - units) * UNIT);
       }
     }
   }
@@ -219,8 +227,8 @@ static void *slab_piece(Block *block, size_t units) {
 static void *allocate_small(int device, size_t size) {
   size_t units = (size + UNIT - 1) / UNIT;
   Place *place = &places[device];
-  for (size_t i = place->count; i-- > 0;) {
-    void *piece = place->blocks[i].slab ? slab_piece(&place->blocks[i], units) : NULL;
+  for (Slab *slab = place->slabs; slab; slab = slab->next) {
+    void *piece = slab_piece(slab, units);
     if (piece) return piece;
   }
   Slab *slab = calloc(1, sizeof *slab);
@@ -228,7 +236,9 @@ static void *allocate_small(int device, size_t size) {
   Block *block = add_block(device, GRANULE, GRANULE, PROT_READ | PROT_WRITE);
   if (!block) return free(slab), place->used -= GRANULE, NULL;
   block->slab = slab, block->counted = GRANULE;
-  return slab_piece(block, units);
+  slab->at = block->at, slab->next = place->slabs;
+  place->slabs = slab;
+  return slab_piece(slab, units);
 }
 
 static bool free_small(int device, Block *block, uintptr_t at) {
@@ -237,6 +247,9 @@ static bool free_small(int device, Block *block, uintptr_t at) {
   forget_bytes(at, at + block->slab->length[unit] * UNIT);
   block->slab->length[unit] = 0;
   if (--block->slab->used == 0) {
+    Slab **link = &places[device].slabs;
+    while (*link != block->slab) link = &(*link)->next;
+    *link = block->slab->next;
     places[device].used -= block->counted;
     remove_block(device, block);
   }
@@ -299,6 +312,17 @@ bool extent_of(const void *pointer, Extent *extent) {
   }
   pthread_mutex_unlock(&lock);
   return is_found;
+}
+
+/* Whether bytes are another process's: what it wrote is not known here, and shown as it is. */
+bool is_foreign(const void *pointer) {
+  int index = place_of(pointer);
+  if (index == PLACE_NONE) return false;
+  lock_books();
+  long found = find_block(&places[index], (uintptr_t)pointer);
+  bool is_theirs = found >= 0 && places[index].blocks[found].is_foreign;
+  pthread_mutex_unlock(&lock);
+  return is_theirs;
 }
 
 EXPORT cudaError_t cudaMalloc(void **pointer, size_t size) {
@@ -518,7 +542,7 @@ bool address_release(void *pointer) {
 /* Where a handle's bytes lie in its device's file, behind those of the region. */
 size_t physical_offset(size_t size) {
   static size_t next;
-  return REGION + __atomic_fetch_add(&next, round_up(size, GRANULE), __ATOMIC_RELAXED) % (REGION - 512 * GIB);
+  return REGION + __atomic_fetch_add(&next, round_up(size, GRANULE), __ATOMIC_RELAXED);
 }
 bool physical_map(void *pointer, int device, size_t offset, size_t size) {
   lock_books();

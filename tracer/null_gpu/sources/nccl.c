@@ -59,8 +59,54 @@ EXPORT ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, nccl
                                              ncclScalarResidence_t residence, ncclComm_t comm) {
   return *op = ncclNumOps, ncclSuccess;
 }
-EXPORT ncclResult_t ncclGroupStart(void) { return ncclSuccess; }
-EXPORT ncclResult_t ncclGroupEnd(void) { return ncclSuccess; }
+
+/* ---- groups: torch gathers tensors of a list by one broadcast from each rank, and exchanges them by sends and receives.
+   What comes from another rank is, once the group ends, what this one gives in the same group. ---- */
+typedef struct {
+  ncclComm_t comm;
+  const void *from; /* given to the peer, or NULL */
+  void *to;         /* received from it, or NULL */
+  size_t size;
+  int peer;
+} Part;
+static __thread Part *parts;
+static __thread size_t num_parts, parts_capacity;
+static __thread int depth;
+
+static void remember(ncclComm_t comm, const void *from, void *to, size_t size, int peer) {
+  if (num_parts == parts_capacity) {
+    size_t wanted = parts_capacity ? 2 * parts_capacity : 64;
+    Part *made = realloc(parts, wanted * sizeof *made);
+    if (!made) return;
+    parts = made, parts_capacity = wanted;
+  }
+  parts[num_parts++] = (Part){comm, from, to, size, peer};
+}
+/* What is given to the same peer, else to anyone; the search begins where the last one ended, as lists come in order. */
+static const void *given(const Part *received, size_t *hint) {
+  const void *other = NULL;
+  for (size_t i = 0; i < num_parts; i++) {
+    const Part *part = &parts[(*hint + i) % num_parts];
+    if (!part->from || part->comm != received->comm || part->size != received->size) continue;
+    if (part->peer == received->peer) return *hint = (size_t)(part - parts) + 1, part->from;
+    if (!other) other = part->from;
+    if (part->peer == part->comm->rank) break; /* a broadcast of this rank's own: there is no better */
+  }
+  return other;
+}
+static void exchange(void) {
+  size_t hint = 0;
+  for (size_t i = 0; i < num_parts; i++) {
+    const void *from = parts[i].to ? given(&parts[i], &hint) : NULL;
+    if (from) move_bytes(parts[i].to, from, parts[i].size);
+  }
+  num_parts = 0;
+}
+EXPORT ncclResult_t ncclGroupStart(void) { return depth++, ncclSuccess; }
+EXPORT ncclResult_t ncclGroupEnd(void) {
+  if (depth && --depth == 0) exchange();
+  return ncclSuccess;
+}
 
 /* ---- collectives ---- */
 static size_t size_of(ncclDataType_t type) {
@@ -99,8 +145,11 @@ EXPORT ncclResult_t ncclReduce(const void *send, void *receive, size_t count, nc
 }
 EXPORT ncclResult_t ncclBroadcast(const void *send, void *receive, size_t count, ncclDataType_t type, int root,
                                   ncclComm_t comm, cudaStream_t stream) {
+  size_t size = count * size_of(type);
+  bool is_ours = root == comm->rank;
   count_node(stream);
-  if (send) move_bytes(receive, send, count * size_of(type));
+  if (is_ours) move_bytes(receive, send, size);
+  if (depth) remember(comm, is_ours ? send : NULL, is_ours ? NULL : receive, size, root);
   return ncclSuccess;
 }
 EXPORT ncclResult_t ncclReduceScatter(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
@@ -112,9 +161,13 @@ EXPORT ncclResult_t ncclReduceScatter(const void *send, void *receive, size_t co
 }
 EXPORT ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                              cudaStream_t stream) {
-  return count_node(stream), ncclSuccess;
+  count_node(stream);
+  if (depth) remember(comm, send, NULL, count * size_of(type), peer);
+  return ncclSuccess;
 }
 EXPORT ncclResult_t ncclRecv(void *receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                              cudaStream_t stream) {
-  return count_node(stream), ncclSuccess;
+  count_node(stream);
+  if (depth) remember(comm, NULL, receive, count * size_of(type), peer);
+  return ncclSuccess;
 }

@@ -14,7 +14,7 @@
 /* config.c: what Python says of the cards, by variables NULL_GPU_*. */
 typedef struct {
   char name[200];
-  size_t memory, l2, shared_memory, shared_memory_per_sm;
+  size_t memory, usable, l2, shared_memory, shared_memory_per_sm;
   int major, minor, sms, threads_per_sm;
 } Card;
 typedef struct {
@@ -50,6 +50,7 @@ typedef struct {
 } Extent;
 int place_of(const void *pointer);
 bool extent_of(const void *pointer, Extent *extent);
+bool is_foreign(const void *pointer);
 void *device_allocate(int device, size_t size);
 bool memory_free(void *pointer);
 bool memory_take(int device, size_t size);
@@ -67,6 +68,8 @@ void pools_synchronize(void);
 /* contents.c: what of the device's bytes is known. */
 void move_bytes(void *to, const void *from, size_t size);
 void fill_bytes(void *pointer, int value, size_t size);
+void lock_contents(void);
+void unlock_contents(void);
 void forget_bytes(uintptr_t begin, uintptr_t end);
 void drop_pages(uintptr_t begin, uintptr_t end);
 
@@ -84,6 +87,7 @@ void *new_handle(void);
 /* kernels.c */
 void count_launch(const void *kernel, cudaStream_t stream, dim3 grid, dim3 block);
 int blocks_per_sm(int block_size, int device);
+uint64_t null_gpu_launches(void);
 
 /* symbols.c */
 void *symbol_by_name(const char *name);

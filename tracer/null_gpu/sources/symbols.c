@@ -46,3 +46,16 @@ EXPORT CUresult cuGetProcAddress_v2(const char *name, void **function, int versi
 EXPORT CUresult cuGetProcAddress(const char *name, void **function, int version, cuuint64_t flags) {
   return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
+
+/* Only a copy of CUDA's runtime that is linked into another library asks for these tables, which NVIDIA does not
+   document: that library cannot run here, and is named. */
+EXPORT CUresult cuGetExportTable(const void **table, const CUuuid *id) {
+  static const char *said;
+  Dl_info info;
+  if (dladdr(__builtin_return_address(0), &info) && info.dli_fname && info.dli_fname != said) {
+    said = info.dli_fname;
+    log_line(0, "%s has a copy of CUDA's runtime linked into it and cannot run on the null GPU; run without it", said);
+  }
+  *table = NULL;
+  return CUDA_ERROR_NOT_SUPPORTED;
+}

@@ -5,6 +5,7 @@ const showAnswer = (data, devices) => {
   const breakdown = data.peak?.breakdown ?? [];
   document.getElementById("answer").append(...[
     devices,
+    data.caveat ? el("p", { class: "caveat" }, data.caveat) : null,
     sentenceOf("h1", first, data.alarm.length ? "alarm" : null),
     ...others.map((sentence) => sentenceOf("p", sentence, "lead")),
     data.peak && breakdown.length ? compositionBar(data.peak, breakdown) : null,

@@ -8,7 +8,7 @@ class Timeline {
     Object.assign(this, { data, columns, colorOf, chosen: view });
     this.plot = new Plot();
     this.hidden = new Set();
-    this.mode = "time";
+    this.mode = data.axis === "entry" && data.source === "profile" ? "order" : "time";
     this.drag = "zoom";
     this.view = null;
     this.cursor = null;
@@ -162,7 +162,7 @@ class Timeline {
   }
 
   axisTitle() {
-    if (this.data.axis === "entry") return "entry of the allocator's history";
+    if (this.data.axis === "entry" && this.byTime) return "entry of the allocator's history";
     return this.byTime ? `time since the recording began (${this.unit[0]})` : "event, in the order of the allocator";
   }
 

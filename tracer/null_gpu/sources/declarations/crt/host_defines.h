@@ -27,3 +27,4 @@
 #define __cluster_dims__(...)
 #define CUDARTAPI
 #define CUDARTAPI_CDECL
+#define __CUDA_ARCH_HAS_FEATURE__(feature) 0

@@ -1,0 +1,352 @@
+"""What the null GPU must stand: each function is a program that ends well or raises. Run in a process of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch import nn
+
+GIB = 1 << 30
+CONTEXT = 500 << 20  # set aside of every card
+
+
+def device_of_the_card() -> None:
+    properties = torch.cuda.get_device_properties(0)
+    assert (properties.name, properties.major, properties.minor) == ("NVIDIA H100 80GB HBM3", 9, 0)
+    assert (properties.multi_processor_count, properties.L2_cache_size) == (132, 50 << 20)
+    assert torch.cuda.device_count() == 1 and torch.cuda.mem_get_info()[1] == int(79.10 * GIB)
+
+
+def out_of_memory_at_capacity() -> None:
+    tensors = []
+    try:
+        while True:
+            tensors.append(torch.empty(300 << 20, dtype=torch.uint8, device="cuda"))
+    except torch.OutOfMemoryError as error:
+        assert "CUDA out of memory. Tried to allocate 300.00 MiB. GPU 0 has a total capacity of 79.10 GiB" in str(error)
+    assert len(tensors) == (int(79.10 * GIB) - CONTEXT) // (300 << 20)
+    tensors.clear()
+    all_is_free()
+
+
+def all_is_free() -> None:
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    assert free == total - CONTEXT, total - free
+
+
+def fraction_of_the_card() -> None:
+    torch.cuda.set_per_process_memory_fraction(0.1)
+    try:
+        torch.empty(9 * GIB, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError as error:
+        assert "7.91 GiB allowed" in str(error), error
+    else:
+        raise AssertionError("more than the fraction")
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def what_the_host_wrote_is_read() -> None:
+    ids = torch.arange(1000).cuda()
+    assert ids.tolist() == list(range(1000))
+    assert ids.clone().tolist() == list(range(1000))
+    del ids
+    assert torch.empty(500, dtype=torch.int64, device="cuda").sum().item() == 0
+
+
+def a_step_of_training() -> None:
+    model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(64, 256, device="cuda")).sum().backward()  # torch before 2.15 keeps the workspaces of cuBLAS
+    optimizer.zero_grad()
+    torch.cuda.reset_peak_memory_stats()
+    weights = torch.cuda.memory_allocated()
+    model(torch.randn(64, 256, device="cuda")).sum().backward()
+    optimizer.step()
+    of_parameters = sum(parameter.nbytes for parameter in model.parameters())
+    # Gradients and two states a parameter, their counters on the host.
+    assert torch.cuda.memory_allocated() - weights == 3 * of_parameters
+    assert torch.cuda.max_memory_allocated() > torch.cuda.memory_allocated()
+
+
+def convolutions_transforms_and_cells() -> None:
+    x = torch.randn(8, 3, 32, 32, device="cuda")
+    nn.Conv2d(3, 16, 3).cuda()(x).sum().backward()
+    assert torch.fft.rfft2(x).shape == (8, 3, 32, 17)
+    for cell in (nn.LSTM, nn.GRU, nn.RNN):
+        cell(16, 32, 2, bidirectional=True).cuda()(torch.randn(5, 2, 16, device="cuda"))[0].sum().backward()
+    torch.linalg.solve(torch.eye(16, device="cuda"), torch.ones(16, 2, device="cuda"))
+
+
+def pinned_memory() -> None:
+    pinned = torch.randn(1000).pin_memory()
+    assert pinned.is_pinned() and not torch.randn(10).is_pinned()
+    assert torch.equal(pinned.to("cuda", non_blocking=True).cpu(), pinned)
+
+
+def managed_memory_fills_no_card() -> None:
+    runtime, pointer = ctypes.CDLL(None), ctypes.c_void_p()
+    before = torch.cuda.mem_get_info()[0]
+    assert runtime.cudaMallocManaged(ctypes.byref(pointer), ctypes.c_size_t(100 * GIB), 1) == 0
+    ctypes.memset(pointer.value or 0, 7, 1000)
+    assert torch.cuda.mem_get_info()[0] == before
+    assert runtime.cudaFree(pointer) == 0
+
+
+def small_requests_share_a_granule() -> None:
+    runtime, before = ctypes.CDLL(None), torch.cuda.mem_get_info()[0]
+    pointers = [ctypes.c_void_p() for _ in range(300)]
+    for pointer in pointers:
+        assert runtime.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(10_000)) == 0
+    assert len({pointer.value for pointer in pointers}) == 300
+    assert before - torch.cuda.mem_get_info()[0] == 4 << 20  # 300 times 10,240 bytes
+    for pointer in pointers:
+        assert runtime.cudaFree(pointer) == 0
+    assert runtime.cudaFree(pointers[0]) == 1 == runtime.cudaGetLastError()  # an invalid value
+    assert torch.cuda.mem_get_info()[0] == before
+
+
+def many_threads() -> None:
+    runtime, before = ctypes.CDLL(None), torch.cuda.mem_get_info()[0]
+
+    def work(seed: int) -> None:
+        sizes = [1 + (seed * 7919 + step * 104_729) % (3 << 20) for step in range(400)]
+        held: list[tuple[ctypes.c_void_p, int]] = []
+        for size in sizes:
+            pointer, value = ctypes.c_void_p(), ctypes.c_int64(size)
+            assert runtime.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(size + 8)) == 0
+            assert runtime.cudaMemcpy(pointer, ctypes.byref(value), ctypes.c_size_t(8), 1) == 0
+            held.append((pointer, size))
+            if len(held) > 50:
+                pointer, size = held.pop(seed % 50)
+                assert runtime.cudaMemcpy(ctypes.byref(value), pointer, ctypes.c_size_t(8), 2) == 0
+                assert value.value == size
+                assert runtime.cudaFree(pointer) == 0
+        assert all(runtime.cudaFree(pointer) == 0 for pointer, _ in held)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert torch.cuda.mem_get_info()[0] == before
+
+
+def graphs() -> None:
+    x, side = torch.zeros(100, 100, device="cuda"), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x @ x
+    graph = torch.cuda.CUDAGraph()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # an empty graph is a warning
+        with torch.cuda.graph(graph):
+            x @ x
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                assert torch.cuda.is_current_stream_capturing()
+            torch.cuda.current_stream().wait_stream(side)
+    assert not torch.cuda.is_current_stream_capturing()
+    graph.replay()
+    try:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            (x @ x).sum().item()
+    except RuntimeError as error:
+        assert "operation not permitted when stream is capturing" in str(error)
+    else:
+        raise AssertionError("a value was read while a graph was captured")
+
+
+def time_is_counted_in_launches() -> None:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    x = torch.zeros(10, device="cuda")
+    elapsed = []
+    for _ in range(2):
+        begin.record()
+        for _ in range(5):
+            x.add_(1)
+        end.record()
+        elapsed.append(round(begin.elapsed_time(end), 2))
+    assert elapsed == [5.0, 5.0]
+
+
+def the_system_management_interface() -> None:
+    said = subprocess.run(
+        ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"], capture_output=True, text=True
+    ).stdout
+    assert said == "NVIDIA H100 80GB HBM3, 80998\n"
+
+
+def a_function_that_nobody_wrote() -> None:
+    assert ctypes.CDLL(None).cudaArrayGetInfo(None, None, None, None) == 801
+    found, status = ctypes.c_void_p(), ctypes.c_int()
+    entry = ctypes.CDLL(None).cudaGetDriverEntryPointByVersion
+    entry(b"cuMemCreate", ctypes.byref(found), 12000, ctypes.c_ulonglong(0), ctypes.byref(status))
+    assert found.value and status.value == 0
+    entry(b"cuNoSuchFunction", ctypes.byref(found), 12000, ctypes.c_ulonglong(0), ctypes.byref(status))
+    assert not found.value and status.value == 1
+
+
+def an_allocator_of_somebody_else() -> None:
+    folder = Path(tempfile.mkdtemp())
+    (folder / "allocator.c").write_text(
+        "#include <stddef.h>\nextern int cudaMalloc(void **, size_t); extern int cudaFree(void *);\n"
+        "void *get(ptrdiff_t n, int d, void *s) { void *p = 0; cudaMalloc(&p, n); return p; }\n"
+        "void give(void *p, ptrdiff_t n, int d, void *s) { cudaFree(p); }\n"
+    )
+    library = folder / "allocator.so"
+    subprocess.run(["cc", "-shared", "-fPIC", str(folder / "allocator.c"), "-o", str(library)], check=True)
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(str(library), "get", "give")
+    torch.cuda.memory.change_current_allocator(allocator)
+    tensors = [torch.arange(1000).cuda() for _ in range(100)]
+    free, total = torch.cuda.mem_get_info()
+    assert tensors[7].tolist() == list(range(1000)) and 100 * 8000 < total - CONTEXT - free < 4 << 20
+
+
+def expandable_segments() -> None:
+    tensors = [torch.empty(30 << 20, dtype=torch.uint8, device="cuda") for _ in range(50)]
+    assert all(segment["is_expandable"] for segment in torch.cuda.memory.memory_snapshot())
+    del tensors[::2]
+    assert torch.arange(1000).cuda().tolist() == list(range(1000))
+    tensors.clear()
+    out_of_memory_at_capacity()
+
+
+def pools_of_the_driver() -> None:
+    assert torch.cuda.get_allocator_backend() == "cudaMallocAsync"
+    tensor = torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
+    assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == (100 << 20, 128 << 20)
+    assert torch.arange(1000).cuda().tolist() == list(range(1000))
+    del tensor
+    try:
+        [torch.empty(GIB, dtype=torch.uint8, device="cuda") for _ in range(80)]
+    except torch.OutOfMemoryError:
+        return
+    raise AssertionError("more than the card has")
+
+
+def eight_devices() -> None:
+    count = torch.cuda.device_count()
+    assert count == 8
+    for index in range(count):
+        peer = (index + 1) % count
+        assert torch.cuda.can_device_access_peer(index, peer)
+        assert torch.arange(10, device="cpu").to(index).to(peer).tolist() == list(range(10))
+    tensors = [torch.empty(70 * GIB, dtype=torch.uint8, device=index) for index in range(count)]
+    assert all(torch.cuda.mem_get_info(tensor.device)[0] < 10 * GIB for tensor in tensors)
+
+
+def visible_devices() -> None:
+    assert torch.cuda.device_count() == 2
+    torch.empty(70 * GIB, dtype=torch.uint8, device=1)
+
+
+def workers_of_a_loader() -> None:
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.ones(4, device="cuda")
+    for context in ("fork", "spawn", "forkserver"):
+        loader = DataLoader(
+            TensorDataset(torch.arange(64)), batch_size=8, num_workers=2, pin_memory=True,
+            multiprocessing_context=context,
+        )  # fmt: skip
+        batches = [batch for (batch,) in loader]
+        assert all(batch.is_pinned() for batch in batches)
+        assert torch.cat(batches).tolist() == list(range(64))
+
+
+def _reader(queue: torch.multiprocessing.Queue, tensor: torch.Tensor) -> None:
+    queue.put((tensor.tolist(), torch.cuda.mem_get_info()[0]))
+
+
+def a_tensor_of_another_process() -> None:
+    context = torch.multiprocessing.get_context("spawn")
+    queue, tensor = context.Queue(), torch.arange(6).cuda()
+    process = context.Process(target=_reader, args=(queue, tensor))
+    process.start()
+    values, free = queue.get(timeout=300)
+    process.join()
+    assert (values, process.exitcode) == (list(range(6)), 0)
+    assert free == torch.cuda.mem_get_info()[1], "another process's bytes are counted there"
+
+
+def children_end_well() -> None:
+    """Each ends in the middle of a backward pass: a thread of autograd's asks for Python's lock while Python ends."""
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            model(torch.randn(8, 64, device="cuda")).sum().backward()
+
+    for _ in range(4):
+        if (child := os.fork()) == 0:
+            model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(20)]).cuda()
+            for parameter in model.parameters():
+                parameter.register_hook(lambda gradient: gradient)
+            train(2)
+            threading.Thread(target=train, args=(1_000_000,), daemon=True).start()
+            time.sleep(0.05)
+            sys.exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def one_rank_of_four() -> None:
+    import torch.distributed as dist
+
+    class AnsweringStore(dist.Store):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.values: dict[str, bytes] = {}
+
+        def set(self, key: str, value: str | bytes) -> None:
+            self.values[key] = value if isinstance(value, bytes) else value.encode()
+
+        def get(self, key: str) -> bytes:
+            return self.values.get(key, bytes(128))
+
+        def add(self, key: str, value: int) -> int:
+            self.values[key] = str(int(self.values.get(key, b"0")) + value).encode()
+            return int(self.values[key])
+
+        def wait(self, *arguments: object) -> None: ...
+
+        def check(self, keys: list[str]) -> bool:
+            return False
+
+        def set_timeout(self, timeout: timedelta) -> None: ...
+
+        @property
+        def timeout(self) -> timedelta:
+            return timedelta(minutes=5)
+
+    torch.cuda.set_device(0)
+    store = AnsweringStore()  # held to the end: torch's watchdog asks it
+    dist.init_process_group("nccl", store=store, rank=1, world_size=4)
+    own = torch.arange(4.0).cuda()
+    gathered = torch.empty(16, device="cuda")
+    dist.all_gather_into_tensor(gathered, own)
+    assert gathered.tolist() == [0, 1, 2, 3] * 4
+    tensors = [torch.empty(4, device="cuda") for _ in range(4)]
+    dist.all_gather(tensors, own)
+    assert [tensor.tolist() for tensor in tensors] == [[0, 1, 2, 3]] * 4
+    model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64).cuda())
+    model(torch.randn(4, 64, device="cuda")).sum().backward()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def compiled() -> None:
+    model = torch.compile(nn.Sequential(nn.Linear(64, 64), nn.GELU()).cuda())
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        globals()[name]()
+        print(name, flush=True)

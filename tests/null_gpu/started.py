@@ -1,0 +1,55 @@
+"""Programs on a null GPU, in a process of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from tracer.null_gpu.build import library
+from tracer.null_gpu.cards import H100, Card
+from tracer.null_gpu.errors import NullGpuError
+from tracer.null_gpu.process import environment
+from tracer.null_gpu.toolchain import find_toolchain, read_torch, torch_folder
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@cache
+def reason_to_skip() -> str:
+    """Why no null GPU can be built here, or the empty string."""
+    try:
+        find_toolchain(read_torch(torch_folder()))
+    except NullGpuError as error:
+        return str(error)
+    return ""
+
+
+needs_null_gpu = pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip() or "it is here")
+
+
+def null_gpu_library() -> Path:
+    """The library for the torch that runs the tests."""
+    return library(torch_folder())
+
+
+def run_program(
+    *names: str, cards: Sequence[Card] = (H100,), variables: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
+    """Functions of `tests.null_gpu.programs`, one after the other in one process on the null GPU."""
+    found = environment(cards) | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
+    return subprocess.run(
+        [sys.executable, "-m", "tests.null_gpu.programs", *names],
+        cwd=tempfile.gettempdir(), env=found, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+
+
+def assert_well(ended: subprocess.CompletedProcess[str], *names: str) -> None:
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert ended.stdout.split() == list(names)

@@ -1,0 +1,72 @@
+"""The libraries: built once for a torch, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.null_gpu.started import ROOT, needs_null_gpu, null_gpu_library
+from tracer.null_gpu import build
+from tracer.null_gpu.build import cache_folder, declared_prototypes
+from tracer.null_gpu.elf import read_library
+from tracer.null_gpu.toolchain import SOURCES, find_toolchain, read_torch, torch_folder
+from tracer.null_gpu.torch_symbols import torch_symbols
+
+pytestmark = needs_null_gpu
+
+
+def test_every_prototype_and_every_symbol_that_torch_wants_is_exported() -> None:
+    torch = read_torch(torch_folder())
+    library = read_library(null_gpu_library())
+    assert library is not None
+    prototypes = declared_prototypes(find_toolchain(torch))
+    assert len(prototypes) > 2000
+    assert set(prototypes) - library.defined == set()
+    assert torch_symbols(torch.folder).names - library.defined == set()
+
+
+def test_a_change_of_the_sources_is_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = read_torch(torch_folder())
+    before = cache_folder(torch)
+    shutil.copytree(SOURCES.parent, tmp_path / "null_gpu")
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "null_gpu" / "sources")
+    assert cache_folder(torch) == before
+    (tmp_path / "null_gpu" / "sources" / "memory.c").write_text("/* other */")
+    assert cache_folder(torch) != before
+
+
+def test_a_build_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def fail(torch: object, toolchain: object, folder: Path) -> None:
+        (folder / build.NAME).touch()
+        raise RuntimeError
+
+    monkeypatch.setattr(build, "_build", fail)
+    with pytest.raises(RuntimeError):
+        null_gpu_library()
+    assert [path for path in (tmp_path / "torch-timeline" / "null-gpu").iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.slow
+def test_ten_processes_build_it_once(tmp_path: Path) -> None:
+    program = (
+        "from tracer.null_gpu import build\nfrom tracer.null_gpu.toolchain import torch_folder\n"
+        "inner = build._build\nbuild._build = lambda *a: (print('built', flush=True), inner(*a))\n"
+        "print(build.library(torch_folder()))"
+    )
+    variables = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True)
+        for _ in range(10)
+    ]
+    said = [process.communicate()[0].split() for process in processes]
+    assert [process.returncode for process in processes] == [0] * 10
+    assert sum("built" in words for words in said) == 1 and len({words[-1] for words in said}) == 1
+    folder = Path(said[0][-1]).parent
+    assert sorted(path.suffix for path in folder.iterdir() if path.suffix in {".c", ".o"}) == []

@@ -1,0 +1,186 @@
+"""Commands with `--on`, in processes of their own on the null GPU: what they find, and that nothing is made up."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracer.null_gpu.cards import H100
+from tracer.null_gpu.errors import NullGpuError
+from tracer.null_gpu.process import environment
+from tracer.runs.null_run import CAVEAT
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = """
+import torch
+from torch import nn
+width = 512
+net = nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width)).cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+for number in range(20):
+    loss = net(torch.randn(16384, width, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print("step", number)
+"""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def has_null_gpu() -> None:
+    try:
+        environment([H100])
+    except NullGpuError as error:
+        pytest.skip(f"no null GPU here: {error}")
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("script") / "train.py"
+    file.write_text(TRAIN, "utf-8")
+    return file
+
+
+def called(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "main.py"), *arguments]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, env=variables)
+
+
+def peak_of(folder: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((folder / "peak.json").read_text("utf-8"))
+    return document
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    folder = tmp_path_factory.mktemp("profiled")
+    arguments = ("--n-modes", "8", "--batch-size", "2", "--trace", "--keep-recording", "--save-dir", "out")
+    return called(folder, "--on", "h100", *arguments), folder / "out"
+
+
+def test_a_profile_is_explained_to_the_byte(profiled: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    run, folder = profiled
+    assert run.returncode == 0, run.stderr
+    peak = peak_of(folder)
+    assert peak["device"] == "cuda:0" and peak["unexplained_bytes"] == 0
+    assert sum(row["bytes"] for row in peak["rows"]) == peak["allocator_peak_bytes"] == peak["peak_bytes"]
+    assert peak["allocator"]["num_joined"] == peak["allocator"]["num_blocks"]
+    assert "BEFORE_RECORDING" not in {row["category"] for row in peak["rows"]}
+
+
+def test_it_says_first_that_nothing_was_computed(profiled: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    run, folder = profiled
+    assert run.stdout.strip().startswith(CAVEAT)
+    assert run.stderr.startswith("Null GPU (H100, 79.10 GiB): ")
+    assert peak_of(folder)["computed"] is False and peak_of(folder)["time_us"] is None
+    rows, words = (folder / "max_mem.txt").read_text("utf-8").split("\n\n")[:2]
+    assert words == CAVEAT and "Peak total memory" in rows
+    page = (folder / "memory_timeline.html").read_text("utf-8")
+    assert CAVEAT in page and '"axis":"entry"' in page.replace('": ', '":')
+    with sqlite3.connect(folder / "memory_report.sqlite") as database:
+        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        assert any(CAVEAT in str(row) for table in tables for row in database.execute(f"SELECT * FROM {table}"))
+
+
+def test_no_time_and_no_loss_stands_anywhere(profiled: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    run, folder = profiled
+    said = run.stdout + run.stderr
+    assert not re.search(r"\d ms\b|Loss|bit for bit|tokens/s", said)
+    names = {path.name for path in folder.iterdir()}
+    assert names.isdisjoint({"cuda_timing.txt", "run_time_report.sqlite", "trace.json.gz"})
+    assert "There are no times: cuda_timing.txt" in said
+    explained = called(folder, "snapshot", "memory_snapshot.pkl", "--json")
+    device = json.loads(explained.stdout)["devices"][0]
+    assert device["entries"] and device["first_time_us"] is None
+
+
+def test_a_kept_recording_remembers_it(profiled: tuple[subprocess.CompletedProcess[str], Path], tmp_path: Path) -> None:
+    _, folder = profiled
+    run = called(folder.parent, "report", "out", "--save-dir", str(tmp_path))
+    assert run.returncode == 0 and CAVEAT in run.stdout
+    for name in ("max_mem.txt", "peak.json", "memory_snapshot.pkl"):
+        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
+    assert not (tmp_path / "run_time_report.sqlite").exists()
+
+
+def test_out_of_memory_is_torchs_own_and_explained(tmp_path: Path) -> None:
+    run = called(tmp_path, "--on", "h100:1GiB", "--batch-size", "64", "--save-dir", "out")
+    assert run.returncode == 1
+    assert "ran out of memory: CUDA out of memory. Tried to allocate" in run.stderr
+    assert "GPU 0 has a total capacity of 1024.00 MiB" in run.stderr
+    assert run.stdout.strip().startswith(CAVEAT) and "Out of memory at" in run.stdout
+    assert CAVEAT in (tmp_path / "out" / "memory_timeline.html").read_text("utf-8")
+
+
+def test_a_script_meets_the_capacity_too(script: Path, tmp_path: Path) -> None:
+    run = called(tmp_path, "run", "--on", "rtx-4060:900MiB", "--save-dir", "out", str(script))
+    assert run.returncode == 1
+    assert "torch.OutOfMemoryError: CUDA out of memory." in run.stderr
+    assert "No optimizer of torch's kind" not in run.stderr
+    assert CAVEAT in run.stdout and "Out of memory at" in run.stdout
+
+
+def test_a_script_that_is_watched_explains_it(script: Path, tmp_path: Path) -> None:
+    run = called(tmp_path, "run", "--watch", "--on", "rtx-4060:900MiB", "--save-dir", "out", str(script))
+    assert run.returncode == 1
+    assert (tmp_path / "out" / "watch.txt").read_text("utf-8").startswith(CAVEAT)
+    document = json.loads((tmp_path / "out" / "watch.json").read_text("utf-8"))
+    assert document["computed"] is False and document["event"]["what"] == "out of memory"
+    assert document["event"]["time_ns"] is None and "time_ns" not in document["steps"]
+
+
+def test_a_script_is_predicted_by_its_first_steps(script: Path, tmp_path: Path) -> None:
+    fits = called(tmp_path, "predict", str(script), "--on", "rtx-4090", "--json")
+    document = json.loads(fits.stdout)  # what the script prints is on stderr
+    assert fits.returncode == 0 and document["fits"] is True and document["method"] == "null GPU"
+    assert document["peak_allocated_bytes"] <= document["peak_reserved_bytes"]
+    assert "step 3" in fits.stderr and "step 19" not in fits.stderr
+    lacks = called(tmp_path, "predict", str(script), "--on", "rtx-4090:900MiB")
+    assert lacks.returncode == 3 and "Does not fit on RTX-4090, 900.00 MiB: out of memory in step 1" in lacks.stdout
+    assert "Traceback" not in lacks.stderr and list(tmp_path.iterdir()) == []
+
+
+def test_a_model_is_predicted_by_both_methods_alike(tmp_path: Path) -> None:
+    arguments = ("predict", "--model", "models.gpt:build", "--model-arg", "width=256", "--batch-size", "32", "--json")
+    there = json.loads(called(ROOT, *arguments, "--on", "rtx-4090").stdout)
+    rehearsed = json.loads(called(ROOT, *arguments, "--gpu-memory", "rtx-4090").stdout)
+    of_program = [{name: size for name, size in one["by_category"].items() if name != "WORKSPACE"}
+                  for one in (there, rehearsed)]  # fmt: skip
+    assert sum(of_program[0].values()) == pytest.approx(sum(of_program[1].values()), rel=0.02)
+
+
+def test_workspaces_that_cublas_keeps_are_workspaces(script: Path, tmp_path: Path) -> None:
+    """Of one cycle, in which they are made, and of one before which they were."""
+    for num_warmup in (0, 1):
+        folder = tmp_path / str(num_warmup)
+        arguments = ("--n-repeats", "1", "--n-warmup-steps", str(num_warmup), "--save-dir", str(folder))
+        run = called(tmp_path, "run", "--on", "h100", *arguments, str(script), TORCH_CUBLAS_WORKSPACE_CACHE="1")
+        assert run.returncode == 0, run.stderr
+        rows = peak_of(folder)["rows"]
+        kept = sum(row["bytes"] for row in rows if row["evidence"] == "a library keeps it for its own work")
+        assert kept == 2 * (32 << 20)  # for the threads of forward and of backward, on Hopper
+        assert "BEFORE_RECORDING" not in {row["category"] for row in rows}
+
+
+def test_changes_made_there_have_bytes_and_nothing_else(tmp_path: Path) -> None:
+    run = called(
+        ROOT, "--model", "models.gpt:build", "--on", "h100", "--advise", "--verify", "--save-dir", str(tmp_path)
+    )
+    assert run.returncode == 0, run.stderr
+    advice = json.loads((tmp_path / "advice.json").read_text("utf-8"))
+    measured = [row["measured"] for row in advice["rows"] if row["measured"] is not None]
+    assert advice["computed"] is False and measured
+    for one in measured:
+        assert one["saves_bytes"] > 0 and one["step_ms"] is None and one["losses"] == one["changed_losses"] == []
+    assert "Measured, " in run.stdout and "bit for bit" not in run.stdout and " ms" not in run.stdout

@@ -1,0 +1,90 @@
+"""Programs on the null GPU, as they would run on a card."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.null_gpu.started import assert_well, needs_null_gpu, run_program
+from tracer.null_gpu.cards import H100
+from tracer.null_gpu.process import environment
+from tracer.null_gpu.toolchain import torch_folder
+
+pytestmark = needs_null_gpu
+
+TOGETHER = (
+    "device_of_the_card",
+    "what_the_host_wrote_is_read",
+    "small_requests_share_a_granule",
+    "many_threads",
+    "out_of_memory_at_capacity",
+    "fraction_of_the_card",
+    "a_step_of_training",
+    "convolutions_transforms_and_cells",
+    "pinned_memory",
+    "managed_memory_fills_no_card",
+    "graphs",
+    "time_is_counted_in_launches",
+    "the_system_management_interface",
+    "a_function_that_nobody_wrote",
+)
+
+
+def test_one_process_after_the_other() -> None:
+    ended = run_program(*TOGETHER)
+    assert_well(ended, *TOGETHER)
+    assert 'cudaArrayGetInfo is not written; it answered "not supported"' in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "variables"),
+    [
+        ("an_allocator_of_somebody_else", {}),
+        ("expandable_segments", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+        ("pools_of_the_driver", {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}),
+        ("workers_of_a_loader", {}),
+        ("a_tensor_of_another_process", {}),
+        ("children_end_well", {}),
+        ("one_rank_of_four", {}),
+        ("compiled", {}),
+    ],
+)
+def test_a_program(name: str, variables: dict[str, str]) -> None:
+    assert_well(run_program(name, variables=variables), name)
+
+
+@pytest.mark.slow
+def test_several_devices() -> None:
+    assert_well(run_program("eight_devices", cards=[H100] * 8), "eight_devices")
+    assert_well(
+        run_program("visible_devices", cards=[H100] * 8, variables={"CUDA_VISIBLE_DEVICES": "5,2"}), "visible_devices"
+    )
+
+
+@pytest.fixture
+def static_runtime() -> Iterator[Path]:
+    found = next((torch_folder().parent / "nvidia").glob("*/lib/libcudart_static.a"), None)
+    if found is None:
+        pytest.skip("needs libcudart_static.a, which comes with CUDA 13's wheel of the runtime")
+    yield found
+
+
+@pytest.mark.slow
+def test_a_runtime_linked_into_a_library_is_named(static_runtime: Path, tmp_path: Path) -> None:
+    source, library = tmp_path / "own.c", tmp_path / "own_runtime.so"
+    source.write_text("int cudaGetDeviceCount(int *); int count(void) { int n; return cudaGetDeviceCount(&n); }\n")
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", source, "-Wl,--exclude-libs,ALL", "-o", library, static_runtime,
+         "-ldl", "-lpthread", "-lrt"], check=True
+    )  # fmt: skip
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import ctypes; print(ctypes.CDLL({str(library)!r}).count())"],
+        env=environment([H100]), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert ended.stdout == "801\n"
+    assert f"{library} has a copy of CUDA's runtime linked into it" in ended.stderr

@@ -1,0 +1,130 @@
+"""Values on the null GPU, where a number decides a size."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tracer.errors import TracerError
+from tracer.null_gpu.cards import H100
+from tracer.null_gpu.errors import NullGpuError
+from tracer.null_gpu.process import environment
+from tracer.null_gpu.toolchain import find_toolchain, read_torch, torch_folder
+from tracer.null_gpu.values.device_reads import parse_answer
+from tracer.null_gpu.values.known_ranges import Known, KnownRanges
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+TOGETHER = (
+    "memory_is_the_same",
+    "values_decide_sizes",
+    "boxes_are_suppressed",
+    "workspaces_are_asked_for",
+    "what_is_read_is_true",
+    "sorts_and_draws",
+    "a_seed_draws_the_same_again_and_leaves_the_hosts_alone",
+    "numbers_stand_for_tensors",
+    "nothing_is_added_twice",
+    "slices_hold_their_own",
+    "other_contexts",
+    "backward_reads_in_its_thread",
+    "reads_are_listed",
+    "answers_are_read",
+    "a_loop_without_end_is_ended",
+    "torchs_own_kernels_come_back",
+    "a_scaler_keeps_its_scale",
+    "a_line_search_ends",
+    "early_stopping_ends",
+    "a_masked_loss",
+    "packed_sequences",
+    "messages_on_a_graph",
+    "a_matching_on_the_host",
+    "distributions_check_what_is_drawn",
+)
+LARGE = (
+    "experts_in_a_loop",
+    "text_is_generated",
+    "objects_are_detected",
+    "compiled_code_stays_compiled",
+    "a_trainer_trains",
+    "a_profile_has_the_same_rows",
+)
+
+
+@cache
+def reason_to_skip() -> str:
+    try:
+        find_toolchain(read_torch(torch_folder()))
+    except NullGpuError as error:
+        return str(error)
+    return ""
+
+
+needs_null_gpu = pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip() or "it is here")
+
+
+def run(*programs: str) -> subprocess.CompletedProcess[str]:
+    variables = environment([H100]) | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "tests.null_gpu.value_programs", *programs],
+        cwd=tempfile.gettempdir(), env=variables, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+
+
+@needs_null_gpu
+def test_programs_in_which_a_number_decides() -> None:
+    ended = run(*TOGETHER)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert ended.stdout.split() == list(TOGETHER)
+
+
+@needs_null_gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("program", LARGE)
+def test_a_large_program(program: str) -> None:
+    for package in ("transformers", "torchvision"):
+        pytest.importorskip(package)
+    ended = run(program)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert ended.stdout.split()[-1] == program
+
+
+@needs_null_gpu
+@pytest.mark.slow
+def test_two_runs_read_the_same() -> None:
+    first, second = (run("what_was_read").stderr.split()[-1] for _ in range(2))
+    assert first == second and len(first) == 64
+
+
+def test_ranges_are_what_a_list_of_bytes_says() -> None:
+    draw = random.Random(0)
+    for _ in range(200):
+        ranges, naive = KnownRanges(), [Known.UNKNOWN] * 40
+        for _ in range(30):
+            start, end = sorted(draw.choices(range(41), k=2))
+            known = draw.choice(list(Known))
+            if known == Known.UNKNOWN and draw.random() < 0.5:
+                ranges.forget(start, end)
+            else:
+                ranges.note(start, end, known)
+            naive[start:end] = [known] * (end - start)
+            start, end = sorted(draw.choices(range(41), k=2))
+            assert ranges.known(start, end) == min(naive[start:end], default=Known.EXACT)
+            unknown = {byte for begin, stop in ranges.gaps(start, end) for byte in range(begin, stop)}
+            assert unknown == {byte for byte in range(start, end) if naive[byte] == Known.UNKNOWN}
+        assert len(ranges) <= 20
+
+
+def test_what_an_answer_looks_like() -> None:
+    assert parse_answer("train.py:12=0.5") == (("train.py", 12), 0.5)
+    assert parse_answer("a/b=c.py:3=True") == (("a/b=c.py", 3), True)
+    assert parse_answer("train.py:12=7")[1] == 7
+    for wrong in ("train.py=3", "train.py:x=3", "train.py:3", ":3=4", "train.py:3=much"):
+        with pytest.raises(TracerError, match="is not an answer"):
+            parse_answer(wrong)

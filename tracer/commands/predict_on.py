@@ -1,0 +1,159 @@
+"""`predict --on CARD`: the answer of the null GPU, or why there is none and the rehearsal answers in its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tracer.commands.common import refuse
+from tracer.commands.on_card import start_on
+from tracer.errors import MissingPackageError, TracerError
+from tracer.exporters.screen.terminal import say, screen
+from tracer.null_gpu.cards import Devices, devices_of
+from tracer.null_gpu.errors import NullGpuError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tracer.advice.recommendation import AdviceReport
+    from tracer.commands.workload_options import WorkloadOptions
+    from tracer.runs.null_prediction import NullPrediction
+    from tracer.runs.prediction import LargestBatch, Prediction
+    from tracer.runs.script_run import ScriptProfile
+
+_SETTINGS_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
+_MODEL_ALONE = ("model", "model_input", "model_arg", "hf_config", "batch_size", "largest_batch", "advise")
+
+
+def check_on(context: typer.Context, given: Mapping[str, Any]) -> Devices | None:
+    """What `--on` names; None without it.
+
+    Raises:
+        TracerError: It makes no sense, alone or with the other options.
+    """
+    if given["on"] is None:
+        if given["script"] is not None:
+            raise TracerError("A script is predicted on the null GPU: --on is missing.", hint="Add --on h100, say.")
+        return None
+    if given["gpu_memory"]:
+        raise TracerError("--on names the GPU already, and its memory.", hint="Write --on h100:40GiB.")
+    if given["device"] != "cuda":
+        raise TracerError("--on names a GPU, and --device cpu is none.", hint="Leave one of them out.")
+    if given["script"] is not None:
+        refuse(context, _MODEL_ALONE, "without a script")
+    return devices_of(given["on"])
+
+
+def start_or_say_why(given: Mapping[str, Any]) -> bool:
+    """Go on in a process on the null GPU; False, after a sentence on stderr, where a rehearsal has to answer.
+
+    Raises:
+        NullGpuError: The null GPU cannot be had here, and a script cannot be rehearsed.
+    """
+    if given["settings"]:
+        from tracer.allocator.settings import parse_settings
+
+        parse_settings(given["settings"])  # torch's own complaint comes late and as a traceback
+        os.environ[_SETTINGS_VARIABLE] = given["settings"]
+    try:
+        start_on(given["on"])
+    except NullGpuError as error:
+        if given["script"] is not None:
+            raise
+        say(f"{error} {error.hint}".strip())
+        say("Answered by rehearsal instead, on tensors that have a shape and no memory.")
+        return False
+    return True
+
+
+def predict_model(options: WorkloadOptions, devices: Devices, given: Mapping[str, Any]) -> NullPrediction:
+    """Train the model there for some steps."""
+    import torch
+
+    from tracer.runs.null_prediction import predict_workload
+
+    torch.manual_seed(given["seed"])
+    workload = options.build(torch.device("cuda", 0), device_named=True)
+    return predict_workload(workload, devices, settings=options.settings)
+
+
+def predict_script(devices: Devices, given: Mapping[str, Any]) -> NullPrediction:
+    """Run a script there until its first steps are recorded.
+
+    Raises:
+        TracerError: There is no such script, or nothing was found in it.
+    """
+    from tracer.commands.run import check_script, run_script
+    from tracer.runs.null_prediction import predict_script as predicted
+    from tracer.runs.results import is_out_of_memory
+
+    script, arguments = given["script"], given["arguments"] or []
+    check_script(script, is_module=False)
+
+    def run(profile: ScriptProfile) -> bool:
+        with redirect_stdout(sys.stderr):  # what the script prints is no part of the answer
+            return run_script(profile, script, arguments, quiet=given["quiet"], is_answer=is_out_of_memory)
+
+    answer = predicted(run, devices, settings={"script": script, "arguments": " ".join(arguments)})
+    if answer is None:
+        raise TracerError(f"{script} ended without a step that could be recorded.", hint="What it printed says why.")
+    return answer
+
+
+def with_need(prediction: NullPrediction, rehearsed: Callable[[], Prediction]) -> NullPrediction:
+    """Where it does not fit, with what it would reserve if memory had no end, as a rehearsal says."""
+    if prediction.fits:
+        return prediction
+    return replace(prediction, needed_bytes=rehearsed().unlimited.peak_reserved_bytes)
+
+
+def write_files(prediction: NullPrediction, given: Mapping[str, Any], advice: AdviceReport | None) -> None:
+    """The files of a run, as far as nothing has to be computed for them."""
+    from tracer.runs.outputs import Written, write_outputs, written_lines
+
+    def tell(written: Written) -> None:
+        if not given["quiet"]:
+            for line in written_lines(written):
+                say(line)
+
+    written = write_outputs(replace(prediction.results, advice=advice), given["save_dir"], tell=tell)
+    for each in written:
+        if each.error is not None and not isinstance(each.error, MissingPackageError):
+            raise each.error
+
+
+def print_answer(
+    prediction: NullPrediction,
+    largest: LargestBatch | None,
+    advice: AdviceReport | None,
+    *,
+    as_json: bool,
+    top: int,
+) -> None:
+    """The answer on stdout."""
+    from tracer.exporters.json_documents.advice import advice_values
+    from tracer.exporters.screen.advice import print_advice
+    from tracer.exporters.screen.text import say as print_line
+    from tracer.null_gpu.cards import CONTEXT_BYTES
+    from tracer.runs.null_prediction_words import null_prediction_json, print_null_prediction
+    from tracer.runs.prediction_words import largest_json, largest_words
+
+    with screen() as console:
+        if as_json:
+            document = null_prediction_json(prediction) | ({} if largest is None else largest_json(largest))
+            document |= {} if advice is None else {"advice": advice_values(advice, computed=False)}
+            console.print(json.dumps(document, indent=1), soft_wrap=True, markup=False)
+            return
+        print_null_prediction(prediction, console, top=top)
+        if advice is not None:
+            print_advice(advice, console, context_bytes=CONTEXT_BYTES)
+        if largest is not None:
+            print_line(console)
+            print_line(console, f"{largest_words(largest)} That is by rehearsal.")

@@ -1,0 +1,179 @@
+"""Every value of the device that the program read: by line and operator, with what it was and how it is known."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from tracer.errors import TracerError
+from tracer.null_gpu.values.known_ranges import Known
+
+_NOT_THE_PROGRAM = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.sep}", "<frozen")
+"""Files whose frames are passed over on the way to the line that reads."""
+
+Answer = float | int | bool
+
+
+class EndlessLoopError(TracerError):
+    """A loop that waits for a device value to change does not end where nothing is computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the program; empty and 0 where no Python called."""
+
+    file: str = ""
+    number: int = 0
+    function: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRead:
+    """What one line read from the device with one operator.
+
+    Attributes:
+        line: Innermost line outside torch.
+        operator: Such as `aten::nonzero`.
+        count: How often.
+        value: The last one, as text; of an operator that decides a size, that size.
+        known: Of the worst known of them.
+        answered: Whether the value was given from outside.
+        decides_size: Whether the value was the size of a result.
+        num_empty: How many of those results were empty.
+    """
+
+    line: Line
+    operator: str
+    count: int
+    value: str
+    known: Known
+    answered: bool
+    decides_size: bool
+    num_empty: int
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """When a program that goes on reading is ended.
+
+    Attributes:
+        max_reads: Of one line with one operator.
+        max_seconds: From the first read of the program to any later one; None for no such limit.
+    """
+
+    max_reads: int = 1_000_000
+    max_seconds: float | None = None
+
+
+class ReadLog:
+    """The values that the program has read so far, and those that were given for lines of it."""
+
+    def __init__(self, answers: Mapping[tuple[str, int], Answer], guard: Guard) -> None:
+        """Begin with nothing read.
+
+        Args:
+            answers: Values by file and line number; the file may be the end of a path.
+            guard: What ends a loop without end.
+        """
+        self._answers = dict(answers)
+        self._guard = guard
+        self._reads: dict[tuple[Line, str], DeviceRead] = {}
+        self._first: float | None = None
+
+    def reads(self) -> tuple[DeviceRead, ...]:
+        """What was read so far, in the order in which it was first read."""
+        return tuple(self._reads.values())
+
+    def answer(self) -> Answer | None:
+        """The value that was given for the line that reads now, or for one that called it."""
+        if not self._answers:
+            return None
+        for line in _program_lines():
+            for (file, number), value in self._answers.items():
+                if line.number == number and _is_file(line.file, file):
+                    return value
+        return None
+
+    def note(self, operator: str, value: str, known: Known, *, answered: bool = False, size: int | None = None) -> None:
+        """Enter a read.
+
+        Args:
+            operator: Such as `aten::nonzero`.
+            value: As text.
+            known: How the value is known.
+            answered: Whether it was given from outside.
+            size: The size that was decided, if it was one.
+
+        Raises:
+            EndlessLoopError: The same line has read too often, or the program has read for too long.
+        """
+        line = next(_program_lines(), Line())
+        before = self._reads.get((line, operator))
+        self._reads[line, operator] = read = DeviceRead(
+            line=line,
+            operator=operator,
+            count=1 + (before.count if before else 0),
+            value=value,
+            known=min(known, before.known) if before else known,
+            answered=answered or (before is not None and before.answered),
+            decides_size=size is not None,
+            num_empty=(before.num_empty if before else 0) + (size == 0),
+        )
+        self._end_endless(read)
+
+    def _end_endless(self, read: DeviceRead) -> None:
+        now = time.monotonic()
+        self._first = self._first if self._first is not None else now
+        where = f"{read.line.file}:{read.line.number}"
+        hint = f"Give the value that ends it: --answer {Path(read.line.file).name}:{read.line.number}=VALUE."
+        if read.count >= self._guard.max_reads:
+            raise EndlessLoopError(
+                f"{where} has read a value of the null GPU {read.count:,} times, which looks like a loop without end.",
+                hint=hint,
+            )
+        if self._guard.max_seconds is not None and now - self._first > self._guard.max_seconds:
+            raise EndlessLoopError(
+                f"The program has read values of the null GPU for {self._guard.max_seconds:,.0f} s, last in {where}.",
+                hint=hint,
+            )
+
+
+def parse_answer(text: str) -> tuple[tuple[str, int], Answer]:
+    """`train.py:12=0.5` as file, line and value.
+
+    Raises:
+        TracerError: It is not of that form.
+    """
+    place, equals, value = text.rpartition("=")
+    file, colon, number = place.rpartition(":")
+    if equals and colon and file and number.isdecimal():
+        if value in ("True", "False"):
+            return (file, int(number)), value == "True"
+        for kind in (int, float):
+            try:
+                return (file, int(number)), kind(value)
+            except ValueError:
+                continue
+    raise TracerError(f"{text!r} is not an answer.", hint="Write FILE:LINE=VALUE, such as train.py:12=0.5.")
+
+
+def _program_lines() -> Iterator[Line]:
+    """The lines outside torch that are being executed by this thread, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_NOT_THE_PROGRAM):
+            yield Line(file, frame.f_lineno, frame.f_code.co_qualname)
+        frame = frame.f_back
+
+
+def _is_file(path: str, wanted: str) -> bool:
+    parts = Path(wanted).parts
+    return Path(path).parts[-len(parts) :] == parts

@@ -1,0 +1,303 @@
+"""Kernels in front of torch's own for CUDA: torch's runs first and allocates, then values are computed.
+
+They are registered with the dispatcher, below autograd and compilation: threads of autograd come by, compiled code
+stays compiled, and what C++ calls inside an operator comes by as well.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from tracer.capture import torch_private
+from tracer.null_gpu.values.compute import Compute
+from tracer.null_gpu.values.device_bytes import extent, host_view
+from tracer.null_gpu.values.device_reads import ReadLog
+from tracer.null_gpu.values.device_values import LARGE_BYTES, MEDIUM_BYTES, SMALL_BYTES, DeviceValues, is_number
+from tracer.null_gpu.values.draws import host_generator
+from tracer.null_gpu.values.known_ranges import Known
+from tracer.null_gpu.values.operators import ALLOCATIONS, UNTOUCHED, Operator, operator_named, packet_name, tensors_of
+from tracer.null_gpu.values.sizes import SIZED, SizedResults
+
+Kernel = Callable[..., Any]
+NAMESPACES = frozenset({"aten", "torchvision"})
+"""Whose operators are looked at; those of others are made of them, or leave floats that nobody has written."""
+
+
+_MADE_OF_OTHERS = ("aten::copy_", "aten::_is_all_true")
+"""Operators without a kernel for CUDA that get one all the same."""
+
+
+class _Calls(threading.local):
+    """The operators that are running on this thread, outermost first."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.written: list[frozenset[int]] = []
+        self.size: int | None = None
+
+
+class Kernels:
+    """The kernels in place of torch's, until `remove`."""
+
+    def __init__(self, values: DeviceValues, log: ReadLog, answer_reads: Callable[[int | None], None]) -> None:
+        """Replace those of all operators that torch has loaded by now.
+
+        Args:
+            values: The values in device memory.
+            log: Where reads are entered.
+            answer_reads: Tells the device what an operator's own small reads shall find, until None is told.
+        """
+        self.values, self.log, self.compute = values, log, Compute(values)
+        self._sized = SizedResults(values, log, self.compute, answer_reads)
+        self._calls = _Calls()
+        self._replaced: set[str] = set()
+        self._libraries: dict[str, Any] = {}
+        self._special: dict[str, Callable[[str, Kernel], Kernel]] = {
+            "_local_scalar_dense": self._item,
+            "copy_": self._copy,
+            "resize_": self._resize,
+            "_is_all_true": self._check,
+            "_amp_foreach_non_finite_check_and_unscale_": self._found_inf,
+            **dict.fromkeys(ALLOCATIONS, self._allocation),
+            **dict.fromkeys(SIZED, self._sizing),
+        }
+        self.replace((*torch_private.operators_with_kernel("CUDA"), *_MADE_OF_OTHERS))
+
+    def replace(self, names: Iterable[str]) -> None:
+        """Put a kernel in front of those operators' own, once."""
+        for name in names:
+            namespace, short = name.partition("::")[0], packet_name(name)
+            if namespace not in NAMESPACES or short in UNTOUCHED or name in self._replaced:
+                continue
+            self._replaced.add(name)
+            kernel = self._special.get(short, self._general)(name, torch_private.device_kernel(name, "CUDA"))
+            if namespace not in self._libraries:
+                self._libraries[namespace] = torch_private.kernel_library(namespace)
+            torch_private.add_kernel(self._libraries[namespace], name.partition("::")[2], kernel, "CUDA")
+
+    def replace_new(self) -> None:
+        """The same for operators of a library that was loaded since."""
+        self.replace(torch_private.operators_with_kernel("CUDA"))
+
+    def remove(self) -> None:
+        """Leave torch's own kernels."""
+        for library in self._libraries.values():
+            torch_private.remove_library(library)
+        self._libraries.clear()
+        self._replaced.clear()
+
+    # ------------------------------------------------------------------------------------------------ kernels by kind
+    def _general(self, name: str, original: Kernel) -> Kernel:
+        calls, forget = self._calls, self.values.ranges.forget
+        operator: Operator | None = None
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            nonlocal operator
+            operator = operator or operator_named(name)
+            if any(not isinstance(value, torch.Tensor) for value in args[: len(operator.tensors)]):
+                with torch_private.BelowOperators():
+                    args, kwargs = operator.with_tensors(args, kwargs)
+            generator = self._generator(operator, args, kwargs) if operator.random else None
+            written = operator.written_tensors(args, kwargs)
+            calls.names.append(name)
+            calls.written.append(
+                frozenset(tensor.data_ptr() for tensor in written) if operator.computed else frozenset()
+            )
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                calls.names.pop()
+                calls.written.pop()
+            if isinstance(result, torch.Tensor):
+                if result.layout is not torch.strided:
+                    return result
+                if is_number(result) and result.nbytes > MEDIUM_BYTES:
+                    forget(*extent(result))
+                    return result
+                outputs = [result]
+            elif isinstance(result, list | tuple):
+                outputs = tensors_of((result,))
+            elif result is None:
+                outputs = written
+            else:
+                return self._scalar(operator, args, kwargs, result)
+            if not self._is_for_the_caller(written):
+                with torch_private.BelowOperators():
+                    self.compute.results(operator, args, kwargs, outputs, generator)
+            return result
+
+        return kernel
+
+    def _is_for_the_caller(self, written: list[torch.Tensor]) -> bool:
+        """Whether an operator that runs now will compute what this one has written, after its own start."""
+        around = self._calls.written
+        return bool(around and written) and any(
+            tensor.data_ptr() in pointers for pointers in around for tensor in written
+        )
+
+    def _generator(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator | None:
+        if operator.generator is None:
+            return None
+        given = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)), None)
+        device = next((tensor.device for tensor in tensors_of((*args, *kwargs.values()))), None)
+        with torch_private.BelowOperators():
+            return host_generator(device or torch.device("cuda", torch.cuda.current_device()), given)
+
+    def _scalar(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        """A value that an operator returns as a number of Python, such as `equal`."""
+        if type(result) not in (bool, int, float, complex) or not operator.computed:
+            return result
+        with torch_private.BelowOperators():
+            computed, known = self.compute.number(operator, args, kwargs)
+        result = result if computed is None else computed
+        if not self._calls.names:
+            answer = self.log.answer()
+            result = result if answer is None else type(result)(answer)
+            self.log.note(operator.name, str(result), known, answered=answer is not None)
+        return result
+
+    def _allocation(self, name: str, original: Kernel) -> Kernel:
+        forget = self.values.ranges.forget
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            forget(*extent(result))
+            return result
+
+        return kernel
+
+    def _resize(self, name: str, original: Kernel) -> Kernel:
+        def kernel(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            before, at = extent(tensor), tensor.data_ptr()
+            known = self.values.ranges.known(*before)
+            result = original(tensor, *args, **kwargs)
+            if tensor.data_ptr() != at:
+                self.values.forget([tensor])
+                if known != Known.UNKNOWN and before[1] - before[0] <= MEDIUM_BYTES and at:
+                    ctypes.memmove(tensor.data_ptr(), at, min(before[1] - before[0], tensor.nbytes))
+                    self.values.ranges.note(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, known)
+            return result
+
+        return kernel
+
+    def _item(self, name: str, original: Kernel) -> Kernel:
+        def kernel(tensor: torch.Tensor) -> Any:
+            original(tensor)
+            if self._sized.pending is not None:
+                return self._sized.pending
+            with torch_private.BelowOperators():
+                values, known = self.values.read(tensor)
+                value = values.item()
+            if not self._calls.names:
+                answer = self.log.answer()
+                value = value if answer is None else type(value)(answer)
+                self.log.note(name, str(value), known, answered=answer is not None)
+            return value
+
+        return kernel
+
+    def _copy(self, name: str, original: Kernel) -> Kernel:
+        def kernel(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+            original(target, source, non_blocking)
+            if target.numel() == 0 or self._is_for_the_caller([target]):
+                return target
+            with torch_private.BelowOperators():
+                if target.device.type == "cuda":
+                    self._copy_to_device(target, source)
+                elif source.device.type == "cuda":
+                    self._copy_to_host(name, target, source)
+            return target
+
+        return kernel
+
+    def _copy_to_device(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        limit = MEDIUM_BYTES if is_number(target) else LARGE_BYTES
+        on_host = source.device.type != "cuda"
+        known = Known.EXACT if on_host else self.values.known(source)
+        if target.nbytes > limit or (known == Known.UNKNOWN and source.nbytes > SMALL_BYTES):
+            self.values.forget([target])
+            return
+        values = source if on_host else self.values.read(source)[0]
+        if values.size() != target.size():
+            values = values.expand(target.size())
+        if values.dtype != target.dtype:
+            values = values.to(target.dtype)
+        self.values.write(target, values, max(known, Known.DRAWN))
+
+    def _copy_to_host(self, name: str, target: torch.Tensor, source: torch.Tensor) -> None:
+        known = self.values.known(source)
+        if known == Known.UNKNOWN and not (is_number(source) and source.nbytes <= LARGE_BYTES):
+            text = "unknown"
+        else:
+            values, known = self.values.read(source)
+            target.copy_(values)
+            text = _text(values)
+        if not self._calls.names:
+            answer = self.log.answer()
+            if answer is not None:
+                target.fill_(answer)
+            self.log.note(name, str(answer) if answer is not None else text, known, answered=answer is not None)
+
+    def _check(self, name: str, original: Kernel) -> Kernel:
+        """A check of a program's own, as distributions make of their parameters, holds for what was drawn."""
+
+        def kernel(tensor: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = original(tensor)
+            with torch_private.BelowOperators():
+                known = self.values.known(tensor)
+                if known != Known.EXACT:
+                    self.values.write(result, torch.ones((), dtype=torch.bool, device="cpu"), Known.DRAWN)
+            return result
+
+        return kernel
+
+    def _found_inf(self, name: str, original: Kernel) -> Kernel:
+        """Gradients that were not computed are finite; the scale is kept for them."""
+
+        def kernel(gradients: list[torch.Tensor], found: torch.Tensor, scale: torch.Tensor) -> None:
+            original(gradients, found, scale)
+            with torch_private.BelowOperators():
+                exact = [
+                    gradient
+                    for gradient in gradients
+                    if gradient.nbytes <= SMALL_BYTES and self.values.known(gradient) == Known.EXACT
+                ]
+                views = [host_view(gradient) for gradient in exact]
+                by = self.values.read(scale)[0]
+                if self.values.known(found) == Known.UNKNOWN:
+                    self.values.fill(found)
+                finite = all(bool(torch.isfinite(view).all()) for view in views)
+                if not finite:
+                    host_view(found).fill_(1)
+                for view in views:
+                    view.mul_(by.to(view.dtype))
+
+        return kernel
+
+    def _sizing(self, name: str, original: Kernel) -> Kernel:
+        operator: Operator | None = None
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            nonlocal operator
+            operator = operator or operator_named(name)
+            calls = self._calls.names
+            calls.append(name)
+            try:
+                return self._sized.call(operator, calls[0], original, args, kwargs)
+            finally:
+                calls.pop()
+
+        return kernel
+
+
+def _text(values: torch.Tensor) -> str:
+    """A tensor's first values."""
+    if values.numel() == 1:
+        return str(values.item())
+    shape = "x".join(str(size) for size in values.size())
+    return f"{shape} {str(values.dtype).removeprefix('torch.')}"

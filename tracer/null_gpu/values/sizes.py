@@ -1,0 +1,124 @@
+"""Operators whose values decide the size of their result: torch's own runs, told the size that it would find."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tracer.capture import torch_private
+from tracer.null_gpu.values.compute import Compute
+from tracer.null_gpu.values.device_reads import ReadLog
+from tracer.null_gpu.values.device_values import LARGE_BYTES, DeviceValues
+from tracer.null_gpu.values.known_ranges import Known
+from tracer.null_gpu.values.operators import Operator, tensors_of
+
+SIZED = frozenset({"nonzero", "_unique2", "unique_dim", "unique_consecutive", "nms"})
+
+
+class SizedResults:
+    """Runs such operators."""
+
+    def __init__(
+        self, values: DeviceValues, log: ReadLog, compute: Compute, answer_reads: Callable[[int | None], None]
+    ) -> None:
+        """See `Kernels`."""
+        self._values, self._log, self._compute, self._answer_reads = values, log, compute, answer_reads
+        self._running = _Running()
+
+    @property
+    def pending(self) -> int | None:
+        """The size that the operator that runs on this thread is told."""
+        return self._running.size
+
+    def call(
+        self,
+        operator: Operator,
+        outermost: str,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run one.
+
+        Args:
+            operator: Which.
+            outermost: Name of the operator that the program called, as `aten::index` for a `nonzero` inside it.
+            original: Torch's own kernel.
+            args: What it was called with.
+            kwargs: And by name.
+        """
+        if self._running.size is not None:  # inside another that was told its size
+            return original(*args, **kwargs)
+        results, known = self._on_host(operator, args, kwargs)
+        rows = results[0].size(_row_dimension(operator, args, kwargs)) if results else 0
+        answer = self._log.answer()
+        size = rows if answer is None else max(0, int(answer))
+        outputs = self._told(size, original, args, kwargs)
+        with torch_private.BelowOperators():
+            self._fill(tensors_of(outputs if isinstance(outputs, list | tuple) else (outputs,)), results, size, known)
+        self._log.note(outermost, str(size), known, answered=answer is not None, size=size)
+        return outputs
+
+    def _told(self, size: int, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._running.size = size
+        self._answer_reads(size)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._answer_reads(None)
+            self._running.size = None
+
+    def _on_host(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[torch.Tensor], Known]:
+        """The results on the host; none where they are not known."""
+        inputs = tensors_of((*args, *kwargs.values()))
+        if any(tensor.nbytes > LARGE_BYTES for tensor in inputs):
+            self._compute.left_out[f"{operator.name}: more than {LARGE_BYTES >> 20} MiB"] += 1
+            return [], Known.UNKNOWN
+        with torch_private.BelowOperators():
+            known = Known.EXACT
+            host_args = []
+            for value in args:
+                if isinstance(value, torch.Tensor):
+                    values, of_value = self._values.read(value)
+                    known = min(known, of_value)
+                    host_args.append(values)
+                else:
+                    host_args.append(value)
+            results = operator.call(*host_args, **{name: value for name, value in kwargs.items() if name != "out"})
+        return tensors_of(results if isinstance(results, list | tuple) else (results,)), known
+
+    def _fill(self, outputs: list[torch.Tensor], results: list[torch.Tensor], size: int, known: Known) -> None:
+        for n, output in enumerate(outputs):
+            result = results[n] if n < len(results) else None
+            if result is None or result.dim() != output.dim() or not result.numel():
+                self._leave_zeros(output)
+                continue
+            if result.size() != output.size():  # a size was given: rows come again, or are left out
+                for dimension, length in enumerate(output.size()):
+                    rows = torch.arange(length, device="cpu") % result.size(dimension)
+                    result = result.index_select(dimension, rows)
+            self._values.write(output, result, max(known, Known.DRAWN))
+
+    def _leave_zeros(self, output: torch.Tensor) -> None:
+        if output.numel() and output.nbytes <= LARGE_BYTES:
+            self._values.write(output, torch.zeros_like(output, device="cpu"), Known.DRAWN)
+
+
+class _Running(threading.local):
+    def __init__(self) -> None:
+        self.size: int | None = None
+
+
+def _row_dimension(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Along which dimension of the first result the size is that values decide."""
+    if operator.short_name == "unique_dim":
+        return int(args[1] if len(args) > 1 else kwargs["dim"])
+    if operator.short_name == "unique_consecutive":
+        dimension = args[3] if len(args) > 3 else kwargs.get("dim")
+        return int(dimension or 0)
+    return 0

@@ -1,0 +1,91 @@
+"""Values on the null GPU: on and off, and what was read meanwhile."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tracer.capture import torch_private
+from tracer.null_gpu.errors import NullGpuError
+from tracer.null_gpu.values.device_reads import Answer, DeviceRead, Guard, ReadLog
+from tracer.null_gpu.values.device_values import DeviceValues
+from tracer.null_gpu.values.kernels import Kernels
+
+_SEED = 67_280_421_310_721
+"""Of the device's generators in a program that sets none: torch would take another in each run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValuesReport:
+    """What a program on the null GPU has read of the device.
+
+    Attributes:
+        reads: By line and operator.
+        left_out: Operators whose results could not be computed, with the reason, and how often.
+        num_compiled_buffers: Buffers that compiled code has allocated: what its kernels leave there is unknown.
+    """
+
+    reads: tuple[DeviceRead, ...]
+    left_out: tuple[tuple[str, int], ...]
+    num_compiled_buffers: int
+
+
+class HostValues:
+    """Values on, from the time it is made until `close`."""
+
+    def __init__(self, answers: Mapping[tuple[str, int], Answer] | None = None, guard: Guard | None = None) -> None:
+        """Begin.
+
+        Args:
+            answers: Values to be read in lines, by file and number.
+            guard: What ends a loop without end.
+
+        Raises:
+            NullGpuError: This process does not run on the null GPU.
+        """
+        answer_reads = _answer_reads()
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.manual_seed_all(_SEED)  # a seed that the program sets comes after it
+        self._log = ReadLog(answers or {}, guard or Guard())
+        self._values = DeviceValues()
+        self._kernels = Kernels(self._values, self._log, answer_reads)
+        self._num_compiled_buffers = 0
+        self._end_watch = torch_private.watch_compiled_buffers(self._forget_compiled)
+        self._load_library = torch.ops.load_library
+        torch.ops.load_library = self._load_and_replace  # type: ignore[method-assign]
+
+    def report(self) -> ValuesReport:
+        """What was read so far."""
+        left_out = tuple(sorted(self._kernels.compute.left_out.items()))
+        return ValuesReport(self._log.reads(), left_out, self._num_compiled_buffers)
+
+    def close(self) -> None:
+        """End: torch's own kernels are called alone."""
+        torch.ops.load_library = self._load_library  # type: ignore[method-assign]
+        self._end_watch()
+        self._kernels.remove()
+
+    def _forget_compiled(self, buffer: torch.Tensor) -> None:
+        self._values.forget([buffer])
+        self._num_compiled_buffers += 1
+
+    def _load_and_replace(self, path: Any) -> None:
+        self._load_library(path)  # type: ignore[no-untyped-call]
+        self._kernels.replace_new()
+
+
+def _answer_reads() -> Callable[[int | None], None]:
+    """What tells the null GPU that small copies to the host shall find a number, on this thread."""
+    tell = getattr(ctypes.CDLL(None), "null_gpu_answer_reads", None)
+    if tell is None:
+        raise NullGpuError("This process does not run on the null GPU.", hint="Start it with --on CARD.")
+    tell.argtypes = (ctypes.c_int, ctypes.c_int64)
+
+    def answer(value: int | None) -> None:
+        tell(int(value is not None), value or 0)
+
+    return answer

@@ -1,0 +1,52 @@
+"""What is said of a run on the null GPU: that nothing was computed, and what of a real GPU's memory is not counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from tracer.analysis.profiles.findings import Findings
+from tracer.null_gpu import process
+from tracer.null_gpu.cards import CONTEXT_BYTES
+from tracer.units import format_bytes
+
+CAVEAT = "Null GPU: memory is torch's own, nothing was computed."
+NO_TIMES = "There are no times: cuda_timing.txt, run_time_report.sqlite and trace.json.gz are not written."
+
+SET_ASIDE = (
+    f"{format_bytes(CONTEXT_BYTES)} of the GPU are set aside for CUDA's context and kernels, as on a real one; no peak "
+    "has them."
+)
+
+
+def caveat_of(device: torch.device) -> str:
+    """The sentence that comes first in all that is said of a run; empty where the device computes."""
+    return CAVEAT if device.type == "cuda" and process.is_active() else ""
+
+
+def notes_of(findings: Findings | None) -> tuple[str, ...]:
+    """Sentences for a run that computed nothing: which files it lacks, what is set aside and what is not counted.
+
+    Args:
+        findings: Of the run; None if nothing was recorded.
+    """
+    return (NO_TIMES, SET_ASIDE, *_unknown(findings))
+
+
+def _unknown(findings: Findings | None) -> Iterator[str]:
+    """What a real GPU's memory holds beside, with its usual size where that is known."""
+    names = _operators(findings)
+    if any("conv" in name for name in names):
+        yield "Not counted: cuDNN's workspaces. Published convolution networks came out 13 % too low to 6 % too high."
+    if any("_fft_" in name for name in names):
+        yield "Estimated: cuFFT's scratch memory, as one copy of the spectrum; its rule is not published."
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        yield "Not counted: NCCL's buffers, 0.1 to 2 GiB of a process, beside torch's memory."
+
+
+def _operators(findings: Findings | None) -> set[str]:
+    if findings is None:
+        return set()
+    recordings = [cycle.recording for cycle in findings.cycles]
+    return {one.strings[name] for one in recordings for name in set(one.ops.name.tolist())}
