@@ -104,7 +104,7 @@ def test_the_json_has_the_promised_keys(tmp_path: Path) -> None:
     )
     shown = json.loads(snapshot_json(explain_snapshot(loaded), file="s"))
     (device,) = shown["devices"]
-    assert list(shown)[5:] == ["file", "notes", "worst_device", "devices"]
+    assert list(shown)[6:] == ["file", "notes", "worst_device", "devices"]
     assert list(device) == [
         "device",
         "entries",
