@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import tracer
 from tracer.capture.values_read import LeftOut, ValueRead, ValuesRead
 from tracer.null_gpu import process
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from tracer.null_gpu.values.device_reads import DeviceRead
     from tracer.null_gpu.values.switch import HostValues, ValuesReport
 
-_HERE = str(Path(tracer.__file__).parent)
+_OURS = Path(__file__).parents[1]
 
 _switched_on: list[HostValues] = []
 """Kernels are replaced for the whole process, so that there is one of these or none."""
@@ -59,7 +58,7 @@ def read_by_program(report: ValuesReport) -> ValuesRead:
 
 
 def _is_ours(file: str) -> bool:
-    return Path(file).is_relative_to(_HERE)
+    return Path(file).is_relative_to(_OURS)
 
 
 def _value_read(read: DeviceRead) -> ValueRead:
