@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -35,6 +36,8 @@ from tracer.analysis.kinds import Evidence, Kind
 from tracer.analysis.profiles.compiled_words import compiled_sentences
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.analysis.profiles.peak_rows import origin_of
+from tracer.capture.profiler.event_tree import read_recording
+from tracer.capture.recording import Recording
 from tracer.runs.session import Schedule
 
 Batch = tuple[Tensor, ...]
@@ -305,13 +308,21 @@ def _saved_by_compiled(loss: Tensor) -> Iterator[Tensor]:
 def trained(program: Program, call: LossOf, folder: Path) -> tuple[Steps, Any, list[Any]]:
     """The program's steps, the session that saw them, and the profiler's recordings."""
     steps = Steps(program, call)
-    with profile_training(
-        program.model, program.optimizer, save_dir=folder, schedule=SCHEDULE, keep_recording=True
-    ) as session:
+    results: list[Any] = []  # a session lets go of each as soon as it has read it
+
+    def read_and_keep(result: Any) -> Recording:
+        results.append(result)
+        return read_recording(result)
+
+    with (
+        mock.patch("tracer.timeline_tracer.read_recording", read_and_keep),
+        profile_training(
+            program.model, program.optimizer, save_dir=folder, schedule=SCHEDULE, keep_recording=True
+        ) as session,
+    ):
         for _ in range(SCHEDULE.num_steps):
             steps()
             session.step()
-        results = [cycle.results for cycle in session._tracer._kept]
     assert session.fault is None, session.fault
     assert session.results is not None and session.results.findings is not None
     return steps, session, results

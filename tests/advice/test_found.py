@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tracer.advice.found import found_in, found_sentence
+from tracer.advice.found import found_in, found_sentence, large
 from tracer.advice.recommendation import Recommendation
 from tracer.analysis.profiles.waste import Waste, WasteKind
 from tracer.units import MIB
@@ -47,3 +47,9 @@ def test_the_lines_to_paste_are_python(kind: WasteKind, path: str, device: str) 
 def test_an_attribute_is_assigned_as_one() -> None:
     (found,) = found_in([replace(waste(WasteKind.TENSORS), path="self.cache[...]")], device="cpu")
     assert found.lines[0].startswith("self.cache = ")
+
+
+def test_a_twentieth_of_the_peak_is_told_without_being_asked_for() -> None:
+    (found,) = found_in([waste(WasteKind.GRADIENTS)], device="cpu")
+    rows = [replace(found, bytes=size) for size in (49, 50, 51)]
+    assert [row.bytes for row in large(rows, 1000)] == [50, 51]

@@ -173,5 +173,7 @@ def test_ctrl_c_while_files_are_written(kept: Path, tmp_path: Path, monkeypatch:
     )
     code, out, err = run("report", kept, "--save-dir", tmp_path)
     assert (code, out) == (1, "")
-    assert err.splitlines()[-1].startswith("Error: Interrupted while writing: wrote max_mem.txt; not written: ")
-    assert names_in(tmp_path) == {"max_mem.txt"}
+    assert err.splitlines()[-1].startswith(
+        "Error: Interrupted while writing: wrote max_mem.txt, recording.npz; not written: "
+    )
+    assert names_in(tmp_path) == {"max_mem.txt", "recording.npz"}

@@ -34,9 +34,12 @@ def layer_norm_of_permuted() -> None:
     F.layer_norm(torch.randn(8, 16, 32).permute(0, 2, 1), (16,))
 
 
-def layer_norm_of_many_rows() -> None:
-    x, weight, bias = torch.randn(70_000, 64), leaf(64), leaf(64)
-    F.layer_norm(x, (64,), weight, bias).backward(torch.randn(70_000, 64))
+def layer_norm_of_rows(number: int) -> Step:
+    def step() -> None:
+        x, weight, bias = torch.randn(number, 64), leaf(64), leaf(64)
+        F.layer_norm(x, (64,), weight, bias).backward(torch.randn(number, 64))
+
+    return step
 
 
 def embedding(number: int) -> Step:
@@ -56,12 +59,12 @@ def sorting(*shape: int) -> Step:
     return lambda: torch.sort(torch.randn(*shape), -1)
 
 
-def attention(dtype: torch.dtype, key_heads: int = 2) -> Step:
+def attention(dtype: torch.dtype, key_heads: int = 2, width: int = 40) -> Step:
     def step() -> None:
-        query = leaf(3, 2, 100, 40, dtype=dtype)
-        key, value = leaf(3, key_heads, 100, 40, dtype=dtype), leaf(3, key_heads, 100, 40, dtype=dtype)
+        query = leaf(3, 2, 100, width, dtype=dtype)
+        key, value = leaf(3, key_heads, 100, width, dtype=dtype), leaf(3, key_heads, 100, width, dtype=dtype)
         out = F.scaled_dot_product_attention(query, key, value)
-        out.backward(torch.randn(3, 100, 2, 40, dtype=dtype).transpose(1, 2))
+        out.backward(torch.randn(3, 100, 2, width, dtype=dtype).transpose(1, 2))
 
     return step
 
@@ -86,13 +89,19 @@ def bias_sum() -> None:
     torch.randn(1 << 16, 64).sum(0)
 
 
+def sum_of_columns(number: int) -> Step:
+    return lambda: torch.randn(2048, number).sum(0)
+
+
 # What each rule adds in all, piece by piece: (rule, step, its pieces in bytes).
 CASES: dict[str, tuple[str, Step, list[int]]] = {
     # forward a, b [4, 32]; backward ds, db [4, 32], c2, c3 [4, 8], c1 [4, 32]
     "group norm": ("group-norm", group_norm, [512, 512, 512, 512, 128, 128, 512]),
     "layer norm, copied": ("layer-norm", layer_norm_of_permuted, [8 * 32 * 16 * FLOAT]),
     # 64 columns are 2 blocks; 70,000 rows in sums of 32 are 2,188 rows, below the limit of 16,384
-    "layer norm, partial sums": ("layer-norm", layer_norm_of_many_rows, [2188 * 64 * FLOAT] * 2),
+    "layer norm, partial sums": ("layer-norm", layer_norm_of_rows(70_000), [2188 * 64 * FLOAT] * 2),
+    "layer norm, 65,536 rows": ("layer-norm", layer_norm_of_rows(65_536), []),
+    "layer norm, one more": ("layer-norm", layer_norm_of_rows(65_537), [2049 * 64 * FLOAT] * 2),
     "embedding, few indices": ("embedding-backward", embedding(3072), []),
     "embedding, many indices": (
         "embedding-backward", embedding(3073), [3073 * INDEX] * 6 + [3073 * 16 * FLOAT],
@@ -113,6 +122,13 @@ CASES: dict[str, tuple[str, Step, list[int]]] = {
     "flash backward": (
         "flash-backward", attention(torch.bfloat16), [3 * 2 * 128 * FLOAT, 3 * 128 * 2 * 64 * FLOAT],
     ),
+    # up to a width of 128 in steps of 32, beyond of 64
+    "flash backward, 96 wide": (
+        "flash-backward", attention(torch.bfloat16, width=96), [3 * 2 * 128 * FLOAT, 3 * 128 * 2 * 96 * FLOAT],
+    ),
+    "flash backward, 136 wide": (
+        "flash-backward", attention(torch.bfloat16, width=136), [3 * 2 * 128 * FLOAT, 3 * 128 * 2 * 192 * FLOAT],
+    ),
     "efficient backward": (
         "efficient-backward", attention(torch.float32), [3 * 2 * 100 * 40 * FLOAT] + [3 * 2 * 100 * FLOAT] * 2,
     ),
@@ -124,6 +140,12 @@ CASES: dict[str, tuple[str, Step, list[int]]] = {
     # 64 results, 4 to a thread: 16 threads across and 8 down with 65,536 / 8 = 8,192 values each; 8,192 / 16 = 512
     # blocks, fewer than 108 x 2,048 / 128 that can run: a sum for each of 16 x 4 lanes of each of 64 results
     "sum of columns": ("reduction", bias_sum, [64 * 512 * 64 * FLOAT, FLOAT]),
+    # Blocks of 32 threads across and 4 down, each of 4 results and 2,048 / 4 = 512 values: 108 x 2,048 / 128 = 1,728
+    # can run. As many are needed for 1,728 x 128 results, and 512 / 256 = 2 share each; more are not shared.
+    "sum of as many columns as run at once": (
+        "reduction", sum_of_columns(1728 * 128), [1728 * 128 * 2 * 128 * FLOAT, 1728 * FLOAT],
+    ),
+    "sum of more columns": ("reduction", sum_of_columns(1728 * 128 + 4), []),
 }  # fmt: skip
 
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.training_steps import record
+from tracer.analysis.compiled.origins import CompiledOrigins
 from tracer.analysis.kinds import Kind
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.attribution import Phase
+from tracer.analysis.profiles.block_facts import facts_of
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
 from tracer.capture.objects.known_storages import KnownStorages, Role, StorageObserver, input_tensors
 from tracer.capture.profiler.event_tree import read_recording
@@ -253,3 +258,33 @@ def test_the_model_itself_goes_by_its_class() -> None:
         model.zero_grad()
 
     assert set(findings(step, model=model).attribution.modules) == {"Features", "head"}
+
+
+class WithUnused(nn.Module):
+    """A layer, and a weight that no operator is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.unused = nn.Linear(32, 8), nn.Parameter(torch.randn(300, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("has_compiled", [False, True])
+def test_what_no_operator_uses_is_over_unless_compiled_code_may_use_it(has_compiled: bool) -> None:
+    """What compiled code reads, no operator reads."""
+    model = WithUnused()
+
+    def step() -> None:
+        model(torch.randn(16, 32)).square().mean().backward()
+        model.zero_grad()
+
+    cycle = findings(step, model=model)
+    recording = cycle.recording
+    none = np.full(len(recording.allocations.time_ns), -1, np.int64)
+    attribution = replace(cycle.attribution, origins=CompiledOrigins((), none, none) if has_compiled else None)
+    columns = (recording, cycle.categories, attribution, cycle.lifetimes, cycle.blocks.torch_category)
+    table = facts_of(*columns, None, int(recording.allocations.time_ns[-1]))
+    unused = cycle.blocks.size_bytes == 300 * 32 * 4
+    assert table.is_over[unused].tolist() == [not has_compiled]

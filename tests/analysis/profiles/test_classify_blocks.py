@@ -156,6 +156,11 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             ({**BEFORE, "is_made_unseen": True}, Kind.UNKNOWN),
             # torch takes what another thread has made for an input.
             ({**BEFORE, "is_made_unseen": True, **INPUT}, Kind.UNKNOWN),
+            # It was made during the recording: no weight of a model from before.
+            (
+                {**BEFORE, "is_made_unseen": True, "category": Category.PARAMETER, "names_no_parameter": True},
+                Kind.UNKNOWN,
+            ),
             ({**BEFORE, "is_made_unseen": True, "category": Category.GRADIENT, "is_listed": True}, Kind.UNKNOWN),
             ({**BEFORE, "is_made_unseen": True, "is_taken_over_by_compiled": True}, Kind.UNKNOWN),
             ({**BEFORE, "is_made_unseen": True, "is_recomputed_by_compiled": True}, Kind.UNKNOWN),

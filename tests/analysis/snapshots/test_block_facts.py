@@ -7,15 +7,17 @@ from pathlib import Path
 from tests.analysis.snapshots.test_findings import (
     BACKWARD,
     BASE,
+    ENGINE,
     FORWARD,
     FREE_BACKWARD,
     IN_STEP,
     MAIN,
+    MALLOC,
     MODEL,
     ZERO,
     load,
 )
-from tests.snapshot.dumps import Row, block, entry, freed, segment, snapshot
+from tests.snapshot.dumps import Row, block, entry, frame, freed, segment, snapshot
 from tracer.analysis.snapshots.block_facts import BlockFacts, DevicePhases, facts_of
 from tracer.analysis.snapshots.sites import Sites
 from tracer.snapshot.replay import replay
@@ -81,3 +83,12 @@ def test_two_steps_are_long(tmp_path: Path) -> None:
 def test_an_empty_recording(tmp_path: Path) -> None:
     held = facts(tmp_path / "s", [], [segment(BASE, 4096, [block(BASE, 5)])])[BASE]
     assert held.is_before and held.is_at_end and not held.has_only_forward
+
+
+def test_what_backward_makes_in_a_constructor_is_not_the_constructors(tmp_path: Path) -> None:
+    """A program's `__init__` that trains a step: what the engine makes below it is no parameter of the object."""
+    constructor = frame("__init__", "/home/me/model.py", 3)
+    for name, frames, is_found in (("own", [MALLOC], True), ("engine", [MALLOC, ENGINE], False)):
+        made = entry("alloc", BASE, 5, frames=[*frames, constructor, MAIN])
+        found = facts(tmp_path / name, [made], [segment(BASE, 4096, [block(BASE, 5)])])[BASE]
+        assert (found.constructor[0] >= 0) == is_found

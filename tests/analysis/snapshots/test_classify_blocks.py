@@ -105,7 +105,13 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
     (
         Evidence.STEP_STACK_BEFORE,
         Kind.OPTIMIZER_STATE,
-        [{**STEP, **BEFORE}, {**STEP, **BEFORE, **GONE, "freed_in_step": True}],
+        [
+            {**STEP, **BEFORE},
+            {**STEP, **BEFORE, **GONE, "freed_in_step": True},
+            # An optimizer that keeps state in a tensor's .grad: what it made is its own.
+            {**STEP, **BEFORE, **GONE, "grad_was_set": True},
+            {**STEP, **BEFORE, **GONE, "freed_by_zero_grad": True},
+        ],
     ),
     (
         Evidence.RELEASED_BY_AUTOGRAD,

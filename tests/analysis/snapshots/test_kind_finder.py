@@ -273,3 +273,18 @@ class TestPythonAlone:
         groups = explain(tmp_path / "s", trace, [segment(BASE, 64 * MIB, blocks)]).peak.groups
         kinds = {group.site.line: group.kind for group in groups}
         assert (kinds[64], kinds[70]) == ("parameter", "optimizer state")
+
+    @pytest.mark.parametrize(("num_assignments", "kind"), [(4, "parameter"), (5, "optimizer state")])
+    def test_at_most_four_assignments_in_a_step_are_followed(
+        self, tmp_path: Path, num_assignments: int, kind: str
+    ) -> None:
+        """Each makes the new one and lets go of the one before; the last stays."""
+        trace: list[Row] = [entry("alloc", BASE, 3 * MIB, frames=[APPLY, MAIN])]
+        for number in range(num_assignments):
+            frames = [frame("step", "/home/me/optimizer.py", 60 + number), *PYTHON_STEP]
+            trace.append(entry("alloc", BASE + 8 * MIB * (number + 1), 3 * MIB, frames=frames))
+            trace += freed(BASE + 8 * MIB * number, 3 * MIB, frames=frames)
+        trace.append(entry("alloc", BASE + 56 * MIB, 7 * MIB, frames=PYTHON_FORWARD))
+        blocks = [block(BASE + 8 * MIB * num_assignments, 3 * MIB), block(BASE + 56 * MIB, 7 * MIB)]
+        groups = explain(tmp_path / "s", trace, [segment(BASE, 64 * MIB, blocks)]).peak.groups
+        assert {group.site.line: group.kind for group in groups}[59 + num_assignments] == kind
