@@ -2,28 +2,60 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tracer.analysis.kinds import Evidence, Kind
-from tracer.analysis.rules import Rule, first_that_holds
+from tracer.analysis.rules import OR, Rule, all_hold, first_that_holds
+from tracer.arrays import Bools, Ints
 
-Facts = list[int]  # one number a block
+
+@dataclass(frozen=True)
+class Numbers:
+    """One number from 0 to 9 a block, and a column of truths for each: whether it is this one."""
+
+    number: Ints
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    def __getattr__(self, name: str) -> Bools:
+        return np.asarray(self.number == int(name.removeprefix("is_")), np.bool_)
 
 
-def holds_for(*numbers: int) -> Rule[Facts]:
+def numbers(*values: int) -> Numbers:
+    return Numbers(np.array(values, np.int64))
+
+
+def holds_for(*values: int) -> Rule:
     """A rule that names blocks of these numbers by the kind of the first one."""
-    return Rule(Evidence(numbers[0]), Kind(numbers[0]), lambda facts: np.isin(facts, numbers))
+    return Rule(Evidence(values[0]), Kind(values[0]), (OR.join(f"is_{value}" for value in values),))
+
+
+@pytest.mark.parametrize(
+    ("conditions", "found"),
+    [
+        ((), [1, 2, 3]),
+        (("is_2",), [2]),
+        (("not is_2",), [1, 3]),
+        (("is_2 or is_3",), [2, 3]),
+        (("is_2 or is_3", "not is_3"), [2]),
+        (("not is_2 or not is_3",), [1, 2, 3]),
+        (("is_1", "is_2"), []),
+    ],
+)
+def test_conditions(conditions: tuple[str, ...], found: list[int]) -> None:
+    blocks = numbers(1, 2, 3)
+    assert blocks.number[all_hold(conditions, blocks)].tolist() == found
 
 
 def test_the_first_that_holds_decides() -> None:
-    rules = [
-        holds_for(1, 2),
-        holds_for(3, 2, 1),
-        Rule(Evidence(5), lambda facts: np.asarray(facts), lambda f: np.isin(f, 6)),
-    ]
-    kind, evidence = first_that_holds(rules, [2, 3, 6, 7], otherwise=Evidence.OUTSIDE)
+    rules = [holds_for(1, 2), holds_for(3, 2, 1), Rule(Evidence(5), "number", ("is_6",))]
+    kind, evidence = first_that_holds(rules, numbers(2, 3, 6, 7), otherwise=Evidence.OUTSIDE)
     assert kind.tolist() == [1, 3, 6, Kind.UNKNOWN]
     assert evidence.tolist() == [1, 3, 5, Evidence.OUTSIDE]
 
@@ -32,8 +64,9 @@ def test_the_first_that_holds_decides() -> None:
     st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3), max_size=5),
     st.lists(st.integers(0, 9), max_size=8),
 )
-def test_like_a_loop(numbers: list[list[int]], facts: list[int]) -> None:
-    kind, evidence = first_that_holds([holds_for(*each) for each in numbers], facts, otherwise=Evidence.UNPROVED)
-    first = [next((each[0] for each in numbers if one in each), None) for one in facts]
-    assert kind.tolist() == [Kind.UNKNOWN if one is None else one for one in first]
-    assert evidence.tolist() == [Evidence.UNPROVED if one is None else one for one in first]
+def test_like_a_loop(wanted: list[list[int]], blocks: list[int]) -> None:
+    rules = [holds_for(*values) for values in wanted]
+    kind, evidence = first_that_holds(rules, numbers(*blocks), otherwise=Evidence.UNPROVED)
+    first = [next((values[0] for values in wanted if block in values), None) for block in blocks]
+    assert kind.tolist() == [Kind.UNKNOWN if number is None else number for number in first]
+    assert evidence.tolist() == [Evidence.UNPROVED if number is None else number for number in first]

@@ -19,9 +19,11 @@ import tracer
 from tracer.capture.objects.known_storages import Role
 from tracer.errors import OutputError, TracerError
 from tracer.runs import outputs
+from tracer.runs.script_run import ScriptTraining, ScriptWatch
 from tracer.runs.session import Schedule
 from tracer.runs.termination import Terminated, WritingInterrupted
 from tracer.runs.training import Screen, TrainingProfile, profile_training
+from tracer.runs.watch import TrainingWatch
 
 SHORT = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=1)
 
@@ -57,6 +59,21 @@ def test_the_files_are_there_when_the_block_ends(tmp_path: Path) -> None:
     assert session.results.findings.worst.peak.peak_bytes == peak["peak_bytes"]
     assert session.results.unused_parameters == ()
     assert {each.path.name for each in session.written} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_an_optimizer_of_another_model_is_said_at_the_beginning_and_not_of_a_script(tmp_path: Path) -> None:
+    (model, own), (_, other) = net(), net()
+    sentence = "AdamW updates none of the 4 parameters of the model"
+    for begin in (TrainingProfile, TrainingWatch):
+        with pytest.warns(UserWarning, match=sentence) as warned:
+            begin(model, other, save_dir=tmp_path)
+        assert [warning.filename for warning in warned] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TrainingProfile(model, own, save_dir=tmp_path)
+        ScriptTraining(model, other, save_dir=tmp_path)
+        ScriptWatch(model, other, save_dir=tmp_path)
+        TrainingProfile(model.requires_grad_(False), other, save_dir=tmp_path)  # such as latents of a fixed model
 
 
 def test_the_models_input_is_found_by_itself(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -265,6 +265,22 @@ class Bookkeeper:
         for value in gc.get_objects():
             if issubclass(type(value), Tensor):
                 self._see(value, "(alive)", made=False)
+
+    def look_into_graphs(self) -> None:
+        """Enter what the graphs of Python's tensors saved for backward, of which Python need not have an object."""
+        roots = [value.grad_fn for value in gc.get_objects() if issubclass(type(value), Tensor)]
+        waiting, seen = [node for node in roots if node is not None], set[Any]()
+        while waiting:
+            node = waiting.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            waiting += [before for before, _ in node.next_functions if before is not None]
+            for name in dir(node):
+                if name.startswith("_saved_"):
+                    with suppress(RuntimeError):  # let go of, or written to since
+                        for tensor in tensors_in(getattr(node, name)):
+                            self._see(tensor, "(saved)", made=True)
 
     # ---- threads -----------------------------------------------------------------------------------------------------
     @contextmanager

@@ -155,7 +155,8 @@ def run_counted(name: str) -> tuple[int, int]:
 
     They begin with the recorded steps, for which the bookkeeper leaves: some operators allocate more where a dispatch
     mode looks on. It has entered what is there by then, and still sees what of it goes. What is compiled is never
-    looked on: of what is there, the garbage collector knows.
+    looked on: of what is there, the garbage collector knows. Before further recordings it is asked for what the graphs
+    saved as well.
     """
     book, kept = Bookkeeper(saves=False), list[Any]()
     is_compiled = entry_of(name).provable is Provable.EAGER_TWIN
@@ -168,6 +169,8 @@ def run_counted(name: str) -> tuple[int, int]:
         def before_step(index: int) -> None:
             if index == first_recorded(0):
                 watching.close()
+            elif index == first_recorded(index):
+                book.look_into_graphs()
             _count(book, index)
 
         plan = plan_of(name)

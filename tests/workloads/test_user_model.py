@@ -180,6 +180,13 @@ def test_a_pair_brings_its_optimizer(nets: str) -> None:
         build(f"{nets}:pair", inputs=["8"], optimizer="adam")
 
 
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    model, other = nn.Linear(8, 2), nn.Linear(8, 2)
+    pair = model, torch.optim.SGD(other.parameters(), 0.1)
+    with pytest.raises(UserModelError, match="SGD updates none of the 2 parameters of Linear"):
+        as_workload(pair, device=CPU, options=StepOptions(inputs=("8",)))
+
+
 def test_a_step_function_names_its_model_by_tuple_or_attribute(nets: str) -> None:
     workload = build(f"{nets}:stepping")
     assert isinstance(workload, StepWorkload)

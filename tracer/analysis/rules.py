@@ -1,41 +1,67 @@
-"""An ordered table of rules, and the first that holds decides: what recordings and snapshots say of blocks alike."""
+"""An ordered table of rules, and the first that holds decides: what recordings and snapshots say of blocks alike.
+
+A rule is data: what it says, and the names of the conditions under which it says so. A condition is the name of a
+column of truths, `in_backward`, or of its negation, `not in_step`; of several joined by ` or ` one has to hold.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 
 from tracer.analysis.kinds import Evidence, Kind
 from tracer.arrays import Bool, Int, PerBlock
 
+OR, NOT = " or ", "not "
 
-class _HasLength(Protocol):
+
+class HasLength(Protocol):
+    """A table whose columns are attributes."""
+
     def __len__(self) -> int: ...
 
 
-FactsT = TypeVar("FactsT", bound=_HasLength)
-
-
 @dataclass(frozen=True, slots=True)
-class Rule(Generic[FactsT]):
+class Rule:
     """One row of a table, about facts of B blocks.
 
     Attributes:
         evidence: How the kind is known.
-        kind: What it is, or [B] what each of them is.
-        holds: [B] for which blocks.
+        kind: What it is, or the name of a column of kinds [B].
+        when: Conditions, all of which have to hold; without any, the rule holds for every block.
     """
 
     evidence: Evidence
-    kind: Kind | Callable[[FactsT], PerBlock[Int]]
-    holds: Callable[[FactsT], PerBlock[Bool]]
+    kind: Kind | str
+    when: tuple[str, ...] = ()
+
+    def holds(self, facts: HasLength) -> PerBlock[Bool]:
+        """[B] for which blocks."""
+        return all_hold(self.when, facts)
+
+    def kinds(self, facts: HasLength) -> PerBlock[Int]:
+        """[B] what it says that they are."""
+        return np.full(len(facts), self.kind, np.int64) if isinstance(self.kind, Kind) else getattr(facts, self.kind)
+
+
+def all_hold(conditions: Iterable[str], facts: HasLength) -> PerBlock[Bool]:
+    """[B] whether every condition does."""
+    found = np.ones(len(facts), np.bool_)
+    for condition in conditions:
+        found &= np.logical_or.reduce([_truth(name, facts) for name in condition.split(OR)])
+    return found
+
+
+def _truth(name: str, facts: HasLength) -> PerBlock[Bool]:
+    column: PerBlock[Bool] = getattr(facts, name.removeprefix(NOT))
+    return ~column if name.startswith(NOT) else column
 
 
 def first_that_holds(
-    rules: Sequence[Rule[FactsT]], facts: FactsT, *, otherwise: Evidence
+    rules: Sequence[Rule], facts: HasLength, *, otherwise: Evidence
 ) -> tuple[PerBlock[Int], PerBlock[Int]]:
     """[B] `Kind` and [B] `Evidence` of each block, by the first rule that holds.
 
@@ -50,6 +76,6 @@ def first_that_holds(
     for rule in rules:
         rows = np.flatnonzero(is_open & rule.holds(facts))
         evidence[rows] = rule.evidence
-        kind[rows] = int(rule.kind) if isinstance(rule.kind, Kind) else rule.kind(facts)[rows]
+        kind[rows] = rule.kinds(facts)[rows]
         is_open[rows] = False
     return kind, evidence

@@ -79,9 +79,8 @@ def run(
     if devices is not None and not quiet:
         say_where(devices)
     from tracer.exporters.files import check_folder
-    from tracer.runs.script_run import ScriptProfile, ScriptTraining
+    from tracer.runs.script_run import ScriptProfile, ScriptTraining, ScriptWatch
     from tracer.runs.session import Schedule
-    from tracer.runs.watch import TrainingWatch
 
     settings = {"script": script, "arguments": " ".join(arguments or [])}
     with errors_for_people(), kept_import_path(), values_on(answers):
@@ -90,7 +89,7 @@ def run(
         check_script(script, is_module=module)
         profile = ScriptProfile(
             lambda models, optimizers: (
-                TrainingWatch(
+                ScriptWatch(
                     models,
                     optimizers,
                     save_dir=save_dir,

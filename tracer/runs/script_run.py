@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tracer.capture import torch_private
 from tracer.capture.forked_child import in_forked_child
+from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.exporters.screen.terminal import say
 from tracer.runs.training import TrainingProfile
 from tracer.runs.watch import TrainingWatch
@@ -44,6 +45,16 @@ class ScriptTraining(TrainingProfile):
     def _complain(self, sentence: str) -> None:
         """A line on stderr: nobody looks for the line of the script that a warning would name."""
         say(f"Note: {sentence}")
+
+    def _tell_of_optimizers(self, objects: TrainingObjects) -> None:
+        """Nothing: nobody said which optimizer belongs to which model, and latents and prompts are trained so."""
+
+
+class ScriptWatch(TrainingWatch):
+    """As `run --watch` watches."""
+
+    def _tell_of_optimizers(self, objects: TrainingObjects) -> None:
+        """Nothing, as in `ScriptTraining`."""
 
 
 class FirstStepsDone(BaseException):

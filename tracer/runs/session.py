@@ -420,9 +420,9 @@ class ProfileSession:
         self._gradients_seen.note(self._observe_gradients(self._wanting_gradients()))
 
     def _observe_moved_parameters(self) -> None:
-        """Parameters that have got other memory since the last look."""
+        """The models' parameters that have got other memory since the last look."""
         if self._objects is not None and self._is_recording:
-            self._observer.observe(self._moved.among(self._objects.parameters()))
+            self._observer.observe(self._moved.among(self._objects.parameters_of_now()))
 
     def _wanting_gradients(self) -> list[tuple[str, Tensor]]:
         """The models' parameters that want a gradient; asked anew, since a loop may replace its parameters."""
@@ -443,7 +443,8 @@ class ProfileSession:
         with self._never_the_loops_fault():
             if self._objects is not None:
                 self._objects.saw_stepping(optimizer)
-            self._observe_moved_parameters()
+                if self._is_recording:  # of its own alone: there may be an optimizer for each parameter
+                    self._observer.observe(self._moved.among(self._objects.parameters_of(optimizer)))
             if not _has_closure(args, kwargs):
                 self._observe_gradients_of(optimizer)
 

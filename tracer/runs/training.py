@@ -110,8 +110,10 @@ class TrainingProfile(ProfileSession):
         self._leave_out, self._settings = leave_out, dict(settings or {})
         assert self._objects is not None
         # The program may have let go of its models when the files are written.
-        self._parameters = _describe(self._objects)
-        self._project_root = project_root(next(iter(self._objects.models.values())))
+        self._parameters: tuple[Parameter, ...] = ()
+        self._ours(self._describe_parameters)
+        self._tell_of_optimizers(self._objects)
+        self._project_root = project_root(next(iter(self._objects.models.values()), None))
         check_folder(self.save_dir)
 
     @property
@@ -133,6 +135,15 @@ class TrainingProfile(ProfileSession):
             self._termination.forget()
             self._own_folder.let_go()
             raise
+
+    def _tell_of_optimizers(self, objects: TrainingObjects) -> None:
+        """Warn, at the line that makes the session, of optimizers that update something else."""
+        for sentence in objects.updates_of_others():
+            warnings.warn(sentence, stacklevel=3)
+
+    def _describe_parameters(self) -> None:
+        if self._objects is not None:
+            self._parameters = _describe(self._objects)
 
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
         return CallHooks(

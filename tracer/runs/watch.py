@@ -150,6 +150,12 @@ class TrainingWatch:
         self._next_look = _FIRST_LOOK
         self._ran_out_at = -1
         check_folder(self.save_dir)
+        self._tell_of_optimizers(objects)
+
+    def _tell_of_optimizers(self, objects: TrainingObjects) -> None:
+        """Warn, at the line that makes the watch, of optimizers that update something else."""
+        for sentence in objects.updates_of_others():
+            warnings.warn(sentence, stacklevel=3)
 
     # ------------------------------------------------------------------------------------------------- the life cycle
     def __enter__(self) -> Self:

@@ -233,6 +233,8 @@ def _module_workload(
             "The factory brings an optimizer, and --lora trains other parameters.", hint="Return the module alone."
         )
     options.check_inference()
+    if optimizer is not None and not options.inference:
+        _check_optimizer(model, optimizer)
     inputs = [parse_input(text) for text in options.inputs]
     _check_inputs(model, inputs)
     if not (without_memory and _devices(model) == {torch.device("meta")}):
@@ -259,6 +261,17 @@ def _module_workload(
         inference=options.inference,
         scaler=None if options.inference else gradient_scaler(options.amp, device),
     )
+
+
+def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    own = {id(parameter) for parameter in model.parameters()}
+    updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if own and not own & updated:
+        raise UserModelError(
+            f"The factory's {type(optimizer).__name__} updates none of the {some(len(own), 'parameter')} of "
+            f"{type(model).__name__}.",
+            hint="Make it of `model.parameters()` of the model that is returned.",
+        )
 
 
 def _moved(model: nn.Module, device: torch.device) -> nn.Module:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.rule_tables import weaker
 from tracer.analysis.profiles.backward_passes import OutermostCalls
 from tracer.analysis.profiles.idle_blocks import IdleBlocks
 from tracer.analysis.profiles.waste import NO_KIND, RULES, Waste, WasteKind, kinds_of, put_together
@@ -44,19 +45,31 @@ def test_each_rule_names_what_it_is_about_and_nothing_does_without_it(kind: Wast
         assert kinds_of(block(*(name for name in OF_RULE[kind] if name != left_out))).tolist() == [NO_KIND]
 
 
-@pytest.mark.parametrize(
-    ("true", "kind"),
-    [
-        (("is_idle", "in_evaluation", "outlives_step"), WasteKind.GRAPH),
-        (("is_idle", "outlives_step", "outlives_backward", "is_left_by_backward"), WasteKind.RETAINED),
-        (("is_idle", "outlives_step", "kept_by_graph"), WasteKind.GRAPH),
-        (("is_idle", "outlives_step", "is_unused_copy"), WasteKind.WEIGHTS),
-        (("is_idle", "outlives_step", "is_read_later"), NO_KIND),
-        (("outlives_step", "outlives_backward", "in_evaluation", "kept_by_graph"), NO_KIND),
-    ],
-)
+SEVERAL: list[tuple[tuple[str, ...], int]] = [
+    (("is_idle", "in_evaluation", "outlives_step"), WasteKind.GRAPH),
+    (("is_idle", "outlives_step", "outlives_backward", "is_left_by_backward"), WasteKind.RETAINED),
+    (("is_idle", "outlives_step", "kept_by_graph"), WasteKind.GRAPH),
+    (("is_idle", "outlives_step", "is_unused_copy"), WasteKind.WEIGHTS),
+    (("is_idle", "outlives_step", "is_read_later"), NO_KIND),
+    (("outlives_step", "outlives_backward", "in_evaluation", "kept_by_graph"), NO_KIND),
+    (("outlives_backward", "is_left_by_backward"), NO_KIND),
+    (("is_idle", "is_left_by_backward"), NO_KIND),
+    (("is_idle", "outlives_backward"), NO_KIND),
+    (("is_idle",), NO_KIND),
+]
+
+
+@pytest.mark.parametrize(("true", "kind"), SEVERAL)
 def test_of_several_rules_the_first_has_it(true: tuple[str, ...], kind: int) -> None:
     assert kinds_of(block(*true)).tolist() == [kind]
+
+
+@pytest.mark.parametrize("number", range(len(RULES)), ids=lambda number: RULES[number].kind.name)
+def test_without_a_condition_some_block_is_something_else(number: int) -> None:
+    blocks = [*OF_RULE.values(), *(true for true, _ in SEVERAL)]
+    for name, when in weaker(RULES[number].when):
+        rules = (*RULES[:number], replace(RULES[number], when=when), *RULES[number + 1 :])
+        assert any(kinds_of(block(*true)) != kinds_of(block(*true), rules) for true in blocks), name
 
 
 def waste(kind: WasteKind, size: int, path: str = "", line: int | None = None) -> Waste:

@@ -11,6 +11,7 @@ from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.backward_passes import backward_passes, outermost_calls, records_grad
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.collectives import given_to_collectives
+from tracer.analysis.profiles.conditions import NONE, Conditions
 from tracer.analysis.profiles.observed_storages import rows_before
 from tracer.analysis.profiles.storage_uses import StorageUses, storage_uses
 from tracer.analysis.profiles.time_spans import enclosing, merged
@@ -22,13 +23,12 @@ from tracer.capture.torch_names import STEP_PREFIX
 
 _Value = TypeVar("_Value", bound=np.generic)
 
-NONE = -1
 _FOREVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Facts:
-    """What the rules look at, columns [B]; -1 is none.
+class Facts(Conditions):
+    """What the rules look at, columns [B]; -1 is none. Conditions of numbers are in `Conditions`.
 
     Attributes:
         role: `Role` of the strongest observation of a live tensor at the block's address.

@@ -8,149 +8,97 @@ Shapes: B blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
 from tracer.analysis.kinds import Evidence, Kind
-from tracer.analysis.profiles.attribution import Attribution, Phase
-from tracer.analysis.profiles.block_facts import NONE, Facts, facts_of
+from tracer.analysis.profiles.attribution import Attribution
+from tracer.analysis.profiles.block_facts import Facts, facts_of
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.collectives import common_modules
-from tracer.analysis.profiles.torch_categories import Categories, Category
+from tracer.analysis.profiles.conditions import NONE
+from tracer.analysis.profiles.torch_categories import Categories
 from tracer.analysis.rules import Rule, first_that_holds
-from tracer.arrays import Bool, Int, PerAllocation, PerBlock, Rows
-from tracer.capture.objects.known_storages import BATCH, KnownStorages, Role
+from tracer.arrays import Int, PerAllocation, PerBlock, Rows
+from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
 
-_KIND_OF_ROLE = {
-    Role.PARAMETER: Kind.PARAMETER,
-    Role.BUFFER: Kind.BUFFER,
-    Role.GRADIENT: Kind.GRADIENT,
-    Role.OPTIMIZER_STATE: Kind.OPTIMIZER_STATE,
-    Role.INPUT: Kind.INPUT,
-    Role.ARGUMENT: Kind.INPUT,
-}
-
-
-def _by_role(facts: Facts) -> PerBlock[Int]:
-    of_role = np.full(max(Role) + 1, Kind.UNKNOWN, np.int64)
-    for role, kind in _KIND_OF_ROLE.items():
-        of_role[role] = kind
-    of_leaf = np.where(facts.is_trained, int(Kind.PARAMETER), int(Kind.INPUT))
-    return np.where(facts.role == Role.LEAF, of_leaf, of_role[facts.role])
-
-
-def _by_category(facts: Facts) -> PerBlock[Int]:
-    """Torch's categories have our kinds' names."""
-    of_category = np.array([Kind.__members__.get(one.name, Kind.UNKNOWN) for one in Category], np.int64)
-    return of_category[facts.category]
-
-
-def _by_gradient(facts: Facts) -> PerBlock[Int]:
-    return np.where(facts.is_gradient, int(Kind.GRADIENT), int(Kind.AUTOGRAD_DETAIL))
-
-
-def _is_held(facts: Facts) -> PerBlock[Bool]:
-    """A model may be called with what the program has computed, and the batch of an earlier step is none any more.
-
-    The indices of a sparse gradient may be the batch itself. A leaf of nobody's is a parameter if the program trains
-    it, else points that it was called with.
-    """
-    is_batch = np.isin(facts.role, BATCH) | ((facts.role == Role.LEAF) & ~facts.is_trained)
-    is_stale = is_batch & facts.is_over
-    is_result = (facts.role == Role.ARGUMENT) & facts.is_computed
-    is_indices = (facts.role == Role.GRADIENT) & facts.is_source
-    is_observed = ~np.isin(facts.role, (NONE, Role.SAVED, Role.WORKSPACE))
-    return np.asarray(is_observed & ~(is_stale | is_result | is_indices), np.bool_)
-
-
-def _is_known_from_before(facts: Facts) -> PerBlock[Bool]:
-    """What torch's data flow may say of storages from before: parameters only where nothing else names any."""
-    is_parameter = (facts.category == Category.PARAMETER) & facts.names_no_parameter & ~facts.is_made_unseen
-    is_batch = (facts.category == Category.INPUT) & facts.is_target & ~facts.is_over
-    return np.asarray((facts.made == NONE) & (is_parameter | is_batch), np.bool_)
-
-
-def _is_bucket(facts: Facts) -> PerBlock[Bool]:
-    return np.asarray(facts.is_given_to_collective & ~facts.is_reached & (facts.role == NONE), np.bool_)
-
-
-def _made_in(phase: Phase) -> Callable[[Facts], PerBlock[Bool]]:
-    return lambda facts: facts.made == phase
-
-
-def _outside_backward(facts: Facts) -> PerBlock[Bool]:
-    return np.asarray((facts.made == Phase.FORWARD) | (facts.made == Phase.OTHER), np.bool_)
-
-
-def _is_batch(facts: Facts) -> PerBlock[Bool]:
-    is_used = (facts.category == Category.INPUT) | facts.used_by_backward
-    return np.asarray(facts.is_source & is_used & ~facts.is_over & ~facts.is_compiled_buffer, np.bool_)
-
-
-def _is_saved(facts: Facts) -> PerBlock[Bool]:
-    is_let_go_of = (facts.made == Phase.FORWARD) & (facts.freed == Phase.BACKWARD)
-    return np.asarray(_outside_backward(facts) & (facts.used_by_backward | is_let_go_of), np.bool_)
-
-
-RULES: tuple[Rule[Facts], ...] = (
-    Rule(Evidence.HELD_OBJECT, _by_role, _is_held),
-    Rule(Evidence.OF_COLLECTIVE, Kind.COMMUNICATION, lambda f: f.is_of_collective),
-    Rule(Evidence.HELD_BY_GRAPH, Kind.ACTIVATION, lambda f: f.role == Role.SAVED),
-    Rule(Evidence.LIBRARYS, Kind.WORKSPACE, lambda f: (f.role == Role.WORKSPACE) & ~f.has_tensor),
-    Rule(Evidence.DATA_FLOW, _by_category, _is_known_from_before),
-    Rule(Evidence.GIVEN_TO_COLLECTIVE, Kind.COMMUNICATION, _is_bucket),
-    Rule(Evidence.UNSEEN_SAVED, Kind.ACTIVATION, lambda f: f.is_made_unseen & f.used_by_backward),
-    Rule(Evidence.UNSEEN, Kind.UNKNOWN, lambda f: f.is_made_unseen),
-    Rule(Evidence.COMPILED_RECOMPUTED, Kind.ACTIVATION, lambda f: f.is_recomputed_by_compiled),
-    Rule(Evidence.COMPILED_TAKEN_OVER, _by_gradient, lambda f: f.is_taken_over_by_compiled),
-    Rule(Evidence.COMPILED_SAVED, Kind.ACTIVATION, lambda f: f.is_saved_by_compiled),
-    Rule(Evidence.COMPILED_INSIDE, Kind.TEMPORARY, lambda f: f.is_freed_inside_compiled & (f.made != Phase.BACKWARD)),
-    Rule(Evidence.LISTED, _by_category, lambda f: f.is_listed & ((f.made == NONE) | (f.made == Phase.OTHER))),
-    Rule(Evidence.REACHED, Kind.HELD, lambda f: f.is_reached),
-    Rule(Evidence.SEEN_BEFORE, Kind.BEFORE_RECORDING, lambda f: f.made == NONE),
-    Rule(Evidence.NO_TENSOR, Kind.WORKSPACE, lambda f: ~f.has_tensor & f.freed_by_maker & ~f.is_compiled_buffer),
-    Rule(Evidence.ACCUMULATED, Kind.GRADIENT, lambda f: (f.made == Phase.BACKWARD) & f.is_gradient),
-    Rule(Evidence.RECOMPUTED, Kind.ACTIVATION, lambda f: (f.made == Phase.BACKWARD) & f.is_recomputed),
-    Rule(Evidence.LATER_BACKWARD, Kind.ACTIVATION, lambda f: (f.made == Phase.BACKWARD) & f.used_by_later_backward),
-    Rule(Evidence.MADE_IN_BACKWARD, Kind.AUTOGRAD_DETAIL, _made_in(Phase.BACKWARD)),
+RULES: tuple[Rule, ...] = (
+    # A model may be called with what the program has computed, and the batch of an earlier step is none any more. The
+    # indices of a sparse gradient may be the batch itself.
+    Rule(
+        Evidence.HELD_OBJECT,
+        "kind_of_role",
+        (
+            "was_named",
+            "not is_observed_batch or not is_over",
+            "not is_observed_argument or not is_computed",
+            "not is_observed_gradient or not is_source",
+        ),
+    ),
+    Rule(Evidence.OF_COLLECTIVE, Kind.COMMUNICATION, ("is_of_collective",)),
+    Rule(Evidence.HELD_BY_GRAPH, Kind.ACTIVATION, ("was_saved_before",)),
+    Rule(Evidence.LIBRARYS, Kind.WORKSPACE, ("is_librarys", "not has_tensor")),
+    # What torch's data flow may say of storages from before: parameters only where nothing else names any.
+    Rule(
+        Evidence.DATA_FLOW,
+        Kind.PARAMETER,
+        ("not_seen_made", "torch_says_parameter", "names_no_parameter", "not is_made_unseen"),
+    ),
+    Rule(Evidence.DATA_FLOW, Kind.INPUT, ("not_seen_made", "torch_says_input", "is_target", "not is_over")),
+    Rule(Evidence.GIVEN_TO_COLLECTIVE, Kind.COMMUNICATION, ("is_given_to_collective", "not is_reached", "has_no_role")),
+    Rule(Evidence.UNSEEN_SAVED, Kind.ACTIVATION, ("is_made_unseen", "used_by_backward")),
+    Rule(Evidence.UNSEEN, Kind.UNKNOWN, ("is_made_unseen",)),
+    Rule(Evidence.COMPILED_RECOMPUTED, Kind.ACTIVATION, ("is_recomputed_by_compiled",)),
+    Rule(Evidence.COMPILED_TAKEN_OVER, "kind_of_gradient", ("is_taken_over_by_compiled",)),
+    Rule(Evidence.COMPILED_SAVED, Kind.ACTIVATION, ("is_saved_by_compiled",)),
+    Rule(Evidence.COMPILED_INSIDE, Kind.TEMPORARY, ("is_freed_inside_compiled", "not made_in_backward")),
+    Rule(Evidence.LISTED, "kind_of_category", ("is_listed", "not_seen_made or made_in_loop")),
+    Rule(Evidence.REACHED, Kind.HELD, ("is_reached",)),
+    Rule(Evidence.SEEN_BEFORE, Kind.BEFORE_RECORDING, ("not_seen_made",)),
+    Rule(Evidence.NO_TENSOR, Kind.WORKSPACE, ("not has_tensor", "freed_by_maker", "not is_compiled_buffer")),
+    Rule(Evidence.ACCUMULATED, Kind.GRADIENT, ("made_in_backward", "is_gradient")),
+    Rule(Evidence.RECOMPUTED, Kind.ACTIVATION, ("made_in_backward", "is_recomputed")),
+    Rule(Evidence.LATER_BACKWARD, Kind.ACTIVATION, ("made_in_backward", "used_by_later_backward")),
+    Rule(Evidence.MADE_IN_BACKWARD, Kind.AUTOGRAD_DETAIL, ("made_in_backward",)),
     Rule(
         Evidence.OPTIMIZER_KEPT,
         Kind.OPTIMIZER_STATE,
-        lambda f: (f.made == Phase.OPTIMIZER) & (f.outlived_step | f.outlived_two_backwards),
+        ("made_in_optimizer", "outlived_step or outlived_two_backwards"),
     ),
-    Rule(Evidence.WITHIN_OPTIMIZER, Kind.TEMPORARY, _made_in(Phase.OPTIMIZER)),
-    Rule(Evidence.FROM_OUTSIDE, Kind.INPUT, _is_batch),
-    Rule(Evidence.SAVED, Kind.ACTIVATION, _is_saved),
-    Rule(Evidence.WITHOUT_GRAD, Kind.EVALUATION, lambda f: (f.made == Phase.FORWARD) & f.is_without_grad),
+    Rule(Evidence.WITHIN_OPTIMIZER, Kind.TEMPORARY, ("made_in_optimizer",)),
+    # From here on it was made in forward or by the loop.
     Rule(
-        Evidence.WITHIN_FORWARD,
-        Kind.TEMPORARY,
-        lambda f: (f.made == Phase.FORWARD) & f.went_back & ~f.outlived_backward,
+        Evidence.FROM_OUTSIDE,
+        Kind.INPUT,
+        ("is_source", "torch_says_input or used_by_backward", "not is_over", "not is_compiled_buffer"),
     ),
+    Rule(
+        Evidence.SAVED,
+        Kind.ACTIVATION,
+        ("used_by_backward or made_in_forward", "used_by_backward or freed_in_backward"),
+    ),
+    Rule(Evidence.WITHOUT_GRAD, Kind.EVALUATION, ("made_in_forward", "is_without_grad")),
+    Rule(Evidence.WITHIN_FORWARD, Kind.TEMPORARY, ("made_in_forward", "went_back", "not outlived_backward")),
     Rule(
         Evidence.FREED_BEHIND_BACKWARD,
         Kind.ACTIVATION,
-        lambda f: (f.made == Phase.FORWARD) & f.went_back & ~f.knows_uses & ~f.outlived_step,
+        ("made_in_forward", "went_back", "not knows_uses", "not outlived_step"),
     ),
-    Rule(Evidence.HELD_AFTER_BACKWARD, Kind.HELD, lambda f: (f.made == Phase.FORWARD) & f.went_back),
-    Rule(
-        Evidence.DATA_FLOW,
-        Kind.ACTIVATION,
-        lambda f: (f.made == Phase.FORWARD) & (f.category == Category.ACTIVATION),
-    ),
-    Rule(Evidence.FREED_IN_FORWARD, Kind.TEMPORARY, lambda f: (f.made == Phase.FORWARD) & (f.freed == Phase.FORWARD)),
-    Rule(Evidence.NO_BACKWARD_YET, Kind.ACTIVATION, _made_in(Phase.FORWARD)),
-    Rule(Evidence.AROUND_BACKWARD, Kind.INPUT, lambda f: ~f.knows_uses & f.outlived_backward & ~f.outlived_step),
-    Rule(Evidence.WITHIN_LOOP, Kind.TEMPORARY, lambda f: (f.freed == Phase.OTHER) & ~f.outlived_step),
-    Rule(Evidence.OUTSIDE, Kind.HELD, lambda f: np.ones(len(f.made), np.bool_)),
+    Rule(Evidence.HELD_AFTER_BACKWARD, Kind.HELD, ("made_in_forward", "went_back")),
+    Rule(Evidence.DATA_FLOW, Kind.ACTIVATION, ("made_in_forward", "torch_says_activation")),
+    Rule(Evidence.FREED_IN_FORWARD, Kind.TEMPORARY, ("made_in_forward", "freed_in_forward")),
+    Rule(Evidence.NO_BACKWARD_YET, Kind.ACTIVATION, ("made_in_forward",)),
+    Rule(Evidence.AROUND_BACKWARD, Kind.INPUT, ("not knows_uses", "outlived_backward", "not outlived_step")),
+    Rule(Evidence.WITHIN_LOOP, Kind.TEMPORARY, ("freed_in_loop", "not outlived_step")),
+    Rule(Evidence.OUTSIDE, Kind.HELD),
 )
 
 
-def apply_rules(facts: Facts, rules: Sequence[Rule[Facts]] = RULES) -> tuple[PerBlock[Int], PerBlock[Int]]:
+def apply_rules(facts: Facts, rules: Sequence[Rule] = RULES) -> tuple[PerBlock[Int], PerBlock[Int]]:
     """[B] `Kind` and [B] `Evidence` by the first rule that holds."""
     return first_that_holds(rules, facts, otherwise=Evidence.OUTSIDE)
 

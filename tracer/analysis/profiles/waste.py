@@ -6,7 +6,7 @@ no other moment takes its place. One ordered table of rules says what keeps a bl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -17,7 +17,8 @@ from tracer.analysis.profiles.frame_ranks import Whose
 from tracer.analysis.profiles.idle_blocks import IdleBlocks, idle_blocks
 from tracer.analysis.profiles.peak_rows import recorded_op_name
 from tracer.analysis.profiles.source_lines import line_of_frame
-from tracer.arrays import Bools, Rows
+from tracer.analysis.rules import all_hold
+from tracer.arrays import Rows
 from tracer.capture.recording import CallKind, Recording
 from tracer.capture.sources.source_line import SourceLine
 
@@ -88,20 +89,25 @@ class Waste:
 
 @dataclass(frozen=True, slots=True)
 class WasteRule:
-    """A row of the table: of which blocks it says what keeps them."""
+    """A row of the table: of which blocks it says what keeps them.
+
+    Attributes:
+        kind: What keeps them.
+        when: Names of columns of `IdleBlocks`, as conditions of `tracer.analysis.rules`.
+    """
 
     kind: WasteKind
-    holds: Callable[[IdleBlocks], Bools]
+    when: tuple[str, ...]
 
 
 RULES: tuple[WasteRule, ...] = (
-    WasteRule(WasteKind.WEIGHTS, lambda i: i.is_unused_copy),
-    WasteRule(WasteKind.GRADIENTS, lambda i: i.is_idle_gradient),
-    WasteRule(WasteKind.WIDENED, lambda i: i.is_widened),
-    WasteRule(WasteKind.GRAPH, lambda i: i.is_idle & (i.kept_by_graph | (i.in_evaluation & i.outlives_step))),
-    WasteRule(WasteKind.EVALUATION, lambda i: i.is_idle & i.in_evaluation),
-    WasteRule(WasteKind.RETAINED, lambda i: i.is_idle & i.outlives_backward & i.is_left_by_backward),
-    WasteRule(WasteKind.TENSORS, lambda i: i.is_idle & i.outlives_step & ~i.is_read_later),
+    WasteRule(WasteKind.WEIGHTS, ("is_unused_copy",)),
+    WasteRule(WasteKind.GRADIENTS, ("is_idle_gradient",)),
+    WasteRule(WasteKind.WIDENED, ("is_widened",)),
+    WasteRule(WasteKind.GRAPH, ("is_idle", "kept_by_graph or in_evaluation", "kept_by_graph or outlives_step")),
+    WasteRule(WasteKind.EVALUATION, ("is_idle", "in_evaluation")),
+    WasteRule(WasteKind.RETAINED, ("is_idle", "outlives_backward", "is_left_by_backward")),
+    WasteRule(WasteKind.TENSORS, ("is_idle", "outlives_step", "not is_read_later")),
 )
 NO_KIND = -1
 GRAPH_OF = " -> graph of the tensor"
@@ -112,7 +118,7 @@ def kinds_of(blocks: IdleBlocks, rules: Sequence[WasteRule] = RULES) -> Rows:
     """[I] `WasteKind` of each block by the first rule that holds, -1 for what is no waste."""
     found = np.full(len(blocks), NO_KIND, np.int64)
     for rule in rules:
-        found[(found == NO_KIND) & rule.holds(blocks)] = rule.kind
+        found[(found == NO_KIND) & all_hold(rule.when, blocks)] = rule.kind
     return found
 
 

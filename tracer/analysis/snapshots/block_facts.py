@@ -102,6 +102,18 @@ class BlockFacts:
         """Made in the recording, by code that is seen to be neither backward's nor the optimizer's."""
         return self.has_stack & ~self.in_backward & ~self.in_step & ~self.is_before
 
+    @property
+    def in_constructor(self) -> Bools:
+        """Made in a constructor of the program's."""
+        found: Bools = self.constructor != -1
+        return found
+
+    @property
+    def has_stack_kind(self) -> Bools:
+        """All that is proved of the other blocks of its stack is one kind."""
+        found: Bools = self.stack_kind != -1
+        return found
+
 
 class DevicePhases:
     """Steps and backward passes of one device, and what every entry's stack proves.

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
 
 from tracer.capture import torch_private
 from tracer.capture.objects.known_storages import Role
+from tracer.capture.objects.storage_columns import plain_storages
 
 _PLAIN = (Tensor, nn.Parameter)
+_Named = tuple[str, Tensor]
 
 
 class MovedParameters:
@@ -20,16 +22,29 @@ class MovedParameters:
     def __init__(self) -> None:
         self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
-    def among(self, parameters: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[Role, str, Tensor]]:
+    def among(self, parameters: Collection[_Named]) -> list[tuple[Role, str, Tensor]]:
         """Those that have got another storage since they were last looked at, or were not looked at so far."""
-        for name, parameter in parameters:
-            if type(parameter) not in _PLAIN or torch_private.is_wrapped_by_transform(parameter):
-                continue
+        looked_at = list(parameters)
+        storages = plain_storages([parameter for _, parameter in looked_at])
+        if storages is None:  # some are not plain: one by one
+            looked_at, storages = _with_a_storage(looked_at)
+        ids = list(map(id, [parameter for _, parameter in looked_at]))
+        moved = [  # without a call: see storage_columns.py
+            (number, named, storage)
+            for number, named, storage, seen in zip(ids, looked_at, storages, map(self._seen.get, ids), strict=True)
+            if seen is None or seen() is not storage
+        ]
+        self._seen.update([(number, weakref.ref(storage)) for number, _, storage in moved])
+        return [(Role.PARAMETER, name, parameter) for _, (name, parameter), _ in moved]
+
+
+def _with_a_storage(parameters: Collection[_Named]) -> tuple[list[_Named], list[torch.UntypedStorage]]:
+    """The plain ones among them that have memory of their own, which a sparse tensor has not."""
+    found: list[tuple[_Named, torch.UntypedStorage]] = []
+    for named in parameters:
+        if type(named[1]) in _PLAIN and not torch_private.is_wrapped_by_transform(named[1]):
             try:
-                storage = parameter.untyped_storage()
-            except (RuntimeError, NotImplementedError):  # one without memory of its own, such as a sparse tensor
+                found.append((named, named[1].untyped_storage()))
+            except (RuntimeError, NotImplementedError):
                 continue
-            seen = self._seen.get(id(parameter))
-            if seen is None or seen() is not storage:
-                self._seen[id(parameter)] = weakref.ref(storage)
-                yield Role.PARAMETER, name, parameter
+    return [named for named, _ in found], [storage for _, storage in found]

@@ -17,6 +17,7 @@ from tracer.capture.objects.known_storages import Role, model_tensors, optimizer
 from tracer.capture.objects.weak_references import WeakReference, alive, weak_reference
 from tracer.capture.sources.compiled_code import without_wrappers
 from tracer.errors import TracerError
+from tracer.units import some
 
 Models = nn.Module | Mapping[str, nn.Module] | None
 Optimizers = torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None
@@ -107,10 +108,14 @@ class TrainingObjects:
 
         The same as from `parameters`, without a call of Python's for each, which a profiler would record.
         """
+        return [(name, parameter) for name, parameter in self.parameters_of_now() if parameter.requires_grad]
+
+    def parameters_of_now(self) -> list[tuple[str, Tensor]]:
+        """As `parameters`, looked up anew; likewise without a call for each."""
         found = self._check_names()
         if found is None:
-            return [(name, parameter) for name, parameter in self.parameters() if parameter.requires_grad]
-        return [(name, found[number]) for number, name in self._names.items() if found[number].requires_grad]
+            return list(self.parameters())
+        return [(name, found[number]) for number, name in self._names.items()]
 
     def parameters_of(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
         """An optimizer's parameters with their names; one of no model is named after optimizer and position.
@@ -130,6 +135,22 @@ class TrainingObjects:
             (names[number] if number in names else f"{kind}.{index}", tensor)  # noqa: SIM401
             for index, (number, tensor) in enumerate(zip(ids, tensors, strict=True))
         ]
+
+    def updates_of_others(self) -> tuple[str, ...]:
+        """A sentence on each optimizer that updates no parameter of the models, and these have some to train."""
+        own = {id(parameter): parameter for _, parameter in self.parameters()}
+        if not any(parameter.requires_grad for parameter in own.values()):
+            return ()
+        updated = [
+            (optimizer, {id(one) for group in getattr(optimizer, "param_groups", ()) for one in group["params"]})
+            for optimizer in self.optimizers
+        ]
+        return tuple(
+            f"{type(optimizer).__name__} updates none of the {some(len(own), 'parameter')} of the model. Make it of "
+            "model.parameters(), behind whatever replaces these, or name the model that it updates."
+            for optimizer, ids in updated
+            if ids and not ids & own.keys()
+        )
 
     def _check_names(self) -> dict[int, nn.Parameter] | None:
         """Have the names be those of the models' parameters of now; returned by `id()`, if that can be had at once."""

@@ -1,0 +1,75 @@
+"""The tables of rules as docs/how-it-works.md shows them, and rules with one condition less.
+
+`python -m tests.rule_tables` writes the tables anew; what stands in their last column, for people, stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tracer.analysis.kinds import EVIDENCE_TEXT, Kind
+from tracer.analysis.profiles import classify_blocks as profiles
+from tracer.analysis.rules import OR, Rule
+from tracer.analysis.snapshots import classify_blocks as snapshots
+
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "how-it-works.md"
+HEADS = {
+    "| kind | evidence | conditions | that is |": profiles.RULES,
+    "| kind in a snapshot | evidence | conditions |": snapshots.RULES,
+}
+Row = tuple[str, str, str]
+
+
+def rows_of(rules: Sequence[Rule]) -> list[Row]:
+    """Kind, evidence and conditions of each rule, as the document has them."""
+    has_words = rules is snapshots.RULES
+    return [
+        (_kind(rule, has_words), EVIDENCE_TEXT[rule.evidence], ", ".join(f"`{name}`" for name in rule.when))
+        for rule in rules
+    ]
+
+
+def _kind(rule: Rule, has_words: bool) -> str:
+    if not isinstance(rule.kind, Kind):
+        return f"by `{rule.kind}`"
+    return rule.kind.words if has_words else f"`{rule.kind.name}`"
+
+
+def documented(head: str, text: str) -> list[list[str]]:
+    """The cells of a table's rows, without its head."""
+    table = text.split(head)[1].split("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
+
+
+def weaker(conditions: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each condition's name and the others without it; of those of which one has to hold, also each of them."""
+    for place, condition in enumerate(conditions):
+        before, behind = tuple(conditions[:place]), tuple(conditions[place + 1 :])
+        yield condition, (*before, *behind)
+        names = condition.split(OR)
+        for name in names if len(names) > 1 else ():
+            yield f"{condition}: {name}", (*before, OR.join(other for other in names if other != name), *behind)
+
+
+def main() -> None:
+    """Write the tables."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    for head, rules in HEADS.items():
+        before, old = text.split(head)
+        behind = old[old.index("\n\n") :]
+        num_columns = head.count("|") - 1
+        remarks: dict[str, list[str]] = {}
+        for cells in documented(head, text):
+            remarks.setdefault(cells[1], []).append("".join(cells[3:]))
+        lines = [head, "|" + "---|" * num_columns]
+        for row in rows_of(rules):
+            said = remarks.get(row[1], [])
+            more = [said.pop(0) if said else ""] if num_columns > 3 else []
+            lines.append(f"| {' | '.join((*row, *more))} |")
+        text = before + "\n".join(lines) + behind
+    DOCUMENT.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
