@@ -19,6 +19,7 @@ from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import write
 from tracer.advice.recommendation import AdviceReport, Found, Recommendation
 from tracer.analysis.peak_row import PeakRow
+from tracer.capture.values_read import LeftOut, ValueRead, ValuesRead
 from tracer.exporters.json_documents.advice import write_advice_json
 from tracer.exporters.json_documents.header import UNITS
 from tracer.exporters.json_documents.peak import MAX_FRAMES, MAX_STACKS
@@ -116,6 +117,17 @@ def test_every_key_of_peak_json_is_described() -> None:
     assert set(keys("A row")) == {*(field.name for field in fields(PeakRow)), "stack"}
     assert f"its {MAX_STACKS} largest rows" in documented()["A row"][1]
     assert f"{MAX_FRAMES} at most" in documented()["A row"][1]
+
+
+def test_every_key_of_values_that_were_read_is_described() -> None:
+    read = ValueRead("train.py", 9, "pick", "aten::nonzero", 3, "7", "drawn", False, True, 0)
+    found = json.loads(
+        json.dumps(asdict(ValuesRead((read,), (LeftOut("aten::mm: too large", 2),), 6, ("train.py:99",))))
+    )
+    assert list(found) == [key for key in keys("Values that were read") if key in found]
+    text = documented()["Values that were read"][1]
+    assert [key for key in inner_keys(found) if f"`{key}`" not in text] == []
+    assert "values_read" in keys("peak.json")
 
 
 def test_every_key_of_a_prediction_is_described() -> None:

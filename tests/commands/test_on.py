@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import main
+from tracer.exporters.recording_file.document import Document
+from tracer.exporters.recording_file.kept_values import values_read_from
+from tracer.exporters.screen.values import print_values
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import Card
 from tracer.null_gpu.errors import NullGpuError
+from tracer.null_gpu.values import switch
+from tracer.null_gpu.values.answers import Answer
+from tracer.null_gpu.values.device_reads import DeviceRead, Line
+from tracer.null_gpu.values.known_ranges import Known
+from tracer.null_gpu.values.switch import ValuesReport
+from tracer.runs.null_values import read_by_program, values_read
 
 GPT = ("--model", "models.gpt:build")
 
@@ -88,6 +102,10 @@ def test_an_unknown_card_is_one_sentence_with_the_nearest_names(started: list[li
         (("predict", *GPT, "--on", "h100", "--device", "cpu"), "--device cpu is none"),
         (("predict", *GPT, "--on", "h100", "--gpu-memory", "24GiB"), "--on names the GPU already"),
         (("predict", "train.py"), "--on is missing"),
+        (("--answer", "train.py:12=0.5"), "--answer has a meaning only with --on"),
+        (("run", "--answer", "train.py:12=0.5", "train.py"), "--answer has a meaning only with --on"),
+        (("predict", *GPT, "--answer", "train.py:12=0.5"), "--answer has a meaning only with --on"),
+        (("run", "--on", "h100", "--answer", "train.py=0.5", "train.py"), "'train.py=0.5' is not an answer"),
         (("predict", "train.py", *GPT, "--on", "h100"), "--model has a meaning only without a script"),
     ],
 )
@@ -106,6 +124,68 @@ def test_where_it_cannot_be_everything_else_says_why(not_here: None, script: str
     for command in (("--on", "h100"), ("run", "--on", "h100", script), ("predict", script, "--on", "h100")):
         result = called(*command)
         assert result.exit_code == 1 and "Error: There is no C compiler here." in result.stderr
+
+
+class FakeValues:
+    """In the place of `HostValues`, which replaces kernels of torch's."""
+
+    made: ClassVar[list[FakeValues]] = []
+
+    def __init__(self, answers: Mapping[tuple[str, int], Answer]) -> None:
+        self.answers, self.is_closed = dict(answers), False
+        self.made.append(self)
+
+    def report(self) -> ValuesReport:
+        ours = Line(str(Path(main.__file__).parent / "tracer" / "runs" / "workload_run.py"), 7, "run_step")
+        reads = (
+            DeviceRead(Line("train.py", 9, "pick"), "aten::nonzero", 3, "0", Known.DRAWN, False, True, 2),
+            DeviceRead(
+                Line("train.py", 12, "step"), "aten::_local_scalar_dense", 4, "0.56", Known.DRAWN, False, False, 0
+            ),
+            DeviceRead(ours, "aten::_local_scalar_dense", 5, "0.56", Known.DRAWN, False, False, 0),
+        )
+        return ValuesReport(reads, (("aten::mm: too large", 2),), 6, (("train.py", 99),))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("command", [("run",), ("predict",)])
+def test_values_are_on_while_a_script_runs(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("from tracer.runs import null_values\nprint('read', null_values.values_read() is not None)")
+    monkeypatch.setattr(process, "is_active", lambda: True)
+    monkeypatch.setattr(switch, "HostValues", FakeValues)
+    FakeValues.made.clear()
+    folder = ("--save-dir", str(tmp_path / "out")) if command == ("run",) else ()
+    result = called(*command, "--on", "h100", "--answer", "train.py:12=0.5", *folder, str(script))
+    assert "read True" in result.output and values_read() is None
+    (values,) = FakeValues.made
+    assert values.answers == {("train.py", 12): 0.5} and values.is_closed
+
+
+def test_what_was_read_is_said_and_no_loss_is() -> None:
+    values = read_by_program(FakeValues({}).report())
+    said = io.StringIO()
+    print_values(values, Console(file=said))
+    assert said.getvalue().splitlines() == [
+        "The program read 7 values of the device; the sizes at train.py:9 were decided by 3 of them. Set one with "
+        "--answer train.py:9=VALUE.",
+        "A result whose size was computed was empty 2 times, at train.py:9: work on it has no memory.",
+        "Values unknown: what compiled kernels left in 6 buffers.",
+        "Not computed, 1 operator: aten::mm: too large (2 times).",
+        "Nothing was read at train.py:99: --answer had no effect there.",
+        "  train.py:9: nonzero, 3 times, size 0 from drawn numbers",
+        "  train.py:12: item, 4 times, a number that is drawn",
+    ]
+
+
+def test_what_was_read_is_kept() -> None:
+    values = read_by_program(FakeValues({}).report())
+    assert values_read_from(Document(json.loads(json.dumps(asdict(values))))) == values
+    assert values_read_from(None) is None
 
 
 def test_a_device_that_computes_has_no_caveat() -> None:

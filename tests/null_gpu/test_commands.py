@@ -32,6 +32,22 @@ for number in range(20):
     optimizer.zero_grad()
     print("step", number)
 """
+READS = """
+import torch
+from torch import nn
+net = nn.Linear(256, 256).cuda()
+head = nn.Linear(256, 4096).cuda()
+optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.1)
+for number in range(4):
+    chosen = (torch.rand(1000, device="cuda") > 0.5).nonzero().squeeze(1)
+    loss = head(net(torch.randn(1000, 256, device="cuda"))[chosen]).square().mean()
+    if loss.item() > 0.5:
+        large = torch.empty(64 << 20, device="cuda")
+        del large
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 
 pytestmark = pytest.mark.slow
 
@@ -149,6 +165,23 @@ def test_a_script_is_predicted_by_its_first_steps(script: Path, tmp_path: Path) 
     lacks = called(tmp_path, "predict", str(script), "--on", "rtx-4090:900MiB")
     assert lacks.returncode == 3 and "Does not fit on RTX-4090, 900.00 MiB: out of memory in step 1" in lacks.stdout
     assert "Traceback" not in lacks.stderr and list(tmp_path.iterdir()) == []
+
+
+def test_what_a_script_reads_decides_sizes_and_is_listed(tmp_path: Path) -> None:
+    (tmp_path / "reads.py").write_text(READS, "utf-8")
+    drawn = called(tmp_path, "run", "--on", "h100", "--n-repeats", "1", "--save-dir", "drawn", "reads.py")
+    assert drawn.returncode == 0, drawn.stderr
+    assert "the sizes at reads.py:8 were decided by 4 of them. Set one with --answer reads.py:8=VALUE" in drawn.stdout
+    assert "reads.py:10: item, 4 times, a number that is drawn" in drawn.stdout and "Loss" not in drawn.stdout
+    read = {one["line"]: one for one in peak_of(tmp_path / "drawn")["values_read"]["reads"]}
+    assert 400 < int(read[8]["value"]) < 600 and read[8]["decides_size"] and read[8]["known"] == "drawn"
+    answers = ("--answer", "reads.py:8=1000", "--answer", "reads.py:10=0.9", "--answer", "reads.py:99=1")
+    given = called(tmp_path, "predict", "--on", "h100", "--json", *answers, "reads.py")
+    document = json.loads(given.stdout)
+    assert given.returncode == 0 and document["values_read"]["unused_answers"] == ["reads.py:99"]
+    read = {one["line"]: one for one in document["values_read"]["reads"]}
+    assert (read[8]["value"], read[10]["value"]) == ("1000", "0.9") and read[8]["answered"] and read[10]["answered"]
+    assert {row["line"]: row["bytes"] for row in document["rows"]}[11] == 256 << 20
 
 
 def test_a_model_is_predicted_by_both_methods_alike(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tracer.null_gpu.cards import H100
 from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.process import environment
 from tracer.null_gpu.toolchain import find_toolchain, read_torch, torch_folder
-from tracer.null_gpu.values.device_reads import parse_answer
+from tracer.null_gpu.values.answers import parse_answer
 from tracer.null_gpu.values.known_ranges import Known, KnownRanges
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from tracer.null_gpu.values.device_reads import Answer, EndlessLoopError, Guard
+from tracer.null_gpu.values.answers import Answer
+from tracer.null_gpu.values.device_reads import EndlessLoopError, Guard
 from tracer.null_gpu.values.known_ranges import Known
 from tracer.null_gpu.values.switch import HostValues
 

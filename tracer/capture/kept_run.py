@@ -18,6 +18,7 @@ from tracer.capture.sources.compiled_code import NOTHING_COMPILED, CompiledCode
 from tracer.capture.sources.operator_lines import source_text
 from tracer.capture.sources.source_files import is_user_code
 from tracer.capture.sources.source_line import SourceLine
+from tracer.capture.values_read import ValuesRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,7 @@ class KeptRun:
         compiled: What torch.compile made of the user's code, with the source of every generated file.
         eager: The peak of the same run without compilation, as its peak.json has it; None where it was not made.
         waste: What nobody needed of the peak: who held it cannot be asked again.
+        values_read: What the program read of a device that computes nothing; None on any other.
     """
 
     cycles: tuple[KeptCycle, ...]
@@ -121,6 +123,7 @@ class KeptRun:
     compiled: CompiledCode = NOTHING_COMPILED
     eager: dict[str, Any] | None = None
     waste: tuple[KeptWaste, ...] = ()
+    values_read: ValuesRead | None = None
 
     @property
     def num_events(self) -> int:

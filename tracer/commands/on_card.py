@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Annotated
 
 import typer
 
 from tracer.commands.usage import DEVICE
+from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import Devices, devices_of
+from tracer.null_gpu.values.answers import Answer, parse_answer
 
 On = Annotated[
     str | None,
@@ -17,6 +21,15 @@ On = Annotated[
         "--on",
         metavar="<card>",
         help="Run as on this GPU, without one: h100, rtx-4090, h100:40GiB, 8xh100. Nothing is computed.",
+        rich_help_panel=DEVICE,
+    ),
+]
+Answers = Annotated[
+    list[str],
+    typer.Option(
+        "--answer",
+        metavar="<file:line=value>",
+        help="With --on: what this line reads of the device, such as train.py:12=0.5. Repeatable.",
         rich_help_panel=DEVICE,
     ),
 ]
@@ -41,3 +54,21 @@ def start_on(text: str) -> Devices:
 def say_where(devices: Devices) -> None:
     """The first line of such a command."""
     say(f"Null GPU ({devices.words}): memory is torch's own, nothing was computed; {WARNING}.")
+
+
+def answers_of(texts: Sequence[str], *, on: str | None) -> dict[tuple[str, int], Answer]:
+    """What `--answer` was given, by file and line.
+
+    Raises:
+        TracerError: It is not of the form that it must have, or there is no `--on`.
+    """
+    if texts and on is None:
+        raise TracerError("--answer has a meaning only with --on.", hint="Add --on h100, say.")
+    return dict(map(parse_answer, texts))
+
+
+def values_on(answers: Mapping[tuple[str, int], Answer]) -> AbstractContextManager[None]:
+    """Values that decide sizes are computed meanwhile, where this process runs on the null GPU."""
+    from tracer.runs.null_values import values_on as switched_on
+
+    return switched_on(answers)

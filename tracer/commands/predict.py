@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, not_said, say_all
-from tracer.commands.on_card import On
+from tracer.commands.on_card import Answers, On, answers_of, values_on
 from tracer.commands.predict_on import (
     check_on,
     predict_model,
@@ -116,6 +116,7 @@ def predict(
         typer.Option(help="What the step is to run on; it need not be there.", rich_help_panel=DEVICE),
     ] = "cuda",
     on: On = None,
+    answer: Answers = [],  # noqa: B006
     gpu_memory: Annotated[
         str | None,
         typer.Option(
@@ -168,9 +169,11 @@ def predict(
     """
     given = dict(locals())
     with errors_for_people(), kept_import_path():
+        answers = answers_of(answer, on=on)
         devices = check_on(context, given)
         if devices is not None and start_or_say_why(given):
-            fits: bool | None = _predict_there(context, given, devices)
+            with values_on(answers):
+                fits: bool | None = _predict_there(context, given, devices)
         else:
             fits = _predict(context, given, devices.card if devices is not None else None)
     if fits is False:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, not_said, refuse, say_all, was_given
-from tracer.commands.on_card import On, say_where, start_on
+from tracer.commands.on_card import Answers, On, answers_of, say_where, start_on, values_on
 from tracer.commands.run_options import (
     NUM_ROWS,
     ActiveSteps,
@@ -89,6 +89,7 @@ def profile(
         str, typer.Option(help="Where to train. Without a GPU the default becomes cpu.", rich_help_panel=DEVICE)
     ] = DEFAULT_DEVICE,
     on: On = None,
+    answer: Answers = [],  # noqa: B006
     import_: Annotated[
         list[str],
         typer.Option(
@@ -208,13 +209,20 @@ def profile(
 
 
 def _profile(context: typer.Context, given: Mapping[str, Any]) -> bool:
-    """The command with its options by name; False if the run or a file failed."""
+    """The command with its options by name, on the null GPU if it is named; False if the run or a file failed."""
+    answers = answers_of(given["answer"], on=given["on"])
     if given["on"] is not None:
         if not given["device"].startswith("cuda"):
             raise TracerError(f"--on names a GPU, and --device {given['device']} is none.", hint="Leave one out.")
         devices = start_on(given["on"])
         if not given["quiet"]:
             say_where(devices)
+    with values_on(answers):
+        return _profile_here(context, given)
+
+
+def _profile_here(context: typer.Context, given: Mapping[str, Any]) -> bool:
+    """The command in this process."""
     import torch
 
     from tracer.capture.objects.parameter_origins import ParameterOrigins

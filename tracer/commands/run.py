@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
-from tracer.commands.on_card import On, say_where, start_on
+from tracer.commands.on_card import Answers, On, answers_of, say_where, start_on, values_on
 from tracer.commands.run_options import (
     NUM_ROWS,
     ActiveSteps,
@@ -47,6 +47,7 @@ def run(
         str | None, typer.Option(help="Device to explain; by default the model's.", rich_help_panel=DEVICE)
     ] = None,
     on: On = None,
+    answer: Answers = [],  # noqa: B006
     n_wait_steps: WaitSteps = 0,
     n_warmup_steps: WarmupSteps = 1,
     n_active_steps: ActiveSteps = 3,
@@ -72,17 +73,17 @@ def run(
 
         torch-timeline run --save-dir profile train.py --epochs 3
     """
-    if on is not None:
-        with errors_for_people():
-            devices = start_on(on)
-        if not quiet:
-            say_where(devices)
+    with errors_for_people():
+        answers = answers_of(answer, on=on)
+        devices = start_on(on) if on is not None else None
+    if devices is not None and not quiet:
+        say_where(devices)
     from tracer.exporters.files import check_folder
     from tracer.runs.script_run import ScriptProfile, ScriptTraining, ScriptWatch
     from tracer.runs.session import Schedule
 
     settings = {"script": script, "arguments": " ".join(arguments or [])}
-    with errors_for_people(), kept_import_path():
+    with errors_for_people(), kept_import_path(), values_on(answers):
         schedule = Schedule(n_wait_steps, n_warmup_steps, n_active_steps, n_repeats)
         check_folder(save_dir)
         check_script(script, is_module=module)

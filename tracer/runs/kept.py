@@ -47,6 +47,7 @@ def kept_run(results: RunResults) -> KeptRun:
             KeptWaste(one.kind.name, one.bytes, one.count, one.line, one.path, one.variable, one.held_at)
             for one in results.waste
         ),
+        values_read=results.values_read,
     )
 
 
@@ -101,6 +102,7 @@ def results_of(kept: KeptRun) -> RunResults:
             )
             for one in kept.waste
         ),
+        values_read=kept.values_read,
     )
 
 

@@ -13,6 +13,7 @@ from tracer.exporters.screen.paths import source_place
 from tracer.exporters.screen.profile import NUM_ROWS, print_categories, print_lines
 from tracer.exporters.screen.snapshot import print_failed_allocation
 from tracer.exporters.screen.text import say
+from tracer.exporters.screen.values import print_values
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.runs.null_prediction import NullPrediction
 from tracer.runs.null_run import CAVEAT, NO_TIMES
@@ -67,6 +68,7 @@ def print_null_prediction(prediction: NullPrediction, console: Console, *, top: 
         if top:
             print_lines(findings.worst.peak, console, top)
     say(console)
+    print_values(results.values_read, console)
     for note in results.notes:
         if note != NO_TIMES:
             say(console, note)
@@ -92,6 +94,7 @@ def null_prediction_json(prediction: NullPrediction) -> dict[str, Any]:
         "rows": [asdict(row) for row in peak.rows] if peak is not None else [],
         "by_shape": [],
         "assumptions": list(prediction.results.notes),
+        "values_read": None if prediction.results.values_read is None else asdict(prediction.results.values_read),
         "card": {"name": card.label, "total_bytes": card.memory_bytes},
         "usable_bytes": card.usable_bytes,
         "room_bytes": prediction.room_bytes,

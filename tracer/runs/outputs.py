@@ -313,6 +313,7 @@ def _write_peak_json(material: Material, path: Path) -> None:
         recordings=[cycle.recording for cycle in findings.cycles],
         origin=results.origin,
         against_eager=results.against_eager,
+        values_read=results.values_read,
     )
 
 

@@ -107,6 +107,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
             for need in prediction.by_shape
         ],
         "assumptions": list(prediction.assumptions),
+        "values_read": None,
     }
     if card is not None:
         document["card"] = {"name": card.label or None, "total_bytes": card.memory_bytes}

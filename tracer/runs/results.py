@@ -26,10 +26,12 @@ from tracer.capture.run_origin import RunOrigin
 from tracer.capture.sources.error_line import error_line
 from tracer.capture.sources.project_files import ProjectFiles
 from tracer.capture.sources.source_line import SourceLine
+from tracer.capture.values_read import ValuesRead
 from tracer.errors import MissingPackageError
 from tracer.exporters.notebook import notebook_html
 from tracer.exporters.screen.profile import headline
 from tracer.runs.null_run import caveat_of, notes_of
+from tracer.runs.null_values import values_read
 from tracer.runs.run_history import RunHistory
 from tracer.runs.session import ProfileSession
 
@@ -119,6 +121,7 @@ class RunResults:
         eager: The peak of the same run without compilation; None where it was not made.
         advice: What would lower the peak; None where nobody asked.
         waste: What the peak held that nobody needs, the largest first.
+        values_read: What the program read of a device that computes nothing; None on any other.
     """
 
     findings: Findings | None
@@ -143,6 +146,7 @@ class RunResults:
     eager: SavedPeak | None = None
     advice: AdviceReport | None = None
     waste: tuple[Waste, ...] = ()
+    values_read: ValuesRead | None = None
 
     @property
     def computed(self) -> bool:
@@ -245,4 +249,5 @@ def run_results(
         device=str(session.device),
         keep_recording=keep_recording,
         waste=session.waste,
+        values_read=values_read() if caveat else None,
     )

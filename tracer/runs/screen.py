@@ -17,6 +17,7 @@ from tracer.exporters.screen.paths import short_path
 from tracer.exporters.screen.profile import NUM_ROWS, parameters_sentence, print_peak, print_timings, short_screen
 from tracer.exporters.screen.snapshot import place, print_failed_allocation
 from tracer.exporters.screen.text import say
+from tracer.exporters.screen.values import print_values, values_sentences
 from tracer.runs.results import RunResults
 from tracer.units import some
 
@@ -36,6 +37,7 @@ def short_lines(results: RunResults, folder: Path, written: Sequence[str]) -> tu
         lines += short_screen(results.findings, results.num_steps)
         peak_bytes = results.findings.worst.peak.peak_bytes
         lines += (found_sentence(one, peak_bytes, file_name=short_path) for one in _large(results))
+    lines += values_sentences(results.values_read) if results.values_read is not None else ()
     if written:
         lines.append(f"{some(len(written), 'file')} in {folder}: {', '.join(written)}.")
     return (*lines, *after_run(folder, written))
@@ -72,7 +74,8 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS)
     if results.timings is not None:
         print_timings(results.timings, console)
     say(console)
+    print_values(results.values_read, console)
     if results.unused_parameters is not None:
         say(console, parameters_sentence(results.unused_parameters))
-    if len(results.losses) > 1:
+    if results.computed and len(results.losses) > 1:
         say(console, f"Loss: {results.losses[0]:.5g} in the first step, {results.losses[-1]:.5g} in the last.")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tracer.analysis.profiles.peak import PeakReport
     from tracer.capture.recording import Recording
     from tracer.capture.run_origin import RunOrigin
+    from tracer.capture.values_read import ValuesRead
 
 NAME, VERSION = "peak", 1
 FORMAT = f"torch-timeline {NAME}"
@@ -37,6 +38,7 @@ def peak_document(
     recordings: Sequence[Recording] = (),
     origin: RunOrigin | None = None,
     against_eager: PeakDiff | None = None,
+    values_read: ValuesRead | None = None,
 ) -> dict[str, Any]:
     """The document for the cycle with the largest peak; docs/files.md describes its keys.
 
@@ -45,6 +47,7 @@ def peak_document(
         recordings: Of the same cycles; rows have no stacks without.
         origin: With what the run was made.
         against_eager: From the same run without compilation to this one.
+        values_read: Of a device that computes nothing.
     """
     from tracer.analysis.profiles.peak import worst_of  # reading peak.json back does not wait for torch
 
@@ -76,6 +79,7 @@ def peak_document(
         "allocator": asdict(peak.allocator) if peak.allocator is not None else None,
         "threads_not_recorded": list(peak.threads),
         "eager": None if against_eager is None else eager_document(against_eager),
+        "values_read": None if values_read is None else asdict(values_read),
         "rows": [{**asdict(row), "stack": stack} for row, stack in zip(peak.rows, stacks, strict=True)],
     }
 
@@ -111,9 +115,12 @@ def write_peak_json(
     recordings: Sequence[Recording] = (),
     origin: RunOrigin | None = None,
     against_eager: PeakDiff | None = None,
+    values_read: ValuesRead | None = None,
 ) -> None:
     """Write peak.json; arguments as of `peak_document`."""
-    document = peak_document(peaks, recordings=recordings, origin=origin, against_eager=against_eager)
+    document = peak_document(
+        peaks, recordings=recordings, origin=origin, against_eager=against_eager, values_read=values_read
+    )
     write_atomically(path, json.dumps(document, indent=1) + "\n")
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tracer.exporters.json_documents.peak import saved_peak_from
 from tracer.exporters.recording_file.checked_columns import DAMAGED, Columns, text_columns
 from tracer.exporters.recording_file.compiled_columns import compiled_columns, compiled_from
 from tracer.exporters.recording_file.document import Document
+from tracer.exporters.recording_file.kept_values import values_read_from
 from tracer.exporters.recording_file.npz import MAX_UNPACKED_BYTES, read_columns, write_columns
 from tracer.exporters.recording_file.plain_objects import object_columns, object_from
 from tracer.exporters.recording_file.recording_columns import (
@@ -106,6 +108,7 @@ def _document(kept: KeptRun) -> dict[str, Any]:
             }
             for one in kept.waste
         ],
+        "values_read": None if kept.values_read is None else asdict(kept.values_read),
         "trace": None if trace is None else {"cycle": trace.cycle, "process_id": trace.trace.process_id},
     }
 
@@ -207,6 +210,7 @@ def kept_run_from(columns: Columns) -> KeptRun:
         compiled=compiled_from(columns),
         eager=_eager_from(columns),
         waste=_waste_from(document),
+        values_read=values_read_from(document.document_or_none("values_read")),
     )
 
 

@@ -5,7 +5,8 @@ device_bytes      device memory as the host sees it
 draws             numbers in place of those that a kernel would have made
 device_values     the three together: what an operator finds in memory, and what it leaves
 operators         what may be computed, and what an operator writes
-device_reads      every value that the program read, by line; values given for lines; what ends a loop without end
+answers           values given for lines, as they are written
+device_reads      every value that the program read, by line; what ends a loop without end
 compute           an operator's results on the host
 sizes             operators whose values decide the size of their result
 kernels           kernels in front of torch's own

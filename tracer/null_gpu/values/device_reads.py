@@ -13,12 +13,11 @@ from types import FrameType
 import torch
 
 from tracer.errors import TracerError
+from tracer.null_gpu.values.answers import Answer
 from tracer.null_gpu.values.known_ranges import Known
 
 _NOT_THE_PROGRAM = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.sep}", "<frozen")
 """Files whose frames are passed over on the way to the line that reads."""
-
-Answer = float | int | bool
 
 
 class EndlessLoopError(TracerError):
@@ -83,6 +82,7 @@ class ReadLog:
             guard: What ends a loop without end.
         """
         self._answers = dict(answers)
+        self._unused = dict.fromkeys(answers)
         self._guard = guard
         self._reads: dict[tuple[Line, str], DeviceRead] = {}
         self._first: float | None = None
@@ -91,6 +91,10 @@ class ReadLog:
         """What was read so far, in the order in which it was first read."""
         return tuple(self._reads.values())
 
+    def unused_answers(self) -> tuple[tuple[str, int], ...]:
+        """Lines for which a value was given, and that have read nothing yet."""
+        return tuple(self._unused)
+
     def answer(self) -> Answer | None:
         """The value that was given for the line that reads now, or for one that called it."""
         if not self._answers:
@@ -98,6 +102,7 @@ class ReadLog:
         for line in _program_lines():
             for (file, number), value in self._answers.items():
                 if line.number == number and _is_file(line.file, file):
+                    self._unused.pop((file, number), None)
                     return value
         return None
 
@@ -143,25 +148,6 @@ class ReadLog:
                 f"The program has read values of the null GPU for {self._guard.max_seconds:,.0f} s, last in {where}.",
                 hint=hint,
             )
-
-
-def parse_answer(text: str) -> tuple[tuple[str, int], Answer]:
-    """`train.py:12=0.5` as file, line and value.
-
-    Raises:
-        TracerError: It is not of that form.
-    """
-    place, equals, value = text.rpartition("=")
-    file, colon, number = place.rpartition(":")
-    if equals and colon and file and number.isdecimal():
-        if value in ("True", "False"):
-            return (file, int(number)), value == "True"
-        for kind in (int, float):
-            try:
-                return (file, int(number)), kind(value)
-            except ValueError:
-                continue
-    raise TracerError(f"{text!r} is not an answer.", hint="Write FILE:LINE=VALUE, such as train.py:12=0.5.")
 
 
 def _program_lines() -> Iterator[Line]:

@@ -11,7 +11,8 @@ import torch
 
 from tracer.capture import torch_private
 from tracer.null_gpu.errors import NullGpuError
-from tracer.null_gpu.values.device_reads import Answer, DeviceRead, Guard, ReadLog
+from tracer.null_gpu.values.answers import Answer
+from tracer.null_gpu.values.device_reads import DeviceRead, Guard, ReadLog
 from tracer.null_gpu.values.device_values import DeviceValues
 from tracer.null_gpu.values.kernels import Kernels
 
@@ -27,11 +28,13 @@ class ValuesReport:
         reads: By line and operator.
         left_out: Operators whose results could not be computed, with the reason, and how often.
         num_compiled_buffers: Buffers that compiled code has allocated: what its kernels leave there is unknown.
+        unused_answers: Lines for which a value was given, by file and number, and that have read nothing yet.
     """
 
     reads: tuple[DeviceRead, ...]
     left_out: tuple[tuple[str, int], ...]
     num_compiled_buffers: int
+    unused_answers: tuple[tuple[str, int], ...] = ()
 
 
 class HostValues:
@@ -61,7 +64,7 @@ class HostValues:
     def report(self) -> ValuesReport:
         """What was read so far."""
         left_out = tuple(sorted(self._kernels.compute.left_out.items()))
-        return ValuesReport(self._log.reads(), left_out, self._num_compiled_buffers)
+        return ValuesReport(self._log.reads(), left_out, self._num_compiled_buffers, self._log.unused_answers())
 
     def close(self) -> None:
         """End: torch's own kernels are called alone."""

@@ -1,0 +1,80 @@
+"""What a program read of a device that computes nothing, in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from tracer.capture.values_read import ValueRead, ValuesRead
+from tracer.exporters.screen.paths import source_place
+from tracer.exporters.screen.text import say
+from tracer.units import some
+
+_NUM_LISTED, _NUM_PLACES = 5, 3
+_ITEM = "aten::_local_scalar_dense"
+
+
+def print_values(values: ValuesRead | None, console: Console) -> None:
+    """What was read, and the first of it as a list; nothing where there is nothing to say."""
+    if values is None:
+        return
+    for sentence in values_sentences(values):
+        say(console, sentence)
+    for read in _listed(values):
+        say(console, _words(read), indent=2)
+
+
+def values_sentences(values: ValuesRead) -> Iterator[str]:
+    """What was read, what sizes it decided, and what is not known."""
+    if values.reads:
+        yield _what_was_read(values)
+    if empty := [read for read in values.reads if read.num_empty]:
+        times = some(sum(read.num_empty for read in empty), "time")
+        yield f"A result whose size was computed was empty {times}, at {_places(empty)}: work on it has no memory."
+    if values.num_compiled_buffers:
+        buffers = some(values.num_compiled_buffers, "buffer")
+        yield f"Values unknown: what compiled kernels left in {buffers}."
+    if values.left_out:
+        reasons = "; ".join(f"{one.reason} ({some(one.count, 'time')})" for one in values.left_out[:_NUM_PLACES])
+        yield f"Not computed, {some(len(values.left_out), 'operator')}: {reasons}."
+    if values.unused_answers:
+        yield f"Nothing was read at {', '.join(values.unused_answers)}: --answer had no effect there."
+
+
+def _what_was_read(values: ValuesRead) -> str:
+    sizes = [read for read in values.reads if read.decides_size]
+    words = f"The program read {some(sum(read.count for read in values.reads), 'value')} of the device"
+    if sizes:
+        words += f"; the sizes at {_places(sizes)} were decided by {sum(read.count for read in sizes):,} of them"
+    asked = next((read for read in [*sizes, *values.reads] if read.line and not read.answered), None)
+    if asked is None:
+        return f"{words}."
+    return f"{words}. Set one with --answer {Path(asked.file).name}:{asked.line}=VALUE."
+
+
+def _places(reads: Iterable[ValueRead]) -> str:
+    places = list(dict.fromkeys(map(_place, reads)))
+    more = f" and {len(places) - _NUM_PLACES} more lines" if len(places) > _NUM_PLACES else ""
+    return ", ".join(places[:_NUM_PLACES]) + more
+
+
+def _place(read: ValueRead) -> str:
+    return source_place(read.file, read.line) if read.file else "a line outside Python"
+
+
+def _listed(values: ValuesRead) -> list[ValueRead]:
+    """Those that decide a size first."""
+    return sorted(values.reads, key=lambda read: not read.decides_size)[:_NUM_LISTED]
+
+
+def _words(read: ValueRead) -> str:
+    """A drawn number is no result, and is not shown."""
+    what = f"size {read.value}" if read.decides_size else read.value
+    if read.answered:
+        what += ", given by --answer"
+    elif read.known != "exact":
+        what = f"{what} from {read.known} numbers" if read.decides_size else f"a number that is {read.known}"
+    operator = "item" if read.operator == _ITEM else read.operator.removeprefix("aten::")
+    return f"{_place(read)}: {operator}, {some(read.count, 'time')}, {what}"
