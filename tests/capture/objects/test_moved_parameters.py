@@ -16,7 +16,7 @@ from tracer.runs.session import ProfileSession, Schedule
 
 
 def names(moved: MovedParameters, model: nn.Module) -> list[str]:
-    found = list(moved.among(model.named_parameters()))
+    found = list(moved.among(list(model.named_parameters())))
     assert all(role == Role.PARAMETER for role, _, _ in found)
     return [name for _, name, _ in found]
 
