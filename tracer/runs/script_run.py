@@ -24,8 +24,8 @@ Session = TrainingProfile | TrainingWatch
 MakeSession = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], Session]
 
 COMPILES = (
-    "The script compiles its model or its step, and compiled code must not see the hooks that find steps: it is "
-    "profiled until then. Use profile_training in the script, with a call of session.step()."
+    "The script compiles its model, its loss or its step, and compiled code must not see the hooks that find steps: it "
+    "is profiled until then. Use profile_training in the script, with a call of session.step()."
 )
 NO_MODEL = "No training was found: no model with parameters to be trained was called, and no optimizer made a step."
 NO_STEP = (
