@@ -164,7 +164,7 @@ def sparse_adjacency() -> Program:
     return Program(step, model, [optimizer], batch, held=adjacency)
 
 
-class _Named(Tensor):
+class _WithAWord(Tensor):
     """A subclass that carries a word along."""
 
     word: str
@@ -179,7 +179,7 @@ def subclass_of_tensor() -> Program:
     model = mlp()
 
     def make_batch() -> tuple[Tensor, Tensor]:
-        x = torch.randn(512, 64).as_subclass(_Named)
+        x = torch.randn(512, 64).as_subclass(_WithAWord)
         x.word = "left"
         return x, torch.randn(512, 32)
 
