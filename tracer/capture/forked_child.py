@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-
-from tracer.capture import torch_private
 
 _left: dict[object, Callable[[], None]] = {}
 
@@ -36,9 +35,17 @@ def _watch_forks() -> None:
 def _begins() -> None:
     leaves = list(_left.values())
     _left.clear()
-    for leave in (_end_without_destructors, torch_private.leave_profiler_of_parent, *leaves):
+    for leave in (_end_without_destructors, _leave_profiler, *leaves):
         with suppress(Exception):  # nobody in the child asked for any of it
             leave()
+
+
+def _leave_profiler() -> None:
+    """Where the parent had no torch, as it reads a snapshot, there is nothing to leave."""
+    if "torch" in sys.modules:
+        from tracer.capture import torch_private
+
+        torch_private.leave_profiler_of_parent()
 
 
 def _end_without_destructors() -> None:

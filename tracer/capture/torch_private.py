@@ -320,7 +320,8 @@ def cublas_workspaces(device: torch.device) -> list[tuple[int, int]]:
         aten/src/ATen/cuda/CublasHandlePool.cpp.
     """
     names = ("_cuda_getCublasWorkspaceSize", "_cuda_getCublasLtWorkspaceSize")
-    if device.type != "cuda" or not all(hasattr(torch._C, name) for name in names):
+    has_workspaces = device.type == "cuda" and all(hasattr(torch._C, name) for name in names)
+    if not has_workspaces or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return []
     sizes = {int(getattr(torch._C, name)()) for name in names} - {0}
     snapshot: Any = torch.cuda.memory_snapshot

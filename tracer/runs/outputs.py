@@ -291,7 +291,7 @@ def _write_timing(material: Material, path: Path) -> None:
 
 def _write_advice(material: Material, path: Path) -> None:
     if (advice := material.results.advice) is not None:
-        write_advice_json(advice, path, computed=material.results.computed)
+        write_advice_json(advice, path, computed=material.results.computed and not material.results.is_predicted)
 
 
 def _write_recording(material: Material, path: Path) -> None:

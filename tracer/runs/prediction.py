@@ -283,6 +283,7 @@ def results_of(
         module_names=prediction.rehearsal.module_names,
         origin=RunOrigin.here(),
         device=prediction.rehearsal.device,
+        is_predicted=True,
     )
 
 

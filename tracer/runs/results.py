@@ -122,6 +122,7 @@ class RunResults:
         advice: What would lower the peak; None where nobody asked.
         waste: What the peak held that nobody needs, the largest first.
         values_read: What the program read of a device that computes nothing; None on any other.
+        is_predicted: Whether nothing has run: the results are of a rehearsal.
     """
 
     findings: Findings | None
@@ -147,6 +148,7 @@ class RunResults:
     advice: AdviceReport | None = None
     waste: tuple[Waste, ...] = ()
     values_read: ValuesRead | None = None
+    is_predicted: bool = False
 
     @property
     def computed(self) -> bool:

@@ -35,8 +35,8 @@ def test_it_is_about_the_last_step_with_forward() -> None:
 
 
 def test_invocations_that_are_known_already_are_not_found_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    findings = findings_of(record_named("residual"))
+    found, findings = report("residual"), findings_of(record_named("residual"))
     instances = op_instances(findings.worst.recording, findings.worst.attribution)
     monkeypatch.setattr("tracer.analysis.operators.memory_report.op_instances", None)
     given = memory_report(findings, instances=instances)
-    assert given.activations == report("residual").activations
+    assert given.activations == found.activations

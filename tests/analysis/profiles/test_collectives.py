@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.truth.isolate import in_fresh_process
 from tracer.analysis.kinds import Kind
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.findings import CycleFindings
@@ -24,14 +26,20 @@ HIDDEN = 48
 BLOCK_BYTES = 4 * (32 * HIDDEN + HIDDEN + HIDDEN * 32 + 32)
 
 
-@pytest.fixture
-def four_ranks() -> Iterator[None]:
+@contextmanager
+def one_of_four() -> Iterator[None]:
     """This process is one of four; collectives do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD_SIZE)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def four_ranks() -> Iterator[None]:
+    with one_of_four():
+        yield
 
 
 @pytest.fixture
@@ -97,20 +105,26 @@ def sharded(model: nn.Sequential, *, only_root: bool = False) -> nn.Sequential:
     return model
 
 
-def test_shards_are_parameters_gradients_and_state(four_ranks: None) -> None:
-    model = sharded(blocks())
-    cycle = train(model)
-    rows, local = list(cycle.peak.rows), 3 * BLOCK_BYTES // WORLD_SIZE
-    # What other tests keep in this process is in no module.
-    assert bytes_of([row for row in rows if row.module is not None], "PARAMETER") == local
-    num_steps = len(list(model.parameters()))
-    assert bytes_of(rows, "OPTIMIZER_STATE") == 2 * local + 4 * num_steps
+def test_shards_are_parameters_gradients_and_state() -> None:
+    """In a process of its own: other tests keep parameters and optimizers, too."""
+    returned = in_fresh_process(_peak_of_shards)
+    assert returned.value is not None, returned.error
+    rows, names = returned.value
+    local = 3 * BLOCK_BYTES // WORLD_SIZE
+    assert bytes_of(rows, "PARAMETER") == local
+    assert bytes_of(rows, "OPTIMIZER_STATE") == 2 * local + 4 * len(names)
     assert bytes_of(rows, "HELD") < 64  # losses
-    named = {row.name: row.module for row in rows if row.category == "PARAMETER" and row.module is not None}
-    assert named == {name: name.rpartition(".")[0] for name, _ in model.named_parameters()}
+    named = {row.name: row.module for row in rows if row.category == "PARAMETER"}
+    assert named == {name: name.rpartition(".")[0] for name in names}
     # What gradients are reduced to is the gradients of the shards.
     gradients = [row.name for row in rows if row.category == "GRADIENT" and row.bytes == BLOCK_BYTES // WORLD_SIZE]
     assert set(gradients) <= {"0.0.weight", "1.0.weight", "2.0.weight"} and gradients
+
+
+def _peak_of_shards() -> tuple[list[PeakRow], list[str]]:
+    with one_of_four():
+        model = sharded(blocks())
+        return list(train(model).peak.rows), [name for name, _ in model.named_parameters()]
 
 
 @pytest.mark.parametrize("name", ["", "student"])

@@ -1,4 +1,4 @@
-"""Named conditions that rules are made of where a column is a number: what holds of its role, its phase, its category.
+"""Conditions by name that rules are made of: what holds of a number such as a role, a phase, a category.
 
 Shapes: B blocks.
 """

@@ -233,6 +233,8 @@ class StorageObserver:
         """Everything observed so far."""
         table = np.array(self._rows, np.int64).reshape(-1, 6)
         time_ns, address, size_bytes, role, name, device = (np.ascontiguousarray(column) for column in table.T)
+        used, name = np.unique(name, return_inverse=True)  # what came twice has the name of the first time alone
+        names = tuple(self._names)
         ends = [(time_ns, ended.address, ended.device) for ended, time_ns in self._ended_ns.items()]
         ends_ns, ends_address, ends_device = np.array(ends, np.int64).reshape(-1, 3).T
         return KnownStorages(
@@ -242,7 +244,7 @@ class StorageObserver:
             role=role,
             name=name,
             device=device,
-            names=tuple(self._names),
+            names=tuple(names[number] for number in used.tolist()),
             devices=tuple(self._devices),
             ends_ns=np.ascontiguousarray(ends_ns),
             ends_address=np.ascontiguousarray(ends_address),
