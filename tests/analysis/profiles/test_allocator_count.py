@@ -47,6 +47,38 @@ def test_memory_that_was_mapped_before_may_go_in_the_recording() -> None:
     assert lifetimes.allocator_bytes.tolist() == levels_of(lifetimes) == [150, 50, 55]
 
 
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_a_free_of_as_many_bytes_as_the_counter_has_is_of_mapped_memory_if_the_counter_goes_on(is_mapped: bool) -> None:
+    """A batch of a loader's worker, as large as the one output that is left: both report 0, and one is the counter's.
+
+    Where it is the counter's, the counter goes on from 0.
+    """
+    events = [
+        Event(10, 50, 1, total_bytes=50),
+        Event(1000, -50, 9, total_bytes=0),
+        Event(2000, 70, 3, total_bytes=0),
+        Event(10, -50, 1, total_bytes=0 if is_mapped else -50),
+        Event(20, 5, 4, total_bytes=5 if is_mapped else -45),
+    ]
+    lifetimes = follow_blocks(recording_of(events), None, 0)
+    assert lifetimes.count.counter_bytes.tolist() == [50, 50, 50, 0, 5]
+    assert lifetimes.count.before_bytes.tolist() == [50, 0, 0, 0, 0]
+    assert lifetimes.allocator_bytes.tolist() == levels_of(lifetimes) == [100, 50, 120, 70, 75]
+
+
+def test_an_assumed_free_of_mapped_memory_is_counted_once() -> None:
+    events = [
+        Event(10, 50, 1, total_bytes=50),
+        Event(1000, 100, 2, total_bytes=0),
+        Event(1000, -100, 2, assumed=True),
+        Event(1000, 80, 3, total_bytes=0),
+    ]
+    lifetimes = follow_blocks(recording_of(events), None, 0)
+    assert lifetimes.count.counter_bytes.tolist() == [50, 50, 50, 50]
+    assert lifetimes.count.mapped_bytes.tolist() == [0, 100, 0, 80]
+    assert lifetimes.allocator_bytes.tolist() == levels_of(lifetimes) == [50, 150, 50, 130]
+
+
 def test_a_free_with_a_stale_size_is_put_right() -> None:
     """The CPU's allocator reports the size that the address had in an earlier recording: 70, where 40 were there."""
     events = [Event(10, 50, 1, total_bytes=1050), Event(100, -70, 9, total_bytes=980), Event(20, 5, 2, total_bytes=985)]

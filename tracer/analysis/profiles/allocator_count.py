@@ -8,6 +8,7 @@ itself here. Of storages from before, the count goes by what a walk saw and by w
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -141,10 +142,47 @@ def _reporters_books(recording: Recording, events: PerEvent[Int]) -> tuple[PerEv
         else:
             maker = made.pop(address[event], None)
             foreign[event] = maker is None
-            mapped[event] = maker if maker is not None else total[event] == 0 and counted + size[event] != 0
+            if maker is None:
+                maker = total[event] == 0 and (
+                    counted + size[event] != 0
+                    or _counter_before_next(event, total, size, address, is_assumed, made) == counted
+                )
+            mapped[event] = maker
         if not mapped[event] and not is_assumed[event]:
             counted = total[event]
     return mapped, foreign
+
+
+def _counter_before_next(
+    event: int,
+    total: Sequence[int],
+    size: Sequence[int],
+    address: Sequence[int],
+    is_assumed: Sequence[bool],
+    made: Mapping[int, bool],
+) -> int | None:
+    """What the CPU's counter had right before the next event that certainly is the allocator's; None without one.
+
+    Where a foreign free of as many bytes as the counter has reports 0, this alone tells whether the counter fell.
+
+    Args:
+        event: The free.
+        total: [D]
+        size: [D]
+        address: [D]
+        is_assumed: [D]
+        made: What is there at each address, as far as it is known: whether it is mapped.
+    """
+    mapped_since: set[int] = set()
+    for later in range(event + 1, len(total)):
+        if is_assumed[later]:
+            continue
+        is_own = size[later] < 0 and address[later] not in mapped_since and made.get(address[later]) is False
+        if total[later] != 0 or is_own:
+            return total[later] - size[later]
+        if size[later] > 0:
+            mapped_since.add(address[later])
+    return None
 
 
 def _rise_of_the_counter(
@@ -159,7 +197,7 @@ def _rise_of_the_counter(
         column[events] for column in (allocations.total_allocated_bytes, allocations.size_bytes, allocations.assumed)
     )
     counted = np.flatnonzero(~assumed & ~mapped)
-    put_in = np.cumsum(np.where(assumed, size, 0) - np.where(foreign & ~mapped, size, 0))
+    put_in = np.cumsum(np.where(assumed & ~mapped, size, 0) - np.where(foreign & ~mapped, size, 0))
     if not len(counted):
         return put_in
     first = counted[0]
