@@ -13,6 +13,7 @@ import pytest
 from tests.rehearsal.side_by_side import BlockRow, rehearsed_findings, side_by_side
 from tests.report_workloads import REPORT_WORKLOADS
 from tests.training_steps import WORKLOADS
+from tracer.analysis.profiles.attribution import Phase
 from tracer.errors import RehearsalError
 
 # What no rehearsal can tell: steps that go by numbers, and what they need of memory itself.
@@ -27,20 +28,17 @@ NAMES = sorted({*WORKLOADS, *REPORT_WORKLOADS} - NOT_REHEARSED.keys())
 # Python's number in `x / 2`, which the CPU puts into a tensor of its own below the dispatcher, and checkpoint's flags.
 MAX_NUMBER_BYTES = 8
 RANDOM_STATE_BYTES = 5056
-REUSED_BYTES = (512, 2048)
+PARAMETER_BYTES = (8192, 256, 2048, 32)
 
 
-def is_taken_for_another(row: BlockRow, name: str) -> bool:
-    """Where an optimizer gives parameters new storages, and a step takes a millisecond.
-
-    Now and then a recording takes a block for the one that lay at its address before; a rehearsal never does.
-    """
-    return name == "rebinding_optimizer" and row.size_bytes in REUSED_BYTES
+def is_known_by_its_look(row: BlockRow, name: str) -> bool:
+    """Parameters' storages that an optimizer has made and replaced: a rehearsal looked while they were parameters."""
+    return name == "rebinding_optimizer" and row.phase == Phase.OPTIMIZER and row.size_bytes in PARAMETER_BYTES
 
 
 def is_inside_a_kernel(row: BlockRow, name: str) -> bool:
     """What only the recording has, by the operator that makes it."""
-    if row.size_bytes <= MAX_NUMBER_BYTES or is_taken_for_another(row, name):
+    if row.size_bytes <= MAX_NUMBER_BYTES or is_known_by_its_look(row, name):
         return True
     if name.startswith("checkpointing"):  # `torch.get_rng_state`, a tensor that no operator has made
         return row.size_bytes == RANDOM_STATE_BYTES
@@ -50,7 +48,7 @@ def is_inside_a_kernel(row: BlockRow, name: str) -> bool:
 
 def is_known_otherwise(row: BlockRow, name: str) -> bool:
     """What only the rehearsal has."""
-    if row.size_bytes <= MAX_NUMBER_BYTES or is_taken_for_another(row, name):
+    if row.size_bytes <= MAX_NUMBER_BYTES or is_known_by_its_look(row, name):
         return True
     if name == "growing_list" and row.kind == "HELD" and row.phase < 0:  # the same tensors
         return True
