@@ -6,20 +6,15 @@ import random
 import subprocess
 import sys
 import tempfile
-from functools import cache
-from pathlib import Path
 
 import pytest
 
+from tests.null_gpu.started import ROOT, needs_null_gpu
 from tracer.errors import TracerError
 from tracer.null_gpu.cards import H100
-from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.process import environment
-from tracer.null_gpu.toolchain import find_toolchain, read_torch, torch_folder
 from tracer.null_gpu.values.answers import parse_answer
 from tracer.null_gpu.values.known_ranges import Known, KnownRanges
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 TOGETHER = (
     "memory_is_the_same",
@@ -55,18 +50,6 @@ LARGE = (
     "a_trainer_trains",
     "a_profile_has_the_same_rows",
 )
-
-
-@cache
-def reason_to_skip() -> str:
-    try:
-        find_toolchain(read_torch(torch_folder()))
-    except NullGpuError as error:
-        return str(error)
-    return ""
-
-
-needs_null_gpu = pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip() or "it is here")
 
 
 def run(*programs: str) -> subprocess.CompletedProcess[str]:

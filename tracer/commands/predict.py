@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from tracer.commands.predict_on import (
     predict_model,
     predict_script,
     print_answer,
+    print_prediction_with,
     start_or_say_why,
     with_need,
     write_files,
@@ -48,7 +48,7 @@ from tracer.commands.workload_options import (
 )
 from tracer.errors import MissingPackageError, TracerError
 from tracer.exporters.screen.next_commands import after_prediction
-from tracer.exporters.screen.terminal import say, screen
+from tracer.exporters.screen.terminal import say
 
 if TYPE_CHECKING:
     from tracer.advice.recommendation import AdviceReport
@@ -354,21 +354,7 @@ def _write(
 def _print(
     answer: Prediction, largest: LargestBatch | None, advice: AdviceReport | None, *, as_json: bool, top: int
 ) -> None:
-    from tracer.exporters.json_documents.advice import advice_values
-    from tracer.exporters.screen.advice import print_advice
-    from tracer.exporters.screen.text import say as print_line
-    from tracer.null_gpu.cards import CONTEXT_BYTES
-    from tracer.runs.prediction_words import largest_json, largest_words, prediction_json, print_prediction
+    from tracer.runs.prediction_words import prediction_json, print_prediction
 
-    with screen() as console:
-        if as_json:
-            document = prediction_json(answer) | ({} if largest is None else largest_json(largest))
-            document |= {} if advice is None else {"advice": advice_values(advice, computed=False)}
-            console.print(json.dumps(document, indent=1), soft_wrap=True, markup=False)
-            return
-        print_prediction(answer, console, top=top)
-        if advice is not None:
-            print_advice(advice, console, context_bytes=CONTEXT_BYTES)
-        if largest is not None:
-            print_line(console)
-            print_line(console, largest_words(largest))
+    document = prediction_json(answer) if as_json else None
+    print_prediction_with(document, lambda console: print_prediction(answer, console, top=top), largest, advice)

@@ -22,6 +22,8 @@ from tracer.null_gpu.errors import NullGpuError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rich.console import Console
+
     from tracer.advice.recommendation import AdviceReport
     from tracer.commands.workload_options import WorkloadOptions
     from tracer.runs.null_prediction import NullPrediction
@@ -138,22 +140,50 @@ def print_answer(
     top: int,
 ) -> None:
     """The answer on stdout."""
+    from tracer.runs.null_prediction_words import null_prediction_json, print_null_prediction
+
+    document = null_prediction_json(prediction) if as_json else None
+    print_prediction_with(
+        document,
+        lambda console: print_null_prediction(prediction, console, top=top),
+        largest,
+        advice,
+        how_largest=" That is by rehearsal.",
+    )
+
+
+def print_prediction_with(
+    document: dict[str, Any] | None,
+    print_it: Callable[[Console], None],
+    largest: LargestBatch | None,
+    advice: AdviceReport | None,
+    *,
+    how_largest: str = "",
+) -> None:
+    """A prediction of either kind on stdout, with what was asked beside it.
+
+    Args:
+        document: Its JSON, where that is wanted instead of the screen.
+        print_it: Writes its screen.
+        largest: The largest batch, where it was asked for.
+        advice: What to change, where it was asked for.
+        how_largest: What is said behind the largest batch.
+    """
     from tracer.exporters.json_documents.advice import advice_values
     from tracer.exporters.screen.advice import print_advice
     from tracer.exporters.screen.text import say as print_line
     from tracer.null_gpu.cards import CONTEXT_BYTES
-    from tracer.runs.null_prediction_words import null_prediction_json, print_null_prediction
     from tracer.runs.prediction_words import largest_json, largest_words
 
     with screen() as console:
-        if as_json:
-            document = null_prediction_json(prediction) | ({} if largest is None else largest_json(largest))
+        if document is not None:
+            document |= {} if largest is None else largest_json(largest)
             document |= {} if advice is None else {"advice": advice_values(advice, computed=False)}
             console.print(json.dumps(document, indent=1), soft_wrap=True, markup=False)
             return
-        print_null_prediction(prediction, console, top=top)
+        print_it(console)
         if advice is not None:
             print_advice(advice, console, context_bytes=CONTEXT_BYTES)
         if largest is not None:
             print_line(console)
-            print_line(console, f"{largest_words(largest)} That is by rehearsal.")
+            print_line(console, largest_words(largest) + how_largest)

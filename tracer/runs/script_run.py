@@ -90,7 +90,7 @@ class ScriptProfile:
         # Weak: what a program has replaced is neither kept nor waited for.
         self._waits_for: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._is_stepping = self._is_over = self._has_compiled = self._has_stepped = self._has_failed = False
+        self._is_over = self._has_compiled = self._has_stepped = self._has_failed = False
         self.is_in_child = False
         self._forget_forks: Callable[[], object] = lambda: None
 
