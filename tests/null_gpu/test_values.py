@@ -25,6 +25,7 @@ TOGETHER = (
     "sorts_and_draws",
     "a_seed_draws_the_same_again_and_leaves_the_hosts_alone",
     "numbers_stand_for_tensors",
+    "numbers_come_before_tensors",
     "nothing_is_added_twice",
     "slices_hold_their_own",
     "other_contexts",

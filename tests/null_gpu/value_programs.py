@@ -143,6 +143,19 @@ def numbers_stand_for_tensors() -> None:
                         assert torch.equal(found.cpu(), expected)
 
 
+def numbers_come_before_tensors() -> None:
+    """torch hands these numbers on as tensors of the device, which the dispatcher gives to no kernel in Python."""
+    with host_values():
+        for dtype in (torch.int64, torch.float16, torch.float64):
+            for base in (1, 2, 0.5):
+                there = torch.tensor([1, 2, 3], dtype=dtype, device=DEVICE)
+                expected = torch.pow(base, there.cpu())
+                assert torch.equal(torch.pow(base, there).cpu(), expected) and (base**there).dtype == expected.dtype
+                assert torch.equal(torch.pow(base, there, out=torch.empty_like(expected, device=DEVICE)).cpu(), expected)
+        assert torch.isin(3, torch.tensor([1, 3], device=DEVICE)).item() is True
+        assert torch.isin(4, torch.tensor([1, 3], device=DEVICE)).item() is False
+
+
 def nothing_is_added_twice() -> None:
     """Operators that are made of others inside torch's own kernel compute once."""
     with host_values():

@@ -32,6 +32,18 @@ _MADE_OF_OTHERS = ("aten::copy_", "aten::_is_all_true")
 """Operators without a kernel for CUDA that get one all the same."""
 
 
+_NUMBERS_ON_DEVICE = {
+    "aten::pow.Scalar": "aten::pow.Tensor_Tensor",
+    "aten::pow.Scalar_out": "aten::pow.Tensor_Tensor_out",
+    "aten::isin.Scalar_Tensor": "aten::isin.Tensor_Tensor",
+    "aten::isin.Scalar_Tensor_out": "aten::isin.Tensor_Tensor_out",
+}
+"""Operators that hand their number to another as a tensor of the device that counts as a number.
+
+The dispatcher cannot hand such a tensor to a kernel in Python. So the other is called with a tensor like any other.
+"""
+
+
 class _Calls(threading.local):
     """The operators that are running on this thread, outermost first."""
 
@@ -75,7 +87,8 @@ class Kernels:
             if namespace not in NAMESPACES or short in UNTOUCHED or name in self._replaced:
                 continue
             self._replaced.add(name)
-            kernel = self._special.get(short, self._general)(name, torch_dispatch.device_kernel(name, "CUDA"))
+            make = self._number_on_device if name in _NUMBERS_ON_DEVICE else self._special.get(short, self._general)
+            kernel = make(name, torch_dispatch.device_kernel(name, "CUDA"))
             if namespace not in self._libraries:
                 self._libraries[namespace] = torch_dispatch.kernel_library(namespace)
             torch_dispatch.add_kernel(self._libraries[namespace], name.partition("::")[2], kernel, "CUDA")
@@ -160,6 +173,15 @@ class Kernels:
             result = result if answer is None else type(result)(answer)
             self.log.note(operator.name, str(result), known, answered=answer is not None)
         return result
+
+    def _number_on_device(self, name: str, original: Kernel) -> Kernel:
+        call = torch_dispatch.operator_by_full_name(_NUMBERS_ON_DEVICE[name])
+
+        def kernel(number: float | complex, tensor: torch.Tensor, **kwargs: Any) -> Any:
+            dtype = torch.result_type(tensor, number)
+            return call(torch.scalar_tensor(number, dtype=dtype, device=tensor.device), tensor, **kwargs)
+
+        return kernel
 
     def _allocation(self, name: str, original: Kernel) -> Kernel:
         forget = self.values.ranges.forget
