@@ -43,7 +43,12 @@ class Ended:
 
 
 def predicted(
-    script: Path, arguments: Sequence[str], *, on: str, options: Sequence[str] = (), variables: Mapping[str, str] = _NONE
+    script: Path,
+    arguments: Sequence[str],
+    *,
+    on: str,
+    options: Sequence[str] = (),
+    variables: Mapping[str, str] = _NONE,
 ) -> Ended:
     """`predict script --on CARD --json -- arguments`."""
     command = ["predict", str(script), "--on", on, "--json", *options, "--", *arguments]

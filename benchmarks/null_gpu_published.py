@@ -7,8 +7,8 @@
 xMem's figures lie in ../shared/truth, and without it they are left out. They were measured with transformers 4.51.3:
 `uv run --no-project --with transformers==4.51.3 --with torch --with rich --with typer python -m
 benchmarks.null_gpu_published`. The figure is what `predict --json` says is reserved, beside what the driver reported.
-torch 2.15 allocates cuBLAS's workspaces for each call; TORCH_CUBLAS_WORKSPACE_CACHE=1, which is set here, keeps them as
-the measured 2.6 did. torchtitan's sources are those of its commit 9dec370; see `benchmarks/scripts/titan.py`.
+torch 2.15 allocates cuBLAS's workspaces for each call; with TORCH_CUBLAS_WORKSPACE_CACHE=1 in the environment it keeps
+them, as the measured 2.6 did. torchtitan's sources are those of its commit 9dec370; see `benchmarks/scripts/titan.py`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from benchmarks.engine import as_markdown
 from benchmarks.null_gpu_commands import SCRIPTS, Ended, predicted
 from benchmarks.published_runs import TRUTH, PublishedRun, published_runs
 from tracer.units import GIB, MIB
-
-AS_TORCH_2_6 = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}
 
 
 def main() -> None:
@@ -87,7 +85,7 @@ def xmem_answers(runs: Sequence[PublishedRun]) -> Iterator[tuple[PublishedRun, E
     """What `predict --on` says of each."""
     for run in runs:
         what = [run.model, run.optimizer, run.batch_size]
-        yield run, predicted(SCRIPTS / "xmem.py", what, on=run.card, variables=AS_TORCH_2_6)
+        yield run, predicted(SCRIPTS / "xmem.py", what, on=run.card)
 
 
 # ---- torchtitan ------------------------------------------------------------------------------------------------------
@@ -115,7 +113,7 @@ def print_torchtitan(folder: Path) -> None:
     table = [["Llama 3.1 8B, FSDP", "published", "ours", "error", "seconds"]]
     for row in TITAN_ROWS:
         what = [str(folder.resolve()), str(row.num_ranks), "compiled" if row.compiled else "eager"]
-        ended = predicted(SCRIPTS / "titan.py", what, on="h100-96GB", variables=AS_TORCH_2_6)
+        ended = predicted(SCRIPTS / "titan.py", what, on="h100-96GB")
         reserved_gib = ended.document.get("peak_reserved_bytes", 0) / GIB
         table.append(
             [

@@ -15,6 +15,7 @@ from tracer.null_gpu.cards import H100
 from tracer.null_gpu.process import environment
 from tracer.null_gpu.values.answers import parse_answer
 from tracer.null_gpu.values.known_ranges import Known, KnownRanges
+from tracer.null_gpu.values.truncated import rounds
 
 TOGETHER = (
     "memory_is_the_same",
@@ -26,6 +27,7 @@ TOGETHER = (
     "a_seed_draws_the_same_again_and_leaves_the_hosts_alone",
     "numbers_stand_for_tensors",
     "numbers_come_before_tensors",
+    "weights_are_drawn_within_bounds",
     "nothing_is_added_twice",
     "slices_hold_their_own",
     "other_contexts",
@@ -112,3 +114,13 @@ def test_what_an_answer_looks_like() -> None:
     for wrong in ("train.py=3", "train.py:x=3", "train.py:3", ":3=4", "train.py:3=much"):
         with pytest.raises(TracerError, match="is not an answer"):
             parse_answer(wrong)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(-2.0, 2.0, 0), (-0.06, 0.06, range(2, 4)), (-0.02, 0.02, range(10, 15)), (0.1, 0.2, range(300, 450))],
+)
+def test_how_often_is_drawn_again(low: float, high: float, expected: int | range) -> None:
+    """Of a million numbers 0.3 % are beyond three deviations, and 3 beyond them twice; a third beyond one."""
+    found = rounds(1_000_000, 0.0, 0.02, low, high)
+    assert found in expected if isinstance(expected, range) else found == expected

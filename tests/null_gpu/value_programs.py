@@ -151,9 +151,26 @@ def numbers_come_before_tensors() -> None:
                 there = torch.tensor([1, 2, 3], dtype=dtype, device=DEVICE)
                 expected = torch.pow(base, there.cpu())
                 assert torch.equal(torch.pow(base, there).cpu(), expected) and (base**there).dtype == expected.dtype
-                assert torch.equal(torch.pow(base, there, out=torch.empty_like(expected, device=DEVICE)).cpu(), expected)
+                assert torch.equal(
+                    torch.pow(base, there, out=torch.empty_like(expected, device=DEVICE)).cpu(), expected
+                )
         assert torch.isin(3, torch.tensor([1, 3], device=DEVICE)).item() is True
         assert torch.isin(4, torch.tensor([1, 3], device=DEVICE)).item() is False
+
+
+def weights_are_drawn_within_bounds() -> None:
+    """Numbers in place of a kernel's keep to no bounds; torch's loop, which draws those outside again, has to end."""
+    weight, bytes_of_one = torch.empty(1 << 20, device=DEVICE), 4 << 20
+    with host_values():
+        for bounds, at_least in (
+            ((-2, 2), bytes_of_one // 4),
+            ((-0.06, 0.06), 2 * bytes_of_one),
+            ((0.1, 0.2), bytes_of_one),
+        ):
+            peak = peak_of(lambda bounds=bounds: nn.init.trunc_normal_(weight, 0.0, 0.02, *bounds))
+            assert at_least <= peak <= at_least + 4 * bytes_of_one, (bounds, peak)
+        small = nn.init.trunc_normal_(torch.empty(1000, device=DEVICE), 0.0, 0.02, -0.04, 0.04)
+        assert 0.03 < float(small.abs().max()) <= 0.04
 
 
 def nothing_is_added_twice() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from operator import itemgetter
+from typing import Any
 
 import torch
 
@@ -65,3 +66,26 @@ BEFORE_CALL_HOOKS = "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"
 AFTER_CALL_HOOKS = "_forward_hooks"
 STEP_HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
 """Where an optimizer keeps the hooks that are called before and after its step."""
+
+
+def around_truncated_draws(call: Callable[..., torch.Tensor]) -> Callable[[], None]:
+    """Have `torch.nn.init.trunc_normal_` go through a function.
+
+    Args:
+        call: Given torch's own function, the tensor, mean, standard deviation, lower and upper bound; and its generator
+            by name.
+
+    Returns:
+        What ends that.
+    """
+    init: Any = torch.nn.init
+    original = init._no_grad_trunc_normal_
+
+    def draw(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return call(original, *args, **kwargs)
+
+    def end() -> None:
+        init._no_grad_trunc_normal_ = original
+
+    init._no_grad_trunc_normal_ = draw
+    return end

@@ -8,6 +8,7 @@ operators         what may be computed, and what an operator writes
 answers           values given for lines, as they are written
 device_reads      every value that the program read, by line; what ends a loop without end
 compute           an operator's results on the host
+truncated         how often normal numbers within bounds are drawn again
 sizes             operators whose values decide the size of their result
 kernels           kernels in front of torch's own
 switch            on and off

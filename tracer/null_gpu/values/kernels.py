@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,6 +23,7 @@ from tracer.null_gpu.values.draws import host_generator
 from tracer.null_gpu.values.known_ranges import Known
 from tracer.null_gpu.values.operators import ALLOCATIONS, UNTOUCHED, Operator, operator_named, packet_name, tensors_of
 from tracer.null_gpu.values.sizes import SIZED, SizedResults
+from tracer.null_gpu.values.truncated import rounds
 
 Kernel = Callable[..., Any]
 NAMESPACES = frozenset({"aten", "torchvision"})
@@ -51,6 +53,7 @@ class _Calls(threading.local):
         self.names: list[str] = []
         self.written: list[frozenset[int]] = []
         self.size: int | None = None
+        self.script: deque[bool] | None = None
 
 
 class Kernels:
@@ -104,6 +107,21 @@ class Kernels:
         self._libraries.clear()
         self._replaced.clear()
 
+    def truncated_draw(
+        self, original: Kernel, tensor: torch.Tensor, mean: float, std: float, low: float, high: float, **kwargs: Any
+    ) -> Any:
+        """`trunc_normal_`: of large tensors nothing is computed, and it draws again as often as a device would.
+
+        Its loop would not end else: numbers that stand for those of a kernel keep to no bounds.
+        """
+        if tensor.device.type != "cuda" or tensor.nbytes <= SMALL_BYTES or self._calls.script is not None:
+            return original(tensor, mean, std, low, high, **kwargs)
+        self._calls.script = deque([True] * rounds(tensor.numel(), mean, std, low, high))
+        try:
+            return original(tensor, mean, std, low, high, **kwargs)
+        finally:
+            self._calls.script = None
+
     # ------------------------------------------------------------------------------------------------ kernels by kind
     def _general(self, name: str, original: Kernel) -> Kernel:
         calls, forget = self._calls, self.values.ranges.forget
@@ -115,6 +133,10 @@ class Kernels:
             if any(not isinstance(value, torch.Tensor) for value in args[: len(operator.tensors)]):
                 with torch_dispatch.BelowOperators():
                     args, kwargs = operator.with_tensors(args, kwargs)
+            if calls.script is not None:
+                result = original(*args, **kwargs)
+                self.values.forget([*tensors_of((result,)), *operator.written_tensors(args, kwargs)])
+                return result
             generator = self._generator(operator, args, kwargs) if operator.random else None
             written = operator.written_tensors(args, kwargs)
             calls.names.append(name)
@@ -212,6 +234,10 @@ class Kernels:
             original(tensor)
             if self._sized.pending is not None:
                 return self._sized.pending
+            if self._calls.script is not None:
+                value = self._calls.script.popleft() if self._calls.script else False
+                self.log.note(name, str(value), Known.DRAWN, answered=False)
+                return value
             with torch_dispatch.BelowOperators():
                 values, known = self.values.read(tensor)
                 value = values.item()
@@ -227,6 +253,9 @@ class Kernels:
         def kernel(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
             original(target, source, non_blocking)
             if target.numel() == 0 or self._is_for_the_caller([target]):
+                return target
+            if self._calls.script is not None:
+                self.values.forget([target] if target.device.type == "cuda" else [])
                 return target
             with torch_dispatch.BelowOperators():
                 if target.device.type == "cuda":

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tracer.capture.torch_private import torch_compile
+from tracer.capture.torch_private import torch_compile, torch_modules
 from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.values.answers import Answer
 from tracer.null_gpu.values.device_reads import DeviceRead, Guard, ReadLog
@@ -58,6 +58,7 @@ class HostValues:
         self._kernels = Kernels(self._values, self._log, answer_reads)
         self._num_compiled_buffers = 0
         self._end_watch = torch_compile.watch_compiled_buffers(self._forget_compiled)
+        self._end_draws = torch_modules.around_truncated_draws(self._kernels.truncated_draw)
         self._load_library = torch.ops.load_library
         torch.ops.load_library = self._load_and_replace  # type: ignore[method-assign]
 
@@ -70,6 +71,7 @@ class HostValues:
         """End: torch's own kernels are called alone."""
         torch.ops.load_library = self._load_library  # type: ignore[method-assign]
         self._end_watch()
+        self._end_draws()
         self._kernels.remove()
 
     def _forget_compiled(self, buffer: torch.Tensor) -> None:
