@@ -1,8 +1,9 @@
 """torchtitan's own train.py of December 2024, one rank of a job: FOLDER NUM_RANKS eager|compiled.
 
 FOLDER has torchtitan's sources at commit 9dec370. Replaced are what a process alone has not: its process group (by
-torch's "fake" backend), its data (by zeros), its tokenizer (by the size of Llama 3's vocabulary) and tensorboard, which is off. Attention is
-flash's, as it was with torch 2.6; torch 2.15 takes cuDNN's on an H100, which that day's checkpointing does not save.
+torch's "fake" backend), its data (by zeros), its tokenizer (by the size of Llama 3's vocabulary) and tensorboard, which
+is off. Attention is flash's, as it was with torch 2.6; torch 2.15 takes cuDNN's on an H100, which that day's
+checkpointing does not save.
 """
 
 import os

@@ -94,7 +94,7 @@ class Kernels:
             kernel = make(name, torch_dispatch.device_kernel(name, "CUDA"))
             if namespace not in self._libraries:
                 self._libraries[namespace] = torch_dispatch.kernel_library(namespace)
-            torch_dispatch.add_kernel(self._libraries[namespace], name.partition("::")[2], kernel, "CUDA")
+            torch_dispatch.add_kernel(self._libraries[namespace], name.partition("::")[2], _unrecorded(kernel), "CUDA")
 
     def replace_new(self) -> None:
         """The same for operators of a library that was loaded since."""
@@ -344,6 +344,37 @@ class Kernels:
                 calls.pop()
 
         return kernel
+
+
+def _unrecorded(kernel: Kernel) -> Kernel:
+    """The same, without its Python calls in a profiler's recording: there are tens of them for an operator."""
+    state, enter, leave = (
+        _PYTHON.PyThreadState_Get,
+        _PYTHON.PyThreadState_EnterTracing,
+        _PYTHON.PyThreadState_LeaveTracing,
+    )
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        thread = state()
+        enter(thread)
+        try:
+            return kernel(*args, **kwargs)
+        finally:
+            leave(thread)
+
+    return run
+
+
+def _python() -> ctypes.PyDLL:
+    python = ctypes.PyDLL(None)
+    python.PyThreadState_Get.restype = ctypes.c_void_p
+    for name in ("PyThreadState_EnterTracing", "PyThreadState_LeaveTracing"):
+        getattr(python, name).argtypes = (ctypes.c_void_p,)
+        getattr(python, name).restype = None
+    return python
+
+
+_PYTHON = _python()
 
 
 def _text(values: torch.Tensor) -> str:
