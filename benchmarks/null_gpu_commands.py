@@ -68,6 +68,14 @@ def profiled(
         return Ended(status, json.loads(peak.read_text("utf-8")) if peak.is_file() else {}, stderr, seconds)
 
 
+def watched(script: Path, arguments: Sequence[str], *, on: str, variables: Mapping[str, str] = _NONE) -> Ended:
+    """`run --watch --on CARD script arguments`, which records no steps: for what a script itself says of its memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["run", "--watch", "--on", on, "--save-dir", folder, str(script), *arguments]
+        status, stdout, stderr, seconds = _called(command, variables)
+        return Ended(status, {}, stdout + stderr, seconds)
+
+
 def _called(arguments: Sequence[str], variables: Mapping[str, str]) -> tuple[int, str, str, float]:
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, "PYTHONPATH": paths, **variables}

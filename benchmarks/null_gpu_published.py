@@ -8,12 +8,14 @@ xMem's figures lie in ../shared/truth, and without it they are left out. They we
 `uv run --no-project --with transformers==4.51.3 --with torch --with rich --with typer python -m
 benchmarks.null_gpu_published`. The figure is what `predict --json` says is reserved, beside what the driver reported.
 torch 2.15 allocates cuBLAS's workspaces for each call; with TORCH_CUBLAS_WORKSPACE_CACHE=1 in the environment it keeps
-them, as the measured 2.6 did. torchtitan's sources are those of its commit 9dec370; see `benchmarks/scripts/titan.py`.
+them, as the measured 2.6 did. torchtitan's figure is
+the one of its own log, under `run --watch`; its sources are those of commit 9dec370, see `benchmarks/scripts/titan.py`.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +24,9 @@ from statistics import median
 import torch
 
 from benchmarks.engine import as_markdown
-from benchmarks.null_gpu_commands import SCRIPTS, Ended, predicted
+from benchmarks.null_gpu_commands import SCRIPTS, Ended, predicted, watched
 from benchmarks.published_runs import TRUTH, PublishedRun, published_runs
-from tracer.units import GIB, MIB
+from tracer.units import MIB
 
 
 def main() -> None:
@@ -113,14 +115,15 @@ def print_torchtitan(folder: Path) -> None:
     table = [["Llama 3.1 8B, FSDP", "published", "ours", "error", "seconds"]]
     for row in TITAN_ROWS:
         what = [str(folder.resolve()), str(row.num_ranks), "compiled" if row.compiled else "eager"]
-        ended = predicted(SCRIPTS / "titan.py", what, on="h100-96GB")
-        reserved_gib = ended.document.get("peak_reserved_bytes", 0) / GIB
+        ended = watched(SCRIPTS / "titan.py", what, on="h100-96GB")
+        logged = [float(gib) for gib in re.findall(r"memory: *([\d.]+)GiB", ended.stderr)]
+        reserved_gib = max(logged, default=0.0)
         table.append(
             [
                 f"{row.num_ranks} H100, {what[2]}",
                 f"{row.published_gib:.1f} GiB",
-                f"{reserved_gib:.2f} GiB" if ended.document else ended.last_line,
-                f"{100 * (reserved_gib / row.published_gib - 1):+.2f} %",
+                f"{reserved_gib:.2f} GiB, of {len(logged)} steps" if logged else ended.last_line,
+                f"{100 * (reserved_gib / row.published_gib - 1):+.2f} %" if logged else "",
                 f"{ended.seconds:.0f}",
             ]
         )
