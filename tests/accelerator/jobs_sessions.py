@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from tests.accelerator import pretend
+from tests.accelerator.elsewhere import pretend
 from tracer import TimelineTracer
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.analysis.profiles.reserved_ranges import reserved_ranges
@@ -163,7 +163,7 @@ def train_behind_an_embedding_on_the_cpu() -> Told:
 
 def train_on_the_current_device() -> tuple[Told, str]:
     """`device="pretend"` while the second device is the current one, in a session and in the bare callback."""
-    pretend.set_device(1)
+    pretend().set_device(1)
     model = nn.Linear(16, 64, device="pretend")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = usual_step(model, optimizer, "pretend")
@@ -197,7 +197,7 @@ def train_without_allocating() -> Told:
 
 def train_while_another_stream_works() -> Told:
     """A block is freed while another stream still uses it, right before the peak."""
-    pretend.set_lag(1 << 40)
+    pretend().set_lag(1 << 40)
     model, side = nn.Linear(16, 64, device="pretend:0"), torch.Stream(device="pretend:0")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -261,7 +261,7 @@ def run_out_in(where: str, at_step: int = 2, on: int = 0) -> RanOut:
         on: On which device; the model is on the first.
     """
     capacity, counted = 64 << 20, dict[str, int]()
-    pretend.set_capacity(on, capacity)
+    pretend().set_capacity(on, capacity)
     model = nn.Sequential(nn.Linear(16, 4096), nn.GELU(), nn.Linear(4096, 16)).to("pretend:0")
 
     def ask(now: str, index: int) -> None:
@@ -344,14 +344,14 @@ class _Timed:
 def time_by_events() -> dict[str, Any]:
     """A run with its timing pass: durations of the phases in kernels, and whether the device's numbers go on after."""
     workload = _Timed()
-    pretend.manual_seed_all(3)
+    pretend().manual_seed_all(3)
     results = run_profile(workload, schedule=Schedule(0, 1, 1, 1), timing=True)
     next_one = float(torch.rand(4, device="pretend:0")[0])
     num_steps = results.num_steps
-    pretend.manual_seed_all(3)
+    pretend().manual_seed_all(3)
     expected = [float(torch.rand(4, device="pretend:0")[0]) for _ in range(num_steps + 1)]
     assert results.timings is not None, results.notes
-    kernels = {name: workload_ms / pretend.KERNEL_MS for name, workload_ms in _means(results.timings).items()}
+    kernels = {name: workload_ms / pretend().KERNEL_MS for name, workload_ms in _means(results.timings).items()}
     return {
         "clock": results.timings.clock,
         "kernels": kernels,
@@ -368,19 +368,19 @@ def _means(timings: Any) -> dict[str, float]:
 
 def history_of_somebody_else() -> tuple[bool, int]:
     """Whether a history that the program records itself is still on behind a session, and its first entry there."""
-    torch.pretend.memory._record_memory_history(max_entries=1000)  # type: ignore[attr-defined]
+    pretend().memory._record_memory_history(max_entries=1000)
     first = torch.empty(12345, dtype=torch.uint8, device="pretend:0")
     model = nn.Linear(16, 64, device="pretend:0")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train(model, usual_step(model, optimizer), optimizer)
-    entries = [entry for entry in pretend._snapshot()["device_traces"][0] if entry["action"] == "alloc"]
+    entries = [entry for entry in pretend().memory._snapshot()["device_traces"][0] if entry["action"] == "alloc"]
     del first
-    return pretend._is_history_enabled(), entries[0]["size"]
+    return pretend().memory._is_history_enabled(), entries[0]["size"]
 
 
 def train_without_history() -> tuple[Told, dict[str, Any]]:
     """A backend whose allocator keeps none, and what memory_snapshot.pkl is made of then."""
-    memory = torch.pretend.memory  # type: ignore[attr-defined]
+    memory = pretend().memory
     record = memory._record_memory_history
     del memory._record_memory_history
     try:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.accelerator import pretend
+from tests.accelerator.elsewhere import pretend
 from tests.snapshot.explained import explain_snapshot
 from tracer.runs.watch import TrainingWatch, watch_training
 from tracer.snapshot.load import load_snapshot
@@ -46,7 +46,7 @@ def remember(history: list[Tensor], device: str) -> None:
 
 def leak(num_steps: int, capacity_bytes: int) -> dict[str, Any]:
     """One MiB a step is kept from a line that nobody profiled."""
-    pretend.set_capacity(0, capacity_bytes)
+    pretend().set_capacity(0, capacity_bytes)
     model, optimizer = parts()
     history: list[Tensor] = []
     step = 0
@@ -120,7 +120,7 @@ def keep_outputs() -> dict[str, Any]:
 
 def caught() -> dict[str, Any]:
     """A step runs out of memory, the program goes on with less."""
-    pretend.set_capacity(0, 64 * MIB)
+    pretend().set_capacity(0, 64 * MIB)
 
     def inside(step: int) -> None:
         if step == 3:
@@ -132,7 +132,7 @@ def caught() -> dict[str, Any]:
 
 def runs_out_in(where: str) -> dict[str, Any]:
     """In the middle of a step: what each block is, is known by its address, without a profiler."""
-    pretend.set_capacity(0, 64 * MIB)
+    pretend().set_capacity(0, 64 * MIB)
     model, optimizer = parts()
 
     def ask(now: str) -> None:
@@ -164,8 +164,8 @@ def history_is_off_afterwards() -> tuple[bool, bool]:
     ):
         train_step(model, optimizer)
         watch.step()
-        during = pretend._is_history_enabled()
-    return during, pretend._is_history_enabled()
+        during = pretend().memory._is_history_enabled()
+    return during, pretend().memory._is_history_enabled()
 
 
 def bounded(max_entries: int) -> tuple[int, int]:

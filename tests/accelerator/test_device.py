@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -115,6 +116,11 @@ def test_random_numbers_are_the_devices_own(elsewhere: Elsewhere) -> None:
 def test_it_computes_what_the_cpu_computes(elsewhere: Elsewhere, name: str) -> None:
     on_cpu, on_device = (elsewhere(jobs_device.sums_after_steps, name, device) for device in ("cpu", "pretend:0"))
     np.testing.assert_allclose(on_device, on_cpu, rtol=2e-2, atol=1e-2)
+
+
+def test_it_is_registered_in_a_process_of_its_own() -> None:
+    """Here it would take `torch.accelerator` from a GPU, and autograd's streams with it."""
+    assert not hasattr(torch, "pretend")
 
 
 def test_the_program_never_names_it() -> None:
