@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from tests.accelerator.elsewhere import pretend
+from tests.accelerator.registered import pretend
+from tests.on_null_gpu.jobs_workloads import default_device
 from tests.training_steps import WORKLOADS
 
 Request = tuple[str, int, int]
@@ -132,18 +132,6 @@ def draw() -> dict[str, Any]:
         "host before": host,
         "host after": torch.get_rng_state().tolist(),
     }
-
-
-@contextmanager
-def default_device(device: str) -> Iterator[None]:
-    """Build and run what is inside on a device."""
-    before = torch.get_default_device()
-    torch.set_default_device(device)
-    torch.empty(0)  # now torch lists its functions that make tensors, and keeps the list: none may be patched yet
-    try:
-        yield
-    finally:
-        torch.set_default_device(before)
 
 
 def sums_after_steps(name: str, device: str, num_steps: int = 3) -> list[float]:
