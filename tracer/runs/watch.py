@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from tracer.analysis.snapshots.outlived_steps import StepEnds
 from tracer.analysis.steps.step_findings import explain_steps
-from tracer.capture import torch_private
 from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.device.memory_counters import StepReader, read_counters
@@ -33,6 +32,7 @@ from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.reached_tensors import Alike, unnamed_tensors
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.step_columns import StepColumns, StepTable
+from tracer.capture.torch_private import torch_history
 from tracer.errors import Terminated
 from tracer.exporters.files import check_folder
 from tracer.exporters.json_documents.watch import write_watch_json
@@ -461,7 +461,7 @@ def _watch_out_of_memory(device: torch.device, watch: TrainingWatch) -> None:
     if device.type in _attached or not devices.is_accelerator(device):
         return
     with suppress(RuntimeError):  # a build without the device
-        if torch_private.on_out_of_memory(device, _tell_all):
+        if torch_history.on_out_of_memory(device, _tell_all):
             _attached.add(device.type)
 
 
