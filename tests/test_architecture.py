@@ -18,8 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 _BASE = {"tracer.arrays", "tracer.errors", "tracer.units", "tracer.collector", "tracer.nested"}
 _RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot", "tracer.allocator"}
 _MEANS = {*_RECORDS, "tracer.analysis"}
-_WRITES = {*_MEANS, "tracer.advice", "tracer.exporters"}
 _NULL_GPU = {"tracer.null_gpu", "tracer.null_gpu.values"}
+_FOUND = {*_MEANS, "tracer.null_gpu", "tracer.advice", "tracer.rehearsal"}
+_WRITES = {*_FOUND, "tracer.results", "tracer.exporters"}
 ROOMS: dict[str, set[str]] = {
     "tracer.arrays": set(),
     "tracer.errors": set(),
@@ -35,11 +36,12 @@ ROOMS: dict[str, set[str]] = {
     "tracer.analysis": _RECORDS,
     "tracer.rehearsal": {*_BASE, "tracer.null_gpu", "tracer.workloads", "tracer.capture", "tracer.allocator"},
     "tracer.advice": {*_MEANS, "tracer.null_gpu", "tracer.rehearsal", "tracer.workloads"},
-    "tracer.exporters": {*_MEANS, "tracer.advice"},
+    "tracer.results": _FOUND,
+    "tracer.exporters": {*_FOUND, "tracer.results"},
     "tracer.timeline_tracer": _WRITES,
-    "tracer.runs": {*_WRITES, *_NULL_GPU, "tracer.timeline_tracer", "tracer.rehearsal", "tracer.workloads"},
+    "tracer.runs": {*_WRITES, *_NULL_GPU, "tracer.timeline_tracer", "tracer.workloads"},
     "tracer.integrations": {"tracer.errors", "tracer.runs"},
-    "tracer.commands": {*_WRITES, *_NULL_GPU, "tracer.rehearsal", "tracer.runs", "tracer.workloads"},
+    "tracer.commands": {*_WRITES, *_NULL_GPU, "tracer.runs", "tracer.workloads"},
     "tracer": set(),  # the map of the house; it loads its public names when they are first used
     "models": {"tracer.workloads"},
     "main": {"tracer.commands"},

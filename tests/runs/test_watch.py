@@ -21,10 +21,9 @@ from tracer.analysis.steps.step_findings import Comparison, Fragmenting, GrowthO
 from tracer.analysis.steps.trend import Trend
 from tracer.capture.device.device_ledger import DeviceLedger
 from tracer.capture.step_columns import StepColumns
-from tracer.errors import OutputError
+from tracer.errors import OutputError, Terminated
 from tracer.exporters.json_documents.watch import watch_values
 from tracer.exporters.screen.watch import ledger_lines, short_watch_lines, watch_lines
-from tracer.runs.termination import Terminated
 from tracer.runs.watch import TrainingWatch
 
 MIB = 1 << 20

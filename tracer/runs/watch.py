@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from tracer.analysis.snapshots.outlived_steps import StepEnds
 from tracer.analysis.steps.step_findings import explain_steps
-from tracer.analysis.steps.watch_report import Event, WatchReport
 from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.device.memory_counters import StepReader, read_counters
@@ -35,19 +34,21 @@ from tracer.capture.objects.training_objects import Models, Optimizers, Training
 from tracer.capture.sources.remembered import forget_files
 from tracer.capture.step_columns import StepColumns, StepTable
 from tracer.capture.torch_private import torch_history
+from tracer.errors import Terminated
 from tracer.exporters.files import check_folder
 from tracer.exporters.json_documents.watch import write_watch_json
 from tracer.exporters.memory_snapshot import write_memory_snapshot
 from tracer.exporters.screen.terminal import say
 from tracer.exporters.screen.watch import short_watch_lines, write_watch_text
 from tracer.nested import leaves
-from tracer.runs.null_run import caveat_of
+from tracer.results.failure import is_out_of_memory
+from tracer.results.null_run import caveat_of
+from tracer.results.watch_report import Event, WatchReport
 from tracer.runs.own_folder import OwnFolder
 from tracer.runs.rank_store import RankStore
 from tracer.runs.ranks import Rank, RankPeak, begin, finish, leave, this_rank
-from tracer.runs.results import is_out_of_memory
 from tracer.runs.session import device_of, fault_text, tell_of_fault
-from tracer.runs.termination import Terminated, Termination, held
+from tracer.runs.termination import Termination, held
 from tracer.runs.watch_report import Moment, limit_of, watch_report
 from tracer.runs.watched_rank import peak_of_watched
 
