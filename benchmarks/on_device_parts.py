@@ -21,12 +21,12 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.on_device import ROOT, Facts, Options
+from benchmarks.on_device_options import ROOT, Facts, Options
 from models import gpt, resnet
 from models.fno_workload import build_fno_workload
-from tracer.capture import torch_private
 from tracer.capture.device import devices
 from tracer.capture.device.phase_timing import time_phases
+from tracer.capture.torch_private import torch_history
 from tracer.null_gpu.process import is_active
 from tracer.runs.session import ProfileSession, Schedule
 
@@ -338,16 +338,16 @@ def history(options: Options) -> Facts:
     """Wall time of a step with the allocator's history on and off, in turn."""
     if is_active():
         return _NO_TIMES
-    if not torch_private.has_allocator_history(options.device):
+    if not torch_history.has_allocator_history(options.device):
         return {"left out": f"the allocator of {options.device.type} has no history"}
     step = _step_of(fno(options))
     _seconds_a_step(step, options, 3)
     off, on = [], []
     for _ in range(3):
         off.append(_seconds_a_step(step, options, 5))
-        torch_private.start_allocator_history(options.device, 1_000_000)
+        torch_history.start_allocator_history(options.device, 1_000_000)
         on.append(_seconds_a_step(step, options, 5))
-        torch_private.stop_allocator_history(options.device)
+        torch_history.stop_allocator_history(options.device)
     ms = [round(1e3 * statistics.median(each), 3) for each in (off, on)]
     return {"ms off and on": ms, "on to off": round(ms[1] / ms[0], 3)}
 

@@ -1,4 +1,4 @@
-"""The house as DESIGN.md draws it: imports go one way and never in a circle, torch's private parts are in one file."""
+"""The house as DESIGN.md draws it: imports go one way and never in a circle, torch's private parts are in one room."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -18,8 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 _BASE = {"tracer.arrays", "tracer.errors", "tracer.units", "tracer.collector", "tracer.nested"}
 _RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot", "tracer.allocator"}
 _MEANS = {*_RECORDS, "tracer.analysis"}
-_WRITES = {*_MEANS, "tracer.advice", "tracer.exporters"}
 _NULL_GPU = {"tracer.null_gpu", "tracer.null_gpu.values"}
+_FOUND = {*_MEANS, "tracer.null_gpu", "tracer.advice", "tracer.rehearsal"}
+_WRITES = {*_FOUND, "tracer.results", "tracer.exporters"}
 ROOMS: dict[str, set[str]] = {
     "tracer.arrays": set(),
     "tracer.errors": set(),
@@ -35,11 +36,12 @@ ROOMS: dict[str, set[str]] = {
     "tracer.analysis": _RECORDS,
     "tracer.rehearsal": {*_BASE, "tracer.null_gpu", "tracer.workloads", "tracer.capture", "tracer.allocator"},
     "tracer.advice": {*_MEANS, "tracer.null_gpu", "tracer.rehearsal", "tracer.workloads"},
-    "tracer.exporters": {*_MEANS, "tracer.advice"},
+    "tracer.results": _FOUND,
+    "tracer.exporters": {*_FOUND, "tracer.results"},
     "tracer.timeline_tracer": _WRITES,
-    "tracer.runs": {*_WRITES, *_NULL_GPU, "tracer.timeline_tracer", "tracer.rehearsal", "tracer.workloads"},
+    "tracer.runs": {*_WRITES, *_NULL_GPU, "tracer.timeline_tracer", "tracer.workloads"},
     "tracer.integrations": {"tracer.errors", "tracer.runs"},
-    "tracer.commands": {*_WRITES, *_NULL_GPU, "tracer.rehearsal", "tracer.runs", "tracer.workloads"},
+    "tracer.commands": {*_WRITES, *_NULL_GPU, "tracer.runs", "tracer.workloads"},
     "tracer": set(),  # the map of the house; it loads its public names when they are first used
     "models": {"tracer.workloads"},
     "main": {"tracer.commands"},
@@ -54,6 +56,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "tracer.analysis.steps",
     ),
     "tracer.capture": (
+        "tracer.capture.torch_private",
         "tracer.capture.sources",
         "tracer.capture.device",
         "tracer.capture.objects",
@@ -89,6 +92,10 @@ PUBLIC_ENOUGH = {"__cxa_atexit", "_fields", "_replace", "_asdict", "_getframe", 
 
 def modules() -> dict[str, Path]:
     files = [*ROOT.glob("tracer/**/*.py"), *ROOT.glob("models/**/*.py"), *ROOT.glob("main.py")]
+    return _by_name(files)
+
+
+def _by_name(files: Iterable[Path]) -> dict[str, Path]:
     return {_module_name(path.relative_to(ROOT)): path for path in files}
 
 
@@ -125,7 +132,7 @@ def imports(source: str, known: set[str], *, levels: int = 0) -> Iterator[tuple[
             inner = [f"{module}.{alias.name}" for alias in node.names]
             names = [name if name in known else module for name in inner]
         for name in names:
-            if name.split(".")[0] in {"tracer", "models", "main"}:
+            if name.split(".")[0] in {"tracer", "models", "main", "benchmarks"}:
                 yield name, id(node) not in typing_only
 
 
@@ -207,6 +214,7 @@ def _is_private(name: str) -> bool:
 
 
 MODULES = modules()
+OUTSIDE = [module for module in MODULES if not module.startswith(f"{PRIVATE_TORCH}.")]
 
 
 @cache
@@ -251,6 +259,15 @@ def test_no_import_cycles_also_of_types_alone() -> None:
     assert find_cycle(graph) is None
 
 
+def test_no_import_cycles_in_benchmarks() -> None:
+    files = _by_name(ROOT.glob("benchmarks/*.py"))
+    graph = {
+        module: {name for name, _ in imports(path.read_text("utf-8"), set(files))} for module, path in files.items()
+    }
+    assert graph["benchmarks.on_device"]
+    assert find_cycle(graph) is None
+
+
 def test_the_house_has_few_floors() -> None:
     graph = {room: set[str]() for room in ROOMS}
     for module in MODULES:
@@ -286,16 +303,19 @@ def find_cycle(graph: dict[str, set[str]]) -> list[str] | None:
     return next((cycle for module in graph if (cycle := visit(module, []))), None)
 
 
-def test_torchs_private_parts_are_in_one_file() -> None:
-    assert private_torch(source_of(PRIVATE_TORCH))
-    assert {module: found for module in MODULES if (found := private_torch(source_of(module)))}.keys() == {
-        PRIVATE_TORCH
-    }
+def test_torchs_private_parts_are_in_one_room() -> None:
+    assert {module: found for module in OUTSIDE if (found := private_torch(source_of(module)))} == {}
+
+
+def test_each_file_of_that_room_needs_it() -> None:
+    inside = [module for module in MODULES if module.startswith(f"{PRIVATE_TORCH}.")]
+    assert inside
+    assert [name for name in inside if not private_torch(source_of(name)) + private_attributes(source_of(name))] == []
 
 
 def test_nobody_elses_private_attributes_are_read() -> None:
     """Of torch's objects in torch_private, of ours nowhere: what a leading underscore says is for the file it is in."""
-    ours = [module for module in MODULES if module.startswith("tracer") and module != PRIVATE_TORCH]
+    ours = [module for module in OUTSIDE if module.startswith("tracer")]
     assert {module: found for module in ours if (found := private_attributes(source_of(module)))} == {}
 
 

@@ -44,7 +44,7 @@ def test_the_oldest_torch_is_the_one_that_is_promised() -> None:
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     (oldest,) = [each.removeprefix("torch>=") for each in dependencies if each.startswith("torch>=")]
     assert f"({oldest} or newer)" in (ROOT / "README.md").read_text()
-    assert f'"torch {oldest} to' in (ROOT / "tracer/capture/torch_private.py").read_text()
+    assert f'"torch {oldest} to' in (ROOT / "tracer/capture/torch_private/torch_profiler.py").read_text()
 
 
 def test_the_tests_that_run_on_it_are_there() -> None:

@@ -19,7 +19,6 @@ import torch
 from tracer.analysis.compiled.origins import with_lines_of_nodes
 from tracer.analysis.profiles.devices_held import default_device, most_held_bytes
 from tracer.analysis.profiles.findings import CycleFindings, Findings, find_in_cycle, put_together
-from tracer.capture import torch_private
 from tracer.capture.compile_watch import CompileWatch
 from tracer.capture.device import devices
 from tracer.capture.device.counter_reading import CounterReading, with_reading
@@ -28,6 +27,8 @@ from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.profiler.profiler_trace import ProfilerTrace, TraceStore
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import CompiledCode
+from tracer.capture.sources.remembered import forget_files
+from tracer.capture.torch_private import torch_profiler
 from tracer.errors import RecordingError, TracerError
 from tracer.exporters.max_mem import write_max_mem
 from tracer.exporters.trace import write_trace
@@ -89,6 +90,7 @@ class TimelineTracer:
                 without having watched it.
             probable_device: The one that it will be by default, even if no step allocates anything on it.
         """
+        forget_files()
         self.out_file = None if out_file is None else Path(out_file)
         self.device = None if device is None else str(device)
         self._probable_device = probable_device
@@ -105,7 +107,7 @@ class TimelineTracer:
     def __call__(self, prof: Any) -> None:
         """Read what the profiler has just recorded; nothing records meanwhile."""
         self._findings = None
-        self._kept.append(_Cycle(torch_private.kineto_results(prof), _is_stopping(prof), self._read_counter()))
+        self._kept.append(_Cycle(torch_profiler.kineto_results(prof), _is_stopping(prof), self._read_counter()))
         self._read(self._kept[-1])
         if self.out_file is not None or self.trace_file is not None:
             self._finish_when_stopped(prof)

@@ -10,10 +10,10 @@ import pytest
 from torch import nn
 
 from tests.pieces import Pieces
-from tracer.capture import torch_private
 from tracer.capture.compile_watch import CompileWatch, _node
 from tracer.capture.sources.compiled_code import MemoryBudget, RecomputedTensor
 from tracer.capture.sources.source_line import SourceLine
+from tracer.capture.torch_private import torch_compile
 from tracer.runs.session import ProfileSession, Schedule
 
 
@@ -23,7 +23,7 @@ def fail(*_: Any) -> Any:
 
 def test_a_torch_that_cannot_be_watched_is_a_fault_of_ours_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = CompileWatch()
-    monkeypatch.setattr(torch_private, "watch_inductor", fail)
+    monkeypatch.setattr(torch_compile, "watch_inductor", fail)
     watch._compilation_begins()
     watch._compilation_begins()
     assert str(watch.fault) == "GraphLowering has no compile_to_module"
@@ -103,9 +103,9 @@ def test_cuda_graphs_that_were_not_made_are_those_of_the_run(
     monkeypatch: pytest.MonkeyPatch, before: tuple[int, list[str]], after: tuple[int, list[str]], told: tuple[str, ...]
 ) -> None:
     watch = CompileWatch()
-    monkeypatch.setattr(torch_private, "cuda_graphs_left_out", lambda: before)
+    monkeypatch.setattr(torch_compile, "cuda_graphs_left_out", lambda: before)
     watch.start()
-    monkeypatch.setattr(torch_private, "cuda_graphs_left_out", lambda: after)
+    monkeypatch.setattr(torch_compile, "cuda_graphs_left_out", lambda: after)
     watch.stop()
     assert watch._cuda_graphs_left_out() == told
 

@@ -14,7 +14,7 @@ from tests.conftest import ON_NULL_GPU
 from tests.null_gpu.started import ROOT, needs_null_gpu
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.process import environment
-from tracer.runs.null_run import CAVEAT
+from tracer.results.null_run import CAVEAT
 
 pytestmark = [needs_null_gpu, pytest.mark.slow]
 FAILING = "import pytest\n\n\n@pytest.mark.gpu\ndef test_fails() -> None:\n    raise AssertionError\n"

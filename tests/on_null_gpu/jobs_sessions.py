@@ -21,8 +21,8 @@ from tests.on_null_gpu.small_cards import leave_bytes
 from tracer import TimelineTracer
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.analysis.profiles.reserved_ranges import reserved_ranges
-from tracer.capture.torch_private import allocator_history_enabled
-from tracer.runs.failure_words import failure_lines
+from tracer.capture.torch_private.torch_history import allocator_history_enabled
+from tracer.exporters.screen.failure import failure_lines
 from tracer.runs.session import Schedule
 from tracer.runs.training import TrainingProfile, profile_training
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.on_null_gpu.small_cards import leave_bytes
 from tests.snapshot.explained import explain_snapshot
-from tracer.capture.torch_private import allocator_history_enabled
+from tracer.capture.torch_private.torch_history import allocator_history_enabled
 from tracer.runs.watch import TrainingWatch, watch_training
 from tracer.snapshot.load import load_snapshot
 

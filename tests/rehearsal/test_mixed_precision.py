@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tracer.capture import torch_private
+from tracer.capture.torch_private import torch_dispatch
 from tracer.rehearsal import cuda_autocast as lists
 from tracer.rehearsal.cuda_autocast import cuda_autocast
 from tracer.rehearsal.cuda_rules import RULE_NAMES
@@ -58,13 +58,13 @@ def test_lists_are_those_of_torchs_header(macro: str, ours: tuple[str, ...]) -> 
     assert len(set(ours)) == len(ours)
     # An operator that only another version has does no harm: it is passed by where it does not exist.
     missing = _of_header(macro) ^ set(ours)
-    assert {name for name in missing if torch_private.operator_with_overload(name) is not None} == set()
+    assert {name for name in missing if torch_dispatch.operator_with_overload(name) is not None} == set()
 
 
 def test_lists_are_what_torch_registers_for_cuda() -> None:
     ours = {*lists.LOWER_PRECISION, *lists.FLOAT, *lists.FLOAT_RESULT, *lists.FLOAT_APPENDED, *lists.WIDEST}
     of_cudnn = {"_cudnn_rnn", "cudnn_convolution", "cudnn_convolution_transpose"}
-    registered = torch_private.autocast_operators("CUDA") - of_cudnn - {"binary_cross_entropy"}
+    registered = torch_dispatch.autocast_operators("CUDA") - of_cudnn - {"binary_cross_entropy"}
     # linalg_matrix_sqrth and its like are registered by files of their own.
     assert {name for name in registered ^ ours if not name.startswith("linalg_matrix_")} == set()
 

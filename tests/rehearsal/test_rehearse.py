@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tracer.capture import torch_private
+from tracer.capture.torch_private import torch_fake
 from tracer.errors import RehearsalError
 from tracer.rehearsal.cuda_rules import RULE_NAMES, RULES
 from tracer.rehearsal.device_memory import serve
@@ -178,7 +178,7 @@ def test_the_model_holds_no_memory_afterwards_and_is_the_same_object() -> None:
     rehearsed(lambda: model(torch.ones(4, 8)), model, optimizer)
     assert model.weight is weight and optimizer.param_groups[0]["params"][0] is weight
     assert isinstance(weight, nn.Parameter) and weight.requires_grad
-    assert torch_private.is_fake(weight)
+    assert torch_fake.is_fake(weight)
 
 
 # ---- CUDA's rules ----------------------------------------------------------------------------------------------------

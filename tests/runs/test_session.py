@@ -16,14 +16,15 @@ from tests.pieces import Pieces, mlp_with_state, noise, raising, random_states, 
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
 from tests.training_steps import WORKLOADS, build_workload
 from tracer.analysis.profiles.allocator_join import join_history
-from tracer.capture import torch_private
 from tracer.capture.device.allocator_history import MAX_ENTRIES, AllocatorHistory
 from tracer.capture.device.devices import allocator_counters
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.objects.training_objects import TrainingObjects
+from tracer.capture.torch_private import torch_history
 from tracer.errors import RecordingError, TracerError
+from tracer.results.failure import Failure
+from tracer.results.run_results import RunResults
 from tracer.runs import workload_run as run_module
-from tracer.runs.results import Failure, RunResults
 from tracer.runs.session import ProfileSession, Schedule, device_of
 from tracer.runs.workload_run import run_profile
 
@@ -503,8 +504,8 @@ def test_a_history_that_cannot_be_dumped_keeps_nothing_on(
     def refuse(*_: Any) -> None:
         raise RuntimeError("device-side assert")
 
-    monkeypatch.setattr(torch_private, "allocator_snapshot", refuse)
-    monkeypatch.setattr(torch_private, "stop_allocator_history", refuse)
+    monkeypatch.setattr(torch_history, "allocator_snapshot", refuse)
+    monkeypatch.setattr(torch_history, "stop_allocator_history", refuse)
     workload = Pieces()
     with (
         pytest.raises(KeyError, match="bug") as caught,
@@ -563,10 +564,10 @@ def history_log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         log.append(f"dump of {device}")
         return {"dump": log.count(f"dump of {device}")}
 
-    monkeypatch.setattr(torch_private, "allocator_history_enabled", lambda device: "somebody else's" in log)
-    monkeypatch.setattr(torch_private, "start_allocator_history", start)
-    monkeypatch.setattr(torch_private, "stop_allocator_history", stop)
-    monkeypatch.setattr(torch_private, "allocator_snapshot", dump)
+    monkeypatch.setattr(torch_history, "allocator_history_enabled", lambda device: "somebody else's" in log)
+    monkeypatch.setattr(torch_history, "start_allocator_history", start)
+    monkeypatch.setattr(torch_history, "stop_allocator_history", stop)
+    monkeypatch.setattr(torch_history, "allocator_snapshot", dump)
     return log
 
 
@@ -606,9 +607,9 @@ def test_an_allocator_that_tells_nothing_is_named(monkeypatch: pytest.MonkeyPatc
     enabled = {"now": False}
     monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "native")
     monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: enabled["now"], raising=False)
-    assert not torch_private.allocator_history_enabled(CUDA)
+    assert not torch_history.allocator_history_enabled(CUDA)
     enabled["now"] = True
-    assert torch_private.allocator_history_enabled(CUDA)
+    assert torch_history.allocator_history_enabled(CUDA)
 
 
 def test_the_cpu_has_no_history(history_log: list[str]) -> None:
@@ -677,7 +678,7 @@ def test_a_first_step_without_memory_is_explained_from_the_history(
     oom = {"action": "oom", "device_free": 100, "size": 50_000, "stream": 0, "frames": [frame("forward", "net.py", 13)]}
     blocks = [block(weight.data_ptr(), weight.nbytes()), block(1 << 40, 9000)]
     segments = [segment(piece["address"], piece["size"], [piece]) for piece in blocks]
-    monkeypatch.setattr(torch_private, "allocator_snapshot", lambda device: snapshot([made, oom], segments))
+    monkeypatch.setattr(torch_history, "allocator_snapshot", lambda device: snapshot([made, oom], segments))
     session = ProfileSession(workload.model, workload.optimizer, device="cuda:0", schedule=Schedule(1, 1, 1, 1))
     # As if the weights were on the device.
     words_at = KnownStorages.words_at
@@ -707,7 +708,7 @@ def test_a_history_that_contradicts_itself_is_a_note_too(
     """What the profiler recorded is explained without it."""
     twice = segment(1 << 40, 1024, [block(1 << 40, 512), block(1 << 40, 512)])
     odd = snapshot([entry("alloc", 1 << 40, 512), entry("oom", 0, 512)], [twice])
-    monkeypatch.setattr(torch_private, "allocator_snapshot", lambda device: odd)
+    monkeypatch.setattr(torch_history, "allocator_snapshot", lambda device: odd)
     session = cuda_session(Schedule(0, 0, 1, 1), history_log, num_steps=1 if error else 2, error=error)
     monkeypatch.setattr(session._tracer, "device", "cpu")
     monkeypatch.setattr("tracer.analysis.profiles.findings.join_history", lambda snapshot, _, storages: join_history(

@@ -14,14 +14,15 @@ import torch
 from torch import nn
 
 from tracer import timeline_tracer
-from tracer.capture import torch_private
 from tracer.capture.device.counter_reading import CounterReading
 from tracer.capture.profiler.event_tree import read_recording
+from tracer.capture.torch_private import torch_profiler
+from tracer.errors import Terminated
 from tracer.exporters.recording_file.kept_run_file import load_kept_run
 from tracer.runs import outputs, session
 from tracer.runs.outputs import OUTPUTS
 from tracer.runs.session import Schedule
-from tracer.runs.termination import Terminated, WritingInterrupted
+from tracer.runs.termination import WritingInterrupted
 from tracer.runs.training import profile_training
 from tracer.runs.watch import watch_training
 
@@ -32,7 +33,7 @@ ENDS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
 IN_LOOP = {"wait": 0, "warm-up": 1, "recording": 2, "second cycle": 5}
 WITHIN = {
     "reading a cycle": (timeline_tracer, "read_recording"),
-    "keeping a cycle": (torch_private, "kineto_results"),
+    "keeping a cycle": (torch_profiler, "kineto_results"),
     "reading the counter": (CounterReading, "now"),
     "analysis": (timeline_tracer, "find_in_cycle"),
     "who holds what": (session, "find_held_waste"),

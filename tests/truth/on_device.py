@@ -55,7 +55,7 @@ class OnDevice:
     kinds: Share | None = None
 
     @property
-    def wrong(self) -> dict[str, object]:
+    def wrong(self) -> dict[str, str | tuple[str, ...]]:
         """What is wrong, by column."""
         columns = ("crash", "changed", "kept", "wrong_sum", "wrong_peak")
         return {column: found for column in columns if (found := getattr(self, column))}

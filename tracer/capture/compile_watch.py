@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from tracer.capture import torch_private
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import (
     NOTHING_COMPILED,
@@ -28,6 +27,7 @@ from tracer.capture.sources.compiled_code import (
 from tracer.capture.sources.operator_lines import source_text
 from tracer.capture.sources.source_files import is_package_code, is_user_code, whole_path
 from tracer.capture.sources.source_line import SourceLine
+from tracer.capture.torch_private import torch_compile
 
 _STACK_LINE = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
 _VIEWS = {
@@ -52,18 +52,18 @@ class CompileWatch:
 
     def start(self) -> None:
         """Wait for the first compilation."""
-        self._breaks_before = len(torch_private.graph_breaks())
-        self._functions_before = len(torch_private.compiled_functions())
-        self._left_out_before = torch_private.cuda_graphs_left_out()
-        self._ends.append(torch_private.on_compile_start(self._compilation_begins))
+        self._breaks_before = len(torch_compile.graph_breaks())
+        self._functions_before = len(torch_compile.compiled_functions())
+        self._left_out_before = torch_compile.cuda_graphs_left_out()
+        self._ends.append(torch_compile.on_compile_start(self._compilation_begins))
 
     def _compilation_begins(self) -> None:
         if self._is_watching:
             return
         self._is_watching = True
         try:
-            self._ends.append(torch_private.watch_inductor(self._lowered))
-            self._ends.append(torch_private.watch_memory_budget(self._budgeted))
+            self._ends.append(torch_compile.watch_inductor(self._lowered))
+            self._ends.append(torch_compile.watch_memory_budget(self._budgeted))
         except Exception as fault:  # a torch whose inside is another: the user's compilation goes on
             self.fault = self.fault or fault
 
@@ -106,18 +106,18 @@ class CompileWatch:
         )
 
     def _cuda_graphs_left_out(self) -> tuple[str, ...]:
-        (count, reasons), (before, known) = torch_private.cuda_graphs_left_out(), self._left_out_before
+        (count, reasons), (before, known) = torch_compile.cuda_graphs_left_out(), self._left_out_before
         new = [_first_line(reason) for reason in reasons[len(known) :]]
         return tuple(dict.fromkeys(new)) or ("",) * (count > before)
 
     def _functions(self) -> tuple[CompiledFunction, ...]:
-        found = torch_private.compiled_functions()[self._functions_before :]
+        found = torch_compile.compiled_functions()[self._functions_before :]
         return tuple(
             CompiledFunction(number, name, SourceLine(file, line), why) for number, name, file, line, why in found
         )
 
     def _breaks(self) -> tuple[GraphBreak, ...]:
-        found = torch_private.graph_breaks()[self._breaks_before :]
+        found = torch_compile.graph_breaks()[self._breaks_before :]
         breaks = (GraphBreak(_first_line(reason), _innermost(stack)) for reason, stack in found)
         return tuple(dict.fromkeys(breaks))
 
@@ -128,9 +128,9 @@ def compiled_wrapper_names(module_names: Mapping[int, str]) -> dict[int, str]:
     Args:
         module_names: Dotted names of modules by `id()`; one that is "" goes by its class.
     """
-    if not torch_private.has_compiled():
+    if not torch_compile.has_compiled():
         return {}
-    wrapped = torch_private.wrapped_modules()
+    wrapped = torch_compile.wrapped_modules()
     return {one: module_names.get(id(inner)) or type(inner).__name__ for one, inner in wrapped.items()}
 
 
@@ -158,7 +158,7 @@ def _inductor_graph(lowering: Any, path: str, num_outputs: int | None) -> Compil
     return CompiledGraph(
         path=path,
         text=Path(path).read_text(encoding="utf-8"),
-        compile_id=torch_private.compile_id(),
+        compile_id=torch_compile.compile_id(),
         is_backward=bool(lowering.is_backward),
         num_outputs=num_outputs if is_forward and num_outputs is not None else -1,
         nodes=tuple(_node(node, is_backward=bool(lowering.is_backward)) for node in fx_nodes),
@@ -248,7 +248,7 @@ def _run_as_they_are(paths: set[str]) -> dict[str, CompiledGraph]:
     if not any(path.startswith("<") for path in paths):
         return {}
     found = {}
-    for module in torch_private.graph_modules():
+    for module in torch_compile.graph_modules():
         forward = getattr(type(module), "forward", None)
         path = str(getattr(getattr(forward, "__code__", None), "co_filename", ""))
         if path in paths and path not in found:

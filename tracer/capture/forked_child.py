@@ -43,9 +43,9 @@ def _begins() -> None:
 def _leave_profiler() -> None:
     """Where the parent had no torch, as it reads a snapshot, there is nothing to leave."""
     if "torch" in sys.modules:
-        from tracer.capture import torch_private
+        from tracer.capture.torch_private import torch_profiler
 
-        torch_private.leave_profiler_of_parent()
+        torch_profiler.leave_profiler_of_parent()
 
 
 def _end_without_destructors() -> None:

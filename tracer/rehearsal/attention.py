@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tracer.capture import torch_private
+from tracer.capture.torch_private import torch_dispatch, torch_fake
 from tracer.rehearsal.rule import Gpu
 
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
@@ -54,12 +54,12 @@ def attention(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        if not torch_private.is_fake(query) or query.dim() != 4:
+        if not torch_fake.is_fake(query) or query.dim() != 4:
             return on_cpu(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)  # type: ignore[no-any-return]
         if torch.is_autocast_enabled("cpu"):
             query, key, value, attn_mask = map(_in_16_bits, (query, key, value, attn_mask))
         asked = _Question(query, key, value, attn_mask, dropout_p, is_causal, gpu)
-        with torch_private.below_autocast():
+        with torch_dispatch.below_autocast():
             return _run(asked, scale, enable_gqa)
 
     return scaled_dot_product_attention
@@ -74,20 +74,20 @@ def _run(asked: _Question, scale: float | None, enable_gqa: bool) -> Tensor:
     query, key, value, mask = asked.query, asked.key, asked.value, _added(asked.mask, asked.query.dtype)
     common: dict[str, Any] = {"dropout_p": asked.dropout, "is_causal": asked.is_causal}
     if _can_be_cudnns(asked):
-        of_cudnn = torch_private.operator("_scaled_dot_product_cudnn_attention")
+        of_cudnn = torch_dispatch.operator("_scaled_dot_product_cudnn_attention")
         return of_cudnn(query, key, value, mask, asked.wants_gradients, **common, scale=scale)[0]  # type: ignore[no-any-return]
     if _can_be_flash(asked):
         width = query.shape[-1]
         padded = [_padded(each, 8) for each in (query, key, value)]
         scale = scale if scale is not None else width**-0.5
-        flash = torch_private.operator("_scaled_dot_product_flash_attention")
+        flash = torch_dispatch.operator("_scaled_dot_product_flash_attention")
         return flash(*padded, **common, scale=scale)[0][..., :width]  # type: ignore[no-any-return]
     if _can_be_efficient(asked):
         if mask is not None:
             mask = _aligned(mask).expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-        efficient = torch_private.operator("_scaled_dot_product_efficient_attention")
+        efficient = torch_dispatch.operator("_scaled_dot_product_efficient_attention")
         return efficient(query, key, value, mask, asked.wants_gradients, **common, scale=scale)[0]  # type: ignore[no-any-return]
-    single = torch_private.operator("_scaled_dot_product_attention_math")
+    single = torch_dispatch.operator("_scaled_dot_product_attention_math")
     return single(query, key, value, mask, **common, scale=scale, enable_gqa=enable_gqa)[0]  # type: ignore[no-any-return]
 
 

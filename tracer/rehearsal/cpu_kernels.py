@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from tracer.capture import torch_private
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
+from tracer.capture.torch_private import torch_dispatch
 from tracer.rehearsal.recorder import OperatorCall, ResultOf, Scratch, ScratchOf, strided_tensors
 
 _ASKED = frozenset(
@@ -93,15 +93,15 @@ class CpuKernels:
 
 
 def _is_asked(operator: Any) -> bool:
-    return torch_private.schema_name(operator) in _ASKED
+    return torch_dispatch.schema_name(operator) in _ASKED
 
 
 def _is_by_element(operator: Any) -> bool:
     """Whether it is torch's own, works element by element, draws no random numbers and makes its result anew."""
     tags = getattr(operator, "tags", ())
     is_plain = torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
-    is_torchs = torch_private.schema_name(operator).startswith("aten::")
-    return is_plain and is_torchs and not torch_private.written_arguments(operator)[0]
+    is_torchs = torch_dispatch.schema_name(operator).startswith("aten::")
+    return is_plain and is_torchs and not torch_dispatch.written_arguments(operator)[0]
 
 
 def _mixes_types(call: OperatorCall) -> bool:
@@ -124,7 +124,7 @@ def _key(value: Any) -> Any:
 
 
 def _run(operator: Any, call: OperatorCall) -> _Taken:
-    with torch_private.without_modes(), quiet_profiler():
+    with torch_dispatch.without_modes(), quiet_profiler():
         args, kwargs = _real(call.args), _real(call.kwargs)
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             out = operator(*args, **kwargs)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tracer.capture import torch_private
+from tracer.capture.torch_private import torch_dispatch, torch_graph
 from tracer.rehearsal.rule import Gpu
 
 LOWER_PRECISION = (
@@ -78,9 +78,9 @@ class _Casts:
             return type(value)(self(to, each) for each in value)
         if not _is_eligible(value) or value.dtype == to:
             return value
-        is_weight = value.dtype is torch.float32 and value.requires_grad and torch_private.is_leaf(value)
+        is_weight = value.dtype is torch.float32 and value.requires_grad and torch_graph.is_leaf(value)
         lower = torch.get_autocast_dtype("cpu")
-        if to != lower or not is_weight or torch_private.is_view(value) or not torch.is_autocast_cache_enabled():
+        if to != lower or not is_weight or torch_graph.is_view(value) or not torch.is_autocast_cache_enabled():
             return value.to(to)
         if id(value) not in self._of:
             self._of[id(value)] = value, value.to(to)
@@ -103,7 +103,7 @@ def cuda_autocast() -> Iterator[None]:
 
     torch.clear_autocast_cache = clear_both
     try:
-        with torch_private.kernels_replaced(_kernels(casts), "AutocastCPU"):
+        with torch_dispatch.kernels_replaced(_kernels(casts), "AutocastCPU"):
             yield
     finally:
         torch.clear_autocast_cache = clear
@@ -112,7 +112,7 @@ def cuda_autocast() -> Iterator[None]:
 
 def _kernels(casts: _Casts) -> dict[str, Kernel | None]:
     """By operator and overload what CUDA's autocast does; None where it does nothing."""
-    of_cpu = torch_private.autocast_operators("CPU")
+    of_cpu = torch_dispatch.autocast_operators("CPU")
     policies: tuple[tuple[Iterable[str], Callable[[_Casts, str, Any], Kernel]], ...] = (
         (LOWER_PRECISION, _lower_precision),
         (FLOAT, _float),
@@ -123,7 +123,7 @@ def _kernels(casts: _Casts) -> dict[str, Kernel | None]:
     found: dict[str, Kernel | None] = {}
     for names, policy in policies:
         for name in names:
-            operator = torch_private.operator_with_overload(name)
+            operator = torch_dispatch.operator_with_overload(name)
             if operator is not None and not (name in _KEPT and name in of_cpu):
                 found[name] = policy(casts, name, operator)
     found[_BANNED] = _banned
@@ -133,7 +133,7 @@ def _kernels(casts: _Casts) -> dict[str, Kernel | None]:
 
 
 def _cast_all(casts: _Casts, to: torch.dtype, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    with torch_private.below_autocast():
+    with torch_dispatch.below_autocast():
         return operator(*casts(to, args), **{name: casts(to, value) for name, value in kwargs.items()})
 
 
@@ -157,7 +157,7 @@ def _float_result(casts: _Casts, name: str, operator: Any) -> Kernel:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         is_said = kwargs.get("dtype") is not None or (fused is not None and len(args) > 2)
-        with torch_private.below_autocast():
+        with torch_dispatch.below_autocast():
             if not is_said and _is_eligible(args[0]):
                 kwargs["dtype"] = torch.float32
             if fused is not None:
@@ -169,12 +169,12 @@ def _float_result(casts: _Casts, name: str, operator: Any) -> Kernel:
 
 def _float_appended(casts: _Casts, name: str, operator: Any) -> Kernel:
     packet, overload = name.partition(".")[0], FLOAT_APPENDED[name]
-    with_type = torch_private.operator(packet, overload)
+    with_type = torch_dispatch.operator(packet, overload)
 
     def kernel(x: Tensor, p: Any = 2, *args: Any) -> Any:
         if overload == "ScalarOpt_dim_dtype":
             args = (args[0], args[1] if len(args) > 1 else False)
-        with torch_private.below_autocast():
+        with torch_dispatch.below_autocast():
             return with_type(x, p, *args, dtype=torch.float32 if _is_eligible(x) else x.dtype)
 
     return kernel
@@ -210,7 +210,7 @@ def softmax_of_half(fused: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     x, dim, *rest = args
     dtype = rest[0] if rest else kwargs.get("dtype")
     if x.dtype is torch.float16 and dtype is torch.float32:
-        return torch_private.operator(fused)(x, dim, True)
+        return torch_dispatch.operator(fused)(x, dim, True)
     return otherwise(*args, **kwargs)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tracer.capture import torch_private
+from tracer.capture.torch_private import torch_fake
 from tracer.rehearsal import attention, cuda_autocast
 from tracer.rehearsal import convolution_workspaces as convolutions
 from tracer.rehearsal import kernel_scratch as kernels
@@ -57,7 +57,7 @@ def _steps_on_host(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 def _dropout(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
     def dropout(input: Tensor, p: float, train: bool) -> Tensor:
         is_fused = train and 0 < p < 1 and input.numel() > 0
-        if not is_fused or not torch_private.is_fake(input):
+        if not is_fused or not torch_fake.is_fake(input):
             return on_cpu(input, p, train)  # type: ignore[no-any-return]
         return torch.native_dropout(input, p, True)[0]
 
@@ -67,7 +67,7 @@ def _dropout(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
 def _softmax(fused: str) -> Replacement:
     def replaced(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
         def softmax(input: Tensor, dim: int, dtype: Any = None) -> Tensor:
-            if dtype is None or not torch_private.is_fake(input):
+            if dtype is None or not torch_fake.is_fake(input):
                 return on_cpu(input, dim, dtype)  # type: ignore[no-any-return]
             return softmax_of_half(fused, (input, dim, dtype), {}, on_cpu)  # type: ignore[no-any-return]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tracer.capture import torch_private
+from tracer.capture.torch_private import torch_fake, torch_modules, torch_tensors
 from tracer.nested import leaves
 
 
@@ -20,7 +20,7 @@ def turn_all_fake(
     What cannot be turned, since something else holds on to it, is replaced in the modules and optimizers.
 
     Args:
-        mode: Of `torch_private.fake_tensors`.
+        mode: Of `torch_fake.fake_tensors`.
         modules: With all that are in them.
         optimizers: That update them.
         others: Tensors of no module.
@@ -29,13 +29,13 @@ def turn_all_fake(
     bases: dict[int, Tensor] = {}
     replaced: dict[int, Tensor] = {}
     for tensor in {id(each): each for each in (*_tensors(modules, optimizers), *others)}.values():
-        if torch_private.is_fake(tensor) or tensor.layout is not torch.strided:
+        if torch_fake.is_fake(tensor) or tensor.layout is not torch.strided:
             continue
         storage = tensor.untyped_storage()
-        key = torch_private.storage_key(storage)
+        key = torch_tensors.storage_key(storage)
         if key not in bases:
             bases[key] = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
-        if not torch_private.turn_fake(mode, tensor, bases[key]):
+        if not torch_fake.turn_fake(mode, tensor, bases[key]):
             replaced[id(tensor)] = _stand_in(mode, tensor)
     if replaced:
         _replace(modules, optimizers, replaced)
@@ -53,13 +53,13 @@ def _tensors(modules: list[nn.Module], optimizers: list[torch.optim.Optimizer]) 
 
 
 def _stand_in(mode: Any, tensor: Tensor) -> Tensor:
-    fake = torch_private.fake_copy(mode, tensor)
+    fake = torch_fake.fake_copy(mode, tensor)
     return nn.Parameter(fake.detach(), tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
 
 
 def _replace(modules: list[nn.Module], optimizers: list[torch.optim.Optimizer], by: dict[int, Tensor]) -> None:
     for module in (each for model in modules for each in model.modules()):
-        for name, _, tensor in list(torch_private.parameters_and_buffers(module)):
+        for name, _, tensor in list(torch_modules.parameters_and_buffers(module)):
             if id(tensor) in by:
                 setattr(module, name, by[id(tensor)])
     for optimizer in optimizers:

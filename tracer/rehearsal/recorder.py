@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tracer.capture import torch_private
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.plain_tensors import plain_tensors
 from tracer.capture.recording import OpKind
 from tracer.capture.torch_names import BACKWARD_FUNCTION, ENGINE_PREFIX, is_accumulate_grad
+from tracer.capture.torch_private import torch_dispatch, torch_fake, torch_graph, torch_tensors
 from tracer.rehearsal.how_many import ASKS_HOW_MANY
 from tracer.rehearsal.kernel_results import RESULT_BYTES
 from tracer.rehearsal.open_calls import OpenCalls
@@ -125,14 +125,14 @@ class Recorder:
         """Prepare.
 
         Args:
-            mode: Of `torch_private.fake_tensors`.
+            mode: Of `torch_fake.fake_tensors`.
             scratch_of: From an operator to what tells what its calls take beside their results; asked once for each.
             result_of: From an operator to what tells what its calls really return, where its fake kernel does not know.
             kernels: What stands in for operators that are made of others. Under `torch.inference_mode` these come here
                 whole, since autograd, which would take them apart, is passed by.
             watch: Called with every operator when it has run.
         """
-        self._kernels, self._dispatched = kernels or {}, torch_private.dispatched_to(self._operator)
+        self._kernels, self._dispatched = kernels or {}, torch_dispatch.dispatched_to(self._operator)
         self.log, self.mode = StorageLog(), mode
         self._scratch_of, self._result_of, self._watch = scratch_of, result_of, watch
         self._known: dict[Any, _Known] = {}
@@ -165,7 +165,7 @@ class Recorder:
             nn.modules.module.register_module_forward_pre_hook(self._enter_module),
             nn.modules.module.register_module_forward_hook(self._leave_module, always_call=True),
         ]
-        self._next_number = torch_private.next_node_number()
+        self._next_number = torch_graph.next_node_number()
         try:
             with self._backward_told(), self.mode, self._dispatched:
                 yield
@@ -263,7 +263,7 @@ class Recorder:
         if self._num_backwards:
             self._find_node()
         tensors = [*strided_tensors(args), *strided_tensors(kwargs.values())]
-        real = [tensor for tensor in tensors if not torch_private.is_fake(tensor)]
+        real = [tensor for tensor in tensors if not torch_fake.is_fake(tensor)]
         if real:
             if not known.is_view:
                 self._keep_stand_ins(real)
@@ -278,7 +278,7 @@ class Recorder:
         number = NONE
         if torch.is_grad_enabled():
             number = self._next_number
-            self._next_number = max(self._next_number, torch_private.next_node_number())
+            self._next_number = max(self._next_number, torch_graph.next_node_number())
         shapes = log.shapes[tuple(tuple(tensor.shape) for tensor in tensors)]
         parent = self._node
         log.ops.append(
@@ -321,8 +321,8 @@ class Recorder:
         return out
 
     def _look_at(self, func: Any) -> _Known:
-        name = torch_private.schema_name(func)
-        written, names = torch_private.written_arguments(func)
+        name = torch_dispatch.schema_name(func)
+        written, names = torch_dispatch.written_arguments(func)
         return _Known(
             name=name,
             string=self.log.strings[name],
@@ -367,15 +367,15 @@ class Recorder:
         """
         for tensor in real:
             storage = tensor.untyped_storage()
-            key = torch_private.storage_key(storage)
+            key = torch_tensors.storage_key(storage)
             if key not in self._stand_ins:
-                self._stand_ins[key] = torch_private.fake_copy(self.mode, tensor)
+                self._stand_ins[key] = torch_fake.fake_copy(self.mode, tensor)
                 self._let_go.append(weakref.finalize(storage, self._stand_ins.pop, key, None))
 
     def _all_fake(self, value: Any) -> Any:
         """The same with every real tensor's stand-in in its place."""
         if isinstance(value, Tensor):
-            return value if torch_private.is_fake(value) else torch_private.fake_copy(self.mode, value)
+            return value if torch_fake.is_fake(value) else torch_fake.fake_copy(self.mode, value)
         if isinstance(value, dict):
             return {key: self._all_fake(each) for key, each in value.items()}
         if isinstance(value, list | tuple):
@@ -390,11 +390,11 @@ class Recorder:
     # ------------------------------------------------------------------------------------------------ autograd's nodes
     def _find_node(self) -> None:
         """Begin rows for the node at work if it is another one than before."""
-        node = torch_private.running_node()
+        node = torch_graph.running_node()
         if node is None:
             self._end_node()
             return
-        number = torch_private.node_number(node)
+        number = torch_graph.node_number(node)
         is_same = number == self._node_id if number >= 0 else node is self._held_node
         if is_same and self._node >= 0:
             return
@@ -435,33 +435,33 @@ class Recorder:
             return False
         storage = held.untyped_storage()
         is_dense = storage.nbytes() == held.numel() * held.element_size() and 0 not in held.stride()
-        is_unshared = torch_private.num_storage_users(storage) <= _UNSHARED_STORAGE
-        return is_dense and is_unshared and torch_private.num_tensor_users(held) <= _UNSHARED_TENSOR
+        is_unshared = torch_tensors.num_storage_users(storage) <= _UNSHARED_STORAGE
+        return is_dense and is_unshared and torch_tensors.num_tensor_users(held) <= _UNSHARED_TENSOR
 
     # ------------------------------------------------------------------------------------------------------ storages
     def number(self, tensor: Tensor) -> int:
         """The storage of a tensor; one that was not seen being made comes from outside, and is allocated now."""
         storage = tensor.untyped_storage()
-        found = self._storage_of.get(torch_private.storage_key(storage))
+        found = self._storage_of.get(torch_tensors.storage_key(storage))
         if found is not None:
             return found[0]
         return self._new(tensor, storage, tensor.numel() * tensor.element_size())
 
     def _is_known(self, tensor: Tensor) -> bool:
-        return torch_private.storage_key(tensor.untyped_storage()) in self._storage_of
+        return torch_tensors.storage_key(tensor.untyped_storage()) in self._storage_of
 
     def _made(self, out: Any, bits: dict[int, int], first_bytes: int | None) -> None:
         """Note the storages that an operator has made; the first may be larger than its fake tensor says."""
         for tensor in strided_tensors((out,)):
             storage = tensor.untyped_storage()
-            if torch_private.storage_key(storage) not in self._storage_of:
+            if torch_tensors.storage_key(storage) not in self._storage_of:
                 number = self._new(tensor, storage, first_bytes)
                 first_bytes = None
                 bits[number] = bits.get(number, 0) | ALLOCATED
 
     def _new(self, tensor: Tensor, storage: torch.UntypedStorage, known_bytes: int | None = None) -> int:
         log = self.log
-        key, fake_bytes = torch_private.storage_key(storage), storage.nbytes()
+        key, fake_bytes = torch_tensors.storage_key(storage), storage.nbytes()
         size_bytes = fake_bytes if known_bytes is None else known_bytes
         shape = log.shapes[(tuple(tensor.shape),)]
         dtype = log.strings[str(tensor.dtype).removeprefix("torch.")]
@@ -501,7 +501,7 @@ class Recorder:
             for tensor in strided_tensors(args[position : position + 1]):
                 storage = tensor.untyped_storage()
                 number = self.number(tensor)
-                key = torch_private.storage_key(storage)
+                key = torch_tensors.storage_key(storage)
                 if storage.nbytes() == self._storage_of[key][2]:
                     continue
                 old_bytes, *rest = log.storages[number]

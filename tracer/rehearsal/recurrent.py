@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tracer.capture import torch_private
+from tracer.capture.torch_private import torch_dispatch, torch_fake
 from tracer.rehearsal.rule import Gpu
 
 # Values that a backward through time cannot do without, for each element of the hidden state: the gates, and the
@@ -85,7 +85,7 @@ def recurrence(kind: str) -> Callable[[Callable[..., Any], Gpu], Callable[..., A
             x = args[0]
             is_packed = isinstance(args[3], list | tuple)
             state, weights = (args[2], args[3]) if is_packed else (args[1], args[2])
-            if not torch_private.is_fake(weights[0]) or not torch.backends.cudnn.enabled:
+            if not torch_fake.is_fake(weights[0]) or not torch.backends.cudnn.enabled:
                 return on_cpu(*args)
             # Behind the weights: whether they have biases, layers, dropout, training, both directions.
             _, num_layers, _, is_training, both = args[4:9] if is_packed else args[3:8]
@@ -117,6 +117,6 @@ def _in_16_bits(x: Tensor, hidden: Tensor, cell: Tensor | None, weights: list[Te
     if not torch.is_autocast_enabled("cpu"):
         return x, hidden, cell, weights
     to = torch.get_autocast_dtype("cpu")
-    with torch_private.below_autocast():
+    with torch_dispatch.below_autocast():
         cast = [each.to(to) for each in weights]
         return x.to(to), hidden.to(to), cell.to(to) if cell is not None else None, cast

@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tracer.allocator.settings import AllocatorSettings
-from tracer.capture import torch_private
 from tracer.capture.objects.known_storages import KnownStorages, Role, input_tensors
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import OPTIMIZER_PREFIXES, STEP_PREFIX
+from tracer.capture.torch_private import torch_dispatch, torch_fake
 from tracer.rehearsal.columns import HOST, Columns
 from tracer.rehearsal.cpu_kernels import CpuKernels
 from tracer.rehearsal.cuda_rules import RULES
@@ -120,10 +120,10 @@ def rehearse(
             rule.prepare(gpu)
         if rule.workload is not None:
             workload = rule.workload(workload)
-    mode = torch_private.fake_tensors()
+    mode = torch_fake.fake_tensors()
     kernels = _kernels(followed, gpu)
     if cpu_kernels is None:
-        by_operator = {torch_private.operator_with_overload(name): kernel for name, kernel in kernels.items()}
+        by_operator = {torch_dispatch.operator_with_overload(name): kernel for name, kernel in kernels.items()}
         recorder = Recorder(mode, _scratch_of(followed, gpu), kernels=by_operator, watch=watch)
     else:
         recorder = Recorder(mode, cpu_kernels.scratch_of, result_of=cpu_kernels.result_of, watch=watch)
@@ -146,7 +146,7 @@ def _scratch_of(rules: list[Rule], gpu: Gpu) -> Callable[[Any], tuple[ScratchOf,
     for rule in rules:
         for name, of_rule in rule.scratch.items():
             found[name] = (*found.get(name, ()), _of_gpu(of_rule, gpu))
-    return lambda operator: found.get(torch_private.schema_name(operator), ())
+    return lambda operator: found.get(torch_dispatch.schema_name(operator), ())
 
 
 def _of_gpu(of_rule: ScratchOfGpu, gpu: Gpu) -> ScratchOf:
@@ -157,7 +157,7 @@ def _of_gpu(of_rule: ScratchOfGpu, gpu: Gpu) -> ScratchOf:
 def _standing_in(rules: list[Rule], kernels: Mapping[str, Callable[..., Any]], gpu: Gpu) -> Iterator[None]:
     """Put kernels, and functions where no kernel can see, in the place of torch's while the block runs."""
     with ExitStack() as back:
-        back.enter_context(torch_private.kernels_replaced(kernels, "AutogradCPU"))
+        back.enter_context(torch_dispatch.kernels_replaced(kernels, "AutogradCPU"))
         for rule in rules:
             if rule.around is not None:
                 back.enter_context(rule.around())
@@ -174,9 +174,9 @@ def _kernels(rules: list[Rule], gpu: Gpu) -> dict[str, Callable[..., Any]]:
     """By operator and overload, as CUDA runs what is made of other operators."""
     found: dict[str, Callable[..., Any]] = {}
     for name, replacement in ((name, by) for rule in rules for name, by in rule.operators.items()):
-        operator = torch_private.operator_with_overload(name)
+        operator = torch_dispatch.operator_with_overload(name)
         if operator is not None:
-            found[name] = replacement(torch_private.made_of_others(operator), gpu)
+            found[name] = replacement(torch_dispatch.made_of_others(operator), gpu)
     return found
 
 

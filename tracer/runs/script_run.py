@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from tracer.capture import torch_private
 from tracer.capture.forked_child import in_forked_child
 from tracer.capture.objects.training_objects import TrainingObjects
+from tracer.capture.torch_private import torch_compile, torch_modules
 from tracer.exporters.screen.terminal import say
 from tracer.runs.training import TrainingProfile
 from tracer.runs.watch import TrainingWatch
@@ -110,7 +110,7 @@ class ScriptProfile:
             register_module_forward_pre_hook(self._called),
             register_optimizer_step_post_hook(self._optimizer_stepped),
         ]
-        self._stop_watching = torch_private.on_compile_start(self._compilation_begins)
+        self._stop_watching = torch_compile.on_compile_start(self._compilation_begins)
         return self
 
     def __exit__(
@@ -190,7 +190,7 @@ def _alive(kind: type[Any]) -> list[Any]:
 def outermost(modules: Iterable[nn.Module]) -> list[nn.Module]:
     """Those that are in no other."""
     modules = list(modules)
-    inner = {id(child) for module in modules for child in torch_private.child_modules(module).values()}
+    inner = {id(child) for module in modules for child in torch_modules.child_modules(module).values()}
     return [module for module in modules if id(module) not in inner]
 
 

@@ -20,7 +20,6 @@ from torch.profiler import ProfilerAction
 from tracer.analysis.profiles.findings import Findings, without_wrapped
 from tracer.analysis.profiles.waste import Waste
 from tracer.analysis.snapshots.oom import OutOfMemory
-from tracer.capture import torch_private
 from tracer.capture.compile_watch import CompileWatch, compiled_wrapper_names
 from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory
@@ -38,10 +37,11 @@ from tracer.capture.objects.moved_parameters import MovedParameters
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
+from tracer.capture.torch_private import torch_graph, torch_history, torch_profiler, torch_tensors
 from tracer.collector import paused_gc
 from tracer.errors import RecordingError, TracerError
-from tracer.runs.null_run import caveat_of
-from tracer.runs.run_history import RunHistory
+from tracer.results.null_run import caveat_of
+from tracer.results.run_history import RunHistory
 from tracer.runs.termination import held
 from tracer.runs.waste import find_held_waste
 from tracer.timeline_tracer import TimelineTracer
@@ -226,7 +226,7 @@ class ProfileSession:
         Raises:
             TracerError: Somebody else's is recording.
         """
-        if torch_private.is_recorded_by_profiler():
+        if torch_profiler.is_recorded_by_profiler():
             raise TracerError(
                 "Another torch.profiler is recording in this process, and torch has room for one.",
                 hint="Leave out the other one, or begin behind its end.",
@@ -241,7 +241,7 @@ class ProfileSession:
         if profiler is not None:
             kind, trace = (type(error), error.__traceback__) if error is not None else (None, None)
             self._ours(lambda: profiler.__exit__(kind, error, trace))
-            torch_private.let_go_of(profiler)
+            torch_profiler.let_go_of(profiler)
         self._forget_forks()
         self._ours(self._hooks.stop)
         self._ours(self._compile_watch.stop)
@@ -316,11 +316,11 @@ class ProfileSession:
 
         What is being recorded has begun with them.
         """
-        self._observer.sees_transforms |= torch_private.is_inside_transform()
+        self._observer.sees_transforms |= torch_tensors.is_inside_transform()
         if self._observer.sees_transforms and self._records_shapes:
             self._records_shapes = False
             self._keeps_wrapped = self._is_recording
-            torch_private.record_no_shapes(self._profiler)
+            torch_profiler.record_no_shapes(self._profiler)
 
     def _step_begins(self) -> None:
         """What was noted of the step before does not hold for the next one."""
@@ -369,7 +369,7 @@ class ProfileSession:
         is_next_recorded = profiler.schedule(profiler.step_num) in _RECORDING
         self.module_names.update(compiled_wrapper_names(self.module_names))
         self._tracer(profiler)
-        torch_private.let_go_of_recording(profiler)
+        torch_profiler.let_go_of_recording(profiler)
         self._observe_everything(is_walk=is_next_recorded and self._profiler is not None)
         if self._tracer.num_cycles == self.schedule.num_repeats:
             self.history.dump()
@@ -388,7 +388,7 @@ class ProfileSession:
             self._observer.observe(
                 itertools.chain(self._objects.tensors(), rest),
                 is_walk=is_walk,
-                workspaces={str(self.device): torch_private.cublas_workspaces(self.device)},
+                workspaces={str(self.device): torch_history.cublas_workspaces(self.device)},
             )
 
     @property
@@ -431,7 +431,7 @@ class ProfileSession:
     def _observe_gradients(self, parameters: Collection[tuple[str, Tensor]]) -> dict[str, bool]:
         """Note where gradients lie; whether each parameter has one, by name."""
         names, tensors = [name for name, _ in parameters], [parameter for _, parameter in parameters]
-        gradients = torch_private.gradients_of(tensors)
+        gradients = torch_graph.gradients_of(tensors)
         if self._is_recording:
             pairs = zip(names, gradients, strict=True)
             self._observer.observe(

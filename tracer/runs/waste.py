@@ -20,7 +20,6 @@ from tracer.analysis.profiles.waste import (
     put_together,
     users_lines,
 )
-from tracer.capture import torch_private
 from tracer.capture.objects.holders import Holder, find_common_holder, find_holders
 from tracer.capture.objects.live_tensors import live_tensors
 from tracer.capture.objects.plain_tensors import plain_tensors
@@ -33,6 +32,7 @@ from tracer.capture.sources.storing_lines import (
     lines_that_store,
     names_on_the_way,
 )
+from tracer.capture.torch_private import torch_tensors
 
 _NUM_SEARCHED = 6
 """Findings."""
@@ -209,7 +209,7 @@ def _staying_at_peak(findings: Findings) -> dict[int, int] | None:
 def _sizes_at(device: torch.device) -> dict[int, int]:
     """Bytes of each storage that is there now, by address."""
     found: dict[int, int] = {}
-    with torch_private.as_plain_tensors():
+    with torch_tensors.as_plain_tensors():
         for _, _, tensor in live_tensors().tensors:
             for storage in _storages(tensor):
                 try:

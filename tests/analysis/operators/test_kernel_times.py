@@ -17,7 +17,7 @@ from tracer.analysis.profiles.attribution import attribute
 from tracer.capture.device.device_kernels import Kernels, read_kernels
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
-from tracer.capture.torch_private import HOST_DEVICE_TYPE
+from tracer.capture.torch_private.torch_profiler import HOST_DEVICE_TYPE
 from tracer.errors import RecordingError
 
 GPU = "a GPU"

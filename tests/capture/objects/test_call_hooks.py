@@ -18,8 +18,8 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from tests.capture.objects.compiled_watching import PROGRAMS
-from tracer.capture import torch_private
 from tracer.capture.objects.call_hooks import CallHooks
+from tracer.capture.torch_private import torch_compile
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -68,8 +68,8 @@ def compilation(monkeypatch: pytest.MonkeyPatch) -> Any:
         found.callbacks.append(callback)
         return lambda: found.callbacks.remove(callback)
 
-    monkeypatch.setattr(torch_private, "on_compile_start", on_compile_start)
-    monkeypatch.setattr(torch_private, "has_compiled", lambda: found.has_compiled)
+    monkeypatch.setattr(torch_compile, "on_compile_start", on_compile_start)
+    monkeypatch.setattr(torch_compile, "has_compiled", lambda: found.has_compiled)
     return found
 
 
@@ -105,7 +105,7 @@ def test_between_steps_nothing_is_looked_for_unless_something_was_compiled(
 ) -> None:
     """Also where no hook is on, as of a model whose own call is compiled: a loop may go on for days."""
     searches: list[nn.Module] = []
-    monkeypatch.setattr(torch_private, "compiled_wrappers", lambda model: searches.append(model) or [])
+    monkeypatch.setattr(torch_compile, "compiled_wrappers", lambda model: searches.append(model) or [])
     model, _ = net()
     model._compiled_call_impl = model._call_impl  # type: ignore[assignment]
     hooks, _ = hooks_on(model)

@@ -18,11 +18,11 @@ from tests.training_steps import WORKLOADS, Recorded, build_workload, record, to
 from tracer.analysis.profiles.attribution import attribute
 from tracer.analysis.profiles.memory_timeline import memory_timeline
 from tracer.analysis.profiles.torch_categories import categorize
-from tracer.capture import torch_private
 from tracer.capture.device.device_kernels import read_kernels
 from tracer.capture.profiler import event_tree
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import CallKind, OpKind, Recording
+from tracer.capture.torch_private import torch_profiler
 from tracer.errors import RecordingError
 
 TABLES = ("allocations", "keys", "flow", "ops", "calls", "spans", "frames", "modules")
@@ -147,14 +147,14 @@ def test_operators_inside_operators_are_not_listed(recorded: Callable[[str], Rec
 
     def walk(event: Any, inside_operator: bool) -> None:
         fields = event.extra_fields
-        if type(fields) is torch_private.OpFields:
-            backward = fields.scope == torch_private.BACKWARD_SCOPE
-            user = fields.scope == torch_private.USER_SCOPE
+        if type(fields) is torch_profiler.OpFields:
+            backward = fields.scope == torch_profiler.BACKWARD_SCOPE
+            user = fields.scope == torch_profiler.USER_SCOPE
             if not user and (backward or not inside_operator):
                 wanted.append(event.name)
             engine = event.name.startswith("autograd::engine::evaluate_function: ")
             inside_operator = not (backward or user or (engine and not inside_operator))
-        elif type(fields) is not torch_private.AllocationFields:
+        elif type(fields) is not torch_profiler.AllocationFields:
             inside_operator = False
         for child in event.children:
             walk(child, inside_operator)
@@ -290,15 +290,15 @@ def test_nothing_recorded(profiler: Any) -> None:
 @pytest.mark.parametrize("number", range(5))
 def test_a_field_that_torch_no_longer_has(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of the five types: one sentence with the field and torch's version, and a hint."""
-    types = list(torch_private._FIELDS)
-    fields = torch_private._FIELDS[types[number]]
-    monkeypatch.setitem(torch_private._FIELDS, types[number], (*fields, "gone_tomorrow"))
-    torch_private.check_event_types.cache_clear()
+    types = list(torch_profiler._FIELDS)
+    fields = torch_profiler._FIELDS[types[number]]
+    monkeypatch.setitem(torch_profiler._FIELDS, types[number], (*fields, "gone_tomorrow"))
+    torch_profiler.check_event_types.cache_clear()
     with pytest.raises(RecordingError, match=rf"torch {torch.__version__.split('+')[0]}.*gone_tomorrow") as error:
         read_recording(FakeResults())
     assert "2.11" in error.value.hint
     monkeypatch.undo()
-    torch_private.check_event_types.cache_clear()
+    torch_profiler.check_event_types.cache_clear()
     read_recording(FakeResults())
 
 
@@ -311,7 +311,7 @@ def test_an_event_that_torch_no_longer_describes(monkeypatch: pytest.MonkeyPatch
 
 def test_a_type_that_torch_no_longer_has() -> None:
     with pytest.raises(RecordingError, match="_ExtraFields_GoneTomorrow"):
-        torch_private._profiler_type("_ExtraFields_GoneTomorrow")
+        torch_profiler._profiler_type("_ExtraFields_GoneTomorrow")
 
 
 def test_every_table_checks_its_lengths() -> None:
@@ -478,7 +478,7 @@ ENGINE = "autograd::engine::evaluate_function: MmBackward0"
 
 def on_engine_thread(number: int, at_ns: int) -> FakeEvent:
     """A GPU's thread of the engine at work on one node."""
-    node = FakeOp("MmBackward0", scope=torch_private.BACKWARD_SCOPE, sequence_number=number)
+    node = FakeOp("MmBackward0", scope=torch_profiler.BACKWARD_SCOPE, sequence_number=number)
     inner = FakeEvent(FakeOp("aten::mm", sequence_number=0), at_ns + 2, start_tid=7)
     return FakeEvent(
         FakeOp(ENGINE, sequence_number=number), at_ns, [FakeEvent(node, at_ns + 1, [inner], start_tid=7)], start_tid=7
@@ -527,7 +527,7 @@ def test_what_runs_on_the_device_is_no_caller() -> None:
 @pytest.mark.usefixtures("fake_types")
 def test_a_call_of_the_driver_before_the_gradient_hides_nothing() -> None:
     """torch puts the driver's calls before all other children."""
-    node = FakeOp("torch::autograd::AccumulateGrad", scope=torch_private.BACKWARD_SCOPE)
+    node = FakeOp("torch::autograd::AccumulateGrad", scope=torch_profiler.BACKWARD_SCOPE)
     detach = FakeEvent(FakeOp("aten::detach", [FakeTensor(1, 5)]), 1002)
     recording = read_recording(FakeResults(FakeEvent(node, 1000, [FakeEvent(FakeOther(), 1003), detach])))
     assert recording.gradient_keys.tolist() == [0]
@@ -540,7 +540,7 @@ def test_a_call_of_the_driver_before_the_gradient_hides_nothing() -> None:
 def test_a_region_inside_an_operator_is_a_span() -> None:
     """As `record_function` in a custom autograd.Function leaves it where no stacks are recorded."""
     region = FakeEvent(
-        FakeOp("my region", scope=torch_private.USER_SCOPE), 1001, [FakeEvent(FakeOp("aten::mul"), 1002)]
+        FakeOp("my region", scope=torch_profiler.USER_SCOPE), 1001, [FakeEvent(FakeOp("aten::mul"), 1002)]
     )
     recording = read_recording(FakeResults(FakeEvent(FakeOp("MyFunction"), 1000, [region])))
     assert_consistent(recording)

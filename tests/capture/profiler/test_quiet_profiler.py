@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from tracer.capture import torch_private
 from tracer.capture.profiler.quiet_profiler import without_line
+from tracer.capture.torch_private import torch_profiler
 
 
 def test_lines_with_the_words_are_left_out_and_all_others_come_in_order(capfd: pytest.CaptureFixture[str]) -> None:
@@ -30,8 +30,8 @@ def test_freeing_an_older_block_leaves_no_profiler_behind() -> None:
     import torch
 
     for _ in range(2):
-        torch_private.free_an_older_block()
+        torch_profiler.free_an_older_block()
     assert not torch._C._autograd._profiler_enabled()
     with torch.profiler.profile(profile_memory=True):
-        torch_private.free_an_older_block()  # that of somebody else stays
+        torch_profiler.free_an_older_block()  # that of somebody else stays
         assert torch._C._autograd._profiler_enabled()

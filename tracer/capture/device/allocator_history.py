@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tracer.capture import torch_private
+from tracer.capture.torch_private import torch_history
 
 MAX_ENTRIES = 1_000_000
 
@@ -46,27 +46,27 @@ class AllocatorHistory:
     @property
     def is_offered(self) -> bool:
         """Whether the device's allocator has a history."""
-        return torch_private.has_allocator_history(self.device)
+        return torch_history.has_allocator_history(self.device)
 
     def start(self) -> None:
         """Begin to record, if the device's allocator can."""
         if self._recording or not self.is_offered:
             return
-        self._ours = self._ours or not torch_private.allocator_history_enabled(self.device)
+        self._ours = self._ours or not torch_history.allocator_history_enabled(self.device)
         if self._ours:
-            torch_private.start_allocator_history(self.device, self._max_entries, stacks_of_frees=self._stacks_of_frees)
+            torch_history.start_allocator_history(self.device, self._max_entries, stacks_of_frees=self._stacks_of_frees)
         self._recording = True
 
     def dump(self) -> None:
         """Keep a snapshot of the history so far, in place of an earlier one."""
         if self._recording:
-            snapshot = torch_private.allocator_snapshot(self.device)
+            snapshot = torch_history.allocator_snapshot(self.device)
             self.snapshot = snapshot if self._is_timed else snapshot_without_times(snapshot)
 
     def stop(self) -> None:
         """End the recording, unless it was somebody else's."""
         if self._recording and self._ours:
-            torch_private.stop_allocator_history(self.device)
+            torch_history.stop_allocator_history(self.device)
         self._recording = False
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tracer.arrays import Int, PerKernel
-from tracer.capture.torch_private import HOST_DEVICE_TYPE, check_kernel_events
+from tracer.capture.torch_private.torch_profiler import HOST_DEVICE_TYPE, check_kernel_events
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import torch
 
-from tracer.capture import torch_private
 from tracer.capture.device.devices import device_memory, is_accelerator
 from tracer.capture.device.host_memory import resident_bytes
+from tracer.capture.torch_private import torch_history
 
 _SELDOM: Final = 16
 _ALL_OF_FIRST, _LOOK_EACH = 32, 8
@@ -43,7 +43,7 @@ def read_counters(device: torch.device) -> Counters | None:
     """What the allocator of an accelerator says now; None where it says nothing, as on the CPU."""
     if not is_accelerator(device):
         return None
-    stats: Any = torch_private.allocator_statistics(device)
+    stats: Any = torch_history.allocator_statistics(device)
     try:
         return Counters(
             allocated_bytes=stats["allocated_bytes"]["all"]["current"],

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from tracer.capture import torch_private
 from tracer.capture.objects.hooks_beside import hook_after_call, hook_call, hook_step
 from tracer.capture.objects.weak_references import alive, weak_reference
+from tracer.capture.torch_private import torch_compile, torch_modules
 
 OnCall = Callable[..., None]
 OnStep = Callable[[torch.optim.Optimizer, tuple[Any, ...], dict[str, Any]], None]
@@ -65,7 +65,7 @@ class CallHooks:
     @property
     def see_steps(self) -> bool:
         """Whether optimizers' steps are seen: nothing was compiled in this process."""
-        return self._is_on and not torch_private.has_compiled()
+        return self._is_on and not torch_compile.has_compiled()
 
     @property
     def refused(self) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ class CallHooks:
     def start(self) -> None:
         """Register."""
         self._is_on = True
-        self._stop_watching = torch_private.on_compile_start(self._compilation_begins)
+        self._stop_watching = torch_compile.on_compile_start(self._compilation_begins)
         self._register()
 
     def renew(self) -> None:
@@ -100,7 +100,7 @@ class CallHooks:
         if self.see_steps:
             self._handles.append(register_optimizer_step_pre_hook(self._step_begins).remove)
             for optimizer in alive(self._optimizers):
-                if not torch_private.calls_hooks_of_all_optimizers(optimizer):
+                if not torch_modules.calls_hooks_of_all_optimizers(optimizer):
                     self._try(optimizer, partial(hook_step, optimizer, self._step_begins, self._step_ends))
         # Behind a graph break an eager model is called from compiled code, which would compile the hooks as well.
         before, after = (
@@ -151,5 +151,5 @@ class CallHooks:
 
 def _outside_compiled_code(model: nn.Module) -> list[nn.Module]:
     """The model, and what torch.compile has put around it, whose hooks run outside the compiled code."""
-    wrappers = torch_private.compiled_wrappers(model)
-    return wrappers if torch_private.reads_hooks_in_compiled_code(model) else [model, *wrappers]
+    wrappers = torch_compile.compiled_wrappers(model)
+    return wrappers if torch_compile.reads_hooks_in_compiled_code(model) else [model, *wrappers]

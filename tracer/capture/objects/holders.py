@@ -21,7 +21,6 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor
 
-from tracer.capture import torch_private
 from tracer.capture.objects.holder_links import (
     ARROW,
     IN_DICT,
@@ -35,6 +34,7 @@ from tracer.capture.objects.holder_links import (
 )
 from tracer.capture.objects.reference_graph import ReferenceGraph
 from tracer.capture.sources.source_files import is_user_code
+from tracer.capture.torch_private import torch_tensors
 from tracer.collector import paused_gc
 
 NOT_PYTHON: Final = "no Python object"
@@ -117,7 +117,7 @@ def find_common_holder(
 
 @contextmanager
 def _searching(device: torch.device | None, error: BaseException | None) -> Iterator[_Search]:
-    with paused_gc(), torch_private.as_plain_tensors():
+    with paused_gc(), torch_tensors.as_plain_tensors():
         search = _Search(device, error)
         try:
             yield search

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from tracer.capture import torch_private
 from tracer.capture.objects.weak_references import weak_reference
+from tracer.capture.torch_private import torch_compile, torch_modules
 
 Hook = Callable[..., Any]
 
@@ -121,19 +121,19 @@ def hook_call(module: nn.Module, hook: Hook) -> Callable[[], None]:
         TypeError: The module has no such hooks.
     """
     key = object()
-    before, with_kwargs = torch_private.BEFORE_CALL_HOOKS
+    before, with_kwargs = torch_modules.BEFORE_CALL_HOOKS
     ends = [_put(module, before, key, hook, "items"), _put(module, with_kwargs, key, True, "items")]
     return lambda: [end() for end in ends].clear()
 
 
 def hook_after_call(module: nn.Module, hook: Hook) -> Callable[[], None]:
     """Have `hook(module, args, output)` called after each call of a module; returned and raised as `hook_call`."""
-    return _put(module, torch_private.AFTER_CALL_HOOKS, object(), hook, "items")
+    return _put(module, torch_modules.AFTER_CALL_HOOKS, object(), hook, "items")
 
 
 def hook_step(optimizer: torch.optim.Optimizer, before: Hook, after: Hook) -> Callable[[], None]:
     """Have `before` and `after` called with an optimizer, args and kwargs; returned and raised as `hook_call`."""
-    pairs = zip(torch_private.STEP_HOOKS, (before, after), strict=True)
+    pairs = zip(torch_modules.STEP_HOOKS, (before, after), strict=True)
     ends = [_put(optimizer, attribute, object(), hook, "values") for attribute, hook in pairs]
     return lambda: [end() for end in ends].clear()
 
@@ -165,7 +165,7 @@ def _put(
 @cache
 def _have_them_skipped() -> None:
     """Have torch.compile pass over what a call asks of the hooks, which it would compile with a model's call."""
-    torch_private.leave_uncompiled(value for value in vars(HooksBeside).values() if isinstance(value, FunctionType))
+    torch_compile.leave_uncompiled(value for value in vars(HooksBeside).values() if isinstance(value, FunctionType))
 
 
 def _hand_back(hooks: HooksBeside) -> None:

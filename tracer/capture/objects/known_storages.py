@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from tracer.arrays import Int, Ints, PerObservation
-from tracer.capture import torch_private
 from tracer.capture.objects.plain_tensors import plain_tensors
 from tracer.capture.objects.storage_columns import address_of, device_of, plain_storages, size_of
+from tracer.capture.torch_private import torch_graph, torch_tensors
 from tracer.nested import leaves
 
 
@@ -157,7 +157,7 @@ class StorageObserver:
         now = time.time_ns()
         if is_walk:
             self._walks_ns.append(now)
-        with torch_private.as_plain_tensors():
+        with torch_tensors.as_plain_tensors():
             parts = self._parts(list(tensors))
         storages, devices = [part[2] for part in parts], [part[3] for part in parts]
         numbers = {device: self._devices[text] for device, text in [(device, str(device)) for device in set(devices)]}
@@ -217,7 +217,7 @@ class StorageObserver:
         """A tensor's storages that have an address, and their devices."""
         if isinstance(tensor, torch.UntypedStorage):
             return [] if tensor.device.type == "meta" else [(tensor, tensor.device)]
-        self.sees_transforms |= torch_private.is_wrapped_by_transform(tensor)
+        self.sees_transforms |= torch_tensors.is_wrapped_by_transform(tensor)
         try:
             parts = [(part.untyped_storage(), part.device) for part in plain_tensors(tensor)]
             found = [(storage, device) for storage, device in parts if storage.device.type != "meta"]
@@ -268,7 +268,7 @@ def model_tensors(model: nn.Module) -> Iterator[tuple[Role, str, Tensor]]:
     for name, parameter in model.named_parameters():
         yield Role.PARAMETER, name, parameter
     for name, parameter in model.named_parameters():
-        if (gradient := torch_private.gradient_of(parameter)) is not None:
+        if (gradient := torch_graph.gradient_of(parameter)) is not None:
             yield Role.GRADIENT, name, gradient
     for name, buffer in model.named_buffers():
         yield Role.BUFFER, name, buffer

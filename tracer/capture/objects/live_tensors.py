@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tracer.capture import torch_private
 from tracer.capture.objects.known_storages import Role, optimizer_tensors
+from tracer.capture.torch_private import torch_graph, torch_modules, torch_tensors
 
 # Graphs that a leak has kept are followed this far, some two seconds; a note says where that was too little.
 MAX_NODES = 200_000
@@ -44,7 +44,7 @@ def live_tensors() -> LiveTensors:
     tensors = [each for each in found if isinstance(each, Tensor)]
     storages = [each for each in found if isinstance(each, torch.UntypedStorage)]
     optimizers = [each for each in found if isinstance(each, torch.optim.Optimizer)]
-    with torch_private.as_plain_tensors():
+    with torch_tensors.as_plain_tensors():
         named = list(_of_modules([each for each in found if isinstance(each, nn.Module)]))
         names = {id(tensor): name for _, name, tensor in named}
         trained = list(_trained(tensors, optimizers))
@@ -77,13 +77,13 @@ def _trained(tensors: Iterable[Tensor], optimizers: Iterable[torch.optim.Optimiz
     ]
     for role, name, tensor in (*optimized, *others):
         yield role, name, tensor
-        if (gradient := torch_private.gradient_of(tensor)) is not None:
+        if (gradient := torch_graph.gradient_of(tensor)) is not None:
             yield Role.GRADIENT, name, gradient
 
 
 def _has_accumulated(tensor: Tensor) -> bool:
     """Whether a backward has given a leaf its gradient."""
-    if torch_private.is_wrapped_by_transform(tensor) or not torch_private.is_leaf(tensor):
+    if torch_tensors.is_wrapped_by_transform(tensor) or not torch_graph.is_leaf(tensor):
         return False
     return tensor.requires_grad and tensor.grad is not None
 
@@ -91,7 +91,7 @@ def _has_accumulated(tensor: Tensor) -> bool:
 def _of_modules(modules: Iterable[nn.Module]) -> Iterator[Reached]:
     """Parameters, their gradients and buffers of all modules that are in no other, by class and dotted name."""
     modules = list(modules)
-    inner = {id(child) for module in modules for child in torch_private.child_modules(module).values()}
+    inner = {id(child) for module in modules for child in torch_modules.child_modules(module).values()}
     for module in modules:
         if id(module) not in inner:
             yield from _of_module(type(module).__name__, module, set())
@@ -101,11 +101,11 @@ def _of_module(path: str, module: nn.Module, seen: set[int]) -> Iterator[Reached
     if id(module) in seen:
         return
     seen.add(id(module))
-    for name, is_parameter, tensor in torch_private.parameters_and_buffers(module):
+    for name, is_parameter, tensor in torch_modules.parameters_and_buffers(module):
         yield (Role.PARAMETER if is_parameter else Role.BUFFER), f"{path}.{name}", tensor
-        if is_parameter and (gradient := torch_private.gradient_of(tensor)) is not None:
+        if is_parameter and (gradient := torch_graph.gradient_of(tensor)) is not None:
             yield Role.GRADIENT, f"{path}.{name}", gradient
-    for name, child in torch_private.child_modules(module).items():
+    for name, child in torch_modules.child_modules(module).items():
         yield from _of_module(f"{path}.{name}", child, seen)
 
 
@@ -113,7 +113,7 @@ def _saved_for_backward(tensors: Iterable[Tensor]) -> tuple[list[Tensor], bool]:
     """What the graphs behind some tensors keep; and whether all of them were followed to the end."""
     saved: list[Tensor] = []
     nodes: dict[int, Any] = {}
-    stack = [node for tensor in tensors if (node := torch_private.made_by(tensor)) is not None]
+    stack = [node for tensor in tensors if (node := torch_graph.made_by(tensor)) is not None]
     while stack:
         node = stack.pop()
         if id(node) in nodes:
@@ -121,6 +121,6 @@ def _saved_for_backward(tensors: Iterable[Tensor]) -> tuple[list[Tensor], bool]:
         if len(nodes) >= MAX_NODES:
             return saved, False
         nodes[id(node)] = node  # kept, so that no other node gets its id
-        saved += torch_private.saved_by(node)
+        saved += torch_graph.saved_by(node)
         stack += [inner for inner, _ in node.next_functions if inner is not None]
     return saved, True

@@ -8,9 +8,9 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
-from tracer.capture import torch_private
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.storage_columns import plain_storages
+from tracer.capture.torch_private import torch_tensors
 
 _PLAIN = (Tensor, nn.Parameter)
 _Named = tuple[str, Tensor]
@@ -42,7 +42,7 @@ def _with_a_storage(parameters: Collection[_Named]) -> tuple[list[_Named], list[
     """The plain ones among them that have memory of their own, which a sparse tensor has not."""
     found: list[tuple[_Named, torch.UntypedStorage]] = []
     for named in parameters:
-        if type(named[1]) in _PLAIN and not torch_private.is_wrapped_by_transform(named[1]):
+        if type(named[1]) in _PLAIN and not torch_tensors.is_wrapped_by_transform(named[1]):
             try:
                 found.append((named, named[1].untyped_storage()))
             except (RuntimeError, NotImplementedError):

@@ -18,10 +18,10 @@ from typing import Any, Self, cast
 
 from torch import Tensor, nn
 
-from tracer.capture import torch_private
 from tracer.capture.sources.compiled_code import without_wrappers
 from tracer.capture.sources.source_files import is_own_code, is_package_code, is_user_code, whole_path
 from tracer.capture.sources.source_line import SourceLine
+from tracer.capture.torch_private import torch_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def describe_parameters(
 
 def _size_bytes(parameter: Tensor) -> int:
     """Bytes of the elements that lie here: a sharded parameter's local part."""
-    local = torch_private.local_part(parameter)
+    local = torch_tensors.local_part(parameter)
     return int(local.numel() * local.element_size())
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from tracer.capture import torch_private
+from tracer.capture.torch_private import torch_tensors
 
 _COMPRESSED_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _COMPRESSED_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
@@ -18,8 +18,8 @@ def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
 
     Nothing for a tensor on the meta device. What a transform of torch.func wraps is looked at below the transform.
     """
-    tensor = torch_private.below_transforms(tensor)
-    if torch_private.is_made_of_tensors(tensor):
+    tensor = torch_tensors.below_transforms(tensor)
+    if torch_tensors.is_made_of_tensors(tensor):
         # The protocol by which torch.compile takes a subclass apart: names of attributes. A DTensor names its local
         # tensor and its mesh of devices, which is no tensor.
         for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
@@ -29,7 +29,7 @@ def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
         if tensor.device.type != "meta":
             yield tensor
     elif tensor.layout is torch.sparse_coo:
-        yield from torch_private.parts_of_sparse(tensor)
+        yield from torch_tensors.parts_of_sparse(tensor)
     elif tensor.layout in _COMPRESSED_ROWS:
         yield from (tensor.values(), tensor.crow_indices(), tensor.col_indices())
     elif tensor.layout in _COMPRESSED_COLUMNS:

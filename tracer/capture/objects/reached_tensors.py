@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from tracer.capture import torch_private
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.live_tensors import live_tensors
+from tracer.capture.torch_private import torch_tensors
 
 _UNNAMED = (Role.HELD, Role.SAVED)
 _MAX_ADDRESSES = 6
@@ -34,7 +34,7 @@ def unnamed_tensors(device: torch.device) -> Mapping[str, Alike]:
     """What is in no module and no optimizer, by `[512, 512] float32`, each storage once."""
     named: set[int] = set()
     found: dict[str, dict[int, int]] = {}
-    with torch_private.as_plain_tensors():
+    with torch_tensors.as_plain_tensors():
         for role, _, tensor in live_tensors().tensors:
             if not isinstance(tensor, torch.Tensor) or tensor.device != device or tensor.layout is not torch.strided:
                 continue

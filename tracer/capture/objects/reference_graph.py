@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from tracer.arrays import Ints
-from tracer.capture import torch_private
 from tracer.capture.objects.plain_tensors import plain_tensors
+from tracer.capture.torch_private import torch_graph
 
 MAX_NODES: Final = 200_000
 
@@ -69,23 +69,23 @@ class ReferenceGraph:
 
     def is_node(self, vertex: int) -> bool:
         """Whether it is a node of an autograd graph."""
-        return vertex in self.objects and torch_private.has_next_functions(type(self.objects[vertex]))
+        return vertex in self.objects and torch_graph.has_next_functions(type(self.objects[vertex]))
 
     # ---------------------------------------------------------------------------------- what the collector does not see
     def _of_torch(self, objects: list[Any]) -> Iterator[tuple[int, int]]:
         """References within torch: to memory, gradients and graphs."""
         kinds = set(map(type, objects))
         places = {kind for kind in kinds if issubclass(kind, Tensor | torch.UntypedStorage)}
-        nodes = {kind for kind in kinds if torch_private.has_next_functions(kind)} - places
+        nodes = {kind for kind in kinds if torch_graph.has_next_functions(kind)} - places
         stack = [one for one in objects if type(one) in nodes]
         for one in (one for one in objects if type(one) in places):
             for memory in self._memory_of(one):
                 yield id(one), memory
             if not isinstance(one, Tensor):
                 continue
-            if torch_private.is_leaf(one) and one.grad is not None:
+            if torch_graph.is_leaf(one) and one.grad is not None:
                 yield id(one), self._vertex(one.grad)
-            if (node := torch_private.made_by(one)) is not None:
+            if (node := torch_graph.made_by(one)) is not None:
                 yield id(one), self._vertex(node)
                 stack.append(node)
         yield from self._of_graphs(stack)
@@ -97,7 +97,7 @@ class ReferenceGraph:
             if id(node) in seen:
                 continue
             seen.add(self._vertex(node))
-            for tensor in (*torch_private.saved_by(node), *torch_private.accumulates_into(node)):
+            for tensor in (*torch_graph.saved_by(node), *torch_graph.accumulates_into(node)):
                 for memory in self._memory_of(tensor):
                     yield id(node), memory
                 if id(tensor) in self.objects:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tracer.capture import torch_private
+from tracer.capture.torch_private import torch_tensors
 
 _PLAIN = {Tensor, nn.Parameter}
 _STORAGE = {torch.UntypedStorage}
@@ -43,4 +43,4 @@ def plain_storages(looked_at: Sequence[Any]) -> list[torch.UntypedStorage] | Non
 
 def _are_strided(tensors: Sequence[Tensor]) -> bool:
     """Whether none is sparse, or wrapped by a transform of torch.func."""
-    return not torch_private.any_is_wrapped_by_transform(tensors) and set(map(_layout, tensors)) <= _STRIDED
+    return not torch_tensors.any_is_wrapped_by_transform(tensors) and set(map(_layout, tensors)) <= _STRIDED

@@ -12,10 +12,10 @@ from operator import itemgetter
 import torch
 from torch import Tensor, nn
 
-from tracer.capture import torch_private
 from tracer.capture.objects.known_storages import Role, model_tensors, optimizer_tensors
 from tracer.capture.objects.weak_references import WeakReference, alive, weak_reference
 from tracer.capture.sources.compiled_code import without_wrappers
+from tracer.capture.torch_private import torch_compile, torch_graph, torch_modules
 from tracer.errors import TracerError
 from tracer.units import some
 
@@ -41,7 +41,7 @@ class TrainingObjects:
             TracerError: A mapping holds what is no module, or there is neither a model nor an optimizer.
         """
         given = dict(models) if isinstance(models, Mapping) else {} if models is None else {"": models}
-        by_name: dict[str, nn.Module] = {name: torch_private.unwrapped(model) for name, model in given.items()}
+        by_name: dict[str, nn.Module] = {name: torch_compile.unwrapped(model) for name, model in given.items()}
         for name, model in by_name.items():
             if not isinstance(model, nn.Module):
                 raise TracerError(
@@ -155,7 +155,7 @@ class TrainingObjects:
     def _check_names(self) -> dict[int, nn.Parameter] | None:
         """Have the names be those of the models' parameters of now; returned by `id()`, if that can be had at once."""
         self._are_checked = True
-        found = torch_private.parameters_by_id(self.models.values())
+        found = torch_modules.parameters_by_id(self.models.values())
         if found is None or self._ids != list(found):
             self._names = {id(parameter): name for name, parameter in self.parameters()}
             self._strangers.clear()
@@ -177,6 +177,6 @@ class TrainingObjects:
             named = self.parameters_of(optimizer)
             for name, parameter in named:
                 yield Role.PARAMETER, name, parameter
-                if (gradient := torch_private.gradient_of(parameter)) is not None:
+                if (gradient := torch_graph.gradient_of(parameter)) is not None:
                     yield Role.GRADIENT, name, gradient
             yield from optimizer_tensors(optimizer, {id(parameter): name for name, parameter in named})

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from tracer.capture import torch_private
 from tracer.capture.device.device_kernels import read_kernels
 from tracer.capture.profiler.event_columns import (
     ALLOCATED,
@@ -36,13 +35,10 @@ from tracer.capture.recording import (
     Recording,
 )
 from tracer.capture.torch_names import ACCUMULATE_GRAD, ENGINE_PREFIX
-from tracer.capture.torch_private import (
+from tracer.capture.torch_private import torch_profiler
+from tracer.capture.torch_private.torch_profiler import (
     BACKWARD_SCOPE,
-    MIXED_LIST,
-    NONE,
     STRIDED,
-    TENSOR,
-    TENSOR_LIST,
     USER_SCOPE,
     AllocationFields,
     OpFields,
@@ -50,8 +46,8 @@ from tracer.capture.torch_private import (
     PyCCallFields,
     TensorFields,
     device_text,
-    match_schema,
 )
+from tracer.capture.torch_private.torch_schemas import MIXED_LIST, NONE, TENSOR, TENSOR_LIST, match_schema
 from tracer.collector import paused_gc
 
 
@@ -69,8 +65,8 @@ def read_recording(profiler: Any) -> Recording:
     Raises:
         RecordingError: Nothing was recorded, or torch's private types have changed.
     """
-    torch_private.check_event_types()
-    results = torch_private.kineto_results(profiler)
+    torch_profiler.check_event_types()
+    results = torch_profiler.kineto_results(profiler)
     with paused_gc():
         reader = _Reader()
         reader.read(results.experimental_event_tree())

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from weakref import finalize
 
-from tracer.capture.torch_private import save_trace
+from tracer.capture.torch_private.torch_profiler import save_trace
 from tracer.errors import OutputError, TracerError
 
 _CHUNK_BYTES, _TAIL_BYTES = 1 << 20, 1 << 14

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tracer.capture import torch_private
+from tracer.capture.torch_private import torch_profiler
 
 # Kineto, the library below the profiler, logs every start and stop of a recording to stderr; 99 is silence. It reads
 # the variable once in a process, when a profiler first prepares.
@@ -49,7 +49,7 @@ def _warn_of_older_blocks() -> None:
     if not _has_warned_of_older_blocks:
         _has_warned_of_older_blocks = True
         with without_line(_OLDER_BLOCK):
-            torch_private.free_an_older_block()
+            torch_profiler.free_an_older_block()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tracer.capture import torch_private
+from tracer.capture.torch_private import torch_dispatch
 from tracer.null_gpu.values.compute import Compute
 from tracer.null_gpu.values.device_bytes import extent, host_view
 from tracer.null_gpu.values.device_reads import ReadLog
@@ -66,7 +66,7 @@ class Kernels:
             **dict.fromkeys(ALLOCATIONS, self._allocation),
             **dict.fromkeys(SIZED, self._sizing),
         }
-        self.replace((*torch_private.operators_with_kernel("CUDA"), *_MADE_OF_OTHERS))
+        self.replace((*torch_dispatch.operators_with_kernel("CUDA"), *_MADE_OF_OTHERS))
 
     def replace(self, names: Iterable[str]) -> None:
         """Put a kernel in front of those operators' own, once."""
@@ -75,19 +75,19 @@ class Kernels:
             if namespace not in NAMESPACES or short in UNTOUCHED or name in self._replaced:
                 continue
             self._replaced.add(name)
-            kernel = self._special.get(short, self._general)(name, torch_private.device_kernel(name, "CUDA"))
+            kernel = self._special.get(short, self._general)(name, torch_dispatch.device_kernel(name, "CUDA"))
             if namespace not in self._libraries:
-                self._libraries[namespace] = torch_private.kernel_library(namespace)
-            torch_private.add_kernel(self._libraries[namespace], name.partition("::")[2], kernel, "CUDA")
+                self._libraries[namespace] = torch_dispatch.kernel_library(namespace)
+            torch_dispatch.add_kernel(self._libraries[namespace], name.partition("::")[2], kernel, "CUDA")
 
     def replace_new(self) -> None:
         """The same for operators of a library that was loaded since."""
-        self.replace(torch_private.operators_with_kernel("CUDA"))
+        self.replace(torch_dispatch.operators_with_kernel("CUDA"))
 
     def remove(self) -> None:
         """Leave torch's own kernels."""
         for library in self._libraries.values():
-            torch_private.remove_library(library)
+            torch_dispatch.remove_library(library)
         self._libraries.clear()
         self._replaced.clear()
 
@@ -100,7 +100,7 @@ class Kernels:
             nonlocal operator
             operator = operator or operator_named(name)
             if any(not isinstance(value, torch.Tensor) for value in args[: len(operator.tensors)]):
-                with torch_private.BelowOperators():
+                with torch_dispatch.BelowOperators():
                     args, kwargs = operator.with_tensors(args, kwargs)
             generator = self._generator(operator, args, kwargs) if operator.random else None
             written = operator.written_tensors(args, kwargs)
@@ -127,7 +127,7 @@ class Kernels:
             else:
                 return self._scalar(operator, args, kwargs, result)
             if not self._is_for_the_caller(written):
-                with torch_private.BelowOperators():
+                with torch_dispatch.BelowOperators():
                     self.compute.results(operator, args, kwargs, outputs, generator)
             return result
 
@@ -145,14 +145,14 @@ class Kernels:
             return None
         given = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)), None)
         device = next((tensor.device for tensor in tensors_of((*args, *kwargs.values()))), None)
-        with torch_private.BelowOperators():
+        with torch_dispatch.BelowOperators():
             return host_generator(device or torch.device("cuda", torch.cuda.current_device()), given)
 
     def _scalar(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         """A value that an operator returns as a number of Python, such as `equal`."""
         if type(result) not in (bool, int, float, complex) or not operator.computed:
             return result
-        with torch_private.BelowOperators():
+        with torch_dispatch.BelowOperators():
             computed, known = self.compute.number(operator, args, kwargs)
         result = result if computed is None else computed
         if not self._calls.names:
@@ -190,7 +190,7 @@ class Kernels:
             original(tensor)
             if self._sized.pending is not None:
                 return self._sized.pending
-            with torch_private.BelowOperators():
+            with torch_dispatch.BelowOperators():
                 values, known = self.values.read(tensor)
                 value = values.item()
             if not self._calls.names:
@@ -206,7 +206,7 @@ class Kernels:
             original(target, source, non_blocking)
             if target.numel() == 0 or self._is_for_the_caller([target]):
                 return target
-            with torch_private.BelowOperators():
+            with torch_dispatch.BelowOperators():
                 if target.device.type == "cuda":
                     self._copy_to_device(target, source)
                 elif source.device.type == "cuda":
@@ -248,7 +248,7 @@ class Kernels:
 
         def kernel(tensor: torch.Tensor) -> torch.Tensor:
             result: torch.Tensor = original(tensor)
-            with torch_private.BelowOperators():
+            with torch_dispatch.BelowOperators():
                 known = self.values.known(tensor)
                 if known != Known.EXACT:
                     self.values.write(result, torch.ones((), dtype=torch.bool, device="cpu"), Known.DRAWN)
@@ -261,7 +261,7 @@ class Kernels:
 
         def kernel(gradients: list[torch.Tensor], found: torch.Tensor, scale: torch.Tensor) -> None:
             original(gradients, found, scale)
-            with torch_private.BelowOperators():
+            with torch_dispatch.BelowOperators():
                 exact = [
                     gradient
                     for gradient in gradients

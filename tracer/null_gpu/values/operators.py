@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tracer.capture import torch_private
+from tracer.capture.torch_private import torch_dispatch
 
 NOT_COMPUTED = (
     "_cudnn",
@@ -197,17 +197,17 @@ def tensors_of(values: Any) -> list[torch.Tensor]:
 
 def operator_named(name: str) -> Operator:
     """What is known of an operator by the name under which torch has registered its kernel."""
-    call = torch_private.operator_by_full_name(name)
+    call = torch_dispatch.operator_by_full_name(name)
     short = packet_name(name)
     return Operator(
         name=name,
         call=call,
-        computed=not short.startswith(NOT_COMPUTED) and torch_private.runs_on_host(name),
+        computed=not short.startswith(NOT_COMPUTED) and torch_dispatch.runs_on_host(name),
         random=torch.Tag.nondeterministic_seeded in call.tags,
-        generator=torch_private.generator_argument(call),
-        written=torch_private.written_arguments(call),
-        overwrites=short in OVERWRITING or torch_private.written_by_name_alone(call),
-        tensors=torch_private.tensor_arguments(call),
+        generator=torch_dispatch.generator_argument(call),
+        written=torch_dispatch.written_arguments(call),
+        overwrites=short in OVERWRITING or torch_dispatch.written_by_name_alone(call),
+        tensors=torch_dispatch.tensor_arguments(call),
         by_element=short.startswith("_foreach_"),
         product=short in MATRIX_PRODUCTS,
         not_negative=short in NOT_NEGATIVE,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tracer.capture import torch_private
+from tracer.capture.torch_private import torch_dispatch
 from tracer.null_gpu.values.compute import Compute
 from tracer.null_gpu.values.device_reads import ReadLog
 from tracer.null_gpu.values.device_values import LARGE_BYTES, DeviceValues
@@ -57,7 +57,7 @@ class SizedResults:
         answer = self._log.answer()
         size = rows if answer is None else max(0, int(answer))
         outputs = self._told(size, original, args, kwargs)
-        with torch_private.BelowOperators():
+        with torch_dispatch.BelowOperators():
             self._fill(tensors_of(outputs if isinstance(outputs, list | tuple) else (outputs,)), results, size, known)
         self._log.note(outermost, str(size), known, answered=answer is not None, size=size)
         return outputs
@@ -79,7 +79,7 @@ class SizedResults:
         if any(tensor.nbytes > LARGE_BYTES for tensor in inputs):
             self._compute.left_out[f"{operator.name}: more than {LARGE_BYTES >> 20} MiB"] += 1
             return [], Known.UNKNOWN
-        with torch_private.BelowOperators():
+        with torch_dispatch.BelowOperators():
             known = Known.EXACT
             host_args = []
             for value in args:

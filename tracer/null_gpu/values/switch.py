@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tracer.capture import torch_private
+from tracer.capture.torch_private import torch_compile
 from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.values.answers import Answer
 from tracer.null_gpu.values.device_reads import DeviceRead, Guard, ReadLog
@@ -57,7 +57,7 @@ class HostValues:
         self._values = DeviceValues()
         self._kernels = Kernels(self._values, self._log, answer_reads)
         self._num_compiled_buffers = 0
-        self._end_watch = torch_private.watch_compiled_buffers(self._forget_compiled)
+        self._end_watch = torch_compile.watch_compiled_buffers(self._forget_compiled)
         self._load_library = torch.ops.load_library
         torch.ops.load_library = self._load_and_replace  # type: ignore[method-assign]
 

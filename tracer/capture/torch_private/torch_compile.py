@@ -1,0 +1,236 @@
+"""What torch.compile knows of its graphs, and how to be told when it works."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterable
+from types import FunctionType
+from typing import Any
+
+import torch
+
+
+def has_compiled() -> bool:
+    """Whether torch.compile has compiled anything in this process."""
+    convert_frame = sys.modules.get("torch._dynamo.convert_frame")
+    return convert_frame is not None and bool(getattr(convert_frame, "FRAME_COUNTER", 1))
+
+
+def on_compile_start(callback: Callable[[], None]) -> Callable[[], None]:
+    """Have something called whenever torch.compile begins to compile, before it reads the code.
+
+    Returns:
+        What ends that.
+    """
+    from torch._dynamo.callback import callback_handler
+
+    # torch.compile calls back with its eyes open, and would compile what it calls.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def begin(*_: Any) -> None:
+        callback()
+
+    callback_handler.register_start_callback(begin)
+    return lambda: callback_handler.remove_start_callback(begin)
+
+
+def leave_uncompiled(functions: Iterable[FunctionType]) -> None:
+    """Have torch.compile run these as they are, and still compile what they call; the calls cost nothing more."""
+    from torch._dynamo.decorators import skip
+
+    for function in functions:
+        skip(function)
+
+
+def compiled_wrappers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """What `torch.compile(model)` returned, for each time it was called: modules whose hooks run outside the code."""
+    dynamo = sys.modules.get("torch._dynamo")
+    wrapper = getattr(dynamo, "OptimizedModule", None)
+    if wrapper is None:
+        return []
+    return [one for one in gc.get_objects() if type(one) is wrapper and one._orig_mod is model]
+
+
+def reads_hooks_in_compiled_code(model: torch.nn.Module) -> bool:
+    """Whether a hook on the model would become part of compiled code, or have it compiled again."""
+    if getattr(model, "_compiled_call_impl", None) is not None:
+        return True
+    config = sys.modules.get("torch._dynamo.config")
+    return has_compiled() and not getattr(config, "skip_nnmodule_hook_guards", False)
+
+
+# Of both the caches are left alone while Inductor is watched: a graph from a cache comes without its nodes.
+_GRAPH_CACHES = (
+    ("torch._inductor.config", "fx_graph_cache"),
+    ("torch._functorch.config", "enable_autograd_cache"),
+)
+
+
+def watch_inductor(callback: Callable[[Any, str, int | None], None]) -> Callable[[], None]:
+    """Be told of every graph that Inductor has written code for, while its nodes are still there.
+
+    The code is the same as without: nothing is asked of Inductor but what it knows.
+
+    Args:
+        callback: Given Inductor's graph, the path of the generated file, and how many of a forward graph's outputs
+            are the caller's, those behind them being kept for backward; None where that is not known.
+
+    Returns:
+        What ends that.
+    """
+    from torch._guards import TracingContext
+    from torch._inductor.graph import GraphLowering
+
+    original: Any = GraphLowering.compile_to_module
+    configs = [(sys.modules[name], option) for name, option in _GRAPH_CACHES if name in sys.modules]
+    before = [(config, option, getattr(config, option)) for config, option in configs if hasattr(config, option)]
+
+    def compile_to_module(lowering: Any) -> Any:
+        generated = original(lowering)
+        context = TracingContext.try_get()
+        metadata = getattr(context, "fw_metadata", None)
+        callback(lowering, str(generated.__file__), getattr(metadata, "num_forward", None))
+        return generated
+
+    def end() -> None:
+        if GraphLowering.compile_to_module is compile_to_module:
+            GraphLowering.compile_to_module = original  # type: ignore[method-assign]
+        for config, option, value in before:
+            setattr(config, option, value)
+
+    GraphLowering.compile_to_module = compile_to_module  # type: ignore[method-assign, assignment]
+    for config, option, _ in before:
+        setattr(config, option, False)
+    return end
+
+
+def watch_compiled_buffers(callback: Callable[[torch.Tensor], None]) -> Callable[[], None]:
+    """Be told of every buffer that Inductor's code for CUDA allocates, before a kernel writes to it.
+
+    Of code that is generated, or loaded from a cache, from now on.
+
+    Args:
+        callback: Given the buffer.
+
+    Returns:
+        What ends that.
+    """
+    guards: Any = torch._C._dynamo.guards
+    original: Any = guards._empty_strided_cuda
+
+    def empty_strided_cuda(*args: Any) -> torch.Tensor:
+        buffer: torch.Tensor = original(*args)
+        callback(buffer)
+        return buffer
+
+    def end() -> None:
+        guards._empty_strided_cuda = original
+
+    guards._empty_strided_cuda = empty_strided_cuda
+    return end
+
+
+BytesByNode = dict[Any, int]
+
+
+def watch_memory_budget(
+    callback: Callable[[float, Callable[[], tuple[BytesByNode, BytesByNode]]], None],
+) -> Callable[[], None]:
+    """Be told of every graph of which `activation_memory_budget` decides what its forward keeps for backward.
+
+    What is kept is the same as without. torch is asked a second time, what it would have kept by default.
+
+    Args:
+        callback: Given the budget, and what says with bytes by node what forward keeps and what it would keep by
+            default: results of its own, in the joint graph of forward and backward.
+
+    Returns:
+        What ends that.
+    """
+    from torch._functorch import partitioners
+
+    original: Any = getattr(partitioners, "choose_saved_values_set", None)
+    if original is None:
+        return lambda: None
+
+    def choose_saved_values_set(joint_graph: Any, node_info: Any, memory_budget: float = 1) -> Any:
+        kept = original(joint_graph, node_info, memory_budget)
+        if memory_budget != 1:
+            callback(float(memory_budget), lambda: (sizes_of(kept), sizes_of(original(joint_graph, node_info, 1))))
+        return kept
+
+    def sizes_of(nodes: Any) -> BytesByNode:
+        return {node: int(partitioners._size_of(node)) for node in nodes if node.op != "placeholder"}
+
+    def end() -> None:
+        if partitioners.choose_saved_values_set is choose_saved_values_set:
+            partitioners.choose_saved_values_set = original
+
+    partitioners.choose_saved_values_set = choose_saved_values_set
+    return end
+
+
+def compile_id() -> str:
+    """What torch.compile is compiling now: `0/1` is the second version of its first function; empty if it is not."""
+    guards = sys.modules.get("torch._guards")
+    current = guards.CompileContext.current_compile_id() if guards is not None else None
+    return "" if current is None else str(current)
+
+
+def compiled_functions() -> list[tuple[str, str, str, int, str]]:
+    """Of the last compilations: id, name, file and first line of the function, and why it was compiled again."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    metrics = utils.get_compilation_metrics() if utils is not None else []
+    return [
+        (
+            str(one.compile_id),
+            str(one.co_name or ""),
+            str(one.co_filename or ""),
+            int(one.co_firstlineno or 0),
+            str(getattr(one, "recompile_reason", None) or ""),
+        )
+        for one in metrics
+        if getattr(one, "is_forward", True) is not False
+    ]
+
+
+def cuda_graphs_left_out() -> tuple[int, list[str]]:
+    """How often CUDA graphs were asked for and not made so far, and torch's reasons, as far as it gives them."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None:
+        return 0, []
+    reasons = (getattr(one, "cudagraph_skip_reason", None) for one in utils.get_compilation_metrics())
+    count = utils.counters.get("inductor", {}).get("cudagraph_skips", 0)
+    return int(count), [str(reason) for reason in reasons if reason]
+
+
+def graph_breaks() -> list[tuple[str, Any]]:
+    """Torch's reason for every break of a graph so far, and the user's stack there, outermost first."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    found = utils.graph_break_reasons if utils is not None else []
+    return [(str(one.reason), one.user_stack) for one in found]
+
+
+def wrapped_modules() -> dict[int, torch.nn.Module]:
+    """What each wrapper that torch.compile has put around a module wraps, by `id()` of the wrapper."""
+    wrapper = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", None)
+    if wrapper is None or not has_compiled():  # to look through all objects takes a tenth of a second
+        return {}
+    return {id(one): one._orig_mod for one in gc.get_objects() if type(one) is wrapper}
+
+
+def unwrapped(model: Any) -> Any:
+    """The module that torch.compile has wrapped; any other object is returned as it is."""
+    wrapper = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", None)
+    while wrapper is not None and type(model) is wrapper:
+        model = model._orig_mod
+    return model
+
+
+def graph_modules() -> list[Any]:
+    """Graphs that Python runs as they are, as the backend aot_eager leaves them."""
+    fx = sys.modules.get("torch.fx.graph_module")
+    graph_module = getattr(fx, "GraphModule", None)
+    if graph_module is None:
+        return []
+    return [one for one in gc.get_objects() if issubclass(type(one), graph_module)]

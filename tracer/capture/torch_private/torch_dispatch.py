@@ -1,0 +1,176 @@
+"""Operators by name and their kernels by dispatch key."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+
+def schema_name(operator: Any) -> str:
+    """The name of an operator with its namespace, such as `aten::addmm`, without the overload."""
+    return str(operator._schema.name)
+
+
+def written_arguments(operator: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Positions, and names, of the arguments that an operator writes to."""
+    arguments = operator._schema.arguments
+    written = [n for n, each in enumerate(arguments) if each.alias_info is not None and each.alias_info.is_write]
+    return tuple(written), tuple(arguments[n].name for n in written)
+
+
+def operator(name: str, overload: str = "default") -> Any:
+    """One of torch's operators by name, such as `_flash_attention_forward`; None where this torch has none."""
+    packet = getattr(torch.ops.aten, name, None)
+    return getattr(packet, overload, None)
+
+
+def operator_with_overload(name: str) -> Any:
+    """The same by a name such as `pow.Tensor_Scalar`."""
+    packet, _, overload = name.partition(".")
+    return operator(packet, overload or "default")
+
+
+def operator_by_full_name(name: str) -> Any:
+    """An operator by the name that it is registered under, such as `aten::add.Tensor` or `torchvision::nms`."""
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+
+
+def operators_with_kernel(dispatch_key: str) -> tuple[str, ...]:
+    """Full names of the operators that have a kernel of their own for a key such as `CUDA`."""
+    return tuple(torch._C._dispatch_get_registrations_for_dispatch_key(dispatch_key))
+
+
+def runs_on_host(name: str) -> bool:
+    """Whether an operator, by its full name, can be called with tensors of the CPU."""
+    return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU"))
+
+
+def generator_argument(operator: Any) -> tuple[int, str] | None:
+    """Position and name of the argument of an operator that is a generator; position -1 where it needs its name."""
+    for n, argument in enumerate(operator._schema.arguments):
+        if "Generator" in str(argument.type):
+            return (-1 if argument.kwarg_only else n), argument.name
+    return None
+
+
+def tensor_arguments(operator: Any) -> tuple[tuple[int, str], ...]:
+    """Positions and names of the arguments of an operator that are one tensor, and not optional."""
+    arguments = operator._schema.arguments
+    return tuple((n, argument.name) for n, argument in enumerate(arguments) if str(argument.type) == "Tensor")
+
+
+def written_by_name_alone(operator: Any) -> bool:
+    """Whether all that an operator writes to is given as `out=` or the like, so that it does not read it."""
+    written = [argument for argument in operator._schema.arguments if argument.is_out]
+    return bool(written) and len(written) == len(written_arguments(operator)[1])
+
+
+def device_kernel(name: str, dispatch_key: str) -> Callable[..., Any]:
+    """What an operator, by its full name, calls for a key such as `CUDA` now, also when that is replaced later."""
+    kernel = torch.library.get_kernel(name, dispatch_key)
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, dispatch_key))
+    return partial(kernel.call_boxed, keys)
+
+
+def kernel_library(namespace: str) -> torch.library.Library:
+    """Where kernels of operators are registered; they are in use as long as it is not given to `remove_library`."""
+    return torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
+
+
+def add_kernel(library: torch.library.Library, name: str, kernel: Callable[..., Any], dispatch_key: str) -> None:
+    """Register a kernel in place of torch's own, by the operator's name without its namespace."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")
+        library.impl(name, kernel, dispatch_key)  # type: ignore[no-untyped-call]
+
+
+def remove_library(library: torch.library.Library) -> None:
+    """Have torch's own kernels again."""
+    library._destroy()  # type: ignore[no-untyped-call]
+
+
+class BelowOperators:
+    """A context in which operators run as in a kernel: no autograd, no mixed precision, no events of the profiler."""
+
+    __slots__ = ("_guards",)
+
+    def __enter__(self) -> None:
+        """Begin."""
+        self._guards = (
+            torch._C._AutoDispatchBelowAutograd(),
+            below_autocast(),
+        )
+        for guard in self._guards:
+            guard.__enter__()
+        torch._C._autograd._enable_record_function(False)
+
+    def __exit__(self, *error: object) -> None:
+        """End."""
+        torch._C._autograd._enable_record_function(True)
+        for guard in reversed(self._guards):
+            guard.__exit__(*error)
+
+
+def autocast_operators(device_type: str) -> frozenset[str]:
+    """The operators of torch that a device's mixed precision has a kernel for, as `pow.Tensor_Scalar`.
+
+    Args:
+        device_type: `CPU` or `CUDA`; both are asked for in any build.
+    """
+    names = torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device_type}")
+    return frozenset(name.removeprefix("aten::") for name in names if name.startswith("aten::"))
+
+
+def below_autocast() -> Any:
+    """A context in which the CPU's mixed precision is passed by, as inside one of its kernels."""
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU))
+
+
+@contextmanager
+def kernels_replaced(
+    kernels: Mapping[str, Callable[..., Any] | None], key: Literal["AutocastCPU", "AutogradCPU"]
+) -> Iterator[None]:
+    """Replace operators' kernels for tensors of the CPU, however the operators are called.
+
+    Args:
+        kernels: By operator and overload; None for one that is passed by.
+        key: The dispatch key: mixed precision, or autograd, where operators that are made of others are seen whole.
+    """
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    try:
+        for name, kernel in kernels.items():
+            by = torch.library.fallthrough_kernel if kernel is None else kernel
+            library.impl(name, by, key, allow_override=True)  # type: ignore[no-untyped-call]
+        yield
+    finally:
+        library._destroy()  # type: ignore[no-untyped-call]
+
+
+def made_of_others(operator: Any) -> Callable[..., Any]:
+    """The kernel of an operator that calls other operators, such as `dropout`, whatever was put in its place."""
+    return partial(operator._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+def dispatched_to(handle: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+    """A context in which every operator, below autograd, goes to a function instead: operator, arguments, keywords."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return handle(func, args, kwargs or {})
+
+    return Dispatched()  # type: ignore[no-untyped-call]
+
+
+def without_modes() -> Any:
+    """A context in which operators run as if nobody watched: below `dispatched_to` and `fake_tensors`."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()

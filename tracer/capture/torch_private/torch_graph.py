@@ -1,0 +1,105 @@
+"""The autograd graph: which node made a tensor, and what a node keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from tracer.capture.torch_private.torch_tensors import as_plain_tensors
+
+
+def has_next_functions(kind: type) -> bool:
+    """Whether the objects of a class are nodes of an autograd graph."""
+    return hasattr(kind, "next_functions") and hasattr(kind, "register_hook")
+
+
+def made_by(tensor: torch.Tensor) -> Any:
+    """The autograd node that made a tensor, or None; of a view that of its base, as a changed view makes a new one."""
+    try:
+        if tensor._is_view():
+            return None if tensor._base is None else tensor._base.grad_fn
+        return tensor.grad_fn
+    except RuntimeError:  # torch does not tell the history of every tensor that was changed in place
+        return None
+
+
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Whether no autograd node made a tensor; one that torch does not tell it of is none.
+
+    So it is with a view that was made with gradients off, after its base was changed with gradients on.
+    """
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False
+
+
+_is_leaf, _grad = attrgetter("is_leaf"), attrgetter("grad")
+
+
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A tensor's gradient where it keeps one; to ask any other tensor for it makes torch warn."""
+    return tensor.grad if is_leaf(tensor) or tensor.retains_grad else None
+
+
+def gradients_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """The same of many, without a call that Python makes for each: a profiler would record it."""
+    with as_plain_tensors():
+        try:
+            are_leaves = all(map(_is_leaf, tensors))
+        except RuntimeError:  # see `is_leaf`
+            are_leaves = False
+        return list(map(_grad, tensors)) if are_leaves else list(map(gradient_of, tensors))
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd knows a tensor as a view of another one."""
+    return bool(tensor._is_view())
+
+
+@cache
+def _saved_names(node_type: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(node_type) if name.startswith("_raw_saved"))
+
+
+def saved_by(node: Any) -> Iterator[torch.Tensor]:
+    """The tensors that an autograd node keeps for backward, as they are kept: no hook unpacks or recomputes anything.
+
+    Args:
+        node: A `grad_fn`, or one of its `next_functions`.
+    """
+    node_type: type = type(node)
+    for name in _saved_names(node_type):
+        try:
+            saved = getattr(node, name)
+        except RuntimeError:  # freed by a backward
+            continue
+        for each in saved if isinstance(saved, tuple | list) else (saved,):
+            if isinstance(kept := getattr(each, "data", None), torch.Tensor):
+                yield kept
+
+
+def accumulates_into(node: Any) -> Iterator[torch.Tensor]:
+    """The leaf whose gradient an autograd node accumulates, which the node keeps alive; nothing of any other node."""
+    if isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
+        yield leaf
+
+
+def running_node() -> Any:
+    """The autograd node at work on this thread, or None."""
+    return torch._C._current_autograd_node()
+
+
+def node_number(node: Any) -> int:
+    """The node's sequence number, -1 for one that has none."""
+    number = int(node._sequence_nr())
+    return -1 if number >= 1 << 63 else number
+
+
+def next_node_number() -> int:
+    """The sequence number that the next node made on this thread will have."""
+    return int(torch._C._autograd._get_sequence_nr())

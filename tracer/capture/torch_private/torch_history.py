@@ -1,0 +1,149 @@
+"""The caching allocator's history and counters, of `torch.cuda.memory` or of another backend's module."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from tracer.errors import RecordingError
+
+
+def _history_module(device: torch.device) -> Any:
+    """Where a device's history is switched on and dumped, such as `torch.cuda.memory`; None where there is none."""
+    try:
+        memory = getattr(torch.get_device_module(device), "memory", None)
+    except RuntimeError:
+        return None
+    return memory if hasattr(memory, "_record_memory_history") and hasattr(memory, "_snapshot") else None
+
+
+def has_allocator_history(device: torch.device) -> bool:
+    """Whether the allocator of a device can record what it does."""
+    return _history_module(device) is not None
+
+
+def allocator_history_enabled(device: torch.device) -> bool:
+    """Whether somebody records the allocator's history already.
+
+    Raises:
+        RecordingError: The allocator is not torch's own, which alone has a history and tells the profiler of its work.
+    """
+    memory = _history_module(device)
+    backend = memory.get_allocator_backend() if hasattr(memory, "get_allocator_backend") else "native"
+    if backend != "native":
+        raise RecordingError(
+            f"The {device.type.upper()} allocator {backend} records no allocations, neither for the profiler nor in a "
+            "history.",
+            hint="Use torch's own: leave out PYTORCH_CUDA_ALLOC_CONF=backend:... and change_current_allocator.",
+        )
+    enabled = getattr(torch._C, f"_{device.type}_isHistoryEnabled", None)
+    if enabled is not None:
+        return bool(enabled())
+    if device.type != torch._C._get_privateuse1_backend_name():
+        return False
+    # A backend from outside torch does not say; what is off has no entries.
+    return any(memory._snapshot(device).get("device_traces", ()))
+
+
+def start_allocator_history(device: torch.device, max_entries: int, *, stacks_of_frees: bool = True) -> None:
+    """Record allocations and frees of the caching allocator, with Python stacks.
+
+    C++ stacks are left out: reading them took minutes on real runs, and the profiler knows the operators.
+
+    Args:
+        device: Any whose allocator has a history.
+        max_entries: How many are kept; the oldest go first.
+        stacks_of_frees: Whether to take the stack of a free too, which costs as much as that of an allocation.
+    """
+    context = "all" if stacks_of_frees else "alloc"
+    _record_history(device, enabled="all", context=context, stacks="python", max_entries=max_entries, device=device)
+
+
+def stop_allocator_history(device: torch.device) -> None:
+    """Stop recording; what was recorded is dropped."""
+    _record_history(device, enabled=None, device=device)
+
+
+def _record_history(of: torch.device, **options: Any) -> None:
+    """Switch it with those of the options that the backend knows: XPU's, for one, takes no device."""
+    record = _history_module(of)._record_memory_history
+    known = inspect.signature(record).parameters
+    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
+    record(**{name: value for name, value in options.items() if takes_all or name in known})
+
+
+def cublas_workspaces(device: torch.device) -> list[tuple[int, int]]:
+    """Address and size of each block in use that is exactly as large as a workspace that torch allocates for cuBLAS.
+
+    Torch keeps one for each handle and stream, as no tensor, and tells nobody where. With a workspace for every call,
+    as from 2.15 on, there is none between two operators.
+
+    Args:
+        device: Any; other devices than CUDA's have none.
+
+    Source:
+        aten/src/ATen/cuda/CublasHandlePool.cpp.
+    """
+    names = ("_cuda_getCublasWorkspaceSize", "_cuda_getCublasLtWorkspaceSize")
+    has_workspaces = device.type == "cuda" and all(hasattr(torch._C, name) for name in names)
+    if not has_workspaces or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return []
+    sizes = {int(getattr(torch._C, name)()) for name in names} - {0}
+    snapshot: Any = torch.cuda.memory_snapshot
+    is_light = "include_traces" in inspect.signature(snapshot).parameters
+    found = []
+    for segment in snapshot(include_traces=False) if is_light else snapshot():
+        address = int(segment["address"])
+        for block in segment["blocks"]:
+            is_in_use = block["state"] == "active_allocated" and segment["device"] == device.index
+            if is_in_use and block.get("requested_size") in sizes:
+                found.append((address, int(block["requested_size"])))
+            address += int(block["size"])
+    return found
+
+
+def allocator_snapshot(device: torch.device) -> dict[str, Any]:
+    """What `torch.cuda.memory._snapshot()` returns: segments as they are, and the recorded history."""
+    snapshot: dict[str, Any] = _history_module(device)._snapshot(device)
+    return snapshot
+
+
+def on_out_of_memory(device: torch.device, callback: Callable[[], None]) -> bool:
+    """Have something called right before an allocator raises that there is no memory left; False where that is not.
+
+    torch has no way to take it back: register once in a process.
+    """
+    attach = getattr(torch._C, f"_{device.type}_attach_out_of_memory_observer", None)
+    if attach is None:
+        return False
+    attach(lambda *_: callback())
+    return True
+
+
+def allocator_statistics(device: torch.device) -> Mapping[str, Any]:
+    """The allocator's counters as they are kept, nested by name; empty where it has none.
+
+    What `torch.cuda.memory_stats` puts in one flat dictionary of a hundred entries, at ten times the cost.
+    """
+    ask = _statistics_of(device)
+    try:
+        return ask() if ask is not None else {}
+    except (RuntimeError, NotImplementedError):  # an allocator without counters
+        return {}
+
+
+@cache
+def _statistics_of(device: torch.device) -> Callable[[], Mapping[str, Any]] | None:
+    """Who is asked, found out once: a step of training asks several times."""
+    nested = getattr(torch.get_device_module(device), "memory_stats_as_nested_dict", None)
+    if nested is not None:
+        return partial(nested, device)
+    ask = getattr(torch._C, "_accelerator_getDeviceStats", None)
+    accelerator = torch.accelerator.current_accelerator()
+    if ask is None or accelerator is None or accelerator.type != device.type:
+        return None
+    return partial(ask, device.index)

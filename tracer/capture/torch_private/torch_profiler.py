@@ -1,0 +1,185 @@
+"""The profiler's own types and switches: the event tree of a finished recording says what happened."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tracer.errors import RecordingError
+
+_TESTED = "torch 2.11 to 2.15"
+
+
+def _missing(what: str) -> RecordingError:
+    return RecordingError(
+        f"torch {torch.__version__} does not offer {what}, which reading a recording needs.",
+        hint=f"Use one of the versions that this program was tested with: {_TESTED}.",
+    )
+
+
+try:
+    from torch._C import _profiler
+except ImportError as error:  # pragma: no cover - only on a torch whose private API has moved
+    raise _missing(f"the profiler's event types ({error})") from error
+
+
+def _profiler_type(name: str) -> Any:
+    if not hasattr(_profiler, name):
+        raise _missing(f"torch._C._profiler.{name}")
+    return getattr(_profiler, name)
+
+
+OpFields = _profiler_type("_ExtraFields_TorchOp")
+AllocationFields = _profiler_type("_ExtraFields_Allocation")
+PyCallFields = _profiler_type("_ExtraFields_PyCall")
+PyCCallFields = _profiler_type("_ExtraFields_PyCCall")
+TensorFields = _profiler_type("_TensorMetadata")
+BACKWARD_SCOPE: Any = _profiler_type("RecordScope").BACKWARD_FUNCTION
+USER_SCOPE: Any = _profiler_type("RecordScope").USER_SCOPE
+STRIDED: Any = torch.strided
+HOST_DEVICE_TYPE: Any = torch._C._autograd.DeviceType.CPU
+# Every attribute that event_tree.py reads, per type: checked once, so that a renamed field is one sentence.
+_FIELDS: dict[Any, tuple[str, ...]] = {
+    OpFields: ("name", "inputs", "scope", "sequence_number"),
+    AllocationFields: ("ptr", "alloc_size", "allocation_id", "id", "device", "total_allocated", "total_reserved"),
+    PyCallFields: ("callsite", "caller", "module", "optimizer"),
+    PyCCallFields: ("caller",),
+    TensorFields: ("id", "allocation_id", "storage_data_ptr", "device", "dtype", "layout", "sizes", "strides"),
+}
+
+
+@cache
+def check_event_types() -> None:
+    """Make sure that torch's event types have every field that is read.
+
+    Raises:
+        RecordingError: A field is gone; the message names it and torch's version.
+    """
+    for fields, names in _FIELDS.items():
+        for name in names:
+            if not hasattr(fields, name):
+                raise _missing(f"{fields.__name__}.{name}")
+
+
+def check_kernel_events() -> None:
+    """Make sure that the profiler's list of events has what is read of kernels.
+
+    Raises:
+        RecordingError: Something is gone; the message names it and torch's version.
+    """
+    event = getattr(torch._C._autograd, "_KinetoEvent", None)
+    for name in (
+        "linked_correlation_id",
+        "correlation_id",
+        "device_type",
+        "start_thread_id",
+        "start_ns",
+        "duration_ns",
+        "is_user_annotation",
+        "name",
+    ):
+        if not hasattr(event, name):
+            raise _missing(f"_KinetoEvent.{name}")
+
+
+def kineto_results(profiler: Any) -> Any:
+    """The finished recording of a `torch.profiler.profile`, inside or after `on_trace_ready`.
+
+    Args:
+        profiler: A `torch.profiler.profile`, or the recording itself (`prof.profiler.kineto_results`).
+
+    Raises:
+        RecordingError: Nothing was recorded yet, or the cycle is still running.
+    """
+    if hasattr(profiler, "experimental_event_tree"):
+        return profiler
+    inner = getattr(profiler, "profiler", None)
+    results = getattr(inner, "kineto_results", None)
+    if results is None or not hasattr(results, "experimental_event_tree"):
+        raise RecordingError(
+            "The profiler holds no finished recording.",
+            hint="Call this from on_trace_ready, or after a cycle of wait, warmup and active steps has ended.",
+        )
+    return results
+
+
+def free_an_older_block() -> None:
+    """Have the CPU's allocator free a block that was made before a profiler came, under one that keeps nothing."""
+    enable = getattr(torch._C._autograd, "_enable_profiler_legacy", None)
+    if enable is None:
+        return
+    older = torch.empty(1, dtype=torch.uint8, device="cpu")
+    config = _profiler_type("ProfilerConfig")(
+        _profiler_type("ProfilerState").CPU, False, True, False, False, False, _profiler_type("_ExperimentalConfig")()
+    )
+    try:
+        enable(config)
+    except RuntimeError:  # somebody's profiler is on
+        return
+    try:
+        del older
+    finally:
+        torch._C._autograd._disable_profiler_legacy()
+
+
+def save_trace(results: Any, path: Path) -> None:
+    """Write the profiler's trace of a recording, in the trace-event format; torch allows it once a recording.
+
+    Raises:
+        RecordingError: It was written before, or torch wrote nothing.
+    """
+    if not hasattr(results, "save"):
+        raise _missing("the profiler's trace")
+    try:
+        results.save(str(path))
+    except RuntimeError as error:
+        raise RecordingError(
+            f"The profiler does not give its trace: {str(error).splitlines()[0]}",
+            hint="torch writes it once a cycle: leave out export_chrome_trace and tensorboard_trace_handler.",
+        ) from error
+    if not path.is_file() or not path.stat().st_size:
+        raise RecordingError(
+            "The profiler wrote an empty trace.", hint=f"Is there room in the temporary folder {path.parent.parent}?"
+        )
+
+
+def device_text(device: Any) -> str:
+    """A device as `str(torch.device)` writes it; what ROCm's events call HIP has the name CUDA everywhere else."""
+    text = str(device)
+    return f"cuda{text.removeprefix('hip')}" if text.startswith("hip") else text
+
+
+def let_go_of_recording(profiler: Any) -> None:
+    """Free what a `torch.profiler.profile` holds of the cycle that has ended, which it keeps until the next begins."""
+    profiler.profiler.kineto_results = None
+
+
+def is_recorded_by_profiler() -> bool:
+    """Whether a profiler of torch's records now, whoever has started it."""
+    return bool(torch._C._autograd._profiler_enabled())
+
+
+def record_no_shapes(profiler: Any) -> None:
+    """Have a `torch.profiler.profile` record no operator's tensors from its next cycle on, or from the one prepared."""
+    profiler.record_shapes = False
+    if getattr(profiler, "profiler", None) is not None:
+        profiler.profiler.record_shapes = False
+
+
+def let_go_of(profiler: Any) -> None:
+    """Break the circles in a stopped `torch.profiler.profile`, so that it goes without a garbage collection."""
+    profiler.on_trace_ready = None
+    profiler.profiler = None
+    if isinstance(getattr(profiler, "action_map", None), dict):
+        profiler.action_map = {}
+
+
+def leave_profiler_of_parent() -> None:
+    """In a forked child: record nothing more, without a word to the profiler, whose threads are not here."""
+    if torch._C._autograd._profiler_enabled():
+        sys.setprofile(None)
+        torch._C._autograd._enable_record_function(False)

@@ -1,0 +1,70 @@
+"""Tensors and storages from within: wrappers, parts, and who else refers to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+
+def as_plain_tensors() -> Any:
+    """A context in which nothing that a subclass of Tensor does when it is looked at is asked for."""
+    return torch._C.DisableTorchFunctionSubclass()
+
+
+def is_wrapped_by_transform(tensor: torch.Tensor) -> bool:
+    """Whether a transform of torch.func (grad, vmap) has wrapped a tensor."""
+    functorch = getattr(torch._C, "_functorch", None)
+    return functorch is not None and bool(functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def any_is_wrapped_by_transform(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether a transform of torch.func has wrapped one of them."""
+    functorch = getattr(torch._C, "_functorch", None)
+    return functorch is not None and any(map(functorch.is_functorch_wrapped_tensor, tensors))
+
+
+def is_inside_transform() -> bool:
+    """Whether a transform of torch.func (grad, vmap, jvp) is at work on this thread."""
+    functorch = getattr(torch._C, "_functorch", None)
+    return functorch is not None and functorch.peek_interpreter_stack() is not None
+
+
+def below_transforms(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that the transforms of torch.func have wrapped; any other is returned as it is."""
+    while is_wrapped_by_transform(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def is_made_of_tensors(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no storage of its own, but names the tensors inside it (DTensor, jagged, quantized)."""
+    return bool(is_traceable_wrapper_subclass(tensor))
+
+
+def parts_of_sparse(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values and indices of a sparse COO tensor, coalesced or not."""
+    return tensor._values(), tensor._indices()
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a sharded tensor (DTensor) that lies here; any other is returned as it is."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local
+
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """What tells storages apart that are alive at one time."""
+    return int(storage._cdata)
+
+
+def num_storage_users(storage: torch.UntypedStorage) -> int:
+    """How many tensors and Python objects hold on to a storage."""
+    return int(torch._C._storage_Use_Count(storage._cdata))
+
+
+def num_tensor_users(tensor: torch.Tensor) -> int:
+    """How many variables of C++ hold on to a tensor, those of the call that asks among them."""
+    return int(tensor._use_count())
