@@ -235,9 +235,9 @@ class Kernels:
             if self._sized.pending is not None:
                 return self._sized.pending
             if self._calls.script is not None:
-                value = self._calls.script.popleft() if self._calls.script else False
-                self.log.note(name, str(value), Known.DRAWN, answered=False)
-                return value
+                again = self._calls.script.popleft() if self._calls.script else False
+                self.log.note(name, str(again), Known.DRAWN, answered=False)
+                return again
             with torch_dispatch.BelowOperators():
                 values, known = self.values.read(tensor)
                 value = values.item()
