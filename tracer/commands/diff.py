@@ -13,6 +13,7 @@ from tracer.commands.run_options import Quiet, Top
 from tracer.errors import OutputError, SnapshotError
 from tracer.exporters.screen.next_commands import after_diff
 from tracer.exporters.screen.terminal import screen
+from tracer.results.files import PEAK
 from tracer.snapshot.load import load_snapshot
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from tracer.analysis.snapshots.diff import DeviceDiff
     from tracer.analysis.threshold import Grown
 
-PEAK_NAME = "peak.json"
+PEAK_NAME = PEAK.file_name
 _HINT = "Name two snapshots, or two folders that a run wrote (of one rank each)."
 
 
