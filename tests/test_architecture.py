@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -92,6 +92,10 @@ PUBLIC_ENOUGH = {"__cxa_atexit", "_fields", "_replace", "_asdict", "_getframe", 
 
 def modules() -> dict[str, Path]:
     files = [*ROOT.glob("tracer/**/*.py"), *ROOT.glob("models/**/*.py"), *ROOT.glob("main.py")]
+    return _by_name(files)
+
+
+def _by_name(files: Iterable[Path]) -> dict[str, Path]:
     return {_module_name(path.relative_to(ROOT)): path for path in files}
 
 
@@ -128,7 +132,7 @@ def imports(source: str, known: set[str], *, levels: int = 0) -> Iterator[tuple[
             inner = [f"{module}.{alias.name}" for alias in node.names]
             names = [name if name in known else module for name in inner]
         for name in names:
-            if name.split(".")[0] in {"tracer", "models", "main"}:
+            if name.split(".")[0] in {"tracer", "models", "main", "benchmarks"}:
                 yield name, id(node) not in typing_only
 
 
@@ -252,6 +256,15 @@ def test_inside_a_room_imports_go_one_way_too(room: str) -> None:
 def test_no_import_cycles_also_of_types_alone() -> None:
     """`tracer` itself names its public parts for type checkers alone, and loads them when they are asked for."""
     graph = {module: {name for name, _ in imports_of(module)} - {module} for module in MODULES if module != "tracer"}
+    assert find_cycle(graph) is None
+
+
+def test_no_import_cycles_in_benchmarks() -> None:
+    files = _by_name(ROOT.glob("benchmarks/*.py"))
+    graph = {
+        module: {name for name, _ in imports(path.read_text("utf-8"), set(files))} for module, path in files.items()
+    }
+    assert graph["benchmarks.on_device"]
     assert find_cycle(graph) is None
 
 
