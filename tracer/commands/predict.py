@@ -236,15 +236,18 @@ def _largest_batch(options: Options, card: Card, settings: AllocatorSettings | N
 def _advice(options: Options, card: Card | None) -> AdviceReport:
     from tracer.advice.planner import advise
     from tracer.advice.report import report_of
+    from tracer.null_gpu.cards import UNNAMED
+    from tracer.rehearsal.convolution_workspaces import cudnn_of
 
-    found = advise(
-        lambda: _build(options.workload),
-        device=options.place.device,
-        target_bytes=card.usable_bytes if card is not None else None,
-        settings=options.place.settings or "",
-        compute_capability=card.capability if card is not None else (8, 0),
-        num_multiprocessors=card.num_sms if card is not None else 108,
-    )
+    with cudnn_of(card) as cudnn:
+        found = advise(
+            lambda: _build(options.workload),
+            device=options.place.device,
+            target_bytes=card.usable_bytes if card is not None else None,
+            settings=options.place.settings or "",
+            card=card or UNNAMED,
+            cudnn=cudnn,
+        )
     return report_of(found)
 
 

@@ -37,7 +37,6 @@ from tracer.exporters.sqlite_reports.run_time_report import write_run_time_repor
 from tracer.exporters.trace import write_trace
 from tracer.results import files
 from tracer.results.files import OutputFile
-from tracer.results.run_history import HISTORY_LEFT_OUT
 from tracer.results.run_results import RunResults
 from tracer.runs.kept import kept_run
 from tracer.runs.termination import FilesInTurn
@@ -272,8 +271,7 @@ def _write_snapshot(material: Material, path: Path) -> None:
     """The last cycle's, which the allocator's own history covers on CUDA; elsewhere the one with the largest peak."""
     results = material.results
     findings = results.findings
-    is_odd = any(note.startswith(HISTORY_LEFT_OUT) for note in results.notes)
-    if results.snapshot is not None and (findings is None or is_odd):
+    if results.snapshot is not None and (findings is None or results.history.notes):
         write_memory_snapshot(results.snapshot, path)
         return
     assert findings is not None
