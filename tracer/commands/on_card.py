@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Annotated
 
-import typer
-
+from tracer.commands.options import option
 from tracer.commands.usage import DEVICE
 from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
@@ -23,20 +22,20 @@ class OnOptions:
 
     on: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Run as on this GPU, without one: h100, rtx-4090, h100:40GiB, 8xh100. Nothing is computed.",
+            DEVICE,
             "--on",
             metavar="<card>",
-            help="Run as on this GPU, without one: h100, rtx-4090, h100:40GiB, 8xh100. Nothing is computed.",
-            rich_help_panel=DEVICE,
         ),
     ] = None
     answer: Annotated[
         list[str],
-        typer.Option(
+        option(
+            "With --on: what this line reads of the device, such as train.py:12=0.5. Repeatable.",
+            DEVICE,
             "--answer",
             metavar="<file:line=value>",
-            help="With --on: what this line reads of the device, such as train.py:12=0.5. Repeatable.",
-            rich_help_panel=DEVICE,
         ),
     ] = field(default_factory=list)
 

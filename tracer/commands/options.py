@@ -1,4 +1,4 @@
-"""Options as dataclasses: a command takes them whole, and typer sees one parameter for each of their fields."""
+"""How options are declared: once, as fields of dataclasses that commands take whole; typer sees each field."""
 
 from __future__ import annotations
 
@@ -13,6 +13,26 @@ import typer
 _SWITCHES = "switches"
 
 
+def option(help: str, panel: str | None = None, *names: str, metavar: str | None = None, **more: Any) -> Any:
+    """An option of --help under a heading; by default it is called as its field."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar, **more)
+
+
+def number(help: str, panel: str, *, least: int | None = None, metavar: str = "<number>") -> Any:
+    """An option that is a whole number, of some size at least."""
+
+    def parse(text: str | int) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise typer.BadParameter(f"{text} is not a whole number.") from None
+        if least is not None and value < least:
+            raise typer.BadParameter(f"{text} is less than {least}.")
+        return value
+
+    return option(help, panel, metavar=metavar, parser=parse)
+
+
 def switched_off(helps: Mapping[str, str], *, panel: str) -> frozenset[str]:
     """A field that holds the names of switches that are off: each is an option of its own, which is on by default.
 
@@ -20,7 +40,7 @@ def switched_off(helps: Mapping[str, str], *, panel: str) -> frozenset[str]:
         helps: Of each switch, by its name without dashes before it.
         panel: Heading of --help.
     """
-    switches = {name: Annotated[bool, typer.Option(help=text, rich_help_panel=panel)] for name, text in helps.items()}
+    switches = {name: Annotated[bool, option(text, panel)] for name, text in helps.items()}
     value: frozenset[str] = field(default=frozenset(), metadata={_SWITCHES: switches})
     return value
 

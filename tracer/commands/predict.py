@@ -10,7 +10,7 @@ import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
 from tracer.commands.on_card import values_on
-from tracer.commands.options import with_options
+from tracer.commands.options import option, with_options
 from tracer.commands.predict_on import (
     check_on,
     predict_model,
@@ -52,23 +52,15 @@ def predict(
     place: Place,
     largest_batch: Annotated[
         bool,
-        typer.Option(
-            "--largest-batch",
-            help="Also find the largest --batch-size that fits in --gpu-memory.",
-            rich_help_panel=QUESTIONS,
-        ),
+        option("Also find the largest --batch-size that fits in --gpu-memory.", QUESTIONS, "--largest-batch"),
     ] = False,
     advise: Annotated[
         bool,
-        typer.Option(
-            "--advise",
-            help="Rehearse changes too, and say which would lower the peak, or make it fit.",
-            rich_help_panel=QUESTIONS,
-        ),
+        option("Rehearse changes too, and say which would lower the peak, or make it fit.", QUESTIONS, "--advise"),
     ] = False,
     save_dir: Annotated[
         Path | None,
-        typer.Option(help="Also write the files of a run there: peak.json, the page, ...", rich_help_panel=OUTPUTS),
+        option("Also write the files of a run there: peak.json, the page, ...", OUTPUTS, metavar="<path>"),
     ] = None,
     as_json: AsJson = False,
     screen: ScreenOptions,

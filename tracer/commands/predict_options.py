@@ -11,6 +11,7 @@ import typer
 
 from tracer.commands.common import not_said
 from tracer.commands.on_card import OnOptions
+from tracer.commands.options import option
 from tracer.commands.run_options import ScreenOptions
 from tracer.commands.usage import DEVICE
 from tracer.commands.workload_options import PredictedWorkload
@@ -21,7 +22,7 @@ from tracer.exporters.screen.terminal import say
 class _Device:
     device: Annotated[
         Literal["cuda", "cpu"],
-        typer.Option(help="What the step is to run on; it need not be there.", rich_help_panel=DEVICE),
+        option("What the step is to run on; it need not be there.", DEVICE),
     ] = "cuda"
 
 
@@ -31,18 +32,16 @@ class Place(OnOptions, _Device):
 
     gpu_memory: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Does it fit there? 24GiB, or a card such as RTX-4090; exit with 3 if not.",
+            DEVICE,
             metavar="<size or card>",
-            help="Does it fit there? 24GiB, or a card such as RTX-4090; exit with 3 if not.",
-            rich_help_panel=DEVICE,
         ),
     ] = None
     settings: Annotated[
         str | None,
-        typer.Option(
-            metavar="<settings>",
-            help="Of the allocator, as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True.",
-            rich_help_panel=DEVICE,
+        option(
+            "Of the allocator, as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True.", DEVICE, metavar="<settings>"
         ),
     ] = None
 

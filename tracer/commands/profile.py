@@ -12,7 +12,7 @@ import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, not_said, refuse, say_all, was_given
 from tracer.commands.on_card import OnOptions, say_where, start_on, values_on
-from tracer.commands.options import with_options
+from tracer.commands.options import number, option, with_options
 from tracer.commands.run_options import (
     NUM_ROWS,
     SAVE_DIR,
@@ -50,27 +50,15 @@ class AdviceOptions:
 
     advise: Annotated[
         bool,
-        typer.Option(
-            "--advise",
-            help="Say which changes would lower the peak, each tried; write advice.json.",
-            rich_help_panel=QUESTIONS,
-        ),
+        option("Say which changes would lower the peak, each tried; write advice.json.", QUESTIONS, "--advise"),
     ] = False
     verify: Annotated[
         bool,
-        typer.Option(
-            "--verify",
-            help="With --advise: also make the best changes for real, before and after.",
-            rich_help_panel=QUESTIONS,
-        ),
+        option("With --advise: also make the best changes for real, before and after.", QUESTIONS, "--verify"),
     ] = False
     gpu_memory: Annotated[
         str | None,
-        typer.Option(
-            metavar="<size>",
-            help="With --advise: also find the cheapest changes to fit in 16GiB, say.",
-            rich_help_panel=QUESTIONS,
-        ),
+        option("With --advise: also find the cheapest changes to fit in 16GiB, say.", QUESTIONS, metavar="<size>"),
     ] = None
 
 
@@ -154,16 +142,16 @@ def profile(
     *,
     workload: ProfiledWorkload,
     device: Annotated[
-        str, typer.Option(help="Where to train. Without a GPU the default becomes cpu.", rich_help_panel=DEVICE)
+        str, option("Where to train. Without a GPU the default becomes cpu.", DEVICE, metavar="<text>")
     ] = DEFAULT_DEVICE,
     on: OnOptions,
     import_: Annotated[
         list[str],
-        typer.Option(
+        option(
+            "Module to import first, such as one that registers a backend. Repeatable.",
+            DEVICE,
             "--import",
             metavar="<module>",
-            help="Module to import first, such as one that registers a backend. Repeatable.",
-            rich_help_panel=DEVICE,
         ),
     ] = [],  # noqa: B006
     save_dir: SaveDir = SAVE_DIR,
@@ -172,11 +160,11 @@ def profile(
     schedule: ScheduleOptions,
     watch: Annotated[
         int,
-        typer.Option(
-            min=0,
+        number(
+            "No profiler: train so many steps, and explain memory when something happens.",
+            SCHEDULE,
+            least=0,
             metavar="STEPS",
-            help="No profiler: train so many steps, and explain memory when something happens.",
-            rich_help_panel=SCHEDULE,
         ),
     ] = 0,
     screen: ScreenOptions,

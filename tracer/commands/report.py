@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.commands.common import errors_for_people, not_said
+from tracer.commands.options import option
 from tracer.commands.run_options import NUM_ROWS, Quiet, Top
 from tracer.commands.usage import OUTPUTS
 from tracer.errors import RecordingError, TracerError
@@ -25,15 +26,11 @@ if TYPE_CHECKING:
 def report(
     recording: Annotated[Path, typer.Argument(help="A --save-dir with a recording.npz, or that file.")],
     save_dir: Annotated[
-        Path | None, typer.Option(help="Folder for the files; by default the recording's.", rich_help_panel=OUTPUTS)
+        Path | None, option("Folder for the files; by default the recording's.", OUTPUTS, metavar="<path>")
     ] = None,
     only: Annotated[
         list[str],
-        typer.Option(
-            metavar="<name>",
-            help="Write only this one: peak-json, memory-report, ... Repeatable.",
-            rich_help_panel=OUTPUTS,
-        ),
+        option("Write only this one: peak-json, memory-report, ... Repeatable.", OUTPUTS, metavar="<name>"),
     ] = [],  # noqa: B006
     top: Top = NUM_ROWS,
     quiet: Quiet = False,

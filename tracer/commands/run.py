@@ -16,7 +16,7 @@ import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
 from tracer.commands.on_card import OnOptions, say_where, start_on, values_on
-from tracer.commands.options import with_options
+from tracer.commands.options import option, with_options
 from tracer.commands.run_options import SAVE_DIR, RequestedFiles, SaveDir, ScreenOptions, ScriptSchedule
 from tracer.commands.usage import DEVICE
 from tracer.errors import TracerError
@@ -34,9 +34,9 @@ CONTEXT = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 def run(
     script: Annotated[str, typer.Argument(help="The script; with --module, a module's name.")],
     arguments: Annotated[list[str] | None, typer.Argument(help="What follows is the script's own.")] = None,
-    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT names a module, as in `python -m`.")] = False,
+    module: Annotated[bool, option("SCRIPT names a module, as in `python -m`.", None, "--module", "-m")] = False,
     device: Annotated[
-        str | None, typer.Option(help="Device to explain; by default the model's.", rich_help_panel=DEVICE)
+        str | None, option("Device to explain; by default the model's.", DEVICE, metavar="<text>")
     ] = None,
     *,
     on: OnOptions,
@@ -45,9 +45,7 @@ def run(
     requested: RequestedFiles,
     watch: Annotated[
         bool,
-        typer.Option(
-            "--watch", help="Watch all of it without a profiler, and explain its memory when something happens."
-        ),
+        option("Watch all of it without a profiler, and explain its memory when something happens.", None, "--watch"),
     ] = False,
     screen: ScreenOptions,
 ) -> None:

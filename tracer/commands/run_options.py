@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from tracer.commands.options import switched_off
+from tracer.commands.options import number, option, switched_off
 from tracer.commands.usage import OUTPUTS, SCHEDULE, SCREEN
 from tracer.results.files import OUTPUT_FILES
 
@@ -19,15 +17,11 @@ NUM_ROWS = 8
 """Rows of each table of a run's screen, where --top says nothing."""
 SAVE_DIR = Path("profiler_outputs")
 
-_WaitSteps = Annotated[
-    int, typer.Option(help="Steps before each cycle that are not looked at.", rich_help_panel=SCHEDULE)
-]
-SaveDir = Annotated[Path, typer.Option(help="Folder for the results.", rich_help_panel=OUTPUTS)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON instead.", rich_help_panel=SCREEN)]
-Top = Annotated[
-    int, typer.Option(min=0, metavar="<rows>", help="Rows of each table; 0 prints none.", rich_help_panel=SCREEN)
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.", rich_help_panel=SCREEN)]
+_WaitSteps = Annotated[int, number("Steps before each cycle that are not looked at.", SCHEDULE)]
+SaveDir = Annotated[Path, option("Folder for the results.", OUTPUTS, metavar="<path>")]
+AsJson = Annotated[bool, option("Print the answer as JSON instead.", SCREEN, "--json")]
+Top = Annotated[int, number("Rows of each table; 0 prints none.", SCREEN, least=0, metavar="<rows>")]
+Quiet = Annotated[bool, option("Print nothing but errors.", SCREEN, "--quiet", "-q")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +29,9 @@ class ScheduleOptions:
     """Which steps are recorded."""
 
     n_wait_steps: _WaitSteps = 1
-    n_warmup_steps: Annotated[
-        int, typer.Option(help="Steps in which the profiler then warms up.", rich_help_panel=SCHEDULE)
-    ] = 1
-    n_active_steps: Annotated[int, typer.Option(help="Steps that are then recorded.", rich_help_panel=SCHEDULE)] = 3
-    n_repeats: Annotated[int, typer.Option(help="How often all of that is done.", rich_help_panel=SCHEDULE)] = 2
+    n_warmup_steps: Annotated[int, number("Steps in which the profiler then warms up.", SCHEDULE)] = 1
+    n_active_steps: Annotated[int, number("Steps that are then recorded.", SCHEDULE)] = 3
+    n_repeats: Annotated[int, number("How often all of that is done.", SCHEDULE)] = 2
 
     def schedule(self) -> Schedule:
         """The same for a session.
@@ -65,9 +57,8 @@ class OutputOptions:
 
     project_root: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of your project, for the reports. By default that of the model's code.",
-            rich_help_panel=OUTPUTS,
+        option(
+            "Folder of your project, for the reports. By default that of the model's code.", OUTPUTS, metavar="<path>"
         ),
     ] = None
     leave_out: frozenset[str] = switched_off(
@@ -81,13 +72,11 @@ class RequestedFiles:
 
     trace: Annotated[
         bool,
-        typer.Option(
-            help="Write trace.json.gz, the profiler's trace with memory above the operators.", rich_help_panel=OUTPUTS
-        ),
+        option("Write trace.json.gz, the profiler's trace with memory above the operators.", OUTPUTS),
     ] = False
     keep_recording: Annotated[
         bool,
-        typer.Option(help="Write recording.npz, from which `report` writes every file again.", rich_help_panel=OUTPUTS),
+        option("Write recording.npz, from which `report` writes every file again.", OUTPUTS),
     ] = False
 
 

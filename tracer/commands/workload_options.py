@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tracer.commands.common import refuse
+from tracer.commands.options import number, option
 from tracer.commands.usage import FNO, MODEL, STEP
 from tracer.errors import TracerError, WorkloadError
 from tracer.exporters.screen.terminal import say
@@ -29,67 +30,53 @@ _DEVICES_HINT = "Use cpu, cuda:0, xpu:0, ..., or import what registers the backe
 class WorkloadOptions:
     """What is to be trained, as every command asks it; nothing is built yet."""
 
-    batch_size: Annotated[int, typer.Option(help="Samples in a batch.", rich_help_panel=MODEL)] = 8
-    in_channels: Annotated[int, typer.Option(help="Channels of the model's input.", rich_help_panel=FNO)] = 3
-    out_channels: Annotated[int, typer.Option(help="Channels of the model's output.", rich_help_panel=FNO)] = 1
-    hidden_channels: Annotated[int, typer.Option(help="Width of the model.", rich_help_panel=FNO)] = 64
+    batch_size: Annotated[int, number("Samples in a batch.", MODEL)] = 8
+    in_channels: Annotated[int, number("Channels of the model's input.", FNO)] = 3
+    out_channels: Annotated[int, number("Channels of the model's output.", FNO)] = 1
+    hidden_channels: Annotated[int, number("Width of the model.", FNO)] = 64
     data_size: Annotated[
-        str, typer.Option(help="Grid points: 64 is 64 x 64; 128x96 or 32x32x32 also work.", rich_help_panel=FNO)
+        str, option("Grid points: 64 is 64 x 64; 128x96 or 32x32x32 also work.", FNO, metavar="<text>")
     ] = "64"
-    n_modes: Annotated[
-        str, typer.Option(help="Fourier modes kept: 32 for every axis, or 32x16.", rich_help_panel=FNO)
-    ] = "32"
-    n_layers: Annotated[int, typer.Option(help="Fourier layers.", rich_help_panel=FNO)] = 4
-    data: Annotated[
-        Literal["random", "darcy"], typer.Option(help="Noise, or solved Darcy flow problems.", rich_help_panel=FNO)
-    ] = "random"
+    n_modes: Annotated[str, option("Fourier modes kept: 32 for every axis, or 32x16.", FNO, metavar="<text>")] = "32"
+    n_layers: Annotated[int, number("Fourier layers.", FNO)] = 4
+    data: Annotated[Literal["random", "darcy"], option("Noise, or solved Darcy flow problems.", FNO)] = "random"
     spectrum: Annotated[
         Literal["new_zeros", "torch_zeros"],
-        typer.Option(
-            help="How the padded spectrum is allocated; after torch_zeros torch's categories stop.", rich_help_panel=FNO
-        ),
+        option("How the padded spectrum is allocated; after torch_zeros torch's categories stop.", FNO),
     ] = "new_zeros"
-    seed: Annotated[int, typer.Option(help="Seed of weights and data.", rich_help_panel=MODEL)] = 0
+    seed: Annotated[int, number("Seed of weights and data.", MODEL)] = 0
     model: Annotated[
         str,
-        typer.Option(
+        option(
+            "What to train: package.module:factory, or path/to/file.py:factory; a class or a function.",
+            MODEL,
             metavar="<where:what>",
-            help="What to train: package.module:factory, or path/to/file.py:factory; a class or a function.",
-            rich_help_panel=MODEL,
         ),
     ] = ""
     model_arg: Annotated[
         list[str],
-        typer.Option(
-            metavar="<name=value>", help="Argument of the factory: width=256. Repeatable.", rich_help_panel=MODEL
-        ),
+        option("Argument of the factory: width=256. Repeatable.", MODEL, metavar="<name=value>"),
     ] = field(default_factory=list)
     model_input: Annotated[
         list[str],
-        typer.Option(
+        option(
+            "Input of the model, one sample: 3x224x224, or by name ids=128:int64:0-50257. Repeatable.",
+            MODEL,
             "--input",
             metavar="<size>",
-            help="Input of the model, one sample: 3x224x224, or by name ids=128:int64:0-50257. Repeatable.",
-            rich_help_panel=MODEL,
         ),
     ] = field(default_factory=list)
     optimizer: Annotated[
-        str, typer.Option(help="Of torch.optim: adamw, sgd:lr=0.1,momentum=0.9, none.", rich_help_panel=STEP)
+        str, option("Of torch.optim: adamw, sgd:lr=0.1,momentum=0.9, none.", STEP, metavar="<text>")
     ] = "adamw"
     loss: Annotated[
         Literal["auto", "mean-square", "cross-entropy"],
-        typer.Option(help="auto: the model's own, or mean-square.", rich_help_panel=STEP),
+        option("auto: the model's own, or mean-square.", STEP),
     ] = "auto"
-    amp: Annotated[
-        Literal["off", "bfloat16", "float16"], typer.Option(help="Mixed precision.", rich_help_panel=STEP)
-    ] = "off"
-    accumulate: Annotated[int, typer.Option(help="Micro-batches of --batch-size in a step.", rich_help_panel=STEP)] = 1
-    checkpoint: Annotated[
-        bool, typer.Option("--checkpoint", help="Recompute repeated blocks in backward.", rich_help_panel=STEP)
-    ] = False
-    inference: Annotated[
-        bool, typer.Option("--inference", help="Forward only, without gradients.", rich_help_panel=STEP)
-    ] = False
+    amp: Annotated[Literal["off", "bfloat16", "float16"], option("Mixed precision.", STEP)] = "off"
+    accumulate: Annotated[int, number("Micro-batches of --batch-size in a step.", STEP)] = 1
+    checkpoint: Annotated[bool, option("Recompute repeated blocks in backward.", STEP, "--checkpoint")] = False
+    inference: Annotated[bool, option("Forward only, without gradients.", STEP, "--inference")] = False
 
     @property
     def is_users(self) -> bool:
@@ -162,24 +149,18 @@ class WorkloadOptions:
 class ProfiledWorkload(WorkloadOptions):
     """What is to be trained for real."""
 
-    compile: Annotated[
-        bool, typer.Option("--compile", help="Call the model through torch.compile.", rich_help_panel=MODEL)
-    ] = False
+    compile: Annotated[bool, option("Call the model through torch.compile.", MODEL, "--compile")] = False
     compile_arg: Annotated[
         list[str],
-        typer.Option(
+        option(
+            "Argument of torch.compile: mode=reduce-overhead. Means --compile. Repeatable.",
+            MODEL,
             metavar="<name=value>",
-            help="Argument of torch.compile: mode=reduce-overhead. Means --compile. Repeatable.",
-            rich_help_panel=MODEL,
         ),
     ] = field(default_factory=list)
     compare_eager: Annotated[
         bool,
-        typer.Option(
-            "--compare-eager",
-            help="Train it without compilation too, and say what compiling changes.",
-            rich_help_panel=MODEL,
-        ),
+        option("Train it without compilation too, and say what compiling changes.", MODEL, "--compare-eager"),
     ] = False
 
     @property
@@ -208,25 +189,21 @@ class PredictedWorkload(WorkloadOptions):
 
     hf_config: Annotated[
         Path | None,
-        typer.Option(
-            help="config.json of a transformers model, built without memory; --model-arg changes single values.",
-            rich_help_panel=MODEL,
+        option(
+            "config.json of a transformers model, built without memory; --model-arg changes single values.",
+            MODEL,
+            metavar="<path>",
         ),
     ] = None
     tokens: Annotated[
         int | None,
-        typer.Option(
-            help="Of a sample of --hf-config; with --inference, text of that length is generated, its cache kept.",
-            rich_help_panel=MODEL,
+        number(
+            "Of a sample of --hf-config; with --inference, text of that length is generated, its cache kept.", MODEL
         ),
     ] = None
     lora: Annotated[
         str,
-        typer.Option(
-            metavar="<rank>",
-            help="Train adapters of peft in the place of the weights: 16, or 16:q_proj,v_proj.",
-            rich_help_panel=MODEL,
-        ),
+        option("Train adapters of peft in the place of the weights: 16, or 16:q_proj,v_proj.", MODEL, metavar="<rank>"),
     ] = ""
 
     @property
