@@ -101,10 +101,10 @@ def test_columns_are_rounded_as_numbers_are() -> None:
 
 
 def test_each_power_of_two_has_its_own_divisions_and_the_last_is_for_all_above() -> None:
-    """By hand: 3 MiB stay as they are, 17 GiB are in halves of 16, 33 GiB in eighths of 32, 70 GiB in eighths of 64."""
-    divisions = (0,) * 14 + (2, 8)
-    sizes = [3 * MIB, 17 * GIB, 33 * GIB, 70 * GIB]
-    rounded = [3 * MIB, 24 * GIB, 36 * GIB, 72 * GIB]
+    """By hand: 3 and 5 MiB stay as they are, 17 GiB go in halves of 16, 33 in eighths of 32, 70 in eighths of 64."""
+    divisions = (0, 1) + (0,) * 12 + (2, 8)
+    sizes = [3 * MIB, 5 * MIB, 17 * GIB, 33 * GIB, 70 * GIB]
+    rounded = [3 * MIB, 5 * MIB, 24 * GIB, 36 * GIB, 72 * GIB]
     assert [round_size(size, divisions) for size in sizes] == rounded
     assert round_sizes(np.array(sizes), divisions).tolist() == rounded
 
