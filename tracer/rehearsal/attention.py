@@ -38,7 +38,7 @@ class _Question:
 
     @property
     def wants_gradients(self) -> bool:
-        return torch.is_grad_enabled() and any(each.requires_grad for each in (self.query, self.key, self.value))
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (self.query, self.key, self.value))
 
 
 def attention(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
@@ -78,7 +78,7 @@ def _run(asked: _Question, scale: float | None, enable_gqa: bool) -> Tensor:
         return of_cudnn(query, key, value, mask, asked.wants_gradients, **common, scale=scale)[0]  # type: ignore[no-any-return]
     if _can_be_flash(asked):
         width = query.shape[-1]
-        padded = [_padded(each, 8) for each in (query, key, value)]
+        padded = [_padded(tensor, 8) for tensor in (query, key, value)]
         scale = scale if scale is not None else width**-0.5
         flash = torch_dispatch.operator("_scaled_dot_product_flash_attention")
         return flash(*padded, **common, scale=scale)[0][..., :width]  # type: ignore[no-any-return]

@@ -37,7 +37,7 @@ def accumulator_bytes(tensor: Tensor) -> int:
 
 def copy_bytes(*tensors: Tensor | None) -> list[int]:
     """Of the copies that `contiguous()` makes inside a kernel: none of what is contiguous already."""
-    return [size_bytes(each) for each in tensors if each is not None and not each.is_contiguous()]
+    return [size_bytes(tensor) for tensor in tensors if tensor is not None and not tensor.is_contiguous()]
 
 
 # ---- norms -----------------------------------------------------------------------------------------------------------
@@ -113,11 +113,11 @@ def index_put(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     self, indices, values, *rest = call.args
     if not (rest[0] if rest else call.kwargs.get("accumulate", False)):
         return
-    given = [each for each in indices if each is not None]
+    given = [index for index in indices if index is not None]
     if not given or any(each.dtype is torch.bool for each in given):
         return  # how many are chosen is in the values of the mask
     number = prod(torch.broadcast_shapes(*(each.shape for each in given)))  # type: ignore[no-untyped-call]
-    indexed = prod(size for size, each in zip(self.shape, indices, strict=False) if each is not None)
+    indexed = prod(size for size, index in zip(self.shape, indices, strict=False) if index is not None)
     rows = number * (self.numel() // max(indexed, 1))
     is_whole = values.is_contiguous() and values.numel() == rows
     of_indices = number * INDEX_BYTES

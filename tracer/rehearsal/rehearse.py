@@ -258,8 +258,8 @@ class _Run:
                 self._step_start_ns = self.recorder.log.tick()
 
         by = {id(closure): evaluate}
-        return tuple(by.get(id(each), each) for each in args), {
-            name: by.get(id(each), each) for name, each in kwargs.items()
+        return tuple(by.get(id(argument), argument) for argument in args), {
+            name: by.get(id(value), value) for name, value in kwargs.items()
         }
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -267,7 +267,7 @@ class _Run:
         for rule in self.rules:
             if rule.on_host is not None:
                 self.recorder.is_on_host(rule.on_host(optimizer))
-        if any(callable(each) for each in (*args[1:], *kwargs.values())):
+        if any(callable(argument) for argument in (*args[1:], *kwargs.values())):
             self._observe_gradients(optimizer)
 
     def _observe_gradients(self, optimizer: torch.optim.Optimizer) -> None:
@@ -280,7 +280,7 @@ class _Run:
 
 def _results(run: _Run, device: str, module_names: Mapping[int, str], rules: list[Rule]) -> Rehearsal:
     log = run.recorder.log
-    on_host = np.array([each[4] for each in log.storages], bool)
+    on_host = np.array([storage[4] for storage in log.storages], bool)
     table = np.array(log.events, np.int64).reshape(-1, 5)
     undecided, in_backward = np.zeros(len(table), np.int64), np.zeros(len(table), bool)
     for row, size_bytes, is_backward in log.undecided:
