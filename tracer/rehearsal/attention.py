@@ -95,7 +95,7 @@ def _can_be_cudnns(asked: _Question) -> bool:
     gpu, width, of_values = asked.gpu, asked.query.shape[-1], asked.value.shape[-1]
     return (
         gpu.memory.get(PREFERS_CUDNN, False)
-        and gpu.compute_capability[0] in _PREFER_CUDNN
+        and gpu.card.capability[0] in _PREFER_CUDNN
         and torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
         and asked.query.dtype in _SIXTEEN_BITS
         and asked.dropout * 16 == int(asked.dropout * 16)
@@ -107,7 +107,7 @@ def _can_be_cudnns(asked: _Question) -> bool:
 
 
 def _can_be_flash(asked: _Question) -> bool:
-    query, key, capability = asked.query, asked.key, asked.gpu.compute_capability
+    query, key, capability = asked.query, asked.key, asked.gpu.card.capability
     width = query.shape[-1]
     # The smaller cards of Ampere, Ada and Blackwell lack the memory for the backward of wide heads.
     is_small = (8, 6) <= capability <= (8, 9) or capability[0] == 12
@@ -124,7 +124,7 @@ def _can_be_flash(asked: _Question) -> bool:
 
 
 def _can_be_efficient(asked: _Question) -> bool:
-    query, major = asked.query, asked.gpu.compute_capability[0]
+    query, major = asked.query, asked.gpu.card.capability[0]
     is_16_bits = query.dtype in _SIXTEEN_BITS
     alignment = max(4 if major >= 8 else 1, 128 // (16 if is_16_bits else 32) if major >= 8 or is_16_bits else 1)
     dtypes = (*_SIXTEEN_BITS, torch.float32) if major >= 8 else (torch.float16, torch.float32)

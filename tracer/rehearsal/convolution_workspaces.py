@@ -11,7 +11,8 @@ import json
 import select
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -66,6 +67,16 @@ def library_folders() -> list[Path]:
     found = importlib.util.find_spec("nvidia")
     roots = found.submodule_search_locations if found is not None else None
     return sorted({path.parent for root in roots or () for path in Path(root).glob("*/lib/*.so*")})
+
+
+@contextmanager
+def cudnn_of(card: Card | None) -> Iterator[CudnnAnswers | None]:
+    """Whom to ask for a card's workspaces; None where no card is named, or no cuDNN is here that could be asked."""
+    if card is None or not card.label:
+        yield None
+        return
+    with CudnnAnswers(card) as cudnn:
+        yield cudnn if cudnn.version else None
 
 
 class CudnnAnswers:

@@ -78,7 +78,7 @@ def layer_norm_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     yield from scratch(*copy_bytes(grad, x))
     columns = prod(shape)
     rows = x.numel() // columns if columns else 0
-    if rows <= 64 * 1024 or columns // _COLUMNS_OF_A_BLOCK >= gpu.num_multiprocessors // 2:
+    if rows <= 64 * 1024 or columns // _COLUMNS_OF_A_BLOCK >= gpu.card.num_sms // 2:
         return
     across = ceil(columns / _COLUMNS_OF_A_BLOCK)
     down = min(_MOST_BLOCKS // across, ceil(rows / _ROWS_OF_A_SUM))
@@ -284,8 +284,8 @@ def _reduction_sizes(
     splits_rows = values >= height * _FEWEST_VALUES or values >= _MOST_VALUES
     step_input, step_output = (step_input * height, step_output) if splits_rows else (step_input, step_output * height)
     values = ceil(num_inputs / step_input)
-    per_multiprocessor = _THREADS_OF_A_MULTIPROCESSOR.get(gpu.compute_capability, 2048) // (width * height)
-    target = gpu.num_multiprocessors * per_multiprocessor
+    per_multiprocessor = _THREADS_OF_A_MULTIPROCESSOR.get(gpu.card.capability, 2048) // (width * height)
+    target = gpu.card.num_sms * per_multiprocessor
     grid = ceil(num_outputs / vector / step_output)
     if not splits_rows or values < _MOST_VALUES or grid > target:
         return []

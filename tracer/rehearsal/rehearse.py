@@ -24,6 +24,7 @@ from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import OPTIMIZER_PREFIXES, STEP_PREFIX
 from tracer.capture.torch_private import torch_dispatch, torch_fake
+from tracer.null_gpu.cards import UNNAMED, Card
 from tracer.rehearsal.columns import HOST, Columns
 from tracer.rehearsal.cpu_kernels import CpuKernels
 from tracer.rehearsal.cuda_rules import RULES
@@ -31,7 +32,7 @@ from tracer.rehearsal.device_memory import DeviceMemory, Requests, serve
 from tracer.rehearsal.fake_tensors import turn_all_fake
 from tracer.rehearsal.held_objects import held_by
 from tracer.rehearsal.recorder import Recorder, ScratchOf, ValueRead, Watch
-from tracer.rehearsal.rule import A100_MULTIPROCESSORS, Cudnn, Gpu, Rule, ScratchOfGpu
+from tracer.rehearsal.rule import Cudnn, Gpu, Rule, ScratchOfGpu
 from tracer.rehearsal.saved_on_host import ON_HOST
 from tracer.rehearsal.unrehearsable import rehearsal_error
 from tracer.workloads.workload import Workload, num_micro_batches
@@ -86,8 +87,7 @@ def rehearse(
     *,
     device: Literal["cpu", "cuda"] = "cuda",
     rules: Collection[str] | None = None,
-    compute_capability: tuple[int, int] = (8, 0),
-    num_multiprocessors: int = A100_MULTIPROCESSORS,
+    card: Card = UNNAMED,
     cudnn: Cudnn | None = None,
     cpu_kernels: CpuKernels | None = None,
     num_steps: int = _NUM_STEPS,
@@ -100,8 +100,7 @@ def rehearse(
             hold no numbers any more.
         device: Whose operators, optimizers and libraries are imitated.
         rules: Names of the rows of `cuda_rules.RULES` to follow; None for all. On the CPU none is followed.
-        compute_capability: Of the GPU, such as (9, 0).
-        num_multiprocessors: Of the GPU.
+        card: The GPU.
         cudnn: Whom to ask for the workspaces of convolutions; None to leave them out.
         cpu_kernels: On the CPU, whom to ask what kernels take for themselves; None to leave it out.
         num_steps: With optimizer state, the second step is the first that is like all that follow.
@@ -114,7 +113,7 @@ def rehearse(
         RehearsalError: A step cannot be rehearsed; the message has the user's line.
     """
     followed = [rule for rule in RULES if rules is None or rule.name in rules] if device == "cuda" else []
-    gpu = Gpu(compute_capability, num_multiprocessors, cudnn)
+    gpu = Gpu(card, cudnn)
     for rule in followed:
         if rule.prepare is not None:
             rule.prepare(gpu)
