@@ -28,6 +28,7 @@ TOGETHER = (
     "numbers_stand_for_tensors",
     "numbers_come_before_tensors",
     "weights_are_drawn_within_bounds",
+    "values_are_in_no_recording",
     "nothing_is_added_twice",
     "slices_hold_their_own",
     "other_contexts",

@@ -173,6 +173,19 @@ def weights_are_drawn_within_bounds() -> None:
         assert 0.03 < float(small.abs().max()) <= 0.04
 
 
+def values_are_in_no_recording() -> None:
+    """What computes them takes tens of Python's calls for an operator; a profiler would keep each of them."""
+    with host_values():
+        numbers = torch.arange(10, device=DEVICE)
+        with torch.profiler.profile(with_stack=True, record_shapes=True) as profiler:
+            assert numbers[numbers > 4].sum().item() == 35
+        names = [event.name for event in profiler.events()]
+        assert "aten::nonzero" in names
+        calls = [name for name in names if "null_gpu" in name]
+        assert len(calls) <= 2 * sum(name.startswith("aten::") for name in names), calls
+        assert not any("compute.py" in name for name in calls), calls
+
+
 def nothing_is_added_twice() -> None:
     """Operators that are made of others inside torch's own kernel compute once."""
     with host_values():
