@@ -180,6 +180,11 @@ class ProfileSession:
         self.is_in_child = False
         self._forget_forks: Callable[[], object] = lambda: None
 
+    @property
+    def hooks_may_go(self) -> bool:
+        """Whether the session may end while torch walks over the hooks that come behind an optimizer's step."""
+        return self._hooks.may_go
+
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
         """What tells of optimizers' steps."""
         return CallHooks(

@@ -68,6 +68,11 @@ class CallHooks:
         return self._is_on and not torch_compile.has_compiled()
 
     @property
+    def may_go(self) -> bool:
+        """Whether `stop` may be called behind an optimizer's step, while torch walks over the hooks that come then."""
+        return not self._sees_ends
+
+    @property
     def refused(self) -> tuple[str, ...]:
         """Sentences on what takes no hook and was not seen otherwise, as a wrapper's inner optimizer is."""
         return (*self._refused_calls, *(() if self._has_seen_steps else self._refused_steps))
