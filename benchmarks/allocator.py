@@ -78,10 +78,10 @@ class Training:
     """A modelled training run that records its history."""
 
     def __init__(self, seed: int) -> None:
-        from tracer.allocator.caching_allocator import CachingAllocator
+        from tests.allocator.recording_allocator import RecordingAllocator
 
         self._rng = random.Random(seed)
-        self._allocator = CachingAllocator(keep_history=True)
+        self._allocator = RecordingAllocator()
         self._stacks = [_stack(self._rng) for _ in range(400)]
         rng = self._rng
         self._weights = [int(2 ** rng.uniform(10, 24)) for _ in range(NUM_LAYERS * 4)]

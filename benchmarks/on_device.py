@@ -20,35 +20,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from benchmarks.on_device_options import ROOT, Facts, Options
 from tracer.capture.device import devices
 from tracer.units import format_bytes
 
-ROOT = Path(__file__).resolve().parent.parent
 _LIMIT_S = 300.0
-Facts = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What a part is to be measured on.
-
-    Attributes:
-        device: With its number.
-        small: Whether small models will do, to see that everything works.
-        backends: Modules that register backends.
-    """
-
-    device: torch.device
-    small: bool
-    backends: tuple[str, ...]
 
 
 def main() -> int:

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.on_device import ROOT, Facts, Options
+from benchmarks.on_device_options import ROOT, Facts, Options
 from models import gpt, resnet
 from models.fno_workload import build_fno_workload
 from tracer.capture.device import devices

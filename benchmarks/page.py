@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.chromium_pipe import Chromium, chromium
 from benchmarks.synthetic_page import synthetic_page
-from tracer.exporters.page.html import write_page
+from tracer.exporters.page.html import write_pages
 
 MAX_MB, MAX_SECONDS, MAX_MOMENT_SECONDS = 6.0, 2.0, 0.1
 _NUM_CLICKS = 9
@@ -82,7 +82,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, chromium() as browser:
         path, page = Path(folder) / "memory_timeline.html", synthetic_page(options.events, num_steps=20, num_rows=800)
         start = time.process_time()
-        write_page(page, path)
+        write_pages([page], path)
         written, size = time.process_time() - start, path.stat().st_size / 1e6
         runs = [open_once(browser, path) for _ in range(options.repeats + 1)][1:]
         version = browser.command("Browser.getVersion")["product"]

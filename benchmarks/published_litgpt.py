@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.published_programs import Loop
+from benchmarks.published_loop import Loop
 from tracer.rehearsal.unfilled import unfilled_weights
 
 _QUERY_VALUE = {"lora_query": True, "lora_value": True}

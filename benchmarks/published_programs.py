@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.published_litgpt import RECIPES, LitgptLoop
+from benchmarks.published_loop import Loop
 from benchmarks.published_runs import PublishedRun
 
 TEXT_LENGTH = 128
@@ -27,22 +29,6 @@ MLP_SAMPLES = 4096
 
 class Unknown(Exception):  # noqa: N818, no error: the run is left out of the tables and counted
     """What is missing to build a run's program."""
-
-
-class Loop:
-    """A program's training loop: calling it runs one iteration.
-
-    Attributes:
-        model: What is trained.
-        optimizer: What updates it, if anything does.
-    """
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer | None = None
-
-    def __call__(self) -> Tensor | None:
-        """One iteration; the loss."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +72,6 @@ def _optimizer(name: str, model: nn.Module, **arguments: Any) -> torch.optim.Opt
 
 
 def _litgpt(run: PublishedRun) -> Program:
-    from benchmarks.published_litgpt import RECIPES, LitgptLoop
-
     if find_spec("litgpt") is None:
         raise Unknown("litgpt is not installed")
     if run.model not in RECIPES:

@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -18,8 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 _BASE = {"tracer.arrays", "tracer.errors", "tracer.units", "tracer.collector", "tracer.nested"}
 _RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot", "tracer.allocator"}
 _MEANS = {*_RECORDS, "tracer.analysis"}
-_WRITES = {*_MEANS, "tracer.advice", "tracer.exporters"}
 _NULL_GPU = {"tracer.null_gpu", "tracer.null_gpu.values"}
+_FOUND = {*_MEANS, "tracer.null_gpu", "tracer.advice", "tracer.rehearsal"}
+_WRITES = {*_FOUND, "tracer.results", "tracer.exporters"}
 ROOMS: dict[str, set[str]] = {
     "tracer.arrays": set(),
     "tracer.errors": set(),
@@ -35,11 +36,12 @@ ROOMS: dict[str, set[str]] = {
     "tracer.analysis": _RECORDS,
     "tracer.rehearsal": {*_BASE, "tracer.null_gpu", "tracer.workloads", "tracer.capture", "tracer.allocator"},
     "tracer.advice": {*_MEANS, "tracer.null_gpu", "tracer.rehearsal", "tracer.workloads"},
-    "tracer.exporters": {*_MEANS, "tracer.advice"},
+    "tracer.results": _FOUND,
+    "tracer.exporters": {*_FOUND, "tracer.results"},
     "tracer.timeline_tracer": _WRITES,
-    "tracer.runs": {*_WRITES, *_NULL_GPU, "tracer.timeline_tracer", "tracer.rehearsal", "tracer.workloads"},
+    "tracer.runs": {*_WRITES, *_NULL_GPU, "tracer.timeline_tracer", "tracer.workloads"},
     "tracer.integrations": {"tracer.errors", "tracer.runs"},
-    "tracer.commands": {*_WRITES, *_NULL_GPU, "tracer.rehearsal", "tracer.runs", "tracer.workloads"},
+    "tracer.commands": {*_WRITES, *_NULL_GPU, "tracer.runs", "tracer.workloads"},
     "tracer": set(),  # the map of the house; it loads its public names when they are first used
     "models": {"tracer.workloads"},
     "main": {"tracer.commands"},
@@ -90,6 +92,10 @@ PUBLIC_ENOUGH = {"__cxa_atexit", "_fields", "_replace", "_asdict", "_getframe", 
 
 def modules() -> dict[str, Path]:
     files = [*ROOT.glob("tracer/**/*.py"), *ROOT.glob("models/**/*.py"), *ROOT.glob("main.py")]
+    return _by_name(files)
+
+
+def _by_name(files: Iterable[Path]) -> dict[str, Path]:
     return {_module_name(path.relative_to(ROOT)): path for path in files}
 
 
@@ -126,7 +132,7 @@ def imports(source: str, known: set[str], *, levels: int = 0) -> Iterator[tuple[
             inner = [f"{module}.{alias.name}" for alias in node.names]
             names = [name if name in known else module for name in inner]
         for name in names:
-            if name.split(".")[0] in {"tracer", "models", "main"}:
+            if name.split(".")[0] in {"tracer", "models", "main", "benchmarks"}:
                 yield name, id(node) not in typing_only
 
 
@@ -250,6 +256,15 @@ def test_inside_a_room_imports_go_one_way_too(room: str) -> None:
 def test_no_import_cycles_also_of_types_alone() -> None:
     """`tracer` itself names its public parts for type checkers alone, and loads them when they are asked for."""
     graph = {module: {name for name, _ in imports_of(module)} - {module} for module in MODULES if module != "tracer"}
+    assert find_cycle(graph) is None
+
+
+def test_no_import_cycles_in_benchmarks() -> None:
+    files = _by_name(ROOT.glob("benchmarks/*.py"))
+    graph = {
+        module: {name for name, _ in imports(path.read_text("utf-8"), set(files))} for module, path in files.items()
+    }
+    assert graph["benchmarks.on_device"]
     assert find_cycle(graph) is None
 
 

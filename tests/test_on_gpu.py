@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from models.fno_workload import build_fno_workload
+from tracer.results.run_results import RunResults
 from tracer.runs.outputs import OUTPUTS, write_outputs
-from tracer.runs.results import RunResults
 from tracer.runs.session import Schedule
 from tracer.runs.workload_run import run_profile
 from tracer.snapshot.load import load_snapshot

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from tracer.analysis.steps.step_findings import StepFindings
-from tracer.analysis.steps.watch_report import Event, WatchReport
 from tracer.capture.step_columns import StepTable
+from tracer.results.watch_report import Event, WatchReport
 
 
 def report_of(**given: Any) -> WatchReport:

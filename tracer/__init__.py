@@ -14,9 +14,10 @@ The folders are the data flow: what happened, what it means, who wants to know.
     rehearsal/         what would happen: steps on tensors without memory, and what a CUDA device does differently
     analysis/          what it means: pure functions from columns to frozen findings
     advice/            what to change: every change is rehearsed or replayed before it is recommended
+    results/           what a run, a prediction or a watched training found: what exporters write
     exporters/         who wants to know: one file per output format
     timeline_tracer    the on_trace_ready callback
-    runs/              a session around a loop, a run of a workload, its results, its files, several ranks
+    runs/              a session around a loop, a run of a workload, its files, several ranks
     integrations/      the same as callbacks of other people's trainers
     commands/          the command line, one file a command
 

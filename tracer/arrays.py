@@ -12,6 +12,7 @@ Of a recording:
 Of one device in it:
     [D] events in its allocator's order      [B] blocks      [U] storages whose allocation was not recorded
     [E] rows of torch's timeline             [Q] blocks in use at one moment, by the allocator's own history
+    [I] blocks alive at the peak that may be unneeded
 Of its operators:
     [R] invocations in forward     [P] forward passes             [G] autograd nodes that ran
     [T] tensors saved for backward
@@ -19,6 +20,7 @@ Of a page:
     [Y] rows of its timeline
 Of a run that is watched:
     [J] rows of its counters, of one step or of several that follow each other
+Tables of a snapshot and of the allocator's model are named in words: `[entries]`, `[lives]`, `[stacks]`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 
 class TracerError(Exception):
     """A mistake or a circumstance that the person at the keyboard can act on.
@@ -53,3 +55,16 @@ class RehearsalError(TracerError):
 
 class WorkloadError(TracerError):
     """The model, its input or its training step cannot be built or run as asked."""
+
+
+class Terminated(SystemExit):
+    """SIGTERM has come; a program that does nothing about it ends with the usual status."""
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        super().__init__(128 + number)
+
+    def __str__(self) -> str:
+        return "ended by SIGTERM"
+
+    def __reduce__(self) -> tuple[type[Terminated], tuple[()]]:
+        return Terminated, ()

@@ -27,6 +27,7 @@ from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.profiler.profiler_trace import ProfilerTrace, TraceStore
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import CompiledCode
+from tracer.capture.sources.remembered import forget_files
 from tracer.capture.torch_private import torch_profiler
 from tracer.errors import RecordingError, TracerError
 from tracer.exporters.max_mem import write_max_mem
@@ -89,6 +90,7 @@ class TimelineTracer:
                 without having watched it.
             probable_device: The one that it will be by default, even if no step allocates anything on it.
         """
+        forget_files()
         self.out_file = None if out_file is None else Path(out_file)
         self.device = None if device is None else str(device)
         self._probable_device = probable_device

@@ -23,7 +23,7 @@ from tracer import TimelineTracer
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.analysis.profiles.reserved_ranges import reserved_ranges
 from tracer.exporters.cuda_timing import cuda_timing_text
-from tracer.runs.failure_words import failure_lines
+from tracer.exporters.screen.failure import failure_lines
 from tracer.runs.session import Schedule
 from tracer.runs.training import TrainingProfile, profile_training
 from tracer.runs.workload_run import run_profile

@@ -6,8 +6,8 @@ import random
 from dataclasses import fields, replace
 from typing import Any
 
+from tests.allocator.recording_allocator import RecordingAllocator
 from tracer.allocator.blocks import PENDING, USED, Block
-from tracer.allocator.caching_allocator import CachingAllocator
 from tracer.allocator.history import History, read_history
 from tracer.allocator.reproduce import reproduce
 from tracer.allocator.reproduction import Reproduction
@@ -37,9 +37,7 @@ class Program:
         empties: float = 0.002,
     ) -> None:
         self.rng = random.Random(seed)
-        self.allocator = CachingAllocator(
-            settings, device_bytes=capacity, torch_version=torch_version, keep_history=True
-        )
+        self.allocator = RecordingAllocator(settings, device_bytes=capacity, torch_version=torch_version)
         self.live: list[Block] = []
         self._streams, self._waits, self._empties = streams, waits, empties
 

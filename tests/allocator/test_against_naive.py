@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.allocator.naive_allocator import NaiveAllocator, NaiveOutOfMemoryError, Piece
+from tests.allocator.recording_allocator import RecordingAllocator
 from tracer.allocator.blocks import FREE, PENDING, UNMAPPED, USED, Block
-from tracer.allocator.caching_allocator import CachingAllocator
 from tracer.allocator.driver import PackingDriver
 from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import AllocatorSettings
@@ -76,9 +76,9 @@ CASES = [
 OPERATIONS_PER_CASE = 6000  # times 18 cases: more than 100,000
 
 
-def both(case: Case) -> tuple[CachingAllocator, NaiveAllocator]:
+def both(case: Case) -> tuple[RecordingAllocator, NaiveAllocator]:
     one = case.settings
-    model = CachingAllocator(
+    model = RecordingAllocator(
         one, driver=PackingDriver(case.capacity), device_bytes=case.capacity, torch_version=case.torch_version
     )
     model.segment_log = []
@@ -136,7 +136,7 @@ def drive(case: Case, rng: random.Random, steps: int) -> None:
 
 def allocate(
     case: Case,
-    model: CachingAllocator,
+    model: RecordingAllocator,
     naive: NaiveAllocator,
     live: list[tuple[Block, Piece]],
     rng: random.Random,
@@ -160,7 +160,7 @@ def allocate(
     live.append((block, piece))
 
 
-def check_invariants(model: CachingAllocator) -> None:
+def check_invariants(model: RecordingAllocator) -> None:
     """Every byte of every segment is in one block, neighbours of one kind are one block, and the sums are right."""
     sums = dict.fromkeys((FREE, USED, PENDING, UNMAPPED), 0)
     requested, spans, free = 0, [], 0
@@ -237,7 +237,7 @@ def test_both_decide_the_same_under_any_settings(
 @pytest.mark.parametrize("expandable", [False, True])
 def test_when_everything_is_freed_nothing_is_left(expandable: bool) -> None:
     rng = random.Random(3)
-    model = CachingAllocator(AllocatorSettings(expandable_segments=expandable))
+    model = RecordingAllocator(AllocatorSettings(expandable_segments=expandable))
     blocks = [model.allocate(int(2 ** rng.uniform(4, 27)), rng.randrange(2)) for _ in range(500)]
     rng.shuffle(blocks)
     for block in blocks:

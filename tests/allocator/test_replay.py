@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.allocator.recorded import GIB, MIB, Program, device_of, parts, reproduced
+from tests.allocator.recording_allocator import RecordingAllocator
 from tests.snapshot.dumps import write
-from tracer.allocator.caching_allocator import CachingAllocator
 from tracer.allocator.history import Op
 from tracer.allocator.replay import (
     BEFORE_THE_RECORDING,
@@ -156,7 +156,7 @@ def test_torchs_own_viewer_reads_a_modelled_snapshot() -> None:
 
 
 def test_a_device_may_hold_a_whole_program_or_not() -> None:
-    model = CachingAllocator(device_bytes=GIB)
+    model = RecordingAllocator(device_bytes=GIB)
     assert model.driver.free_bytes == GIB
     model.allocate(100 * MIB)
     assert model.driver.free_bytes == GIB - 100 * MIB

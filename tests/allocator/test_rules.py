@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.allocator.recording_allocator import RecordingAllocator
 from tracer.allocator.blocks import FREE, PENDING, USED, Block
-from tracer.allocator.caching_allocator import CachingAllocator
 from tracer.allocator.driver import PackingDriver
 from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import parse_settings
@@ -39,15 +39,15 @@ class AscendingDriver(PackingDriver):
         self.reserved -= size
 
 
-def make(conf: str = "", *, capacity: int | None = None, step: int = 1, **options: object) -> CachingAllocator:
+def make(conf: str = "", *, capacity: int | None = None, step: int = 1, **options: object) -> RecordingAllocator:
     driver = AscendingDriver(capacity * MIB if capacity else None, step=step)
     device = capacity * MIB if capacity else None
-    model = CachingAllocator(parse_settings(conf), driver=driver, device_bytes=device, **options)  # type: ignore[arg-type]
+    model = RecordingAllocator(parse_settings(conf), driver=driver, device_bytes=device, **options)  # type: ignore[arg-type]
     model.segment_log = []
     return model
 
 
-def events(model: CachingAllocator) -> list[tuple[str, float]]:
+def events(model: RecordingAllocator) -> list[tuple[str, float]]:
     """What was taken and given back, in MiB, since the last look."""
     assert model.segment_log is not None
     found = [(action, size / MIB) for action, _, size, _ in model.segment_log]
@@ -55,7 +55,7 @@ def events(model: CachingAllocator) -> list[tuple[str, float]]:
     return found
 
 
-def take(model: CachingAllocator, *sizes: float, stream: int = 0) -> list[Block]:
+def take(model: RecordingAllocator, *sizes: float, stream: int = 0) -> list[Block]:
     return [model.allocate(int(size * MIB), stream) for size in sizes]
 
 
@@ -595,7 +595,7 @@ def test_used_blocks_say_what_was_asked_for() -> None:
 
 def reserved_series(conf: str) -> list[int]:
     """Reserved MiB after 0, 20, ... 100 rounds of the program in pytorch #193400, on a card of 16 GiB."""
-    model = CachingAllocator(parse_settings(conf), device_bytes=16 * GIB)
+    model = RecordingAllocator(parse_settings(conf), device_bytes=16 * GIB)
     take(model, 64)
     found = []
     for _ in range(101):

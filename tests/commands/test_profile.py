@@ -32,9 +32,9 @@ from tracer.commands import usage
 from tracer.commands.profile import run_and_report
 from tracer.commands.workload_options import chosen_device
 from tracer.errors import OutputError, TracerError
+from tracer.results.run_results import RunResults
 from tracer.runs.outputs import OUTPUTS
 from tracer.runs.ranks import Rank
-from tracer.runs.results import RunResults
 from tracer.runs.session import Schedule
 from tracer.runs.workload_run import run_profile
 from tracer.workloads.shipped_models import shipped_model

@@ -12,7 +12,7 @@ import pytest
 from tests.pieces import tiny_fno
 from tracer.errors import MissingPackageError
 from tracer.exporters import notebook
-from tracer.runs.results import RunResults
+from tracer.results.run_results import RunResults
 from tracer.runs.session import Schedule
 from tracer.runs.workload_run import run_profile
 

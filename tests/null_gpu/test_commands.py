@@ -16,7 +16,7 @@ import pytest
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.process import environment
-from tracer.runs.null_run import CAVEAT
+from tracer.results.null_run import CAVEAT
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = """

@@ -18,11 +18,11 @@ from tests.training_steps import WORKLOADS, build_workload
 from tracer.capture.kept_run import KeptRun
 from tracer.capture.profiler.inline_operators import place_inline_operators
 from tracer.exporters.recording_file.kept_run_file import load_kept_run, save_kept_run
-from tracer.runs import run_history
-from tracer.runs.failure_words import failure_lines
+from tracer.exporters.screen.failure import failure_lines
+from tracer.results import run_history
+from tracer.results.run_results import RunResults
 from tracer.runs.kept import kept_run, results_of
 from tracer.runs.outputs import OUTPUTS, run_description, write_outputs
-from tracer.runs.results import RunResults
 from tracer.runs.training import profile_training
 from tracer.runs.workload_run import run_profile
 

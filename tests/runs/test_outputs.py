@@ -17,9 +17,9 @@ from tracer.analysis.profiles import findings as findings_module
 from tracer.capture.run_origin import RunOrigin
 from tracer.errors import OutputError
 from tracer.exporters.page.timeline_page import timeline_page
+from tracer.results.run_results import RunResults
 from tracer.runs import outputs
 from tracer.runs.outputs import OUTPUTS, Written, write_outputs
-from tracer.runs.results import RunResults
 from tracer.runs.session import Schedule
 from tracer.runs.workload_run import run_profile
 

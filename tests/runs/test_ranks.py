@@ -18,6 +18,7 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from tests.pieces import Pieces
+from tracer.errors import Terminated
 from tracer.runs.rank_store import RankStore
 from tracer.runs.ranks import (
     RANK_FILE,
@@ -35,7 +36,7 @@ from tracer.runs.ranks import (
 )
 from tracer.runs.ranks import leave as leave_words
 from tracer.runs.session import Schedule
-from tracer.runs.termination import Terminated, Termination
+from tracer.runs.termination import Termination
 from tracer.runs.workload_run import run_profile
 
 ROOT = Path(__file__).resolve().parents[2]

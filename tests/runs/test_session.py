@@ -22,8 +22,9 @@ from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.capture.torch_private import torch_history
 from tracer.errors import RecordingError, TracerError
+from tracer.results.failure import Failure
+from tracer.results.run_results import RunResults
 from tracer.runs import workload_run as run_module
-from tracer.runs.results import Failure, RunResults
 from tracer.runs.session import ProfileSession, Schedule, device_of
 from tracer.runs.workload_run import run_profile
 

@@ -17,11 +17,12 @@ from tracer import timeline_tracer
 from tracer.capture.device.counter_reading import CounterReading
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.torch_private import torch_profiler
+from tracer.errors import Terminated
 from tracer.exporters.recording_file.kept_run_file import load_kept_run
 from tracer.runs import outputs, session
 from tracer.runs.outputs import OUTPUTS
 from tracer.runs.session import Schedule
-from tracer.runs.termination import Terminated, WritingInterrupted
+from tracer.runs.termination import WritingInterrupted
 from tracer.runs.training import profile_training
 from tracer.runs.watch import watch_training
 

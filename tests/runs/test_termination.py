@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tracer.errors import Terminated
 from tracer.exporters.files import replacing
-from tracer.runs.termination import FilesInTurn, Terminated, WritingInterrupted
+from tracer.runs.termination import FilesInTurn, WritingInterrupted
 
 NAMES = ("a", "b", "c", "d")
 

@@ -17,11 +17,11 @@ from torch import nn
 
 import tracer
 from tracer.capture.objects.known_storages import Role
-from tracer.errors import OutputError, TracerError
+from tracer.errors import OutputError, Terminated, TracerError
 from tracer.runs import outputs
 from tracer.runs.script_run import ScriptTraining, ScriptWatch
 from tracer.runs.session import Schedule
-from tracer.runs.termination import Terminated, WritingInterrupted
+from tracer.runs.termination import WritingInterrupted
 from tracer.runs.training import Screen, TrainingProfile, profile_training
 from tracer.runs.watch import TrainingWatch
 

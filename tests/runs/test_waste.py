@@ -15,9 +15,9 @@ from tests.truth.catalogue import entry_of
 from tests.truth.isolate import in_fresh_process
 from tracer.advice.found import LARGE_SHARE, found_in, found_sentence
 from tracer.analysis.profiles.waste import Waste, WasteKind
+from tracer.exporters.screen.run import short_lines
+from tracer.results.run_results import RunResults
 from tracer.runs.outputs import found_of
-from tracer.runs.results import RunResults
-from tracer.runs.screen import short_lines
 from tracer.runs.session import ProfileSession, Schedule
 from tracer.runs.training import TrainingProfile
 

@@ -21,10 +21,9 @@ from tracer.analysis.steps.step_findings import Comparison, Fragmenting, GrowthO
 from tracer.analysis.steps.trend import Trend
 from tracer.capture.device.device_ledger import DeviceLedger
 from tracer.capture.step_columns import StepColumns
-from tracer.errors import OutputError
+from tracer.errors import OutputError, Terminated
 from tracer.exporters.json_documents.watch import watch_values
 from tracer.exporters.screen.watch import ledger_lines, short_watch_lines, watch_lines
-from tracer.runs.termination import Terminated
 from tracer.runs.watch import TrainingWatch
 
 MIB = 1 << 20
@@ -186,11 +185,25 @@ def test_a_signal_asks_for_the_report_and_the_run_goes_on(tmp_path: Path) -> Non
         train_step(model, optimizer)
         watch.step()
         os.kill(os.getpid(), signal.SIGUSR1)
+        assert not (tmp_path / "watch.json").exists(), "the signal may have come within somebody's lock"
+        train_step(model, optimizer)
         assert saved(tmp_path)["event"]["what"] == "asked for by SIGUSR1"
         (tmp_path / "watch.json").unlink()
         watch.step()
+        assert not (tmp_path / "watch.json").exists()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        watch.step()
+        assert saved(tmp_path)["event"] | {"time_ns": 0} == {"what": "asked for by SIGUSR1", "step": 3, "time_ns": 0}
     assert signal.getsignal(signal.SIGUSR1) == before
-    assert len(saved(tmp_path)["events"]) == 2
+    assert len(saved(tmp_path)["events"]) == 3
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="there is no such signal here")
+def test_a_signal_before_the_end_is_answered(tmp_path: Path) -> None:
+    watch, _, _ = watched(tmp_path)
+    with watch:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert [event["what"] for event in saved(tmp_path)["events"]] == ["asked for by SIGUSR1"]
 
 
 def test_a_handler_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:

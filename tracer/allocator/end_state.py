@@ -31,7 +31,7 @@ def read_end(
 
     Args:
         state: The device.
-        pools: The pool of each segment [G].
+        pools: The pool of each segment [segments].
         page: Page of large expandable segments, to say where pages begin: at the lowest that is mapped.
         life_at: Lives by address, to say whose the blocks are.
     """

@@ -55,16 +55,16 @@ class History:
 
     Attributes:
         lives: The lives; requested sizes, addresses and times.
-        stream: Stream of each life [L].
-        pool: Pool of each life, as an index into `pools` [L].
-        waits_at_start: Whether its free was requested before the first entry and is not complete then [L].
+        stream: Stream of each life [lives].
+        pool: Pool of each life, as an index into `pools` [lives].
+        waits_at_start: Whether its free was requested before the first entry and is not complete then [lives].
         pools: The pools' numbers; the default one first.
-        code: Codes of `Op`, in order [N].
-        operand: The life, the segment event or the failed request that each operation is about [N].
-        entry: The trace entry of each operation, ascending [N].
+        code: Codes of `Op`, in order [operations].
+        operand: The life, the segment event or the failed request that each operation is about [operations].
+        entry: The trace entry of each operation, ascending [operations].
         segment_events: What segment operations refer to.
-        segment_entry: Their trace entries [S].
-        end_pools: Pool of each segment of the end state [G].
+        segment_entry: Their trace entries [segment events].
+        end_pools: Pool of each segment of the end state [segments].
         failed: Rounded size and stream of the requests that failed.
         num_entries: Entries of the trace.
         num_unknown_actions: Entries that say nothing to this version, and are left out.
@@ -138,7 +138,7 @@ def read_history(snapshot: Snapshot, state: DeviceState, replay: Replay) -> Hist
 
 
 def pool_numbers(snapshot: Snapshot, state: DeviceState) -> tuple[PoolId, ...]:
-    """The pool of each segment of the end state [G]."""
+    """The pool of each segment of the end state [segments]."""
     pools = _Pools(snapshot, state)
     return tuple(pools.numbers[index] for index in pools.of_segment.tolist())
 
@@ -151,7 +151,7 @@ def _waiting(state: DeviceState, lives: Lives) -> tuple[Bools, Ints]:
     """Whether a life waits for another stream at the start, and the entry of the request of one that does at the end.
 
     Returns:
-        Two columns [L]; the second is -1 for all that are not pending in the end state, or were at the start.
+        Two columns [lives]; the second is -1 for all that are not pending in the end state, or were at the start.
     """
     trace, blocks = state.trace, state.blocks
     requests = trace.where(Action.FREE_REQUESTED)
@@ -190,8 +190,8 @@ class _Pools:
 
     Attributes:
         numbers: The pools' numbers; the default one first.
-        of_entry: The pool of each trace entry, as an index [E].
-        of_segment: The pool of each segment of the end state [G].
+        of_entry: The pool of each trace entry, as an index [entries].
+        of_segment: The pool of each segment of the end state [segments].
     """
 
     def __init__(self, snapshot: Snapshot, state: DeviceState) -> None:

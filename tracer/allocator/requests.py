@@ -12,7 +12,7 @@ from tracer.allocator.sizes import SMALL_BYTES, round_sizes
 
 
 class Requests:
-    """Columns over the lives of a history [L], as lists, which Python reads faster than arrays.
+    """Columns over the lives of a history [lives], as lists, which Python reads faster than arrays.
 
     Attributes:
         requested: Bytes asked for.

@@ -40,7 +40,7 @@ def new_block(allocator: AllocatorState, size: int, home: FreeBlocks) -> Block:
     block = _reserve(allocator, size, home) or _from_pools(allocator, size, home)
     if block is None and release.release_available(allocator, size, home):
         block = _reserve(allocator, size, home)
-    if block is None and not allocator.captures:
+    if block is None and not allocator.is_capturing:
         release.release_cached(allocator)
         allocator.num_retries += 1
         block = _reserve(allocator, size, home)

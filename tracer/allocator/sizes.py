@@ -51,7 +51,7 @@ def round_size(requested: int, divisions: Sequence[int] = NO_DIVISIONS) -> int:
 
 
 def round_sizes(requested: Int64s, divisions: Sequence[int] = NO_DIVISIONS) -> Int64s:
-    """`round_size` of many requests below 2**53 bytes [N]."""
+    """`round_size` of many requests below 2**53 bytes [requests]."""
     multiples = np.maximum(-(-requested // MIN_BLOCK_BYTES), 1) * MIN_BLOCK_BYTES
     if not any(divisions):
         return multiples

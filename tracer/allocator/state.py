@@ -14,7 +14,6 @@ from tracer.allocator.blocks import (
     PoolId,
     PrivatePool,
 )
-from tracer.allocator.captures import Captures
 from tracer.allocator.driver import Driver, PackingDriver
 from tracer.allocator.settings import AllocatorSettings
 from tracer.allocator.sizes import MIN_BLOCK_BYTES, SMALL_BYTES
@@ -33,7 +32,6 @@ class AllocatorState:
         driver: Where segments come from; by default a device without limit.
         device_bytes: The device's memory; sets the range of expandable segments and what a fraction is of.
         torch_version: The torch whose rules hold.
-        keep_history: Record what `snapshot` shows as the trace.
 
     Attributes:
         allocated_bytes: In use, rounded.
@@ -47,7 +45,7 @@ class AllocatorState:
         num_driver_calls: Segments and pages taken and given back.
         memory_limit: What a memory fraction allows; None without one.
         heads: The first block of every segment and of every range, by address.
-        captures: Requests that go to private pools now.
+        is_capturing: A CUDA graph is being captured: nothing is released for a request.
         collects_garbage: Old segments are released above a threshold.
         segment_log: Where set, every segment event as (action, address, size, stream).
         max_split: Blocks of this size and more are not split; None without the setting.
@@ -61,7 +59,6 @@ class AllocatorState:
         driver: Driver | None = None,
         device_bytes: int | None = None,
         torch_version: tuple[int, int] = NEWEST_TORCH,
-        keep_history: bool = False,
     ) -> None:
         self.settings = settings or AllocatorSettings()
         self.driver: Driver = PackingDriver(device_bytes) if driver is None else driver
@@ -74,11 +71,10 @@ class AllocatorState:
         self.num_retries = self.num_ooms = self.num_driver_calls = 0
         self.heads: dict[int, Block] = {}
         self.segment_log: list[tuple[str, int, int, int]] | None = None
-        self.history: list[tuple[str, int, int, int, PoolId]] | None = [] if keep_history else None
         self.private_pools: dict[PoolId, PrivatePool] = {}
         self.pending: dict[Block, None] = {}
         self.memory_limit: int | None = None
-        self.captures = Captures()
+        self.is_capturing = False
         is_expandable = self.settings.expandable_segments
         self.small = BlockPool(DEFAULT_POOL, is_small=True, is_expandable=is_expandable)
         self.large = BlockPool(DEFAULT_POOL, is_small=False, is_expandable=is_expandable)
@@ -105,17 +101,11 @@ class AllocatorState:
             self.peak_reserved_bytes = self.reserved_bytes
         if self.segment_log is not None:
             self.segment_log.append((action, address, abs(change), home.stream))
-        self.record(action, address, abs(change), home)
 
     def next_counter(self) -> int:
         """The upper part of the ranks of a new segment's blocks."""
         self.num_segments_made += 1
         return self.num_segments_made << 64 if self.counts_segments else 0
-
-    def record(self, action: str, address: int, size: int, home: FreeBlocks) -> None:
-        """An entry of the trace, where it is kept."""
-        if self.history is not None:
-            self.history.append((action, address, size, home.stream, home.pool.owner))
 
     # Pools and their lists of free blocks.
 
@@ -206,11 +196,9 @@ class AllocatorState:
         block.state = PENDING
         self.allocated_bytes -= block.size
         self.pending[block] = None
-        self.record("free_requested", block.address, block.requested, block.home)
 
     def complete_free(self, block: Block) -> None:
         """A pending block is free."""
-        self.record("free_completed", block.address, block.requested, block.home)
         del self.pending[block]
         block.streams = None
         self.merge_and_add(block)
@@ -218,7 +206,6 @@ class AllocatorState:
     def finish(self, block: Block) -> None:
         """The other streams are done with a pending block."""
         if block in self.pending:
-            self.captures.forget(block)
             self.complete_free(block)
 
     def synchronize(self) -> None:

@@ -1,9 +1,9 @@
-"""What changed between the peaks of two profiled runs, by category, module, operator and line, to the byte."""
+"""What changed between two peaks, to the byte: of profiled runs by category, module, operator and line."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 from tracer.analysis.peak_row import PeakRow
@@ -17,28 +17,31 @@ class SavedPeak:
     """A peak as peak.json has it.
 
     Attributes:
-        device: Name as `str(torch.device)` writes it.
+        device: Name as `str(torch.device)` writes it; of a snapshot `device 0`.
         bytes: Sum of the rows.
         phase: Phase of the allocation that made the peak, or None.
-        rows: Equal blocks.
+        rows: Equal blocks; of a snapshot none, whose blocks are compared by stack.
     """
 
     device: str
     bytes: int
     phase: str | None
-    rows: tuple[PeakRow, ...]
+    rows: tuple[PeakRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class RowChange:
-    """What has one name at the peaks of both runs.
+class Change:
+    """What has one name at both peaks.
 
     Attributes:
-        name: Category, module, operator, or all of them and the line, for people.
+        name: Category, module, operator, or all of them and the line, for people. Of snapshots a kind, or a kind and
+            the functions and files of a stack without line numbers, innermost first.
         before_bytes: At the first peak.
         after_bytes: At the second one.
         before_count: Blocks at the first peak.
         after_count: Blocks at the second one.
+        was: The innermost frame that the first stack has instead of `became`, where the stacks are not the same.
+        became: The frame of the second stack.
     """
 
     name: tuple[str, ...]
@@ -46,6 +49,8 @@ class RowChange:
     after_bytes: int
     before_count: int
     after_count: int
+    was: str = ""
+    became: str = ""
 
     @property
     def bytes(self) -> int:
@@ -58,22 +63,15 @@ class PeakDiff:
     """Two peaks compared; the changes of each list sum to the change of the peak.
 
     Attributes:
-        before: The first run's.
-        after: The second one's.
-        by_category: Names are a category.
-        by_module: Names are a module's path.
-        by_operator: Names are an operator.
-        by_line: Names are category, module, operator and line. Rows are matched by operator and file and not by line,
-            because lines move; the name says the lines of both sides. Where compiled code allocated rows of either
-            side, they are matched by line and not by operator, whose place a kernel takes.
+        before: The first one.
+        after: The second one.
+        changes: By what they are gathered by, largest first: `category`, `module`, `operator` and `line` of runs,
+            `kind` and `stack` of snapshots.
     """
 
     before: SavedPeak
     after: SavedPeak
-    by_category: tuple[RowChange, ...]
-    by_module: tuple[RowChange, ...]
-    by_operator: tuple[RowChange, ...]
-    by_line: tuple[RowChange, ...]
+    changes: Mapping[str, tuple[Change, ...]]
 
     @property
     def before_bytes(self) -> int:
@@ -87,48 +85,46 @@ class PeakDiff:
 
 
 def diff_peaks(before: SavedPeak, after: SavedPeak) -> PeakDiff:
-    """Compare two peaks."""
+    """Compare the peaks of two runs.
+
+    In the list by line rows are matched by operator and file and not by line, because lines move; the name says the
+    lines of both sides. Where compiled code allocated rows of either side, they are matched by line and not by
+    operator, whose place a kernel takes.
+    """
     is_compiled = any(row.is_compiled for row in (*before.rows, *after.rows))
     line_key, line_name = (_place_key, _place_name) if is_compiled else (_line_key, _line_name)
-    return PeakDiff(
-        before=before,
-        after=after,
-        by_category=_changes(before, after, lambda row: row.category, lambda row, *_: (row.category,)),
-        by_module=_changes(before, after, _module, lambda row, *_: (_module(row),)),
-        by_operator=_changes(before, after, _operator, lambda row, *_: (_operator(row),)),
-        by_line=_changes(before, after, line_key, line_name),
-    )
+    changes = {
+        "category": _changes(before, after, lambda row: row.category, lambda row, *_: (row.category,)),
+        "module": _changes(before, after, _module, lambda row, *_: (_module(row),)),
+        "operator": _changes(before, after, _operator, lambda row, *_: (_operator(row),)),
+        "line": _changes(before, after, line_key, line_name),
+    }
+    return PeakDiff(before, after, changes)
 
 
-@dataclass(slots=True)
-class _Sum:
-    row: PeakRow
-    before: list[PeakRow]
-    after: list[PeakRow]
+def largest_first(changes: Iterable[Change]) -> tuple[Change, ...]:
+    """Changes in the order of their size, and of their names where that is the same."""
+    return tuple(sorted(changes, key=lambda change: (-abs(change.bytes), change.name)))
 
 
 Name = Callable[[PeakRow, list[PeakRow], list[PeakRow]], tuple[str, ...]]
 
 
-def _changes(
-    before: SavedPeak, after: SavedPeak, key: Callable[[PeakRow], Hashable], name: Name
-) -> tuple[RowChange, ...]:
-    sums: dict[Hashable, _Sum] = {}
-    for row in before.rows:
-        sums.setdefault(key(row), _Sum(row, [], [])).before.append(row)
-    for row in after.rows:
-        sums.setdefault(key(row), _Sum(row, [], [])).after.append(row)
-    changes = [
-        RowChange(
-            name(one.row, one.before, one.after),
-            sum(row.bytes for row in one.before),
-            sum(row.bytes for row in one.after),
-            sum(row.count for row in one.before),
-            sum(row.count for row in one.after),
+def _changes(before: SavedPeak, after: SavedPeak, key: Callable[[PeakRow], Hashable], name: Name) -> tuple[Change, ...]:
+    sides: dict[Hashable, tuple[list[PeakRow], list[PeakRow]]] = {}
+    for side, peak in enumerate((before, after)):
+        for row in peak.rows:
+            sides.setdefault(key(row), ([], []))[side].append(row)
+    return largest_first(
+        Change(
+            name((was or now)[0], was, now),
+            sum(row.bytes for row in was),
+            sum(row.bytes for row in now),
+            sum(row.count for row in was),
+            sum(row.count for row in now),
         )
-        for one in sums.values()
-    ]
-    return tuple(sorted(changes, key=lambda change: (-abs(change.bytes), change.name)))
+        for was, now in sides.values()
+    )
 
 
 def _module(row: PeakRow) -> str:

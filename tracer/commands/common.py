@@ -9,9 +9,8 @@ from pathlib import Path
 
 import typer
 
-from tracer.errors import TracerError
+from tracer.errors import Terminated, TracerError
 from tracer.exporters.screen.terminal import say
-from tracer.runs.termination import Terminated
 
 SNAPSHOT_NAME = "memory_snapshot.pkl"
 

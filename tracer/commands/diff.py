@@ -18,8 +18,7 @@ from tracer.snapshot.load import load_snapshot
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tracer.analysis.snapshots.diff import DeviceDiff
-    from tracer.analysis.threshold import Grown
+    from tracer.analysis.peak_diff import PeakDiff
 
 PEAK_NAME = "peak.json"
 _HINT = "Name two snapshots, or two folders that a run wrote (of one rank each)."
@@ -92,38 +91,22 @@ def show_diff(
     if html is not None:
         _check_page(html, before, after)
     before, after = (side.parent if side.name == PEAK_NAME and side.is_file() else side for side in (before, after))
-    diffs: dict[str, Grown]
-    if _what_to_compare(before, after) == PEAK_NAME:
-        from tracer.analysis.peak_diff import diff_peaks
-        from tracer.exporters.json_documents.diff import peak_diff_json
-        from tracer.exporters.json_documents.peak import read_peak_json
-        from tracer.exporters.page.diff_page import write_peak_diff_page
-        from tracer.exporters.screen.diff import print_peak_diff
+    diffs = compare(before, after)
+    if as_json:
+        from tracer.exporters.json_documents.diff import peak_diffs_json
 
-        peaks = diff_peaks(read_peak_json(before / PEAK_NAME), read_peak_json(after / PEAK_NAME))
-        if as_json:
-            console.file.write(peak_diff_json(peaks, **names) + "\n")
-        else:
-            print_peak_diff(peaks, console, **names, top=top)
-        if html is not None:
-            write_peak_diff_page(peaks, html, **names)
-        diffs = {peaks.after.device: peaks}
+        console.file.write(peak_diffs_json(diffs, **names) + "\n")
     else:
-        from tracer.exporters.json_documents.diff import snapshot_diff_json
-        from tracer.exporters.page.diff_page import write_snapshot_diff_page
-        from tracer.exporters.screen.diff import print_snapshot_diff
+        from tracer.exporters.screen.diff import print_peak_diffs
 
-        devices = compare_files(before, after)
-        if as_json:
-            console.file.write(snapshot_diff_json(devices, **names) + "\n")
-        else:
-            print_snapshot_diff(devices, console, **names, top=top)
-        if html is not None:
-            write_snapshot_diff_page(devices, html, **names)
-        diffs = {f"device {one.device}": one for one in devices}
+        print_peak_diffs(diffs, console, **names, top=top)
+    if html is not None:
+        from tracer.exporters.page.diff_page import write_diff_page
+
+        write_diff_page(diffs, html, **names)
     if threshold is None:
         return []
-    return [threshold.sentence(device, diff) for device, diff in diffs.items() if threshold.is_exceeded_by(diff)]
+    return [threshold.sentence(diff.after.device, diff) for diff in diffs if threshold.is_exceeded_by(diff)]
 
 
 def _check_page(html: Path, before: Path, after: Path) -> None:
@@ -171,12 +154,17 @@ def _instead(folder: Path, before: Path, after: Path) -> str:
     return f" and no {PEAK_NAME}"
 
 
-def compare_files(before: Path, after: Path) -> tuple[DeviceDiff, ...]:
-    """Load two snapshots, or those of two save directories, and compare their peaks.
+def compare(before: Path, after: Path) -> tuple[PeakDiff, ...]:
+    """Compare two profiled runs, or two snapshots, device by device.
 
     Raises:
         SnapshotError: One of them cannot be read.
     """
+    if _what_to_compare(before, after) == PEAK_NAME:
+        from tracer.analysis.peak_diff import diff_peaks
+        from tracer.exporters.json_documents.peak import read_peak_json
+
+        return (diff_peaks(read_peak_json(before / PEAK_NAME), read_peak_json(after / PEAK_NAME)),)
     sides = [load_snapshot(snapshot_path(path)) for path in (before, after)]
     from tracer.analysis.snapshots.diff import diff_snapshots
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from tracer.advice.recommendation import AdviceReport
     from tracer.allocator.settings import AllocatorSettings
     from tracer.null_gpu.cards import Card, Devices
-    from tracer.runs.prediction import LargestBatch, Prediction, ShapeNeed
+    from tracer.results.prediction import LargestBatch, Prediction, ShapeNeed
     from tracer.workloads.workload import Workload
 
 _DOES_NOT_FIT = 3
@@ -295,7 +295,8 @@ def _largest_batch(
     options: WorkloadOptions, given: Mapping[str, Any], card: Card, settings: AllocatorSettings | None
 ) -> LargestBatch:
     """The largest that fits; where it is smaller than what was asked for, as many samples in micro-batches."""
-    from tracer.runs.prediction import LargestBatch, fitting_micro_batches, largest_batch
+    from tracer.results.prediction import LargestBatch
+    from tracer.runs.prediction import fitting_micro_batches, largest_batch
 
     def build(batch: int, accumulate: int = given["accumulate"]) -> Workload:
         changed = {"batch_size": batch} | ({"accumulate": accumulate} if "accumulate" in options.options else {})
@@ -354,7 +355,8 @@ def _write(
 def _print(
     answer: Prediction, largest: LargestBatch | None, advice: AdviceReport | None, *, as_json: bool, top: int
 ) -> None:
-    from tracer.runs.prediction_words import prediction_json, print_prediction
+    from tracer.exporters.json_documents.prediction import prediction_json
+    from tracer.exporters.screen.prediction import print_prediction
 
     document = prediction_json(answer) if as_json else None
     print_prediction_with(document, lambda console: print_prediction(answer, console, top=top), largest, advice)

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from tracer.advice.recommendation import AdviceReport
     from tracer.commands.workload_options import WorkloadOptions
-    from tracer.runs.null_prediction import NullPrediction
-    from tracer.runs.prediction import LargestBatch, Prediction
+    from tracer.results.prediction import LargestBatch, NullPrediction, Prediction
     from tracer.runs.script_run import ScriptProfile
 
 _SETTINGS_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
@@ -93,8 +92,8 @@ def predict_script(devices: Devices, given: Mapping[str, Any]) -> NullPrediction
         TracerError: There is no such script, or nothing was found in it.
     """
     from tracer.commands.run import check_script, run_script
+    from tracer.results.failure import is_out_of_memory
     from tracer.runs.null_prediction import predict_script as predicted
-    from tracer.runs.results import is_out_of_memory
 
     script, arguments = given["script"], given["arguments"] or []
     check_script(script, is_module=False)
@@ -140,7 +139,8 @@ def print_answer(
     top: int,
 ) -> None:
     """The answer on stdout."""
-    from tracer.runs.null_prediction_words import null_prediction_json, print_null_prediction
+    from tracer.exporters.json_documents.prediction import null_prediction_json
+    from tracer.exporters.screen.prediction import print_null_prediction
 
     document = null_prediction_json(prediction) if as_json else None
     print_prediction_with(
@@ -170,10 +170,11 @@ def print_prediction_with(
         how_largest: What is said behind the largest batch.
     """
     from tracer.exporters.json_documents.advice import advice_values
+    from tracer.exporters.json_documents.prediction import largest_json
     from tracer.exporters.screen.advice import print_advice
+    from tracer.exporters.screen.prediction import largest_words
     from tracer.exporters.screen.text import say as print_line
     from tracer.null_gpu.cards import CONTEXT_BYTES
-    from tracer.runs.prediction_words import largest_json, largest_words
 
     with screen() as console:
         if document is not None:

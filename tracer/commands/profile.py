@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     import torch
 
     from tracer.analysis.peak_diff import SavedPeak
+    from tracer.results.run_results import RunResults
     from tracer.runs.ranks import Rank
-    from tracer.runs.results import RunResults
     from tracer.runs.session import Schedule
     from tracer.workloads.workload import Workload
 
@@ -406,8 +406,8 @@ def run_and_report(
 ) -> bool:
     """Run, write, then answer, for this process or for its rank; False if the run or a file failed."""
     from tracer.exporters.screen.next_commands import after_run
+    from tracer.exporters.screen.run import print_results
     from tracer.runs.ranks import begin, this_rank
-    from tracer.runs.screen import print_results
 
     rank = this_rank()
     if rank is not None:
@@ -471,7 +471,7 @@ def _write(results: RunResults, save_dir: Path, leave_out: list[str], *, say: Ca
         leave_out: Names of outputs that are not wanted.
         say: Takes a line that is no error.
     """
-    from tracer.runs.failure_words import failure_lines
+    from tracer.exporters.screen.failure import failure_lines
     from tracer.runs.outputs import Written, left_from_earlier, left_sentence, write_outputs, written_lines
 
     def tell(one: Written) -> None:

@@ -18,7 +18,7 @@ from tracer.exporters.screen.terminal import say, screen
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tracer.runs.results import RunResults
+    from tracer.results.run_results import RunResults
 
 RECORDING_NAME = "recording.npz"
 
@@ -84,9 +84,9 @@ def show_report(
     folder = save_dir or file.parent
     from tracer.exporters.files import check_folder
     from tracer.exporters.recording_file.kept_run_file import load_kept_run
+    from tracer.exporters.screen.run import print_results
     from tracer.runs.kept import results_of
     from tracer.runs.outputs import Written, write_outputs, written_lines
-    from tracer.runs.screen import print_results
 
     def tell(written: Written) -> None:
         failed = written.error is not None and not isinstance(written.error, MissingPackageError)

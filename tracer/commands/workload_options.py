@@ -240,7 +240,7 @@ def _model_errors() -> Iterator[None]:
         WorkloadError: It cannot be built.
     """
     from tracer.capture.sources.error_line import error_line
-    from tracer.runs.failure_words import behind
+    from tracer.exporters.screen.failure import behind
     from tracer.workloads.user_errors import UserModelError
 
     try:

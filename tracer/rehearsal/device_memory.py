@@ -16,7 +16,7 @@ from tracer.arrays import Bool, Int, PerAllocation
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Requests:
-    """All that a rehearsal asked of the device's allocator, from the first parameter on, in order. Columns [A].
+    """All that a rehearsal asked of the device's allocator, from the first parameter on, in order. Columns [requests].
 
     Attributes:
         storage: A number for each storage; the free carries the same.
@@ -55,7 +55,7 @@ class OutOfMemory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceMemory:
-    """What the allocator made of the requests. Columns [A], up to the one that failed.
+    """What the allocator made of the requests. Columns [requests], up to the one that failed.
 
     Attributes:
         peak_allocated_bytes: The most in use, rounded as the allocator does: `max_memory_allocated`.

@@ -1,1 +1,1 @@
-"""A session around a loop, a run of a workload, its results, its files, and several ranks."""
+"""A session around a loop, a run of a workload, its files, and several ranks."""

@@ -20,7 +20,7 @@ from tracer.advice.report import report_of
 from tracer.advice.wrapped import Wrapped
 from tracer.capture.device.devices import synchronize
 from tracer.rehearsal.cpu_kernels import CpuKernels
-from tracer.runs.null_run import caveat_of
+from tracer.results.null_run import caveat_of
 from tracer.runs.session import ProfileSession, Schedule
 from tracer.runs.workload_run import random_states_kept, run_step
 from tracer.units import NS_PER_MS

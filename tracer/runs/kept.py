@@ -11,9 +11,9 @@ from tracer.capture.kept_run import KeptCycle, KeptRun, KeptTrace, KeptWaste, So
 from tracer.capture.profiler.inline_operators import place_inline_operators
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED
 from tracer.exporters.json_documents.peak import saved_peak_document, saved_peak_from
-from tracer.runs.failure_words import failure_lines
-from tracer.runs.results import RunResults
-from tracer.runs.run_history import HISTORY_LEFT_OUT, RunHistory
+from tracer.exporters.screen.failure import failure_lines
+from tracer.results.run_history import HISTORY_LEFT_OUT, RunHistory
+from tracer.results.run_results import RunResults
 
 
 def kept_run(results: RunResults) -> KeptRun:

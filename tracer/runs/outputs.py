@@ -35,9 +35,9 @@ from tracer.exporters.recording_file.kept_run_file import save_kept_run
 from tracer.exporters.sqlite_reports.memory_report import write_memory_report
 from tracer.exporters.sqlite_reports.run_time_report import write_run_time_report
 from tracer.exporters.trace import write_trace
+from tracer.results.run_history import HISTORY_LEFT_OUT
+from tracer.results.run_results import RunResults
 from tracer.runs.kept import kept_run
-from tracer.runs.results import RunResults
-from tracer.runs.run_history import HISTORY_LEFT_OUT
 from tracer.runs.termination import FilesInTurn
 from tracer.units import format_bytes
 

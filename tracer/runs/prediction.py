@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from tracer.allocator.settings import AllocatorSettings
 from tracer.analysis.profiles.attribution import Phase, attribute
-from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
+from tracer.analysis.profiles.findings import find_in_cycle, put_together
 from tracer.capture.objects.parameter_origins import describe_parameters
 from tracer.capture.run_origin import RunOrigin
 from tracer.capture.sources.project_files import project_root
@@ -20,9 +19,10 @@ from tracer.null_gpu.cards import CONTEXT_BYTES, Card
 from tracer.rehearsal.convolution_workspaces import CudnnAnswers
 from tracer.rehearsal.device_memory import DeviceMemory
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
-from tracer.rehearsal.spread import Spread, reserved_spread
-from tracer.runs.results import RunResults
-from tracer.runs.run_history import RunHistory
+from tracer.rehearsal.spread import reserved_spread
+from tracer.results.prediction import Place, Prediction, ShapeNeed
+from tracer.results.run_history import RunHistory
+from tracer.results.run_results import RunResults
 from tracer.units import format_bytes, some
 from tracer.workloads.workload import Workload
 
@@ -32,86 +32,6 @@ _MAX_BATCH = 1 << 20
 _NUM_STEPS = 3
 _CAPABILITY = (8, 0)
 """Of a card that nobody has named."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where an allocation is asked for.
-
-    Attributes:
-        step: From 0; -1 before the first.
-        phase: `forward` and so on.
-        module: Dotted name, or empty.
-        op: torch's name of the operator, or empty.
-        line: Of the user or a library, or None.
-    """
-
-    step: int
-    phase: str
-    module: str
-    op: str
-    line: SourceLine | None
-
-
-@dataclass(frozen=True, slots=True)
-class ShapeNeed:
-    """What inputs of one shape need.
-
-    Attributes:
-        inputs: As `--input` has them.
-        allocated_bytes: At the peak.
-        reserved_bytes: At the peak.
-    """
-
-    inputs: tuple[str, ...]
-    allocated_bytes: int
-    reserved_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class LargestBatch:
-    """How much of a batch fits on a device.
-
-    Attributes:
-        batch_size: The largest that does; 0 where not even one sample fits.
-        accumulated: Size and number of micro-batches that together are what was asked for, where that does not fit at
-            once; None where it does, or where no number of them fits.
-    """
-
-    batch_size: int
-    accumulated: tuple[int, int] | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Prediction:
-    """What a step needs of a device.
-
-    Attributes:
-        rehearsal: Of the step.
-        findings: What fills the device at the peak.
-        card: The device; None where only the need is asked for.
-        memory: What its allocator makes of it: peak allocated, peak reserved, where it runs out.
-        unlimited: The same without a limit.
-        spread: Of what is reserved.
-        failed_at: Where it runs out of memory; None where it does not.
-        assumptions: Sentences on what was assumed.
-        by_shape: Where inputs vary, what the smallest and the largest need alone.
-    """
-
-    rehearsal: Rehearsal
-    findings: Findings
-    card: Card | None
-    memory: DeviceMemory
-    unlimited: DeviceMemory
-    spread: Spread
-    failed_at: Place | None
-    assumptions: tuple[str, ...]
-    by_shape: tuple[ShapeNeed, ...] = ()
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether every allocation is served; None where no device is named."""
-        return None if self.card is None else self.memory.failure is None
 
 
 def predict(

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tracer.exporters.files import remove, write_atomically
+from tracer.results.run_results import RunResults
 from tracer.runs.rank_store import RankStore
-from tracer.runs.results import RunResults
 from tracer.units import format_bytes
 
 RANK_FILE = "rank.json"

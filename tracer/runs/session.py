@@ -40,8 +40,8 @@ from tracer.capture.profiler.quiet_profiler import quiet_profiler
 from tracer.capture.torch_private import torch_graph, torch_history, torch_profiler, torch_tensors
 from tracer.collector import paused_gc
 from tracer.errors import RecordingError, TracerError
-from tracer.runs.null_run import caveat_of
-from tracer.runs.run_history import RunHistory
+from tracer.results.null_run import caveat_of
+from tracer.results.run_history import RunHistory
 from tracer.runs.termination import held
 from tracer.runs.waste import find_held_waste
 from tracer.timeline_tracer import TimelineTracer

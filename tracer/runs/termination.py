@@ -15,20 +15,8 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from tracer.capture.forked_child import in_forked_child
+from tracer.errors import Terminated
 from tracer.exporters.screen.next_commands import command_line
-
-
-class Terminated(SystemExit):
-    """SIGTERM has come; a program that does nothing about it ends with the usual status."""
-
-    def __init__(self, number: int = signal.SIGTERM) -> None:
-        super().__init__(128 + number)
-
-    def __str__(self) -> str:
-        return "ended by SIGTERM"
-
-    def __reduce__(self) -> tuple[type[Terminated], tuple[()]]:
-        return Terminated, ()
 
 
 class Termination:

@@ -24,11 +24,13 @@ from tracer.errors import OutputError, RecordingError, TracerError
 from tracer.exporters.files import check_folder
 from tracer.exporters.screen.profile import NUM_ROWS
 from tracer.nested import leaves
+from tracer.results.failure import Failure
+from tracer.results.run_results import RunResults
 from tracer.runs.outputs import Written, left_from_earlier, left_sentence, write_outputs, written_lines
 from tracer.runs.own_folder import OwnFolder
 from tracer.runs.rank_store import RankStore
 from tracer.runs.ranks import Rank, announce, begin, finish, peak_of, this_rank
-from tracer.runs.results import Failure, RunResults, run_results
+from tracer.runs.results import run_results
 from tracer.runs.session import ProfileSession, Schedule, tell_of_fault
 from tracer.runs.termination import Termination
 from tracer.units import some
@@ -329,8 +331,8 @@ def print_screen(results: RunResults, written: Collection[Written] = (), *, top:
         OutputError: stdout does not take it.
     """
     from tracer.exporters.screen.next_commands import after_run
+    from tracer.exporters.screen.run import print_results
     from tracer.exporters.screen.terminal import say, screen
-    from tracer.runs.screen import print_results
 
     for line in (line for each in written for line in written_lines(each)):
         say(line)
@@ -350,8 +352,8 @@ def names_of(written: Collection[Written]) -> list[str]:
 
 def say_in_short(results: RunResults, folder: Path, written: Collection[Written]) -> None:
     """A few lines on stderr: what filled the device, and where the files are."""
+    from tracer.exporters.screen.run import short_lines
     from tracer.exporters.screen.terminal import say
-    from tracer.runs.screen import short_lines
 
     for line in short_lines(results, folder, names_of(written)):
         say(line)

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from tracer.analysis.snapshots.outlived_steps import StepEnds
 from tracer.analysis.steps.step_findings import explain_steps
-from tracer.analysis.steps.watch_report import Event, WatchReport
 from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.device.memory_counters import StepReader, read_counters
@@ -32,21 +31,24 @@ from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.reached_tensors import Alike, unnamed_tensors
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
+from tracer.capture.sources.remembered import forget_files
 from tracer.capture.step_columns import StepColumns, StepTable
 from tracer.capture.torch_private import torch_history
+from tracer.errors import Terminated
 from tracer.exporters.files import check_folder
 from tracer.exporters.json_documents.watch import write_watch_json
 from tracer.exporters.memory_snapshot import write_memory_snapshot
 from tracer.exporters.screen.terminal import say
 from tracer.exporters.screen.watch import short_watch_lines, write_watch_text
 from tracer.nested import leaves
-from tracer.runs.null_run import caveat_of
+from tracer.results.failure import is_out_of_memory
+from tracer.results.null_run import caveat_of
+from tracer.results.watch_report import Event, WatchReport
 from tracer.runs.own_folder import OwnFolder
 from tracer.runs.rank_store import RankStore
 from tracer.runs.ranks import Rank, RankPeak, begin, finish, leave, this_rank
-from tracer.runs.results import is_out_of_memory
 from tracer.runs.session import device_of, fault_text, tell_of_fault
-from tracer.runs.termination import Terminated, Termination, held
+from tracer.runs.termination import Termination, held
 from tracer.runs.watch_report import Moment, limit_of, watch_report
 from tracer.runs.watched_rank import peak_of_watched
 
@@ -105,7 +107,8 @@ class TrainingWatch:
             save_dir: Folder for the files.
             device: What is watched; by default the accelerator that holds most of the model, else the CPU.
             max_entries: Of the allocator's history.
-            on_signal: Asks for the files while the run goes on, if nobody else handles it; None for no signal.
+            on_signal: Asks for the files while the run goes on, if nobody else handles it; None for no signal. They are
+                written when the model is next called, an optimizer steps, or the step ends.
             screen: Whether to say on stderr what was found, on rank 0 only: `"short"` or True, `"none"` or False.
             settings: What to remember of the run.
 
@@ -145,6 +148,7 @@ class TrainingWatch:
         self._earlier: Mapping[str, Alike] | None = None
         self._termination = Termination()
         self._on_signal, self._signal_is_ours = on_signal, False
+        self._asked_by: signal.Signals | None = None
         self._is_on = self._is_writing = self._growth_is_told = self._is_in_child = False
         self._forget_forks: Callable[[], object] = lambda: None
         self._next_look = _FIRST_LOOK
@@ -160,6 +164,7 @@ class TrainingWatch:
     # ------------------------------------------------------------------------------------------------- the life cycle
     def __enter__(self) -> Self:
         """Switch on."""
+        forget_files()
         try:
             self.folder = self._own_folder.take()
             if self._own_folder.is_another:  # it is another's, whose rank this is then as well
@@ -187,7 +192,13 @@ class TrainingWatch:
             self._signal_is_ours = True
 
     def _asked_by_signal(self, number: int, frame: FrameType | None) -> None:
-        self._never_the_loops_fault(lambda: self._write(f"asked for by {signal.Signals(number).name}"))
+        """Only note it: the signal may have come while somebody holds a lock that writing needs."""
+        self._asked_by = signal.Signals(number)
+
+    def _write_if_asked(self) -> None:
+        if (asked_by := self._asked_by) is not None:
+            self._asked_by = None
+            self._never_the_loops_fault(lambda: self._write(f"asked for by {asked_by.name}"))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -198,6 +209,7 @@ class TrainingWatch:
         self._termination.hold(error)
         had_fault = self.fault is not None
         try:
+            self._write_if_asked()
             if self._is_on:
                 self._ours(lambda: self._last_words(error))
             self._ours(self._switch_off)
@@ -272,6 +284,7 @@ class TrainingWatch:
         """End a step. Call it once per step of training, after the optimizer's step."""
         self.num_steps_done += 1
         self._never_the_loops_fault(self._end_step)
+        self._write_if_asked()
 
     def _end_step(self) -> None:
         num_failures = self._reader.num_failures
@@ -311,17 +324,20 @@ class TrainingWatch:
             for one in given:  # most often they are tensors: nothing is walked then
                 found += [one] if isinstance(one, Tensor) else [inner for _, inner in leaves(one, Tensor)]
             self._batch = [("batch", weakref.ref(one)) for one in found if not one.requires_grad]
+            self._write_if_asked()
 
     def _after_call(self, model: nn.Module, args: object, output: object) -> None:
         if self._is_on and not torch.compiler.is_compiling():
             is_evaluation = not model.training or not torch.is_grad_enabled()
             self._reader.note("evaluation_bytes" if is_evaluation else "forward_bytes", always=is_evaluation)
+            self._write_if_asked()
 
     def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._is_on:
             self._reader.note("backward_bytes")
             if self._objects is not None:
                 self._objects.saw_stepping(optimizer)
+            self._write_if_asked()
 
     # --------------------------------------------------------------------------------------------------- what is told
     @property

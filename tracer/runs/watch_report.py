@@ -18,7 +18,6 @@ from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory
 from tracer.analysis.snapshots.outlived_steps import KeptGroup, StepEnds, first_whole_step, kept_groups
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.steps.step_findings import explain_steps
-from tracer.analysis.steps.watch_report import Event, HolderName, Kept, WatchReport
 from tracer.capture.device.device_ledger import DeviceLedger, device_ledger
 from tracer.capture.device.devices import device_memory, is_accelerator
 from tracer.capture.device.host_memory import host_total_bytes
@@ -32,7 +31,8 @@ from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns
 from tracer.capture.torch_private.torch_history import cublas_workspaces
 from tracer.errors import SnapshotError
-from tracer.runs.null_run import caveat_of
+from tracer.results.null_run import caveat_of
+from tracer.results.watch_report import Event, HolderName, Kept, WatchReport
 from tracer.snapshot.load import snapshot_in_memory
 
 _WORDS = {role: Kind[role.name].words for role in (Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.OPTIMIZER_STATE)}

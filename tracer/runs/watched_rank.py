@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import islice
 
-from tracer.analysis.steps.watch_report import WatchReport
 from tracer.exporters.screen.watch import finding_lines
+from tracer.results.watch_report import WatchReport
 from tracer.runs.ranks import Rank, RankPeak
 
 

@@ -18,8 +18,10 @@ from tracer.capture.objects.parameter_origins import describe_parameters
 from tracer.capture.sources.project_files import project_root
 from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import RecordingError
-from tracer.runs.null_run import caveat_of
-from tracer.runs.results import Failure, RunResults, is_out_of_memory, run_results
+from tracer.results.failure import Failure, is_out_of_memory
+from tracer.results.null_run import caveat_of
+from tracer.results.run_results import RunResults
+from tracer.runs.results import failure_of, run_results
 from tracer.runs.session import ProfileSession, Schedule, fault_text
 from tracer.runs.termination import Termination
 from tracer.workloads.module_steps import StepWorkload
@@ -89,10 +91,10 @@ def run_profile(
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         if session.is_in_child:
             raise
-        failure = Failure.of(error, session)
+        failure = failure_of(error, session)
     if session.fault is not None and failure is None:
         notes.append(f"Profiling has stopped: {fault_text(session.fault)}")
-        failure = Failure.of(session.fault, session)
+        failure = failure_of(session.fault, session)
     findings = _findings(session, failure, notes)
     if timing and failure is None:
         try:
@@ -104,7 +106,7 @@ def run_profile(
                     "The timing pass needs a second copy of the model, for which the device had no memory left."
                 )
             else:
-                failure = Failure.of(error, session, in_timing_pass=True)
+                failure = failure_of(error, session, in_timing_pass=True)
         finally:
             termination.hold()
     return run_results(

@@ -22,7 +22,7 @@ def _check_lengths(*columns: Column[Any]) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """What one device's allocator did, entry by entry, in its own order [E].
+    """What one device's allocator did, entry by entry, in its own order [entries].
 
     Attributes:
         action: Codes of `Action`.
@@ -62,7 +62,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """The pieces of the segments when the snapshot was taken [B].
+    """The pieces of the segments when the snapshot was taken [pieces].
 
     Attributes:
         address: Where the block begins.
@@ -94,7 +94,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segments:
-    """What was reserved from the driver when the snapshot was taken [G].
+    """What was reserved from the driver when the snapshot was taken [segments].
 
     Attributes:
         address: Where the segment begins; of an expandable one, where this mapped range begins.
@@ -121,7 +121,7 @@ class Segments:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Annotations:
-    """Starts and ends of named regions of the program on one device, in recorded order [A]."""
+    """Starts and ends of named regions of the program on one device, in recorded order [annotations]."""
 
     name: Int32s
     is_start: Bools
@@ -149,7 +149,7 @@ class Stacks:
 
     Attributes:
         frames: The distinct frames.
-        offset: Where each stack begins in `frame_of` [S + 1].
+        offset: Where each stack begins in `frame_of` [stacks + 1].
         frame_of: Indices of frames.
     """
 

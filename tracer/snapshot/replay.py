@@ -24,7 +24,7 @@ BEFORE = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lives:
-    """Every block of memory that was in use at some moment of the recording [L].
+    """Every block of memory that was in use at some moment of the recording [lives].
 
     Entry indices are positions in the device's trace of E entries.
 
@@ -85,8 +85,8 @@ class Replay:
 
     Attributes:
         lives: The blocks and their lives.
-        requested_bytes: Bytes in use, as asked for: at index 0 before the first entry, at i + 1 after entry i [E + 1].
-        reserved_bytes: Bytes reserved from the driver, likewise [E + 1].
+        requested_bytes: As asked for: at index 0 before the first entry, at i + 1 after entry i [entries + 1].
+        reserved_bytes: Bytes reserved from the driver, likewise [entries + 1].
         oddities: What did not fit together.
     """
 

@@ -20,7 +20,7 @@ def rounded_sizes(requested: Ints, settings: Mapping[str, Any]) -> Ints:
     A block can be larger still, where the allocator does not split what it found.
 
     Args:
-        requested: Bytes asked for, below 2**53 [N].
+        requested: Bytes asked for, below 2**53 [requests].
         settings: The snapshot's settings; only `roundup_power2_divisions` matters.
 
     Source:

@@ -81,7 +81,7 @@ class StackTable:
 
         Returns:
             `strings`; per frame `frame_name`, `frame_file` (indices into strings) and `frame_line`; per stack
-            `stack_offset` [S + 1] into `stack_frame`; and `stack_of_id`, the stack of every number that `ids` gave out.
+            `stack_offset` [stacks + 1] into `stack_frame`; and `stack_of_id`, the stack of every number of `ids`.
 
         What is no frame is left out of its stack.
         """

@@ -26,15 +26,15 @@ class TestDiff:
         b = self.side(tmp_path / "b", {"f": 10, "g": 20}, shift=100)
         (diff,) = diff_snapshots(a, b)
         assert diff.bytes == 0
-        assert [change.bytes for change in diff.by_stack] == [0, 0]
+        assert [change.bytes for change in diff.changes["stack"]] == [0, 0]
 
     def test_sizes_of_both_sides_by_change(self, tmp_path: Path) -> None:
         a = self.side(tmp_path / "a", {"grows": 10, "stays": 50, "goes": 7})
         b = self.side(tmp_path / "b", {"grows": 100, "stays": 50, "comes": 3}, shift=2)
         (diff,) = diff_snapshots(a, b)
-        shown = [(c.stack[0].split()[0], c.before_bytes, c.after_bytes) for c in diff.by_stack]
+        shown = [(c.name[1].split()[0], c.before_bytes, c.after_bytes) for c in diff.changes["stack"]]
         assert shown == [("grows", 10, 100), ("goes", 7, 0), ("comes", 0, 3), ("stays", 50, 50)]
-        assert sum(c.bytes for c in diff.by_stack) == sum(c.bytes for c in diff.by_kind) == diff.bytes == 86
+        assert {sum(c.bytes for c in changes) for changes in diff.changes.values()} == {diff.bytes} == {86}
 
     def test_the_phases_of_both_peaks(self, tmp_path: Path) -> None:
         sides = [
@@ -42,14 +42,15 @@ class TestDiff:
             for i, frames in enumerate([FORWARD, BACKWARD])
         ]
         (diff,) = diff_snapshots(*sides)
-        assert (diff.before_phase, diff.after_phase) == ("", "backward")
+        assert (diff.before.phase, diff.after.phase) == (None, "backward")
         assert "was in an unknown phase and is in backward now" in printed_diff((diff,))
         assert "The peak was" not in printed_diff(diff_snapshots(sides[0], sides[0]))
 
     def test_a_device_on_one_side_only(self, tmp_path: Path) -> None:
         a = load(tmp_path / "a", [segment(BASE, 512, [block(BASE, 5)], device=0)])
         b = load(tmp_path / "b", [segment(BASE, 512, [block(BASE, 7)], device=1)])
-        assert [(d.device, d.before_bytes, d.after_bytes) for d in diff_snapshots(a, b)] == [(0, 5, 0), (1, 0, 7)]
+        found = [(diff.after.device, diff.before.bytes, diff.after.bytes) for diff in diff_snapshots(a, b)]
+        assert found == [("device 0", 5, 0), ("device 1", 0, 7)]
 
 
 MAIN, LOOP = frame("main", "/home/me/train.py", 70), frame("loop", "/home/me/train.py", 50)
@@ -90,7 +91,7 @@ def test_an_edited_program_is_the_same_code(
     tmp_path: Path, before: list[Row], after: list[Row], was: str, became: str
 ) -> None:
     (diff,) = diff_snapshots(side(tmp_path / "a", before), side(tmp_path / "b", after, size=3 * MIB))
-    (change,) = diff.by_stack
+    (change,) = diff.changes["stack"]
     assert (change.before_bytes, change.after_bytes) == (MIB, 3 * MIB)
     assert (change.was, change.became) == (was, became)
     assert ("a frame differs" in printed_diff((diff,))) == bool(was or became)
@@ -99,14 +100,14 @@ def test_an_edited_program_is_the_same_code(
 def test_other_code_is_no_counterpart(tmp_path: Path) -> None:
     one, other = [in_file("f", "m.py"), LOOP, MAIN], [in_file("g", "m.py"), LOOP, MAIN]
     (diff,) = diff_snapshots(side(tmp_path / "a", one), side(tmp_path / "b", other))
-    assert sorted(change.bytes for change in diff.by_stack) == [-MIB, MIB]
+    assert sorted(change.bytes for change in diff.changes["stack"]) == [-MIB, MIB]
 
 
 def test_what_is_equal_is_not_given_to_another(tmp_path: Path) -> None:
     short, long = [in_file("f", "m.py"), LOOP], [in_file("f", "m.py"), LOOP, MAIN]
     (diff,) = diff_snapshots(side(tmp_path / "a", short, long), side(tmp_path / "b", long, short))
-    assert [(change.was, change.became) for change in diff.by_stack] == [("", "")] * 2
-    assert sorted(change.bytes for change in diff.by_stack) == [-1, 1]
+    assert [(change.was, change.became) for change in diff.changes["stack"]] == [("", "")] * 2
+    assert sorted(change.bytes for change in diff.changes["stack"]) == [-1, 1]
 
 
 def test_the_start_is_a_phase_with_a_name(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from rich.console import Console
 from tests.allocator.recorded import Program
 from tests.snapshot.dumps import REAL_DATA, REAL_FILES, Row, block, entry, frame, freed, segment, snapshot, write
 from tests.snapshot.explained import explain_snapshot
+from tracer.analysis.peak_diff import PeakDiff
 from tracer.analysis.snapshots.classify_blocks import KINDS
-from tracer.analysis.snapshots.diff import DeviceDiff, diff_snapshots
+from tracer.analysis.snapshots.diff import diff_snapshots
 from tracer.analysis.snapshots.findings import (
     DeviceFinding,
     SnapshotFinding,
@@ -24,7 +25,7 @@ from tracer.analysis.snapshots.findings import (
 )
 from tracer.errors import SnapshotError
 from tracer.exporters.json_documents.snapshot import snapshot_json
-from tracer.exporters.screen.diff import print_snapshot_diff
+from tracer.exporters.screen.diff import print_peak_diffs
 from tracer.exporters.screen.snapshot import print_snapshot
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import load_snapshot, snapshot_in_memory
@@ -165,9 +166,9 @@ def test_real_recordings_sum_and_print(path: Path) -> None:
         assert sum(group["bytes"] for group in device["groups"]) == device["peak_requested_bytes"]
 
 
-def printed_diff(diffs: tuple[DeviceDiff, ...]) -> str:
+def printed_diff(diffs: tuple[PeakDiff, ...]) -> str:
     out = io.StringIO()
-    print_snapshot_diff(diffs, Console(file=out, width=120), before="before", after="after")
+    print_peak_diffs(diffs, Console(file=out, width=120), before="before", after="after")
     return out.getvalue()
 
 
@@ -176,9 +177,9 @@ def test_a_longer_context_is_explained_by_its_activations() -> None:
     short, long = (load_snapshot(REAL_DATA / f"train_423M_ctx{n}.pickle", isolated=False) for n in (128, 512))
     diffs = diff_snapshots(short, long)
     (diff,) = diffs
-    assert sum(change.bytes for change in diff.by_stack) == sum(change.bytes for change in diff.by_kind) == diff.bytes
-    assert diff.by_kind[0].kind == "activation" and diff.by_kind[0].bytes > diff.bytes
-    assert (diff.before_phase, diff.after_phase) == ("optimizer", "backward")
+    assert {sum(change.bytes for change in changes) for changes in diff.changes.values()} == {diff.bytes}
+    assert diff.changes["kind"][0].name == ("activation",) and diff.changes["kind"][0].bytes > diff.bytes
+    assert (diff.before.phase, diff.after.phase) == ("optimizer", "backward")
     assert "The peak was in the optimizer's step and is in backward now" in printed_diff(diffs)
 
 

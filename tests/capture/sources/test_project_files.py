@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tracer.capture.sources import source_files
 from tracer.capture.sources.project_files import project_root
+from tracer.capture.sources.remembered import forget_files
 
 NET = "from torch import nn\nclass Net(nn.Module):\n    pass\n"
 
@@ -21,7 +21,7 @@ def forgotten() -> Iterator[None]:
     yield
     for name in set(sys.modules) - before:
         del sys.modules[name]
-    source_files._is_user_file.cache_clear()
+    forget_files()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,9 @@ import tracer.runs.session
 from tests.training_steps import build_workload, record
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.sources import source_files
+from tracer.capture.sources.remembered import forget_files
 from tracer.capture.sources.source_files import is_own_code, is_user_code, whole_path
+from tracer.timeline_tracer import TimelineTracer
 
 
 @pytest.fixture
@@ -28,14 +30,18 @@ def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "model.py").touch()
-    _forget()
+    forget_files()
     yield tmp_path
-    _forget()
+    forget_files()
 
 
-def _forget() -> None:
-    for cached in (source_files._prefixes, source_files._whole_path, source_files._is_user_file):
-        cached.cache_clear()
+def test_a_session_looks_at_files_anew(on_path: Path) -> None:
+    written = on_path / "mine" / "later.py"
+    assert whole_path("mine/later.py") == "mine/later.py" and not is_user_code("mine/later.py")
+    written.touch()
+    assert whole_path("mine/later.py") == "mine/later.py", "once a session"
+    TimelineTracer()
+    assert whole_path("mine/later.py") == str(written) and is_user_code("mine/later.py")
 
 
 def test_a_shortened_name_is_made_whole(on_path: Path) -> None:
@@ -102,9 +108,9 @@ def test_frames_of_a_recording_name_files_that_can_be_opened() -> None:
 
 def test_a_module_that_must_not_be_imported_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "not_to_be_imported", None)  # type: ignore[arg-type]
-    source_files._hidden_files.cache_clear()
+    forget_files()
     assert str(Path(main.__file__).resolve()) in source_files._hidden_files()
-    source_files._hidden_files.cache_clear()
+    forget_files()
 
 
 def test_the_models_inside_an_installed_package_are_as_good_as_the_users(

@@ -18,7 +18,7 @@ from tracer.analysis.peak_diff import PeakDiff, SavedPeak, diff_peaks
 from tracer.analysis.peak_row import PeakRow
 from tracer.errors import SnapshotError
 from tracer.exporters.json_documents.peak import eager_document, read_peak_json
-from tracer.exporters.screen.diff import print_against_eager, print_peak_diff
+from tracer.exporters.screen.diff import print_against_eager, print_peak_diffs
 
 
 def saved(*rows: PeakRow, device: str = "cuda:0", phase: str | None = "backward") -> SavedPeak:
@@ -37,12 +37,12 @@ def write(path: Path, content: Any) -> Path:
 
 def printed(diff: PeakDiff, *, width: int = 100, top: int = 10) -> str:
     out = io.StringIO()
-    print_peak_diff(diff, Console(file=out, width=width), before="a[red]", after="b", top=top)
+    print_peak_diffs([diff], Console(file=out, width=width), before="a[red]", after="b", top=top)
     return out.getvalue()
 
 
 def check_sums(diff: PeakDiff) -> None:
-    for changes in (diff.by_category, diff.by_module, diff.by_operator, diff.by_line):
+    for changes in diff.changes.values():
         assert sum(change.bytes for change in changes) == diff.bytes
         assert sum(change.before_bytes for change in changes) == diff.before.bytes
         assert sum(change.after_count for change in changes) == sum(row.count for row in diff.after.rows)
@@ -67,14 +67,14 @@ def test_by_hand() -> None:
     diff = diff_peaks(before, after)
     check_sums(diff)
     assert (diff.before_bytes, diff.bytes) == (140, 121)
-    assert [(c.name, c.before_bytes, c.after_bytes) for c in diff.by_category] == [
+    assert [(c.name, c.before_bytes, c.after_bytes) for c in diff.changes["category"]] == [
         (("ACTIVATION",), 100, 250),
         (("PARAMETER",), 40, 0),
         (("WORKSPACE",), 0, 11),
     ]
-    assert [c.name[0] for c in diff.by_module] == ["net.0", "net.1", "outside modules"]
-    assert [c.name[0] for c in diff.by_operator] == ["aten::mm", "no operator", "aten::add"]
-    assert [(c.name, c.bytes) for c in diff.by_line] == [
+    assert [c.name[0] for c in diff.changes["module"]] == ["net.0", "net.1", "outside modules"]
+    assert [c.name[0] for c in diff.changes["operator"]] == ["aten::mm", "no operator", "aten::add"]
+    assert [(c.name, c.bytes) for c in diff.changes["line"]] == [
         (("ACTIVATION", "net.0", "aten::mm", "models/net.py:7 -> 9"), 150),
         (("PARAMETER", "net.1", "no operator", "no Python frame"), -40),
         (("WORKSPACE", "outside modules", "aten::add", "models/net.py:2, 3"), 11),
@@ -95,7 +95,7 @@ def test_rows_of_compiled_code_are_matched_by_line_and_not_by_operator() -> None
     )
     diff = diff_peaks(eager, compiled)
     check_sums(diff)
-    assert [(c.name, c.before_bytes, c.after_bytes) for c in diff.by_line] == [
+    assert [(c.name, c.before_bytes, c.after_bytes) for c in diff.changes["line"]] == [
         (("ACTIVATION", "net.0", "aten::gelu, 1 more -> cpp_fused_gelu_0, buf1", "models/net.py:7"), 130, 60),
         (("ACTIVATION", "net.1", "buf2", "no Python frame"), 0, 5),
         (("ACTIVATION", "net.0", "aten::linear -> extern_kernels.addmm, buf0", "models/net.py:8"), 40, 40),
@@ -172,8 +172,8 @@ def test_any_two_peaks_sum(before: list[PeakRow], after: list[PeakRow]) -> None:
     check_sums(diff)
     printed(diff)
     back = diff_peaks(saved(*after), saved(*before))
-    assert {c.name: c.bytes for c in back.by_module} == {c.name: -c.bytes for c in diff.by_module}
-    assert all(change.bytes == 0 for change in diff_peaks(saved(*before), saved(*before)).by_line)
+    assert {c.name: c.bytes for c in back.changes["module"]} == {c.name: -c.bytes for c in diff.changes["module"]}
+    assert all(change.bytes == 0 for change in diff_peaks(saved(*before), saved(*before)).changes["line"])
 
 
 # ----------------------------------------------------------------------------------------------------------- the reader

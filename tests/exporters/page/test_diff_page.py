@@ -16,8 +16,8 @@ from tracer.analysis.peak_diff import SavedPeak, diff_peaks
 from tracer.analysis.snapshots.diff import diff_snapshots
 from tracer.commands.diff import show_diff
 from tracer.errors import OutputError
-from tracer.exporters.json_documents.diff import peak_diff_json
-from tracer.exporters.page.diff_page import peak_diff_page, snapshot_diff_pages
+from tracer.exporters.json_documents.diff import peak_diffs_json
+from tracer.exporters.page.diff_page import diff_pages
 from tracer.exporters.page.html import page_html
 from tracer.exporters.screen.terminal import screen
 
@@ -26,7 +26,7 @@ AFTER = SavedPeak("cpu", 1500, "optimizer", (peak_row(1450, line=9), peak_row(50
 
 
 def test_by_hand() -> None:
-    page = peak_diff_page(diff_peaks(BEFORE, AFTER), before="a", after="b")
+    (page,) = diff_pages([diff_peaks(BEFORE, AFTER)], before="a", after="b")
     assert page.answer == (
         "The peak on cpu grew by 500 B, 50.0 %: from 1000 B to 1.46 KiB.",
         "What changed most: ACTIVATION +550 B, PARAMETER -100 B, GRADIENT +50 B.",
@@ -40,7 +40,7 @@ def test_by_hand() -> None:
 
 
 def test_equal_peaks_are_the_same() -> None:
-    page = peak_diff_page(diff_peaks(BEFORE, BEFORE), before="a", after="b")
+    (page,) = diff_pages([diff_peaks(BEFORE, BEFORE)], before="a", after="b")
     assert page.answer == ("The peak on cpu is the same, 1000 B.",)
     assert page.sections == ()
 
@@ -48,7 +48,7 @@ def test_equal_peaks_are_the_same() -> None:
 def test_markup_is_text() -> None:
     evil = "</script><script>alert(1)</script>"
     after = replace(AFTER, device=evil, rows=(peak_row(1500, module=evil, op=evil, file=f"/{evil}.py"),))
-    text = page_html([peak_diff_page(diff_peaks(BEFORE, after), before=evil, after=evil)])
+    text = page_html(diff_pages([diff_peaks(BEFORE, after)], before=evil, after=evil))
     assert text.lower().count("</script>") == 2
     assert evil in json.dumps(data_in(text)["pages"][0]["sections"])
 
@@ -58,14 +58,14 @@ def test_every_device_of_snapshots_has_a_page(tmp_path: Path) -> None:
         load(tmp_path / str(size), [segment(BASE, 4096, [block(BASE, size)], device=device) for device in (0, 2)])
         for size in (100, 300)
     ]
-    pages = snapshot_diff_pages(diff_snapshots(*sides), before="a", after="b")
+    pages = diff_pages(diff_snapshots(*sides), before="a", after="b")
     assert [page.device for page in pages] == ["device 0", "device 2"]
     assert pages[0].answer[0] == "The peak on device 0 grew by 200 B, 200.0 %: from 100 B to 300 B."
-    assert "no device" in snapshot_diff_pages((), before="a", after="b")[0].device
+    assert "no device" in diff_pages((), before="a", after="b")[0].device
 
 
 def test_json_has_all_lists_and_they_sum() -> None:
-    found = json.loads(peak_diff_json(diff_peaks(BEFORE, AFTER), before="a", after="b"))
+    found = json.loads(peak_diffs_json([diff_peaks(BEFORE, AFTER)], before="a", after="b"))
     (device,) = found["devices"]
     assert (found["before"], found["after"], device["bytes"]) == ("a", "b", 500)
     for name in ("by_category", "by_module", "by_operator", "by_line"):

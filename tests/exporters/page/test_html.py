@@ -20,7 +20,7 @@ from benchmarks.synthetic_page import synthetic_page
 from tests.exporters.page import page_samples as samples
 from tests.exporters.page.unpack import unpack
 from tracer.exporters.page.data import MAX_TIMELINE_CHARS, page_data
-from tracer.exporters.page.html import page_html, write_page
+from tracer.exporters.page.html import page_html, write_pages
 from tracer.exporters.page.model import Curve, KindBytes, Page, PagePeak, Series
 from tracer.exporters.page.pack import Packed, pack
 from tracer.exporters.page.words import headline
@@ -53,7 +53,7 @@ def page(request: pytest.FixtureRequest) -> Page:
 def test_every_page_is_whole_and_small(page: Page, tmp_path: Path) -> None:
     path = tmp_path / "memory_timeline.html"
     path.write_text("an older page")
-    write_page(page, path)
+    write_pages([page], path)
     text = path.read_text("utf-8")
     assert text.endswith("</html>\n")
     assert path.stat().st_size < 6_000_000

@@ -20,9 +20,10 @@ from tracer.capture.objects.live_tensors import LiveTensors
 from tracer.capture.recording import Allocations, Recording
 from tracer.capture.sources.compiled_code import CompiledCode, CompiledGraph
 from tracer.exporters.memory_snapshot import snapshot_of_recording
+from tracer.results.failure import Failure
+from tracer.results.run_history import RunHistory
+from tracer.results.run_results import RunResults
 from tracer.runs.kept import kept_run
-from tracer.runs.results import Failure, RunResults
-from tracer.runs.run_history import RunHistory
 from tracer.runs.session import Schedule
 from tracer.runs.workload_run import run_profile
 from tracer.snapshot.load import snapshot_in_memory

@@ -35,9 +35,9 @@ from tracer.exporters.recording_file.kept_run_file import (
 )
 from tracer.exporters.recording_file.npz import MAX_UNPACKED_BYTES
 from tracer.exporters.recording_file.plain_objects import object_columns
+from tracer.exporters.screen.run import print_results
 from tracer.runs.kept import results_of
 from tracer.runs.outputs import write_outputs
-from tracer.runs.screen import print_results
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "recording.md"
 

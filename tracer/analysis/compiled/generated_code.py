@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+
+from tracer.capture.sources.remembered import remembered
 
 END = 1 << 40
 """A line behind every function's last: all of it has run."""
@@ -120,7 +121,7 @@ class Function:
         return None
 
 
-@cache
+@remembered
 def functions_of(text: str) -> tuple[Function, ...]:
     """The functions of a generated file, in order; none if it is no Python."""
     try:

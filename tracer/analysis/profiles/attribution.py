@@ -41,7 +41,6 @@ class Attribution:
         modules: Distinct module paths: dotted names where the model was given, else class names from the outermost in.
         op_module: [O] Index in `modules`.
         op_frame: [O] Row in `Recording.frames`: the innermost line of the user or a library, as `frame_ranks` says.
-        op_caller: [O] Where that is a library's, the innermost line of the user that led there.
         op_phase: [O] `Phase`.
         op_step: [O] Index of the step in the recording, from 0.
         op_forward: [O] For backward operators the forward operator they belong to.
@@ -61,7 +60,6 @@ class Attribution:
     modules: tuple[str, ...]
     op_module: PerOp[Int]
     op_frame: PerOp[Int]
-    op_caller: PerOp[Int]
     op_phase: PerOp[Int]
     op_step: PerOp[Int]
     op_forward: PerOp[Int]
@@ -139,7 +137,6 @@ class _Attributor:
             modules=tuple(self.module_paths),
             op_module=op_module,
             op_frame=self.lines.frame(op_line),
-            op_caller=self.lines.caller(op_line),
             op_phase=op_phase,
             op_step=op_step,
             op_forward=forward,

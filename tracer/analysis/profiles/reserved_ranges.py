@@ -20,7 +20,7 @@ from tracer.snapshot.actions import Action
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReservedRanges:
-    """Reserved ranges of addresses, columns [R], and their lives in positions of `BlockLifetimes.events`.
+    """Reserved ranges of addresses, columns [ranges], and their lives in positions of `BlockLifetimes.events`.
 
     Attributes:
         ranges: The ranges; their own begin and end are entries of the history.

@@ -52,9 +52,9 @@ class Survivors:
         num_judged: J, 0 for a cycle of one step.
         is_complete: Whether everything that was alive before the recording is known, so that its end is, too.
         held_before_bytes: Bytes from before the first step that are alive at its end.
-        step: [S] Judged step that made the survivor, or in whose place an older one ended.
-        size_bytes: [S] Negative of what ended.
-        site: [S] Index in `sites`; -1 for what ended.
+        step: [survivors] Judged step that made the survivor, or in whose place an older one ended.
+        size_bytes: [survivors] Negative of what ended.
+        site: [survivors] Index in `sites`; -1 for what ended.
         sites: Where survivors were made.
     """
 
@@ -67,7 +67,7 @@ class Survivors:
     sites: tuple[Site, ...]
 
     def changes(self) -> tuple[Ints, Ints]:
-        """[J] bytes and [J] blocks by which the survivors become more in each judged step."""
+        """Bytes and blocks by which the survivors become more in each judged step [judged steps]."""
         bytes_ = np.zeros(self.num_judged, np.int64)
         blocks = np.zeros(self.num_judged, np.int64)
         np.add.at(bytes_, self.step, self.size_bytes)

@@ -247,7 +247,7 @@ def _inputs_let_go(recording: Recording, known: KnownStorages | None, device: in
 
 
 def _steps_of_nodes(recording: Recording) -> tuple[PerNode[Int], PerNode[Int]]:
-    """[N] step of each data-flow node, and [S + 1] when each begins; what comes before the first is a step too."""
+    """[N] step of each data-flow node, and [steps + 1] when each begins; what comes before the first is a step too."""
     spans = recording.spans
     names = [recording.strings[name].startswith(STEP_PREFIX) for name in spans.name.tolist()]
     starts = np.concatenate([[0], np.sort(spans.start_ns[np.array(names, bool)])]).astype(np.int64)

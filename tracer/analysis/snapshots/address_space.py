@@ -19,7 +19,7 @@ _SHRUNK = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AddressRanges:
-    """Reserved ranges and their lives, by address [R]. Entries are positions in the trace of E entries.
+    """Reserved ranges and their lives, by address [ranges]. Entries are positions in the trace of E entries.
 
     Attributes:
         address: Where the range begins.

@@ -18,7 +18,7 @@ def innermost_region(state: DeviceState, entries: Ints) -> Int32s:
 
     Args:
         state: One device.
-        entries: Indices of entries, or -1 for none [N].
+        entries: Indices of entries, or -1 for none [rows].
     """
     none = np.full(len(entries), OUTSIDE, dtype=np.int32)
     notes = state.annotations

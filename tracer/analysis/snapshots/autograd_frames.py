@@ -23,7 +23,7 @@ _NONE: Final = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AutogradFrames:
-    """What each stack is in, columns [S]; names as torch makes them of operations, without `Backward0`.
+    """What each stack is in, columns [stacks]; names as torch makes them of operations, without `Backward0`.
 
     Attributes:
         names: The distinct names.

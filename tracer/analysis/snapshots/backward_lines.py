@@ -113,7 +113,7 @@ class BackwardLines:
         frames: Of every stack.
         backwards: The device's backward passes.
         steps: The optimizer's steps, which forward does not reach across.
-        skipped: Whether a stack makes what does not count, such as a library's workspace [S].
+        skipped: Whether a stack makes what does not count, such as a library's workspace [stacks].
     """
 
     def __init__(

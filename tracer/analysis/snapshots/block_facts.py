@@ -20,7 +20,7 @@ from tracer.snapshot.stacks import NO_STACK
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockFacts:
-    """What is known of each block, columns [L].
+    """What is known of each block, columns [lives].
 
     Attributes:
         is_before: It was there before the first entry.
@@ -121,7 +121,7 @@ class DevicePhases:
     Args:
         snapshot: All of it.
         state: The device's part.
-        facts: Of every stack [S].
+        facts: Of every stack [stacks].
     """
 
     def __init__(self, snapshot: Snapshot, state: DeviceState, facts: Ints) -> None:

@@ -68,5 +68,5 @@ RULES: Final[tuple[Rule, ...]] = (*PROOFS, *LIKELY, Rule(Evidence.UNPROVED, Kind
 
 
 def apply_rules(facts: BlockFacts, rules: Sequence[Rule] = RULES) -> tuple[Ints, Ints]:
-    """`Kind` [L] and `Evidence` [L] by the first rule that holds; what none knows is unproved."""
+    """`Kind` [lives] and `Evidence` [lives] by the first rule that holds; what none knows is unproved."""
     return first_that_holds(rules, facts, otherwise=Evidence.UNPROVED)

@@ -21,11 +21,11 @@ _MAX_ASSIGNMENTS = 4
 
 
 def kinds_of_stacks(stack: Int32s, kind: Ints, num_stacks: int) -> Ints:
-    """The kind of all blocks of each stack that have one; `NONE`, or `SEVERAL` where they differ [S].
+    """The kind of all blocks of each stack that have one; `NONE`, or `SEVERAL` where they differ [stacks].
 
     Args:
-        stack: Of each block [L].
-        kind: What it is proved to be, or `Kind.UNKNOWN` [L].
+        stack: Of each block [lives].
+        kind: What it is proved to be, or `Kind.UNKNOWN` [lives].
         num_stacks: S.
     """
     rows = np.flatnonzero((kind != Kind.UNKNOWN) & (stack != NO_STACK))
@@ -36,7 +36,7 @@ def kinds_of_stacks(stack: Int32s, kind: Ints, num_stacks: int) -> Ints:
 
 
 def agreed(parts: Iterable[Ints]) -> Ints:
-    """What several devices say of the same stacks [S]."""
+    """What several devices say of the same stacks [stacks]."""
     first, *others = parts
     found = first
     for part in others:

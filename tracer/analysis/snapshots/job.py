@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from tracer.analysis.snapshots.diff import DeviceDiff, PeakSide, diff_sides, peak_side
+from tracer.analysis.peak_diff import PeakDiff
+from tracer.analysis.snapshots.diff import PeakSide, diff_sides, peak_side
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.rank_role import RankRole, rank_of, role_of_file, strategies_of
 from tracer.snapshot.columns import Snapshot
@@ -94,7 +95,7 @@ class JobFinding:
     groups: tuple[RankGroup, ...]
     worst: RankPeak | None
     typical: RankPeak | None
-    difference: DeviceDiff | None
+    difference: PeakDiff | None
 
 
 def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> RankPeak:

@@ -92,7 +92,7 @@ class KindFinder:
 
     @cached_property
     def proved_of_stacks(self) -> Ints:
-        """What the blocks of each stack are proved to be on this device, see `kinds_of_stacks` [S]."""
+        """What the blocks of each stack are proved to be on this device, see `kinds_of_stacks` [stacks]."""
         return kinds_of_stacks(self._lives.stack, self._proved, len(self._sites.facts))
 
     @property
@@ -237,12 +237,12 @@ class _Together:
 
     @cached_property
     def kinds_of_stacks(self) -> Ints:
-        """What each stack makes, on whichever device [S]."""
+        """What each stack makes, on whichever device [stacks]."""
         return agreed(finder.proved_of_stacks for finder in self._finders)
 
     @cached_property
     def labels_of_stacks(self) -> Ints:
-        """The index into `KINDS` that our own label on top of each stack gives, or -1 [S]."""
+        """The index into `KINDS` that our own label on top of each stack gives, or -1 [stacks]."""
         return np.array([_label_number(word) for word in self._sites.labels], dtype=np.int64)
 
 

@@ -36,7 +36,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Levels:
-    """The timeline, reduced to the rows that a drawing needs: extremes are exact, the peak is among them [R].
+    """The timeline, reduced to the rows that a drawing needs: extremes are exact, the peak is among them [rows].
 
     Attributes:
         entry: -1 for the start.

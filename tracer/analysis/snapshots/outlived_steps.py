@@ -28,8 +28,8 @@ class StepEnds:
     """When steps ended, by what the allocator had served until then.
 
     Attributes:
-        step: Numbers of the steps, rising [J].
-        num_allocations: Requests served when each of them had ended [J].
+        step: Numbers of the steps, rising [steps].
+        num_allocations: Requests served when each of them had ended [steps].
         num_allocations_now: Requests served when the snapshot was taken.
     """
 
@@ -112,7 +112,7 @@ def kept_groups(
 
 
 def steps_of_blocks(device: ReplayedDevice, ends: StepEnds) -> Ints:
-    """The step in which each block was made, from 1 [L]; 0 for those from before the recording."""
+    """The step in which each block was made, from 1 [lives]; 0 for those from before the recording."""
     lives = device.replay.lives
     allocs = device.state.trace.where(Action.ALLOC)
     before = ends.num_allocations_now - len(allocs)

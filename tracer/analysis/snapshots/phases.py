@@ -16,7 +16,7 @@ FAR: Final = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stretches:
-    """Stretches of one kind, as ranges of entries [N].
+    """Stretches of one kind, as ranges of entries [stretches].
 
     Attributes:
         start: First entry of each, ascending.
@@ -47,8 +47,8 @@ def runs_of(wanted: Bools, stacked: Bools) -> Stretches:
     """Maximal runs of wanted entries; those that are not stacked do not interrupt one.
 
     Args:
-        wanted: Of each entry [E].
-        stacked: Whether it says anything [E].
+        wanted: Of each entry [entries].
+        stacked: Whether it says anything [entries].
     """
     saying = np.flatnonzero(stacked)
     edge = np.diff(np.concatenate([[0], wanted[saying].astype(np.int8), [0]]))
@@ -57,7 +57,7 @@ def runs_of(wanted: Bools, stacked: Bools) -> Stretches:
 
 
 def steps_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stretches:
-    """The optimizer's steps; `facts` are those of the entries' stacks [E]."""
+    """The optimizer's steps; `facts` are those of the entries' stacks [entries]."""
     return _annotated(snapshot, state, "Optimizer.step#") or runs_of(
         has(facts, Fact.OPTIMIZER_STEP), has(facts, Fact.STACK)
     )

@@ -73,7 +73,7 @@ class Sites:
 
     @cached_property
     def facts(self) -> Ints:
-        """The `Fact`s of every stack [S]."""
+        """The `Fact`s of every stack [stacks]."""
         return facts_of_stacks(self._stacks)
 
     @cached_property
@@ -83,12 +83,12 @@ class Sites:
 
     @cached_property
     def constructors(self) -> Ints:
-        """The number of every stack's outermost constructor, -1 where it has none [S]."""
+        """The number of every stack's outermost constructor, -1 where it has none [stacks]."""
         return constructors_of_stacks(self._stacks, self.facts)
 
     @cached_property
     def is_captured(self) -> Bools:
-        """Whether every stack is in what records a CUDA graph [S]."""
+        """Whether every stack is in what records a CUDA graph [stacks]."""
         of_frame = np.array([torch_file(frame) in _RECORDS_GRAPHS for frame in self._stacks.frames] or [False])
         found = np.zeros(len(self._stacks), np.bool_)
         stack_of = np.repeat(np.arange(len(self._stacks)), np.diff(self._stacks.offset))
@@ -97,7 +97,7 @@ class Sites:
 
     @cached_property
     def labels(self) -> list[str]:
-        """The kind in our own label on top of every stack, as `optimizer_state`; empty where there is none [S]."""
+        """The kind in our own label on top of every stack, as `optimizer_state`; empty where there is none [stacks]."""
         matches = (LABEL.match(frame.file) for frame in self._stacks.frames)
         of_frame = ["" if match is None else match.group(1) for match in matches]
         deep = np.flatnonzero(np.diff(self._stacks.offset))

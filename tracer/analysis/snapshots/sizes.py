@@ -14,12 +14,12 @@ def most_at_once(size: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
     """Of each size that occurs, how many blocks of it were in use at the same time at most.
 
     Args:
-        size: Of each block [N].
-        begin: The entry from which on it is in use [N].
-        end: The entry at which it is free again, which is not before the former [N].
+        size: Of each block [blocks].
+        begin: The entry from which on it is in use [blocks].
+        end: The entry at which it is free again, which is not before the former [blocks].
 
     Returns:
-        The sizes, ascending, and the numbers [M].
+        The sizes, ascending, and the numbers [sizes].
     """
     at, change = np.concatenate([begin, end]), np.repeat([1, -1], len(size))
     both = np.concatenate([size, size])
@@ -44,10 +44,10 @@ def as_many_as(candidates: Bools, size: Ints, of_sizes: Ints, numbers: Ints) -> 
     If state of their size were among them, there would be twice as many.
 
     Args:
-        candidates: Which blocks are asked about [N].
-        size: Of each block [N].
-        of_sizes: Sizes, ascending [M].
-        numbers: How many there are of each [M].
+        candidates: Which blocks are asked about [blocks].
+        size: Of each block [blocks].
+        of_sizes: Sizes, ascending [sizes].
+        numbers: How many there are of each [sizes].
     """
     if not len(of_sizes):
         return np.zeros(len(size), dtype=np.bool_)
@@ -63,9 +63,9 @@ def copies_of(candidates: Ints, of_sizes: Ints, numbers: Ints) -> tuple[int, int
     """How many times over the candidates have the given sizes, and their bytes, if they all have them as many times.
 
     Args:
-        candidates: Their sizes [N]; other sizes than the given ones do not count.
-        of_sizes: Sizes, ascending [M].
-        numbers: How many there are of each [M].
+        candidates: Their sizes [blocks]; other sizes than the given ones do not count.
+        of_sizes: Sizes, ascending [sizes].
+        numbers: How many there are of each [sizes].
 
     Returns:
         The number of times and the bytes; 0 and 0 where it is not the same for every size.

@@ -59,7 +59,7 @@ _CALLED_BY_ENGINE = ("autograd/function.py", "autograd/graph.py", "utils/checkpo
 
 
 def facts_of_stacks(stacks: Stacks) -> Ints:
-    """The `Fact`s of every stack [S]."""
+    """The `Fact`s of every stack [stacks]."""
     of_frame = np.array([_facts_of(frame) for frame in stacks.frames], dtype=np.int64)
     facts = np.zeros(len(stacks), dtype=np.int64)
     depth = np.diff(stacks.offset)
@@ -75,7 +75,7 @@ def facts_of_stacks(stacks: Stacks) -> Ints:
 
 
 def constructors_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
-    """For every stack the number of its outermost constructor of the program's, -1 where there is none [S].
+    """For every stack the number of its outermost constructor of the program's, -1 where there is none [stacks].
 
     Modules are made in constructors that call each other; the outermost is the model's, or an optimizer's.
     """

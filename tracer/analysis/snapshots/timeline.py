@@ -26,7 +26,7 @@ Phase = Literal["region", "backward", "optimizer"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """Requested bytes of one kind in use, at the start of the recording and after each entry [E + 1]."""
+    """Requested bytes of one kind in use, at the start of the recording and after each entry [entries + 1]."""
 
     kind: str
     bytes: Ints
@@ -48,11 +48,11 @@ class DeviceTimeline:
 
     Attributes:
         axis: "time", or "entry" where the entries have no usable times.
-        times: Nanoseconds since the first entry, or the number of the entry, -1 for the start [E + 1].
+        times: Nanoseconds since the first entry, or the number of the entry, -1 for the start [entries + 1].
         curves: By kind; together they are the requested bytes. Memory from before the recording of which nothing is
             known has a curve of its own.
-        allocated_bytes: In use, rounded as far as known [E + 1].
-        reserved_bytes: Reserved from the driver [E + 1].
+        allocated_bytes: In use, rounded as far as known [entries + 1].
+        reserved_bytes: Reserved from the driver [entries + 1].
         stretches: Annotated regions, and what stacks or annotations show of backward and optimizer.
         left_out: Phases of which there are more stretches than `MAX_STRETCHES`.
     """

@@ -11,9 +11,9 @@ import ast
 import linecache
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from tracer.capture.sources.notebook_cells import file_of_cell
+from tracer.capture.sources.remembered import remembered
 
 # Without the underscore that an augmented assignment adds where it writes in place.
 _BINARY: dict[type[ast.operator], tuple[str, ...]] = {
@@ -196,7 +196,7 @@ def _block(branches: Branches, origins: Branches, blocked: set[Branches]) -> boo
     return True
 
 
-@cache
+@remembered
 def source_text(file: str) -> str:
     """The source of a file as Python's tracebacks have it, "" where there is none any more.
 
@@ -206,7 +206,7 @@ def source_text(file: str) -> str:
     return "".join(linecache.getlines(file_of_cell(file)))
 
 
-@cache
+@remembered
 def function_source(text: str, first_line: int, name: str) -> FunctionSource | None:
     """The source of a function.
 
@@ -228,7 +228,7 @@ def function_source(text: str, first_line: int, name: str) -> FunctionSource | N
     return None
 
 
-@cache
+@remembered
 def _functions(text: str) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef, ...]:
     try:
         tree = ast.parse(text)

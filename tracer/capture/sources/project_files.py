@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from functools import cache
 from pathlib import Path
 
 from torch import nn
 
 from tracer.capture.sources.notebook_cells import is_cell
+from tracer.capture.sources.remembered import remembered
 from tracer.capture.sources.source_files import is_package_code, is_user_code
 
 _PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
@@ -58,7 +58,7 @@ def _text(path: Path) -> str:
     return path.as_posix().encode(errors="replace").decode()
 
 
-@cache
+@remembered
 def _is_virtual_environment(folder: Path) -> bool:
     return (folder / "pyvenv.cfg").is_file()
 

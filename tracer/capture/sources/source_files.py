@@ -10,13 +10,13 @@ import os
 import site
 import sys
 import sysconfig
-from functools import cache
 from pathlib import Path
 
 import torch
 
 from tracer.capture.sources.compiled_code import is_generated
 from tracer.capture.sources.notebook_cells import cell_name, is_cell
+from tracer.capture.sources.remembered import remembered
 
 _TORCH = Path(torch.__file__).resolve().parent
 _OURS = Path(__file__).resolve().parents[2]
@@ -24,7 +24,7 @@ _SHIPPED_MODELS = _OURS / "_models"  # in an installed package; as good as the u
 _PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
 
 
-@cache
+@remembered
 def _prefixes() -> tuple[Path, ...]:
     """Folders that the profiler cuts off, longest first.
 
@@ -35,7 +35,7 @@ def _prefixes() -> tuple[Path, ...]:
     return tuple(Path(path) for path in sorted(absolute, reverse=True))
 
 
-@cache
+@remembered
 def _library_folders() -> tuple[Path, ...]:
     """Folders of packages, and of the commands that they install."""
     names = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
@@ -49,7 +49,7 @@ def whole_path(file_name: str) -> str:
     return cell_name(file_name) or _whole_path(file_name)
 
 
-@cache
+@remembered
 def _whole_path(file_name: str) -> str:
     if file_name.startswith("<") or Path(file_name).is_absolute():
         return file_name
@@ -68,7 +68,7 @@ def is_user_code(file_name: str) -> bool:
     return is_cell(file_name) or cell_name(file_name) is not None or _is_user_file(file_name)
 
 
-@cache
+@remembered
 def _is_user_file(file_name: str) -> bool:
     path = _found(file_name)
     if path is not None and path.resolve().is_relative_to(_SHIPPED_MODELS):
@@ -81,7 +81,7 @@ def _is_user_file(file_name: str) -> bool:
     return not any(resolved.is_relative_to(folder) for folder in (_TORCH, _OURS, *_library_folders()))
 
 
-@cache
+@remembered
 def is_package_code(file_name: str) -> bool:
     """Whether a recorded file name is an installed package's other than torch's: named where no user code ran."""
     path = _found(file_name)
@@ -90,7 +90,7 @@ def is_package_code(file_name: str) -> bool:
     return not path.resolve().is_relative_to(_TORCH)
 
 
-@cache
+@remembered
 def is_own_code(file_name: str) -> bool:
     """Whether a recorded file name is this program's, or a module's that sets `__tracebackhide__`."""
     path = _found(file_name)
@@ -106,7 +106,7 @@ def _found(file_name: str) -> Path | None:
     return path if path.is_absolute() else None
 
 
-@cache
+@remembered
 def _hidden_files() -> frozenset[str]:
     # None stands for a module that must not be imported, and lazy ones are not to be woken up.
     modules = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Collection, Iterator
-from functools import lru_cache
 
 from tracer.capture.sources.operator_lines import source_text
+from tracer.capture.sources.remembered import remembered
 from tracer.capture.sources.source_line import SourceLine
 
 _STORING = frozenset(
@@ -81,7 +81,7 @@ def is_updated(name: str, file: str) -> bool:
     return name in _updated(source_text(file))
 
 
-@lru_cache(maxsize=64)
+@remembered
 def _updated(text: str) -> frozenset[str]:
     try:
         tree = ast.parse(text)
@@ -110,7 +110,7 @@ def _mentioned(node: ast.AST) -> set[str]:
     }
 
 
-@lru_cache(maxsize=64)
+@remembered
 def _stores(text: str) -> dict[str, tuple[int, ...]]:
     try:
         tree = ast.parse(text)

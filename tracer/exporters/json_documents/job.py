@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
+from tracer.analysis.peak_diff import Change
 from tracer.analysis.snapshots.job import JobFinding, RankPeak
 from tracer.exporters.json_documents.header import json_header, this_command
 
@@ -25,9 +26,18 @@ def job_json(finding: JobFinding) -> str:
             {"is_odd": group.is_odd, "words": list(group.words), "files": [one.file for one in group.ranks]}
             for group in finding.groups
         ],
-        "worst_against_typical": [asdict(change) for change in difference.by_stack] if difference is not None else [],
+        "worst_against_typical": []
+        if difference is None
+        else [_change(change) for change in difference.changes["stack"]],
     }
     return json.dumps(values, indent=2)
+
+
+def _change(change: Change) -> dict[str, object]:
+    kind, *stack = change.name
+    values = asdict(change)
+    del values["name"]
+    return {"kind": kind, "stack": stack, **values}
 
 
 def _values(one: RankPeak) -> dict[str, object]:

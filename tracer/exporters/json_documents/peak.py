@@ -91,7 +91,7 @@ def eager_document(diff: PeakDiff) -> dict[str, Any]:
         diff: From the run without compilation to the compiled one.
     """
     changes = []
-    for change in diff.by_line:
+    for change in diff.changes["line"]:
         category, module, op, where = change.name
         changes.append(
             {

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from tracer.analysis.snapshots.groups import Group
-from tracer.analysis.steps.watch_report import Event, Kept, WatchReport
 from tracer.exporters.files import write_atomically
 from tracer.exporters.json_documents.header import json_header, this_command
+from tracer.results.watch_report import Event, Kept, WatchReport
 
 VERSION = 1
 

@@ -44,19 +44,6 @@ _SCRIPTS = (
 )
 
 
-def write_page(page: Page, path: Path) -> None:
-    """Write the page of one device, whole or not at all.
-
-    Args:
-        page: What to show.
-        path: Of the HTML file; one that is there is replaced.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
-    write_pages((page,), path)
-
-
 def write_pages(pages: Sequence[Page], path: Path, *, shown: int = 0) -> None:
     """Write one page of several devices, with a selector.
 

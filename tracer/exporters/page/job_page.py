@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tracer.analysis.peak_diff import PeakDiff
 from tracer.analysis.snapshots.categories import CATEGORY_OF_KIND
-from tracer.analysis.snapshots.diff import DeviceDiff
 from tracer.analysis.snapshots.job import JobFinding, RankGroup, RankPeak
 from tracer.exporters.page.data import page_data
 from tracer.exporters.page.diff_page import changes_tables
@@ -104,11 +104,12 @@ def _answer(finding: JobFinding) -> tuple[str, ...]:
     return (*sentences, *([f"{_sentence(', and '.join(lacking))}."] if lacking else []))
 
 
-def _more(worst: RankPeak, typical: RankPeak, difference: DeviceDiff) -> str:
+def _more(worst: RankPeak, typical: RankPeak, difference: PeakDiff) -> str:
     """By what the worst one differs, in bytes by kind, and where most of it was made."""
-    parts = [f"{'+' if one.bytes > 0 else ''}{format_bytes(one.bytes)} {one.kind}" for one in difference.by_kind]
-    most = max(difference.by_stack, key=lambda one: one.bytes, default=None)
-    made = f", most of it made by {most.stack[0]}" if most is not None and most.bytes > 0 and most.stack else ""
+    kinds = difference.changes["kind"]
+    parts = [f"{'+' if one.bytes > 0 else ''}{format_bytes(one.bytes)} {one.name[0]}" for one in kinds]
+    most = max(difference.changes["stack"], key=lambda one: one.bytes, default=None)
+    made = f", most of it made by {most.name[1]}" if most is not None and most.bytes > 0 and most.name[1:] else ""
     return f"Beside {typical.name}, {worst.name} has {', '.join(parts[:_MOST_NAMED])}{made}."
 
 
@@ -169,7 +170,7 @@ def _groups(groups: Sequence[RankGroup]) -> Table:
     )
 
 
-def _difference(finding: JobFinding, difference: DeviceDiff) -> Section:
+def _difference(finding: JobFinding, difference: PeakDiff) -> Section:
     assert finding.worst is not None and finding.typical is not None
     worst, typical = finding.worst.name, finding.typical.name
     return Section(f"{_sentence(worst)} beside {typical}", (), changes_tables(difference, before=typical, after=worst))

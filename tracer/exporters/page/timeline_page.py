@@ -9,7 +9,7 @@ import numpy as np
 from tracer.advice.recommendation import AdviceReport, Found
 from tracer.analysis.kinds import Evidence
 from tracer.analysis.operators.run_times import RunTimes
-from tracer.analysis.peak_diff import PeakDiff, RowChange
+from tracer.analysis.peak_diff import Change, PeakDiff
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.caveats import counted, growth_sentences, left_out, not_recorded, unseen
 from tracer.analysis.profiles.classify_blocks import ClassifiedBlocks
@@ -154,7 +154,7 @@ def _eager_section(diff: PeakDiff) -> Section:
     """What compiling changes at the peak."""
     sizes = ("change", "without compilation", "compiled")
 
-    def table(title: str, names: tuple[str, ...], changes: Sequence[RowChange]) -> Table:
+    def table(title: str, names: tuple[str, ...], changes: Sequence[Change]) -> Table:
         rows: list[tuple[Cell, ...]] = [(one.bytes, one.before_bytes, one.after_bytes, *one.name) for one in changes]
         return Table(title, (*sizes, *names), tuple(rows))
 
@@ -162,9 +162,9 @@ def _eager_section(diff: PeakDiff) -> Section:
         "Compiled, and the same without compilation",
         eager_sentences(diff),
         (
-            table("By category", ("category",), diff.by_category),
-            table("By module", ("module",), diff.by_module),
-            table("By line", ("category", "module", "operator or kernel", "line"), diff.by_line),
+            table("By category", ("category",), diff.changes["category"]),
+            table("By module", ("module",), diff.changes["module"]),
+            table("By line", ("category", "module", "operator or kernel", "line"), diff.changes["line"]),
         ),
     )
 

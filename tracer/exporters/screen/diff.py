@@ -12,37 +12,54 @@ from itertools import islice
 from rich.console import Console
 from rich.text import Text
 
-from tracer.analysis.peak_diff import PeakDiff, RowChange
-from tracer.analysis.snapshots.diff import Change, DeviceDiff
+from tracer.analysis.peak_diff import Change, PeakDiff
 from tracer.exporters.screen.text import exact, print_table, say, say_wrapped, signed, table
 from tracer.units import format_bytes, some
 
 _STACK_LINES = 3
+# Title, and columns of the names, where they are not that of the list alone.
+_TABLES = {
+    "line": ("By line", ("category", "module, operator, line")),
+    "stack": ("By kind and stack", ("kind", "stack, innermost first")),
+}
 
 
-def print_peak_diff(diff: PeakDiff, console: Console, *, before: str, after: str, top: int = 10) -> None:
-    """Print what changed between the peaks of two runs.
+def print_peak_diffs(diffs: Sequence[PeakDiff], console: Console, *, before: str, after: str, top: int = 10) -> None:
+    """Print what changed between two peaks.
 
     Args:
-        diff: What `diff_peaks` returned.
+        diffs: What `diff_peaks` or `diff_snapshots` returned; one for each device.
         console: Where to print; names are never read as markup.
-        before: Name of the first run.
+        before: Name of the first run or snapshot.
         after: Name of the second one.
         top: Rows of each table but the first; what the others hold together is said.
     """
     say(console, f"{before} -> {after}", style="bold")
+    if not diffs:
+        say(console, "Neither snapshot has a device with memory.")
+    for diff in diffs:
+        _print_peak_diff(diff, console, top)
+
+
+def _print_peak_diff(diff: PeakDiff, console: Console, top: int) -> None:
     old, new = diff.before, diff.after
     device = old.device if old.device == new.device else f"{old.device} -> {new.device}"
-    lists = (diff.by_category, diff.by_module, diff.by_operator, diff.by_line)
-    if not any(change.bytes for changes in lists for change in changes):
-        _say_no_change(console, device, old.bytes, "every category, module, operator and line")
+    device = device.replace("device", "Device")
+    say(console)
+    if not any(change.bytes for changes in diff.changes.values() for change in changes):
+        *names, last = diff.changes
+        same = f"with the same bytes of every {', '.join(names)} and {last}"
+        say(console, f"No change. {device}: peak {exact(old.bytes)} in both, {same}.")
         return
-    _say_sizes(console, device, old.bytes, new.bytes)
-    _say_phases(console, old.phase or "", new.phase or "")
-    titles = ("By category", "By module", "By operator", "By line")
-    for title, changes in zip(titles, lists, strict=True):
-        names = ("category", "module, operator, line") if title == "By line" else (title[3:],)
-        _print_row_changes(title, names, changes, console, len(changes) if title == "By category" else top)
+    percent = f", {100 * diff.bytes / old.bytes:+.1f} %" if old.bytes and diff.bytes else ""
+    sizes = f"{format_bytes(old.bytes)} -> {format_bytes(new.bytes)}"
+    say(console, f"{device}: peak {sizes}, {signed(diff.bytes)} ({diff.bytes:+,} B{percent})", style="bold")
+    if old.phase != new.phase:
+        was, is_now = phase_words(old.phase), phase_words(new.phase)
+        say(console, f"The peak was {was} and is {is_now} now: other memory is alive then.")
+    for gathered_by, changes in diff.changes.items():
+        title, columns = _TABLES.get(gathered_by, (f"By {gathered_by}", (gathered_by,)))
+        _print_changes(title, columns, changes, console, len(changes) if gathered_by in ("category", "kind") else top)
 
 
 def print_against_eager(diff: PeakDiff, sentences: Sequence[str], console: Console, *, top: int = 8) -> None:
@@ -59,9 +76,11 @@ def print_against_eager(diff: PeakDiff, sentences: Sequence[str], console: Conso
     for words in sentences:
         say_wrapped(console, words)
     sides = ("eager", "compiled")
-    _print_row_changes("By category", ("category",), diff.by_category, console, len(diff.by_category), sides)
-    places = [replace(one, name=_place(*one.name)) for one in diff.by_line]
-    _print_row_changes("What differs, by line", ("category", "line, module"), places, console, top, sides)
+    _print_changes(
+        "By category", ("category",), diff.changes["category"], console, len(diff.changes["category"]), sides
+    )
+    places = [replace(one, name=_place(*one.name)) for one in diff.changes["line"]]
+    _print_changes("What differs, by line", ("category", "line, module"), places, console, top, sides)
 
 
 def _place(category: str, module: str, operators: str, where: str) -> tuple[str, ...]:
@@ -69,52 +88,7 @@ def _place(category: str, module: str, operators: str, where: str) -> tuple[str,
     return category, where, module
 
 
-def print_snapshot_diff(
-    diffs: Sequence[DeviceDiff], console: Console, *, before: str, after: str, top: int = 10
-) -> None:
-    """Print what changed between the peaks of two snapshots.
-
-    Args:
-        diffs: What `diff_snapshots` returned.
-        console: Where to print.
-        before: Name of the first snapshot.
-        after: Name of the second one.
-        top: Rows of the table by stack.
-    """
-    say(console, f"{before} -> {after}", style="bold")
-    if not diffs:
-        say(console, "Neither snapshot has a device with memory.")
-    for diff in diffs:
-        device = f"Device {diff.device}"
-        if not any(change.bytes for change in diff.by_stack):
-            _say_no_change(console, device, diff.before_bytes, "every kind and stack")
-            continue
-        _say_sizes(console, device, diff.before_bytes, diff.after_bytes)
-        _say_phases(console, diff.before_phase, diff.after_phase)
-        _print_changes("By kind", diff.by_kind, console, top=len(diff.by_kind))
-        _print_changes("By kind and stack", diff.by_stack, console, top=top)
-
-
-def _say_no_change(console: Console, device: str, size_bytes: int, of_what: str) -> None:
-    say(console)
-    say(console, f"No change. {device}: peak {exact(size_bytes)} in both, with the same bytes of {of_what}.")
-
-
-def _say_sizes(console: Console, device: str, before_bytes: int, after_bytes: int) -> None:
-    change = after_bytes - before_bytes
-    percent = f", {100 * change / before_bytes:+.1f} %" if before_bytes and change else ""
-    sizes = f"{format_bytes(before_bytes)} -> {format_bytes(after_bytes)}"
-    say(console)
-    say(console, f"{device}: peak {sizes}, {signed(change)} ({change:+,} B{percent})", style="bold")
-
-
-def _say_phases(console: Console, before: str, after: str) -> None:
-    if before != after:
-        was, is_now = phase_words(before), phase_words(after)
-        say(console, f"The peak was {was} and is {is_now} now: other memory is alive then.")
-
-
-def phase_words(phase: str) -> str:
+def phase_words(phase: str | None) -> str:
     """A moment's phase with its preposition: `in backward`, `in the optimizer's step`, `at the start of ...`."""
     if not phase:
         return "in an unknown phase"
@@ -123,37 +97,25 @@ def phase_words(phase: str) -> str:
     return "in the optimizer's step" if phase == "optimizer" else f"in {phase}"
 
 
-def _print_row_changes(
+def _print_changes(
     title: str,
-    names: tuple[str, ...],
-    changes: Sequence[RowChange],
+    columns: tuple[str, ...],
+    changes: Sequence[Change],
     console: Console,
     top: int,
     sides: tuple[str, str] = ("before", "after"),
 ) -> None:
     made = table("change", *sides)
-    for name in names:
-        made.add_column(name, overflow="fold", no_wrap=name == "category")
+    for column in columns:
+        made.add_column(column, overflow="fold", no_wrap=column == "category")
     changed = [change for change in changes if change.bytes]
     for change in islice(changed, top):
         first, *others = change.name
         # One column for module, operator and line: a narrow terminal has no room for three.
-        made.add_row(*_sizes([change]), Text(first), *([Text(", ".join(others))] if others else []))
+        words = _short_stack(others) + _moved(change) if columns[0] == "kind" else ", ".join(others)
+        made.add_row(*_sizes([change]), Text(first), *([Text(words)] if others else []))
     if rest := changed[top:]:
         made.add_row(*_sizes(rest), f"{len(rest):,} more")
-    print_table(_counted(title, len(changed), len(changes)), made, console)
-
-
-def _print_changes(title: str, changes: Sequence[Change], console: Console, *, top: int) -> None:
-    made = table("change", "before", "after")
-    made.add_column("kind")
-    changed = [change for change in changes if change.bytes]
-    if any(change.stack for change in changed):
-        made.add_column("stack, innermost first", overflow="fold")
-    for change in islice(changed, top):
-        made.add_row(*_sizes([change]), change.kind, Text(_short_stack(change.stack) + _moved(change)))
-    if rest := changed[top:]:
-        made.add_row(*_sizes(rest), f"{len(rest):,} more", "")
     print_table(_counted(title, len(changed), len(changes)), made, console)
 
 
@@ -162,7 +124,7 @@ def _counted(title: str, num_changed: int, num_all: int) -> str:
     return f"{title} ({some(same, 'row')} without a change left out)" if same else title
 
 
-def _sizes(changes: Sequence[Change | RowChange]) -> tuple[str, str, str]:
+def _sizes(changes: Sequence[Change]) -> tuple[str, str, str]:
     before, after = sum(c.before_bytes for c in changes), sum(c.after_bytes for c in changes)
     return signed(after - before), format_bytes(before), format_bytes(after)
 
@@ -174,6 +136,6 @@ def _moved(change: Change) -> str:
     return f"\n(a frame differs: {change.was or 'none'} -> {change.became or 'none'})"
 
 
-def _short_stack(stack: tuple[str, ...]) -> str:
+def _short_stack(stack: Sequence[str]) -> str:
     shown = " < ".join(stack[:_STACK_LINES])
     return f"{shown} < ..." if len(stack) > _STACK_LINES else shown

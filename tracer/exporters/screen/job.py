@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from tracer.analysis.snapshots.job import JobFinding, RankGroup, RankPeak
-from tracer.exporters.screen.diff import print_snapshot_diff
+from tracer.exporters.screen.diff import print_peak_diffs
 from tracer.exporters.screen.text import print_table, say, table
 from tracer.units import format_bytes, some
 
@@ -34,7 +34,7 @@ def print_job(finding: JobFinding, console: Console, *, top: int = 10) -> None:
     for one in finding.unreadable:
         say(console, f"Not readable, {one.name} ({one.file}): {one.problem}")
     if finding.difference is not None and finding.worst is not None and finding.typical is not None:
-        print_snapshot_diff(
+        print_peak_diffs(
             [finding.difference],
             console,
             before=f"typical: {finding.typical.name}",

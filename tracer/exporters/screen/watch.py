@@ -7,12 +7,12 @@ from pathlib import Path
 
 from tracer.analysis.snapshots.groups import Group
 from tracer.analysis.steps.step_findings import StepFindings
-from tracer.analysis.steps.watch_report import HolderName, Kept, WatchReport
 from tracer.capture.device.device_ledger import DeviceLedger
 from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.files import write_atomically
 from tracer.exporters.screen.paths import short_path
 from tracer.exporters.screen.snapshot import place
+from tracer.results.watch_report import HolderName, Kept, WatchReport
 from tracer.units import format_bytes, some
 
 _MAX_GROUPS, _MAX_KEPT = 12, 5

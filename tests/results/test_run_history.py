@@ -11,9 +11,10 @@ import pytest
 
 from tests.exporters.recording_file.samples import on_cpu, on_cuda
 from tracer.capture.objects.known_storages import StorageObserver
-from tracer.runs import outputs, run_history
+from tracer.results import run_history
+from tracer.results.run_history import HISTORY_LEFT_OUT, RunHistory
+from tracer.runs import outputs
 from tracer.runs.outputs import write_outputs
-from tracer.runs.run_history import HISTORY_LEFT_OUT, RunHistory
 
 NOTHING_KNOWN = StorageObserver().observations()
 

@@ -1,22 +1,19 @@
-"""A prediction for people and for programs: will it fit, what fills it, what was assumed."""
+"""A prediction for people, by rehearsal or by the null GPU: will it fit, what fills it, what was assumed."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
-import torch
 from rich.console import Console
 
-from tracer.exporters.json_documents.header import json_header, this_command
+from tracer.analysis.profiles.peak import PeakReport
 from tracer.exporters.screen.paths import source_place
 from tracer.exporters.screen.profile import NUM_ROWS, print_categories, print_lines
+from tracer.exporters.screen.snapshot import print_failed_allocation
 from tracer.exporters.screen.text import say
+from tracer.exporters.screen.values import print_values
 from tracer.null_gpu.cards import CONTEXT_BYTES
-from tracer.runs.prediction import LargestBatch, Place, Prediction
-from tracer.units import format_bytes
-
-VERSION = 1
+from tracer.results.null_run import NO_TIMES
+from tracer.results.prediction import LargestBatch, NullPrediction, Place, Prediction
+from tracer.units import format_bytes, some
 
 
 def verdict(prediction: Prediction) -> str:
@@ -71,60 +68,68 @@ def print_prediction(prediction: Prediction, console: Console, *, top: int = NUM
     for need in prediction.by_shape:
         allocated, reserved = format_bytes(need.allocated_bytes), format_bytes(need.reserved_bytes)
         say(console, f"With {' '.join(need.inputs)} alone: {allocated} allocated, {reserved} reserved.")
-    print_categories(peak, console)
-    if top:
-        print_lines(peak, console, top)
+    _print_rows(peak, console, top)
     say(console)
     say(console, "Assumed", style="bold")
     for sentence in prediction.assumptions:
         say(console, sentence, indent=2)
 
 
-def prediction_json(prediction: Prediction) -> dict[str, Any]:
-    """The same for programs; docs/files.md describes it."""
-    unlimited, memory, card = prediction.unlimited, prediction.memory, prediction.card
-    peak = prediction.findings.worst.peak
-    document: dict[str, Any] = {
-        **json_header("prediction", VERSION, torch=torch.__version__, command=this_command(), computed=False),
-        "method": "rehearsal",
-        "device": prediction.rehearsal.device,
-        "peak_allocated_bytes": unlimited.peak_allocated_bytes,
-        "peak_requested_bytes": unlimited.peak_requested_bytes,
-        "peak_reserved_bytes": unlimited.peak_reserved_bytes,
-        "reserved_low_bytes": prediction.spread.low_bytes,
-        "reserved_high_bytes": prediction.spread.high_bytes,
-        "context_bytes": CONTEXT_BYTES,
-        "fits": prediction.fits,
-        "phase": peak.phase,
-        "by_category": peak.by_category(),
-        "rows": [asdict(row) for row in peak.rows],
-        "by_shape": [
-            {
-                "inputs": list(need.inputs),
-                "allocated_bytes": need.allocated_bytes,
-                "reserved_bytes": need.reserved_bytes,
-            }
-            for need in prediction.by_shape
-        ],
-        "assumptions": list(prediction.assumptions),
-        "values_read": None,
-    }
-    if card is not None:
-        document["card"] = {"name": card.label or None, "total_bytes": card.memory_bytes}
-        document["usable_bytes"] = card.usable_bytes
-        document["room_bytes"] = card.usable_bytes - unlimited.peak_reserved_bytes
-        document["num_retries"] = memory.num_retries
-    if (at := prediction.failed_at) is not None and memory.failure is not None:
-        document["out_of_memory"] = {
-            "size_bytes": memory.failure.size_bytes,
-            "step": at.step,
-            "phase": at.phase,
-            "module": at.module or None,
-            "op": at.op or None,
-            "file": at.line.file if at.line is not None else None,
-            "line": at.line.line if at.line is not None else None,
-        }
-    return document
+def null_verdict(prediction: NullPrediction) -> str:
+    """The answer in one sentence or two."""
+    where, failure = prediction.devices.words, prediction.results.failure
+    if failure is not None:
+        at = prediction.failed_line
+        place = f" at {source_place(at.file, at.line)}" if at is not None else ""
+        return f"Does not fit on {where}: out of memory in step {failure.step + 1}{place}.{_need(prediction)}"
+    if prediction.num_retries:
+        times = some(prediction.num_retries, "time")
+        return f"Fits on {where}, but only because the allocator gives back its cache {times}."
+    return f"Fits on {where}: {format_bytes(prediction.room_bytes)} are left."
+
+
+def _need(prediction: NullPrediction) -> str:
+    if prediction.needed_bytes is None:
+        return ""
+    usable_bytes = prediction.devices.card.usable_bytes
+    lacks = max(0, prediction.needed_bytes - usable_bytes)
+    return (
+        f" By rehearsal it reserves {format_bytes(prediction.needed_bytes)}: {format_bytes(lacks)} more than the "
+        f"{format_bytes(usable_bytes)} that CUDA's context leaves."
+    )
+
+
+def print_null_prediction(prediction: NullPrediction, console: Console, *, top: int = NUM_ROWS) -> None:
+    """The answer, the sizes, what fills it and what is not counted. Readable in 80 columns.
+
+    Args:
+        prediction: Of a run.
+        console: Where to print.
+        top: Rows of the table of lines; what the others hold together is said.
+    """
+    results, findings = prediction.results, prediction.findings
+    say(console)
+    say(console, results.origin.caveat, style="bold")
+    say(console, null_verdict(prediction), style="bold")
+    phase = findings.worst.peak.phase if findings is not None else None
+    when = f", in {phase}" if phase else ""
+    say(console, f"Peak allocated: {format_bytes(prediction.peak_allocated_bytes)}{when}.")
+    say(console, f"Peak reserved: {format_bytes(prediction.peak_reserved_bytes)}.")
+    if results.failed_allocation is not None:
+        print_failed_allocation(results.failed_allocation, console, top=top)
+    elif findings is not None:
+        _print_rows(findings.worst.peak, console, top)
+    say(console)
+    print_values(results.values_read, console)
+    for note in results.notes:
+        if note != NO_TIMES:
+            say(console, note)
+
+
+def _print_rows(peak: PeakReport, console: Console, top: int) -> None:
+    print_categories(peak, console)
+    if top:
+        print_lines(peak, console, top)
 
 
 def largest_words(largest: LargestBatch) -> str:
@@ -138,10 +143,3 @@ def largest_words(largest: LargestBatch) -> str:
     return (
         f"{words} All {size * number} samples fit in {number} micro-batches: --batch-size {size} --accumulate {number}."
     )
-
-
-def largest_json(largest: LargestBatch) -> dict[str, Any]:
-    """The same for programs."""
-    size, number = largest.accumulated or (None, None)
-    accumulated = None if size is None else {"batch_size": size, "accumulate": number}
-    return {"largest_batch": largest.batch_size, "accumulated": accumulated}

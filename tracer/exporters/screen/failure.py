@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tracer.capture.sources.source_line import SourceLine
+from tracer.errors import Terminated
 from tracer.exporters.screen.paths import source_place
-from tracer.runs.results import Failure, RunResults
-from tracer.runs.termination import Terminated
+from tracer.results.failure import Failure
+from tracer.results.run_results import RunResults
 from tracer.units import format_bytes
 
 

@@ -18,7 +18,7 @@ from tracer.exporters.screen.profile import NUM_ROWS, parameters_sentence, print
 from tracer.exporters.screen.snapshot import place, print_failed_allocation
 from tracer.exporters.screen.text import say
 from tracer.exporters.screen.values import print_values, values_sentences
-from tracer.runs.results import RunResults
+from tracer.results.run_results import RunResults
 from tracer.units import some
 
 

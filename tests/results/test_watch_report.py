@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.watched import report_of
 from tracer.analysis.snapshots.groups import Group
 from tracer.analysis.snapshots.sites import Site
-from tracer.analysis.steps.watch_report import WatchReport
+from tracer.results.watch_report import WatchReport
 
 
 def group(kind: str, size: int) -> Group:

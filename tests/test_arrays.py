@@ -1,0 +1,53 @@
+"""A letter in brackets, as in `[E]`, names one table, whichever docstring it is in: the legend of `tracer.arrays`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tracer import arrays
+
+ROOT = Path(__file__).resolve().parent.parent
+LETTER = re.compile(r"(?<![\w\])])\[([A-Z])(?:,[^\]]*| \+ 1)?\]")
+# Their tables are named in words: they have other entries, segments and stacks than a recording.
+IN_WORDS = ("tracer/snapshot/", "tracer/allocator/", "tracer/analysis/snapshots/")
+
+
+def letters(source: str) -> Iterator[str]:
+    """Of all docstrings, those of attributes too."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield from LETTER.findall(node.value.value)
+
+
+def test_the_legend_has_every_letter_once() -> None:
+    legend = re.findall(r"\[([A-Z])\] \w", arrays.__doc__ or "")
+    assert legend and len(legend) == len(set(legend))
+    used: set[str] = set()
+    for path in ROOT.glob("tracer/**/*.py"):
+        name = path.relative_to(ROOT).as_posix()
+        if name != "tracer/arrays.py":
+            found = set(letters(path.read_text("utf-8")))
+            assert found <= (set() if name.startswith(IN_WORDS) else set(legend)), name
+            used |= found
+    assert used == set(legend), "of what is in no docstring, the legend says nothing"
+
+
+def test_letters_are_found() -> None:
+    source = '''
+class A:
+    """Columns [E].
+
+    Attributes:
+        size: [B, 8] Bytes.
+    """
+
+    first: int
+    """[S + 1] Where each begins; not what `Callable[T]` or [entries] says."""
+
+    def f(self) -> list[X]:
+        return "[Q]"
+'''
+    assert sorted(letters(source)) == ["B", "E", "S"]

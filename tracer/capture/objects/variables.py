@@ -1,0 +1,78 @@
+"""Variables of the running program: local ones of functions, global ones of modules, attributes of classes."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from tracer.capture.objects.holder_links import is_users_frame, locals_of, where
+
+_OURS: Final = __name__.partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A variable: its name, where it is, whether it is the user's own, and of which frame or module."""
+
+    name: str
+    place: str
+    is_users: bool
+    scope: int = 0
+
+
+def of_class(kind: type) -> Root:
+    """A class, as what holds its attributes."""
+    return Root(kind.__qualname__, f"attribute of the class, {kind.__module__}", not is_ours(kind))
+
+
+def is_ours(kind: type) -> bool:
+    """Whether a class is this program's."""
+    return str(getattr(kind, "__module__", "")).partition(".")[0] == _OURS
+
+
+def _all_frames(error: BaseException | None) -> Iterator[types.FrameType]:
+    """Frames that run, of all threads, and those that an error on its way has left; the outermost last."""
+    trace = error.__traceback__ if error is not None else None
+    left = []
+    while trace is not None:
+        left.append(trace.tb_frame)
+        trace = trace.tb_next
+    yield from reversed(left)
+    for frame in list(sys._current_frames().values()):
+        inner: types.FrameType | None = frame
+        while inner is not None:
+            yield inner
+            inner = inner.f_back
+
+
+_Modules: TypeAlias = dict[int, tuple[str, dict[str, Any]]]
+Variables: TypeAlias = tuple[dict[int, list[Root]], set[int], _Modules]
+
+
+def variables_of(error: BaseException | None) -> Variables:
+    """Local variables of functions that run by the `id` of their value, these functions' frames, and modules.
+
+    Of a value's variables the outermost of the user's functions comes first. Modules are by the `id` of their
+    dictionaries; a script's own may be in no list of modules, and is that of its frame.
+    """
+    found: dict[int, list[Root]] = {}
+    running: set[int] = set()
+    # A module may have several names, of which the first is its own.
+    named = reversed(list(sys.modules.items()))
+    modules = {id(vars(one)): (name, vars(one)) for name, one in named if type(one) is types.ModuleType}
+    for frame in _all_frames(error):
+        running.add(id(frame))
+        name = str(frame.f_globals.get("__name__", ""))
+        modules.setdefault(id(frame.f_globals), (name, frame.f_globals))
+        if name.partition(".")[0] == _OURS:
+            continue
+        is_users = is_users_frame(frame)
+        for variable, value in locals_of(frame):
+            root = Root(variable, f"local variable of {where(frame)}", is_users, id(frame))
+            found.setdefault(id(value), []).insert(0, root)
+    for roots in found.values():
+        roots.sort(key=lambda root: not root.is_users)
+    return found, running, modules

@@ -1,0 +1,194 @@
+"""Ways from some memory up to the variables that hold it, and what memory is still held without some of them."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import torch
+from torch import Tensor
+
+from tracer.capture.objects.reference_graph import ReferenceGraph
+from tracer.capture.objects.variables import Root, Variables, is_ours, of_class
+from tracer.capture.sources.source_files import is_user_code
+
+_MAX_ABOVE: Final = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """From a variable down to some memory; the variable is None where something that is not Python's holds the first.
+
+    Attributes:
+        root: The variable.
+        chain: Vertices: the first object, the last object, the memory.
+    """
+
+    root: Root | None
+    chain: tuple[int, ...]
+
+
+Cut: TypeAlias = int | tuple[int, int] | Root
+"""What can be let go of: all that is in a container, what an object has under a name, or a variable."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Above:
+    """What holds some vertices: pairs of vertex and holder, pairs of vertex and variable, what C code holds."""
+
+    holders: list[tuple[int, int]]
+    roots: list[tuple[int, Root]]
+    loose: list[int]
+
+
+class WaysUp:
+    """Looks for variables above memory, level by level.
+
+    Args:
+        graph: All references.
+        variables: Read before the references, among which are the frames that this looks into.
+    """
+
+    def __init__(self, graph: ReferenceGraph, variables: Variables) -> None:
+        self._graph = graph
+        self._locals, self._running, self._modules = variables
+
+    def close(self) -> None:
+        """Keep nothing of what was looked at."""
+        self._modules.clear()
+
+    def way(self, memory: int, without: frozenset[Cut]) -> Way | None:
+        """The shortest way from a variable, the user's own if there is one; None where nothing is left."""
+        below: dict[int, int | None] = {memory: None}
+        level, best, loose = [memory], None, None
+        while level:
+            above = self._above(level, without)
+            for vertex, root in above.roots:
+                if best is None or root.is_users > best[1].is_users:
+                    best = vertex, root
+            if best is not None and best[1].is_users:
+                break
+            loose = above.loose[0] if loose is None and above.loose else loose
+            level = []
+            for vertex, holder in above.holders:
+                if holder not in below:
+                    below[holder] = vertex
+                    level.append(holder)
+            if len(below) > _MAX_ABOVE and loose is None:  # who holds it is not to be found in a time worth waiting for
+                loose = memory
+                break
+        if best is not None:
+            return Way(best[1], _chain(best[0], below))
+        return None if loose is None else Way(None, _chain(loose, below))
+
+    def _above(self, level: Sequence[int], without: frozenset[Cut]) -> _Above:
+        found = _Above([], [], [])
+        referred: set[int] = set()
+        classes = {vertex for vertex in level if is_class(vertex, self._graph)}
+        for vertex in level:
+            roots = [root for root in self._locals.get(vertex, ()) if root not in without]
+            if vertex in classes:
+                roots.append(of_class(self._graph.objects[vertex]))
+            found.roots.extend((vertex, root) for root in roots)
+        for vertex, holder in self._graph.referrers(vertex for vertex in level if vertex not in classes):
+            referred.add(vertex)
+            if holder in self._modules:
+                named = self._globals(holder, vertex)
+                found.roots.extend((vertex, root) for root in named if root not in without)
+            elif holder not in without and (holder, vertex) not in without and not self._is_no_holder(holder):
+                found.holders.append((vertex, holder))
+        bare = (vertex for vertex in level if vertex not in referred and vertex not in classes)
+        found.loose.extend(vertex for vertex in bare if vertex not in self._locals and self._is_held_by_c(vertex))
+        return found
+
+    def _globals(self, module: int, vertex: int) -> Iterator[Root]:
+        name, values = self._modules[module]
+        file = str(values.get("__file__") or "")
+        is_main = name == "__main__"
+        shown = file.replace("\\", "/").rpartition("/")[2] if is_main and file else name
+        for key, value in list(values.items()):
+            if id(value) == vertex and key != "__builtins__":
+                is_users = (is_main or is_user_code(file)) and key != "_"
+                yield Root(str(key), f"global variable of {shown}", is_users, module)
+
+    def _is_held_by_c(self, vertex: int) -> bool:
+        """Whether what no object refers to lives by itself; the object of a tensor may live because a graph has it."""
+        if vertex < 0 or not issubclass(type(self._graph.objects.get(vertex)), Tensor | torch.UntypedStorage):
+            return vertex >= 0
+        memories = [memory for _, memory in self._graph.referents([vertex]) if memory < 0]
+        return all(holder == vertex for _, holder in self._graph.referrers(memories))
+
+    def _is_no_holder(self, vertex: int) -> bool:
+        """What refers to an object without being why it lives: this program, and what runs anyway."""
+        kind = type(self._graph.objects[vertex])
+        if kind is types.FrameType:
+            return vertex in self._running
+        if kind is types.ModuleType or kind.__name__ in ("FrameLocalsProxy", "async_generator_asend"):
+            return True
+        return is_ours(kind)
+
+    def below(self, starts: Iterable[int]) -> set[int]:
+        """The memory that can be reached from some vertices, without what is the interpreter's or a module's."""
+        seen, level = set(starts), list(starts)
+        while level and len(seen) < _MAX_ABOVE:
+            found = {held for _, held in self._graph.referents(level) if held < 0 or self._leads_on(held)}
+            level = list(found - seen)
+            seen |= found
+        return {vertex for vertex in seen if vertex < 0}
+
+    def _leads_on(self, vertex: int) -> bool:
+        if vertex not in self._graph.objects or vertex in self._modules or is_class(vertex, self._graph):
+            return False
+        return type(self._graph.objects[vertex]) is not types.ModuleType
+
+    def still_held(self, memories: set[int], cuts: frozenset[Cut]) -> set[int]:
+        """Of some memory, what a variable or something else holds when some things are let go of."""
+        held_by: dict[int, list[int]] = {}
+        seen, level, alive = set(memories), list(memories), list[int]()
+        while level and len(seen) < _MAX_ABOVE:
+            above = self._above(level, cuts)
+            alive += [vertex for vertex, _ in above.roots] + above.loose
+            for vertex, holder in above.holders:
+                held_by.setdefault(holder, []).append(vertex)
+            level = list({holder for _, holder in above.holders} - seen)
+            seen |= set(level)
+        alive += level  # what was not looked at is taken for held
+        reached = set(alive)
+        while alive:
+            fresh = {vertex for holder in alive for vertex in held_by.get(holder, ())} - reached
+            reached |= fresh
+            alive = list(fresh)
+        return reached & memories
+
+
+def is_class(vertex: int, graph: ReferenceGraph) -> bool:
+    """Whether an object is a class, without asking it, as `isinstance` does."""
+    return vertex >= 0 and issubclass(type(graph.objects.get(vertex)), type)
+
+
+def _chain(first: int, below: Mapping[int, int | None]) -> tuple[int, ...]:
+    way: list[int] = []
+    vertex: int | None = first
+    while vertex is not None:
+        way.append(vertex)
+        vertex = below[vertex]
+    return tuple(way)
+
+
+def around(memory: int, graph: ReferenceGraph) -> list[int]:
+    """The vertices around the first cycle above some memory, the first again at the end; empty where there is none."""
+    holders: dict[int, int] = {}
+    level = [memory]
+    while level and len(holders) < _MAX_ABOVE:
+        pairs = [(vertex, holder) for vertex, holder in graph.referrers(level) if vertex not in holders]
+        for vertex, holder in pairs:
+            holders.setdefault(vertex, holder)
+        level = [holder for _, holder in pairs if holder not in holders]
+    way = [memory]
+    while holder := holders.get(way[-1], 0):
+        if holder in way:
+            return [holder, *reversed(way[way.index(holder) :]), *reversed(way[1 : way.index(holder)])]
+        way.append(holder)
+    return []

@@ -1,0 +1,1 @@
+"""What a run, a prediction or a watched training found: frozen data that exporters write."""

@@ -1,0 +1,61 @@
+"""What ended a run early."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from tracer.capture.sources.source_line import SourceLine
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What ended a run early.
+
+    Attributes:
+        error: The exception.
+        step: Number of the step in which it happened, from 0.
+        allocator: The allocator's state right after, by name, in bytes.
+        line: Of the user's own code where it arose, if there is one.
+        in_timing_pass: Whether all steps had ended, and their phases were being timed.
+    """
+
+    error: BaseException
+    step: int
+    allocator: Mapping[str, int]
+    line: SourceLine | None = None
+    in_timing_pass: bool = False
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the device had no memory left."""
+        return is_out_of_memory(self.error)
+
+
+def without_tracebacks(error: BaseException) -> BaseException:
+    """The same exception, and what it came from, without the frames that keep the tensors of the step alive."""
+    seen: set[int] = set()
+    rest: list[BaseException | None] = [error]
+    while rest:
+        one = rest.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        one.__traceback__ = None
+        rest += [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            rest += one.exceptions
+    return error
+
+
+# The CPU's allocator, the driver when it needs memory for itself, and cuBLAS for its workspace.
+_NO_MEMORY_LEFT = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device had no memory left, in the words of either allocator."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY_LEFT)

@@ -1,0 +1,126 @@
+"""What a run brought to light: all that the files and the screen are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tracer.advice.recommendation import AdviceReport
+from tracer.analysis.peak_diff import PeakDiff, SavedPeak
+from tracer.analysis.peak_row import PeakRow
+from tracer.analysis.profiles.eager_comparison import compared_with_eager
+from tracer.analysis.profiles.findings import Findings
+from tracer.analysis.profiles.waste import Waste
+from tracer.analysis.snapshots.oom import OutOfMemory
+from tracer.capture.device.phase_timing import PhaseTimings
+from tracer.capture.objects.known_storages import KnownStorages
+from tracer.capture.objects.parameter_origins import Parameter
+from tracer.capture.profiler.profiler_trace import ProfilerTrace
+from tracer.capture.run_origin import RunOrigin
+from tracer.capture.sources.project_files import ProjectFiles
+from tracer.capture.values_read import ValuesRead
+from tracer.errors import MissingPackageError
+from tracer.results.failure import Failure
+from tracer.results.run_history import RunHistory
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class RunResults:
+    """Everything that a run brought to light.
+
+    Attributes:
+        findings: Of the recorded cycles; None if not one step was recorded.
+        timings: Of the timing pass; None if there was none.
+        history: The allocator's own, on CUDA; elsewhere one without a snapshot.
+        known: Objects that were observed.
+        unused_parameters: Names of parameters without gradient; None where it was not looked at.
+        losses: One per step.
+        num_steps: Steps that ended.
+        failure: What ended the run early, or None.
+        settings: What the run was made with, by name.
+        notes: Sentences on what could not be measured.
+        parameters: The model's, with the lines that constructed them.
+        project_root: The folder from which reports name files.
+        failed_allocation: What the device had no memory for, explained; None where the allocator's history has none.
+        trace: The profiler's own, of the cycle with the largest peak; None if it was not asked for.
+        module_names: Dotted names of the model's modules by `id()`.
+        origin: When, where and with what the run was made.
+        project_names: What the user's project calls each file, None for those that are not of it; None where that is
+            to be asked of the disk.
+        device: That the run is about, as `str(torch.device)` writes it.
+        keep_recording: Whether recording.npz is wanted.
+        eager: The peak of the same run without compilation; None where it was not made.
+        advice: What would lower the peak; None where nobody asked.
+        waste: What the peak held that nobody needs, the largest first.
+        values_read: What the program read of a device that computes nothing; None on any other.
+        is_predicted: Whether nothing has run: the results are of a rehearsal.
+    """
+
+    findings: Findings | None
+    timings: PhaseTimings | None
+    history: RunHistory
+    known: KnownStorages
+    unused_parameters: tuple[str, ...] | None
+    losses: tuple[float, ...]
+    num_steps: int
+    failure: Failure | None
+    settings: Mapping[str, object] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    parameters: tuple[Parameter, ...] = ()
+    project_root: Path | None = None
+    failed_allocation: OutOfMemory | None = None
+    trace: ProfilerTrace | None = None
+    module_names: Mapping[int, str] = field(default_factory=dict)
+    origin: RunOrigin = field(default_factory=RunOrigin.here)
+    project_names: Mapping[str, str | None] | None = None
+    device: str = "cpu"
+    keep_recording: bool = False
+    eager: SavedPeak | None = None
+    advice: AdviceReport | None = None
+    waste: tuple[Waste, ...] = ()
+    values_read: ValuesRead | None = None
+    is_predicted: bool = False
+
+    @property
+    def computed(self) -> bool:
+        """Whether the device computed, so that there are times, losses and values."""
+        return self.origin.computed
+
+    @property
+    def against_eager(self) -> PeakDiff | None:
+        """From the peak of the same run without compilation to this one's; None where one of them is missing."""
+        if self.eager is None or self.findings is None:
+            return None
+        return compared_with_eager(self.findings, self.eager)
+
+    @property
+    def rows(self) -> tuple[PeakRow, ...]:
+        """What filled the device at the largest peak, the largest first: they sum to it. Empty without one."""
+        return self.findings.worst.peak.rows if self.findings is not None else ()
+
+    def to_pandas(self) -> Any:
+        """The rows as a pandas.DataFrame, one column for each field of a row.
+
+        Raises:
+            MissingPackageError: pandas is not installed.
+        """
+        try:
+            pandas = import_module("pandas")
+        except ImportError as error:
+            raise MissingPackageError("to_pandas() needs pandas.", hint="Install it, or take .rows.") from error
+        return pandas.DataFrame([asdict(row) for row in self.rows], columns=[field.name for field in fields(PeakRow)])
+
+    @property
+    def snapshot(self) -> dict[str, Any] | None:
+        """What the allocator said of its history, on CUDA; elsewhere None."""
+        return self.history.snapshot
+
+    @property
+    def name_in_project(self) -> Callable[[str], str | None]:
+        """Names files from the project's root, as they were where the run was made."""
+        if self.project_names is not None:
+            return self.project_names.get
+        return ProjectFiles(self.project_root or Path.cwd())
