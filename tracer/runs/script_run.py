@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tracer.capture.forked_child import in_forked_child
+from tracer.capture.objects.step_hooks import remove_hooks
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.capture.torch_private import torch_compile, torch_modules
 from tracer.exporters.screen.terminal import say
@@ -89,7 +90,7 @@ class ScriptProfile:
         # Weak: what a program has replaced is neither kept nor waited for.
         self._waits_for: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._is_over = self._has_compiled = self._has_stepped = self._has_failed = False
+        self._is_over = self._has_stepped = self._has_failed = False
         self.is_in_child = False
         self._forget_forks: Callable[[], object] = lambda: None
 
@@ -124,18 +125,9 @@ class ScriptProfile:
         self._look_no_longer()
 
     def _called(self, module: nn.Module, args: Any) -> None:
-        """Before any module's call: where a session begins and ends, since hooks on optimizers may come and go here.
-
-        Compiled code would contain it, so that it leaves when something is compiled.
-        """
-        if self.session is None:
-            if torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters()):
-                self._begin(module)
-        elif self.session.is_complete:
-            self._look_no_longer()
-            self._close(None)
-            if self._is_first_steps_alone:
-                raise FirstStepsDone
+        """Before any module's call, until a session begins or something is compiled, whose code would contain it."""
+        if self.session is None and torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters()):
+            self._begin(module)
 
     def _begin(self, module: nn.Module | None) -> None:
         optimizers = _alive(torch.optim.Optimizer)
@@ -144,8 +136,7 @@ class ScriptProfile:
         models = [model for model in outermost(alive) if model is module or _holds(model, module, trained)]
         self.session = self._make_session(named(models or ([] if module is None else [module])), optimizers)
         self.session.__enter__()
-        if isinstance(self.session, TrainingWatch):  # it has no end to look out for, and a step may be short
-            self._unhook_modules()
+        self._unhook_modules()
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self.session is None:
@@ -162,16 +153,11 @@ class ScriptProfile:
         if self._waits_for <= self._stepped:
             self._stepped.clear()
             self.session.step()
-            if self._has_compiled and self.session.is_complete:
-                self._end_without_call()
-
-    def _end_without_call(self) -> None:
-        """All is recorded, and no module's call will tell: end here, or with the script where hooks may not go now."""
-        assert self.session is not None
-        if self._is_first_steps_alone:
-            raise FirstStepsDone
-        if self.session.hooks_may_go:
-            self._close(None)
+            if self.session.is_complete:
+                self._look_no_longer()
+                self._close(None)
+                if self._is_first_steps_alone:
+                    raise FirstStepsDone
 
     def _close(self, error: BaseException | None) -> None:
         if self.session is not None and not self._is_over:
@@ -180,13 +166,13 @@ class ScriptProfile:
 
     def _look_no_longer(self) -> None:
         self._unhook_modules()
-        self._unhook_optimizers()
+        unhook_optimizers, self._unhook_optimizers = self._unhook_optimizers, _nothing
+        remove_hooks([unhook_optimizers])
         if self._stop_watching is not None:
             self._stop_watching()
             self._stop_watching = None
 
     def _compilation_begins(self) -> None:
-        self._has_compiled = True
         self._unhook_modules()
 
 
