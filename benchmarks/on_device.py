@@ -7,7 +7,8 @@ kept in OUT/on_device.json as soon as it has ended: when the time is up, what wa
 goes on with the rest. OUT/on_device.md has the same as one table. A part that failed is tried again.
 
 It needs Python, torch 2.11 or newer and numpy, and nothing from the network; a part that wants more says what is
-missing. `--import MODULE` registers a backend first; `--small` is for trying the command where there is no device.
+missing. `--import MODULE` registers a backend first; `--small` is for trying the command where there is no device. On
+the null GPU nothing is computed: there are peaks and no times.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import torch
 
 from benchmarks.on_device_options import ROOT, Facts, Options
 from tracer.capture.device import devices
+from tracer.results.null_run import CAVEAT, caveat_of
 from tracer.units import format_bytes
 
 _LIMIT_S = 300.0
@@ -92,6 +94,7 @@ def _kept(out: Path, options: Options) -> Facts:
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "small": options.small,
+        "computed": not caveat_of(options.device),
     }
     path = out / "on_device.json"
     if path.is_file():
@@ -126,6 +129,7 @@ def as_markdown(kept: Facts) -> str:
     memory = f", {format_bytes(about['memory'])}" if about["memory"] else ""
     driver = f", driver {about['driver']}" if about["driver"] else ""
     lines = [
+        *([] if about["computed"] else [CAVEAT, ""]),
         f"`{kept['command']}`: {about['name']} as {about['device']}{memory}{driver}, torch {about['torch']}, "
         f"Python {about['python']}{', small models' if about['small'] else ''}, begun {kept['begun']}.",
         "",

@@ -27,10 +27,12 @@ from models.fno_workload import build_fno_workload
 from tracer.capture.device import devices
 from tracer.capture.device.phase_timing import time_phases
 from tracer.capture.torch_private import torch_history
+from tracer.null_gpu.process import is_active
 from tracer.runs.session import ProfileSession, Schedule
 
 PLAN = Schedule(num_wait_steps=1, num_warmup_steps=1, num_active_steps=2, num_repeats=1)
 _RECORDED = (2, 3)
+_NO_TIMES: Facts = {"left out": "the null GPU computes nothing, so that no time says anything"}
 Build = Callable[[Options], Any]
 Step = Callable[[], object]
 
@@ -64,15 +66,15 @@ def command(options: Options) -> Facts:
 
 
 def _read_back(folder: Path) -> Facts:
-    peak = json.loads((folder / "peak.json").read_text(encoding="utf-8"))
+    peak, timing = json.loads((folder / "peak.json").read_text(encoding="utf-8")), folder / "cuda_timing.txt"
     snapshot = pickle.loads((folder / "memory_snapshot.pkl").read_bytes())
     return {
         "peak": peak["allocator_peak_bytes"],
         "rows sum to it": sum(row["bytes"] for row in peak["rows"]) == peak["allocator_peak_bytes"],
         "unexplained": peak["unexplained_bytes"],
         "history entries": sum(map(len, snapshot["device_traces"])),
-        "rows of the reports": [_num_rows(folder / f"{name}_report.sqlite") for name in ("memory", "run_time")],
-        "timing": (folder / "cuda_timing.txt").read_text(encoding="utf-8").strip().splitlines()[-1],
+        "rows of the reports": [_num_rows(report) for report in sorted(folder.glob("*_report.sqlite"))],
+        "timing": timing.read_text(encoding="utf-8").strip().splitlines()[-1] if timing.is_file() else "none",
         "files": len(list(folder.iterdir())),
     }
 
@@ -254,6 +256,8 @@ def out_of_memory(options: Options) -> Facts:
 
 def phase_times(options: Options) -> Facts:
     """Phases as the program times them against events placed by hand around the same calls, in turn."""
+    if is_active():
+        return _NO_TIMES
     workload = fno(options)
     batch = workload.next_batch()
     _hand_timed(workload, batch, options, num_steps=3)
@@ -293,6 +297,8 @@ def _edge(options: Options) -> Any:
 
 def profiled_step(options: Options) -> Facts:
     """Wall time of a step by itself, under bare torch.profiler with the same flags, and under the session."""
+    if is_active():
+        return _NO_TIMES
     workload = fno(options)
     step = _step_of(workload)
     steps = PLAN.num_active_steps * 4
@@ -330,6 +336,8 @@ def _watched_step(step: Step, watching: Any) -> None:
 
 def history(options: Options) -> Facts:
     """Wall time of a step with the allocator's history on and off, in turn."""
+    if is_active():
+        return _NO_TIMES
     if not torch_history.has_allocator_history(options.device):
         return {"left out": f"the allocator of {options.device.type} has no history"}
     step = _step_of(fno(options))

@@ -1,6 +1,6 @@
 """The tracer beside an independent bookkeeper, on programs of many kinds: what it breaks, and what it says of the peak.
 
-    uv run python -m benchmarks.truth [--programs NAME ...] [--details]
+    uv run python -m benchmarks.truth [--programs NAME ...] [--details] [--on CARD]
 
 Each program runs five times from the same seed, each in a process of its own: unwatched, under `profile_training`,
 under the bookkeeper in tests/truth, which shares no code with the tracer, under a bare profiler, for what the
@@ -10,6 +10,9 @@ random states, compilations, what is left behind in torch and which batches are 
 nothing of the program is kept afterwards. The peak is right between what tensors held and what the allocator gave out.
 Kinds are in bytes of those blocks that the bookkeeper can prove something about; modules and lines are of the three
 largest places that made activations.
+
+With `--on h100`, say, programs are on that card as the null GPU has it. Each runs three times: unwatched, where the
+allocator itself counts the peak of the recorded steps, watched, and under the bookkeeper, for kinds.
 """
 
 from __future__ import annotations
@@ -18,12 +21,16 @@ import argparse
 import os
 from collections.abc import Callable, Sequence
 from functools import reduce
+from typing import Any
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 from benchmarks.engine import as_markdown
 from tests.truth.catalogue import names
+from tests.truth.on_device import OnDevice, judge_on_device
 from tests.truth.verdict import Share, Verdict, judge
+from tracer.null_gpu.cards import devices_of
+from tracer.null_gpu.process import restart_on
 
 HEADER = [
     "program",
@@ -39,6 +46,34 @@ HEADER = [
     "line",
     "sentences true",
 ]
+ON_DEVICE = [
+    "program", "no crash", "unchanged", "let go", "sum", "peak, ours", "peak, counted", "", "kinds right",
+]  # fmt: skip
+
+
+def row_on_device(verdict: OnDevice) -> list[str]:
+    """A program in the table of a device."""
+    if verdict.broken:
+        return [verdict.name, f"does not run there: {_last_line(verdict.broken)}", *[""] * (len(ON_DEVICE) - 2)]
+    if verdict.crash:
+        return [verdict.name, "CRASH", *[""] * (len(ON_DEVICE) - 2)]
+    checks = [_mark(not verdict.changed), _mark(not verdict.kept), _mark(not verdict.wrong_sum)]
+    bytes_ = [f"{verdict.claimed_bytes:,}", f"{verdict.counted_bytes:,}", _mark(not verdict.wrong_peak)]
+    return [verdict.name, "yes", *checks, *bytes_, _percent(verdict.kinds)]
+
+
+def total_on_device(verdicts: Sequence[OnDevice]) -> list[str]:
+    """How many of how many, and the bytes of all kinds together."""
+    there = [verdict for verdict in verdicts if not verdict.broken]
+    ran = [verdict for verdict in there if not verdict.crash]
+
+    def count(column: str) -> str:
+        return f"{sum(not getattr(verdict, column) for verdict in ran)} of {len(there)}"
+
+    kinds = reduce(Share.__add__, [verdict.kinds for verdict in ran if verdict.kinds is not None], Share())
+    checks = [count(column) for column in ("changed", "kept", "wrong_sum")]
+    ends = ["", "", count("wrong_peak"), _percent(kinds)]
+    return [f"all {len(verdicts)}", f"{len(ran)} of {len(there)}", *checks, *ends]
 
 
 def row_of(verdict: Verdict) -> list[str]:
@@ -83,6 +118,17 @@ def total_row(verdicts: Sequence[Verdict]) -> list[str]:
     ]
 
 
+def details_on_device(verdict: OnDevice) -> list[str]:
+    """What is wrong, in lines."""
+    found = {"does not run there": verdict.broken} if verdict.broken else verdict.wrong
+    texts = [(what, text) for what, value in found.items() for text in ([value] if isinstance(value, str) else value)]
+    return [f"- {verdict.name}, {what}: {_last_line(text)}" for what, text in texts]
+
+
+def _last_line(text: str) -> str:
+    return text.strip().splitlines()[-1].replace("|", "/")
+
+
 def details_of(verdict: Verdict) -> list[str]:
     """What is wrong, in lines."""
     found = [
@@ -119,15 +165,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", nargs="+", choices=names(), default=names(), metavar="NAME")
     parser.add_argument("--details", action="store_true", help="say below the table what is wrong")
+    parser.add_argument("--on", metavar="CARD", help="on this card, as the null GPU has it")
     options = parser.parse_args()
-    print(as_markdown([HEADER]), flush=True)
+    if options.on is None:
+        _run(options, HEADER, judge, row_of, total_row, details_of)
+        return
+    devices = devices_of(options.on)
+    restart_on([devices.card] * devices.count)
+    _run(options, ON_DEVICE, judge_on_device, row_on_device, total_on_device, details_on_device)
+
+
+def _run(
+    options: argparse.Namespace,
+    header: list[str],
+    judge_one: Callable[[str], Any],
+    row: Callable[[Any], list[str]],
+    total: Callable[[Sequence[Any]], list[str]],
+    details: Callable[[Any], list[str]],
+) -> None:
+    print(as_markdown([header]), flush=True)
     verdicts = []
     for name in options.programs:
-        verdicts.append(judge(name))
-        print(line_of(row_of(verdicts[-1])), flush=True)
-    print(line_of(total_row(verdicts)))
+        verdicts.append(judge_one(name))
+        print(line_of(row(verdicts[-1])), flush=True)
+    print(line_of(total(verdicts)))
     if options.details:
-        print("\n".join(["", *(line for verdict in verdicts for line in details_of(verdict))]))
+        print("\n".join(["", *(line for verdict in verdicts for line in details(verdict))]))
 
 
 if __name__ == "__main__":

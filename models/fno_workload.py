@@ -7,6 +7,7 @@ for each of the d axes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import cycle
 from typing import Literal, get_args
 
@@ -197,7 +198,8 @@ def _sizes_and_modes(
 def _random_batches(input_shape: Sequence[int], target_shape: Sequence[int], *, seed: int) -> Callable[[], Batch]:
     """New noise at every call."""
     generator = torch.Generator().manual_seed(seed)
-    return lambda: (torch.randn(input_shape, generator=generator), torch.randn(target_shape, generator=generator))
+    drawn = partial(torch.randn, generator=generator, device=generator.device)  # whatever the default device is
+    return lambda: (drawn(input_shape), drawn(target_shape))
 
 
 def _darcy_batches(batch_size: int, *, size: int, seed: int) -> Callable[[], Batch]:

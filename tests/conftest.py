@@ -19,15 +19,24 @@ from hypothesis import settings
 
 from tests.training_steps import Recorded, record_workload
 from tracer.capture.objects.live_tensors import LiveTensors
+from tracer.null_gpu.process import is_active
 
 # A busy machine is no fault of the code: no test may fail for the time that it took.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
+ON_NULL_GPU = {
+    "needs_values": "needs values that a device computed, and the null GPU computes none",
+    "needs_kernels": "needs kernels in torch's profile, and the null GPU runs none",
+}
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device, and torch sees none here")
+    if (marks := [mark for mark in ON_NULL_GPU if item.get_closest_marker(mark)]) and is_active():
+        pytest.skip(ON_NULL_GPU[marks[0]])
 
 
 @pytest.fixture(scope="session")

@@ -472,7 +472,7 @@ def sparse_and_resize() -> Workload:
         torch._foreach_add_([dense, dense], 1.0)
         written = dense.index_put_((torch.tensor([1, 2]),), torch.tensor(3.0))
         torch.cat([written, written])
-        float(written.numpy().sum())
+        float(written.cpu().numpy().sum())
         torch.stack([written] * 3).unbind(0)
         torch.empty(0).set_(written.untyped_storage())
 

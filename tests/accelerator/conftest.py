@@ -7,14 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from tests.accelerator.build import missing_tool
-from tests.accelerator.elsewhere import Elsewhere
+from tests.accelerator.registered import set_as_new
+from tests.elsewhere import Elsewhere
 
 
 @pytest.fixture(scope="session")
 def _elsewhere() -> Iterator[Elsewhere]:
     if (reason := missing_tool()) is not None:
         pytest.skip(reason)
-    process = Elsewhere()
+    process = Elsewhere({}, set_as_new)
     yield process
     process.close()
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from tests.accelerator import pretend
+from tests.accelerator.registered import pretend
+from tests.on_null_gpu.jobs_workloads import default_device
 from tests.training_steps import WORKLOADS
 
 Request = tuple[str, int, int]
@@ -25,12 +25,12 @@ def allocate_and_free(requests: Sequence[Request], capacity: int) -> dict[str, A
         The snapshot, the counters, and which requests ran out of memory.
     """
     device = torch.device("pretend", 0)
-    pretend.set_capacity(0, capacity)
+    pretend().set_capacity(0, capacity)
     # Nothing on another stream ends before somebody waits for it, as in the model.
-    pretend.set_lag(1 << 40)
+    pretend().set_lag(1 << 40)
     torch.accelerator.reset_peak_memory_stats(0)
     streams = [torch.accelerator.current_stream(0), *(torch.Stream(device=device) for _ in range(2))]
-    torch.pretend.memory._record_memory_history(max_entries=100_000)  # type: ignore[attr-defined]
+    pretend().memory._record_memory_history(max_entries=100_000)
     live: list[Tensor] = []
     failed = []
     for number, (what, value, stream) in enumerate(requests):
@@ -52,15 +52,15 @@ def allocate_and_free(requests: Sequence[Request], capacity: int) -> dict[str, A
             torch.accelerator.empty_cache()
         elif what == "wait":
             torch.accelerator.synchronize(0)
-    snapshot = pretend._snapshot()
+    snapshot = pretend().memory._snapshot()
     stats = dict(torch.accelerator.memory_stats(0))
     return {"snapshot": snapshot, "stats": stats, "failed": failed}
 
 
 def run_out(capacity: int) -> dict[str, Any]:
     """Ask for 50 MiB beside 3 MiB on a device of some capacity: what is said, and what the history has of it."""
-    pretend.set_capacity(0, capacity)
-    torch.pretend.memory._record_memory_history(max_entries=100)  # type: ignore[attr-defined]
+    pretend().set_capacity(0, capacity)
+    pretend().memory._record_memory_history(max_entries=100)
     held = torch.empty(3 << 20, dtype=torch.uint8, device="pretend:0")
     error: Exception | None = None
     try:
@@ -69,7 +69,7 @@ def run_out(capacity: int) -> dict[str, Any]:
     except torch.OutOfMemoryError as caught:
         error = caught
     del held
-    oom = next(entry for entry in pretend._snapshot()["device_traces"][0] if entry["action"] == "oom")
+    oom = next(entry for entry in pretend().memory._snapshot()["device_traces"][0] if entry["action"] == "oom")
     return {
         "type": type(error).__name__,
         "message": str(error),
@@ -112,17 +112,17 @@ def time_kernels() -> dict[str, Any]:
         "elapsed_ms": [events[0].elapsed_time(events[1]), events[1].elapsed_time(events[2])],
         "done": done,
         "behind another stream": events[2].elapsed_time(events[3]),
-        "kernel_ms": pretend.KERNEL_MS,
+        "kernel_ms": pretend().KERNEL_MS,
     }
 
 
 def draw() -> dict[str, Any]:
     """Draw twice from one state of a device, and once on another device."""
     host = torch.get_rng_state().tolist()
-    pretend.manual_seed_all(1)
-    state = pretend.get_rng_state("pretend:0")
+    pretend().manual_seed_all(1)
+    state = pretend().get_rng_state("pretend:0")
     first = torch.randn(4, device="pretend:0").tolist()
-    pretend.set_rng_state(state, "pretend:0")
+    pretend().set_rng_state(state, "pretend:0")
     again = torch.randn(4, device="pretend:0").tolist()
     other = torch.rand(4, device="pretend:1").tolist()
     return {
@@ -132,18 +132,6 @@ def draw() -> dict[str, Any]:
         "host before": host,
         "host after": torch.get_rng_state().tolist(),
     }
-
-
-@contextmanager
-def default_device(device: str) -> Iterator[None]:
-    """Build and run what is inside on a device."""
-    before = torch.get_default_device()
-    torch.set_default_device(device)
-    torch.empty(0)  # now torch lists its functions that make tensors, and keeps the list: none may be patched yet
-    try:
-        yield
-    finally:
-        torch.set_default_device(before)
 
 
 def sums_after_steps(name: str, device: str, num_steps: int = 3) -> list[float]:

@@ -168,6 +168,8 @@ def _register() -> None:
         *(_is_in_bad_fork, _lazy_init),
     ):
         setattr(module, public.__name__, public)
+    for name in ("set_capacity", "set_lag", "KERNEL_MS"):
+        setattr(module, name, globals()[name])
     module.memory = memory  # type: ignore[attr-defined]
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, module)

@@ -353,7 +353,7 @@ def test_closed_form_refuses_modes_that_do_not_fit(modes):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.needs_values
 @pytest.mark.parametrize("size", [(64,), (32, 64), (64, 64), (30, 31), (16, 32, 16)])
 def test_a_gpu_computes_the_same(size):
     """At powers of two cuFFT's own `irfftn` reads imaginary parts that a real field does not have."""

@@ -162,13 +162,17 @@ class Bookkeeper:
         foreign_bytes: The most that was alive, within those steps, of storages that no operator made.
     """
 
-    def __init__(self, *, saves: bool = True) -> None:
+    def __init__(
+        self, *, saves: bool = True, size_of: Callable[[torch.UntypedStorage], int] = torch.UntypedStorage.nbytes
+    ) -> None:
         """Prepare.
 
         Args:
             saves: Whether to set hooks of saved tensors; without them nothing is known to be kept for backward.
+            size_of: How many bytes a storage counts.
         """
         self.program: Program | None = None
+        self._size_of = size_of
         self.saves = saves
         self.live_bytes = self.peak_bytes = self.start_bytes = self.foreign_bytes = 0
         self._largest: dict[tuple[int, Phase], tuple[Instant, tuple[Block, ...]]] = {}
@@ -406,7 +410,7 @@ class Bookkeeper:
         return (self._here.modules[-1] if self._here.modules else None), file, line
 
     def _measure(self, key: int, block: Block, storage: torch.UntypedStorage) -> None:
-        address, size = storage.data_ptr(), storage.nbytes()
+        address, size = storage.data_ptr(), self._size_of(storage)
         if (address, size) != (block.address, block.bytes):
             self._forget_size(key, block)
             block.address, block.bytes = address, size

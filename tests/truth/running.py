@@ -109,10 +109,14 @@ class Loop:
 # ---- the three ways to run -------------------------------------------------------------------------------------------
 
 
-def run_unwatched(name: str) -> Effects:
-    """As its author runs it."""
+def run_unwatched(
+    name: str,
+    before_step: Callable[[int], object] = lambda index: None,
+    after_step: Callable[[], object] = lambda: None,
+) -> Effects:
+    """As its author runs it; around its steps something may be read that changes nothing."""
     program, state = begin(name)
-    loop = Loop(program, plan_of(name).num_steps)
+    loop = Loop(program, plan_of(name).num_steps, after_step, before_step)
     del program
     loop.run()
     return _effects(loop, state, program_of=lambda: loop.__dict__.pop("program"), drop=lambda: None)
@@ -138,9 +142,16 @@ def run_watched(name: str, save_dir: Path) -> tuple[Effects, Claims]:
     return _effects(loop, state, program_of=lambda: loop.__dict__.pop("program"), drop=held.clear), claims
 
 
-def run_under_bookkeeper(name: str) -> tuple[tuple[str, ...], Truth]:
-    """Losses and truth."""
-    book = Bookkeeper(saves=entry_of(name).saves)
+def run_under_bookkeeper(
+    name: str, size_of: Callable[[torch.UntypedStorage], int] = torch.UntypedStorage.nbytes
+) -> tuple[tuple[str, ...], Truth]:
+    """Losses and truth.
+
+    Args:
+        name: Of a program.
+        size_of: How many bytes a storage counts.
+    """
+    book = Bookkeeper(saves=entry_of(name).saves, size_of=size_of)
     torch.compiler.set_stance("force_eager")
     with book.watching():
         program, _ = begin(name)
@@ -349,7 +360,7 @@ def bits_of(value: object) -> str:
                 num_tensors += 1
                 plain = torch.view_as_real(part.resolve_conj()) if part.is_complex() else part
                 digest.update(repr((plain.dtype, tuple(plain.shape))).encode())
-                digest.update(plain.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+                digest.update(plain.detach().contiguous().flatten().view(torch.uint8).cpu().numpy().tobytes())
     if num_tensors == 0:
         digest.update(repr(value).encode())
     return digest.hexdigest()

@@ -8,7 +8,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from tracer.arrays import Int, Ints, PerSteps
+from tracer.arrays import Bool, Int, Ints, PerSteps
 
 NOT_SEEN: Final = -1
 MAX_ROWS: Final = 4096
@@ -66,7 +66,11 @@ class StepColumns:
         looked = (self.forward_bytes > NOT_SEEN) | (self.backward_bytes > NOT_SEEN)
         if looked.all() or not looked.any():
             return self
-        return type(self)(**{each.name: getattr(self, each.name)[looked] for each in fields(self)})
+        return self.rows(looked)
+
+    def rows(self, which: PerSteps[Bool]) -> Self:
+        """Some rows, by a mask [J]."""
+        return type(self)(**{column.name: getattr(self, column.name)[which] for column in fields(self)})
 
     @property
     def most_bytes(self) -> PerSteps[Int]:

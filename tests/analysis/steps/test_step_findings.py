@@ -45,6 +45,17 @@ def test_growth_ends_where_the_highest_moment_of_a_step_meets_the_limit() -> Non
     assert growth.end_step is not None and abs(growth.end_step - 700) <= 1
 
 
+def test_growth_ends_where_a_workspace_between_the_moments_meets_the_limit() -> None:
+    """Nobody looks while a workspace of 500 MiB is there, but the allocator's peak rises with each step."""
+    growth = found(end_bytes=lambda step: 100 + step, peak_bytes=lambda step: 600 + step).growth
+    assert growth is not None
+    assert growth.end_step is not None and abs(growth.end_step - 400) <= 1
+    # A peak of long ago says nothing of these steps.
+    growth = found(end_bytes=lambda step: 100 + step, backward_bytes=lambda step: 300 + step, peak_bytes=900).growth
+    assert growth is not None
+    assert growth.end_step is not None and abs(growth.end_step - 700) <= 1
+
+
 def test_without_a_limit_there_is_no_end() -> None:
     growth = explain_steps(columns(end_bytes=lambda step: 100 + step), limit_bytes=None).growth
     assert growth is not None and growth.end_step is None

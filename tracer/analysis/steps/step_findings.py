@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from tracer.analysis.steps.trend import LEAST_BYTES, Trend, find_trend
+from tracer.arrays import Int, PerSteps
 from tracer.capture.step_columns import NOT_SEEN, StepColumns
 
 _NOTABLE: Final = 0.1
@@ -116,10 +117,20 @@ def _growth(columns: StepColumns, limit_bytes: int | None, least_bytes: int) -> 
     if limit_bytes is None:
         return GrowthOverSteps(trend, None, None)
     # It ends where the highest moment of a step, and not its end, reaches the limit.
-    seen = columns.moments
-    late = seen.step > (trend.first_step + trend.last_step) // 2
-    above = int(np.median((seen.most_bytes - seen.end_bytes)[late])) if late.any() else 0
-    return GrowthOverSteps(trend, limit_bytes, trend.step_at(limit_bytes - max(0, above)))
+    above = max(_above_the_end(columns.moments, columns.moments.most_bytes, trend), _peak_above_the_end(columns, trend))
+    return GrowthOverSteps(trend, limit_bytes, trend.step_at(limit_bytes - above))
+
+
+def _peak_above_the_end(columns: StepColumns, trend: Trend) -> int:
+    """By the allocator's own peak, where a step has set a new one: workspaces are between the moments looked at."""
+    is_new = np.diff(columns.peak_bytes, prepend=columns.peak_bytes[:1]) > 0
+    return _above_the_end(columns.rows(is_new), columns.peak_bytes[is_new], trend)
+
+
+def _above_the_end(columns: StepColumns, most_bytes: PerSteps[Int], trend: Trend) -> int:
+    """How far the highest moment of a step usually lies above its end, in the later half of a trend."""
+    late = columns.step > (trend.first_step + trend.last_step) // 2
+    return max(0, int(np.median((most_bytes - columns.end_bytes)[late]))) if late.any() else 0
 
 
 def _evaluation(columns: StepColumns) -> Comparison | None:

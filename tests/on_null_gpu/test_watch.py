@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.accelerator import jobs_watch
-from tests.accelerator.elsewhere import Elsewhere
+from tests.elsewhere import Elsewhere
+from tests.on_null_gpu import jobs_watch
 
 MIB = 1 << 20
+WORKSPACE = 32 * MIB  # cuBLAS's, in each step
 
 
 def line_of(function: str) -> int:
@@ -22,7 +23,7 @@ def line_of(function: str) -> int:
 def test_a_leak_of_a_mebibyte_a_step_is_named_with_line_holder_growth_and_end(
     elsewhere: Elsewhere, num_steps: int
 ) -> None:
-    found = elsewhere(jobs_watch.leak, num_steps, num_steps * MIB)
+    found = elsewhere(jobs_watch.leak, num_steps, (num_steps - 2) * MIB + WORKSPACE)
     assert found["event"]["what"] == "out of memory" and found["fault"] == "None"
     assert found["ended_in"] > 0.98 * num_steps
     growth = found["findings"]["growth"]
@@ -33,13 +34,17 @@ def test_a_leak_of_a_mebibyte_a_step_is_named_with_line_holder_growth_and_end(
     assert kept["what"] == "held" and kept["count"] >= found["ended_in"] - 3
     assert [holder["path"] for holder in kept["holders"]] == ["history[...]"]
     assert kept["holders"][0]["variable"].startswith("local variable of leak(), jobs_watch.py:")
-    assert found["out_of_memory"]["frame"] == "remember"
+    # It is the workspace of a backward that no longer fits, asked for by autograd's thread, which runs no Python.
+    assert found["out_of_memory"]["asked_bytes"] == WORKSPACE
     text = found["text"]
     assert "In-use memory grows by 1.00 MiB a step" in text and "held by history[...]" in text
     assert sum(group["bytes"] for group in found["in_use"]) == sum(found["by_kind"].values())
     assert found["snapshot_ooms"] == 1
     # It was told long before, when the run had hardly begun, with the step in which it would end.
-    assert [event["what"] for event in found["events"]] == ["memory grows from step to step", "out of memory"]
+    assert [event["what"] for event in found["events"]] == [
+        "memory grows from step to step", "out of memory", "out of memory",
+    ]  # fmt: skip
+    # The allocator said it before it raised, and the exception when it had come through.
 
 
 def test_where_nothing_is_held_nothing_is_named(elsewhere: Elsewhere) -> None:
@@ -68,10 +73,8 @@ def test_activations_of_kept_graphs_are_named_by_the_tensor_that_has_the_graph(e
 
 def test_a_failure_that_the_program_catches_is_told_too(elsewhere: Elsewhere) -> None:
     found = elsewhere(jobs_watch.caught)
-    assert [event["what"] for event in found["events"]] == [
-        "out of memory, and the program went on", "asked for", "the end of the run",
-    ]  # fmt: skip
-    assert found["events"][0]["step"] == 4
+    assert [event["what"] for event in found["events"]] == ["out of memory", "asked for", "the end of the run"]
+    assert found["events"][0]["step"] == 3
 
 
 @pytest.mark.parametrize("where", ["forward", "optimizer"])

@@ -1,4 +1,4 @@
-"""Calls functions in a process in which the pretend accelerator is registered, one process for many calls."""
+"""Calls functions in a process with another device than this one has, one process for many calls."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import multiprocessing
 import os
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, ParamSpec, TypeVar
 from unittest.mock import patch
+
+import torch
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -21,7 +23,14 @@ _LIMIT_S = 240.0
 class Elsewhere:
     """The process: started at the first call, and again after one from which it did not come back."""
 
-    def __init__(self) -> None:
+    def __init__(self, variables: Mapping[str, str], set_as_new: Callable[[], object]) -> None:
+        """A process that is not there yet.
+
+        Args:
+            variables: Of its environment, beside this process's.
+            set_as_new: Called there before the first call and after each.
+        """
+        self._variables, self._set_as_new = variables, set_as_new
         self._process: Any = None
         self._connection: Connection | None = None
 
@@ -44,16 +53,16 @@ class Elsewhere:
             self._process.join()
             status = self._process.exitcode
             self.close()
-            raise AssertionError(f"the process of the pretend accelerator died with {status}") from None
+            raise AssertionError(f"the process died with {status}") from None
         assert error is None, error
         return value  # type: ignore[no-any-return]
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs,), daemon=True)
+        self._process = context.Process(target=_work, args=(theirs, self._set_as_new), daemon=True)
         # Threads that spin while they wait take the cores from other processes of a test run.
-        with patch.dict(os.environ, OMP_WAIT_POLICY="passive", KINETO_LOG_LEVEL="99"):
+        with patch.dict(os.environ, self._variables, OMP_WAIT_POLICY="passive", KINETO_LOG_LEVEL="99"):
             self._process.start()
         theirs.close()
 
@@ -66,11 +75,8 @@ class Elsewhere:
         self._process = self._connection = None
 
 
-def _work(connection: Connection) -> None:
-    import torch
-
-    import tests.accelerator.pretend as pretend
-
+def _work(connection: Connection, set_as_new: Callable[[], object]) -> None:
+    set_as_new()
     torch.set_num_threads(1)
     # What torch consists of need not be looked through after each call.
     gc.collect()
@@ -91,4 +97,4 @@ def _work(connection: Connection) -> None:
         answer = function = arguments = None
         # What one call leaves behind would be held in the next one's peak.
         gc.collect()
-        pretend.set_as_new()
+        set_as_new()

@@ -1,8 +1,10 @@
-"""What the tests have profiled on the pretend accelerator, and what of it they look at."""
+"""What the tests have profiled, and what of it they look at."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,6 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tests.accelerator.jobs_device import default_device
 from tests.training_steps import WORKLOADS, record, torch_timeline
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.attribution import Phase
@@ -51,6 +52,18 @@ class Profiled:
     by_category: dict[str, int]
     blocks: Counter[Block]
     notes: tuple[str, ...]
+
+
+@contextmanager
+def default_device(device: str) -> Iterator[None]:
+    """Build and run what is inside on a device."""
+    before = torch.get_default_device()
+    torch.set_default_device(device)
+    torch.empty(0)  # now torch lists its functions that make tensors, and keeps the list: none may be patched yet
+    try:
+        yield
+    finally:
+        torch.set_default_device(before)
 
 
 def profiled(name: str, device: str) -> Profiled:

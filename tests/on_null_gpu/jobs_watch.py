@@ -1,4 +1,4 @@
-"""Trainings that are watched on the pretend accelerator: one leaks, one is caught, and others hold nothing."""
+"""Trainings that are watched: one leaks, one is caught, and others hold nothing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.accelerator import pretend
+from tests.on_null_gpu.small_cards import leave_bytes
 from tests.snapshot.explained import explain_snapshot
+from tracer.capture.torch_private.torch_history import allocator_history_enabled
 from tracer.runs.watch import TrainingWatch, watch_training
 from tracer.snapshot.load import load_snapshot
 
-DEVICE = "pretend:0"
+DEVICE = "cuda:0"
 MIB = 1 << 20
 
 
@@ -46,7 +47,7 @@ def remember(history: list[Tensor], device: str) -> None:
 
 def leak(num_steps: int, capacity_bytes: int) -> dict[str, Any]:
     """One MiB a step is kept from a line that nobody profiled."""
-    pretend.set_capacity(0, capacity_bytes)
+    leave_bytes(0, capacity_bytes)
     model, optimizer = parts()
     history: list[Tensor] = []
     step = 0
@@ -120,7 +121,7 @@ def keep_outputs() -> dict[str, Any]:
 
 def caught() -> dict[str, Any]:
     """A step runs out of memory, the program goes on with less."""
-    pretend.set_capacity(0, 64 * MIB)
+    leave_bytes(0, 64 * MIB)
 
     def inside(step: int) -> None:
         if step == 3:
@@ -132,7 +133,7 @@ def caught() -> dict[str, Any]:
 
 def runs_out_in(where: str) -> dict[str, Any]:
     """In the middle of a step: what each block is, is known by its address, without a profiler."""
-    pretend.set_capacity(0, 64 * MIB)
+    leave_bytes(0, 64 * MIB)
     model, optimizer = parts()
 
     def ask(now: str) -> None:
@@ -164,8 +165,8 @@ def history_is_off_afterwards() -> tuple[bool, bool]:
     ):
         train_step(model, optimizer)
         watch.step()
-        during = pretend._is_history_enabled()
-    return during, pretend._is_history_enabled()
+        during = allocator_history_enabled(torch.device(DEVICE))
+    return during, allocator_history_enabled(torch.device(DEVICE))
 
 
 def bounded(max_entries: int) -> tuple[int, int]:

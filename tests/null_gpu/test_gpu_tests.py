@@ -1,0 +1,57 @@
+"""The tests that need a GPU, on the null GPU: where there is no other, they run here."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ON_NULL_GPU
+from tests.null_gpu.started import ROOT, needs_null_gpu
+from tracer.null_gpu.cards import H100
+from tracer.null_gpu.process import environment
+from tracer.results.null_run import CAVEAT
+
+pytestmark = [needs_null_gpu, pytest.mark.slow]
+FAILING = "import pytest\n\n\n@pytest.mark.gpu\ndef test_fails() -> None:\n    raise AssertionError\n"
+
+
+def run_module(*words: object) -> subprocess.CompletedProcess[str]:
+    """`python -m ...` on the null GPU, in the repository's root."""
+    return subprocess.run(
+        [sys.executable, "-m", *map(str, words)],
+        cwd=ROOT, env=environment([H100]) | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600,
+        check=False,
+    )  # fmt: skip
+
+
+def run_gpu_tests(*files: Path) -> subprocess.CompletedProcess[str]:
+    return run_module("pytest", "-m", "gpu", "-n", "0", "-q", "-p", "no:cacheprovider", "--rootdir", ROOT, *files)
+
+
+def test_every_gpu_test_passes_or_says_what_it_needs(tmp_path: Path) -> None:
+    """Only files that name the mark are collected; all others would take longer to read than these to run."""
+    files = [path for path in sorted(ROOT.glob("tests/**/test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
+    ended = run_gpu_tests(*(path for path in files if path != Path(__file__)))
+    assert ended.returncode == 0, ended.stdout[-5000:] + ended.stderr[-2000:]
+    skipped = re.findall(r"^SKIPPED \[\d+\] \S+ (.*)$", ended.stdout, re.MULTILINE)
+    assert set(skipped) == set(ON_NULL_GPU.values())
+    (num_passed,) = re.findall(r"(\d+) passed", ended.stdout)
+    assert int(num_passed) >= 12
+    # One that fails is seen.
+    failing = tmp_path / "test_failing.py"
+    failing.write_text(FAILING, encoding="utf-8")
+    assert run_gpu_tests(failing).returncode == 1
+
+
+def test_what_a_borrowed_device_is_to_show_runs_here_too(tmp_path: Path) -> None:
+    ended = run_module("benchmarks.on_device", "--small", "--out", tmp_path, "--parts", "command", "phase times")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.startswith(CAVEAT)
+    parts = json.loads((tmp_path / "on_device.json").read_text(encoding="utf-8"))["parts"]
+    assert parts["command"]["rows sum to it"] and parts["command"]["unexplained"] == 0
+    assert "left out" in parts["phase times"]

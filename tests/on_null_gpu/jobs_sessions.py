@@ -1,0 +1,298 @@
+"""Training loops of several devices, without memory, without allocations, profiled."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from tests.on_null_gpu.small_cards import leave_bytes
+from tracer import TimelineTracer
+from tracer.analysis.profiles.findings import CycleFindings
+from tracer.analysis.profiles.reserved_ranges import reserved_ranges
+from tracer.capture.torch_private.torch_history import allocator_history_enabled
+from tracer.exporters.screen.failure import failure_lines
+from tracer.runs.session import Schedule
+from tracer.runs.training import TrainingProfile, profile_training
+
+PLAN = Schedule(1, 1, 2, 1)
+DEVICES = ("cuda:0", "cuda:1")
+Step = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a profile said, and what the allocators counted over the recorded steps."""
+
+    device: str
+    peak_bytes: int
+    rows_bytes: int
+    counted: tuple[int, int]
+    joined: tuple[int, int] | None
+    pending_bytes: int
+    by_category: dict[str, int]
+    notes: tuple[str, ...]
+    other_devices: dict[str, int]
+    files: tuple[str, ...]
+    failed_files: tuple[str, ...]
+    pages: tuple[tuple[str, int, bool], ...]
+    reserved: tuple[int, int]
+
+
+def pages_in(path: Path) -> tuple[tuple[str, int, bool], ...]:
+    """Of each device in a page: its name, its peak and whether its segments are there."""
+    _, _, text = path.read_text().partition('id="data">')
+    pages = json.loads(text.partition("</script>")[0])["pages"]
+    return tuple((page["device"], page["peak"]["bytes"], page["space"] is not None) for page in pages)
+
+
+def reserved_over(cycle: CycleFindings) -> tuple[int, int]:
+    """At how many events the history's segments sum to what the profiler says is reserved, and of how many."""
+    found = reserved_ranges(cycle.history, cycle.lifetimes) if cycle.history is not None else None
+    if found is None:
+        return 0, 0
+    events = cycle.lifetimes.events
+    level = np.zeros(len(events) + 1, np.int64)
+    np.add.at(level, np.maximum(found.made_at, 0), found.ranges.size_bytes)
+    np.add.at(level, found.freed_at, -found.ranges.size_bytes)
+    counted = cycle.recording.allocations.total_reserved_bytes[events]
+    same = np.cumsum(level)[:-1] == counted
+    return int(same[found.known_from :].sum()), len(events) - found.known_from
+
+
+def told(session: TrainingProfile, counted: list[tuple[int, int]]) -> Told:
+    """What is compared of a finished session."""
+    assert session.results is not None and session.results.findings is not None, session.results
+    findings = session.results.findings
+    peak = findings.worst.peak
+    history = peak.allocator
+    return Told(
+        device=findings.device,
+        peak_bytes=peak.allocator_peak_bytes,
+        rows_bytes=sum(row.bytes for row in peak.rows),
+        counted=(max(first for first, _ in counted), max(second for _, second in counted)),
+        joined=None if history is None else (history.num_joined, history.num_blocks),
+        pending_bytes=0 if history is None else history.pending_bytes,
+        by_category=peak.by_category(),
+        notes=session.results.notes,
+        other_devices=dict(findings.other_devices),
+        files=tuple(sorted(path.name for path in session.folder.iterdir())),
+        failed_files=tuple(str(each.error) for each in session.written if each.error is not None),
+        pages=pages_in(session.folder / "memory_timeline.html"),
+        reserved=reserved_over(findings.cycles[-1]),
+    )
+
+
+def train(
+    model: nn.Module, step: Step, optimizer: torch.optim.Optimizer | None = None, device: str | None = None
+) -> Told:
+    """Profile a loop of steps."""
+    counted = []
+    with tempfile.TemporaryDirectory() as folder:
+        session = profile_training(model, optimizer, save_dir=folder, schedule=PLAN, device=device, trace=True)
+        with session:
+            for index in range(PLAN.num_steps):
+                for number in range(2):
+                    torch.accelerator.reset_peak_memory_stats(number)
+                step(index)
+                if 2 <= index < 4:
+                    first, second = (torch.accelerator.max_memory_allocated(number) for number in range(2))
+                    counted.append((first, second))
+                session.step()
+        return told(session, counted)
+
+
+class Split(nn.Module):
+    """Layers on one device after another."""
+
+    def __init__(self, *places: tuple[str, int]) -> None:
+        super().__init__()
+        widths = [16, *(width for _, width in places)]
+        pairs = zip(places, widths, strict=False)
+        self.layers = nn.ModuleList(nn.Linear(before, width, device=place) for (place, width), before in pairs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = F.gelu(layer(x.to(next(layer.parameters()).device)))
+        return x
+
+
+def usual_step(model: nn.Module, optimizer: torch.optim.Optimizer, place: str = "cuda:0") -> Step:
+    """Forward, backward, optimizer."""
+
+    def step(index: int) -> None:
+        optimizer.zero_grad()
+        model(torch.randn(32, 16, device=place)).pow(2).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def train_split(*widths: int, device: str | None = None) -> Told:
+    """A model whose layers take turns on the two devices."""
+    model = Split(*((DEVICES[number % 2], width) for number, width in enumerate(widths)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    return train(model, usual_step(model, optimizer), optimizer, device)
+
+
+def train_behind_an_embedding_on_the_cpu() -> Told:
+    """The first parameter, and most of all bytes, are on the CPU."""
+    embedding, top = nn.EmbeddingBag(20_000, 16), nn.Linear(16, 64, device="cuda:0")
+    optimizer = torch.optim.SGD([*embedding.parameters(), *top.parameters()], lr=0.1)
+
+    def step(index: int) -> None:
+        optimizer.zero_grad()
+        top(embedding(torch.randint(0, 20_000, (32, 4), device="cpu")).to("cuda:0")).sum().backward()
+        optimizer.step()
+
+    return train(nn.Sequential(embedding, top), step, optimizer)
+
+
+def train_on_the_current_device() -> tuple[Told, str]:
+    """`device="cuda"` while the second device is the current one, in a session and in the bare callback."""
+    torch.cuda.set_device(1)
+    model = nn.Linear(16, 64, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = usual_step(model, optimizer, "cuda")
+    found = train(model, step, optimizer, "cuda")
+    tracer = TimelineTracer(device="cuda")
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
+        profile_memory=True,
+        record_shapes=True,
+        with_stack=True,
+        on_trace_ready=tracer,
+    ) as profiler:
+        for index in range(3):
+            step(index)
+            profiler.step()
+    return found, tracer.findings.device
+
+
+def train_without_allocating() -> Told:
+    """As a replayed CUDA graph: everything is where it was, and nobody allocates."""
+    model, held = nn.Linear(16, 64, device="cuda:0"), torch.zeros(5000, device="cuda:0")
+
+    def step(index: int) -> None:
+        with torch.no_grad():
+            for tensor in (*model.parameters(), held):
+                tensor.zero_()
+
+    return train(model, step)
+
+
+# ---- out of memory ---------------------------------------------------------------------------------------------------
+
+
+class _Greedy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ask: Callable[[], None]) -> Tensor:
+        ctx.ask = ask
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        ctx.ask()
+        return gradients[0], None
+
+
+@dataclass(frozen=True)
+class RanOut:
+    """What is said of a loop that ran out of memory, and the allocator's counters at that moment."""
+
+    device: str
+    asked_bytes: int
+    device_free_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    groups: tuple[tuple[str, int], ...]
+    group_bytes: int
+    requested_bytes: int
+    state: dict[str, int]
+    lines: tuple[str, ...]
+    counted: dict[str, int]
+    capacity: int
+    file: str | None
+
+
+def run_out_in(where: str, at_step: int = 2, on: int = 0) -> RanOut:
+    """Ask for too much in one of the phases of a step; step 2 is recorded, step 0 is not.
+
+    Args:
+        where: forward, backward or optimizer.
+        at_step: In which step.
+        on: On which device; the model is on the first.
+    """
+    capacity, counted = 64 << 20, dict[str, int]()
+    leave_bytes(on, capacity)
+    model = nn.Sequential(nn.Linear(16, 4096), nn.GELU(), nn.Linear(4096, 16)).to("cuda:0")
+
+    def ask(now: str, index: int) -> None:
+        if (now, index) != (where, at_step):
+            return
+        try:
+            torch.empty(100 << 20, dtype=torch.uint8, device=torch.device("cuda", on))
+        except torch.OutOfMemoryError:
+            stats = torch.accelerator.memory_stats(on)
+            counted.update(
+                {name: stats[f"{name}_bytes.all.current"] for name in ("allocated", "reserved", "requested")}
+            )
+            raise
+
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.register_step_pre_hook(lambda *_: ask("optimizer", index))
+    index = 0
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        suppress(torch.OutOfMemoryError),
+        profile_training(model, optimizer, save_dir=folder, schedule=PLAN) as session,
+    ):
+        for index in range(PLAN.num_steps):
+            optimizer.zero_grad()
+            y = model(torch.randn(32, 16, device="cuda:0"))
+            ask("forward", index)
+            y = _Greedy.apply(y, partial(ask, "backward", index))  # type: ignore[no-untyped-call]
+            y.pow(2).mean().backward()
+            optimizer.step()
+            session.step()
+    results: Any = session.results
+    failed = results.failed_allocation
+    return RanOut(
+        device=results.device,
+        asked_bytes=failed.asked_bytes,
+        device_free_bytes=failed.device_free_bytes,
+        allocated_bytes=failed.allocated_bytes,
+        reserved_bytes=failed.reserved_bytes,
+        groups=tuple((group.kind, group.bytes) for group in failed.groups),
+        group_bytes=sum(group.bytes for group in failed.groups),
+        requested_bytes=failed.requested_bytes,
+        state=dict(results.failure.allocator),
+        lines=tuple(failure_lines(results)),
+        counted=counted,
+        capacity=capacity,
+        file=failed.site.file,
+    )
+
+
+def history_of_somebody_else() -> tuple[bool, int]:
+    """Whether a history that the program records itself is still on behind a session, and its first entry there."""
+    torch.cuda.memory._record_memory_history(max_entries=1000)
+    first = torch.empty(12345, dtype=torch.uint8, device="cuda:0")
+    model = nn.Linear(16, 64, device="cuda:0")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, usual_step(model, optimizer), optimizer)
+    entries = [entry for entry in torch.cuda.memory._snapshot()["device_traces"][0] if entry["action"] == "alloc"]
+    del first
+    return allocator_history_enabled(torch.device(DEVICES[0])), entries[0]["size"]

@@ -1,0 +1,97 @@
+"""Loops that only a device with memory of its own can show: several devices, no memory left, nothing allocated."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.elsewhere import Elsewhere
+from tests.on_null_gpu import jobs_sessions
+from tests.on_null_gpu.jobs_sessions import Told
+
+MIB = 1 << 20
+
+
+def assert_laws(found: Told, device: int) -> None:
+    """The rows are what this device's allocator counted, and every file was written."""
+    assert found.device == f"cuda:{device}"
+    assert found.rows_bytes == found.peak_bytes == found.counted[device]
+    assert found.joined is None or found.joined[0] == found.joined[1]
+    # The history's segments are what the profiler counts as reserved, at every event.
+    assert found.reserved[0] == found.reserved[1]
+    assert (found.reserved[1] > 0) == (found.joined is not None)
+    assert found.failed_files == ()
+    written = {"max_mem.txt", "peak.json", "memory_timeline.html", "memory_snapshot.pkl"}
+    assert {*written, "memory_report.sqlite"} == set(found.files)
+
+
+def test_of_two_devices_the_one_that_holds_most_is_explained_and_the_other_named(elsewhere: Elsewhere) -> None:
+    """A small first layer, which has the first parameter, and large ones on the other device."""
+    found = elsewhere(jobs_sessions.train_split, 8, 4096)
+    assert_laws(found, 1)
+    assert found.other_devices == {"cuda:0": found.counted[0]}
+    (note,) = (note for note in found.notes if "Other devices" in note)
+    assert "about cuda:1, which held most" in note and "cuda:0 up to" in note
+    # The page has both, each with its own peak and segments.
+    assert found.pages == (("cuda:1", found.counted[1], True), ("cuda:0", found.counted[0], True))
+
+
+def test_a_device_that_was_named_is_explained_whatever_others_hold(elsewhere: Elsewhere) -> None:
+    found = elsewhere(jobs_sessions.train_split, 8, 4096, device="cuda:0")
+    assert_laws(found, 0)
+    assert found.other_devices == {"cuda:1": found.counted[1]}
+
+
+def test_a_model_split_over_both(elsewhere: Elsewhere) -> None:
+    found = elsewhere(jobs_sessions.train_split, 8192, 8, 4096)
+    assert_laws(found, 0)
+    assert found.by_category["PARAMETER"] > 0 and found.by_category["OPTIMIZER_STATE"] > 0
+    assert "BEFORE_RECORDING" not in found.by_category and "UNKNOWN" not in found.by_category
+
+
+def test_an_embedding_on_the_cpu_makes_no_run_of_the_cpu(elsewhere: Elsewhere) -> None:
+    assert_laws(elsewhere(jobs_sessions.train_behind_an_embedding_on_the_cpu), 0)
+
+
+def test_a_device_without_a_number_is_the_current_one(elsewhere: Elsewhere) -> None:
+    found, alone = elsewhere(jobs_sessions.train_on_the_current_device)
+    assert_laws(found, 1)
+    assert alone == "cuda:1"
+
+
+def test_steps_that_allocate_nothing_are_told_what_the_device_holds(elsewhere: Elsewhere) -> None:
+    """Weight and bias of 4096 and 256 bytes, and 20,000 bytes that a local variable holds, rounded up to 20,480."""
+    found = elsewhere(jobs_sessions.train_without_allocating)
+    assert_laws(found, 0)
+    assert found.peak_bytes == 4096 + 512 + 20480
+    assert found.by_category == {"HELD": 20480, "PARAMETER": 4608}
+
+
+@pytest.mark.parametrize("step", [0, 2])
+@pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
+def test_out_of_memory_is_explained_with_the_allocators_numbers(elsewhere: Elsewhere, where: str, step: int) -> None:
+    found = elsewhere(jobs_sessions.run_out_in, where, step)
+    assert found.device == "cuda:0"
+    assert found.asked_bytes == 100 * MIB
+    assert found.allocated_bytes == found.counted["allocated"]
+    assert found.reserved_bytes == found.counted["reserved"]
+    assert found.group_bytes == found.requested_bytes == found.counted["requested"]
+    assert found.device_free_bytes == found.capacity - found.reserved_bytes == found.state["free on the device"]
+    assert found.file is not None and found.file.endswith("jobs_sessions.py")
+    kinds = {kind for kind, _ in found.groups}
+    assert "parameter" in kinds
+    if step == 2:  # recorded: what each block is, is known from the recording
+        assert "not known" not in kinds
+        assert ("gradient" in kinds) == (where == "optimizer")
+        assert "optimizer state" in kinds
+
+
+def test_out_of_memory_on_the_second_device_is_about_that_one(elsewhere: Elsewhere) -> None:
+    found = elsewhere(jobs_sessions.run_out_in, "forward", 2, on=1)
+    assert found.asked_bytes == 100 * MIB
+    assert (found.allocated_bytes, found.reserved_bytes) == (0, 0)
+    assert found.device_free_bytes == found.state["free on the device"] == 64 * MIB
+    assert any("step 3 ran out of memory" in line.lower() for line in found.lines)
+
+
+def test_a_history_of_somebody_elses_is_left_on(elsewhere: Elsewhere) -> None:
+    assert elsewhere(jobs_sessions.history_of_somebody_else) == (True, 12345)

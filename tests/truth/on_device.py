@@ -1,0 +1,136 @@
+"""A program on a device, watched and not: what it breaks, and what it says of the peak, by the allocator's own count.
+
+A program is put there by torch's default device. On the null GPU its losses say nothing; what watching did to the
+program is compared all the same, and there as well nothing may differ.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from tests.truth.bookkeeper import Instant
+from tests.truth.catalogue import entry_of
+from tests.truth.isolate import in_fresh_process
+from tests.truth.program import Provable
+from tests.truth.running import Effects, first_recorded, run_under_bookkeeper, run_unwatched, run_watched
+from tests.truth.verdict import Share, differences, instants_of, kinds, knows_batch, wrong_sum
+
+T = TypeVar("T")
+DEVICE = "cuda:0"
+_GRANULE_BYTES = 512
+"""In which CUDA's caching allocator gives memory out."""
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """What was found about one program on a device. Empty texts and tuples are good.
+
+    Attributes:
+        broken: Why the program itself does not run there.
+        crash: What the tracer raised, or the files that it could not write.
+        changed: What differs from the unwatched run.
+        kept: What is alive after the program was let go of, though nobody else keeps it.
+        wrong_sum: How the rows differ from the allocator's count, within the tracer's own peak.
+        wrong_peak: How the peak differs from what the allocator counted in the unwatched run.
+        kinds: Bytes of the right kind, of those that the bookkeeper can prove; None where it can prove none.
+    """
+
+    name: str
+    broken: str = ""
+    crash: str = ""
+    changed: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    wrong_sum: str = ""
+    wrong_peak: str = ""
+    claimed_bytes: int = 0
+    counted_bytes: int = 0
+    kinds: Share | None = None
+
+    @property
+    def wrong(self) -> dict[str, str | tuple[str, ...]]:
+        """What is wrong, by column."""
+        columns = ("crash", "changed", "kept", "wrong_sum", "wrong_peak")
+        return {column: found for column in columns if (found := getattr(self, column))}
+
+
+def judge_on_device(name: str) -> OnDevice:
+    """Run a program three times on the device, each in a process of its own, two at a time, and compare."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        with ThreadPoolExecutor(2) as two:
+            runs = [
+                two.submit(in_fresh_process, on_device, run_and_count, name),
+                two.submit(in_fresh_process, on_device, run_watched, name, folder),
+                two.submit(in_fresh_process, on_device, run_under_bookkeeper, name, size_there),
+            ]
+            results: list[Any] = [run.result() for run in runs]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    plain, watched, booked = results
+    if plain.value is None:
+        return OnDevice(name, broken=plain.error)
+    effects, counted = plain.value
+    if watched.value is None:
+        return OnDevice(name, crash=watched.error, counted_bytes=counted)
+    theirs, claims = watched.value
+    if claims.failed_files or not claims.peak:
+        crash = "; ".join(claims.failed_files or claims.warned or ("no peak.json",))
+        return OnDevice(name, crash=crash, counted_bytes=counted)
+    claimed = claims.peak["allocator_peak_bytes"]
+    is_exact = entry_of(name).provable is Provable.EXACT and booked.value is not None
+    return OnDevice(
+        name,
+        changed=tuple(differences(effects, theirs)),
+        kept=tuple(what for what, alive in theirs.alive_after.items() if alive and not effects.alive_after.get(what)),
+        wrong_sum=wrong_sum(claims.peak),
+        wrong_peak="" if claimed == counted else f"{claimed:,}, and the allocator counted {counted:,}",
+        claimed_bytes=claimed,
+        counted_bytes=counted,
+        kinds=kinds_of(name, claims, booked.value[1].instants) if is_exact else None,
+    )
+
+
+def on_device(run: Callable[..., T], *arguments: Any) -> T:
+    """Call it with the device as torch's default one."""
+    torch.set_default_device(DEVICE)
+    torch.empty(0)  # the context is there, and torch's list of functions that make tensors
+    return run(*arguments)
+
+
+def run_and_count(name: str) -> tuple[Effects, int]:
+    """As its author runs it, and the most that the allocator counted over the recorded steps."""
+    counted = [0]
+
+    index_now = 0
+
+    def before_step(index: int) -> None:
+        nonlocal index_now
+        index_now = index
+        torch.cuda.reset_peak_memory_stats()
+
+    def after_step() -> None:
+        if index_now >= first_recorded(index_now):
+            counted.append(torch.cuda.max_memory_allocated())
+
+    return run_unwatched(name, before_step, after_step), max(counted)
+
+
+def size_there(storage: torch.UntypedStorage) -> int:
+    """As the device's caching allocator counts it; 0 elsewhere."""
+    return -(-storage.nbytes() // _GRANULE_BYTES) * _GRANULE_BYTES if str(storage.device) == DEVICE else 0
+
+
+def kinds_of(name: str, claims: Any, instants: Iterable[Instant]) -> Share:
+    """Of the blocks on the device."""
+    chosen = instants_of(claims.peak, instants, [size for size, _ in claims.blocks])
+    batch = knows_batch(name)
+    shares = (kinds(claims.blocks, instant.blocks, knows_batch=batch) for instant in chosen)
+    return max(shares, key=lambda share: share.part)
