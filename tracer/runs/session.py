@@ -206,17 +206,15 @@ class ProfileSession:
     def _switch_on(self) -> None:
         self._thread = threading.get_ident()
         self._quiet.enter_context(quiet_profiler())
+        self._others.update(torch_profiler.prepared_profilers())
+        if self._is_another_at_work and not self.schedule.num_wait_steps:
+            self._num_steps_waited = 1
         self._profiler = self._new_profiler()
+        self._stop_hearing = torch_profiler.on_preparing(self._another_begins)
         self._compile_watch.start()
         self._hooks.start()
         self._cycle_begins(is_recorded=self._action_after(0) in _RECORDING)
-        with self._never_the_loops_fault():
-            self._others.update(torch_profiler.prepared_profilers())
-            self._stop_hearing = torch_profiler.on_preparing(self._another_begins)
-            if self._action_after(0) != ProfilerAction.NONE and self._is_another_at_work:
-                raise _another()
-        if self._profiler is not None:
-            self._profiler.__enter__()
+        self._profiler.__enter__()
 
     def _new_profiler(self) -> Any:
         """torch's, whose schedule begins behind the steps that were waited for."""
@@ -594,13 +592,6 @@ def tell_of_fault(fault: Exception, error: BaseException | None, *, stacklevel: 
         error.add_note(f"The profile is not complete: {fault_text(fault)}")
     else:
         warnings.warn(f"The profile is not complete: {fault_text(fault)}", stacklevel=stacklevel)
-
-
-def _another() -> TracerError:
-    return TracerError(
-        "Another torch.profiler is at work in this process, and torch has room for one.",
-        hint="Leave out the other one, or begin behind its end.",
-    )
 
 
 def _has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
