@@ -40,8 +40,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 from benchmarks.engine import as_markdown
 from benchmarks.published_programs import Unknown, program_of
 from benchmarks.published_runs import TRUTH, PublishedRun, published_runs
-from tracer.null_gpu.cards import CARDS, Card
-from tracer.rehearsal.rule import A100_MULTIPROCESSORS
+from tracer.null_gpu.cards import CARDS, UNNAMED, Card
 from tracer.units import GIB, MIB
 
 COMPUTE_CAPABILITIES = {
@@ -119,8 +118,7 @@ def predict(run: PublishedRun, without: Sequence[str], asks_cudnn: bool = False)
         rehearsal = rehearse(
             workload,
             rules=[name for name in RULE_NAMES if name not in without],
-            compute_capability=compute_capability(run.card),
-            num_multiprocessors=card.num_sms if card is not None else A100_MULTIPROCESSORS,
+            card=replace(card or UNNAMED, capability=compute_capability(run.card)),
             cudnn=cudnn,
             num_steps=program.num_steps,
         )
@@ -153,7 +151,7 @@ def card_of_run(run: PublishedRun) -> Card | None:
 
 def compute_capability(card: str) -> tuple[int, int]:
     """Of a card by its published name; that of an A100 where it is not known."""
-    return next((found for name, found in COMPUTE_CAPABILITIES.items() if name in card), (8, 0))
+    return next((found for name, found in COMPUTE_CAPABILITIES.items() if name in card), UNNAMED.capability)
 
 
 def predict_all(

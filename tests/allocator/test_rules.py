@@ -5,6 +5,7 @@ Sizes in the tests are MiB where nothing else is said. Sources are functions of 
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.allocator.recording_allocator import RecordingAllocator
@@ -93,12 +94,19 @@ def test_divisions_differ_by_size() -> None:
 
 
 def test_columns_are_rounded_as_numbers_are() -> None:
-    import numpy as np
-
     sizes = [0, 1, 511, 513, 4096, 700_000, MIB, MIB + 1, 5 * MIB + 3, 77 * MIB + 7, 50 * GIB + 1]
     for conf in ("", "roundup_power2_divisions:8", "roundup_power2_divisions:[1:2,4:4,>:16]"):
         divisions = parse_settings(conf).roundup_power2_divisions
         assert round_sizes(np.array(sizes), divisions).tolist() == [round_size(size, divisions) for size in sizes]
+
+
+def test_each_power_of_two_has_its_own_divisions_and_the_last_is_for_all_above() -> None:
+    """By hand: 3 and 5 MiB stay as they are, 17 GiB go in halves of 16, 33 in eighths of 32, 70 in eighths of 64."""
+    divisions = (0, 1) + (0,) * 12 + (2, 8)
+    sizes = [3 * MIB, 5 * MIB, 17 * GIB, 33 * GIB, 70 * GIB]
+    rounded = [3 * MIB, 5 * MIB, 24 * GIB, 36 * GIB, 72 * GIB]
+    assert [round_size(size, divisions) for size in sizes] == rounded
+    assert round_sizes(np.array(sizes), divisions).tolist() == rounded
 
 
 @pytest.mark.parametrize(

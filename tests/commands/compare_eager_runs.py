@@ -59,7 +59,7 @@ def fails_without_compiling():
 """
 SHORT = ["--device", "cpu", "--n-wait-steps", "1", "--n-warmup-steps", "1", "--n-active-steps", "1"]
 ONE_CYCLE = [*SHORT, "--n-repeats", "1", "--no-cuda-timing"]
-PEAK_ALONE = [f"--no-{one.name}" for one in OUTPUTS if one.name != "peak-json" and not one.on_request]
+PEAK_ALONE = [f"--no-{one.name}" for one in OUTPUTS if one.name != "peak-json" and one.file.switch_help]
 PLAIN = ["--input", "32", "--batch-size", "64"]
 COMPILE = ["--compile", "--compile-arg", "backend=aot_eager"]
 RUNS: dict[str, list[str]] = {

@@ -29,7 +29,7 @@ from tests.pieces import Pieces, noise, raising
 from tests.snapshot.dumps import block, entry, frame, segment, snapshot
 from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.commands import usage
-from tracer.commands.profile import run_and_report
+from tracer.commands.profile import Built, RunOptions, run_and_report
 from tracer.commands.workload_options import chosen_device
 from tracer.errors import OutputError, TracerError
 from tracer.results.run_results import RunResults
@@ -41,8 +41,9 @@ from tracer.workloads.shipped_models import shipped_model
 
 ROOT = Path(main.__file__).parent
 FNO = shipped_model("fno_workload")
+WITHOUT_TIMES = RunOptions(schedule=Schedule(0, 1, 1, 1), leave_out=["cuda-timing"])
 ASKED_FOR = tuple(output for output in OUTPUTS if output.name != "advise")
-USUAL = tuple(output for output in OUTPUTS if not output.on_request)
+USUAL = tuple(output for output in OUTPUTS if output.file.switch_help)
 TINY = [
     *("--hidden-channels", "4", "--data-size", "8", "--n-modes", "4", "--n-layers", "1"),
     *("--batch-size", "2", "--device", "cpu"),
@@ -139,7 +140,7 @@ def test_help_has_the_guides_options_and_a_switch_for_each_file() -> None:
     }.items():  # fmt: skip
         assert re.search(rf"--{option} <\w+> [^\[]*\[default: {default}\]", text), option
     for output in OUTPUTS:
-        assert (f"--{output.name} " if output.on_request else f"--no-{output.name} ") in text
+        assert (f"--no-{output.name} " if output.file.switch_help else f"--{output.name} ") in text
 
 
 # ---- a run -----------------------------------------------------------------------------------------------------------
@@ -283,8 +284,7 @@ def test_a_reader_who_has_seen_enough_costs_nothing(tmp_path: Path, monkeypatch:
     with os.fdopen(writer, "w") as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)
         monkeypatch.setattr(sys, "__stdout__", pipe)  # the process's own, so that its buffer is passed by
-        arguments: dict[str, Any] = {"leave_out": ["trace"], "timing": False, "trace": False, "settings": {}}
-        assert run_and_report(Pieces(), Schedule(0, 1, 1, 1), save_dir=tmp_path, **arguments)
+        assert run_and_report(Built(Pieces(), {}, {}), RunOptions(schedule=Schedule(0, 1, 1, 1)), save_dir=tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {output.file_name for output in USUAL}
 
 
@@ -340,8 +340,7 @@ def test_a_summary_of_ranks_that_cannot_be_written_is_said_before_the_answer(
 
     monkeypatch.setattr(tracer.runs.ranks, "this_rank", lambda: Rank(0, 2, 0, "a run"))
     monkeypatch.setattr(tracer.runs.ranks, "finish", full)
-    options: dict[str, Any] = {"leave_out": ["trace"], "timing": False, "trace": False, "settings": {}}
-    assert not run_and_report(Pieces(), Schedule(0, 1, 1, 1), save_dir=tmp_path, **options)
+    assert not run_and_report(Built(Pieces(), {}, {}), WITHOUT_TIMES, save_dir=tmp_path)
     printed = capsys.readouterr()
     assert printed.err.splitlines()[-1] == "Error: The disk is full."
     assert printed.out.lstrip().startswith("Peak: ")

@@ -12,13 +12,13 @@ import pytest
 from tests.pieces import tiny_fno
 from tracer.errors import MissingPackageError
 from tracer.exporters import notebook
-from tracer.results.run_results import RunResults
+from tracer.runs.results import ShownResults
 from tracer.runs.session import Schedule
 from tracer.runs.workload_run import run_profile
 
 
 @cache
-def results() -> RunResults:
+def results() -> ShownResults:
     return run_profile(tiny_fno(), schedule=Schedule(0, 1, 2, 1), timing=False)
 
 

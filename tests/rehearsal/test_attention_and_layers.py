@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tracer.null_gpu.cards import Card
 from tracer.rehearsal.cuda_rules import RULE_NAMES, RULES
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
 from tracer.workloads.module_steps import StepWorkload
@@ -17,6 +18,10 @@ from tracer.workloads.module_steps import StepWorkload
 CPU = torch.device("cpu")
 T4, A100, RTX_3090, H100 = (7, 5), (8, 0), (8, 6), (9, 0)
 HALF, BRAIN, FLOAT = torch.float16, torch.bfloat16, torch.float32
+
+
+def gpu(capability: tuple[int, int]) -> Card:
+    return Card("", 0, capability=capability)
 
 
 def rehearsed(step: Callable[[], object], model: nn.Module | None = None, **options: Any) -> Rehearsal:
@@ -74,7 +79,7 @@ def attending(
     ],
 )
 def test_attention_runs_as_the_kernel_of_the_card(card: tuple[int, int], options: Any, kernel: str) -> None:
-    found = operators(rehearsed(attending(**options), compute_capability=card))
+    found = operators(rehearsed(attending(**options), card=gpu(card)))
     names = {name: f"_scaled_dot_product_{name}_attention" for name in ("flash", "efficient", "cudnn")}
     assert {kernel} == {name for name, operator in names.items() if operator in found} or kernel == "none"
     assert ("_softmax_backward_data" in found) is (kernel == "none")
@@ -86,7 +91,7 @@ def test_a_kernel_that_is_switched_off_is_not_taken() -> None:
 
 
 def test_cudnns_attention_can_be_left_out() -> None:
-    found = operators(rehearsed(attending(HALF), compute_capability=H100, rules=without("cudnn-attention")))
+    found = operators(rehearsed(attending(HALF), card=gpu(H100), rules=without("cudnn-attention")))
     assert "_scaled_dot_product_flash_attention" in found
 
 
@@ -102,9 +107,11 @@ def test_fewer_key_heads_are_not_repeated_for_flash() -> None:
 def test_cudnns_backward_takes_a_gradient_in_float() -> None:
     """[2, 4, 96, 64] in float, and a sum a row; with two key heads, gradients in 16 bits for all four."""
     for heads, expanded in ((4, 0), (2, 2 * (2 * 4 * 96 * 64 * 2))):
-        done = rehearsed(attending(HALF, key_heads=heads), compute_capability=H100)
+        done = rehearsed(attending(HALF, key_heads=heads), card=gpu(H100))
         plain = rehearsed(
-            attending(HALF, key_heads=heads), compute_capability=H100, rules=without("cudnn-attention-backward")
+            attending(HALF, key_heads=heads),
+            card=gpu(H100),
+            rules=without("cudnn-attention-backward"),
         )
         more = sorted(done.requests.size_bytes.tolist())
         for size in plain.requests.size_bytes.tolist():

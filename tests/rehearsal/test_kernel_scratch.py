@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tracer.null_gpu.cards import Card
 from tracer.rehearsal.cuda_rules import RULE_NAMES, RULES
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
 from tracer.workloads.module_steps import StepWorkload
@@ -229,6 +230,6 @@ def test_cublas_workspaces_of_an_architecture(capability: tuple[int, int], works
         layer(torch.randn(4, 16)).sum().backward()
 
     rehearsal = rehearse(
-        StepWorkload(step, layer, None, torch.device("cpu")), num_steps=2, compute_capability=capability
+        StepWorkload(step, layer, None, torch.device("cpu")), num_steps=2, card=Card("", 0, capability=capability)
     )
     assert [size for size in allocations(rehearsal) if size > MIB] == [workspace * MIB] * 2

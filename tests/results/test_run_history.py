@@ -12,7 +12,7 @@ import pytest
 from tests.exporters.recording_file.samples import on_cpu, on_cuda
 from tracer.capture.objects.known_storages import StorageObserver
 from tracer.results import run_history
-from tracer.results.run_history import HISTORY_LEFT_OUT, RunHistory
+from tracer.results.run_history import RunHistory
 from tracer.runs import outputs
 from tracer.runs.outputs import write_outputs
 
@@ -42,7 +42,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_a_history_becomes_columns_once(calls: Counter[str]) -> None:
     results = on_cuda(oom=True)
     assert results.findings is not None
-    history = RunHistory(results.snapshot, [])
+    history = RunHistory(results.snapshot)
     assert history.joined(results.findings, results.known).cycles[-1].history_entry is not None
     failed = history.failed_allocation(results.findings, results.known, "cuda:0")
     assert failed is not None
@@ -54,19 +54,18 @@ def test_a_history_becomes_columns_once(calls: Counter[str]) -> None:
 def test_a_history_that_cannot_be_read_is_read_once_and_is_one_note(calls: Counter[str]) -> None:
     results = on_cuda()
     assert results.findings is not None
-    notes: list[str] = []
-    history = RunHistory({"dump": 1}, notes)
+    history = RunHistory({"dump": 1})
     assert history.joined(results.findings, results.known) is results.findings
     assert history.failed_allocation(results.findings, results.known, "cuda:0") is None
     assert calls == {"snapshot_in_memory": 1}
-    (note,) = notes
-    assert note.startswith(HISTORY_LEFT_OUT)
+    (note,) = history.notes
+    assert note.startswith("Requested sizes and segments are left out: ")
 
 
 def test_without_a_history_there_is_nothing_to_read(calls: Counter[str]) -> None:
     findings = on_cpu().findings
     assert findings is not None
-    history = RunHistory(None, [])
+    history = RunHistory(None)
     assert history.joined(findings, NOTHING_KNOWN) is findings
     assert (history.columns, history.failed_allocation(None, NOTHING_KNOWN, "cpu")) == (None, None)
     assert not calls

@@ -19,7 +19,6 @@ from tracer.capture.kept_run import KeptRun
 from tracer.capture.profiler.inline_operators import place_inline_operators
 from tracer.exporters.recording_file.kept_run_file import load_kept_run, save_kept_run
 from tracer.exporters.screen.failure import failure_lines
-from tracer.results import run_history
 from tracer.results.run_results import RunResults
 from tracer.runs.kept import kept_run, results_of
 from tracer.runs.outputs import OUTPUTS, run_description, write_outputs
@@ -205,12 +204,16 @@ def test_without_a_text_the_lines_that_were_read_stay(own_model: RunResults, tmp
 # ---- with an allocator's history, as on CUDA -------------------------------------------------------------------------
 
 
+LEFT_OUT = "Requested sizes and segments are left out: "
+
+
 def with_odd_history() -> RunResults:
     """Of a version that could not read it, or of a torch that writes it differently."""
     run = on_cuda()
     assert run.snapshot is not None
     run.snapshot["device_traces"][0][0]["size"] = "much"
-    return dataclasses.replace(run, notes=(f"{run_history.HISTORY_LEFT_OUT}something",))
+    run.history.notes.append(f"{LEFT_OUT}something")
+    return dataclasses.replace(run, notes=(f"{LEFT_OUT}something",))
 
 
 def test_the_allocators_history_is_kept(tmp_path: Path) -> None:
@@ -234,7 +237,7 @@ def test_a_history_that_cannot_be_read_is_a_note_anew(tmp_path: Path) -> None:
     again = results_of(through_a_file(with_odd_history(), tmp_path))
     # Of two cycles with one peak the history decides, so that without it the trace is another one's.
     (note,) = (note for note in again.notes if not note.startswith("The trace that was kept"))
-    assert note.startswith(run_history.HISTORY_LEFT_OUT) and not note.endswith("something")
+    assert note.startswith(LEFT_OUT) and not note.endswith("something")
     assert again.findings is not None
     assert [one.error for one in write_outputs(again, tmp_path) if one.error is not None] == []
     assert pickle.loads((tmp_path / "memory_snapshot.pkl").read_bytes()) == with_odd_history().snapshot

@@ -135,7 +135,7 @@ def test_without_timings_there_is_no_timing_file(tmp_path: Path) -> None:
 def test_without_a_trace_there_is_no_trace_file(tmp_path: Path) -> None:
     write(tmp_path, dataclasses.replace(results(), trace=None))
     assert names_in(tmp_path) == sorted(set(FILES) - {"trace.json.gz"})
-    assert [output.name for output in OUTPUTS if output.on_request] == ["trace", "keep-recording", "advise"]
+    assert [output.name for output in OUTPUTS if not output.file.switch_help] == ["trace", "keep-recording", "advise"]
 
 
 def test_a_recording_is_kept_only_where_it_is_asked_for(tmp_path: Path) -> None:

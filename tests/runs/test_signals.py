@@ -39,7 +39,7 @@ WITHIN = {
     "who holds what": (session, "find_held_waste"),
     "walk": (session, "live_tensors"),
 }
-FILES = [output.name for output in OUTPUTS if not output.on_request and output.name != "cuda-timing"]
+FILES = [output.name for output in OUTPUTS if output.file.switch_help and output.name != "cuda-timing"]
 
 
 def send(number: int) -> None:

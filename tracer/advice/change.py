@@ -25,7 +25,7 @@ class Change:
         excludes: Families that make no sense together with it.
         keeps: What it leaves as it was.
         lines: To paste; `model`, `optimizer`, `loss_fn` and `batch` are the program's own.
-        apply: From a workload that nobody else uses, the changed one; it may be the same object.
+        apply: From a freshly built workload the changed one; it may be the same object.
         settings: Of the allocator, where the change is these and nothing else.
         needs: What has to hold that a rehearsal cannot see, a sentence; or nothing.
         cost: What it costs besides the operations that are counted; or nothing.

@@ -44,7 +44,7 @@ def flops_of(call: OperatorCall) -> int:
     if formula is None:
         return 0
     count = int(formula(*call.args, **call.kwargs, out_val=call.out))
-    is_complex = any(isinstance(each, Tensor) and each.is_complex() for each in call.args)
+    is_complex = any(isinstance(argument, Tensor) and argument.is_complex() for argument in call.args)
     return count * _COMPLEX_PRODUCT if is_complex else count
 
 

@@ -44,7 +44,7 @@ def found_in(wastes: Sequence[Waste], *, device: str, rehearsed: Sequence[Recomm
         device: That it was on: on the CPU there is no host to keep something on instead.
         rehearsed: Changes that were tried: what one of them mends has its saving.
     """
-    return tuple(_found(one, device, rehearsed) for one in wastes)
+    return tuple(_found(waste, device, rehearsed) for waste in wastes)
 
 
 def _found(one: Waste, device: str, rehearsed: Sequence[Recommendation]) -> Found:

@@ -202,7 +202,7 @@ def advise(
         trials.outcome((change,))
         progress(number + 1, len(found))
     alone = [trials.outcome((change,)) for change in found]
-    outcomes = _listed([one for one in alone if one is not None], trials.base)
+    outcomes = _listed([outcome for outcome in alone if outcome is not None], trials.base)
     advice = Advice(device, trials.base, outcomes, None, None, 0, ())
     together = _together(trials, advice.best)
     fit = None if target_bytes is None else Fit(target_bytes, _cheapest(trials, alone, target_bytes))
@@ -313,7 +313,7 @@ class _Trials:
 
 
 def applied(workload: Workload, changes: Iterable[Change]) -> Workload:
-    """A workload that nobody else uses, with changes made: those of modules before those of the step around them."""
+    """A freshly built workload with changes made: those of modules before those of the step around them."""
     for change in sorted(changes, key=lambda change: _ORDER.index(change.family)):
         workload = change.apply(workload)
     return workload
@@ -358,7 +358,7 @@ class _FirstBatch:
 
 def _listed(outcomes: Iterable[Outcome], base: Outcome) -> tuple[Outcome, ...]:
     """What saves enough, the most first; of one family what another one does not beat in bytes and in cost."""
-    worth = [one for one in outcomes if one.gain_bytes >= LEAST_SHARE * base.needed_bytes]
+    worth = [outcome for outcome in outcomes if outcome.gain_bytes >= LEAST_SHARE * base.needed_bytes]
     kept = [one for one in worth if not any(_is_beaten(one, other) for other in worth)]
     return tuple(sorted(kept, key=lambda one: -one.gain_bytes))
 
@@ -379,7 +379,7 @@ def _is_beaten(one: Outcome, other: Outcome) -> bool:
 
 
 def _cost(outcome: Outcome) -> tuple[int, bool, float, int]:
-    """What is given for it, as people weigh it: results before operations, these before lines."""
+    """Sort key: changed results before additional operations, these before lines of code."""
     costs = any(change.cost for change in outcome.changes)
     return (int(outcome.keeps), costs, round(outcome.more_flops, 4), len(outcome.changes))
 
@@ -389,7 +389,7 @@ def _together(trials: _Trials, best: Sequence[Outcome]) -> Outcome | None:
 
     What changes training is left out: it is for the person to decide.
     """
-    safe = sorted((one for one in best if one.keeps < Keeps.CONVERGENCE), key=lambda one: -one.gain_bytes)
+    safe = sorted((outcome for outcome in best if outcome.keeps < Keeps.CONVERGENCE), key=lambda one: -one.gain_bytes)
     current: Outcome | None = None
     for one in safe[: _MOST_TOGETHER + 2]:
         if current is None:
@@ -408,8 +408,8 @@ def _together(trials: _Trials, best: Sequence[Outcome]) -> Outcome | None:
 
 def _go_together(some: Iterable[Change], others: Iterable[Change]) -> bool:
     return not any(
-        one.family == other.family or one.family in other.excludes or other.family in one.excludes
-        for one in some
+        change.family == other.family or change.family in other.excludes or other.family in change.excludes
+        for change in some
         for other in others
     )
 
@@ -421,8 +421,8 @@ def _cheapest(trials: _Trials, alone: Iterable[Outcome | None], target_bytes: in
     """
     if trials.base.needed_bytes <= target_bytes:
         return trials.base
-    useful = [one for one in alone if one is not None and one.gain_bytes > 0]
-    enough = [one for one in useful if one.needed_bytes <= target_bytes]
+    useful = [outcome for outcome in alone if outcome is not None and outcome.gain_bytes > 0]
+    enough = [outcome for outcome in useful if outcome.needed_bytes <= target_bytes]
     if enough:
         return min(enough, key=_cost)
     current: Outcome = trials.base

@@ -27,6 +27,11 @@ class CachingAllocator(AllocatorState):
     def allocate(self, size: int, stream: int = 0, pool: PoolId = DEFAULT_POOL) -> Block:
         """Find memory for so many bytes, for work on a stream.
 
+        Args:
+            size: Bytes asked for, before rounding.
+            stream: Number of the stream that uses them.
+            pool: A private pool, or the default one.
+
         Raises:
             OutOfMemoryError: There is none.
         """
@@ -45,6 +50,11 @@ class CachingAllocator(AllocatorState):
 
     def serve(self, requested: int, size: int, home: FreeBlocks) -> Block:
         """Allocate a rounded size from a list.
+
+        Args:
+            requested: Bytes asked for, which are counted.
+            size: The same, rounded.
+            home: The list of the stream and the pool.
 
         Raises:
             OutOfMemoryError: There is no memory for it.

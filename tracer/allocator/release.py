@@ -12,6 +12,10 @@ def release_cached(allocator: AllocatorState, *, default_pool: bool = True) -> N
 
     What other streams work with is waited for first.
 
+    Args:
+        allocator: That releases.
+        default_pool: Whether the default pools' blocks go too, and not only those of unused private pools.
+
     Source:
         `release_cached_blocks`.
     """
@@ -46,6 +50,11 @@ def release_segment(allocator: AllocatorState, block: Block) -> None:
 
 def release_available(allocator: AllocatorState, size: int, home: FreeBlocks) -> bool:
     """Under `max_split_size`, release oversize blocks, as few as make room for a request.
+
+    Args:
+        allocator: That releases.
+        size: Rounded bytes of the request.
+        home: The list that the request is for.
 
     Returns:
         Whether so much was released that trying again makes sense.

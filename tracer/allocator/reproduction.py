@@ -68,7 +68,12 @@ class Reproduction:
 
 
 def compare_ends(recorded: Moment, modelled: Moment) -> tuple[Matched, Matched]:
-    """Segments that agree in everything, and blocks that do, in whatever segment."""
+    """Segments that agree in everything, and blocks that do, in whatever segment.
+
+    Args:
+        recorded: Segments of the snapshot.
+        modelled: Segments of the model when it has replayed the recording.
+    """
     found = set(map(_without_lives, modelled))
     wanted = list(map(_without_lives, recorded))
     blocks = {block for segment in found for block in segment.blocks}

@@ -67,6 +67,11 @@ def find_start(state: DeviceState, history: History, settings: AllocatorSettings
     it is the request, rounded. In the large pool a gap of at most 1 MiB behind a block is part of it, since it would
     have been split off otherwise; behind a larger one, the first allocation that is placed in the gap begins at the
     block's end.
+
+    Args:
+        state: The end state and the trace of one device.
+        history: What the trace says happened.
+        settings: Under which it did.
     """
     undo = _Undo(state, history, settings)
     entries = history.segment_entry.tolist()
@@ -268,6 +273,11 @@ def _find_halves(spans: list[Span], history: History, settings: AllocatorSetting
 
 def load(allocator: CachingAllocator, start: StartState, history: History) -> dict[int, Block]:
     """Put an allocator that has nothing yet into the start state.
+
+    Args:
+        allocator: A new one.
+        start: What `find_start` found.
+        history: That it was found for.
 
     Returns:
         The blocks in use, by life.

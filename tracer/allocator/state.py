@@ -94,7 +94,14 @@ class AllocatorState:
     # Counters.
 
     def adjust_reserved(self, change: int, action: str, address: int, home: FreeBlocks) -> None:
-        """Count bytes that the driver gave, or, if negative, that it was given back."""
+        """Count bytes that the driver gave, or, if negative, that it was given back.
+
+        Args:
+            change: Bytes.
+            action: As the trace names it.
+            address: Where they are.
+            home: The list of their stream and pool.
+        """
         self.reserved_bytes += change
         self.num_driver_calls += 1
         if self.reserved_bytes > self.peak_reserved_bytes:
@@ -128,7 +135,13 @@ class AllocatorState:
         self.private_pools[pool] = made
 
     def home(self, is_small: bool, stream: int, pool: PoolId = DEFAULT_POOL) -> FreeBlocks:
-        """The list that serves such requests."""
+        """The list that serves such requests.
+
+        Args:
+            is_small: Whether the rounded request is at most 1 MiB.
+            stream: Number of the stream.
+            pool: A private pool, which is made if need be, or the default one.
+        """
         private = self.private_pools.get(pool)
         if private is None and pool != DEFAULT_POOL:
             self.create_pool(pool)

@@ -11,8 +11,9 @@ import typer
 
 from tracer.errors import Terminated, TracerError
 from tracer.exporters.screen.terminal import say
+from tracer.results.files import SNAPSHOT
 
-SNAPSHOT_NAME = "memory_snapshot.pkl"
+SNAPSHOT_NAME = SNAPSHOT.file_name
 
 
 @contextmanager

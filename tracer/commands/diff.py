@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.commands.common import SNAPSHOT_NAME, errors_for_people, say_all, snapshot_path
+from tracer.commands.options import option
 from tracer.commands.run_options import Quiet, Top
 from tracer.errors import OutputError, SnapshotError
 from tracer.exporters.screen.next_commands import after_diff
 from tracer.exporters.screen.terminal import screen
+from tracer.results.files import PEAK
 from tracer.snapshot.load import load_snapshot
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from tracer.analysis.peak_diff import PeakDiff
 
-PEAK_NAME = "peak.json"
+PEAK_NAME = PEAK.file_name
 _HINT = "Name two snapshots, or two folders that a run wrote (of one rank each)."
 
 
@@ -29,10 +31,10 @@ def diff(
     after: Annotated[Path, typer.Argument(help="The one to compare with it.")],
     fail_above: Annotated[
         str | None,
-        typer.Option(metavar="<limit>", help="Exit with 3 if a peak grew by more than 5%, or by more than 100MiB."),
+        option("Exit with 3 if a peak grew by more than 5%, or by more than 100MiB.", metavar="<limit>"),
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Also write the page.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    html: Annotated[Path | None, option("Also write the page.", metavar="<path>")] = None,
+    as_json: Annotated[bool, option("Print JSON instead.", None, "--json")] = False,
     top: Top = 10,
     quiet: Quiet = False,
 ) -> None:

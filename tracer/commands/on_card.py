@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Annotated
 
-import typer
-
+from tracer.commands.options import option
 from tracer.commands.usage import DEVICE
 from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
@@ -15,24 +15,42 @@ from tracer.null_gpu import process
 from tracer.null_gpu.cards import Devices, devices_of
 from tracer.null_gpu.values.answers import Answer, parse_answer
 
-On = Annotated[
-    str | None,
-    typer.Option(
-        "--on",
-        metavar="<card>",
-        help="Run as on this GPU, without one: h100, rtx-4090, h100:40GiB, 8xh100. Nothing is computed.",
-        rich_help_panel=DEVICE,
-    ),
-]
-Answers = Annotated[
-    list[str],
-    typer.Option(
-        "--answer",
-        metavar="<file:line=value>",
-        help="With --on: what this line reads of the device, such as train.py:12=0.5. Repeatable.",
-        rich_help_panel=DEVICE,
-    ),
-]
+
+@dataclass(frozen=True, kw_only=True)
+class OnOptions:
+    """A GPU that is not here, and what its values are."""
+
+    on: Annotated[
+        str | None,
+        option(
+            "Run as on this GPU, without one: h100, rtx-4090, h100:40GiB, 8xh100. Nothing is computed.",
+            DEVICE,
+            "--on",
+            metavar="<card>",
+        ),
+    ] = None
+    answer: Annotated[
+        list[str],
+        option(
+            "With --on: what this line reads of the device, such as train.py:12=0.5. Repeatable.",
+            DEVICE,
+            "--answer",
+            metavar="<file:line=value>",
+        ),
+    ] = field(default_factory=list)
+
+    @property
+    def answers(self) -> dict[tuple[str, int], Answer]:
+        """What `--answer` was given, by file and line.
+
+        Raises:
+            TracerError: It is not of the form that it must have, or there is no `--on`.
+        """
+        if self.answer and self.on is None:
+            raise TracerError("--answer has a meaning only with --on.", hint="Add --on h100, say.")
+        return dict(map(parse_answer, self.answer))
+
+
 WARNING = "losses and other values that the program prints mean nothing"
 
 
@@ -54,17 +72,6 @@ def start_on(text: str) -> Devices:
 def say_where(devices: Devices) -> None:
     """The first line of such a command."""
     say(f"Null GPU ({devices.words}): memory is torch's own, nothing was computed; {WARNING}.")
-
-
-def answers_of(texts: Sequence[str], *, on: str | None) -> dict[tuple[str, int], Answer]:
-    """What `--answer` was given, by file and line.
-
-    Raises:
-        TracerError: It is not of the form that it must have, or there is no `--on`.
-    """
-    if texts and on is None:
-        raise TracerError("--answer has a meaning only with --on.", hint="Add --on h100, say.")
-    return dict(map(parse_answer, texts))
 
 
 def values_on(answers: Mapping[tuple[str, int], Answer]) -> AbstractContextManager[None]:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from tracer.commands.common import refuse
 from tracer.commands.on_card import start_on
-from tracer.errors import MissingPackageError, TracerError
+from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say, screen
 from tracer.null_gpu.cards import Devices, devices_of
 from tracer.null_gpu.errors import NullGpuError
@@ -25,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tracer.advice.recommendation import AdviceReport
+    from tracer.commands.predict_options import Options
     from tracer.commands.workload_options import WorkloadOptions
     from tracer.results.prediction import LargestBatch, NullPrediction, Prediction
     from tracer.runs.script_run import ScriptProfile
@@ -33,40 +31,41 @@ _SETTINGS_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 _MODEL_ALONE = ("model", "model_input", "model_arg", "hf_config", "batch_size", "largest_batch", "advise")
 
 
-def check_on(context: typer.Context, given: Mapping[str, Any]) -> Devices | None:
+def check_on(options: Options) -> Devices | None:
     """What `--on` names; None without it.
 
     Raises:
         TracerError: It makes no sense, alone or with the other options.
     """
-    if given["on"] is None:
-        if given["script"] is not None:
+    place, is_script = options.place, options.script is not None
+    if place.on is None:
+        if is_script:
             raise TracerError("A script is predicted on the null GPU: --on is missing.", hint="Add --on h100, say.")
         return None
-    if given["gpu_memory"]:
+    if place.gpu_memory:
         raise TracerError("--on names the GPU already, and its memory.", hint="Write --on h100:40GiB.")
-    if given["device"] != "cuda":
+    if place.device != "cuda":
         raise TracerError("--on names a GPU, and --device cpu is none.", hint="Leave one of them out.")
-    if given["script"] is not None:
-        refuse(context, _MODEL_ALONE, "without a script")
-    return devices_of(given["on"])
+    if is_script:
+        refuse(options.context, _MODEL_ALONE, "without a script")
+    return devices_of(place.on)
 
 
-def start_or_say_why(given: Mapping[str, Any]) -> bool:
+def start_or_say_why(options: Options) -> bool:
     """Go on in a process on the null GPU; False, after a sentence on stderr, where a rehearsal has to answer.
 
     Raises:
         NullGpuError: The null GPU cannot be had here, and a script cannot be rehearsed.
     """
-    if given["settings"]:
+    if settings := options.place.settings:
         from tracer.allocator.settings import parse_settings
 
-        parse_settings(given["settings"])  # torch's own complaint comes late and as a traceback
-        os.environ[_SETTINGS_VARIABLE] = given["settings"]
+        parse_settings(settings)  # torch's own complaint comes late and as a traceback
+        os.environ[_SETTINGS_VARIABLE] = settings
     try:
-        start_on(given["on"])
+        start_on(options.place.on or "")
     except NullGpuError as error:
-        if given["script"] is not None:
+        if options.script is not None:
             raise
         say(f"{error} {error.hint}".strip())
         say("Answered by rehearsal instead, on tensors that have a shape and no memory.")
@@ -74,18 +73,18 @@ def start_or_say_why(given: Mapping[str, Any]) -> bool:
     return True
 
 
-def predict_model(options: WorkloadOptions, devices: Devices, given: Mapping[str, Any]) -> NullPrediction:
+def predict_model(options: WorkloadOptions, devices: Devices) -> NullPrediction:
     """Train the model there for some steps."""
     import torch
 
     from tracer.runs.null_prediction import predict_workload
 
-    torch.manual_seed(given["seed"])
+    torch.manual_seed(options.seed)
     workload = options.build(torch.device("cuda", 0), device_named=True)
     return predict_workload(workload, devices, settings=options.settings)
 
 
-def predict_script(devices: Devices, given: Mapping[str, Any]) -> NullPrediction:
+def predict_script(options: Options, devices: Devices) -> NullPrediction:
     """Run a script there until its first steps are recorded.
 
     Raises:
@@ -95,12 +94,12 @@ def predict_script(devices: Devices, given: Mapping[str, Any]) -> NullPrediction
     from tracer.results.failure import is_out_of_memory
     from tracer.runs.null_prediction import predict_script as predicted
 
-    script, arguments = given["script"], given["arguments"] or []
+    script, arguments = options.script or "", list(options.arguments)
     check_script(script, is_module=False)
 
     def run(profile: ScriptProfile) -> bool:
         with redirect_stdout(sys.stderr):  # what the script prints is no part of the answer
-            return run_script(profile, script, arguments, quiet=given["quiet"], is_answer=is_out_of_memory)
+            return run_script(profile, script, arguments, quiet=options.screen.quiet, is_answer=is_out_of_memory)
 
     answer = predicted(run, devices, settings={"script": script, "arguments": " ".join(arguments)})
     if answer is None:
@@ -113,21 +112,6 @@ def with_need(prediction: NullPrediction, rehearsed: Callable[[], Prediction]) -
     if prediction.fits:
         return prediction
     return replace(prediction, needed_bytes=rehearsed().unlimited.peak_reserved_bytes)
-
-
-def write_files(prediction: NullPrediction, given: Mapping[str, Any], advice: AdviceReport | None) -> None:
-    """The files of a run, as far as nothing has to be computed for them."""
-    from tracer.runs.outputs import Written, write_outputs, written_lines
-
-    def tell(written: Written) -> None:
-        if not given["quiet"]:
-            for line in written_lines(written):
-                say(line)
-
-    written = write_outputs(replace(prediction.results, advice=advice), given["save_dir"], tell=tell)
-    for each in written:
-        if each.error is not None and not isinstance(each.error, MissingPackageError):
-            raise each.error
 
 
 def print_answer(

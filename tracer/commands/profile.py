@@ -2,195 +2,173 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, not_said, refuse, say_all, was_given
-from tracer.commands.on_card import Answers, On, answers_of, say_where, start_on, values_on
+from tracer.commands.on_card import OnOptions, say_where, start_on, values_on
+from tracer.commands.options import number, option, with_options
 from tracer.commands.run_options import (
     NUM_ROWS,
-    ActiveSteps,
-    KeepRecording,
-    Quiet,
-    Repeats,
-    Top,
-    Trace,
-    WaitSteps,
-    WarmupSteps,
+    SAVE_DIR,
+    OutputOptions,
+    RequestedFiles,
+    SaveDir,
+    ScheduleOptions,
+    ScreenOptions,
 )
-from tracer.commands.usage import DEVICE, MODEL, OUTPUTS, QUESTIONS, SCHEDULE
-from tracer.commands.workload_options import (
-    Accumulate,
-    Amp,
-    BatchSize,
-    Checkpoint,
-    Compile,
-    CompileArg,
-    Data,
-    DataSize,
-    HiddenChannels,
-    InChannels,
-    Inference,
-    Loss,
-    Model,
-    ModelArg,
-    ModelInput,
-    NumLayers,
-    NumModes,
-    Optimizer,
-    OutChannels,
-    Seed,
-    Spectrum,
-    WorkloadOptions,
-    chosen_device,
-    device_of_rank,
-    import_backends,
-    workload_options,
-)
-from tracer.errors import MissingPackageError, OutputError, TracerError
+from tracer.commands.usage import DEVICE, QUESTIONS, SCHEDULE
+from tracer.commands.workload_options import ProfiledWorkload, chosen_device, device_of_rank, import_backends
+from tracer.errors import OutputError, TracerError
 from tracer.exporters.screen.terminal import say, screen
-from tracer.exporters.screen.terminal import say as say_always
+from tracer.results.files import TIMING
 from tracer.runs.termination import Termination
 
 if TYPE_CHECKING:
     import torch
 
     from tracer.analysis.peak_diff import SavedPeak
+    from tracer.capture.sources.source_line import SourceLine
     from tracer.results.run_results import RunResults
     from tracer.runs.ranks import Rank
     from tracer.runs.session import Schedule
+    from tracer.runs.watch import Screen
     from tracer.workloads.workload import Workload
 
 DEFAULT_DEVICE = "cuda:0"
 EAGER_FOLDER = "eager"
-_SWITCHES = (
-    *("max_mem", "memory_timeline", "peak_json", "memory_report", "run_time_report"),
-    *("memory_snapshot", "cuda_timing", "trace"),
-)
 
 
-def profile(
-    context: typer.Context,
-    batch_size: BatchSize = 8,
-    in_channels: InChannels = 3,
-    out_channels: OutChannels = 1,
-    hidden_channels: HiddenChannels = 64,
-    data_size: DataSize = "64",
-    n_modes: NumModes = "32",
-    n_layers: NumLayers = 4,
-    data: Data = "random",
-    spectrum: Spectrum = "new_zeros",
-    device: Annotated[
-        str, typer.Option(help="Where to train. Without a GPU the default becomes cpu.", rich_help_panel=DEVICE)
-    ] = DEFAULT_DEVICE,
-    on: On = None,
-    answer: Answers = [],  # noqa: B006
-    import_: Annotated[
-        list[str],
-        typer.Option(
-            "--import",
-            metavar="<module>",
-            help="Module to import first, such as one that registers a backend. Repeatable.",
-            rich_help_panel=DEVICE,
-        ),
-    ] = [],  # noqa: B006
-    save_dir: Annotated[Path, typer.Option(help="Folder for the results.", rich_help_panel=OUTPUTS)] = Path(
-        "profiler_outputs"
-    ),
-    project_root: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of your project, for the reports. By default that of the model's code.",
-            rich_help_panel=OUTPUTS,
-        ),
-    ] = None,
-    n_wait_steps: WaitSteps = 1,
-    n_warmup_steps: WarmupSteps = 1,
-    n_active_steps: ActiveSteps = 3,
-    n_repeats: Repeats = 2,
-    seed: Seed = 0,
-    model: Model = "",
-    model_arg: ModelArg = [],  # noqa: B006
-    model_input: ModelInput = [],  # noqa: B006
-    optimizer: Optimizer = "adamw",
-    loss: Loss = "auto",
-    amp: Amp = "off",
-    accumulate: Accumulate = 1,
-    checkpoint: Checkpoint = False,
-    compile: Compile = False,
-    compile_arg: CompileArg = [],  # noqa: B006
-    inference: Inference = False,
-    compare_eager: Annotated[
-        bool,
-        typer.Option(
-            "--compare-eager",
-            help="Train it without compilation too, and say what compiling changes.",
-            rich_help_panel=MODEL,
-        ),
-    ] = False,
-    max_mem: Annotated[
-        bool, typer.Option(help="Leave out max_mem.txt, the breakdown at the peak.", rich_help_panel=OUTPUTS)
-    ] = True,
-    memory_timeline: Annotated[
-        bool, typer.Option(help="Leave out memory_timeline.html, the page.", rich_help_panel=OUTPUTS)
-    ] = True,
-    peak_json: Annotated[
-        bool, typer.Option(help="Leave out peak.json, every row of the peak.", rich_help_panel=OUTPUTS)
-    ] = True,
-    memory_report: Annotated[
-        bool, typer.Option(help="Leave out memory_report.sqlite.", rich_help_panel=OUTPUTS)
-    ] = True,
-    run_time_report: Annotated[
-        bool, typer.Option(help="Leave out run_time_report.sqlite.", rich_help_panel=OUTPUTS)
-    ] = True,
-    memory_snapshot: Annotated[
-        bool, typer.Option(help="Leave out memory_snapshot.pkl.", rich_help_panel=OUTPUTS)
-    ] = True,
-    cuda_timing: Annotated[
-        bool, typer.Option(help="Do not time the phases, and leave out cuda_timing.txt.", rich_help_panel=OUTPUTS)
-    ] = True,
-    trace: Trace = False,
-    keep_recording: KeepRecording = False,
-    watch: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            metavar="STEPS",
-            help="No profiler: train so many steps, and explain memory when something happens.",
-            rich_help_panel=SCHEDULE,
-        ),
-    ] = 0,
-    top: Top = NUM_ROWS,
-    quiet: Quiet = False,
+@dataclass(frozen=True, kw_only=True)
+class AdviceOptions:
+    """What would lower the peak."""
+
     advise: Annotated[
         bool,
-        typer.Option(
-            "--advise",
-            help="Say which changes would lower the peak, each tried; write advice.json.",
-            rich_help_panel=QUESTIONS,
-        ),
-    ] = False,
+        option("Say which changes would lower the peak, each tried; write advice.json.", QUESTIONS, "--advise"),
+    ] = False
     verify: Annotated[
         bool,
-        typer.Option(
-            "--verify",
-            help="With --advise: also make the best changes for real, before and after.",
-            rich_help_panel=QUESTIONS,
-        ),
-    ] = False,
+        option("With --advise: also make the best changes for real, before and after.", QUESTIONS, "--verify"),
+    ] = False
     gpu_memory: Annotated[
         str | None,
-        typer.Option(
-            metavar="<size>",
-            help="With --advise: also find the cheapest changes to fit in 16GiB, say.",
-            rich_help_panel=QUESTIONS,
+        option("With --advise: also find the cheapest changes to fit in 16GiB, say.", QUESTIONS, metavar="<size>"),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """All of a profile's.
+
+    Attributes:
+        context: Knows which of them the user wrote.
+        workload: What is trained.
+        device: Where.
+        backends: Modules to import first.
+        on: The null GPU, if it is to be there.
+        save_dir: Folder of the files.
+        outputs: Which of them are left out.
+        requested: Which others are written.
+        schedule: Which steps are recorded.
+        num_watched: Steps to watch instead; 0 for a profile.
+        screen: How much is printed.
+        advice: What would lower the peak.
+    """
+
+    context: typer.Context
+    workload: ProfiledWorkload
+    device: str
+    backends: Sequence[str]
+    on: OnOptions
+    save_dir: Path
+    outputs: OutputOptions
+    requested: RequestedFiles
+    schedule: ScheduleOptions
+    num_watched: int
+    screen: ScreenOptions
+    advice: AdviceOptions
+
+    @property
+    def device_named(self) -> bool:
+        """Whether the user wrote `--device`."""
+        return was_given(self.context, "device")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How a workload is run and written.
+
+    Attributes:
+        schedule: Which steps are recorded.
+        device_named: Whether the profile is about the workload's device, whatever other devices hold.
+        leave_out: Names of files that are not wanted.
+        trace: Whether the profiler's own trace is.
+        keep_recording: Whether recording.npz is.
+        root: The folder from which reports name files; None for that of the model's code.
+        quiet: Whether only errors are printed.
+    """
+
+    schedule: Schedule
+    device_named: bool = True
+    leave_out: Collection[str] = ()
+    trace: bool = False
+    keep_recording: bool = False
+    root: Path | None = None
+    quiet: bool = False
+
+    @property
+    def say(self) -> Callable[[str], None]:
+        """Takes a line that is no error."""
+        return not_said if self.quiet else say
+
+
+class Built(NamedTuple):
+    """A workload, where each of its parameters was constructed, and what to remember of it."""
+
+    workload: Workload
+    parameter_lines: Mapping[str, tuple[SourceLine, ...]]
+    settings: Mapping[str, object]
+
+
+@with_options
+def profile(
+    context: typer.Context,
+    *,
+    workload: ProfiledWorkload,
+    device: Annotated[
+        str, option("Where to train. Without a GPU the default becomes cpu.", DEVICE, metavar="<text>")
+    ] = DEFAULT_DEVICE,
+    on: OnOptions,
+    import_: Annotated[
+        list[str],
+        option(
+            "Module to import first, such as one that registers a backend. Repeatable.",
+            DEVICE,
+            "--import",
+            metavar="<module>",
         ),
-    ] = None,
+    ] = [],  # noqa: B006
+    save_dir: SaveDir = SAVE_DIR,
+    outputs: OutputOptions,
+    requested: RequestedFiles,
+    schedule: ScheduleOptions,
+    watch: Annotated[
+        int,
+        number(
+            "No profiler: train so many steps, and explain memory when something happens.",
+            SCHEDULE,
+            least=0,
+            metavar="STEPS",
+        ),
+    ] = 0,
+    screen: ScreenOptions,
+    advice: AdviceOptions,
 ) -> None:
     """Explain every byte of a training run's memory peak.
 
@@ -199,101 +177,91 @@ def profile(
 
         python main.py --batch-size 16 --device cuda:0
     """
-    given = dict(locals())
     if context.invoked_subcommand is not None:
         return
+    options = Options(
+        context, workload, device, import_, on, save_dir, outputs, requested, schedule, watch, screen, advice
+    )
     with errors_for_people(), kept_import_path():
-        succeeded = _profile(context, given)
+        succeeded = _profile(options)
     if not succeeded:
         raise typer.Exit(1)
 
 
-def _profile(context: typer.Context, given: Mapping[str, Any]) -> bool:
-    """The command with its options by name, on the null GPU if it is named; False if the run or a file failed."""
-    answers = answers_of(given["answer"], on=given["on"])
-    if given["on"] is not None:
-        if not given["device"].startswith("cuda"):
-            raise TracerError(f"--on names a GPU, and --device {given['device']} is none.", hint="Leave one out.")
-        devices = start_on(given["on"])
-        if not given["quiet"]:
+def _profile(options: Options) -> bool:
+    """The command, on the null GPU if it is named; False if the run or a file failed."""
+    answers = options.on.answers
+    if options.on.on is not None:
+        if not options.device.startswith("cuda"):
+            raise TracerError(f"--on names a GPU, and --device {options.device} is none.", hint="Leave one out.")
+        devices = start_on(options.on.on)
+        if not options.screen.quiet:
             say_where(devices)
     with values_on(answers):
-        return _profile_here(context, given)
+        return _profile_here(options)
 
 
-def _profile_here(context: typer.Context, given: Mapping[str, Any]) -> bool:
+def _profile_here(options: Options) -> bool:
     """The command in this process."""
-    import torch
-
-    from tracer.capture.objects.parameter_origins import ParameterOrigins
     from tracer.exporters.files import check_folder
     from tracer.runs.ranks import this_rank
-    from tracer.runs.session import Schedule
 
     rank = this_rank()
-    schedule = Schedule(*(given[f"n_{name}"] for name in ("wait_steps", "warmup_steps", "active_steps", "repeats")))
-    options = workload_options(context, given)
-    named = was_given(context, "device")
-    import_backends(given["import_"])
-    text = given["device"]
+    schedule = options.schedule.schedule()
+    options.workload.check(options.context)
+    named = options.device_named
+    import_backends(options.backends)
+    text = options.device
     if rank is not None and (not named or ":" not in text):
         text = device_of_rank(text, rank.local_index)
-    device = chosen_device(text, named=named, say=not_said if given["quiet"] else say)
-    if given["compare_eager"] and rank is not None:
+    device = chosen_device(text, named=named, say=not_said if options.screen.quiet else say)
+    if options.workload.compare_eager and rank is not None:
         raise TracerError(
             "--compare-eager is for a run of one process.",
             hint="Profile twice, and compare a rank of both by `diff A/rank0 B/rank0`.",
         )
-    advise = _adviser(context, given, options, device, is_alone=rank is None)
-    check_folder(given["save_dir"])
-
-    def build() -> tuple[Workload, dict[str, Any]]:
-        torch.manual_seed(given["seed"])
-        with ParameterOrigins() as origins:
-            workload = options.build(device, device_named=named)
-        return workload, {"parameter_lines": origins.take(workload.model), "settings": options.settings}
-
-    run_options = {
-        "schedule": schedule,
-        "device_named": named,
-        "leave_out": [name.replace("_", "-") for name in _SWITCHES if not given[name]],
-        "timing": given["cuda_timing"],
-        "trace": given["trace"],
-        "keep_recording": given["keep_recording"],
-        "root": given["project_root"],
-        "quiet": given["quiet"],
-    }
-    if given["watch"]:
+    advise = _adviser(options, device, is_alone=rank is None)
+    check_folder(options.save_dir)
+    quiet = options.screen.quiet
+    if options.num_watched:
         from tracer.runs.watched_workload import watch_workload
 
-        workload, of_workload = build()
+        built = _build(options, device)
+        screen: Screen = "none" if quiet else "short"
         return watch_workload(
-            workload,
-            given["watch"],
-            save_dir=given["save_dir"],
-            settings=of_workload["settings"],
-            screen="none" if given["quiet"] else "short",
+            built.workload, options.num_watched, save_dir=options.save_dir, settings=built.settings, screen=screen
         )
-    eager, is_eager_written = None, True
-    if given["compare_eager"]:
-        eager, is_eager_written = _run_eager(build, given["save_dir"] / EAGER_FOLDER, **run_options)
-    workload, of_workload = build()
-    return (
-        run_and_report(
-            workload,
-            save_dir=given["save_dir"],
-            eager=eager,
-            advise=advise,
-            top=given["top"],
-            **run_options,
-            **of_workload,
-        )
-        and is_eager_written
+    how = RunOptions(
+        schedule=schedule,
+        device_named=named,
+        leave_out=options.outputs.leave_out,
+        trace=options.requested.trace,
+        keep_recording=options.requested.keep_recording,
+        root=options.outputs.project_root,
+        quiet=quiet,
     )
+    eager, is_eager_written = None, True
+    if options.workload.compare_eager:
+        eager, is_eager_written = _run_eager(lambda: _build(options, device), options.save_dir / EAGER_FOLDER, how)
+    built, top = _build(options, device), options.screen.top
+    succeeded = run_and_report(built, how, save_dir=options.save_dir, eager=eager, advise=advise, top=top)
+    return succeeded and is_eager_written
+
+
+def _build(options: Options, device: torch.device) -> Built:
+    """The workload, and where its parameters were constructed."""
+    import torch
+
+    from tracer.capture.objects.parameter_origins import ParameterOrigins
+
+    torch.manual_seed(options.workload.seed)
+    with ParameterOrigins() as origins:
+        workload = options.workload.build(device, device_named=options.device_named)
+    return Built(workload, origins.take(workload.model), options.workload.settings)
 
 
 def _adviser(
-    context: typer.Context, given: Mapping[str, Any], options: WorkloadOptions, device: torch.device, *, is_alone: bool
+    options: Options, device: torch.device, *, is_alone: bool
 ) -> Callable[[Workload, RunResults], RunResults] | None:
     """What adds advice to the results of a run; None where nobody asked.
 
@@ -305,38 +273,39 @@ def _adviser(
     from tracer.rehearsal.unfilled import unfilled_weights
     from tracer.units import parse_memory
 
-    if not given["advise"]:
-        refuse(context, ("verify", "gpu_memory"), "with --advise")
+    asked = options.advice
+    if not asked.advise:
+        refuse(options.context, ("verify", "gpu_memory"), "with --advise")
         return None
-    if given["watch"]:
+    if options.num_watched:
         raise TracerError("--advise is for a profiled run, and --watch has no profiler.", hint="Leave one of them out.")
     if not is_alone:
         raise TracerError("--advise is for a run of one process.", hint="Leave it out, or run without torchrun.")
     try:
-        target_bytes = parse_memory(given["gpu_memory"]) if given["gpu_memory"] else None
+        target_bytes = parse_memory(asked.gpu_memory) if asked.gpu_memory else None
     except ValueError as error:
         raise TracerError(str(error), hint="Write the GPU's memory as 16GiB, 80GiB or 8192MiB.") from None
 
     def build_there() -> Workload:
-        torch.manual_seed(given["seed"])
-        return options.build(device, device_named=False)
+        torch.manual_seed(options.workload.seed)
+        return options.workload.build(device, device_named=False)
 
     def build_unfilled() -> Workload:
         with unfilled_weights():
-            return options.build(torch.device("cpu"), device_named=False)
+            return options.workload.build(torch.device("cpu"), device_named=False)
 
     def advise(workload: Workload, results: RunResults) -> RunResults:
         from tracer.advice.found import found_in
         from tracer.runs.advising import advise_on
 
-        with _progress("Changes tried", is_shown=not given["quiet"]) as progress:
+        with _progress("Changes tried", is_shown=not options.screen.quiet) as progress:
             try:
                 report = advise_on(
                     build_unfilled,
                     workload,
                     build_there=build_there,
                     target_bytes=target_bytes,
-                    verify=given["verify"] and results.failure is None,
+                    verify=asked.verify and results.failure is None,
                     progress=progress,
                 )
             except TracerError as error:  # the run's own results are not lost for it
@@ -351,14 +320,7 @@ def _adviser(
     return advise
 
 
-def _run_eager(
-    build: Callable[[], tuple[Workload, dict[str, Any]]],
-    folder: Path,
-    *,
-    leave_out: list[str],
-    quiet: bool = False,
-    **options: Any,
-) -> tuple[SavedPeak | None, bool]:
+def _run_eager(build: Callable[[], Built], folder: Path, how: RunOptions) -> tuple[SavedPeak | None, bool]:
     """The peak of the same run without compilation, None if it failed, and whether its files could be written.
 
     Nothing of it is alive afterwards: the compiled run is the same as without it.
@@ -373,10 +335,10 @@ def _run_eager(
     termination.watch()
     try:
         with without_compiling():
-            workload, of_workload = build()
-            device = workload.device
-            results = _run(workload, quiet=quiet, termination=termination, **options, **of_workload)
-        is_written = _write(results, folder, leave_out, say=not_said if quiet else say)
+            built = build()
+            device = built.workload.device
+            results = _run(built, how, termination)
+        is_written = _write(results, folder, how)
     finally:
         termination.close()
     if results.failure is not None and not isinstance(results.failure.error, Exception):
@@ -385,24 +347,21 @@ def _run_eager(
     if results.failure is None and results.findings is not None:
         peak = saved_peak(results.findings)
     else:
-        (not_said if quiet else say)("Note: There is no comparison: without compilation the run failed, as said above.")
-    del workload, of_workload, results
+        how.say("Note: There is no comparison: without compilation the run failed, as said above.")
+    del built, results
     gc.collect()
     release_cached_memory(device)
     return peak, is_written
 
 
 def run_and_report(
-    workload: Workload,
-    schedule: Schedule,
+    built: Built,
+    how: RunOptions,
     *,
     save_dir: Path,
-    leave_out: list[str],
     top: int = NUM_ROWS,
-    quiet: bool = False,
     eager: SavedPeak | None = None,
     advise: Callable[[Workload, RunResults], RunResults] | None = None,
-    **options: Any,
 ) -> bool:
     """Run, write, then answer, for this process or for its rank; False if the run or a file failed."""
     from tracer.exporters.screen.next_commands import after_run
@@ -415,21 +374,20 @@ def run_and_report(
     termination = Termination()
     termination.watch()
     try:
-        results = _run(workload, schedule, quiet=quiet, termination=termination, **options)
-        results = replace(results, eager=eager)
+        results = replace(_run(built, how, termination), eager=eager)
         if advise is not None:
             termination.resume()
             try:
-                results = advise(workload, results)
+                results = advise(built.workload, results)
             finally:
                 termination.hold()
         folder = rank.folder(save_dir) if rank is not None else save_dir
-        succeeded = _write(results, folder, leave_out, say=not_said if quiet else say)
+        succeeded = _write(results, folder, how)
         if rank is not None:
             succeeded &= _summarize(rank, results, save_dir)
     finally:
         termination.close()
-    is_shown = not quiet and (rank is None or rank.index == 0)
+    is_shown = not how.quiet and (rank is None or rank.index == 0)
     if is_shown:
         with screen() as console:
             print_results(results, console, top=top)
@@ -439,11 +397,23 @@ def run_and_report(
     return succeeded and results.failure is None
 
 
-def _run(workload: Workload, schedule: Schedule, *, quiet: bool, **options: Any) -> RunResults:
+def _run(built: Built, how: RunOptions, termination: Termination) -> RunResults:
     from tracer.runs.workload_run import run_profile
 
-    with _progress(is_shown=not quiet) as progress:
-        return run_profile(workload, schedule=schedule, **options, progress=progress)
+    with _progress(is_shown=not how.quiet) as progress:
+        return run_profile(
+            built.workload,
+            schedule=how.schedule,
+            timing=TIMING.name not in how.leave_out,
+            trace=how.trace,
+            keep_recording=how.keep_recording,
+            progress=progress,
+            settings=built.settings,
+            parameter_lines=built.parameter_lines,
+            root=how.root,
+            termination=termination,
+            device_named=how.device_named,
+        )
 
 
 @contextmanager
@@ -462,30 +432,18 @@ def _progress(what: str = "Training steps", *, is_shown: bool) -> Iterator[Calla
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _write(results: RunResults, save_dir: Path, leave_out: list[str], *, say: Callable[[str], None]) -> bool:
-    """Say what failed and what is noteworthy, and write the files; False if one could not be written.
-
-    Args:
-        results: Of the run.
-        save_dir: Folder of the files.
-        leave_out: Names of outputs that are not wanted.
-        say: Takes a line that is no error.
-    """
+def _write(results: RunResults, save_dir: Path, how: RunOptions) -> bool:
+    """Say what failed and what is noteworthy, and write the files; False if one could not be written."""
     from tracer.exporters.screen.failure import failure_lines
-    from tracer.runs.outputs import Written, left_from_earlier, left_sentence, write_outputs, written_lines
-
-    def tell(one: Written) -> None:
-        failed = one.error is not None and not isinstance(one.error, MissingPackageError)
-        for line in written_lines(one):
-            (say_always if failed else say)(line)
+    from tracer.runs.outputs import left_from_earlier, left_sentence, teller, write_outputs
 
     say_all(failure_lines(results))
     for note in results.notes:
-        say(f"Note: {note}")
-    written = write_outputs(results, save_dir, leave_out=leave_out, tell=tell)
+        how.say(f"Note: {note}")
+    written = write_outputs(results, save_dir, leave_out=how.leave_out, tell=teller(how.say, complain=say))
     if left := left_from_earlier(save_dir, written):
-        say(f"Note: {left_sentence(left)}")
-    return all(one.error is None or isinstance(one.error, MissingPackageError) for one in written)
+        how.say(f"Note: {left_sentence(left)}")
+    return not any(one.has_failed for one in written)
 
 
 def _summarize(rank: Rank, results: RunResults, save_dir: Path) -> bool:

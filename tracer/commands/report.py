@@ -9,32 +9,28 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.commands.common import errors_for_people, not_said
+from tracer.commands.options import option
 from tracer.commands.run_options import NUM_ROWS, Quiet, Top
 from tracer.commands.usage import OUTPUTS
-from tracer.errors import MissingPackageError, RecordingError, TracerError
+from tracer.errors import RecordingError, TracerError
 from tracer.exporters.screen.next_commands import after_run
 from tracer.exporters.screen.terminal import say, screen
+from tracer.results.files import RECORDING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from tracer.results.run_results import RunResults
 
-RECORDING_NAME = "recording.npz"
-
 
 def report(
     recording: Annotated[Path, typer.Argument(help="A --save-dir with a recording.npz, or that file.")],
     save_dir: Annotated[
-        Path | None, typer.Option(help="Folder for the files; by default the recording's.", rich_help_panel=OUTPUTS)
+        Path | None, option("Folder for the files; by default the recording's.", OUTPUTS, metavar="<path>")
     ] = None,
     only: Annotated[
         list[str],
-        typer.Option(
-            metavar="<name>",
-            help="Write only this one: peak-json, memory-report, ... Repeatable.",
-            rich_help_panel=OUTPUTS,
-        ),
+        option("Write only this one: peak-json, memory-report, ... Repeatable.", OUTPUTS, metavar="<name>"),
     ] = [],  # noqa: B006
     top: Top = NUM_ROWS,
     quiet: Quiet = False,
@@ -86,12 +82,7 @@ def show_report(
     from tracer.exporters.recording_file.kept_run_file import load_kept_run
     from tracer.exporters.screen.run import print_results
     from tracer.runs.kept import results_of
-    from tracer.runs.outputs import Written, write_outputs, written_lines
-
-    def tell(written: Written) -> None:
-        failed = written.error is not None and not isinstance(written.error, MissingPackageError)
-        for line in written_lines(written):
-            (complain if failed else say)(line)
+    from tracer.runs.outputs import teller, write_outputs
 
     _check_names(only)
     check_folder(folder)
@@ -100,9 +91,9 @@ def show_report(
     unwanted = _unwanted(only, results)
     for line in (*(f"Of that run: {line}" for line in kept.failure), *(f"Note: {note}" for note in results.notes)):
         say(line)
-    written = write_outputs(results, folder, leave_out=unwanted, tell=tell)
+    written = write_outputs(results, folder, leave_out=unwanted, tell=teller(say, complain=complain))
     print_results(results, console, top=top)
-    return all(one.error is None or isinstance(one.error, MissingPackageError) for one in written)
+    return not any(one.has_failed for one in written)
 
 
 def _check_names(only: Collection[str]) -> None:
@@ -113,7 +104,7 @@ def _check_names(only: Collection[str]) -> None:
     """
     from tracer.runs.outputs import OUTPUTS
 
-    names = [output.name for output in OUTPUTS if output.file_name != RECORDING_NAME]
+    names = [output.name for output in OUTPUTS if output.file is not RECORDING]
     for name in only:
         if name not in names:
             raise TracerError(f"There is no output {name}.", hint=f"Name one of {', '.join(names)}.")
@@ -144,7 +135,7 @@ def recording_path(path: Path) -> Path:
     Raises:
         RecordingError: There is none.
     """
-    file = path / RECORDING_NAME if path.is_dir() else path
+    file = path / RECORDING.file_name if path.is_dir() else path
     if not file.is_file():
         raise RecordingError(
             f"There is no {file}.", hint="Profile with --keep-recording, and name the --save-dir (of one rank)."

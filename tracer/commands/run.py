@@ -15,19 +15,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
-from tracer.commands.on_card import Answers, On, answers_of, say_where, start_on, values_on
-from tracer.commands.run_options import (
-    NUM_ROWS,
-    ActiveSteps,
-    KeepRecording,
-    Quiet,
-    Repeats,
-    Top,
-    Trace,
-    WaitSteps,
-    WarmupSteps,
-)
-from tracer.commands.usage import DEVICE, OUTPUTS
+from tracer.commands.on_card import OnOptions, say_where, start_on, values_on
+from tracer.commands.options import option, with_options
+from tracer.commands.run_options import SAVE_DIR, RequestedFiles, SaveDir, ScreenOptions, ScriptSchedule
+from tracer.commands.usage import DEVICE
 from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
 
@@ -39,32 +30,24 @@ __tracebackhide__ = True  # a line of this file explains nothing about the scrip
 CONTEXT = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 
 
+@with_options
 def run(
     script: Annotated[str, typer.Argument(help="The script; with --module, a module's name.")],
     arguments: Annotated[list[str] | None, typer.Argument(help="What follows is the script's own.")] = None,
-    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT names a module, as in `python -m`.")] = False,
+    module: Annotated[bool, option("SCRIPT names a module, as in `python -m`.", None, "--module", "-m")] = False,
     device: Annotated[
-        str | None, typer.Option(help="Device to explain; by default the model's.", rich_help_panel=DEVICE)
+        str | None, option("Device to explain; by default the model's.", DEVICE, metavar="<text>")
     ] = None,
-    on: On = None,
-    answer: Answers = [],  # noqa: B006
-    n_wait_steps: WaitSteps = 0,
-    n_warmup_steps: WarmupSteps = 1,
-    n_active_steps: ActiveSteps = 3,
-    n_repeats: Repeats = 2,
-    save_dir: Annotated[Path, typer.Option(help="Folder for the results.", rich_help_panel=OUTPUTS)] = Path(
-        "profiler_outputs"
-    ),
-    trace: Trace = False,
-    keep_recording: KeepRecording = False,
+    *,
+    on: OnOptions,
+    schedule: ScriptSchedule,
+    save_dir: SaveDir = SAVE_DIR,
+    requested: RequestedFiles,
     watch: Annotated[
         bool,
-        typer.Option(
-            "--watch", help="Watch all of it without a profiler, and explain its memory when something happens."
-        ),
+        option("Watch all of it without a profiler, and explain its memory when something happens.", None, "--watch"),
     ] = False,
-    top: Top = NUM_ROWS,
-    quiet: Quiet = False,
+    screen: ScreenOptions,
 ) -> None:
     """Run a training script as it is, and explain the memory peak of its first steps.
 
@@ -74,17 +57,16 @@ def run(
         torch-timeline run --save-dir profile train.py --epochs 3
     """
     with errors_for_people():
-        answers = answers_of(answer, on=on)
-        devices = start_on(on) if on is not None else None
-    if devices is not None and not quiet:
+        answers = on.answers
+        devices = start_on(on.on) if on.on is not None else None
+    if devices is not None and not screen.quiet:
         say_where(devices)
     from tracer.exporters.files import check_folder
     from tracer.runs.script_run import ScriptProfile, ScriptTraining, ScriptWatch
-    from tracer.runs.session import Schedule
 
     settings = {"script": script, "arguments": " ".join(arguments or [])}
     with errors_for_people(), kept_import_path(), values_on(answers):
-        schedule = Schedule(n_wait_steps, n_warmup_steps, n_active_steps, n_repeats)
+        steps = schedule.schedule()
         check_folder(save_dir)
         check_script(script, is_module=module)
         profile = ScriptProfile(
@@ -94,7 +76,7 @@ def run(
                     optimizers,
                     save_dir=save_dir,
                     device=device,
-                    screen="none" if quiet else "short",
+                    screen="none" if screen.quiet else "short",
                     settings=settings,
                 )
                 if watch
@@ -102,17 +84,17 @@ def run(
                     models,
                     optimizers,
                     save_dir=save_dir,
-                    schedule=schedule,
+                    schedule=steps,
                     device=device,
-                    screen="none" if quiet else "full",
-                    top=top,
-                    trace=trace,
-                    keep_recording=keep_recording,
+                    screen="none" if screen.quiet else "full",
+                    top=screen.top,
+                    trace=requested.trace,
+                    keep_recording=requested.keep_recording,
                     settings=settings,
                 )
             )
         )
-        succeeded = run_script(profile, script, arguments or [], is_module=module, quiet=quiet)
+        succeeded = run_script(profile, script, arguments or [], is_module=module, quiet=screen.quiet)
     if not succeeded:
         raise typer.Exit(1)
 

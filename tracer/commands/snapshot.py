@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.commands.common import errors_for_people, say_all, snapshot_path
+from tracer.commands.options import number, option
 from tracer.commands.run_options import Quiet, Top
 from tracer.commands.usage import ALLOCATOR, DEVICE, OUTPUTS, QUESTIONS, SCREEN
 from tracer.errors import MissingPackageError, OutputError, SettingsError, SnapshotError, TracerError
@@ -40,76 +41,51 @@ def snapshot(
             "folder, or a pattern in quotes."
         ),
     ],
-    device: Annotated[
-        int | None, typer.Option(min=0, help="Index of the only device to look at.", rich_help_panel=DEVICE)
-    ] = None,
+    device: Annotated[int | None, number("Index of the only device to look at.", DEVICE, least=0)] = None,
     at: Annotated[
         list[str],
-        typer.Option(
-            metavar="<moment>",
-            help="Also what was in use at a moment: an entry's number, a time since the start (2.5s), start, peak, "
+        option(
+            "Also what was in use at a moment: an entry's number, a time since the start (2.5s), start, peak, "
             "oom or end. Repeatable.",
-            rich_help_panel=QUESTIONS,
+            QUESTIONS,
+            metavar="<moment>",
         ),
     ] = [],  # noqa: B006
     between: Annotated[
         tuple[str, str] | None,
-        typer.Option(
-            metavar="<moment> <moment>",
-            help="Also what came and what went between two moments.",
-            rich_help_panel=QUESTIONS,
-        ),
+        option("Also what came and what went between two moments.", QUESTIONS, metavar="<moment> <moment>"),
     ] = None,
     before_oom: Annotated[
         str | None,
-        typer.Option(
-            metavar="<size>",
-            help="Also the last allocations of 5GiB, say, before it ran out of memory.",
-            rich_help_panel=QUESTIONS,
-        ),
+        option("Also the last allocations of 5GiB, say, before it ran out of memory.", QUESTIONS, metavar="<size>"),
     ] = None,
     settings: Annotated[
         list[str],
-        typer.Option(
+        option(
+            "Replay it under other settings of PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True. Repeatable.",
+            ALLOCATOR,
             metavar="<settings>",
-            help="Replay it under other settings of PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True. Repeatable.",
-            rich_help_panel=ALLOCATOR,
         ),
     ] = [],  # noqa: B006
     search_settings: Annotated[
         bool,
-        typer.Option(
-            "--search-settings",
-            "--advise",
-            help="Replay it under the settings that are worth trying.",
-            rich_help_panel=ALLOCATOR,
-        ),
+        option("Replay it under the settings that are worth trying.", ALLOCATOR, "--search-settings", "--advise"),
     ] = False,
     gpu_memory: Annotated[
         str | None,
-        typer.Option(
-            metavar="<size>",
-            help="Replay it on a GPU of 16GiB, say; exit with 3 if it does not run there.",
-            rich_help_panel=ALLOCATOR,
-        ),
+        option("Replay it on a GPU of 16GiB, say; exit with 3 if it does not run there.", ALLOCATOR, metavar="<size>"),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(help="Also write the page: of all devices, or of all ranks.", rich_help_panel=OUTPUTS)
+        Path | None, option("Also write the page: of all devices, or of all ranks.", OUTPUTS, metavar="<path>")
     ] = None,
     sqlite: Annotated[
-        Path | None, typer.Option(help="Also write the memory report of that device.", rich_help_panel=OUTPUTS)
+        Path | None, option("Also write the memory report of that device.", OUTPUTS, metavar="<path>")
     ] = None,
     dask: Annotated[
         str | None,
-        typer.Option(
-            metavar="<address>",
-            help="Read a job's recordings on the workers of this Dask scheduler.",
-            rich_help_panel=QUESTIONS,
-        ),
+        option("Read a job's recordings on the workers of this Dask scheduler.", QUESTIONS, metavar="<address>"),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the answer as JSON instead.", rich_help_panel=SCREEN)
-    ] = False,
+    as_json: Annotated[bool, option("Print the answer as JSON instead.", SCREEN, "--json")] = False,
     top: Top = 10,
     quiet: Quiet = False,
 ) -> None:

@@ -25,9 +25,7 @@ OUTPUTS = "Outputs"
 SCREEN = "Screen"
 _ARGUMENTS, _OTHER = "Arguments", "Options"
 _ORDER = (_ARGUMENTS, MODEL, STEP, FNO, DEVICE, SCHEDULE, QUESTIONS, ALLOCATOR, OUTPUTS, SCREEN, _OTHER)
-
-_UsageError: Any = typer.BadParameter.__mro__[1]
-"""typer exports none but this one of its subclasses."""
+_USAGE_STATUS = 2
 
 
 class _Explained:
@@ -55,16 +53,12 @@ class _Explained:
         Raises:
             typer.Exit: With status 2.
         """
-        given = list(args)
         try:
             return list(super().parse_args(ctx, args))  # type: ignore[misc]
-        except typer.BadParameter as error:
-            parameter = getattr(error, "param", None)
-            if parameter is None:
-                _refuse(ctx, error.format_message())
-            _refuse(ctx, _wrong_value(parameter, _given(self, ctx, given, parameter), error))
-        except _UsageError as error:
-            _refuse(ctx, error.format_message())
+        except Exception as error:
+            if getattr(error, "exit_code", None) != _USAGE_STATUS:  # typer has no public class for all that have it
+                raise
+            _refuse(ctx, _in_words(error))
 
 
 class Command(_Explained, TyperCommand):
@@ -95,39 +89,23 @@ def _record(parameter: Any, ctx: Any) -> tuple[str, str] | None:
     record: tuple[str, str] | None = parameter.get_help_record(ctx)
     if record is None:
         return None
-    if not getattr(parameter, "secondary_opts", None):
-        return _TYPES.sub(lambda found: _IN_WORDS.get(found[1], ""), record[0]).rstrip(), record[1]
+    if parameter.param_type_name == "argument":
+        return record[0].partition(" ")[0], record[1]
+    if not parameter.secondary_opts:
+        return record
     names = parameter.secondary_opts if parameter.default else parameter.opts
     return ", ".join(names), parameter.help or ""
 
 
-_TYPES = re.compile(r" <(int range|int|str|path|list\[\w+\])>")
-_IN_WORDS = {"int range": " <number>", "int": " <number>", "str": " <text>", "path": " <path>"}
-"""Of arguments that may be several, the name alone."""
-
-
-def _given(command: Any, ctx: Any, args: list[str], parameter: Any) -> str:
-    """What stands at a parameter's place."""
-    values, *_ = command.make_parser(ctx).parse_args(args=args)
-    value = values.get(parameter.name)
-    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def _wrong_value(parameter: Any, value: str, error: Any) -> str:
-    """In words for people; typer's differ from version to version."""
-    is_option = parameter.param_type_name == "option"
-    name = max(parameter.opts, key=len) if is_option else parameter.name.upper()
-    message = str(error.message or "").removeprefix("Value error, ")
-    if type(error) is not typer.BadParameter:  # MissingParameter
+def _in_words(error: Any) -> str:
+    """What is wrong: with a parameter, its name, its value and why."""
+    if (parameter := getattr(error, "param", None)) is None:
+        return str(error.format_message())
+    name = max(parameter.opts, key=len) if parameter.param_type_name == "option" else parameter.name.upper()
+    if not error.message:  # it is missing
         return f"{name} is missing: {parameter.help}" if getattr(parameter, "help", "") else f"{name} is missing."
-    if "valid integer" in message:
-        return f"{name} {value} is not a whole number."
-    if "in the range" in message or "greater than or equal" in message:
-        least = getattr(parameter, "min", None)
-        return f"{name} {value} is less than {getattr(parameter.type, 'min', 0) if least is None else least}."
-    if found := re.search(r"is not one of (.*?)\.?$", message):
-        return f"{name} {value} is not one of {found[1].replace(chr(39), '')}."
-    return f"{name} {value}: {message}"
+    message = error.message.removeprefix("Value error, ").removesuffix(".").replace("'", "")
+    return f"{name} {message}."
 
 
 def _command_for(ctx: Any, name: str) -> str:

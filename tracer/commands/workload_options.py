@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tracer.commands.common import refuse
+from tracer.commands.options import number, option
 from tracer.commands.usage import FNO, MODEL, STEP
 from tracer.errors import TracerError, WorkloadError
 from tracer.exporters.screen.terminal import say
@@ -24,107 +25,84 @@ if TYPE_CHECKING:
 
 _DEVICES_HINT = "Use cpu, cuda:0, xpu:0, ..., or import what registers the backend with --import MODULE."
 
-BatchSize = Annotated[int, typer.Option(help="Samples in a batch.", rich_help_panel=MODEL)]
-Seed = Annotated[int, typer.Option(help="Seed of weights and data.", rich_help_panel=MODEL)]
 
-InChannels = Annotated[int, typer.Option(help="Channels of the model's input.", rich_help_panel=FNO)]
-OutChannels = Annotated[int, typer.Option(help="Channels of the model's output.", rich_help_panel=FNO)]
-HiddenChannels = Annotated[int, typer.Option(help="Width of the model.", rich_help_panel=FNO)]
-DataSize = Annotated[
-    str, typer.Option(help="Grid points: 64 is 64 x 64; 128x96 or 32x32x32 also work.", rich_help_panel=FNO)
-]
-NumModes = Annotated[str, typer.Option(help="Fourier modes kept: 32 for every axis, or 32x16.", rich_help_panel=FNO)]
-NumLayers = Annotated[int, typer.Option(help="Fourier layers.", rich_help_panel=FNO)]
-Data = Annotated[
-    Literal["random", "darcy"], typer.Option(help="Noise, or solved Darcy flow problems.", rich_help_panel=FNO)
-]
-Spectrum = Annotated[
-    Literal["new_zeros", "torch_zeros"],
-    typer.Option(
-        help="How the padded spectrum is allocated; after torch_zeros torch's categories stop.", rich_help_panel=FNO
-    ),
-]
-
-Model = Annotated[
-    str,
-    typer.Option(
-        metavar="<where:what>",
-        help="What to train: package.module:factory, or path/to/file.py:factory; a class or a function.",
-        rich_help_panel=MODEL,
-    ),
-]
-ModelArg = Annotated[
-    list[str],
-    typer.Option(metavar="<name=value>", help="Argument of the factory: width=256. Repeatable.", rich_help_panel=MODEL),
-]
-ModelInput = Annotated[
-    list[str],
-    typer.Option(
-        "--input",
-        metavar="<size>",
-        help="Input of the model, one sample: 3x224x224, or by name ids=128:int64:0-50257. Repeatable.",
-        rich_help_panel=MODEL,
-    ),
-]
-Optimizer = Annotated[
-    str, typer.Option(help="Of torch.optim: adamw, sgd:lr=0.1,momentum=0.9, none.", rich_help_panel=STEP)
-]
-Loss = Annotated[
-    Literal["auto", "mean-square", "cross-entropy"],
-    typer.Option(help="auto: the model's own, or mean-square.", rich_help_panel=STEP),
-]
-Amp = Annotated[Literal["off", "bfloat16", "float16"], typer.Option(help="Mixed precision.", rich_help_panel=STEP)]
-Accumulate = Annotated[int, typer.Option(help="Micro-batches of --batch-size in a step.", rich_help_panel=STEP)]
-Checkpoint = Annotated[
-    bool, typer.Option("--checkpoint", help="Recompute repeated blocks in backward.", rich_help_panel=STEP)
-]
-Compile = Annotated[
-    bool, typer.Option("--compile", help="Call the model through torch.compile.", rich_help_panel=MODEL)
-]
-CompileArg = Annotated[
-    list[str],
-    typer.Option(
-        metavar="<name=value>",
-        help="Argument of torch.compile: mode=reduce-overhead. Means --compile. Repeatable.",
-        rich_help_panel=MODEL,
-    ),
-]
-Inference = Annotated[bool, typer.Option("--inference", help="Forward only, without gradients.", rich_help_panel=STEP)]
-
-_FNO_ONLY = ("in_channels", "out_channels", "hidden_channels", "data_size", "n_modes", "n_layers", "data", "spectrum")
-_STEP_ONLY = ("optimizer", "loss", "amp", "accumulate", "checkpoint", "inference")
-# Only a command that has no device to train on has these.
-_STEP_ONLY_IN_REHEARSALS = ("lora",)
-_MODEL_ONLY = ("model_arg", "model_input", *_STEP_ONLY, *_STEP_ONLY_IN_REHEARSALS)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkloadOptions:
-    """What is to be trained; nothing is built yet.
+    """What is to be trained, as every command asks it; nothing is built yet."""
 
-    Attributes:
-        model: The factory of a user's model, or empty for the FNO.
-        model_args: Its arguments.
-        options: Those of `build_fno_workload`, or of `StepOptions`.
-        compile_args: Arguments of `torch.compile`; None where the model is not to be compiled.
-        hf_config: The configuration of a transformers model, in the place of a factory.
-        tokens: Of a sample of that model.
-    """
+    batch_size: Annotated[int, number("Samples in a batch.", MODEL)] = 8
+    in_channels: Annotated[int, number("Channels of the model's input.", FNO)] = 3
+    out_channels: Annotated[int, number("Channels of the model's output.", FNO)] = 1
+    hidden_channels: Annotated[int, number("Width of the model.", FNO)] = 64
+    data_size: Annotated[
+        str, option("Grid points: 64 is 64 x 64; 128x96 or 32x32x32 also work.", FNO, metavar="<text>")
+    ] = "64"
+    n_modes: Annotated[str, option("Fourier modes kept: 32 for every axis, or 32x16.", FNO, metavar="<text>")] = "32"
+    n_layers: Annotated[int, number("Fourier layers.", FNO)] = 4
+    data: Annotated[Literal["random", "darcy"], option("Noise, or solved Darcy flow problems.", FNO)] = "random"
+    spectrum: Annotated[
+        Literal["new_zeros", "torch_zeros"],
+        option("How the padded spectrum is allocated; after torch_zeros torch's categories stop.", FNO),
+    ] = "new_zeros"
+    seed: Annotated[int, number("Seed of weights and data.", MODEL)] = 0
+    model: Annotated[
+        str,
+        option(
+            "What to train: package.module:factory, or path/to/file.py:factory; a class or a function.",
+            MODEL,
+            metavar="<where:what>",
+        ),
+    ] = ""
+    model_arg: Annotated[
+        list[str],
+        option("Argument of the factory: width=256. Repeatable.", MODEL, metavar="<name=value>"),
+    ] = field(default_factory=list)
+    model_input: Annotated[
+        list[str],
+        option(
+            "Input of the model, one sample: 3x224x224, or by name ids=128:int64:0-50257. Repeatable.",
+            MODEL,
+            "--input",
+            metavar="<size>",
+        ),
+    ] = field(default_factory=list)
+    optimizer: Annotated[
+        str, option("Of torch.optim: adamw, sgd:lr=0.1,momentum=0.9, none.", STEP, metavar="<text>")
+    ] = "adamw"
+    loss: Annotated[
+        Literal["auto", "mean-square", "cross-entropy"],
+        option("auto: the model's own, or mean-square.", STEP),
+    ] = "auto"
+    amp: Annotated[Literal["off", "bfloat16", "float16"], option("Mixed precision.", STEP)] = "off"
+    accumulate: Annotated[int, number("Micro-batches of --batch-size in a step.", STEP)] = 1
+    checkpoint: Annotated[bool, option("Recompute repeated blocks in backward.", STEP, "--checkpoint")] = False
+    inference: Annotated[bool, option("Forward only, without gradients.", STEP, "--inference")] = False
 
-    model: str
-    model_args: tuple[str, ...]
-    options: Mapping[str, Any]
-    compile_args: tuple[str, ...] | None = None
-    hf_config: Path | None = None
-    tokens: int | None = None
+    @property
+    def is_users(self) -> bool:
+        """Whether the model is the user's, rather than the FNO."""
+        return bool(self.model)
+
+    def check(self, context: typer.Context) -> None:
+        """Make sure that the options make sense, alone and together; `context` knows which of them the user wrote.
+
+        Raises:
+            TracerError: They do not.
+        """
+        options = self._fno_settings()
+        if self.is_users:
+            refuse(context, _FNO_ONLY, "without --model")
+            return
+        refuse(context, _MODEL_ONLY, "with --model")
+        try:
+            _fno().check_fno_settings(**options)
+        except ValueError as error:
+            raise TracerError(str(error), hint="--help lists the options.") from error
 
     @property
     def settings(self) -> dict[str, object]:
         """What is to be remembered of them."""
-        model = self.model or (str(self.hf_config) if self.hf_config is not None else "")
-        settings = {"model": model, **self.options} if model else dict(self.options)
-        settings |= {} if self.tokens is None else {"tokens": self.tokens}
-        return settings if self.compile_args is None else settings | {"compile": ", ".join(self.compile_args) or True}
+        return {"model": self.model, **self._step_settings()} if self.is_users else self._fno_settings()
 
     def build(self, device: torch.device, *, device_named: bool, without_memory: bool = False) -> Workload:
         """The workload on a device.
@@ -138,44 +116,139 @@ class WorkloadOptions:
             WorkloadError: The user's model cannot be built as asked.
         """
         with _model_errors():
-            if self.model or self.hf_config is not None:
-                workload = _users_workload(self, device, device_named=device_named, without_memory=without_memory)
-            else:
-                workload = _fno().build_fno_workload(device=device, **self.options)
-            return workload if self.compile_args is None else _compiled(workload, self.compile_args)
+            if self.is_users:
+                return self._build_users(device, device_named=device_named, without_memory=without_memory)
+            workload: Workload = _fno().build_fno_workload(device=device, **self._fno_settings())
+            return workload
+
+    def _build_users(self, device: torch.device, *, device_named: bool, without_memory: bool) -> Workload:
+        from tracer.workloads.user_model import StepOptions, build_user_workload
+
+        workload: Workload = build_user_workload(
+            self.model,
+            device=device,
+            model_args=tuple(self.model_arg),
+            options=StepOptions(**self._step_settings()),
+            device_named=device_named,
+            without_memory=without_memory,
+        )
+        return workload
+
+    def _fno_settings(self) -> dict[str, Any]:
+        """Arguments of `build_fno_workload`."""
+        settings = {name: getattr(self, name) for name in ("batch_size", *_FNO_ONLY, "seed")}
+        return settings | {name: _numbers(name, settings[name]) for name in ("data_size", "n_modes")}
+
+    def _step_settings(self) -> dict[str, Any]:
+        """Arguments of `StepOptions`."""
+        names = ("batch_size", *(name for name in _STEP_ONLY if hasattr(self, name)), "seed")
+        return {"inputs": tuple(self.model_input), **{name: getattr(self, name) for name in names}}
 
 
-def workload_options(context: typer.Context, given: Mapping[str, Any]) -> WorkloadOptions:
-    """Those of a command.
+@dataclass(frozen=True, kw_only=True)
+class ProfiledWorkload(WorkloadOptions):
+    """What is to be trained for real."""
 
-    Args:
-        context: Knows which of them the user wrote.
-        given: All by the names of the command's parameters.
+    compile: Annotated[bool, option("Call the model through torch.compile.", MODEL, "--compile")] = False
+    compile_arg: Annotated[
+        list[str],
+        option(
+            "Argument of torch.compile: mode=reduce-overhead. Means --compile. Repeatable.",
+            MODEL,
+            metavar="<name=value>",
+        ),
+    ] = field(default_factory=list)
+    compare_eager: Annotated[
+        bool,
+        option("Train it without compilation too, and say what compiling changes.", MODEL, "--compare-eager"),
+    ] = False
 
-    Raises:
-        TracerError: They make no sense, alone or together.
-    """
-    # A command may have no option to compile.
-    arguments = tuple(given.get("compile_arg", ()))
-    compile_args = arguments if arguments or given.get("compile") else None
-    sizes = {"data_size": _numbers("data-size", given["data_size"]), "n_modes": _numbers("n-modes", given["n_modes"])}
-    hf_config = given.get("hf_config")
-    if hf_config is not None:
-        refuse(context, ("model",), "without --hf-config")
-    else:
-        refuse(context, ("tokens",), "with --hf-config")
-    if not given["model"] and hf_config is None:
-        refuse(context, _MODEL_ONLY, "with --model")
-        options = {name: given[name] for name in ("batch_size", *_FNO_ONLY, "seed")} | sizes
-        _check_fno(options)
-        return WorkloadOptions("", (), options, compile_args)
-    refuse(context, _FNO_ONLY, "without --model")
-    inputs = {"inputs": tuple(given["model_input"])}
-    names = (*_STEP_ONLY, *(name for name in _STEP_ONLY_IN_REHEARSALS if name in given))
-    options = inputs | {name: given[name] for name in ("batch_size", *names, "seed")}
-    return WorkloadOptions(
-        given["model"], tuple(given["model_arg"]), options, compile_args, hf_config, given.get("tokens")
-    )
+    @property
+    def settings(self) -> dict[str, object]:
+        """What is to be remembered of them."""
+        return super().settings | ({"compile": ", ".join(self.compile_arg) or True} if self._is_compiled else {})
+
+    @property
+    def _is_compiled(self) -> bool:
+        return self.compile or bool(self.compile_arg)
+
+    def build(self, device: torch.device, *, device_named: bool, without_memory: bool = False) -> Workload:
+        """The same through torch.compile, if that is wanted."""
+        workload = super().build(device, device_named=device_named, without_memory=without_memory)
+        if not self._is_compiled:
+            return workload
+        from tracer.workloads.compiling import compiled
+
+        with _model_errors():
+            return compiled(workload, tuple(self.compile_arg))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictedWorkload(WorkloadOptions):
+    """What is to be rehearsed, or to run on the null GPU."""
+
+    hf_config: Annotated[
+        Path | None,
+        option(
+            "config.json of a transformers model, built without memory; --model-arg changes single values.",
+            MODEL,
+            metavar="<path>",
+        ),
+    ] = None
+    tokens: Annotated[
+        int | None,
+        number(
+            "Of a sample of --hf-config; with --inference, text of that length is generated, its cache kept.", MODEL
+        ),
+    ] = None
+    lora: Annotated[
+        str,
+        option("Train adapters of peft in the place of the weights: 16, or 16:q_proj,v_proj.", MODEL, metavar="<rank>"),
+    ] = ""
+
+    @property
+    def is_users(self) -> bool:
+        """Whether the model is the user's, rather than the FNO."""
+        return bool(self.model) or self.hf_config is not None
+
+    def check(self, context: typer.Context) -> None:
+        """Make sure that they make sense, those about a transformers model first.
+
+        Raises:
+            TracerError: They do not.
+        """
+        self._fno_settings()
+        if self.hf_config is not None:
+            refuse(context, ("model",), "without --hf-config")
+        else:
+            refuse(context, ("tokens",), "with --hf-config")
+        super().check(context)
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What is to be remembered of them."""
+        settings = super().settings | ({} if self.hf_config is None else {"model": str(self.hf_config)})
+        return settings | ({} if self.tokens is None else {"tokens": self.tokens})
+
+    def _build_users(self, device: torch.device, *, device_named: bool, without_memory: bool) -> Workload:
+        if self.hf_config is None:
+            return super()._build_users(device, device_named=device_named, without_memory=without_memory)
+        from tracer.workloads.hf_config import build_hf_workload
+        from tracer.workloads.user_model import StepOptions
+
+        built: Workload = build_hf_workload(
+            self.hf_config,
+            device=device,
+            model_args=tuple(self.model_arg),
+            options=StepOptions(**self._step_settings()),
+            tokens=self.tokens,
+        )
+        return built
+
+
+_FNO_ONLY = ("in_channels", "out_channels", "hidden_channels", "data_size", "n_modes", "n_layers", "data", "spectrum")
+_STEP_ONLY = ("optimizer", "loss", "amp", "accumulate", "checkpoint", "inference", "lora")
+_MODEL_ONLY = ("model_arg", "model_input", *_STEP_ONLY)
 
 
 def _numbers(option: str, text: str) -> int | tuple[int, ...]:
@@ -184,7 +257,8 @@ def _numbers(option: str, text: str) -> int | tuple[int, ...]:
         numbers = tuple(int(part) for part in text.lower().split("x"))
     except ValueError:
         raise TracerError(
-            f"--{option} {text} is not a size.", hint="Write one number, or one per axis such as 64x32."
+            f"--{option.replace('_', '-')} {text} is not a size.",
+            hint="Write one number, or one per axis such as 64x32.",
         ) from None
     return numbers[0] if len(numbers) == 1 else numbers
 
@@ -193,43 +267,6 @@ def _fno() -> Any:
     from tracer.workloads.shipped_models import shipped_model
 
     return shipped_model("fno_workload")
-
-
-def _check_fno(options: Mapping[str, Any]) -> None:
-    try:
-        _fno().check_fno_settings(**options)
-    except ValueError as error:
-        raise TracerError(str(error), hint="--help lists the options.") from error
-
-
-def _users_workload(
-    options: WorkloadOptions, device: torch.device, *, device_named: bool, without_memory: bool
-) -> Workload:
-    from tracer.workloads.user_model import StepOptions, build_user_workload
-
-    step = StepOptions(**options.options)
-    if options.hf_config is not None:
-        from tracer.workloads.hf_config import build_hf_workload
-
-        built: Workload = build_hf_workload(
-            options.hf_config, device=device, model_args=options.model_args, options=step, tokens=options.tokens
-        )
-        return built
-    workload: Workload = build_user_workload(
-        options.model,
-        device=device,
-        model_args=options.model_args,
-        options=step,
-        device_named=device_named,
-        without_memory=without_memory,
-    )
-    return workload
-
-
-def _compiled(workload: Workload, arguments: Sequence[str]) -> Workload:
-    from tracer.workloads.compiling import compiled
-
-    return compiled(workload, arguments)
 
 
 @contextmanager

@@ -38,7 +38,7 @@ class _Question:
 
     @property
     def wants_gradients(self) -> bool:
-        return torch.is_grad_enabled() and any(each.requires_grad for each in (self.query, self.key, self.value))
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (self.query, self.key, self.value))
 
 
 def attention(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
@@ -78,7 +78,7 @@ def _run(asked: _Question, scale: float | None, enable_gqa: bool) -> Tensor:
         return of_cudnn(query, key, value, mask, asked.wants_gradients, **common, scale=scale)[0]  # type: ignore[no-any-return]
     if _can_be_flash(asked):
         width = query.shape[-1]
-        padded = [_padded(each, 8) for each in (query, key, value)]
+        padded = [_padded(tensor, 8) for tensor in (query, key, value)]
         scale = scale if scale is not None else width**-0.5
         flash = torch_dispatch.operator("_scaled_dot_product_flash_attention")
         return flash(*padded, **common, scale=scale)[0][..., :width]  # type: ignore[no-any-return]
@@ -95,7 +95,7 @@ def _can_be_cudnns(asked: _Question) -> bool:
     gpu, width, of_values = asked.gpu, asked.query.shape[-1], asked.value.shape[-1]
     return (
         gpu.memory.get(PREFERS_CUDNN, False)
-        and gpu.compute_capability[0] in _PREFER_CUDNN
+        and gpu.card.capability[0] in _PREFER_CUDNN
         and torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
         and asked.query.dtype in _SIXTEEN_BITS
         and asked.dropout * 16 == int(asked.dropout * 16)
@@ -107,7 +107,7 @@ def _can_be_cudnns(asked: _Question) -> bool:
 
 
 def _can_be_flash(asked: _Question) -> bool:
-    query, key, capability = asked.query, asked.key, asked.gpu.compute_capability
+    query, key, capability = asked.query, asked.key, asked.gpu.card.capability
     width = query.shape[-1]
     # The smaller cards of Ampere, Ada and Blackwell lack the memory for the backward of wide heads.
     is_small = (8, 6) <= capability <= (8, 9) or capability[0] == 12
@@ -124,7 +124,7 @@ def _can_be_flash(asked: _Question) -> bool:
 
 
 def _can_be_efficient(asked: _Question) -> bool:
-    query, major = asked.query, asked.gpu.compute_capability[0]
+    query, major = asked.query, asked.gpu.card.capability[0]
     is_16_bits = query.dtype in _SIXTEEN_BITS
     alignment = max(4 if major >= 8 else 1, 128 // (16 if is_16_bits else 32) if major >= 8 or is_16_bits else 1)
     dtypes = (*_SIXTEEN_BITS, torch.float32) if major >= 8 else (torch.float16, torch.float32)

@@ -49,7 +49,7 @@ class Columns:
         self._devices = (device,) if device == HOST else (device, HOST)
         storages = _table([(size, shape, dtype, shown) for size, shape, dtype, shown, _ in log.storages], 4)
         self._shape, self._dtype, self._is_shown = storages[1], storages[2], storages[3].astype(bool)
-        on_host = np.array([each[4] for each in log.storages], bool)
+        on_host = np.array([storage[4] for storage in log.storages], bool)
         self._device = on_host.astype(np.int64) if device != HOST else np.zeros(len(on_host), np.int64)
         events = _table(log.events, 5)
         self._storage, self._size, self._time, self._op, self._call = events
@@ -95,9 +95,9 @@ class Columns:
         events = np.flatnonzero(self._time >= start_ns)
         first_op = int(np.searchsorted(self._ops[4], start_ns))
         first_call = int(np.searchsorted(self._calls[6], start_ns))
-        nodes = [each for each in log.nodes if each[0] >= start_ns]
+        nodes = [node for node in log.nodes if node[0] >= start_ns]
         touched = {storage for _, _, bits in nodes for storage in bits} | set(self._storage[events].tolist())
-        keys = np.array(sorted(each for each in touched if self._is_shown[each]), np.int64)
+        keys = np.array(sorted(key for key in touched if self._is_shown[key]), np.int64)
         key_of = np.full(len(self._address) + 1, NONE, np.int64)
         key_of[keys] = np.arange(len(keys))
         ops = [column[first_op:] for column in self._ops]

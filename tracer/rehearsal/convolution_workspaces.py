@@ -11,7 +11,8 @@ import json
 import select
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -66,6 +67,16 @@ def library_folders() -> list[Path]:
     found = importlib.util.find_spec("nvidia")
     roots = found.submodule_search_locations if found is not None else None
     return sorted({path.parent for root in roots or () for path in Path(root).glob("*/lib/*.so*")})
+
+
+@contextmanager
+def cudnn_of(card: Card | None) -> Iterator[CudnnAnswers | None]:
+    """Whom to ask for a card's workspaces; None where no card is named, or no cuDNN is here that could be asked."""
+    if card is None or not card.label:
+        yield None
+        return
+    with CudnnAnswers(card) as cudnn:
+        yield cudnn if cudnn.version else None
 
 
 class CudnnAnswers:
@@ -152,7 +163,7 @@ def backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     of_input = "forward" if is_transposed else "backward_data"
     operations = [name for name, is_wanted in zip((of_input, "backward_filter"), wanted[:2], strict=True) if is_wanted]
     problems = [_problem(name, large, weight, small, stride, padding, dilation, groups) for name in operations]
-    if found := [each for each in problems if each is not None]:
+    if found := [problem for problem in problems if problem is not None]:
         yield _workspace(found, gpu)
 
 
@@ -161,8 +172,10 @@ def _workspace(problems: list[dict[str, Any]], gpu: Gpu) -> Scratch:
 
     Many of its engines work on channels last: where tensors are not, they copy input, weight and output.
     """
-    said = [gpu.cudnn.workspace_bytes(each) if gpu.cudnn is not None else 0 for each in problems]
-    copies = [sum(prod(each[name][0]) for name in ("x", "w", "y")) * _DTYPES[each["dtype"]] for each in problems]
+    said = [gpu.cudnn.workspace_bytes(problem) if gpu.cudnn is not None else 0 for problem in problems]
+    copies = [
+        sum(prod(problem[name][0]) for name in ("x", "w", "y")) * _DTYPES[problem["dtype"]] for problem in problems
+    ]
     return Scratch(max(said), at_most_bytes=max(copies))
 
 
@@ -180,7 +193,7 @@ def _problem(
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     last = formats.get(x.dim())
     is_last = last is not None and any(
-        each.is_contiguous(memory_format=last) and not each.is_contiguous() for each in (x, weight, y)
+        tensor.is_contiguous(memory_format=last) and not tensor.is_contiguous() for tensor in (x, weight, y)
     )
     is_depthwise = x.dim() == 4 and 1 < groups == x.shape[1] and weight.shape[0] % groups == 0
     if (is_depthwise and not is_last) or str(x.dtype).removeprefix("torch.") not in _DTYPES:
@@ -188,13 +201,13 @@ def _problem(
     sizes = {name: list(each.shape) for name, each in (("x", x), ("w", weight), ("y", y))}
     stride, padding, dilation = list(stride), list(padding), list(dilation)
     if x.dim() == 3:  # torch puts an axis of 1 before the only one
-        sizes = {name: [*each[:2], 1, each[2]] for name, each in sizes.items()}
+        sizes = {name: [*size[:2], 1, size[2]] for name, size in sizes.items()}
         stride, padding, dilation = [1, *stride], [0, *padding], [1, *dilation]
     return {
         "operation": operation,
         "dtype": str(x.dtype).removeprefix("torch."),
         "allow_tf32": torch.backends.cudnn.allow_tf32,
-        **{name: [each, _strides(each, is_last)] for name, each in sizes.items()},
+        **{name: [size, _strides(size, is_last)] for name, size in sizes.items()},
         "padding": padding,
         "stride": stride,
         "dilation": dilation,

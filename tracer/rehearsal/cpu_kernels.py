@@ -107,7 +107,7 @@ def _is_by_element(operator: Any) -> bool:
 def _mixes_types(call: OperatorCall) -> bool:
     """Whether an argument or the result is copied into another type, or what is conjugated is written out."""
     tensors = [*strided_tensors(call.args), *strided_tensors((call.out,))]
-    return len({each.dtype for each in tensors if each.dim()}) > 1 or any(each.is_conj() for each in tensors)
+    return len({tensor.dtype for tensor in tensors if tensor.dim()}) > 1 or any(tensor.is_conj() for tensor in tensors)
 
 
 def _of_shape(fake: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -119,7 +119,7 @@ def _key(value: Any) -> Any:
     if isinstance(value, Tensor):
         return tuple(value.shape), value.stride(), value.dtype, value.is_conj()
     if isinstance(value, dict):
-        return tuple((name, _key(each)) for name, each in value.items())
+        return tuple((name, _key(item)) for name, item in value.items())
     return tuple(map(_key, value)) if isinstance(value, list | tuple) else value
 
 
@@ -130,9 +130,9 @@ def _run(operator: Any, call: OperatorCall) -> _Taken:
             out = operator(*args, **kwargs)
         sizes = read_recording(profiler).allocations.size_bytes
         results = list(strided_tensors((out,)))
-    result_bytes = sum(each.untyped_storage().nbytes() for each in results)
+    result_bytes = sum(result.untyped_storage().nbytes() for result in results)
     peak_bytes = int(np.cumsum(sizes).max(initial=0))
-    return _Taken(tuple(tuple(each.shape) for each in results), max(peak_bytes - result_bytes, 0))
+    return _Taken(tuple(tuple(result.shape) for result in results), max(peak_bytes - result_bytes, 0))
 
 
 def _real(value: Any) -> Any:
@@ -143,5 +143,5 @@ def _real(value: Any) -> Any:
         real = flat.as_strided(tuple(value.shape), value.stride())
         return real.conj() if value.is_conj() else real
     if isinstance(value, dict):
-        return {name: _real(each) for name, each in value.items()}
+        return {name: _real(item) for name, item in value.items()}
     return type(value)(map(_real, value)) if isinstance(value, list | tuple) else value

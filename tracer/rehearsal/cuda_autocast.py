@@ -75,7 +75,7 @@ class _Casts:
     def __call__(self, to: torch.dtype, value: Any) -> Any:
         """A value, or a list, in another type, where it is of floating point and not of 64 bits."""
         if isinstance(value, list | tuple):
-            return type(value)(self(to, each) for each in value)
+            return type(value)(self(to, item) for item in value)
         if not _is_eligible(value) or value.dtype == to:
             return value
         is_weight = value.dtype is torch.float32 and value.requires_grad and torch_graph.is_leaf(value)
@@ -183,7 +183,7 @@ def _float_appended(casts: _Casts, name: str, operator: Any) -> Kernel:
 def _widest(casts: _Casts, name: str, operator: Any) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         tensors = [each for value in args for each in (value if isinstance(value, list | tuple) else (value,))]
-        has_float = any(_is_eligible(each) and each.dtype is torch.float32 for each in tensors)
+        has_float = any(_is_eligible(tensor) and tensor.dtype is torch.float32 for tensor in tensors)
         to = torch.float32 if has_float else torch.get_autocast_dtype("cpu")
         return _cast_all(casts, to, operator, args, kwargs)
 

@@ -102,7 +102,7 @@ def _cublas_workspace(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
         return
     taken.add(call.is_backward)
     yield Scratch(
-        32 * MIB if gpu.compute_capability >= (9, 0) else 4096 * 1024 * 2 + 16 * 1024 * 8, kept=True, name="cuBLAS"
+        32 * MIB if gpu.card.capability >= (9, 0) else 4096 * 1024 * 2 + 16 * 1024 * 8, kept=True, name="cuBLAS"
     )
 
 

@@ -179,7 +179,7 @@ def _configurations(cudnn: Cudnn, device: Descriptor, graph: Descriptor, mode: i
     except CudnnError:
         return
     found = [Descriptor(cudnn, _ENGINE_CONFIG) for _ in range(_MOST_CONFIGURATIONS)]
-    array = (ctypes.c_void_p * len(found))(*[each.pointer for each in found])
+    array = (ctypes.c_void_p * len(found))(*[descriptor.pointer for descriptor in found])
     number = heuristics.get(202, _DESCRIPTOR, array)
     yield from found[: min(number, len(found))]
 

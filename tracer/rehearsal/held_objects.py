@@ -31,9 +31,9 @@ def held_by(things: Iterable[Any]) -> tuple[list[nn.Module], list[torch.optim.Op
         _follow(thing, found, seen, 0)
     objects = list(found.values())
     return (
-        [each for each in objects if isinstance(each, nn.Module)],
-        [each for each in objects if isinstance(each, torch.optim.Optimizer)],
-        [each for each in objects if isinstance(each, Tensor)],
+        [object_ for object_ in objects if isinstance(object_, nn.Module)],
+        [object_ for object_ in objects if isinstance(object_, torch.optim.Optimizer)],
+        [object_ for object_ in objects if isinstance(object_, Tensor)],
     )
 
 

@@ -38,7 +38,7 @@ def _unique(args: tuple[Any, ...]) -> _Answer:
 def _with_indices(args: tuple[Any, ...], call: Callable[[list[Any]], Any]) -> _Answer | None:
     """With every element that a mask could choose; None where no mask is among the indices."""
     indices = args[1]
-    if not any(isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8) for each in indices):
+    if not any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices):
         return None
 
     def answer() -> Any:

@@ -19,7 +19,9 @@ def _elements_of_both(args: tuple[Any, ...]) -> int:
 
 
 def _loss(args: tuple[Any, ...]) -> int | None:
-    reduction = next((each for each in args[2:] if isinstance(each, int) and not isinstance(each, bool)), 1)
+    reduction = next(
+        (argument for argument in args[2:] if isinstance(argument, int) and not isinstance(argument, bool)), 1
+    )
     return None if reduction == _NO_REDUCTION or not isinstance(args[1], Tensor) else _elements_of_both(args)
 
 

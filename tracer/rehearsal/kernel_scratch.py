@@ -37,7 +37,7 @@ def accumulator_bytes(tensor: Tensor) -> int:
 
 def copy_bytes(*tensors: Tensor | None) -> list[int]:
     """Of the copies that `contiguous()` makes inside a kernel: none of what is contiguous already."""
-    return [size_bytes(each) for each in tensors if each is not None and not each.is_contiguous()]
+    return [size_bytes(tensor) for tensor in tensors if tensor is not None and not tensor.is_contiguous()]
 
 
 # ---- norms -----------------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def layer_norm_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     yield from scratch(*copy_bytes(grad, x))
     columns = prod(shape)
     rows = x.numel() // columns if columns else 0
-    if rows <= 64 * 1024 or columns // _COLUMNS_OF_A_BLOCK >= gpu.num_multiprocessors // 2:
+    if rows <= 64 * 1024 or columns // _COLUMNS_OF_A_BLOCK >= gpu.card.num_sms // 2:
         return
     across = ceil(columns / _COLUMNS_OF_A_BLOCK)
     down = min(_MOST_BLOCKS // across, ceil(rows / _ROWS_OF_A_SUM))
@@ -113,11 +113,11 @@ def index_put(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     self, indices, values, *rest = call.args
     if not (rest[0] if rest else call.kwargs.get("accumulate", False)):
         return
-    given = [each for each in indices if each is not None]
+    given = [index for index in indices if index is not None]
     if not given or any(each.dtype is torch.bool for each in given):
         return  # how many are chosen is in the values of the mask
     number = prod(torch.broadcast_shapes(*(each.shape for each in given)))  # type: ignore[no-untyped-call]
-    indexed = prod(size for size, each in zip(self.shape, indices, strict=False) if each is not None)
+    indexed = prod(size for size, index in zip(self.shape, indices, strict=False) if index is not None)
     rows = number * (self.numel() // max(indexed, 1))
     is_whole = values.is_contiguous() and values.numel() == rows
     of_indices = number * INDEX_BYTES
@@ -284,8 +284,8 @@ def _reduction_sizes(
     splits_rows = values >= height * _FEWEST_VALUES or values >= _MOST_VALUES
     step_input, step_output = (step_input * height, step_output) if splits_rows else (step_input, step_output * height)
     values = ceil(num_inputs / step_input)
-    per_multiprocessor = _THREADS_OF_A_MULTIPROCESSOR.get(gpu.compute_capability, 2048) // (width * height)
-    target = gpu.num_multiprocessors * per_multiprocessor
+    per_multiprocessor = _THREADS_OF_A_MULTIPROCESSOR.get(gpu.card.capability, 2048) // (width * height)
+    target = gpu.card.num_sms * per_multiprocessor
     grid = ceil(num_outputs / vector / step_output)
     if not splits_rows or values < _MOST_VALUES or grid > target:
         return []

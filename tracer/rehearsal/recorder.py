@@ -1,4 +1,4 @@
-"""Writes down what every operator of a rehearsal makes, keeps and lets go of, and who asked for it."""
+"""Records what every operator of a rehearsal makes, keeps and lets go of, with its allocation site."""
 
 from __future__ import annotations
 
@@ -377,9 +377,9 @@ class Recorder:
         if isinstance(value, Tensor):
             return value if torch_fake.is_fake(value) else torch_fake.fake_copy(self.mode, value)
         if isinstance(value, dict):
-            return {key: self._all_fake(each) for key, each in value.items()}
+            return {key: self._all_fake(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return type(value)(self._all_fake(each) for each in value)
+            return type(value)(self._all_fake(item) for item in value)
         return value
 
     def _written(self, known: _Known, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[int]:
@@ -555,7 +555,7 @@ class Recorder:
             if part.layout is torch.strided
         ]
         now = log.tick()
-        log.observations += [(now, *each) for each in found]
+        log.observations += [(now, *observation) for observation in found]
 
     def _observe_workspaces(self, now: int) -> None:
         self.log.observations += [(now, number, int(Role.WORKSPACE), name) for number, name in self._workspaces]
@@ -587,4 +587,4 @@ def strided_tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             if value.layout is torch.strided:
                 yield value
         elif isinstance(value, list | tuple):
-            yield from (each for each in value if isinstance(each, Tensor) and each.layout is torch.strided)
+            yield from (item for item in value if isinstance(item, Tensor) and item.layout is torch.strided)

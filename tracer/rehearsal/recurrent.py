@@ -66,9 +66,9 @@ class _Recurrence(torch.autograd.Function):
         of_x, of_hidden = torch.empty_like(in_order), torch.empty_like(hidden)
         of_cell = torch.empty_like(cell) if cell is not None else None
         # One buffer, of which every weight's gradient is a part.
-        flat = torch.zeros(sum(each.numel() for each in weights), dtype=x.dtype, device=x.device)
-        pieces = torch.split(flat, [each.numel() for each in weights])
-        of_weights = [piece.view(each.shape) for piece, each in zip(pieces, weights, strict=True)]
+        flat = torch.zeros(sum(weight.numel() for weight in weights), dtype=x.dtype, device=x.device)
+        pieces = torch.split(flat, [weight.numel() for weight in weights])
+        of_weights = [piece.view(weight.shape) for piece, weight in zip(pieces, weights, strict=True)]
         del in_order, of_output
         return None, ctx.layers.time_first(of_x), of_hidden, of_cell, *of_weights
 
@@ -118,5 +118,5 @@ def _in_16_bits(x: Tensor, hidden: Tensor, cell: Tensor | None, weights: list[Te
         return x, hidden, cell, weights
     to = torch.get_autocast_dtype("cpu")
     with torch_dispatch.below_autocast():
-        cast = [each.to(to) for each in weights]
+        cast = [weight.to(to) for weight in weights]
         return x.to(to), hidden.to(to), cell.to(to) if cell is not None else None, cast

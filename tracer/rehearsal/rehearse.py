@@ -24,6 +24,7 @@ from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import OPTIMIZER_PREFIXES, STEP_PREFIX
 from tracer.capture.torch_private import torch_dispatch, torch_fake
+from tracer.null_gpu.cards import UNNAMED, Card
 from tracer.rehearsal.columns import HOST, Columns
 from tracer.rehearsal.cpu_kernels import CpuKernels
 from tracer.rehearsal.cuda_rules import RULES
@@ -31,7 +32,7 @@ from tracer.rehearsal.device_memory import DeviceMemory, Requests, serve
 from tracer.rehearsal.fake_tensors import turn_all_fake
 from tracer.rehearsal.held_objects import held_by
 from tracer.rehearsal.recorder import Recorder, ScratchOf, ValueRead, Watch
-from tracer.rehearsal.rule import A100_MULTIPROCESSORS, Cudnn, Gpu, Rule, ScratchOfGpu
+from tracer.rehearsal.rule import Cudnn, Gpu, Rule, ScratchOfGpu
 from tracer.rehearsal.saved_on_host import ON_HOST
 from tracer.rehearsal.unrehearsable import rehearsal_error
 from tracer.workloads.workload import Workload, num_micro_batches
@@ -86,8 +87,7 @@ def rehearse(
     *,
     device: Literal["cpu", "cuda"] = "cuda",
     rules: Collection[str] | None = None,
-    compute_capability: tuple[int, int] = (8, 0),
-    num_multiprocessors: int = A100_MULTIPROCESSORS,
+    card: Card = UNNAMED,
     cudnn: Cudnn | None = None,
     cpu_kernels: CpuKernels | None = None,
     num_steps: int = _NUM_STEPS,
@@ -100,8 +100,7 @@ def rehearse(
             hold no numbers any more.
         device: Whose operators, optimizers and libraries are imitated.
         rules: Names of the rows of `cuda_rules.RULES` to follow; None for all. On the CPU none is followed.
-        compute_capability: Of the GPU, such as (9, 0).
-        num_multiprocessors: Of the GPU.
+        card: The GPU.
         cudnn: Whom to ask for the workspaces of convolutions; None to leave them out.
         cpu_kernels: On the CPU, whom to ask what kernels take for themselves; None to leave it out.
         num_steps: With optimizer state, the second step is the first that is like all that follow.
@@ -114,7 +113,7 @@ def rehearse(
         RehearsalError: A step cannot be rehearsed; the message has the user's line.
     """
     followed = [rule for rule in RULES if rules is None or rule.name in rules] if device == "cuda" else []
-    gpu = Gpu(compute_capability, num_multiprocessors, cudnn)
+    gpu = Gpu(card, cudnn)
     for rule in followed:
         if rule.prepare is not None:
             rule.prepare(gpu)
@@ -259,8 +258,8 @@ class _Run:
                 self._step_start_ns = self.recorder.log.tick()
 
         by = {id(closure): evaluate}
-        return tuple(by.get(id(each), each) for each in args), {
-            name: by.get(id(each), each) for name, each in kwargs.items()
+        return tuple(by.get(id(argument), argument) for argument in args), {
+            name: by.get(id(value), value) for name, value in kwargs.items()
         }
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -268,7 +267,7 @@ class _Run:
         for rule in self.rules:
             if rule.on_host is not None:
                 self.recorder.is_on_host(rule.on_host(optimizer))
-        if any(callable(each) for each in (*args[1:], *kwargs.values())):
+        if any(callable(argument) for argument in (*args[1:], *kwargs.values())):
             self._observe_gradients(optimizer)
 
     def _observe_gradients(self, optimizer: torch.optim.Optimizer) -> None:
@@ -281,7 +280,7 @@ class _Run:
 
 def _results(run: _Run, device: str, module_names: Mapping[int, str], rules: list[Rule]) -> Rehearsal:
     log = run.recorder.log
-    on_host = np.array([each[4] for each in log.storages], bool)
+    on_host = np.array([storage[4] for storage in log.storages], bool)
     table = np.array(log.events, np.int64).reshape(-1, 5)
     undecided, in_backward = np.zeros(len(table), np.int64), np.zeros(len(table), bool)
     for row, size_bytes, is_backward in log.undecided:

@@ -10,10 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from tracer.null_gpu.cards import UNNAMED, Card
 from tracer.rehearsal.recorder import OperatorCall, Scratch
 from tracer.workloads.workload import Workload
-
-A100_MULTIPROCESSORS = 108
 
 
 class Cudnn(Protocol):
@@ -28,14 +27,12 @@ class Gpu:
     """The device that is imitated, and what has been taken of it for good.
 
     Attributes:
-        compute_capability: Such as (8, 0).
-        num_multiprocessors: Which some kernels divide their work by.
+        card: Whose rules are followed.
         cudnn: What its convolutions are asked of; None for no workspaces.
         memory: For rules that have to remember something during a rehearsal, by the rule's name.
     """
 
-    compute_capability: tuple[int, int] = (8, 0)
-    num_multiprocessors: int = A100_MULTIPROCESSORS
+    card: Card = UNNAMED
     cudnn: Cudnn | None = None
     memory: dict[str, Any] = field(default_factory=dict)
 

@@ -14,7 +14,6 @@ from tracer.errors import SnapshotError
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import snapshot_in_memory
 
-HISTORY_LEFT_OUT = "Requested sizes and segments are left out: "
 _Answer = TypeVar("_Answer")
 
 
@@ -25,17 +24,13 @@ class RunHistory:
 
     Attributes:
         snapshot: As torch returned it; None where there is none.
+        notes: A sentence on each thing in it that could not be read.
     """
 
-    def __init__(self, snapshot: dict[str, Any] | None, notes: list[str]) -> None:
-        """Prepare; nothing is read.
-
-        Args:
-            snapshot: See the attribute.
-            notes: Where to add a sentence on what cannot be read, once.
-        """
+    def __init__(self, snapshot: dict[str, Any] | None) -> None:
+        """Prepare; nothing is read."""
         self.snapshot = snapshot
-        self._notes = notes
+        self.notes: list[str] = []
 
     @cached_property
     def columns(self) -> Snapshot | None:
@@ -67,6 +62,6 @@ class RunHistory:
         try:
             return answer()
         except SnapshotError as error:
-            if (note := f"{HISTORY_LEFT_OUT}{error}") not in self._notes:
-                self._notes.append(note)
+            if (note := f"Requested sizes and segments are left out: {error}") not in self.notes:
+                self.notes.append(note)
             return None

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
 
 import torch
 
@@ -19,6 +18,7 @@ from tracer.advice.recommendation import AdviceReport, Measured
 from tracer.advice.report import report_of
 from tracer.advice.wrapped import Wrapped
 from tracer.capture.device.devices import synchronize
+from tracer.null_gpu.cards import UNNAMED, Card
 from tracer.rehearsal.cpu_kernels import CpuKernels
 from tracer.results.null_run import caveat_of
 from tracer.runs.session import ProfileSession, Schedule
@@ -72,7 +72,7 @@ def advise_on(
             target_bytes=target_bytes,
             progress=progress,
             cpu_kernels=cpu_kernels,
-            **_gpu(of.device),
+            card=_card(of.device),
         )
         measured: dict[str, Measured] = {}
         if verify:
@@ -80,12 +80,12 @@ def advise_on(
     return report_of(advice, measured)
 
 
-def _gpu(device: torch.device) -> dict[str, Any]:
-    """What a rehearsal follows of the GPU at hand; where it is none of CUDA's, the usual one."""
+def _card(device: torch.device) -> Card:
+    """The GPU at hand, as a rehearsal follows it; where it is none of CUDA's, the usual one."""
     if device.type != "cuda":
-        return {}
-    found = torch.cuda.get_device_properties(device)
-    return {"compute_capability": (found.major, found.minor), "num_multiprocessors": found.multi_processor_count}
+        return UNNAMED
+    gpu = torch.cuda.get_device_properties(device)
+    return Card("", gpu.total_memory, capability=(gpu.major, gpu.minor), num_sms=gpu.multi_processor_count)
 
 
 def _verified(advice: Advice, build: Build) -> tuple[Advice, dict[str, Measured]]:

@@ -12,7 +12,7 @@ from tracer.capture.profiler.inline_operators import place_inline_operators
 from tracer.capture.sources.compiled_code import NOTHING_COMPILED
 from tracer.exporters.json_documents.peak import saved_peak_document, saved_peak_from
 from tracer.exporters.screen.failure import failure_lines
-from tracer.results.run_history import HISTORY_LEFT_OUT, RunHistory
+from tracer.results.run_history import RunHistory
 from tracer.results.run_results import RunResults
 
 
@@ -36,7 +36,7 @@ def kept_run(results: RunResults) -> KeptRun:
         num_steps=results.num_steps,
         failure=tuple(failure_lines(results)),
         ran_out_of_memory=failure is not None and failure.out_of_memory,
-        notes=tuple(note for note in results.notes if not note.startswith(HISTORY_LEFT_OUT)),
+        notes=tuple(note for note in results.notes if note not in results.history.notes),
         settings=results.settings,
         origin=results.origin,
         sources=_sources(results),
@@ -65,7 +65,7 @@ def results_of(kept: KeptRun) -> RunResults:
         RecordingError: The recordings have nothing of the device.
     """
     notes = list(kept.notes)
-    history = RunHistory(kept.snapshot, notes)
+    history = RunHistory(kept.snapshot)
     findings = _findings(kept, history)
     is_same = findings is not None and kept.trace is not None and findings.cycles[kept.trace.cycle] is findings.worst
     if kept.trace is not None and not is_same:
@@ -81,7 +81,7 @@ def results_of(kept: KeptRun) -> RunResults:
         num_steps=kept.num_steps,
         failure=None,
         settings=kept.settings,
-        notes=tuple(notes),
+        notes=(*notes, *history.notes),
         parameters=kept.parameters,
         failed_allocation=failed_allocation,
         trace=kept.trace.trace if kept.trace is not None and is_same else None,

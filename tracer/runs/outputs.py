@@ -35,7 +35,8 @@ from tracer.exporters.recording_file.kept_run_file import save_kept_run
 from tracer.exporters.sqlite_reports.memory_report import write_memory_report
 from tracer.exporters.sqlite_reports.run_time_report import write_run_time_report
 from tracer.exporters.trace import write_trace
-from tracer.results.run_history import HISTORY_LEFT_OUT
+from tracer.results import files
+from tracer.results.files import OutputFile
 from tracer.results.run_results import RunResults
 from tracer.runs.kept import kept_run
 from tracer.runs.termination import FilesInTurn
@@ -48,7 +49,7 @@ def _has_findings(results: RunResults) -> bool:
 
 def _has_times(results: RunResults) -> bool:
     """Where nothing was computed there are none."""
-    return results.findings is not None and results.computed
+    return results.findings is not None and results.computed and not results.is_predicted
 
 
 def _has_snapshot(results: RunResults) -> bool:
@@ -129,25 +130,34 @@ class Material:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One file.
+    """One file and how it is written.
 
     Attributes:
-        name: As the option `--no-<name>` spells it.
-        file_name: In the folder of results.
-        read_with: What to open it with.
-        write: Writes it.
-        needs: Whether results have what it is made of.
-        on_request: Whether it is written only where it is asked for.
+        file: Its names.
+        write: Takes a run's material and the file's path.
+        needs: Whether results allow it.
         detail: What there is to say of the file once it is written, or nothing.
     """
 
-    name: str
-    file_name: str
-    read_with: str
+    file: OutputFile
     write: Callable[[Material, Path], None]
     needs: Callable[[RunResults], bool] = _has_findings
-    on_request: bool = False
     detail: Callable[[RunResults, Path], str] = lambda results, path: ""
+
+    @property
+    def name(self) -> str:
+        """As the option `--no-<name>` spells it."""
+        return self.file.name
+
+    @property
+    def file_name(self) -> str:
+        """In the folder."""
+        return self.file.file_name
+
+    @property
+    def read_with(self) -> str:
+        """What to open it with."""
+        return self.file.read_with
 
 
 def run_description(results: RunResults) -> dict[str, str | int | float]:
@@ -261,8 +271,7 @@ def _write_snapshot(material: Material, path: Path) -> None:
     """The last cycle's, which the allocator's own history covers on CUDA; elsewhere the one with the largest peak."""
     results = material.results
     findings = results.findings
-    is_odd = any(note.startswith(HISTORY_LEFT_OUT) for note in results.notes)
-    if results.snapshot is not None and (findings is None or is_odd):
+    if results.snapshot is not None and (findings is None or results.history.notes):
         write_memory_snapshot(results.snapshot, path)
         return
     assert findings is not None
@@ -317,35 +326,18 @@ def _write_peak_json(material: Material, path: Path) -> None:
     )
 
 
-_RECORDING = Output(
-    "keep-recording",
-    "recording.npz",
-    "the command `report`",
-    _write_recording,
-    _is_to_be_kept,
-    on_request=True,
-    detail=_recording_size,
-)
+_RECORDING = Output(files.RECORDING, _write_recording, _is_to_be_kept, _recording_size)
 OUTPUTS = (
-    Output("max-mem", "max_mem.txt", "any text viewer", _write_max_mem),
-    Output("memory-timeline", "memory_timeline.html", "a browser", _write_page, _has_snapshot),
-    Output("peak-json", "peak.json", "jq, or any program", _write_peak_json),
-    Output("memory-report", "memory_report.sqlite", "sqlite3, or Skyline's readers", _write_memory_report),
-    Output(
-        "run-time-report", "run_time_report.sqlite", "sqlite3, or Skyline's readers", _write_run_time_report, _has_times
-    ),
-    Output("memory-snapshot", "memory_snapshot.pkl", "https://pytorch.org/memory_viz", _write_snapshot, _has_snapshot),
-    Output("cuda-timing", "cuda_timing.txt", "any text viewer", _write_timing, _has_timings),
-    Output(
-        "trace",
-        "trace.json.gz",
-        "https://ui.perfetto.dev or chrome://tracing",
-        _write_trace,
-        _has_trace,
-        on_request=True,
-    ),
+    Output(files.MAX_MEM, _write_max_mem),
+    Output(files.PAGE, _write_page, _has_snapshot),
+    Output(files.PEAK, _write_peak_json),
+    Output(files.MEMORY_REPORT, _write_memory_report),
+    Output(files.RUN_TIME_REPORT, _write_run_time_report, _has_times),
+    Output(files.SNAPSHOT, _write_snapshot, _has_snapshot),
+    Output(files.TIMING, _write_timing, _has_timings),
+    Output(files.TRACE, _write_trace, _has_trace),
     _RECORDING,
-    Output("advise", "advice.json", "jq, or any program", _write_advice, _has_advice, on_request=True),
+    Output(files.ADVICE, _write_advice, _has_advice),
 )
 
 
@@ -357,6 +349,11 @@ class Written:
     path: Path
     error: TracerError | None = None
     detail: str = ""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it could not be written; one whose package is not installed is left out."""
+        return self.error is not None and not isinstance(self.error, MissingPackageError)
 
 
 def write_outputs(
@@ -420,6 +417,16 @@ def written_lines(written: Written) -> tuple[str, ...]:
     if isinstance(error, MissingPackageError):
         return (f"Left out: {error} {error.hint}",)
     return error.lines
+
+
+def teller(say: Callable[[str], None], *, complain: Callable[[str], None]) -> Callable[[Written], None]:
+    """What says of each output, as soon as it is written, where it is, and complains of one that could not be."""
+
+    def tell(written: Written) -> None:
+        for line in written_lines(written):
+            (complain if written.has_failed else say)(line)
+
+    return tell
 
 
 def left_from_earlier(save_dir: Path, written: Collection[Written]) -> tuple[Path, ...]:

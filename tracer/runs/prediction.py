@@ -15,8 +15,8 @@ from tracer.capture.run_origin import RunOrigin
 from tracer.capture.sources.project_files import project_root
 from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import TracerError
-from tracer.null_gpu.cards import CONTEXT_BYTES, Card
-from tracer.rehearsal.convolution_workspaces import CudnnAnswers
+from tracer.null_gpu.cards import CONTEXT_BYTES, UNNAMED, Card
+from tracer.rehearsal.convolution_workspaces import cudnn_of
 from tracer.rehearsal.device_memory import DeviceMemory
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
 from tracer.rehearsal.spread import reserved_spread
@@ -30,8 +30,6 @@ Build = Callable[[int], Workload]
 """From a batch size to a workload on the CPU, new each time."""
 _MAX_BATCH = 1 << 20
 _NUM_STEPS = 3
-_CAPABILITY = (8, 0)
-"""Of a card that nobody has named."""
 
 
 def predict(
@@ -77,18 +75,9 @@ def _rehearsed(workload: Workload, card: Card | None, device: str, num_steps: in
     """The rehearsal, and the version of cuDNN that was asked; 0 for none, as where no card is named."""
     if device != "cuda":
         return rehearse(workload, device="cpu", num_steps=num_steps), 0
-    if card is None or not card.label:
-        capability = card.capability if card is not None else _CAPABILITY
-        return rehearse(workload, compute_capability=capability, num_steps=num_steps), 0
-    with CudnnAnswers(card) as cudnn:
-        done = rehearse(
-            workload,
-            compute_capability=card.capability,
-            num_multiprocessors=card.num_sms,
-            cudnn=cudnn if cudnn.version else None,
-            num_steps=num_steps,
-        )
-        return done, cudnn.version
+    with cudnn_of(card) as cudnn:
+        done = rehearse(workload, card=card or UNNAMED, cudnn=cudnn, num_steps=num_steps)
+        return done, cudnn.version if cudnn is not None else 0
 
 
 def _place(rehearsal: Rehearsal, memory: DeviceMemory) -> Place | None:
@@ -117,7 +106,7 @@ def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None, cu
     said = [f"{rehearsal.num_steps} steps rehearsed with torch {torch.__version__}; every step is like the second."]
     if rehearsal.device == "cpu":
         return [*said, "As the CPU runs it, without what kernels take for themselves."]
-    capability = ".".join(map(str, card.capability if card is not None else (8, 0)))
+    capability = ".".join(map(str, (card or UNNAMED).capability))
     said.append(
         f"{some(len(rehearsal.rules), 'rule')} from torch's sources for what a GPU of compute capability {capability} "
         "does otherwise than the CPU; docs/predict.md lists them."
@@ -190,7 +179,7 @@ def results_of(
     return RunResults(
         findings=prediction.findings,
         timings=None,
-        history=RunHistory(None, []),
+        history=RunHistory(None),
         known=prediction.rehearsal.known,
         unused_parameters=None,
         losses=(),

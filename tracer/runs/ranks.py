@@ -121,7 +121,7 @@ class RanksSummary:
 
     @property
     def ended(self) -> frozenset[int]:
-        """Of which nothing more is to come."""
+        """Numbers of the finished ranks."""
         return frozenset(rank.index for rank in self.ranks if rank.has_ended)
 
     @property

@@ -53,7 +53,7 @@ def run_results(
     keep_recording: bool,
     timings: PhaseTimings | None = None,
     losses: tuple[float, ...] = (),
-) -> RunResults:
+) -> ShownResults:
     """Put the results of a session together, of the command line's run as of anybody's own loop.
 
     Args:
@@ -70,7 +70,8 @@ def run_results(
     """
     ran_out = failure is not None and failure.out_of_memory and not failure.in_timing_pass
     failed_allocation = session.failed_allocation if ran_out else None
-    caveat = caveat_of(session.device)
+    device = session.device_of(findings)
+    caveat = caveat_of(device)
     return ShownResults(
         findings=findings,
         timings=timings if not caveat else None,
@@ -87,8 +88,8 @@ def run_results(
         failed_allocation=failed_allocation,
         trace=session.trace if findings is not None and not caveat else None,
         module_names=session.module_names,
-        origin=RunOrigin.here(str(session.device), caveat=caveat),
-        device=str(session.device),
+        origin=RunOrigin.here(str(device), caveat=caveat),
+        device=str(device),
         keep_recording=keep_recording,
         waste=session.waste,
         values_read=values_read() if caveat else None,

@@ -108,7 +108,7 @@ class ProfileSession:
     A fault of the session's own never reaches the loop: it ends the profiling, with one warning, and is kept.
 
     Attributes:
-        device: That the run is about; where nobody named one, known for certain when it has ended.
+        device: That the run is about; where nobody named one, the likeliest, and `findings.device` is the right one.
         device_of_failure: The device that had no memory left, if one had none.
         num_steps_done: Steps that have ended.
         fault: What went wrong in the session itself, or None.
@@ -168,8 +168,7 @@ class ProfileSession:
         self._thread = threading.get_ident()
         self._findings: Findings | None = None
         self._joined: tuple[Findings, RunHistory] | None = None
-        self._odd_history: list[str] = []
-        self._run_history = RunHistory(None, self._odd_history)
+        self._run_history = RunHistory(None)
         self._walks_were_cut = False
         self._has_stepped = False
         self._peak_alone = peak_alone
@@ -469,7 +468,8 @@ class ProfileSession:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences on what could not be observed."""
-        sentences = [*self._odd_history, *self._hooks.refused]
+        findings = self._found()
+        sentences = [*self.run_history.notes, *self._hooks.refused]
         if (fault := self._compile_watch.fault) is not None:
             sentences.append(
                 f"What torch.compile made could not be read and goes by its region: {type(fault).__name__}: {fault}"
@@ -482,19 +482,19 @@ class ProfileSession:
             sentences.append(_KEEPS_WRAPPED if self._keeps_wrapped else _RECORDS_NO_SHAPES)
         if self._is_on_meta:
             sentences.append(_ON_META)
-        if (lacking := self._lacking()) is not None:
+        if (lacking := self._lacking(findings)) is not None:
             sentences.append(lacking)
-        if self._findings is not None and (others := self._findings.other_devices):
-            sentences.append(_other_devices(self._findings.device, others, named=self.device_is_named))
+        if findings is not None and findings.other_devices:
+            sentences.append(_other_devices(findings.device, findings.other_devices, named=self.device_is_named))
         if self._walks_were_cut:
             sentences.append("More graphs are alive than were followed: some of what they keep may be missing.")
         return tuple(sentences)
 
-    def _lacking(self) -> str | None:
+    def _lacking(self, findings: Findings | None) -> str | None:
         """What the device does not offer, in a sentence."""
-        cycles = self._findings.cycles if self._findings is not None else ()
+        cycles = findings.cycles if findings is not None else ()
         has_kernels = not self._is_timed or not cycles or any(one.recording.kernels is not None for one in cycles)
-        return devices.lacks(self.device, has_history=self.history.is_offered, has_kernels=has_kernels)
+        return devices.lacks(self.device_of(findings), has_history=self.history.is_offered, has_kernels=has_kernels)
 
     @property
     def has_recording(self) -> bool:
@@ -511,7 +511,6 @@ class ProfileSession:
         alone, history = self._tracer.findings, self.run_history
         if self._joined != (alone, history):
             self._joined = alone, history
-            self.device = torch.device(alone.device)
             self._findings = history.joined(without_wrapped(alone) if self._keeps_wrapped else alone, self.known)
         assert self._findings is not None
         return self._findings
@@ -519,16 +518,24 @@ class ProfileSession:
     @property
     def failed_allocation(self) -> OutOfMemory | None:
         """The last allocation that a device had no memory for, explained from the allocator's history."""
-        findings = None
-        with suppress(RecordingError):  # nothing was recorded, or nothing was allocated meanwhile
-            findings = self.findings
-        return self.run_history.failed_allocation(findings, self.known, str(self.device))
+        findings = self._found()
+        return self.run_history.failed_allocation(findings, self.known, str(self.device_of(findings)))
+
+    def device_of(self, findings: Findings | None) -> torch.device:
+        """The device that findings are about; where there are none, the one that the run is likely to be about."""
+        return self.device if findings is None else torch.device(findings.device)
+
+    def _found(self) -> Findings | None:
+        """The findings; None where nothing was recorded, or nothing was allocated meanwhile."""
+        with suppress(RecordingError):
+            return self.findings
+        return None
 
     @property
     def run_history(self) -> RunHistory:
         """The allocator's history so far, to be read and joined."""
         if self._run_history.snapshot is not self.history.snapshot:
-            self._run_history = RunHistory(self.history.snapshot, self._odd_history)
+            self._run_history = RunHistory(self.history.snapshot)
         return self._run_history
 
     @property

@@ -20,8 +20,7 @@ from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import RecordingError
 from tracer.results.failure import Failure, is_out_of_memory
 from tracer.results.null_run import caveat_of
-from tracer.results.run_results import RunResults
-from tracer.runs.results import failure_of, run_results
+from tracer.runs.results import ShownResults, failure_of, run_results
 from tracer.runs.session import ProfileSession, Schedule, fault_text
 from tracer.runs.termination import Termination
 from tracer.workloads.module_steps import StepWorkload
@@ -45,7 +44,7 @@ def run_profile(
     root: Path | None = None,
     termination: Termination | None = None,
     device_named: bool = True,
-) -> RunResults:
+) -> ShownResults:
     """Train a workload under the profiler, then time its phases on copies, without profiler.
 
     An exception in a step, out of memory, Ctrl-C and `sys.exit` among them, ends the run; what was recorded until then

@@ -104,6 +104,10 @@ class Replay:
 def replay(state: DeviceState, settings: Mapping[str, Any]) -> Replay:
     """Replay one device's recording.
 
+    Args:
+        state: End state and trace.
+        settings: Of the allocator as the snapshot has them, by which requests are rounded.
+
     Raises:
         SnapshotError: The end state puts two live blocks at one address.
     """

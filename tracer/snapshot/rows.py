@@ -50,6 +50,13 @@ class Texts:
 def trace_columns(entries: object, *, device: int, stacks: StackTable, texts: Texts, remarks: Remarks) -> Columns:
     """The entries of one device, in their order.
 
+    Args:
+        entries: The trace as it was unpickled.
+        device: Index of the device.
+        stacks: Numbers stacks.
+        texts: Numbers texts.
+        remarks: Takes what is odd.
+
     Returns:
         `action`, `addr` (an `oom` entry's free bytes on the device, or `UNKNOWN_FREE`), `size`, `stream`, `time_us` (-1
         where the recording has none) and `stack`; and, only if an entry has one, `category`, `metadata`, `pool` and
@@ -77,6 +84,12 @@ def trace_columns(entries: object, *, device: int, stacks: StackTable, texts: Te
 
 def segment_columns(segments: object, *, stacks: StackTable, texts: Texts, remarks: Remarks) -> Columns:
     """Segments and, in the same order, their blocks, as columns named `segment.*` and `block.*`.
+
+    Args:
+        segments: As they were unpickled.
+        stacks: Numbers stacks.
+        texts: Numbers texts.
+        remarks: Takes what is odd.
 
     Raises:
         SnapshotError: A segment or block is not what an allocator writes.
@@ -107,7 +120,13 @@ def segment_columns(segments: object, *, stacks: StackTable, texts: Texts, remar
 
 
 def annotation_columns(annotations: object, *, texts: Texts, remarks: Remarks) -> Columns:
-    """External annotations (regions of the program) as columns named `annotation.*`; `device` -1 means all devices."""
+    """External annotations (regions of the program) as columns named `annotation.*`; `device` -1 means all devices.
+
+    Args:
+        annotations: As they were unpickled.
+        texts: Numbers texts.
+        remarks: Takes what is odd.
+    """
     rows = _notes(annotations, remarks)
     devices = [row.get("device", -1) for row in rows]
     return {

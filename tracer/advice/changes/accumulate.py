@@ -62,11 +62,11 @@ def part_of(batch: Any, size: int, num_parts: int, number: int) -> Any:
     if isinstance(batch, Tensor):
         return batch.chunk(num_parts)[number] if batch.ndim and batch.shape[0] == size else batch
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(part_of(each, size, num_parts, number) for each in batch))
+        return type(batch)(*(part_of(tensor, size, num_parts, number) for tensor in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(part_of(each, size, num_parts, number) for each in batch)
+        return type(batch)(part_of(tensor, size, num_parts, number) for tensor in batch)
     if isinstance(batch, dict):
-        return {key: part_of(each, size, num_parts, number) for key, each in batch.items()}
+        return {key: part_of(tensor, size, num_parts, number) for key, tensor in batch.items()}
     return batch
 
 

@@ -50,7 +50,7 @@ def _can_be_fused(optimizer: torch.optim.Optimizer) -> bool:
     Source: the check in `Adam.__init__`, torch/optim/adam.py.
     """
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    return all(each.is_floating_point() for each in parameters)
+    return all(parameter.is_floating_point() for parameter in parameters)
 
 
 def _with_options(**options: bool) -> Callable[[Workload], Workload]:

@@ -24,7 +24,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
         return
     rate = float(optimizer_options(optimizer).get("lr", 1e-3))
     if name in _TWO_STATES:
-        if all(not each.is_complex() for group in optimizer.param_groups for each in group["params"]):
+        if all(not parameter.is_complex() for group in optimizer.param_groups for parameter in group["params"]):
             yield _instead(name, "Adafactor", {})
         yield _instead(name, "SGD", {"lr": rate, "momentum": 0.9})
         yield _instead(name, "SGD", {"lr": rate})
@@ -41,7 +41,7 @@ def _instead(name: str, other: str, options: dict[str, Any]) -> Change:
         keeps=Keeps.CONVERGENCE,
         lines=(f"optimizer = torch.optim.{other}(model.parameters(), {arguments})",),
         apply=_replaced(getattr(torch.optim, other), options),
-        needs="The learning rate has to be found anew.",
+        needs="Retune the learning rate.",
     )
 
 
@@ -49,7 +49,7 @@ def _replaced(of_kind: Callable[..., torch.optim.Optimizer], options: dict[str, 
     def apply(workload: Workload) -> Workload:
         if workload.optimizer is None:
             return workload
-        parameters = [each for group in workload.optimizer.param_groups for each in group["params"]]
+        parameters = [parameter for group in workload.optimizer.param_groups for parameter in group["params"]]
         return with_inmost(workload, optimizer=of_kind(parameters, **options))
 
     return apply

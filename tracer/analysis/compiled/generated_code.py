@@ -80,7 +80,9 @@ class Function:
     def is_scratch(self, line: int) -> bool:
         """Whether a kernel that is given its outputs runs at a line: what is made there is its own."""
         return any(
-            one.target is None and one.is_kernel for one in self.statements if one.first_line <= line <= one.last_line
+            statement.target is None and statement.is_kernel
+            for statement in self.statements
+            if statement.first_line <= line <= statement.last_line
         )
 
     def holds(self, name: str, line: int, *, is_written: bool = False) -> str:
@@ -98,12 +100,20 @@ class Function:
 
     def made_from(self, name: str) -> tuple[str, ...]:
         """What is written by kernels that are given a buffer, behind the one that writes it, in order."""
-        users = [one for one in self.statements if one.is_kernel and (name in one.arguments or one.target == name)]
-        return tuple(one.target or one.arguments[-1] for one in users[1:])
+        users = [
+            statement
+            for statement in self.statements
+            if statement.is_kernel and (name in statement.arguments or statement.target == name)
+        ]
+        return tuple(user.target or user.arguments[-1] for user in users[1:])
 
     def items_of(self, name: str) -> tuple[str, ...]:
         """The names that are given to the parts of a result of several."""
-        return tuple(one.target for one in self.statements if one.item_of == name and one.target is not None)
+        return tuple(
+            statement.target
+            for statement in self.statements
+            if statement.item_of == name and statement.target is not None
+        )
 
     def shown_by(self, name: str) -> set[str]:
         """Every name that shows a name's storage, or part of it, by the end: views too, that take nothing over."""
@@ -134,22 +144,22 @@ def functions_of(text: str) -> tuple[Function, ...]:
 
 def function_at(functions: tuple[Function, ...], line: int) -> Function | None:
     """The innermost function that a line is in."""
-    inside = [one for one in functions if one.first_line <= line <= one.last_line]
+    inside = [function for function in functions if function.first_line <= line <= function.last_line]
     return inside[-1] if inside else None
 
 
 def _function(node: ast.FunctionDef) -> Function:
     statements: list[_Statement] = []
     returned: tuple[str, ...] = ()
-    parameters = tuple(one.arg for one in node.args.args if one.arg != "self")
+    parameters = tuple(argument.arg for argument in node.args.args if argument.arg != "self")
     body = list(_flat(node.body))
     deleted = _deleted(body)
     for statement in body:
         if isinstance(statement, ast.Return):
-            returned = tuple(_base(one) or "" for one in _elements(statement.value))
+            returned = tuple(_base(element) or "" for element in _elements(statement.value))
         elif isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr):
             if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Tuple | ast.List):
-                parameters = (*parameters, *(_base(one) or "" for one in statement.targets[0].elts))
+                parameters = (*parameters, *(_base(element) or "" for element in statement.targets[0].elts))
             elif (read := _statement(statement, deleted)) is not None:
                 statements.append(read)
     return Function(node.lineno, node.end_lineno or node.lineno, tuple(statements), returned, parameters)
@@ -157,7 +167,7 @@ def _function(node: ast.FunctionDef) -> Function:
 
 def _deleted(body: list[ast.stmt]) -> set[tuple[int, str]]:
     """Lines and names of what is deleted."""
-    deletes = [(one.lineno, target) for one in body if isinstance(one, ast.Delete) for target in one.targets]
+    deletes = [(node_.lineno, target) for node_ in body if isinstance(node_, ast.Delete) for target in node_.targets]
     return {(line, target.id) for line, target in deletes if isinstance(target, ast.Name)}
 
 
@@ -192,7 +202,7 @@ def _statement(node: ast.Assign | ast.AnnAssign | ast.Expr, deleted: set[tuple[i
     if isinstance(value, ast.Call):
         callee = ast.unparse(value.func).removesuffix(".run").removesuffix(".default")
         given = [*value.args, *(keyword.value for keyword in value.keywords if keyword.arg != "stream")]
-        arguments = tuple(base for one in given for base in _bases(one))
+        arguments = tuple(base for argument in given for base in _bases(argument))
         if isinstance(value.func, ast.Attribute) and value.func.attr.endswith("_") and _base(value.func):
             callee, arguments = value.func.attr, (*arguments, _base(value.func) or "")
         elif arguments and _is_view(callee):
@@ -222,8 +232,8 @@ def _is_view(callee: str) -> bool:
 
 def _bases(value: ast.expr) -> Iterator[str]:
     if isinstance(value, ast.List | ast.Tuple):
-        for one in value.elts:
-            yield from _bases(one)
+        for element in value.elts:
+            yield from _bases(element)
     elif (base := _base(value)) is not None:
         yield base
 

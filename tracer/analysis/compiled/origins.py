@@ -86,7 +86,7 @@ class CompiledOrigins:
 
     def column(self, name: str) -> PerAllocation[Bool]:
         """[A] a truth of the origins, by name."""
-        values = np.array([*(getattr(one, name) for one in self.origins), False], np.bool_)
+        values = np.array([*(getattr(origin, name) for origin in self.origins), False], np.bool_)
         return values[self.row]
 
 
@@ -322,5 +322,5 @@ def _described(graph: CompiledGraph, number: int, function: Function, name: str,
     what = f"scratch of {kernel}" if is_scratch else f"{kernel}, {name}" if kernel else name
     what += f", a copy for {function.kernel_of(copied_for)}" if copied_for is not None else ""
     shown_as = function.items_of(name) or (name,)
-    is_saved = not is_scratch and all(kept & function.shown_by(one) for one in shown_as)
+    is_saved = not is_scratch and all(kept & function.shown_by(shown) for shown in shown_as)
     return Origin(what, node, fused, number, is_saved, is_scratch, copied_for is not None)

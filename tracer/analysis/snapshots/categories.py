@@ -32,7 +32,12 @@ CATEGORY_OF_KIND: Final[Mapping[str, str]] = {kind.words: kind.name for kind in 
 
 
 def category_of(group: Group, device: DeviceFinding) -> str:
-    """The category of a group; what is not known and was there before a recording has one of its own."""
+    """The category of a group; what is not known and was there before a recording has one of its own.
+
+    Args:
+        group: Blocks of one kind and line.
+        device: Whose peak they are of.
+    """
     was_before = group.is_before_recording and group.kind == NOT_KNOWN and device.entries > 0
     return CATEGORY_OF_KIND[BEFORE_RECORDING if was_before else group.kind]
 

@@ -95,6 +95,11 @@ def with_parameters(facts: BlockFacts, lives: Lives, kind: Ints) -> BlockFacts:
 
     `p.data = p.data - ...` makes the new one and lets go of the old one right away: of the blocks of its size, the
     last one made before the old one went is the new one. Arguments as of `with_counts`.
+
+    Args:
+        facts: Of every block.
+        lives: The blocks.
+        kind: What the rules say so far [lives].
     """
     size = lives.requested_bytes
     made = (facts.constructor != NONE) & (facts.is_at_end | facts.freed_in_step)

@@ -20,6 +20,10 @@ _SUMMED: Final = ("before_bytes", "after_bytes", "before_count", "after_count")
 def diff_snapshots(before: Snapshot, after: Snapshot) -> tuple[PeakDiff, ...]:
     """Compare the peaks of two snapshots, device by device; a side that lacks a device counts as zero.
 
+    Args:
+        before: The first snapshot.
+        after: The one to compare with it.
+
     Raises:
         SnapshotError: The end state of one of them contradicts itself.
     """
@@ -71,7 +75,13 @@ def _names(sites: Sites, stack: int, is_before: bool) -> tuple[str, ...]:
 
 
 def diff_sides(device: int, before_side: PeakSide, after_side: PeakSide) -> PeakDiff:
-    """Compare two peaks of the device of this index."""
+    """Compare two peaks of the device of this index.
+
+    Args:
+        device: Index of the device.
+        before_side: What it held in the first snapshot.
+        after_side: In the second one.
+    """
     before, after = before_side.by_key, after_side.by_key
     pairs = match_stacks(before, after)
     by_stack = [_change(key, pairs.get(key), before, after) for key in before]

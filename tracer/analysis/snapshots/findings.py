@@ -85,7 +85,7 @@ class SnapshotFinding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplayedDevice:
-    """One device of a snapshot with what its findings are made of.
+    """A device's state, replay and block classifier.
 
     Attributes:
         state: What the snapshot says.
@@ -133,7 +133,7 @@ def replay_snapshot(
         )
     sites = Sites(snapshot.stacks)
     replays = [replay(state, snapshot.settings) for state in chosen]
-    lives = [(state, one.lives) for state, one in zip(chosen, replays, strict=True)]
+    lives = [(state, replayed.lives) for state, replayed in zip(chosen, replays, strict=True)]
     finders = kind_finders(snapshot, lives, sites, held=held, held_now=held_now)
     devices = (ReplayedDevice(*parts) for parts in zip(chosen, replays, finders, strict=True))
     return ReplayedSnapshot(snapshot, sites, tuple(devices))
@@ -171,7 +171,7 @@ def imbalance(devices: Sequence[DeviceFinding]) -> tuple[str, ...]:
         return ()
     worst, *others = ranked
     named = sorted(others, key=lambda one: one.device)[:_MAX_NAMED]
-    held = ", ".join(f"{format_bytes(one.peak.requested_bytes)} on device {one.device}" for one in named)
+    held = ", ".join(f"{format_bytes(device.peak.requested_bytes)} on device {device.device}" for device in named)
     more = f" and {len(others) - len(named)} more" if len(others) > len(named) else ""
     ran_out = ", and it ran out of memory" if worst.oom else ""
     return (

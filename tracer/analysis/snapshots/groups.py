@@ -38,6 +38,12 @@ class Group:
 def group_rows(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) -> tuple[Group, ...]:
     """Gather rows by kind, line, and whether they were there before the recording; largest first.
 
+    Args:
+        lives: All blocks.
+        rows: Those to gather.
+        kinds: Decides their kinds.
+        sites: The deciding frame of every stack.
+
     Returns:
         Groups whose bytes and counts sum to those of the rows.
     """

@@ -69,7 +69,7 @@ class RankGroup:
     def words(self) -> tuple[str, ...]:
         """What is to be said of all of them: `odd`, what they ran out of, and the part of the job that they share."""
         first, *others = self.ranks
-        shared = (word for word in first.role.words if all(word in one.role.words for one in others))
+        shared = (word for word in first.role.words if all(word in other.role.words for other in others))
         said = (("odd", self.is_odd), ("ran out of memory", bool(first.out_of_memory)))
         return (*(word for word, holds in said if holds), *shared)
 
@@ -134,14 +134,14 @@ def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> Ra
 def explain_job(peaks: Sequence[RankPeak]) -> JobFinding:
     """Put ranks beside each other, whatever order they come in."""
     ordered = sorted(peaks, key=lambda one: (one.rank is None, one.rank or 0, one.file))
-    readable = _told_apart([one for one in ordered if not one.problem])
+    readable = _told_apart([rank for rank in ordered if not rank.problem])
     groups = _groups(readable)
     worst = max(readable, key=lambda one: (bool(one.out_of_memory), one.peak_bytes), default=None)
     typical = _typical(groups, worst)
     together = any(worst in group.ranks and typical in group.ranks for group in groups)
     return JobFinding(
         ranks=tuple(readable),
-        unreadable=tuple(one for one in ordered if one.problem),
+        unreadable=tuple(rank for rank in ordered if rank.problem),
         missing=_missing(ordered),
         groups=groups,
         worst=worst,
@@ -154,7 +154,7 @@ def explain_job(peaks: Sequence[RankPeak]) -> JobFinding:
 
 def _missing(ranks: Sequence[RankPeak]) -> tuple[int, ...]:
     """Numbers without a recording; a job counts from 0."""
-    numbers = {one.rank for one in ranks if one.rank is not None}
+    numbers = {rank.rank for rank in ranks if rank.rank is not None}
     if len(numbers) < 2 or len(numbers) < len(ranks):
         return ()
     return tuple(number for number in range(max(numbers)) if number not in numbers)
@@ -162,12 +162,12 @@ def _missing(ranks: Sequence[RankPeak]) -> tuple[int, ...]:
 
 def _groups(ranks: Sequence[RankPeak]) -> tuple[RankGroup, ...]:
     gathered: list[list[RankPeak]] = []
-    for one in ranks:
-        group = next((group for group in gathered if _are_alike(group[0], one)), None)
+    for rank in ranks:
+        group = next((group for group in gathered if _are_alike(group[0], rank)), None)
         if group is None:
-            gathered.append([one])
+            gathered.append([rank])
         else:
-            group.append(one)
+            group.append(rank)
     gathered.sort(key=lambda group: (-len(group), -group[0].peak_bytes))
     most: dict[int | None, int] = {}
     for group in gathered:
@@ -184,12 +184,12 @@ def _typical(groups: Sequence[RankGroup], worst: RankPeak | None) -> RankPeak | 
 
 def _told_apart(ranks: Sequence[RankPeak]) -> list[RankPeak]:
     """The same without numbers that all have: those are of a folder's name that says nothing of a rank."""
-    roles = [one.role for one in ranks]
+    roles = [rank.role for rank in ranks]
     if len(roles) < 2:
         return list(ranks)
     places = ("stage", "tensor", "data")
     alike: dict[str, Any] = {name: None for name in places if len({getattr(role, name) for role in roles}) == 1}
-    return [replace(one, role=replace(one.role, **alike)) for one in ranks]
+    return [replace(rank, role=replace(rank.role, **alike)) for rank in ranks]
 
 
 def _are_alike(one: RankPeak, other: RankPeak) -> bool:

@@ -131,7 +131,7 @@ class KindFinder:
         number = _NUMBER_OF_KIND[self._kinds_and_evidence[0][rows]]
         for known in (self._held_numbers(rows), self._recorded_numbers(rows)):
             number = np.where(known >= 0, known, number)
-        for at, (kind, _) in self._of_now(rows, [KINDS[one] for one in number.tolist()]).items():
+        for at, (kind, _) in self._of_now(rows, [KINDS[index] for index in number.tolist()]).items():
             number[at] = KINDS.index(kind)
         return number
 

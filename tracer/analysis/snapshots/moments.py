@@ -163,7 +163,13 @@ def _entry_at_time(device: ReplayedDevice, value: float, unit: str) -> int:
 
 
 def held_at(device: ReplayedDevice, sites: Sites, entry: int) -> Held:
-    """What was in use right after an entry."""
+    """What was in use right after an entry.
+
+    Args:
+        device: One device.
+        sites: The deciding frame of every stack.
+        entry: Position in the trace; -1 is the start.
+    """
     trace, replay = device.state.trace, device.replay
     rows = replay.lives.alive_after(entry)
     return Held(
@@ -178,7 +184,14 @@ def held_at(device: ReplayedDevice, sites: Sites, entry: int) -> Held:
 
 
 def between(device: ReplayedDevice, sites: Sites, first: int, last: int) -> Between:
-    """What came and what went from after one entry to after another, whichever is the earlier."""
+    """What came and what went from after one entry to after another, whichever is the earlier.
+
+    Args:
+        device: One device.
+        sites: The deciding frame of every stack.
+        first: Position in the trace.
+        last: Another one.
+    """
     first, last = sorted((first, last))
     lives, level = device.replay.lives, device.replay.requested_bytes
     was = (lives.begin <= first) & (lives.end > first)
@@ -199,7 +212,14 @@ def between(device: ReplayedDevice, sites: Sites, first: int, last: int) -> Betw
 
 
 def last_before(device: ReplayedDevice, sites: Sites, entry: int, size: int) -> LastBefore:
-    """The last allocations before an entry that hold at least `size` bytes together, of those in use then."""
+    """The last allocations before an entry that hold at least `size` bytes together, of those in use then.
+
+    Args:
+        device: One device.
+        sites: The deciding frame of every stack.
+        entry: Position in the trace.
+        size: Bytes.
+    """
     lives = device.replay.lives
     rows = lives.alive_after(entry)
     rows = rows[np.argsort(-lives.begin[rows], kind="stable")]

@@ -67,7 +67,15 @@ class OutOfMemory:
 def explain_ooms(
     snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: KindFinder, sites: Sites
 ) -> tuple[OutOfMemory, ...]:
-    """Explain the out-of-memory events of one device, in order, the first `MAX_EXPLAINED` of them."""
+    """Explain the out-of-memory events of one device, in order, the first `MAX_EXPLAINED` of them.
+
+    Args:
+        snapshot: The whole one.
+        state: The device.
+        replay: What was in use when.
+        kinds: Decides the kinds of its blocks.
+        sites: The deciding frame of every stack.
+    """
     entries = state.trace.where(Action.OOM)[:MAX_EXPLAINED].tolist()
     return tuple(_explain(entry, snapshot, state, replay, kinds, sites) for entry in entries)
 

@@ -68,7 +68,15 @@ class Peak:
 
 
 def find_peak(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: KindFinder, sites: Sites) -> Peak:
-    """Explain the peak of one device to the byte."""
+    """Explain the peak of one device to the byte.
+
+    Args:
+        snapshot: The whole one.
+        state: The device.
+        replay: What was in use when.
+        kinds: Decides the kinds of its blocks.
+        sites: The deciding frame of every stack.
+    """
     entry = replay.peak_entry
     lives = replay.lives
     rows = lives.alive_after(entry)
@@ -92,7 +100,13 @@ def find_peak(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: 
 
 
 def never_freed(replay: Replay, *, kinds: KindFinder, sites: Sites) -> tuple[Group, ...]:
-    """What was allocated in the recording and still in use at its end, by line and kind, largest first."""
+    """What was allocated in the recording and still in use at its end, by line and kind, largest first.
+
+    Args:
+        replay: What was in use when.
+        kinds: Decides the kinds of blocks.
+        sites: The deciding frame of every stack.
+    """
     lives = replay.lives
     rows = np.flatnonzero((lives.begin > BEFORE) & (lives.end == len(replay.requested_bytes) - 1))
     return group_rows(lives, rows, kinds=kinds, sites=sites)

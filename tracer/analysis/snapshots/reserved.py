@@ -112,7 +112,15 @@ def reserved_at_peak(modelled: Modelled, sites: Sites) -> Reserved | None:
 def reserved_at_end(
     snapshot: Snapshot, state: DeviceState, lives: Lives, sites: Sites, settings: AllocatorSettings
 ) -> Reserved:
-    """Why so much was reserved when the snapshot was taken, which needs no history."""
+    """Why so much was reserved when the snapshot was taken, which needs no history.
+
+    Args:
+        snapshot: The whole one.
+        state: The device.
+        lives: Its blocks.
+        sites: The deciding frame of every stack.
+        settings: Of the allocator.
+    """
     rows = np.flatnonzero(lives.end == len(state.trace))
     life_at = dict(zip(lives.addr[rows].tolist(), rows.tolist(), strict=True))
     pools = pool_numbers(snapshot, state)

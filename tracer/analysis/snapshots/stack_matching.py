@@ -31,7 +31,12 @@ def match_stacks(before: Iterable[Key], after: Iterable[Key]) -> dict[Key, Key]:
 
 
 def differing(before: Stack, after: Stack) -> tuple[str, str]:
-    """The innermost frame that differs, on both sides; empty where a side has no more."""
+    """The innermost frame that differs, on both sides; empty where a side has no more.
+
+    Args:
+        before: Frames, innermost first.
+        after: Likewise, of the second side.
+    """
     same = _common(before, after)
     return ("".join(before[same : same + 1]), "".join(after[same : same + 1]))
 

@@ -67,14 +67,21 @@ class DeviceTimeline:
 
 
 def device_timeline(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: KindFinder) -> DeviceTimeline:
-    """The curves of one device, in a few passes over its blocks."""
+    """The curves of one device, in a few passes over its blocks.
+
+    Args:
+        snapshot: The whole one.
+        state: The device.
+        replay: What was in use when.
+        kinds: Decides the kinds of its blocks.
+    """
     axis, times = _axis(state)
     lives, num_entries = replay.lives, len(state.trace)
     found: tuple[tuple[Phase, list[Stretch]], ...] = (
         ("region", _regions(snapshot, state, axis)),
         *_phases(kinds, times),
     )
-    drawn = [one for _, stretches in found if len(stretches) <= MAX_STRETCHES for one in stretches]
+    drawn = [stretch for _, stretches in found if len(stretches) <= MAX_STRETCHES for stretch in stretches]
     return DeviceTimeline(
         axis=axis,
         times=times,

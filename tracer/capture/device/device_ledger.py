@@ -137,7 +137,7 @@ def _processes(device: torch.device, nvml: Any) -> Processes | None:
     finally:
         with suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
-    sizes = {int(one.pid): one.usedGpuMemory for one in running}
+    sizes = {int(process.pid): process.usedGpuMemory for process in running}
     own = sizes.pop(os.getpid(), None)
     # Outside of a container numbers of processes are others; where one has no size, nothing can be told apart.
     if own is None or any(size is None for size in sizes.values()):

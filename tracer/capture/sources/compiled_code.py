@@ -141,7 +141,7 @@ class CompiledCode:
     @property
     def num_recompilations(self) -> int:
         """Versions beyond the first."""
-        return sum(not one.compile_id.endswith("/0") for one in self.functions)
+        return sum(not function.compile_id.endswith("/0") for function in self.functions)
 
 
 NOTHING_COMPILED = CompiledCode()

@@ -154,7 +154,7 @@ def _names(target: ast.expr) -> Iterator[str]:
     elif isinstance(target, ast.Subscript | ast.Starred):
         yield from _names(target.value)
     elif isinstance(target, ast.Tuple | ast.List):
-        for each in target.elts:
-            yield from _names(each)
+        for element in target.elts:
+            yield from _names(element)
     elif isinstance(target, ast.Call) and isinstance(target.func, ast.Attribute):  # `found.get(key).append(x)`
         yield from _names(target.func.value)

@@ -14,7 +14,6 @@ from tracer.exporters.files import write_atomically
 from tracer.exporters.json_documents.header import json_header, this_command
 
 VERSION = 1
-FILE_NAME = "advice.json"
 
 
 def advice_values(report: AdviceReport, *, computed: bool) -> dict[str, Any]:

@@ -1,0 +1,85 @@
+"""How options are declared: once, as fields of dataclasses that commands take whole; typer sees each field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, field, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+_SWITCHES = "switches"
+
+
+def option(help: str, panel: str | None = None, *names: str, metavar: str | None = None, **more: Any) -> Any:
+    """An option of --help under a heading; by default it is called as its field."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar, **more)
+
+
+def number(help: str, panel: str, *, least: int | None = None, metavar: str = "<number>") -> Any:
+    """An option that is a whole number, of some size at least."""
+
+    def parse(text: str | int) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise typer.BadParameter(f"{text} is not a whole number.") from None
+        if least is not None and value < least:
+            raise typer.BadParameter(f"{text} is less than {least}.")
+        return value
+
+    return option(help, panel, metavar=metavar, parser=parse)
+
+
+def switched_off(helps: Mapping[str, str], *, panel: str) -> frozenset[str]:
+    """A field that holds the names of switches that are off: each is an option of its own, which is on by default.
+
+    Args:
+        helps: Of each switch, by its name without dashes before it.
+        panel: Heading of --help.
+    """
+    switches = {name: Annotated[bool, option(text, panel)] for name, text in helps.items()}
+    value: frozenset[str] = field(default=frozenset(), metadata={_SWITCHES: switches})
+    return value
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command as typer wants it: in the place of a parameter that is a dataclass, one for each of its fields."""
+    own = signature(command, eval_str=True).parameters.values()
+    groups: dict[str, Any] = {one.name: one.annotation for one in own if is_dataclass(one.annotation)}
+    flat = [
+        option.replace(kind=Parameter.KEYWORD_ONLY)
+        for parameter in own
+        for option in (_options(groups[parameter.name]) if parameter.name in groups else [parameter])
+    ]
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        whole = {name: kind(**{one.name: _value(one, given) for one in fields(kind)}) for name, kind in groups.items()}
+        command(**given, **whole)
+
+    called.__signature__ = Signature(flat)  # type: ignore[attr-defined]
+    called.__annotations__ = {option.name: option.annotation for option in flat}
+    return called
+
+
+def _options(kind: type) -> Iterator[Parameter]:
+    types = get_type_hints(kind, include_extras=True)
+    for option in fields(kind):
+        for name, switch in option.metadata.get(_SWITCHES, {}).items():
+            yield _parameter(name.replace("-", "_"), True, switch)
+        if _SWITCHES not in option.metadata:
+            default = option.default if option.default_factory is MISSING else option.default_factory()
+            yield _parameter(option.name, Parameter.empty if default is MISSING else default, types[option.name])
+
+
+def _parameter(name: str, default: object, annotation: object) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _value(option: Field[Any], given: dict[str, Any]) -> Any:
+    if _SWITCHES in option.metadata:
+        return frozenset(name for name in option.metadata[_SWITCHES] if not given.pop(name.replace("-", "_")))
+    return given.pop(option.name)

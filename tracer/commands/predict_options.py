@@ -1,0 +1,85 @@
+"""What `predict` is asked: on which device, about what, and how it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from tracer.commands.common import not_said
+from tracer.commands.on_card import OnOptions
+from tracer.commands.options import option
+from tracer.commands.run_options import ScreenOptions
+from tracer.commands.usage import DEVICE
+from tracer.commands.workload_options import PredictedWorkload
+from tracer.exporters.screen.terminal import say
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Device:
+    device: Annotated[
+        Literal["cuda", "cpu"],
+        option("What the step is to run on; it need not be there.", DEVICE),
+    ] = "cuda"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place(OnOptions, _Device):
+    """What the step is to run on. The last base class comes first in --help."""
+
+    gpu_memory: Annotated[
+        str | None,
+        option(
+            "Does it fit there? 24GiB, or a card such as RTX-4090; exit with 3 if not.",
+            DEVICE,
+            metavar="<size or card>",
+        ),
+    ] = None
+    settings: Annotated[
+        str | None,
+        option(
+            "Of the allocator, as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True.", DEVICE, metavar="<settings>"
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """All of a prediction's.
+
+    Attributes:
+        context: Knows which of them the user wrote.
+        script: In the place of a model; None for a model.
+        arguments: The script's own.
+        workload: The model.
+        place: On which device.
+        largest_batch: Whether the largest batch is looked for.
+        advise: Whether changes are tried.
+        save_dir: Folder of the files; None for none.
+        as_json: Whether the answer is for programs.
+        screen: How much is printed.
+    """
+
+    context: typer.Context
+    script: str | None
+    arguments: Sequence[str]
+    workload: PredictedWorkload
+    place: Place
+    largest_batch: bool
+    advise: bool
+    save_dir: Path | None
+    as_json: bool
+    screen: ScreenOptions
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is an answer on stdout."""
+        return self.as_json or not self.screen.quiet
+
+    @property
+    def say(self) -> Callable[[str], None]:
+        """Takes a line that is no error."""
+        return not_said if self.screen.quiet else say
