@@ -401,7 +401,10 @@ def torch_state(program: Program) -> dict[str, Any]:
         "trace function": str(sys.gettrace()),
         "excepthook": str(sys.excepthook),
         "signals": [str(signal.getsignal(each)) for each in (signal.SIGINT, signal.SIGTERM)],
-        "python threads": sum(not each.daemon for each in threading.enumerate()),
+        # Inductor's pool has as many as there was to compile at one time.
+        "python threads": sum(
+            not thread.daemon and not thread.name.startswith("ThreadPoolExecutor") for thread in threading.enumerate()
+        ),
     }
     for owner in (module_hooks, optimizer_hooks):
         state |= {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,10 +16,7 @@ from tracer.commands.predict_on import (
     check_on,
     predict_model,
     predict_script,
-    print_answer,
-    print_prediction_with,
     start_or_say_why,
-    with_need,
 )
 from tracer.commands.predict_options import Options, Place
 from tracer.commands.run_options import AsJson, ScreenOptions
@@ -26,12 +24,13 @@ from tracer.commands.usage import OUTPUTS, QUESTIONS
 from tracer.commands.workload_options import PredictedWorkload
 from tracer.errors import TracerError
 from tracer.exporters.screen.next_commands import after_prediction
+from tracer.exporters.screen.terminal import screen as terminal
 
 if TYPE_CHECKING:
     from tracer.advice.recommendation import AdviceReport
     from tracer.allocator.settings import AllocatorSettings
     from tracer.null_gpu.cards import Card, Devices
-    from tracer.results.prediction import LargestBatch, Prediction, ShapeNeed
+    from tracer.results.prediction import LargestBatch, NullPrediction, Prediction, ShapeNeed
     from tracer.results.run_results import RunResults
     from tracer.workloads.workload import Workload
 
@@ -99,14 +98,14 @@ def _predict_there(options: Options, devices: Devices) -> bool:
 
         options.workload.check(options.context)
         answer = predict_model(options.workload, devices)
-        answer = with_need(answer, lambda: predicted(_build(options.workload), card=devices.card))
+        if not answer.fits:
+            rehearsed = predicted(_build(options.workload), card=devices.card)
+            answer = replace(answer, needed_bytes=rehearsed.unlimited.peak_reserved_bytes)
         largest = _largest_batch(options, devices.card, None) if options.largest_batch else None
         advice = _advice(options, devices.card) if options.advise else None
     if options.save_dir is not None:
         _write(replace(answer.results, advice=advice), options.save_dir, options)
-    if options.is_shown:
-        print_answer(answer, largest, advice, as_json=options.as_json, top=options.screen.top)
-    _say_next(answer.fits, options)
+    _answer(answer, largest, advice, options)
     return answer.fits
 
 
@@ -128,9 +127,7 @@ def _predict(options: Options, named: Card | None) -> bool | None:
     if options.save_dir is not None:
         results = results_of(answer, workload, settings=options.workload.settings)
         _write(replace(results, advice=advice), options.save_dir, options)
-    if options.is_shown:
-        _print(answer, largest, advice, as_json=options.as_json, top=options.screen.top)
-    _say_next(answer.fits, options)
+    _answer(answer, largest, advice, options)
     return answer.fits
 
 
@@ -142,7 +139,7 @@ def _check_folder(options: Options) -> None:
 
 
 def _say_next(fits: bool | None, options: Options) -> None:
-    if options.as_json or options.screen.quiet:
+    if options.screen.quiet:
         return
     folder, is_script = options.save_dir, options.script is not None
     names = [path.name for path in folder.iterdir()] if folder is not None else []
@@ -252,11 +249,32 @@ def _write(results: RunResults, folder: Path, options: Options) -> None:
             raise written.error
 
 
-def _print(
-    answer: Prediction, largest: LargestBatch | None, advice: AdviceReport | None, *, as_json: bool, top: int
+def _answer(
+    answer: Prediction | NullPrediction, largest: LargestBatch | None, advice: AdviceReport | None, options: Options
 ) -> None:
-    from tracer.exporters.json_documents.prediction import prediction_json
-    from tracer.exporters.screen.prediction import print_prediction
+    """The answer on stdout, with what was asked beside it, and on stderr what to ask next."""
+    from tracer.exporters.json_documents.advice import advice_values
+    from tracer.exporters.json_documents.prediction import largest_json, prediction_json
+    from tracer.exporters.screen.advice import print_advice
+    from tracer.exporters.screen.prediction import largest_words, print_prediction
+    from tracer.exporters.screen.text import say as print_line
+    from tracer.null_gpu.cards import CONTEXT_BYTES
+    from tracer.results.prediction import NullPrediction
 
-    document = prediction_json(answer) if as_json else None
-    print_prediction_with(document, lambda console: print_prediction(answer, console, top=top), largest, advice)
+    with terminal(is_shown=options.is_shown) as console:
+        if options.as_json:
+            document = prediction_json(answer)
+            document |= {} if largest is None else largest_json(largest)
+            document |= {} if advice is None else {"advice": advice_values(advice, computed=False)}
+            console.print(json.dumps(document, indent=1), soft_wrap=True, markup=False)
+            return
+        print_prediction(answer, console, top=options.screen.top)
+        if advice is not None:
+            print_advice(advice, console, context_bytes=CONTEXT_BYTES)
+        if largest is not None:
+            print_line(console)
+            print_line(
+                console,
+                largest_words(largest) + (" That is by rehearsal." if isinstance(answer, NullPrediction) else ""),
+            )
+    _say_next(answer.fits, options)

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from contextlib import redirect_stdout
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tracer.commands.common import refuse
 from tracer.commands.on_card import start_on
 from tracer.errors import TracerError
-from tracer.exporters.screen.terminal import say, screen
+from tracer.exporters.screen.terminal import say
 from tracer.null_gpu.cards import Devices, devices_of
 from tracer.null_gpu.errors import NullGpuError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rich.console import Console
-
-    from tracer.advice.recommendation import AdviceReport
     from tracer.commands.predict_options import Options
     from tracer.commands.workload_options import WorkloadOptions
-    from tracer.results.prediction import LargestBatch, NullPrediction, Prediction
+    from tracer.results.prediction import NullPrediction
     from tracer.runs.script_run import ScriptProfile
 
 _SETTINGS_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
@@ -105,70 +98,3 @@ def predict_script(options: Options, devices: Devices) -> NullPrediction:
     if answer is None:
         raise TracerError(f"{script} ended without a step that could be recorded.", hint="What it printed says why.")
     return answer
-
-
-def with_need(prediction: NullPrediction, rehearsed: Callable[[], Prediction]) -> NullPrediction:
-    """Where it does not fit, with what it would reserve if memory had no end, as a rehearsal says."""
-    if prediction.fits:
-        return prediction
-    return replace(prediction, needed_bytes=rehearsed().unlimited.peak_reserved_bytes)
-
-
-def print_answer(
-    prediction: NullPrediction,
-    largest: LargestBatch | None,
-    advice: AdviceReport | None,
-    *,
-    as_json: bool,
-    top: int,
-) -> None:
-    """The answer on stdout."""
-    from tracer.exporters.json_documents.prediction import null_prediction_json
-    from tracer.exporters.screen.prediction import print_null_prediction
-
-    document = null_prediction_json(prediction) if as_json else None
-    print_prediction_with(
-        document,
-        lambda console: print_null_prediction(prediction, console, top=top),
-        largest,
-        advice,
-        how_largest=" That is by rehearsal.",
-    )
-
-
-def print_prediction_with(
-    document: dict[str, Any] | None,
-    print_it: Callable[[Console], None],
-    largest: LargestBatch | None,
-    advice: AdviceReport | None,
-    *,
-    how_largest: str = "",
-) -> None:
-    """A prediction of either kind on stdout, with what was asked beside it.
-
-    Args:
-        document: Its JSON, where that is wanted instead of the screen.
-        print_it: Writes its screen.
-        largest: The largest batch, where it was asked for.
-        advice: What to change, where it was asked for.
-        how_largest: What is said behind the largest batch.
-    """
-    from tracer.exporters.json_documents.advice import advice_values
-    from tracer.exporters.json_documents.prediction import largest_json
-    from tracer.exporters.screen.advice import print_advice
-    from tracer.exporters.screen.prediction import largest_words
-    from tracer.exporters.screen.text import say as print_line
-    from tracer.null_gpu.cards import CONTEXT_BYTES
-
-    with screen() as console:
-        if document is not None:
-            document |= {} if largest is None else largest_json(largest)
-            document |= {} if advice is None else {"advice": advice_values(advice, computed=False)}
-            console.print(json.dumps(document, indent=1), soft_wrap=True, markup=False)
-            return
-        print_it(console)
-        if advice is not None:
-            print_advice(advice, console, context_bytes=CONTEXT_BYTES)
-        if largest is not None:
-            print_line(console)
-            print_line(console, largest_words(largest) + how_largest)

@@ -48,20 +48,7 @@ class Place(OnOptions, _Device):
 
 @dataclass(frozen=True)
 class Options:
-    """All of a prediction's.
-
-    Attributes:
-        context: Knows which of them the user wrote.
-        script: In the place of a model; None for a model.
-        arguments: The script's own.
-        workload: The model.
-        place: On which device.
-        largest_batch: Whether the largest batch is looked for.
-        advise: Whether changes are tried.
-        save_dir: Folder of the files; None for none.
-        as_json: Whether the answer is for programs.
-        screen: How much is printed.
-    """
+    """All of a prediction's; without a script it is about the workload."""
 
     context: typer.Context
     script: str | None

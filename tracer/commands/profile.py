@@ -64,22 +64,7 @@ class AdviceOptions:
 
 @dataclass(frozen=True)
 class Options:
-    """All of a profile's.
-
-    Attributes:
-        context: Knows which of them the user wrote.
-        workload: What is trained.
-        device: Where.
-        backends: Modules to import first.
-        on: The null GPU, if it is to be there.
-        save_dir: Folder of the files.
-        outputs: Which of them are left out.
-        requested: Which others are written.
-        schedule: Which steps are recorded.
-        num_watched: Steps to watch instead; 0 for a profile.
-        screen: How much is printed.
-        advice: What would lower the peak.
-    """
+    """All of a profile's; `num_watched` are the steps to watch instead, 0 for none."""
 
     context: typer.Context
     workload: ProfiledWorkload

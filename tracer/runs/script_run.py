@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,6 +16,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tracer.capture.forked_child import in_forked_child
+from tracer.capture.objects.step_hooks import remove_hooks
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.capture.torch_private import torch_compile, torch_modules
 from tracer.exporters.screen.terminal import say
@@ -23,10 +26,6 @@ from tracer.runs.watch import TrainingWatch
 Session = TrainingProfile | TrainingWatch
 MakeSession = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], Session]
 
-COMPILES = (
-    "The script compiles its model, its loss or its step, and compiled code must not see the hooks that find steps: it "
-    "is profiled until then. Use profile_training in the script, with a call of session.step()."
-)
 NO_MODEL = "No training was found: no model with parameters to be trained was called, and no optimizer made a step."
 NO_STEP = (
     "No optimizer of torch's kind made a step, so that the end of a step was not found. Use profile_training in the "
@@ -85,12 +84,13 @@ class ScriptProfile:
         self._is_first_steps_alone = is_first_steps_alone
         self.session: Session | None = None
         self._make_session = make_session
-        self._handles: list[Any] = []
+        self._unhook_modules: Callable[[], None] = _nothing
+        self._unhook_optimizers: Callable[[], None] = _nothing
         self._stop_watching: Callable[[], None] | None = None
         # Weak: what a program has replaced is neither kept nor waited for.
         self._waits_for: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._is_over = self._has_compiled = self._has_stepped = self._has_failed = False
+        self._is_over = self._has_stepped = self._has_failed = False
         self.is_in_child = False
         self._forget_forks: Callable[[], object] = lambda: None
 
@@ -98,18 +98,16 @@ class ScriptProfile:
     def notes(self) -> tuple[str, ...]:
         """Sentences on what could not be found; none where everything was recorded."""
         if self.session is None:
-            return (COMPILES if self._has_compiled else NO_MODEL,)
-        if self.session.is_complete or (isinstance(self.session, TrainingWatch) and self._has_stepped):
-            return ()
-        return (COMPILES,) if self._has_compiled else () if self._has_stepped or self._has_failed else (NO_STEP,)
+            return (NO_MODEL,)
+        return () if self.session.is_complete or self._has_stepped or self._has_failed else (NO_STEP,)
 
     def __enter__(self) -> Self:
         """Look out for models and steps."""
         self._forget_forks = in_forked_child(self._leave_to_parent)
-        self._handles = [
-            register_module_forward_pre_hook(self._called),
-            register_optimizer_step_post_hook(self._optimizer_stepped),
-        ]
+        self._unhook_modules = _hook_modules(self._called)
+        # It may stay when something is compiled: torch breaks the graph at an optimizer's step, in front of its hooks.
+        stepped = torch.compiler.disable(self._optimizer_stepped)  # type: ignore[no-untyped-call]
+        self._unhook_optimizers = register_optimizer_step_post_hook(stepped).remove
         self._stop_watching = torch_compile.on_compile_start(self._compilation_begins)
         return self
 
@@ -127,24 +125,18 @@ class ScriptProfile:
         self._look_no_longer()
 
     def _called(self, module: nn.Module, args: Any) -> None:
-        """Before any module's call: where a session begins and ends, since hooks on optimizers may come and go here."""
-        if self.session is None:
-            if torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters()):
-                self._begin(module)
-        elif self.session.is_complete:
-            self._look_no_longer()
-            self._close(None)
-            if self._is_first_steps_alone:
-                raise FirstStepsDone
+        """Before any module's call, until a session begins or something is compiled, whose code would contain it."""
+        if self.session is None and torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters()):
+            self._begin(module)
 
     def _begin(self, module: nn.Module | None) -> None:
         optimizers = _alive(torch.optim.Optimizer)
         trained = {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
-        models = [one for one in outermost(_alive(nn.Module)) if one is module or _holds(one, module, trained)]
+        alive = [model for model in _alive(nn.Module) if not torch_compile.is_graph_of_compiler(model)]
+        models = [model for model in outermost(alive) if model is module or _holds(model, module, trained)]
         self.session = self._make_session(named(models or ([] if module is None else [module])), optimizers)
         self.session.__enter__()
-        if isinstance(self.session, TrainingWatch):  # it has no end to look out for, and a step may be short
-            self._handles.pop(0).remove()
+        self._unhook_modules()
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self.session is None:
@@ -161,6 +153,11 @@ class ScriptProfile:
         if self._waits_for <= self._stepped:
             self._stepped.clear()
             self.session.step()
+            if self.session.is_complete:
+                self._look_no_longer()
+                self._close(None)
+                if self._is_first_steps_alone:
+                    raise FirstStepsDone
 
     def _close(self, error: BaseException | None) -> None:
         if self.session is not None and not self._is_over:
@@ -168,18 +165,40 @@ class ScriptProfile:
             self.session.__exit__(type(error) if error is not None else None, error, None)
 
     def _look_no_longer(self) -> None:
-        handles, self._handles = self._handles, []
-        for handle in handles:
-            handle.remove()
+        self._unhook_modules()
+        unhook_optimizers, self._unhook_optimizers = self._unhook_optimizers, _nothing
+        remove_hooks([unhook_optimizers])
         if self._stop_watching is not None:
             self._stop_watching()
             self._stop_watching = None
 
     def _compilation_begins(self) -> None:
-        self._has_compiled = True
-        handles, self._handles = self._handles, []
-        for handle in handles:
-            handle.remove()
+        self._unhook_modules()
+
+
+def _nothing() -> None:
+    """There is no hook to remove."""
+
+
+def _hook_modules(called: Callable[[nn.Module, Any], None]) -> Callable[[], None]:
+    """Have it called before any module's call; torch warns of that where a model is compiled, and it is not the user's.
+
+    Returns:
+        What removes it; more than once does no harm.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
+        ignored = warnings.filters[0]
+    # Only where Python looks for it: a script's own filters come before, and are left as they are.
+    warnings.filters.append(ignored)  # type: ignore[attr-defined]
+    handle = register_module_forward_pre_hook(called)
+
+    def remove() -> None:
+        handle.remove()
+        with suppress(ValueError):
+            warnings.filters.remove(ignored)  # type: ignore[attr-defined]
+
+    return remove
 
 
 def _alive(kind: type[Any]) -> list[Any]:

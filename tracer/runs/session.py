@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -162,6 +163,9 @@ class ProfileSession:
             compiled=self._compile_watch.code,
         )
         self._profiler: Any = None
+        self._others: WeakSet[Any] = WeakSet()
+        self._stop_hearing: Callable[[], None] = lambda: None
+        self._num_steps_waited = 0
         self._of_parent: Any = None
         self._quiet = ExitStack()
         self._hooks = self._call_hooks(objects)
@@ -202,34 +206,58 @@ class ProfileSession:
     def _switch_on(self) -> None:
         self._thread = threading.get_ident()
         self._quiet.enter_context(quiet_profiler())
-        self._profiler = torch.profiler.profile(
+        self._others.update(torch_profiler.prepared_profilers())
+        if self._is_another_at_work and not self.schedule.num_wait_steps:
+            self._num_steps_waited = 1
+        self._profiler = self._new_profiler()
+        self._stop_hearing = torch_profiler.on_preparing(self._another_begins)
+        self._compile_watch.start()
+        self._hooks.start()
+        self._cycle_begins(is_recorded=self._action_after(0) in _RECORDING)
+        self._profiler.__enter__()
+
+    def _new_profiler(self) -> Any:
+        """torch's, whose schedule begins behind the steps that were waited for."""
+        schedule = self.schedule.for_torch()
+
+        def action(step: int) -> ProfilerAction:
+            own = step - self._num_steps_waited
+            return ProfilerAction(schedule(own)) if own >= 0 else ProfilerAction.NONE
+
+        return torch.profiler.profile(
             activities=devices.profiler_activities(self.device),
-            schedule=self.schedule.for_torch(),
+            schedule=action,
             record_shapes=self._records_shapes,
             profile_memory=True,
             with_stack=not self._peak_alone,
             on_trace_ready=self._cycle_ended,
         )
-        self._compile_watch.start()
-        self._hooks.start()
-        self._cycle_begins(is_recorded=self._action_after(0) in _RECORDING)
-        with self._never_the_loops_fault():
-            if self._action_after(0) != ProfilerAction.NONE:
-                self._leave_others_alone()
-        if self._profiler is not None:
-            self._profiler.__enter__()
 
-    def _leave_others_alone(self) -> None:
-        """Before our profiler begins: it would end somebody else's recording without a word.
+    @property
+    def _is_another_at_work(self) -> bool:
+        """Whether somebody else's profiler warms up or records: ours would end that without a word."""
+        return torch_profiler.is_recorded_by_profiler() or any(map(torch_profiler.is_prepared, self._others))
 
-        Raises:
-            TracerError: Somebody else's is recording.
-        """
-        if torch_profiler.is_recorded_by_profiler():
-            raise TracerError(
-                "Another torch.profiler is recording in this process, and torch has room for one.",
-                hint="Leave out the other one, or begin behind its end.",
-            )
+    def _another_begins(self, profiler: Any) -> None:
+        """A profiler prepares to record. Where it is not ours, it goes first: the loop would get torch's error."""
+        if self._profiler is None or profiler is self._profiler.profiler:
+            return
+        self._others.add(profiler)
+        if self._profiler.current_action != ProfilerAction.NONE:
+            with self._never_the_loops_fault():
+                self._make_way()
+
+    def _make_way(self) -> None:
+        """Drop the cycle that is under way, and begin anew when the other profiler has ended."""
+        profiler, self._profiler = self._profiler, None
+        profiler.on_trace_ready = None
+        profiler.__exit__(None, None, None)
+        self.history.stop()
+        self._num_steps_waited = profiler.step_num + 1
+        torch_profiler.let_go_of(profiler)
+        self._profiler = self._new_profiler()
+        self._profiler.step_num = self._num_steps_waited - 1
+        self._profiler.__enter__()
 
     def _switch_off(self, error: BaseException | None) -> None:
         """Switch all off, whatever each of them raises; the first such thing is the session's fault."""
@@ -242,6 +270,7 @@ class ProfileSession:
             self._ours(lambda: profiler.__exit__(kind, error, trace))
             torch_profiler.let_go_of(profiler)
         self._forget_forks()
+        self._ours(self._stop_hearing)
         self._ours(self._hooks.stop)
         self._ours(self._compile_watch.stop)
         self._ours(self.history.stop)
@@ -292,12 +321,14 @@ class ProfileSession:
             if self._is_recording and not self._has_stepped:
                 self._observe_gradients_left()
             self._step_begins()
+            if now == ProfilerAction.NONE != after and self._is_another_at_work:
+                self._num_steps_waited += 1
+                self._profiler.step_num += 1
+                return
             if after in _RECORDING and now not in _RECORDING:
                 self._cycle_begins(is_recorded=True)
             elif self.num_steps_done >= _NUM_FIRST_STEPS and now not in _RECORDING:
                 self.history.stop()
-            if now == ProfilerAction.NONE != after:
-                self._leave_others_alone()
             self._profiler.step()
             if self._tracer.num_cycles == self.schedule.num_repeats:
                 self._look_for_waste()

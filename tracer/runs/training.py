@@ -121,7 +121,7 @@ class TrainingProfile(ProfileSession):
     @property
     def is_complete(self) -> bool:
         """Whether all that the schedule asks for is recorded; more steps would not be looked at."""
-        return self.num_steps_done >= self.schedule.num_steps
+        return self.num_steps_done - self._num_steps_waited >= self.schedule.num_steps
 
     def __enter__(self) -> Self:
         """Switch on."""
@@ -266,11 +266,16 @@ class TrainingProfile(ProfileSession):
         """The screen, where wanted; a warning for a loop that was too short, and for files that it did not write."""
         assert self.results is not None
         if self.results.findings is None and error is None and (advice := self._if_too_short()):
-            first = self.schedule.num_wait_steps + self.schedule.num_warmup_steps + 1
+            first = self._num_steps_waited + self.schedule.num_wait_steps + self.schedule.num_warmup_steps + 1
             self._complain(
                 f"The loop ended after {some(self.num_steps_done, 'step')}, and the first one that is recorded is step "
                 f"{first}: {advice}."
             )
+            if self._num_steps_waited:
+                self._complain(
+                    f"For {some(self._num_steps_waited, 'step')} a torch.profiler of the program's own was waited for, "
+                    "since torch has room for one."
+                )
         if self._own_folder.is_another:
             self._complain(f"A session that is still running has {self.folder.parent}: the files are in {self.folder}.")
         if left := left_from_earlier(self.folder, self.written):

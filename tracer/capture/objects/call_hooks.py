@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tracer.capture.objects.hooks_beside import hook_after_call, hook_call, hook_step
+from tracer.capture.objects.step_hooks import remove_hooks
 from tracer.capture.objects.weak_references import alive, weak_reference
 from tracer.capture.torch_private import torch_compile, torch_modules
 
@@ -57,7 +58,8 @@ class CallHooks:
         self._models = [weak_reference(model) for model in models] if hears_calls else []
         self._optimizers = [weak_reference(optimizer) for optimizer in optimizers]
         self._before_step, self._after_step = before_step, after_step
-        self._handles: list[Callable[[], None]] = []
+        self._on_calls: list[Callable[[], None]] = []
+        self._on_steps: list[Callable[[], None]] = []
         self._stop_watching: Callable[[], None] | None = None
         self._num_stepping = 0
         self._is_on = self._were_driven_away = self._sees_ends = False
@@ -92,13 +94,13 @@ class CallHooks:
         if self._stop_watching is not None:
             self._stop_watching()
             self._stop_watching = None
+        self._on_call = self._after_call = self._before_step = self._after_step = None
         self._remove()
         self._models, self._optimizers = [], []
-        self._on_call = self._after_call = self._before_step = self._after_step = None
 
     def _register(self) -> None:
         if self.see_steps:
-            self._handles.append(register_optimizer_step_pre_hook(self._step_begins).remove)
+            self._on_steps.append(register_optimizer_step_pre_hook(self._step_begins).remove)
             for optimizer in alive(self._optimizers):
                 if not torch_modules.calls_hooks_of_all_optimizers(optimizer):
                     self._try(optimizer, partial(hook_step, optimizer, self._step_begins, self._step_ends))
@@ -115,10 +117,10 @@ class CallHooks:
 
     def _try(self, target: object, register: Callable[[], Callable[[], None]]) -> None:
         """Register a hook; that something takes none is a sentence."""
+        of_model = isinstance(target, nn.Module)
         try:
-            self._handles.append(register())
+            (self._on_calls if of_model else self._on_steps).append(register())
         except Exception as error:
-            of_model = isinstance(target, nn.Module)
             what, sentences = ("inputs", self._refused_calls) if of_model else ("gradients", self._refused_steps)
             sentences[f"The {what} of {type(target).__name__} are not observed: {str(error).splitlines()[0]}."] = None
 
@@ -129,9 +131,11 @@ class CallHooks:
             self._were_driven_away = True
 
     def _remove(self) -> None:
-        handles, self._handles, self._sees_ends = self._handles, [], False
-        for remove in handles:
+        on_calls, self._on_calls = self._on_calls, []
+        for remove in on_calls:
             remove()
+        on_steps, self._on_steps, self._sees_ends = self._on_steps, [], False
+        remove_hooks(on_steps)
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._num_stepping += 1
@@ -139,7 +143,7 @@ class CallHooks:
         # Not before: a session may begin at the end of a step, when torch walks over the hooks of that kind.
         if not self._sees_ends:
             self._sees_ends = True
-            self._handles.append(register_optimizer_step_post_hook(self._step_ends).remove)
+            self._on_steps.append(register_optimizer_step_post_hook(self._step_ends).remove)
         if self._before_step is not None:
             self._before_step(optimizer, args, kwargs)
 

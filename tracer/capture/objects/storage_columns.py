@@ -18,6 +18,7 @@ from tracer.capture.torch_private import torch_tensors
 _PLAIN = {Tensor, nn.Parameter}
 _STORAGE = {torch.UntypedStorage}
 _STRIDED = {torch.strided}
+_META = torch.device("meta")
 _layout = attrgetter("layout")
 
 device_of = attrgetter("device")
@@ -33,6 +34,9 @@ def plain_storages(looked_at: Sequence[Any]) -> list[torch.UntypedStorage] | Non
     elif types <= _PLAIN and _are_strided(looked_at):
         storages = list(map(Tensor.untyped_storage, looked_at))
     else:
+        return None
+    # Those of fake tensors among them, of which torch warns when it is asked where they are.
+    if _META in set(map(device_of, storages)):
         return None
     try:
         list(map(address_of, storages))

@@ -51,6 +51,11 @@ def compiled_wrappers(model: torch.nn.Module) -> list[torch.nn.Module]:
     return [one for one in gc.get_objects() if type(one) is wrapper and one._orig_mod is model]
 
 
+def is_graph_of_compiler(module: torch.nn.Module) -> bool:
+    """Whether torch.compile made it of the user's code: what it was compiled for lies in it, whoever holds that."""
+    return "dynamo_compile_id" in (getattr(module, "meta", None) or {})
+
+
 def reads_hooks_in_compiled_code(model: torch.nn.Module) -> bool:
     """Whether a hook on the model would become part of compiled code, or have it compiled again."""
     if getattr(model, "_compiled_call_impl", None) is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from operator import itemgetter
+from types import FrameType
 
 import torch
 
@@ -58,6 +60,19 @@ def child_modules(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
 def calls_hooks_of_all_optimizers(optimizer: object) -> bool:
     """Whether an optimizer's step calls the hooks that are registered for every optimizer: torch has wrapped it."""
     return hasattr(getattr(type(optimizer), "step", None), "hooked")
+
+
+def is_inside_step() -> bool:
+    """Whether an optimizer of torch's kind is stepping in this thread, its hooks included."""
+    step = torch.optim.Optimizer.profile_hook_step(calls_hooks_of_all_optimizers).__code__
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        code = frame.f_code
+        # What torch.compile resumes behind a break in its graph has a longer name.
+        if code.co_filename == step.co_filename and step.co_name in code.co_name:
+            return True
+        frame = frame.f_back
+    return False
 
 
 BEFORE_CALL_HOOKS = "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"

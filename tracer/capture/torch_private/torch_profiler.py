@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -156,6 +158,41 @@ def device_text(device: Any) -> str:
 def let_go_of_recording(profiler: Any) -> None:
     """Free what a `torch.profiler.profile` holds of the cycle that has ended, which it keeps until the next begins."""
     profiler.profiler.kineto_results = None
+
+
+def on_preparing(callback: Callable[[Any], None]) -> Callable[[], None]:
+    """Be told before a profiler of torch's prepares to record, whoever has made it.
+
+    Args:
+        callback: Given the `torch.autograd.profiler.profile`, which every `torch.profiler.profile` has inside.
+
+    Returns:
+        What ends that.
+    """
+    kind: Any = torch.autograd.profiler.profile
+    original = kind._prepare_trace
+
+    def _prepare_trace(profiler: Any) -> None:
+        callback(profiler)
+        original(profiler)
+
+    def end() -> None:
+        if kind._prepare_trace is _prepare_trace:
+            kind._prepare_trace = original
+
+    kind._prepare_trace = _prepare_trace
+    return end
+
+
+def is_prepared(profiler: Any) -> bool:
+    """Whether a `torch.autograd.profiler.profile` warms up or records."""
+    return bool(profiler.entered) and profiler.kineto_results is None
+
+
+def prepared_profilers() -> list[Any]:
+    """Every `torch.autograd.profiler.profile` that warms up or records now, whoever has made it."""
+    kind = torch.autograd.profiler.profile
+    return [profiler for profiler in gc.get_objects() if type(profiler) is kind and is_prepared(profiler)]
 
 
 def is_recorded_by_profiler() -> bool:

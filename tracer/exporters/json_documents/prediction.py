@@ -20,8 +20,12 @@ from tracer.results.prediction import LargestBatch, NullPrediction, Prediction
 VERSION = 1
 
 
-def prediction_json(prediction: Prediction) -> dict[str, Any]:
-    """A rehearsal's answer."""
+def prediction_json(prediction: Prediction | NullPrediction) -> dict[str, Any]:
+    """The answer of either, under the same keys."""
+    return _of_null_gpu(prediction) if isinstance(prediction, NullPrediction) else _of_rehearsal(prediction)
+
+
+def _of_rehearsal(prediction: Prediction) -> dict[str, Any]:
     document = _document(
         "rehearsal",
         prediction.rehearsal.device,
@@ -40,8 +44,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
     return document
 
 
-def null_prediction_json(prediction: NullPrediction) -> dict[str, Any]:
-    """The null GPU's answer, under the same keys."""
+def _of_null_gpu(prediction: NullPrediction) -> dict[str, Any]:
     results, failed = prediction.results, prediction.results.failed_allocation
     document = _document(
         "null GPU",

@@ -49,14 +49,21 @@ def _where(at: Place) -> str:
     return f"in {at.phase} of step {at.step + 1}, by {at.op}{module}{line}"
 
 
-def print_prediction(prediction: Prediction, console: Console, *, top: int = NUM_ROWS) -> None:
-    """The answer, the sizes, what fills it and what was assumed. Readable in 80 columns.
+def print_prediction(prediction: Prediction | NullPrediction, console: Console, *, top: int = NUM_ROWS) -> None:
+    """The answer, the sizes, what fills it and what was assumed or is not counted. Readable in 80 columns.
 
     Args:
         prediction: Of a step.
         console: Where to print.
         top: Rows of the table of lines; what the others hold together is said.
     """
+    if isinstance(prediction, NullPrediction):
+        _print_null_prediction(prediction, console, top)
+    else:
+        _print_rehearsed(prediction, console, top)
+
+
+def _print_rehearsed(prediction: Prediction, console: Console, top: int) -> None:
     unlimited, spread = prediction.unlimited, prediction.spread
     peak = prediction.findings.worst.peak
     low, high = format_bytes(spread.low_bytes), format_bytes(spread.high_bytes)
@@ -99,14 +106,7 @@ def _need(prediction: NullPrediction) -> str:
     )
 
 
-def print_null_prediction(prediction: NullPrediction, console: Console, *, top: int = NUM_ROWS) -> None:
-    """The answer, the sizes, what fills it and what is not counted. Readable in 80 columns.
-
-    Args:
-        prediction: Of a run.
-        console: Where to print.
-        top: Rows of the table of lines; what the others hold together is said.
-    """
+def _print_null_prediction(prediction: NullPrediction, console: Console, top: int) -> None:
     results, findings = prediction.results, prediction.findings
     say(console)
     say(console, results.origin.caveat, style="bold")
