@@ -22,6 +22,7 @@ from tests.truth.isolate import in_fresh_process
 from tests.truth.program import Provable
 from tests.truth.running import Effects, first_recorded, run_under_bookkeeper, run_unwatched, run_watched
 from tests.truth.verdict import Share, differences, instants_of, kinds, knows_batch, wrong_sum
+from tracer.runs.null_values import values_on
 
 T = TypeVar("T")
 DEVICE = "cuda:0"
@@ -99,10 +100,11 @@ def judge_on_device(name: str) -> OnDevice:
 
 
 def on_device(run: Callable[..., T], *arguments: Any) -> T:
-    """Call it with the device as torch's default one."""
+    """Call it with the device as torch's default one, and as commands do with `--on`, with values that decide sizes."""
     torch.set_default_device(DEVICE)
     torch.empty(0)  # the context is there, and torch's list of functions that make tensors
-    return run(*arguments)
+    with values_on({}):
+        return run(*arguments)
 
 
 def run_and_count(name: str) -> tuple[Effects, int]:

@@ -1,0 +1,19 @@
+"""Snapshots that a program takes by itself on the null GPU."""
+
+from __future__ import annotations
+
+from tests.elsewhere import Elsewhere
+from tests.on_null_gpu import jobs_snapshots
+
+KIB = 1 << 10
+
+
+def test_a_history_with_frames_of_cpp_is_explained_as_one_of_python(elsewhere: Elsewhere) -> None:
+    found = elsewhere(jobs_snapshots.history_with_frames_of_cpp)
+    assert any(name.startswith("at::") for name in found["frames"])
+    assert found["peak_bytes"] == found["counted_bytes"]
+    assert sum(size for _, size, _ in found["groups"]) == found["requested_bytes"] <= found["peak_bytes"]
+    # Weight and bias of 256, two states of each, and their gradients; none of them by a file of torch's.
+    kinds = {kind: sum(size for one, size, _ in found["groups"] if one == kind) for kind, _, _ in found["groups"]}
+    assert kinds["parameter"] == 257 * KIB and kinds["optimizer state"] == 2 * 257 * KIB
+    assert {file for kind, _, file in found["groups"] if kind == "parameter"} == {jobs_snapshots.__file__}
