@@ -29,13 +29,13 @@ from tracer.runs.training import profile_training
 ROOT = Path(__file__).resolve().parent.parent.parent
 COLUMNS = ("crash", "changed", "kept", "wrong_sum", "wrong_peak", "false")
 
-_REPLACED = "what an earlier cycle observed counts in a later one, though the program has replaced it"
+_KEPT_BY_STACKS = "torch.profiler, if it records stacks, keeps what functional_call put in a module at its first call"
 _COMPILE_WORKERS = "inductor's own threads, which compile, are there at the end or not"
 _MADE_ELSEWHERE = "what nobody recorded counts within the steps that use it, and not before; a note says so"
 
 # What is known to be wrong: (program, column). One that is right is a failure, so that it is taken out of here.
 KNOWN_DEFECTS: dict[tuple[str, str], str] = {
-    ("functional_gradients", "wrong_peak"): _REPLACED,
+    ("functional_gradients", "wrong_peak"): _KEPT_BY_STACKS,
     ("arrays_of_numpy", "wrong_peak"): _MADE_ELSEWHERE,
     ("batches_made_in_a_thread", "wrong_peak"): _MADE_ELSEWHERE,
 }

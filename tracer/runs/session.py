@@ -61,7 +61,9 @@ _KEEPS_WRAPPED = (
 )
 _RECORDS_NO_SHAPES = (
     "The step uses grad, vmap or jvp of torch.func. torch.profiler would keep what they wrap alive, so that it did not "
-    "record which tensors operators use: kinds go by when memory was made and freed."
+    "record which tensors operators use: kinds go by when memory was made and freed. What functional_call puts in the "
+    "place of parameters it does keep, from the first recorded step until the cycle has ended, so that a peak may be "
+    "larger by that than without a profiler."
 )
 _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
