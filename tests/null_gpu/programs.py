@@ -342,6 +342,37 @@ def one_rank_of_four() -> None:
     dist.destroy_process_group()
 
 
+def a_gradient_in_a_larger_block_is_explained() -> None:
+    """Of a block from before the recording that no operator touches, its free alone says how large it is."""
+    from tracer.analysis.profiles.allocator_order import alive_bytes
+    from tracer.runs.session import Schedule
+    from tracer.runs.training import profile_training
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(12_320_768 // 4, device="cuda"))  # a block of 12 MiB
+
+        def forward(self) -> torch.Tensor:
+            return (2 * self.weight).sum()
+
+    torch.cuda.empty_cache()
+    model, plan = Twice(), Schedule(0, 1, 1, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tempfile.TemporaryDirectory() as folder:
+        with profile_training(model, optimizer, save_dir=folder, schedule=plan) as session:
+            for _ in range(plan.num_steps):
+                optimizer.zero_grad()
+                model().backward()
+                optimizer.step()
+                session.step()
+        assert session.results is not None and session.results.findings is not None
+    lives = session.results.findings.cycles[0].lifetimes
+    assert (12 << 20) in lives.size_bytes[lives.made_at < 0].tolist()
+    levels = alive_bytes(lives.size_bytes, lives.made_at, lives.freed_at, len(lives.events))
+    assert levels.tolist() == lives.allocator_bytes.tolist()
+
+
 def compiled() -> None:
     model = torch.compile(nn.Sequential(nn.Linear(64, 64), nn.GELU()).cuda())
     model(torch.randn(8, 64, device="cuda")).sum().backward()

@@ -30,6 +30,7 @@ TOGETHER = (
     "graphs",
     "time_is_counted_in_launches",
     "the_system_management_interface",
+    "a_gradient_in_a_larger_block_is_explained",
     "a_function_that_nobody_wrote",
 )
 

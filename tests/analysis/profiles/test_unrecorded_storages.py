@@ -165,3 +165,17 @@ def test_what_an_absolute_counter_had_at_the_beginning_is_a_block_of_its_own(tot
     before = lifetimes.size_bytes[lifetimes.made_at < 0]
     assert before.tolist() == ([rest] if rest else [])
     assert levels_of(lifetimes) == lifetimes.allocator_bytes.tolist() == [total]
+
+
+@pytest.mark.parametrize(("device", "first", "levels"), [("cuda:0", 9216, [9728, 512]), ("cpu", 9216, [8704, 512])])
+def test_a_free_says_how_large_a_caching_allocators_block_was(device: str, first: int, levels: list[int]) -> None:
+    """A gradient of 8,192 bytes from before the recording, in a block of 9,216: the rest was too little to split off.
+
+    The CPU's reporter says what lay there in an earlier recording; there the tensor is believed.
+    """
+    some = [Event(50_000, 512, 2), Event(4096, -9216, 1)]
+    recording = recording_of(some, devices=(device,), first_total=first)
+    known = walked(known_of((-5, 4096, 8192, Role.GRADIENT, "w"), device=device), -5)
+    lifetimes = follow_blocks(recording, known, 0)
+    assert lifetimes.size_bytes.tolist() == [levels[0] - 512, 512], "no second block for the rest"
+    assert levels_of(lifetimes) == lifetimes.allocator_bytes.tolist() == levels

@@ -106,6 +106,7 @@ def _before(recording: Recording, known: KnownStorages | None, device: int, even
     by_address = {address: (size_bytes, -1, -1) for address, size_bytes in observed.items()}
     others: list[tuple[int, int, int, int]] = []
     unseen = set(unseen_keys(recording, known, device, events).tolist())
+    is_cpu = recording.devices[device] == "cpu"
     for key in keys_not_made(recording, device).tolist():
         address = int(keys.address[key])
         if key not in unseen and by_address.get(address, (0, -1, -1))[1] < 0:
@@ -114,7 +115,10 @@ def _before(recording: Recording, known: KnownStorages | None, device: int, even
         if int(number[event]) not in made:
             address = int(allocations.address[events][event])
             if by_address.get(address, (0, 0, 0))[1] < 0:
-                by_address[address] = (*by_address[address][:2], int(number[event]))
+                # A caching allocator hands out more than a tensor spans where the rest is too little to split off, and
+                # its free says so; the CPU's has the size of an earlier recording.
+                held = by_address[address][0] if is_cpu else -int(size[event])
+                by_address[address] = (held, -1, int(number[event]))
             else:
                 others.append((address, -int(size[event]), -1, int(number[event])))
     rounding = _rounding_bytes(recording, device, events)
