@@ -118,6 +118,13 @@ def test_where_it_cannot_be_a_prediction_is_rehearsed(not_here: None) -> None:
     result = called("predict", *GPT, "--on", "rtx-4090")
     assert result.exit_code == 0 and "Fits in RTX-4090 (23.64 GiB)" in result.stdout
     assert "There is no C compiler here. Install cc." in result.stderr and "by rehearsal" in result.stderr
+    assert "--answer" not in result.stderr
+
+
+def test_an_answer_that_a_rehearsal_does_not_read_is_said(not_here: None) -> None:
+    result = called("predict", *GPT, "--on", "rtx-4090", "--answer", "train.py:12=0.5")
+    assert result.exit_code == 0
+    assert "--answer is left out: a rehearsal reads no value." in result.stderr
 
 
 def test_where_it_cannot_be_everything_else_says_why(not_here: None, script: str) -> None:

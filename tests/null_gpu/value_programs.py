@@ -168,7 +168,8 @@ def weights_are_drawn_within_bounds() -> None:
             ((0.1, 0.2), bytes_of_one),
         ):
             peak = peak_of(lambda bounds=bounds: nn.init.trunc_normal_(weight, 0.0, 0.02, *bounds))
-            assert at_least <= peak <= at_least + 4 * bytes_of_one, (bounds, peak)
+            # torch 2.11 inverts the distribution in place instead, which takes nothing.
+            assert peak == 0 or at_least <= peak <= at_least + 4 * bytes_of_one, (bounds, peak)
         small = nn.init.trunc_normal_(torch.empty(1000, device=DEVICE), 0.0, 0.02, -0.04, 0.04)
         assert 0.03 < float(small.abs().max()) <= 0.04
 

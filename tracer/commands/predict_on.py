@@ -62,6 +62,8 @@ def start_or_say_why(options: Options) -> bool:
             raise
         say(f"{error} {error.hint}".strip())
         say("Answered by rehearsal instead, on tensors that have a shape and no memory.")
+        if options.place.answers:
+            say("--answer is left out: a rehearsal reads no value.")
         return False
     return True
 
