@@ -58,7 +58,6 @@ EVALUATES_FIRST = TRAIN.replace("for number", "with torch.no_grad(): net(torch.r
 NO_OPTIMIZER = TRAIN.replace("    optimizer.step()\n", "")
 NO_MODEL = "print(1 + 1)"
 LEAVES = TRAIN.replace('print("trained", number)', "sys.exit(7)")
-COMPILES = TRAIN.replace("optimizer = ", "net = torch.compile(net, backend='eager'); optimizer = ")
 REPLACES = """
 import gc, weakref, torch
 from torch import nn
@@ -175,7 +174,7 @@ def test_the_scripts_exit_status_is_its_own(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [(NO_MODEL, "No training was found: "), (NO_OPTIMIZER, "No optimizer of torch's kind"), (COMPILES, "compiles")],
+    [(NO_MODEL, "No training was found: "), (NO_OPTIMIZER, "No optimizer of torch's kind")],
 )
 def test_what_cannot_be_found_is_said(tmp_path: Path, text: str, sentence: str) -> None:
     done = run(tmp_path, script(tmp_path, text))
