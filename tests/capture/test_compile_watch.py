@@ -7,9 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from tests.pieces import Pieces
+from tests.truth.isolate import in_fresh_process
 from tracer.capture.compile_watch import CompileWatch, _node
 from tracer.capture.sources.compiled_code import MemoryBudget, RecomputedTensor
 from tracer.capture.sources.source_line import SourceLine
@@ -117,3 +119,26 @@ def test_it_is_said_in_a_note() -> None:
     session._compile_watch.fault = AttributeError("no nodes")
     (note,) = (note for note in session.notes if "torch.compile" in note)
     assert note == "What torch.compile made could not be read and goes by its region: AttributeError: no nodes"
+
+
+def told_apart() -> list[bool]:
+    """Of a graph that torch.compile made, a model, a module with an attribute `meta` of its own, and a traced model."""
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    class Results(nn.Module):  # as Lightning's collection of results
+        meta = object()
+
+    model = nn.Linear(2, 2)
+    torch.compile(model, backend=backend)(torch.ones(1, 2))
+    modules = [graphs[0], model, Results(), torch.fx.symbolic_trace(model)]
+    return [torch_compile.is_graph_of_compiler(module) for module in modules]
+
+
+def test_graphs_that_torch_compile_made_are_told_from_models() -> None:
+    """In a process of its own: hooks know whether anything was ever compiled in one."""
+    returned = in_fresh_process(told_apart)
+    assert returned.value == [True, False, False, False], returned.error

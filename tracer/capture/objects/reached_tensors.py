@@ -40,6 +40,8 @@ def unnamed_tensors(device: torch.device) -> Mapping[str, Alike]:
                 continue
             try:
                 storage = tensor.untyped_storage()
+                if storage.device.type == "meta":  # a fake tensor's: torch warns of asking where it is
+                    continue
                 address, size = storage.data_ptr(), storage.nbytes()
             except (RuntimeError, NotImplementedError):  # one without memory, such as a fake tensor
                 continue

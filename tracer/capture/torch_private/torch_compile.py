@@ -53,7 +53,7 @@ def compiled_wrappers(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 def is_graph_of_compiler(module: torch.nn.Module) -> bool:
     """Whether torch.compile made it of the user's code: what it was compiled for lies in it, whoever holds that."""
-    return "dynamo_compile_id" in (getattr(module, "meta", None) or {})
+    return isinstance(module, torch.fx.GraphModule) and "dynamo_compile_id" in module.meta
 
 
 def reads_hooks_in_compiled_code(model: torch.nn.Module) -> bool:
