@@ -19,7 +19,9 @@ from tracer.capture.forked_child import in_forked_child
 from tracer.capture.objects.step_hooks import remove_hooks
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.capture.torch_private import torch_compile, torch_modules
+from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
+from tracer.runs.session import fault_text
 from tracer.runs.training import TrainingProfile
 from tracer.runs.watch import TrainingWatch
 
@@ -90,6 +92,7 @@ class ScriptProfile:
         # Weak: what a program has replaced is neither kept nor waited for.
         self._waits_for: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._fault: Exception | None = None
         self._is_over = self._has_stepped = self._has_failed = False
         self.is_in_child = False
         self._forget_forks: Callable[[], object] = lambda: None
@@ -97,6 +100,8 @@ class ScriptProfile:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences on what could not be found; none where everything was recorded."""
+        if self._fault is not None:
+            return (f"The script was not profiled, and went on: {fault_text(self._fault)}",)
         if self.session is None:
             return (NO_MODEL,)
         return () if self.session.is_complete or self._has_stepped or self._has_failed else (NO_STEP,)
@@ -130,6 +135,16 @@ class ScriptProfile:
             self._begin(module)
 
     def _begin(self, module: nn.Module | None) -> None:
+        """Begin a session; a user's mistake ends the script, and a fault of ours does not."""
+        try:
+            self._begin_session(module)
+        except TracerError:
+            raise
+        except Exception as fault:
+            self._fault, self._is_over = fault, True
+            self._look_no_longer()
+
+    def _begin_session(self, module: nn.Module | None) -> None:
         optimizers = _alive(torch.optim.Optimizer)
         trained = {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
         alive = [model for model in _alive(nn.Module) if not torch_compile.is_graph_of_compiler(model)]
@@ -139,10 +154,10 @@ class ScriptProfile:
         self._unhook_modules()
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._is_over:
+            return
         if self.session is None:
             self._begin(None)
-            return
-        if self._is_over:
             return
         self._has_stepped = True
         if optimizer in self._stepped:  # again, before others did: those take no part
