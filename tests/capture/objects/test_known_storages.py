@@ -210,3 +210,21 @@ def test_a_workspace_is_where_no_tensor_lies() -> None:
     assert [(name, role) for name, role, *_ in found] == [("tensor", Role.HELD), ("cuBLAS", Role.WORKSPACE)]
     assert found[1][2:4] == (1 << 20, 8519680)
     assert observer.observations().words_at() == {}
+
+
+def test_a_wrappers_own_storage_has_no_memory() -> None:
+    """Python may hold the storage of a subclass that wraps others: asked for its address, it raises."""
+
+    class Wrapper(Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, *_: Any) -> Any:
+            raise NotImplementedError
+
+    wrapper = Tensor._make_wrapper_subclass(Wrapper, (4,))  # type: ignore[attr-defined]
+    storage, plain = wrapper.untyped_storage(), torch.zeros(2)
+    with pytest.raises(RuntimeError, match="invalid python storage"):
+        storage.data_ptr()
+    observer = StorageObserver()
+    observer.observe([(Role.HELD, "", storage), (Role.HELD, "x", plain)])
+    assert rows(observer.observations()) == [("x", Role.HELD, plain.data_ptr(), 8, "cpu")]
+    assert not observer.unobserved

@@ -216,7 +216,7 @@ class StorageObserver:
     def _storages(self, tensor: Tensor | torch.UntypedStorage) -> list[tuple[torch.UntypedStorage, torch.device]]:
         """A tensor's storages that have an address, and their devices."""
         if isinstance(tensor, torch.UntypedStorage):
-            return [] if tensor.device.type == "meta" else [(tensor, tensor.device)]
+            return [(tensor, tensor.device)] if _has_memory(tensor) else []
         self.sees_transforms |= torch_tensors.is_wrapped_by_transform(tensor)
         try:
             parts = [(part.untyped_storage(), part.device) for part in plain_tensors(tensor)]
@@ -252,6 +252,17 @@ class StorageObserver:
             walks_ns=np.array(self._walks_ns, np.int64),
             threads=tuple(self.threads),
         )
+
+
+def _has_memory(storage: torch.UntypedStorage) -> bool:
+    """That of a meta tensor has none; neither has a wrapper subclass's own, which raises: its tensors have theirs."""
+    if storage.device.type == "meta":
+        return False
+    try:
+        storage.data_ptr()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _plain_parts(tensors: list[Observed]) -> list[_Part] | None:
