@@ -201,11 +201,10 @@ def _hook_modules(called: Callable[[nn.Module, Any], None]) -> Callable[[], None
     Returns:
         What removes it; more than once does no harm.
     """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
-        ignored = warnings.filters[0]
-    # Only where Python looks for it: a script's own filters come before, and are left as they are.
-    warnings.filters.append(ignored)  # type: ignore[attr-defined]
+    # At the end: a script's own filters come before, and are left as they are.
+    text = r"Using `torch\.compile\(module\)` when there are global hooks"
+    warnings.filterwarnings("ignore", message=text, append=True)
+    ignored = warnings.filters[-1]
     handle = register_module_forward_pre_hook(called)
 
     def remove() -> None:

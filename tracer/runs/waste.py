@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.idle_blocks import last_peak
@@ -22,7 +22,7 @@ from tracer.analysis.profiles.waste import (
 )
 from tracer.capture.objects.holders import Holder, find_common_holder, find_holders
 from tracer.capture.objects.live_tensors import live_tensors
-from tracer.capture.objects.plain_tensors import plain_tensors
+from tracer.capture.objects.plain_tensors import storages_with_memory
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.sources.storing_lines import (
     has_keyword,
@@ -211,21 +211,7 @@ def _sizes_at(device: torch.device) -> dict[int, int]:
     found: dict[int, int] = {}
     with torch_tensors.as_plain_tensors():
         for _, _, tensor in live_tensors().tensors:
-            for storage in _storages(tensor):
-                try:
-                    if storage.device == device:
-                        found[storage.data_ptr()] = storage.nbytes()
-                except (RuntimeError, NotImplementedError):  # one without memory
-                    continue
+            with suppress(Exception):  # tensors of other people's making raise what they like
+                storages = [storage for storage in storages_with_memory(tensor) if storage.device == device]
+                found |= {storage.data_ptr(): storage.nbytes() for storage in storages}
     return found
-
-
-def _storages(tensor: Tensor | torch.UntypedStorage) -> Iterator[torch.UntypedStorage]:
-    if isinstance(tensor, torch.UntypedStorage):
-        yield tensor
-        return
-    try:
-        parts: Iterable[torch.UntypedStorage] = [part.untyped_storage() for part in plain_tensors(tensor)]
-    except Exception:  # tensors of other people's making raise what they like
-        return
-    yield from parts

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from tracer.arrays import Int, Ints, PerObservation
-from tracer.capture.objects.plain_tensors import plain_tensors
+from tracer.capture.objects.plain_tensors import storages_with_memory
 from tracer.capture.objects.storage_columns import address_of, device_of, plain_storages, size_of
 from tracer.capture.torch_private import torch_graph, torch_tensors
 from tracer.nested import leaves
@@ -215,15 +215,10 @@ class StorageObserver:
 
     def _storages(self, tensor: Tensor | torch.UntypedStorage) -> list[tuple[torch.UntypedStorage, torch.device]]:
         """A tensor's storages that have an address, and their devices."""
-        if isinstance(tensor, torch.UntypedStorage):
-            return [(tensor, tensor.device)] if _has_memory(tensor) else []
-        self.sees_transforms |= torch_tensors.is_wrapped_by_transform(tensor)
+        if isinstance(tensor, Tensor):
+            self.sees_transforms |= torch_tensors.is_wrapped_by_transform(tensor)
         try:
-            parts = [(part.untyped_storage(), part.device) for part in plain_tensors(tensor)]
-            found = [(storage, device) for storage, device in parts if storage.device.type != "meta"]
-            for storage, _ in found:
-                storage.data_ptr()  # a fake tensor's raises
-            return found
+            return [(storage, storage.device) for storage in storages_with_memory(tensor)]
         # Tensors of other people's making raise what they like; that they were not observed is said in a note.
         except Exception:
             self.unobserved[type(tensor).__name__] += 1
@@ -252,17 +247,6 @@ class StorageObserver:
             walks_ns=np.array(self._walks_ns, np.int64),
             threads=tuple(self.threads),
         )
-
-
-def _has_memory(storage: torch.UntypedStorage) -> bool:
-    """That of a meta tensor has none; neither has a wrapper subclass's own, which raises: its tensors have theirs."""
-    if storage.device.type == "meta":
-        return False
-    try:
-        storage.data_ptr()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _plain_parts(tensors: list[Observed]) -> list[_Part] | None:

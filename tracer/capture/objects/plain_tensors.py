@@ -13,6 +13,30 @@ _COMPRESSED_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _COMPRESSED_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
 
 
+def address_of(storage: torch.UntypedStorage) -> int | None:
+    """Where a storage's memory is; None where it has none: a meta or fake tensor's, or a wrapper subclass's own."""
+    if storage.device.type == "meta":  # torch warns of asking a fake tensor's
+        return None
+    try:
+        return storage.data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def storages_with_memory(tensor: Tensor | torch.UntypedStorage) -> list[torch.UntypedStorage]:
+    """The storages behind a tensor, or the one that is given, but for those without memory.
+
+    Raises:
+        Exception: Tensors of other people's making raise what they like.
+    """
+    storages = (
+        [tensor]
+        if isinstance(tensor, torch.UntypedStorage)
+        else [part.untyped_storage() for part in plain_tensors(tensor)]
+    )
+    return [storage for storage in storages if address_of(storage) is not None]
+
+
 def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
     """The plain tensors behind one: itself, a sharded one's local part, a sparse one's values and indices.
 

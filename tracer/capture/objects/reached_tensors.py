@@ -9,6 +9,7 @@ import torch
 
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.live_tensors import live_tensors
+from tracer.capture.objects.plain_tensors import address_of
 from tracer.capture.torch_private import torch_tensors
 
 _UNNAMED = (Role.HELD, Role.SAVED)
@@ -40,10 +41,10 @@ def unnamed_tensors(device: torch.device) -> Mapping[str, Alike]:
                 continue
             try:
                 storage = tensor.untyped_storage()
-                if storage.device.type == "meta":  # a fake tensor's: torch warns of asking where it is
-                    continue
-                address, size = storage.data_ptr(), storage.nbytes()
-            except (RuntimeError, NotImplementedError):  # one without memory, such as a fake tensor
+            except (RuntimeError, NotImplementedError):  # what has other tensors inside may have none of its own
+                continue
+            address, size = address_of(storage), storage.nbytes()
+            if address is None:
                 continue
             if role not in _UNNAMED:
                 named.add(address)
