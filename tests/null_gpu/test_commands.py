@@ -167,6 +167,17 @@ def test_a_script_is_predicted_by_its_first_steps(script: Path, tmp_path: Path) 
     assert "Traceback" not in lacks.stderr and list(tmp_path.iterdir()) == []
 
 
+def test_a_script_that_trains_on_the_cpu_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\nnet = torch.nn.Linear(8, 8)\noptimizer = torch.optim.SGD(net.parameters())\n"
+        "for _ in range(9):\n    net(torch.ones(2, 8)).sum().backward()\n    optimizer.step()\n"
+    )
+    done = called(tmp_path, "predict", "train.py", "--on", "h100")
+    assert done.returncode == 1
+    assert "Error: The script trained on cpu, so that nothing was asked of the GPU." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_what_a_script_reads_decides_sizes_and_is_listed(tmp_path: Path) -> None:
     (tmp_path / "reads.py").write_text(READS, "utf-8")
     drawn = called(tmp_path, "run", "--on", "h100", "--n-repeats", "1", "--save-dir", "drawn", "reads.py")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from tracer.errors import TracerError
 from tracer.null_gpu.cards import Devices
 from tracer.results.prediction import NullPrediction
 from tracer.results.run_results import RunResults
@@ -44,6 +45,9 @@ def predict_script(
 
     Returns:
         None if no training was found, or the script failed otherwise than for want of memory.
+
+    Raises:
+        TracerError: What it trained is not on a GPU.
     """
     with tempfile.TemporaryDirectory() as folder:
         profile = ScriptProfile(
@@ -63,6 +67,11 @@ def predict_script(
     results = session.results if isinstance(session, ScriptTraining) else None
     if results is None or not (succeeded or (results.failure is not None and results.failure.out_of_memory)):
         return None
+    if torch.device(results.device).type != "cuda":
+        raise TracerError(
+            f"The script trained on {results.device}, so that nothing was asked of the GPU.",
+            hint="Have it use cuda, by its own options or by torch.set_default_device.",
+        )
     return _prediction(devices, results)
 
 
