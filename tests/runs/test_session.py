@@ -25,7 +25,8 @@ from tracer.errors import RecordingError, TracerError
 from tracer.results.failure import Failure
 from tracer.results.run_results import RunResults
 from tracer.runs import workload_run as run_module
-from tracer.runs.session import ProfileSession, Schedule, device_of
+from tracer.runs.loop_session import device_of
+from tracer.runs.session import ProfileSession, Schedule
 from tracer.runs.workload_run import run_profile
 
 pytestmark = pytest.mark.filterwarnings(

@@ -21,7 +21,7 @@ from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.capture.torch_private import torch_compile, torch_modules
 from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
-from tracer.runs.session import fault_text
+from tracer.runs.loop_session import fault_text
 from tracer.runs.training import TrainingProfile
 from tracer.runs.watch import TrainingWatch
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import itertools
 import threading
-import traceback
 import warnings
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -24,7 +21,6 @@ from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.capture.compile_watch import CompileWatch, compiled_wrapper_names
 from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory
-from tracer.capture.forked_child import in_forked_child
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.gradients_seen import GradientsSeen
 from tracer.capture.objects.known_storages import (
@@ -43,7 +39,7 @@ from tracer.collector import paused_gc
 from tracer.errors import RecordingError, TracerError
 from tracer.results.null_run import caveat_of
 from tracer.results.run_history import RunHistory
-from tracer.runs.termination import held
+from tracer.runs.loop_session import LoopSession
 from tracer.runs.waste import find_held_waste
 from tracer.timeline_tracer import TimelineTracer
 from tracer.units import format_bytes
@@ -101,23 +97,18 @@ class Schedule:
             )
 
 
-class ProfileSession:
+class ProfileSession(LoopSession):
     """Profiles any training loop: `with ProfileSession(model, optimizer) as session: ... session.step()`.
 
     Beside the profiler's recording it notes where parameters, buffers, gradients, optimizer state and batches lie, by
     address only, and records the allocator's history, where it has one, during the profiled steps. All of it is
     switched off when the block ends, also by an exception, and model and optimizer are let go.
 
-    A fault of the session's own never reaches the loop: it ends the profiling, with one warning, and is kept.
-
     Attributes:
         device: That the run is about; where nobody named one, the likeliest, and `findings.device` is the right one.
         device_of_failure: The device that had no memory left, if one had none.
-        num_steps_done: Steps that have ended.
-        fault: What went wrong in the session itself, or None.
         module_names: Dotted names of the model's modules by `id()`.
         waste: What the peak held that nobody needs; there when all is recorded, or the block has ended.
-        is_in_child: Whether this process was forked by the one whose session it is; nothing is done then.
     """
 
     def __init__(
@@ -142,14 +133,11 @@ class ProfileSession:
                 looks for what is not needed.
         """
         objects = TrainingObjects(model, optimizer)
-        self._objects: TrainingObjects | None = objects
+        super().__init__(objects, device=device)
         self.device_is_named = device is not None
-        self.device = devices.with_index(torch.device(device)) if device is not None else device_of(objects)
         self.schedule = schedule
         self.device_of_failure = self.device
-        self.num_steps_done = 0
         self._gradients_seen = GradientsSeen()
-        self.fault: Exception | None = None
         self._is_timed = not caveat_of(self.device)
         self.history = AllocatorHistory(self.device, is_timed=self._is_timed)
         self._observer = StorageObserver()
@@ -182,8 +170,6 @@ class ProfileSession:
         self._keeps_wrapped = self._is_on_meta = False
         self.waste: tuple[Waste, ...] = ()
         self._looked_for_waste = False
-        self.is_in_child = False
-        self._forget_forks: Callable[[], object] = lambda: None
 
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
         """What tells of optimizers' steps."""
@@ -194,17 +180,6 @@ class ProfileSession:
         )
 
     # ------------------------------------------------------------------------------------------------- the life cycle
-    def __enter__(self) -> Self:
-        """Switch on."""
-        self._forget_forks = in_forked_child(self._leave_to_parent)
-        try:
-            self._switch_on()
-        except BaseException:
-            self._switch_off(None)
-            self._let_go()
-            raise
-        return self
-
     def _switch_on(self) -> None:
         self._thread = threading.get_ident()
         self._quiet.enter_context(quiet_profiler())
@@ -271,20 +246,25 @@ class ProfileSession:
             kind, trace = (type(error), error.__traceback__) if error is not None else (None, None)
             self._ours(lambda: profiler.__exit__(kind, error, trace))
             torch_profiler.let_go_of(profiler)
-        self._forget_forks()
         self._ours(self._stop_hearing)
         self._ours(self._hooks.stop)
         self._ours(self._compile_watch.stop)
         self._ours(self.history.stop)
         self._ours(self._quiet.close)
+        self._ours(self._observer.stop)
 
-    def _leave_to_parent(self) -> None:
-        """In a forked child: the session is its parent's. The profiler is kept, since it must not be stopped here."""
-        self.is_in_child, self._of_parent, self._profiler = True, self._profiler, None
+    def _switch_off_in_child(self) -> None:
+        """The profiler is kept, since it must not be stopped here."""
+        self._of_parent, self._profiler = self._profiler, None
         self._hooks.stop()
         self._compile_watch.stop()
         self._quiet.close()
-        self._let_go()
+        self._observer.stop()
+
+    def _end(self, error: BaseException | None) -> None:
+        super()._end(error)
+        self._ours(lambda: self._look_for_waste(error))
+        self._look_for_meta()
 
     def _look_where_memory_ran_out(self, error: BaseException) -> None:
         """Where nobody named a device, a run that found no memory on one is about that one."""
@@ -296,19 +276,10 @@ class ProfileSession:
             self.device = self.device_of_failure
             self._tracer.preferred = str(self.device)
 
-    def _ours(self, work: Callable[[], object]) -> None:
-        """Do something of the session's own; its failure is kept, and never the loop's."""
-        try:
-            work()
-        except Exception as fault:
-            self.fault = self.fault or fault
-
-    def _let_go(self) -> None:
-        """Keep nothing of the user's."""
+    def _look_for_meta(self) -> None:
+        """Whether the model has parameters without memory."""
         if self._objects is not None:
             self._is_on_meta = any(parameter.is_meta for _, parameter in self._objects.parameters())
-        self._objects = None
-        self._observer.stop()
 
     def step(self) -> None:
         """End a step. Call it once per step of training, after the optimizer's step."""
@@ -364,33 +335,6 @@ class ProfileSession:
         """What the profiler does after so many more steps."""
         return ProfilerAction(self._profiler.schedule(self._profiler.step_num + num_steps))
 
-    @contextmanager
-    def _never_the_loops_fault(self) -> Iterator[None]:
-        """What goes wrong inside ends the profiling and not the training, with one warning."""
-        with held():
-            try:
-                yield
-            except Exception as fault:
-                self.fault = self.fault or fault
-                self._switch_off(None)
-                warnings.warn(f"Profiling has stopped, and the loop goes on: {fault_text(self.fault)}", stacklevel=4)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Switch everything off; what was recorded until now is kept. A forked child does nothing."""
-        if not self.is_in_child:
-            with held(error):
-                self._end(error)
-
-    def _end(self, error: BaseException | None) -> None:
-        had_fault = self.fault is not None
-        self._switch_off(error)
-        self._ours(lambda: self._look_for_waste(error))
-        self._let_go()
-        if self.fault is not None and not had_fault:
-            tell_of_fault(self.fault, error, stacklevel=4)
-
     def _cycle_begins(self, *, is_recorded: bool) -> None:
         """The next step is the first of all or will be recorded, and nothing is recording yet."""
         self.history.start()
@@ -402,6 +346,7 @@ class ProfileSession:
         self.module_names.update(compiled_wrapper_names(self.module_names))
         self._tracer(profiler)
         torch_profiler.let_go_of_recording(profiler)
+        self._look_for_meta()
         self._observe_everything(is_walk=is_next_recorded and self._profiler is not None)
         if self._tracer.num_cycles == self.schedule.num_repeats:
             self.history.dump()
@@ -581,38 +526,9 @@ class ProfileSession:
         return self._tracer.trace_of(self.findings.worst)
 
 
-def fault_text(fault: Exception) -> str:
-    """What went wrong in the session: a sentence for people, or a traceback for whoever mends this program."""
-    if isinstance(fault, TracerError):
-        return f"{fault} {fault.hint}" if fault.hint else str(fault)
-    return "an internal fault.\n" + "".join(traceback.format_exception(fault))
-
-
-def tell_of_fault(fault: Exception, error: BaseException | None, *, stacklevel: int) -> None:
-    """Say it with a warning at the end of the user's block, or in a note to the exception that ends the block."""
-    if error is not None:
-        error.add_note(f"The profile is not complete: {fault_text(fault)}")
-    else:
-        warnings.warn(f"The profile is not complete: {fault_text(fault)}", stacklevel=stacklevel)
-
-
 def _has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether an optimizer's `step(closure)` was given one; the optimizer itself is the first argument."""
     return any(value is not None for value in (*args[1:2], kwargs.get("closure")))
-
-
-def device_of(objects: TrainingObjects) -> torch.device:
-    """The accelerator that holds most of the models' parameters and buffers, and of what else optimizers update.
-
-    The CPU where none holds any.
-    """
-    held: Counter[torch.device] = Counter()
-    trained = (tensor for optimizer in objects.optimizers for _, tensor in objects.parameters_of(optimizer))
-    named = (tensor for model in objects.models.values() for tensor in (*model.parameters(), *model.buffers()))
-    for tensor in {id(tensor): tensor for tensor in (*named, *trained)}.values():
-        if devices.is_accelerator(tensor.device):
-            held[tensor.device] += tensor.numel() * tensor.element_size()
-    return max(held, key=held.__getitem__, default=torch.device("cpu"))
 
 
 def _other_devices(device: str, others: Mapping[str, int], *, named: bool) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any, Literal, Self, get_args
+from types import MappingProxyType
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -21,18 +20,16 @@ from tracer.capture.objects.training_objects import Models, Optimizers, Training
 from tracer.capture.sources.error_line import error_line
 from tracer.capture.sources.project_files import project_root
 from tracer.errors import OutputError, RecordingError, TracerError
-from tracer.exporters.files import check_folder
 from tracer.exporters.screen.profile import NUM_ROWS
 from tracer.nested import leaves
 from tracer.results.failure import Failure
 from tracer.results.run_results import RunResults
+from tracer.runs.loop_session import warn_at_users_line
 from tracer.runs.outputs import Written, left_from_earlier, left_sentence, write_outputs, written_lines
-from tracer.runs.own_folder import OwnFolder
-from tracer.runs.rank_store import RankStore
-from tracer.runs.ranks import Rank, announce, begin, finish, peak_of, this_rank
+from tracer.runs.ranks import Rank, announce, peak_of
 from tracer.runs.results import run_results
-from tracer.runs.session import ProfileSession, Schedule, tell_of_fault
-from tracer.runs.termination import Termination
+from tracer.runs.session import ProfileSession, Schedule
+from tracer.runs.session_folder import SessionFolder
 from tracer.units import some
 
 Screen = Literal["full", "short", "none"]
@@ -56,9 +53,9 @@ class TrainingProfile(ProfileSession):
     Attributes:
         results: Everything that was found; after the block.
         written: What became of each file; after the block.
-        folder: Where the files are: `save_dir`, or the rank's own folder below it; in that, a folder of its own where
-            another session that is still running, as a parent process may have, writes there.
     """
+
+    _folder: SessionFolder
 
     def __init__(
         self,
@@ -99,15 +96,9 @@ class TrainingProfile(ProfileSession):
         """
         self._screen, self._top = _checked(screen), top
         super().__init__(model, optimizer, device=device, schedule=schedule, trace=trace)
-        self.save_dir = Path(save_dir)
-        self.rank: Rank | None = this_rank()
-        self.folder = self.rank.folder(self.save_dir) if self.rank is not None else self.save_dir
-        self._own_folder = OwnFolder(self.folder)
         self.results: RunResults | None = None
         self.written: tuple[Written, ...] = ()
-        self._termination = Termination()
         self._is_announced = False
-        self._store: RankStore | None = None
         self._keep_recording = keep_recording
         self._leave_out, self._settings = leave_out, dict(settings or {})
         assert self._objects is not None
@@ -116,32 +107,20 @@ class TrainingProfile(ProfileSession):
         self._ours(self._describe_parameters)
         self._tell_of_optimizers(self._objects)
         self._project_root = project_root(next(iter(self._objects.models.values()), None))
-        check_folder(self.save_dir)
+        self._folder = SessionFolder(save_dir)
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are: `save_dir`, or the rank's own folder below it.
+
+        In that, a folder of its own where another session that is still running, as a parent process may have, writes.
+        """
+        return self._folder.path
 
     @property
     def is_complete(self) -> bool:
         """Whether all that the schedule asks for is recorded; more steps would not be looked at."""
         return self.num_steps_done - self._num_steps_waited >= self.schedule.num_steps
-
-    def __enter__(self) -> Self:
-        """Switch on."""
-        self.folder = self._own_folder.take()
-        if self._own_folder.is_another:  # it is another's, whose rank this is then as well
-            self.rank = None
-        if self.rank is not None:
-            begin(self.rank, self.save_dir)
-        self._termination.watch()
-        try:
-            return super().__enter__()
-        except BaseException:
-            self._termination.forget()
-            self._own_folder.let_go()
-            raise
-
-    def _tell_of_optimizers(self, objects: TrainingObjects) -> None:
-        """Warn, at the line that makes the session, of optimizers that update something else."""
-        for sentence in objects.updates_of_others():
-            warnings.warn(sentence, stacklevel=3)
 
     def _describe_parameters(self) -> None:
         if self._objects is not None:
@@ -159,22 +138,20 @@ class TrainingProfile(ProfileSession):
     def step(self) -> None:
         """End a step. Call it once per step of training, after the optimizer's step."""
         super().step()
-        if self.rank is None or self._is_announced or self._profiler is None:
+        if self._folder.rank is None or self._is_announced or self._profiler is None:
             return
         if self._tracer.num_cycles == self.schedule.num_repeats:
             with self._never_the_loops_fault():  # which lets signals wait
-                self._announce(self.rank)
+                self._announce(self._folder.rank)
 
     def _announce(self, rank: Rank) -> None:
         """All is recorded: write it now. A peer's death may end this process where Python never gets to say a word."""
         self._is_announced = True
-        assert self._objects is not None
-        self.results = self._results(None, self._objects)
+        self.results = self._results(None)
         self._write(self.results)
         # A folder that has become unwritable is told when the block ends: no step of the training raises it.
         with suppress(OutputError):
-            self._store = RankStore.of_process_group(rank.run)
-            announce(rank, self.results, self.save_dir, self._store)
+            announce(rank, self.results, self._folder.save_dir, self._folder.store)
 
     def _before_forward(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})
@@ -194,41 +171,14 @@ class TrainingProfile(ProfileSession):
             given = [value for _, value in leaves([args, kwargs], torch.Tensor) if not value.requires_grad]
             self._observer.observe(input_tensors(given, role=Role.ARGUMENT))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Switch off, explain, write. An exception from the loop goes on its way, whatever becomes of the files.
-
-        A forked child does nothing.
-        """
-        if self.is_in_child:
-            return
-        self._termination.hold(error)
-        objects = self._objects
-        try:
-            self._end(error)
-            assert objects is not None
-            self._finish(error, objects)
-        except Exception as fault:
-            self.fault = self.fault or fault
-            tell_of_fault(fault, error, stacklevel=3)
-        finally:
-            self._own_folder.let_go()
-            self._termination.close()
-
-    def _leave_to_parent(self) -> None:
-        super()._leave_to_parent()
-        self._own_folder.leave_to_parent()
-
-    def _finish(self, error: BaseException | None, objects: TrainingObjects) -> None:
-        self.results = self._results(error, objects)
+    def _finish(self, error: BaseException | None) -> None:
+        """Explain, write, and say it; an exception from the loop goes on its way, whatever becomes of the files."""
+        self.results = self._results(error)
         if not self._is_announced:
             self._write(self.results)
         try:
-            if self.rank is not None:
-                # The program may have ended its process group by now; the connection is there as long as the store is.
-                store = self._store or RankStore.of_process_group(self.rank.run)
-                finish(self.rank, peak_of(self.rank, self.results), self.save_dir, store)
+            if self._folder.rank is not None:
+                self._folder.finish(peak_of(self._folder.rank, self.results))
         finally:
             self._tell(error)
 
@@ -240,7 +190,8 @@ class TrainingProfile(ProfileSession):
 
         write_outputs(results, self.folder, leave_out=self._leave_out, tell=note)
 
-    def _results(self, error: BaseException | None, objects: TrainingObjects) -> RunResults:
+    def _results(self, error: BaseException | None) -> RunResults:
+        assert self._objects is not None
         notes: list[str] = []
         findings = None
         try:
@@ -256,7 +207,7 @@ class TrainingProfile(ProfileSession):
             findings=findings,
             failure=failure,
             notes=notes,
-            parameters=_merged(self._parameters, _describe(objects)),
+            parameters=_merged(self._parameters, _describe(self._objects)),
             project_root=self._project_root,
             settings=self._settings,
             keep_recording=self._keep_recording,
@@ -276,21 +227,21 @@ class TrainingProfile(ProfileSession):
                     f"For {some(self._num_steps_waited, 'step')} a torch.profiler of the program's own was waited for, "
                     "since torch has room for one."
                 )
-        if self._own_folder.is_another:
+        if self._folder.is_another:
             self._complain(f"A session that is still running has {self.folder.parent}: the files are in {self.folder}.")
         if left := left_from_earlier(self.folder, self.written):
             self._complain(left_sentence(left))
-        if self._screen == "full" and (self.rank is None or self.rank.index == 0):
+        if self._screen == "full" and self._folder.is_of_first_rank:
             try:
                 print_screen(self.results, self.written, top=self._top)
             except OutputError as problem:
                 self._complain(f"{problem} {problem.hint}")
             return
-        if self._screen == "short" and (self.rank is None or self.rank.index == 0):
+        if self._screen == "short" and self._folder.is_of_first_rank:
             say_in_short(self.results, self.folder, self.written)
-        for each in self.written:
-            if each.error is not None:
-                self._complain(" ".join(written_lines(each)))
+        for file in self.written:
+            if file.error is not None:
+                self._complain(" ".join(written_lines(file)))
 
     def _if_too_short(self) -> str:
         """What to do about a loop that ended before anything was recorded; nothing where somebody else says it."""
@@ -298,7 +249,7 @@ class TrainingProfile(ProfileSession):
 
     def _complain(self, sentence: str) -> None:
         """Warn, at the line that ends the block."""
-        warnings.warn(sentence, stacklevel=5)
+        warn_at_users_line(sentence)
 
 
 def _checked(screen: Screen | bool) -> Screen:

@@ -7,15 +7,14 @@ import signal
 import sys
 import threading
 import time
-import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Final, Literal, Self
+from types import FrameType
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -26,7 +25,6 @@ from tracer.analysis.steps.step_findings import explain_steps
 from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.device.memory_counters import StepReader, read_counters
-from tracer.capture.forked_child import in_forked_child
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.reached_tensors import Alike, unnamed_tensors
@@ -35,7 +33,6 @@ from tracer.capture.sources.remembered import forget_files
 from tracer.capture.step_columns import StepColumns, StepTable
 from tracer.capture.torch_private import torch_history
 from tracer.errors import Terminated
-from tracer.exporters.files import check_folder
 from tracer.exporters.json_documents.watch import write_watch_json
 from tracer.exporters.memory_snapshot import write_memory_snapshot
 from tracer.exporters.screen.terminal import say
@@ -44,11 +41,9 @@ from tracer.nested import leaves
 from tracer.results.failure import is_out_of_memory
 from tracer.results.null_run import caveat_of
 from tracer.results.watch_report import Event, WatchReport
-from tracer.runs.own_folder import OwnFolder
-from tracer.runs.rank_store import RankStore
-from tracer.runs.ranks import Rank, RankPeak, begin, finish, leave, this_rank
-from tracer.runs.session import device_of, fault_text, tell_of_fault
-from tracer.runs.termination import Termination, held
+from tracer.runs.loop_session import LoopSession
+from tracer.runs.ranks import RankPeak
+from tracer.runs.session_folder import SessionFolder
 from tracer.runs.watch_report import Moment, limit_of, watch_report
 from tracer.runs.watched_rank import peak_of_watched
 
@@ -62,7 +57,7 @@ _FIRST_LOOK, _LOOK_AGAIN = 128, 2
 Screen = Literal["short", "none"]
 
 
-class TrainingWatch:
+class TrainingWatch(LoopSession):
     """Watches any training, without a profiler, and explains its memory when something happens.
 
         with watch_training(model, optimizer, save_dir="watch") as watch:
@@ -80,12 +75,11 @@ class TrainingWatch:
 
     Attributes:
         device: That is watched.
-        num_steps_done: Steps that have ended.
-        fault: What went wrong in the watch itself, or None.
         report: What was written last; None so far.
-        folder: Where the files are: `save_dir`, or the rank's own folder below it; in that, a folder of its own where
-            another session that is still running writes there.
     """
+
+    _name = "The watch"
+    _folder: SessionFolder
 
     def __init__(
         self,
@@ -116,17 +110,10 @@ class TrainingWatch:
             OutputError: The folder cannot be written to.
         """
         objects = TrainingObjects(model, optimizer)
-        self._objects: TrainingObjects | None = objects
-        self.device = devices.with_index(torch.device(device)) if device is not None else device_of(objects)
-        self.save_dir = Path(save_dir)
-        self.rank: Rank | None = this_rank()
-        self.folder = self.rank.folder(self.save_dir) if self.rank is not None else self.save_dir
-        self._own_folder = OwnFolder(self.folder)
-        self._store: RankStore | None = None
-        self.num_steps_done = 0
-        self.fault: Exception | None = None
+        super().__init__(objects, device=device)
+        self._folder = SessionFolder(save_dir)
         self.report: WatchReport | None = None
-        self._says = screen in (True, "short") and (self.rank is None or self.rank.index == 0)
+        self._says = screen in (True, "short") and self._folder.is_of_first_rank
         self._settings = dict(settings or {})
         self._history = AllocatorHistory(
             self.device, max_entries=max_entries, stacks_of_frees=False, is_timed=not caveat_of(self.device)
@@ -146,44 +133,29 @@ class TrainingWatch:
         self._events: list[Event] = []
         self._found_before: list[WatchReport] = []
         self._earlier: Mapping[str, Alike] | None = None
-        self._termination = Termination()
         self._on_signal, self._signal_is_ours = on_signal, False
         self._asked_by: signal.Signals | None = None
-        self._is_on = self._is_writing = self._growth_is_told = self._is_in_child = False
-        self._forget_forks: Callable[[], object] = lambda: None
+        self._is_on = self._is_writing = self._growth_is_told = False
         self._next_look = _FIRST_LOOK
         self._ran_out_at = -1
-        check_folder(self.save_dir)
         self._tell_of_optimizers(objects)
 
-    def _tell_of_optimizers(self, objects: TrainingObjects) -> None:
-        """Warn, at the line that makes the watch, of optimizers that update something else."""
-        for sentence in objects.updates_of_others():
-            warnings.warn(sentence, stacklevel=3)
+    @property
+    def folder(self) -> Path:
+        """Where the files are: `save_dir`, or the rank's own folder below it.
 
-    # ------------------------------------------------------------------------------------------------- the life cycle
-    def __enter__(self) -> Self:
-        """Switch on."""
+        In that, a folder of its own where another session that is still running writes.
+        """
+        return self._folder.path
+
+    # ---------------------------------------------------------------------------------------------------- on and off
+    def _switch_on(self) -> None:
         forget_files()
-        try:
-            self.folder = self._own_folder.take()
-            if self._own_folder.is_another:  # it is another's, whose rank this is then as well
-                self.rank = None
-            if self.rank is not None:
-                begin(self.rank, self.save_dir)
-            self._termination.watch()
-            self._forget_forks = in_forked_child(self._leave_to_parent)
-            self._history.start()
-            self._hooks.start()
-            _watch_out_of_memory(self.device, self)
-            self._is_on = True
-            self._listen()
-        except BaseException:
-            self._switch_off()
-            self._own_folder.let_go()
-            self._termination.forget()
-            raise
-        return self
+        self._history.start()
+        self._hooks.start()
+        _watch_out_of_memory(self.device, self)
+        self._is_on = True
+        self._listen()
 
     def _listen(self) -> None:
         is_main = threading.current_thread() is threading.main_thread()
@@ -198,29 +170,14 @@ class TrainingWatch:
     def _write_if_asked(self) -> None:
         if (asked_by := self._asked_by) is not None:
             self._asked_by = None
-            self._never_the_loops_fault(lambda: self._write(f"asked for by {asked_by.name}"))
+            self._write_within_loop(f"asked for by {asked_by.name}")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Switch off, and explain what has ended the run; an exception goes on its way. A forked child does nothing."""
-        if self._is_in_child:
-            return
-        self._termination.hold(error)
-        had_fault = self.fault is not None
-        try:
-            self._write_if_asked()
-            if self._is_on:
-                self._ours(lambda: self._last_words(error))
-            self._ours(self._switch_off)
-            if (rank := self.rank) is not None:
-                self._ours(lambda: self._finish_rank(rank, error))
-            if self.fault is not None and not had_fault:
-                tell_of_fault(self.fault, error, stacklevel=3)
-        finally:
-            self._objects = None
-            self._own_folder.let_go()
-            self._termination.close()
+    def _end(self, error: BaseException | None) -> None:
+        """Explain what has ended the run."""
+        self._write_if_asked()
+        if self._is_on:
+            self._ours(lambda: self._last_words(error))
+        super()._end(error)
 
     def _last_words(self, error: BaseException | None) -> None:
         if error is None:
@@ -238,16 +195,8 @@ class TrainingWatch:
         is_told = what == _OUT_OF_MEMORY and self._ran_out_at == self.num_steps_done
         self._write(what, error, keep_snapshot=is_told)
 
-    def _leave_to_parent(self) -> None:
-        """In a forked child: the watch is its parent's."""
-        self._is_in_child = True
-        self._switch_off()
-        self._own_folder.leave_to_parent()
-        self._objects = None
-
-    def _switch_off(self) -> None:
+    def _switch_off(self, error: BaseException | None) -> None:
         self._is_on = False
-        self._forget_forks()
         _watched.discard(self)
         if self._signal_is_ours and self._on_signal is not None:
             signal.signal(self._on_signal, signal.SIG_DFL)
@@ -255,24 +204,8 @@ class TrainingWatch:
         self._hooks.stop()
         self._history.stop()
 
-    def _ours(self, work: Callable[[], object]) -> None:
-        """Do something of the watch's own; its failure is kept, and never the loop's."""
-        try:
-            work()
-        except Exception as fault:
-            self.fault = self.fault or fault
-
-    def _never_the_loops_fault(self, work: Callable[[], object]) -> None:
-        """The same, within the loop: a fault ends the watch and not the training, with one warning."""
-        if not self._is_on:
-            return
-        with held():
-            try:
-                work()
-            except Exception as fault:
-                self.fault = self.fault or fault
-                self._ours(self._switch_off)
-                warnings.warn(f"The watch has stopped, and the loop goes on: {fault_text(fault)}", stacklevel=5)
+    def _switch_off_in_child(self) -> None:
+        self._switch_off(None)
 
     # ------------------------------------------------------------------------------------------------------ the steps
     @property
@@ -283,7 +216,9 @@ class TrainingWatch:
     def step(self) -> None:
         """End a step. Call it once per step of training, after the optimizer's step."""
         self.num_steps_done += 1
-        self._never_the_loops_fault(self._end_step)
+        if self._is_on:
+            with self._never_the_loops_fault():
+                self._end_step()
         self._write_if_asked()
 
     def _end_step(self) -> None:
@@ -355,14 +290,19 @@ class TrainingWatch:
             What was written; None where the watch is off or has just written more than it should.
         """
         before = self.report
-        self._never_the_loops_fault(lambda: self._write(why))
+        self._write_within_loop(why)
         return self.report if self.report is not before else None
 
     def out_of_memory(self) -> None:
         """The allocator is about to raise: what there is now is gone when the exception has been caught."""
         if self._is_on and self._ran_out_at != self.num_steps_done:
             self._ran_out_at = self.num_steps_done
-            self._never_the_loops_fault(lambda: self._write(_OUT_OF_MEMORY))
+            self._write_within_loop(_OUT_OF_MEMORY)
+
+    def _write_within_loop(self, what: str) -> None:
+        if self._is_on:
+            with self._never_the_loops_fault():
+                self._write(what)
 
     def _write(
         self,
@@ -389,30 +329,21 @@ class TrainingWatch:
             write_watch_json(self.report, self.folder / WATCH_JSON)
             if snapshot is not None and not keep_snapshot:
                 write_memory_snapshot(dict(snapshot), self.folder / WATCH_SNAPSHOT)
-            if self.rank is not None:
-                peak = peak_of_watched(self.rank, self.report, has_ended=False)
-                leave(peak, self.rank, self.save_dir, self._process_group_store(self.rank))
+            if (rank := self._folder.rank) is not None:
+                self._folder.leave(peak_of_watched(rank, self.report, has_ended=False))
         finally:
             self._history.snapshot = None
             self._is_writing = False
 
-    def _process_group_store(self, rank: Rank) -> RankStore | None:
-        """Connected once: the program may end its process group before this ends."""
-        self._store = self._store or RankStore.of_process_group(rank.run)
-        return self._store
-
-    def _finish_rank(self, rank: Rank, error: BaseException | None) -> None:
-        """Leave the last words for the summary of all ranks, which rank 0 writes."""
+    def _finish(self, error: BaseException | None) -> None:
+        """Leave the last words for the summary of all ranks."""
+        if (rank := self._folder.rank) is None:
+            return
         if self.report is not None:
             peak = peak_of_watched(rank, self.report, has_ended=True)
         else:
             peak = RankPeak(rank.index, rank.run, num_steps=self.num_steps_done, failure=type(error).__name__)
-        finish(
-            rank,
-            replace(peak, failure=peak.failure if error is not None else ""),
-            self.save_dir,
-            self._process_group_store(rank),
-        )
+        self._folder.finish(replace(peak, failure=peak.failure if error is not None else ""))
 
     def _tell(self, report: WatchReport, error: BaseException | None) -> None:
         if self._says:

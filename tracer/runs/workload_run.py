@@ -20,8 +20,9 @@ from tracer.capture.sources.source_line import SourceLine
 from tracer.errors import RecordingError
 from tracer.results.failure import Failure, is_out_of_memory
 from tracer.results.null_run import caveat_of
+from tracer.runs.loop_session import fault_text
 from tracer.runs.results import ShownResults, failure_of, run_results
-from tracer.runs.session import ProfileSession, Schedule, fault_text
+from tracer.runs.session import ProfileSession, Schedule
 from tracer.runs.termination import Termination
 from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.workload import Workload, num_micro_batches

@@ -1,0 +1,196 @@
+"""The life of a session around somebody's training loop, whatever it records, so that it never gets in the loop's way.
+
+Profiles and watches are such sessions. Each says how it is switched on and off, and what is left to do at the end; when
+that happens, and what becomes of signals, forks and faults meanwhile, is the same for all and is here.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import ClassVar, Self
+
+import torch
+
+from tracer.capture.device import devices
+from tracer.capture.forked_child import in_forked_child
+from tracer.capture.objects.training_objects import TrainingObjects
+from tracer.errors import TracerError
+from tracer.runs.session_folder import SessionFolder
+from tracer.runs.termination import Termination, held
+
+
+class LoopSession:
+    """A block around a loop: `with session: ... session.step()`.
+
+    Whatever ends the block, all that was switched on is switched off, and nothing of the user's is kept. While work of
+    the session's own is being done, Ctrl-C and SIGTERM wait. A fault of its own never reaches the loop: it ends the
+    recording, with one warning, and is kept. In a forked child it does nothing.
+
+    Attributes:
+        device: That the session is about.
+        num_steps_done: Steps that have ended.
+        fault: What went wrong in the session itself, or None.
+        is_in_child: Whether this process was forked by the one whose session it is; nothing is done then.
+    """
+
+    _name: ClassVar[str] = "Profiling"
+    _folder: SessionFolder | None = None
+
+    def __init__(self, objects: TrainingObjects, *, device: torch.device | str | None) -> None:
+        """Prepare; nothing is switched on.
+
+        Args:
+            objects: What the loop trains.
+            device: What the session is about; None for the accelerator that holds most, else the CPU.
+        """
+        self._objects: TrainingObjects | None = objects
+        self.device = devices.with_index(torch.device(device)) if device is not None else device_of(objects)
+        self.num_steps_done = 0
+        self.fault: Exception | None = None
+        self.is_in_child = False
+        self._termination = Termination()
+        self._forget_forks: Callable[[], object] = lambda: None
+
+    def _tell_of_optimizers(self, objects: TrainingObjects) -> None:
+        """Warn, at the line that makes the session, of optimizers that update something else."""
+        for sentence in objects.updates_of_others():
+            warn_at_users_line(sentence)
+
+    # ---------------------------------------------------------------------------------------- what each session does
+    def _switch_on(self) -> None:
+        raise NotImplementedError
+
+    def _switch_off(self, error: BaseException | None) -> None:
+        """Switch all off that is on, whatever each of them raises.
+
+        Args:
+            error: That has ended the block, if one has.
+        """
+        raise NotImplementedError
+
+    def _switch_off_in_child(self) -> None:
+        """The same in a forked child, where what the parent has begun must not be ended."""
+        raise NotImplementedError
+
+    def _end(self, error: BaseException | None) -> None:
+        """The block has ended: switch off."""
+        self._switch_off(error)
+
+    def _finish(self, error: BaseException | None) -> None:
+        """What is left to do when all is off."""
+
+    # ------------------------------------------------------------------------------------------------- the life cycle
+    def __enter__(self) -> Self:
+        """Switch on."""
+        try:
+            if self._folder is not None:
+                self._folder.take()
+                self._termination.watch()
+            self._forget_forks = in_forked_child(self._leave_to_parent)
+            self._switch_on()
+        except BaseException:
+            self._ours(lambda: self._switch_off(None))
+            self._let_go()
+            self._termination.forget()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Switch off, and finish; an exception of the loop's goes on its way. A forked child does nothing."""
+        if self.is_in_child:
+            return
+        self._termination.hold(error)
+        self._termination.watch()
+        try:
+            had_fault = self.fault is not None
+            self._ours(lambda: self._end(error))
+            if self.fault is not None and not had_fault:
+                _tell_of_fault(self.fault, error)
+            try:
+                self._finish(error)
+            except Exception as fault:
+                self.fault = self.fault or fault
+                _tell_of_fault(fault, error)
+        finally:
+            self._let_go()
+            self._termination.close()
+
+    def _let_go(self) -> None:
+        """Keep nothing of the user's, and leave the folder to others."""
+        self._forget_forks()
+        self._objects = None
+        if self._folder is not None:
+            self._folder.let_go()
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: the session is its parent's."""
+        self.is_in_child = True
+        if self._folder is not None:
+            self._folder.leave_to_parent()
+        self._switch_off_in_child()
+        self._objects = None
+
+    # ------------------------------------------------------------------------------------------------ faults of its own
+    def _ours(self, work: Callable[[], object]) -> None:
+        """Do something of the session's own; its failure is kept, and never the loop's."""
+        try:
+            work()
+        except Exception as fault:
+            self.fault = self.fault or fault
+
+    @contextmanager
+    def _never_the_loops_fault(self) -> Iterator[None]:
+        """What goes wrong inside ends the session's work and not the training, with one warning."""
+        with held():
+            try:
+                yield
+            except Exception as fault:
+                self.fault = self.fault or fault
+                self._ours(lambda: self._switch_off(None))
+                warn_at_users_line(f"{self._name} has stopped, and the loop goes on: {fault_text(self.fault)}")
+
+
+def fault_text(fault: Exception) -> str:
+    """What went wrong in a session: a sentence for people, or a traceback for whoever mends this program."""
+    if isinstance(fault, TracerError):
+        return f"{fault} {fault.hint}" if fault.hint else str(fault)
+    return "an internal fault.\n" + "".join(traceback.format_exception(fault))
+
+
+def _tell_of_fault(fault: Exception, error: BaseException | None) -> None:
+    """With a warning at the end of the user's block, or in a note to the exception that ends the block."""
+    sentence = f"The profile is not complete: {fault_text(fault)}"
+    if error is not None:
+        error.add_note(sentence)
+    else:
+        warn_at_users_line(sentence)
+
+
+def warn_at_users_line(sentence: str) -> None:
+    """Warn, at the line outside of this program from which it was called."""
+    level, frame = 2, sys._getframe().f_back
+    while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] in ("tracer", "contextlib"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(sentence, stacklevel=level)
+
+
+def device_of(objects: TrainingObjects) -> torch.device:
+    """The accelerator that holds most of the models' parameters and buffers, and of what else optimizers update.
+
+    The CPU where none holds any.
+    """
+    num_bytes: Counter[torch.device] = Counter()
+    trained = (tensor for optimizer in objects.optimizers for _, tensor in objects.parameters_of(optimizer))
+    named = (tensor for model in objects.models.values() for tensor in (*model.parameters(), *model.buffers()))
+    for tensor in {id(tensor): tensor for tensor in (*named, *trained)}.values():
+        if devices.is_accelerator(tensor.device):
+            num_bytes[tensor.device] += tensor.numel() * tensor.element_size()
+    return max(num_bytes, key=num_bytes.__getitem__, default=torch.device("cpu"))
