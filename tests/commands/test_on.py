@@ -14,8 +14,8 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import main
+from tracer.capture.values_read import ValuesRead
 from tracer.exporters.recording_file.document import Document
-from tracer.exporters.recording_file.kept_values import values_read_from
 from tracer.exporters.screen.values import print_values
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import Card
@@ -191,8 +191,7 @@ def test_what_was_read_is_said_and_no_loss_is() -> None:
 
 def test_what_was_read_is_kept() -> None:
     values = read_by_program(FakeValues({}).report())
-    assert values_read_from(Document(json.loads(json.dumps(asdict(values))))) == values
-    assert values_read_from(None) is None
+    assert Document(json.loads(json.dumps(asdict(values)))).record(ValuesRead) == values
 
 
 def test_a_device_that_computes_has_no_caveat() -> None:

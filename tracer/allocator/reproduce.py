@@ -113,7 +113,8 @@ class _Run:
         self._requests = Requests(history, settings, self.allocator)
         self._equal: Counter[str] = Counter()
         self._releases: list[int] = []
-        self._recorded_peak = max(accumulate(map(_change, history.segment_events), initial=start.reserved_bytes))
+        changes = (-event.size if event.is_release else event.size for event in history.segment_events)
+        self._recorded_peak = max(accumulate(changes, initial=start.reserved_bytes))
         self.stops_at_difference = False
         self._num_differences = 0
         self._first_difference: int | None = None
@@ -314,7 +315,3 @@ class _Run:
         if self.stops_at_difference or self._num_differences > max(_ENOUGH_DIFFERENCES, position // 4):
             self._given_up_at = entry
             raise _TooDifferentError
-
-
-def _change(event: SegmentEvent) -> int:
-    return -event.size if event.is_release else event.size

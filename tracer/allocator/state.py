@@ -146,7 +146,8 @@ class AllocatorState:
         if private is None and pool != DEFAULT_POOL:
             self.create_pool(pool)
             private = self.private_pools[pool]
-        half = (self.small if is_small else self.large) if private is None else _half(private, is_small)
+        pools = self if private is None else private
+        half = pools.small if is_small else pools.large
         found = half.by_stream.get(stream)
         if found is None:
             found = half.by_stream[stream] = self._new_home(half, stream, private)
@@ -225,10 +226,6 @@ class AllocatorState:
         """All streams are done with everything."""
         for block in list(self.pending):
             self.finish(block)
-
-
-def _half(pool: PrivatePool, is_small: bool) -> BlockPool:
-    return pool.small if is_small else pool.large
 
 
 def _choose(home: FreeBlocks, at: int) -> int | None:

@@ -40,7 +40,7 @@ def _decode(file: IO[bytes], path: Path, remarks: Remarks) -> Any:
         if not head:
             raise SnapshotError(f"{path} is empty (0 bytes).", hint="The dump was probably interrupted; take it again.")
         if head.removeprefix(_BYTE_ORDER_MARK).lstrip()[:1] in (b"{", b"["):
-            return _json(file)
+            return json.loads(file.read().removeprefix(_BYTE_ORDER_MARK), object_hook=_FrameSharing())
         return _unpickled(file, remarks)
     except (SnapshotError, OSError):
         raise
@@ -51,10 +51,6 @@ def _decode(file: IO[bytes], path: Path, remarks: Remarks) -> Any:
     except Exception as error:
         # Garbage makes the decoders raise nearly anything: EOFError, KeyError, ValueError, RecursionError, ...
         raise SnapshotError(f"{path} {_complaint(head, error)}", hint=HOW_TO_RECORD) from error
-
-
-def _json(file: IO[bytes]) -> Any:
-    return json.loads(file.read().removeprefix(_BYTE_ORDER_MARK), object_hook=_FrameSharing())
 
 
 def _unpickled(file: IO[bytes], remarks: Remarks) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +15,6 @@ from tracer.advice.recommendation import Keeps
 from tracer.advice.wrapped import Wrapped, inmost
 from tracer.nested import leaves
 from tracer.workloads.module_steps import StepWorkload
-from tracer.workloads.workload import Workload
 
 FAMILY = "accumulate"
 _PARTS = (2, 4)
@@ -88,11 +88,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
                     "    loss.backward()",
                     "optimizer.step()",
                 ),
-                apply=_applied(num_parts),
+                apply=partial(Accumulated, num_parts=num_parts),
                 needs="Batch norms see a part of the batch at a time." if mixes else "",
                 cost=f"{num_parts} times as many kernels, each on a {num_parts}th of the data.",
             )
-
-
-def _applied(num_parts: int) -> Callable[[Workload], Workload]:
-    return lambda workload: Accumulated(workload, num_parts)

@@ -12,7 +12,6 @@ from tracer.advice.change import Change, Situation
 from tracer.advice.recommendation import Keeps
 from tracer.advice.wrapped import Wrapped
 from tracer.workloads.module_steps import StepWorkload
-from tracer.workloads.workload import Workload
 
 
 @dataclass(slots=True, eq=False)
@@ -40,10 +39,6 @@ def candidates(situation: Situation) -> Iterator[Change]:
             f'with torch.autocast("{situation.device}", dtype=torch.bfloat16):',
             "    loss = loss_fn(model(inputs), targets)",
         ),
-        apply=_applied,
+        apply=_Autocast,
         needs="Products are rounded to 8 bits of mantissa.",
     )
-
-
-def _applied(workload: Workload) -> Workload:
-    return _Autocast(workload)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tracer.advice.recommendation import AdviceReport, Recommendation
+from tracer.advice.recommendation import AdviceReport
 from tracer.exporters.files import write_atomically
 from tracer.exporters.json_documents.header import json_header, this_command
 
@@ -28,21 +28,17 @@ def advice_values(report: AdviceReport, *, computed: bool) -> dict[str, Any]:
         "device": report.device,
         "peak_bytes": report.peak_bytes,
         "reserved_bytes": report.reserved_bytes,
-        "rows": [_row(row) for row in report.rows],
-        "others": [_row(row) for row in report.others],
-        "together": None if report.together is None else _row(report.together),
+        "rows": [asdict(row) for row in report.rows],
+        "others": [asdict(row) for row in report.others],
+        "together": None if report.together is None else asdict(report.together),
         "target_bytes": report.target_bytes,
         "fits": report.fits if report.target_bytes is not None else None,
-        "fit": None if report.fit is None else _row(report.fit),
+        "fit": None if report.fit is None else asdict(report.fit),
         "found": [asdict(one) for one in report.found],
         "unrehearsed_bytes": report.unrehearsed_bytes,
         "num_tried": report.num_tried,
         "not_tried": [{"change": change, "reason": reason} for change, reason in report.not_tried],
     }
-
-
-def _row(row: Recommendation) -> dict[str, Any]:
-    return asdict(row)
 
 
 def write_advice_json(report: AdviceReport, path: Path, *, computed: bool = True) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from tracer.allocator.replay import Outcome
 from tracer.allocator.reproduction import Reproduction
 from tracer.analysis.snapshots.allocator_finding import AllocatorFinding
 from tracer.analysis.snapshots.reserved import Reserved
@@ -61,13 +60,9 @@ def _what_if(asked: WhatIf) -> dict[str, Any]:
 def _row(row: SettingsOutcome) -> dict[str, Any]:
     return {
         "settings": row.settings,
-        **_outcome(row.outcome),
+        **asdict(row.outcome),
         "saved_bytes": row.saved_bytes,
-        "on_gpu": _outcome(row.on_gpu) if row.on_gpu is not None else None,
+        "on_gpu": asdict(row.on_gpu) if row.on_gpu is not None else None,
         "smallest_gpu_bytes": row.smallest_gpu_bytes,
         "remarks": list(row.remarks),
     }
-
-
-def _outcome(outcome: Outcome) -> dict[str, Any]:
-    return asdict(outcome)

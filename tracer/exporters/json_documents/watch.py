@@ -12,6 +12,7 @@ import torch
 from tracer.analysis.snapshots.groups import Group
 from tracer.exporters.files import write_atomically
 from tracer.exporters.json_documents.header import json_header, this_command
+from tracer.exporters.json_documents.snapshot import group_values
 from tracer.results.watch_report import Event, Kept, WatchReport
 
 VERSION = 1
@@ -79,16 +80,7 @@ def _event(event: Event, report: WatchReport) -> dict[str, Any]:
 
 
 def _group(group: Group) -> dict[str, Any]:
-    site = group.site
-    return {
-        "bytes": group.bytes,
-        "count": group.count,
-        "kind": group.kind,
-        "evidence": group.evidence,
-        "frame": site.frame,
-        "file": site.file,
-        "line": site.line,
-    }
+    return {name: value for name, value in group_values(group).items() if name not in ("is_before_recording", "stack")}
 
 
 def _kept(one: Kept) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tracer.analysis.downsample import reduce_rows
 from tracer.analysis.kinds import meaning_of
 from tracer.arrays import Ints, Rows
 from tracer.exporters.page.blocks import MOST_BLOCKS, blocks_json, space_json, stacks_json
-from tracer.exporters.page.model import Band, Curve, Mark, Page, PagePeak, Section, Selector, Table
+from tracer.exporters.page.model import Curve, Mark, Page, PagePeak, Section, Selector, Table
 from tracer.exporters.page.pack import packed
 from tracer.exporters.page.words import CATEGORY_COLORS, CATEGORY_WORDS, headline
 
@@ -58,7 +58,9 @@ def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
         "axis": page.axis,
         "timeline": timeline,
         "marks": [_mark(mark, origin, rows) for mark in page.marks],
-        "bands": [_band(band, origin) for band in page.bands[:MAX_BANDS]],
+        "bands": [
+            asdict(replace(band, start=band.start - origin, end=band.end - origin)) for band in page.bands[:MAX_BANDS]
+        ],
         "peak": None if page.peak is None else _peak(page.peak, origin, rows, has_blocks=blocks is not None),
         "blocks": blocks,
         "space": space_json(page.space, rows) if page.space is not None and blocks is not None else None,
@@ -94,10 +96,6 @@ def _mark(mark: Mark, origin: int, rows: Rows) -> dict[str, Any]:
 def _position(row: int | None, rows: Rows) -> int | None:
     """The place of a row that is kept among those that are."""
     return None if row is None else int(np.searchsorted(rows, row))
-
-
-def _band(band: Band, origin: int) -> dict[str, Any]:
-    return asdict(replace(band, start=band.start - origin, end=band.end - origin))
 
 
 def _peak(peak: PagePeak, origin: int, rows: Rows, *, has_blocks: bool) -> dict[str, Any]:

@@ -98,12 +98,13 @@ def compiled_from(columns: Columns) -> CompiledCode:
     return CompiledCode(
         graphs=tuple(map(_graph_from, document.documents("graphs", at_most=_MAX))),
         functions=tuple(
-            CompiledFunction(one.text("compile_id"), one.text("name"), _line_from(one), one.text("reason"))
-            for one in document.documents("functions", at_most=_MAX)
+            CompiledFunction(
+                entry.text("compile_id"), entry.text("name"), entry.record(SourceLine), entry.text("reason")
+            )
+            for entry in document.documents("functions", at_most=_MAX)
         ),
         breaks=tuple(
-            GraphBreak(one.text("reason"), _line_from(one) if one.text("file") else None)
-            for one in document.documents("breaks", at_most=_MAX)
+            GraphBreak(entry.text("reason"), _line_from(entry)) for entry in document.documents("breaks", at_most=_MAX)
         ),
         budgets=tuple(map(_budget_from, document.documents("budgets", at_most=_MAX))),
         cuda_graphs_left_out=document.texts("cuda_graphs_left_out"),
@@ -117,10 +118,8 @@ def _budget_from(document: Document) -> MemoryBudget:
         kept_bytes=document.number("kept_bytes"),
         default_bytes=document.number("default_bytes"),
         recomputed=tuple(
-            RecomputedTensor(
-                one.number("size_bytes"), _line_from(one) if one.text("file") else None, one.text("module")
-            )
-            for one in recomputed
+            RecomputedTensor(tensor.number("size_bytes"), _line_from(tensor), tensor.text("module"))
+            for tensor in recomputed
         ),
     )
 
@@ -135,12 +134,12 @@ def _fraction(text: str) -> float:
     return value
 
 
-def _line_from(document: Document) -> SourceLine:
-    return SourceLine(document.text("file"), document.number("line"))
+def _line_from(document: Document) -> SourceLine | None:
+    return document.record(SourceLine) if document.text("file") else None
 
 
 def _graph_from(document: Document) -> CompiledGraph:
-    lines = [_line_from(one) for one in document.documents("lines", at_most=_MAX)]
+    lines = [line.record(SourceLine) for line in document.documents("lines", at_most=_MAX)]
     nodes = tuple(
         CompiledNode(
             one.text("name"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from tracer.errors import RecordingError
 from tracer.exporters.recording_file.checked_columns import DAMAGED
@@ -11,6 +13,8 @@ from tracer.snapshot.printable import printable
 
 _MAX_NUMBER = 1 << 53
 _MAX_DOCUMENT_BYTES = 64 << 20
+_MAX_RECORDS = 1_000_000
+_Record = TypeVar("_Record")
 
 
 class Document:
@@ -92,9 +96,34 @@ class Document:
         """A document inside this one, or none."""
         return None if self._values.get(name) is None else Document(self._value(name, dict))
 
+    def record(self, kind: type[_Record]) -> _Record:
+        """The document as a dataclass or named tuple, each field by its own name and read by its own type.
+
+        Raises:
+            RecordingError: A field is not there, or is not of its type.
+        """
+        return kind(**{name: self._field(name, type_) for name, type_ in get_type_hints(kind).items()})
+
+    def _field(self, name: str, type_: Any) -> Any:
+        if isinstance(type_, UnionType):
+            return None if self._values.get(name) is None else self._field(name, get_args(type_)[0])
+        if type_ in _READERS:
+            return _READERS[type_](self, name)
+        if get_origin(type_) is tuple:
+            return tuple(entry.record(get_args(type_)[0]) for entry in self.documents(name, at_most=_MAX_RECORDS))
+        return Document(self._value(name, dict)).record(type_)
+
     def settings(self, name: str) -> dict[str, object]:
         """Texts, numbers and lists of these by name; a list comes back as the tuple that it was."""
         return {printable(key): _setting(value) for key, value in self._value(name, dict).items()}
+
+
+_READERS: dict[Any, Callable[[Document, str], Any]] = {
+    int: Document.number,
+    bool: Document.truth,
+    str: Document.text,
+    tuple[str, ...]: Document.texts,
+}
 
 
 def _setting(value: object) -> object:

@@ -20,12 +20,12 @@ from tracer.capture.objects.parameter_origins import Parameter
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.run_origin import RunOrigin
 from tracer.capture.sources.source_line import SourceLine
+from tracer.capture.values_read import ValuesRead
 from tracer.errors import RecordingError, SnapshotError
 from tracer.exporters.json_documents.peak import saved_peak_from
 from tracer.exporters.recording_file.checked_columns import DAMAGED, Columns, text_columns
 from tracer.exporters.recording_file.compiled_columns import compiled_columns, compiled_from
 from tracer.exporters.recording_file.document import Document
-from tracer.exporters.recording_file.kept_values import values_read_from
 from tracer.exporters.recording_file.npz import MAX_UNPACKED_BYTES, read_columns, write_columns
 from tracer.exporters.recording_file.plain_objects import object_columns, object_from
 from tracer.exporters.recording_file.recording_columns import (
@@ -96,25 +96,14 @@ def _document(kept: KeptRun) -> dict[str, Any]:
         "ran_out_of_memory": kept.ran_out_of_memory,
         "unused_parameters": None if kept.unused_parameters is None else list(kept.unused_parameters),
         "timings": None if timings is None else {"device": timings.device, "clock": timings.clock},
-        "waste": [
-            {
-                "kind": one.kind,
-                "bytes": one.bytes,
-                "count": one.count,
-                "path": one.path,
-                "variable": one.variable,
-                "line": _line(one.line),
-                "held_at": _line(one.held_at),
-            }
-            for one in kept.waste
-        ],
+        "waste": [asdict(waste) | {"line": _line(waste.line), "held_at": _line(waste.held_at)} for waste in kept.waste],
         "values_read": None if kept.values_read is None else asdict(kept.values_read),
         "trace": None if trace is None else {"cycle": trace.cycle, "process_id": trace.trace.process_id},
     }
 
 
 def _line(line: SourceLine | None) -> dict[str, object] | None:
-    return None if line is None else {"file": line.file, "line": line.line}
+    return None if line is None else line._asdict()
 
 
 def _plain(value: object) -> object:
@@ -210,7 +199,7 @@ def kept_run_from(columns: Columns) -> KeptRun:
         compiled=compiled_from(columns),
         eager=_eager_from(columns),
         waste=_waste_from(document),
-        values_read=values_read_from(document.document_or_none("values_read")),
+        values_read=found.record(ValuesRead) if (found := document.document_or_none("values_read")) else None,
     )
 
 
@@ -229,26 +218,11 @@ def _waste_from(document: Document) -> tuple[KeptWaste, ...]:
     """Recordings from before there was such a thing have none."""
     if "waste" not in document.unchecked():
         return ()
-    found = []
-    for one in document.documents("waste", at_most=MAX_CYCLES):
-        if (kind := one.text("kind")) not in WasteKind.__members__:
-            raise RecordingError(f"{kind[:80]!r} is not what memory can be wasted on.", hint=DAMAGED)
-        found.append(
-            KeptWaste(
-                kind=kind,
-                bytes=one.number("bytes"),
-                count=one.number("count"),
-                line=_line_from(one.document_or_none("line")),
-                path=one.text("path"),
-                variable=one.text("variable"),
-                held_at=_line_from(one.document_or_none("held_at")),
-            )
-        )
-    return tuple(found)
-
-
-def _line_from(document: Document | None) -> SourceLine | None:
-    return None if document is None else SourceLine(document.text("file"), document.number("line"))
+    kept = tuple(entry.record(KeptWaste) for entry in document.documents("waste", at_most=MAX_CYCLES))
+    for waste in kept:
+        if waste.kind not in WasteKind.__members__:
+            raise RecordingError(f"{waste.kind[:80]!r} is not what memory can be wasted on.", hint=DAMAGED)
+    return kept
 
 
 def _cycle_from(columns: Columns, number: int, document: Document) -> KeptCycle:

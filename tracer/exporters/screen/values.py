@@ -22,7 +22,7 @@ def print_values(values: ValuesRead | None, console: Console) -> None:
         return
     for sentence in values_sentences(values):
         say(console, sentence)
-    for read in _listed(values):
+    for read in sorted(values.reads, key=lambda read: not read.decides_size)[:_NUM_LISTED]:
         say(console, _words(read), indent=2)
 
 
@@ -62,11 +62,6 @@ def _places(reads: Iterable[ValueRead]) -> str:
 
 def _place(read: ValueRead) -> str:
     return source_place(read.file, read.line) if read.file else "a line outside Python"
-
-
-def _listed(values: ValuesRead) -> list[ValueRead]:
-    """Those that decide a size first."""
-    return sorted(values.reads, key=lambda read: not read.decides_size)[:_NUM_LISTED]
 
 
 def _words(read: ValueRead) -> str:

@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 
 from tracer.analysis.snapshots.categories import peak_by_category
-from tracer.analysis.snapshots.memory_report import Entry, SnapshotReport
+from tracer.analysis.snapshots.memory_report import SnapshotReport
 from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.exporters.sqlite_reports.memory_report import TABLES, USER_VERSION, insert_entries
 from tracer.exporters.sqlite_reports.sqlite_file import (
@@ -112,7 +112,7 @@ def _fill(connection: sqlite3.Connection, report: SnapshotReport) -> None:
         # Which gradient is whose, a snapshot does not show.
         weights=[(one.name, one.bytes, 0) for one in report.weights],
         activations=[(one.name, one.bytes) for one in report.activations],
-        frames=[_frames(one) for one in entries],
+        frames=[[(order, *line) for order, line in enumerate(entry.frames)] for entry in entries],
     )
     counts = [(1, number, one.count) for number, one in enumerate(report.weights, start=1)]
     counts += [(2, number, one.count) for number, one in enumerate(report.activations, start=1)]
@@ -130,10 +130,6 @@ def _fill(connection: sqlite3.Connection, report: SnapshotReport) -> None:
     insert(connection, "timeline", zip(*(column.tolist() for column in columns), strict=True))
     settings = {"device": report.device.device, "weights' gradients": "not known", **report.settings}
     insert_settings(connection, {name: str(value) for name, value in settings.items()})
-
-
-def _frames(entry: Entry) -> list[tuple[int, str, int]]:
-    return [(order, file, line) for order, (file, line) in enumerate(entry.frames)]
 
 
 def _insert_devices(connection: sqlite3.Connection, report: SnapshotReport) -> None:
