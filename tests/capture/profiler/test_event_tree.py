@@ -615,6 +615,25 @@ def test_without_numbers_an_address_that_is_handed_out_again_was_freed_unseen_to
 
 
 @pytest.mark.usefixtures("fake_types")
+def test_without_numbers_each_free_is_of_the_allocation_before_it_in_time() -> None:
+    """What the engine's thread frees is read behind all of the main thread, that of later steps too."""
+    def free(at_ns: int) -> FakeEvent:
+        inner = FakeEvent(FakeAllocation(64, -100, None), at_ns + 1, start_tid=7)
+        return FakeEvent(FakeOp(ENGINE), at_ns, [inner], start_tid=7)
+
+    backwards = FakeEvent(FakeCCall(FakeFrame("train.py", 7, "step")), 1010, [free(1011), free(2011)])
+    roots = [FakeEvent(FakeAllocation(64, 100, None), 1000), backwards, FakeEvent(FakeAllocation(64, 100, None), 2000)]
+    recording = read_recording(FakeResults(*roots))
+    assert_consistent(recording)
+    allocations = recording.allocations
+    assert allocations.time_ns.tolist() == [1000, 2000, 1012, 2012]
+    first, second, *freed = allocations.allocation_id.tolist()
+    assert (first, second) == tuple(freed)
+    assert first != second
+    assert recording.num_assumed_frees == 0
+
+
+@pytest.mark.usefixtures("fake_types")
 def test_sizes_come_from_the_allocator_and_else_from_the_widest_tensor() -> None:
     roots = [
         FakeEvent(FakeOp("aten::relu", [FakeTensor(1, 5, sizes=[2, 3], strides=[3, 1])]), 1000),  # 2 * 3 floats

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from tracer.arrays import Ints
+from tracer.capture.profiler.allocation_numbers import WIDTH as _ALLOCATION_WIDTH
+from tracer.capture.profiler.allocation_numbers import number_in_time
 from tracer.capture.profiler.inline_operators import place_inline_operators
 from tracer.capture.recording import Allocations, Calls, DataFlow, Frames, Keys, Modules, Ops, Recording, Spans
 from tracer.capture.sources.compiled_code import is_generated
@@ -21,7 +23,7 @@ WRITTEN, UNKNOWN, READ, FREED, ALLOCATED = 1, 2, 4, 8, 16
 
 _INLINE_FRAME = list(Ops.__dataclass_fields__).index("inline_frame")
 _OP_WIDTH = len(Ops.__dataclass_fields__) - 1  # until sources are read, the last frame is the inline one
-_ALLOCATION_WIDTH, _CALL_WIDTH, _SPAN_WIDTH = 9, 9, 4
+_CALL_WIDTH, _SPAN_WIDTH = 9, 4
 ALLOCATION_ROW, OP_ROW, CALL_ROW, SPAN_ROW = (
     Struct(f"{width}q").pack for width in (_ALLOCATION_WIDTH, _OP_WIDTH, _CALL_WIDTH, _SPAN_WIDTH)
 )
@@ -55,6 +57,8 @@ class EventTables:
         self.descriptions: dict[int, tuple[int, int]] = {}
         # Of the own number of an allocation id that was handed out again without a recorded free: that allocation id.
         self.original: dict[int, int] = {}
+        # Devices and addresses, where the profiler numbers no allocations: all or none have numbers of its own.
+        self.places = Interned()
         self.gradients: list[int] = []
         self.parameters: list[int] = []
         self.optimizer_states: list[int] = []
@@ -63,6 +67,7 @@ class EventTables:
 
 def to_columns(tables: EventTables) -> Recording:
     """The recording that the tables are of. It holds none of their objects."""
+    _number_places(tables)
     allocations = _columns(tables.allocations, _ALLOCATION_WIDTH)
     keys, key_of = _keys(tables, *allocations[:4])
     frames = _frame_columns(tables)
@@ -85,6 +90,15 @@ def to_columns(tables: EventTables) -> Recording:
         num_events=tables.num_events,
     )
     return place_inline_operators(recording)
+
+
+def _number_places(tables: EventTables) -> None:
+    """Where the profiler numbered no allocations, they have numbers from here on, and no longer places."""
+    if tables.places:
+        rows = np.frombuffer(tables.allocations, np.int64).reshape(-1, _ALLOCATION_WIDTH)
+        numbered, places = number_in_time(rows)
+        tables.allocations = bytearray(numbered.tobytes())
+        tables.storages = {number: tables.storages[place] for number, place in enumerate(places.tolist())}
 
 
 def _frame_columns(tables: EventTables) -> Frames:

@@ -6,7 +6,6 @@ collector paused.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import mul
@@ -131,9 +130,6 @@ class _Reader(EventTables):
         self.sized: set[int] = set()
         # Bytes of the latest allocation under each number.
         self.live: dict[int, int] = {}
-        # Numbers for what the profiler did not number, per live (device, address).
-        self.numbered: dict[tuple[Any, int], int] = {}
-        self.own_numbers = itertools.count()
         # An allocation id that was handed out again without a recorded free continues under a number of its own.
         self.renamed: dict[int, int] = {}
         # By name and types of the arguments, and by what these turn out to be where the types do not say it.
@@ -238,12 +234,13 @@ class _Reader(EventTables):
                 elif kind is AllocationFields:
                     size, allocation_id = fields.alloc_size, fields.allocation_id
                     time_ns, address = event.start_time_ns, fields.ptr
-                    if allocation_id is None:
-                        allocation_id = self._own_number(fields.device, address, size)
+                    is_numbered = allocation_id is not None
+                    if not is_numbered:
+                        allocation_id = self.places[self.device_texts[fields.device], address]
                     if allocation_id not in sized:
                         sized.add(allocation_id)
                         self._see_allocation(fields, allocation_id, address)
-                    if size > 0:
+                    if is_numbered and size > 0:
                         if allocation_id in live:
                             self._free_unrecorded(allocation_id, time_ns, address, live[allocation_id])
                         live[allocation_id] = size
@@ -409,19 +406,6 @@ class _Reader(EventTables):
 
     def _see_allocation(self, fields: Any, allocation_id: int, address: int) -> None:
         self.storages[allocation_id] = (fields.id, self.devices[self.device_texts[fields.device]], address)
-
-    def _own_number(self, device: Any, address: int, size: int) -> int:
-        """A number for the allocations of a recording in which no operator took a tensor; the profiler gives none then.
-
-        So it is without `record_shapes`.
-        """
-        place = (device, address)
-        number = self.numbered.get(place)
-        if number is None:
-            number = self.numbered[place] = next(self.own_numbers)
-        if size <= 0:
-            del self.numbered[place]
-        return number
 
     def _free_unrecorded(self, allocation_id: int, time_ns: int, address: int, size: int) -> None:
         """The address was handed out again: whoever freed it was not recorded, and torch's own analysis gives up here.
