@@ -16,6 +16,8 @@ import torch
 from torch import nn
 
 import tracer
+from tracer.analysis.kinds import Evidence, Kind
+from tracer.analysis.profiles.attribution import Phase
 from tracer.capture.objects.known_storages import Role
 from tracer.errors import OutputError, Terminated, TracerError
 from tracer.runs import outputs
@@ -332,3 +334,31 @@ def test_the_trace_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
     assert session.results is not None
     assert session.results.findings is not None
     assert top == session.results.findings.worst.peak.peak_bytes
+
+
+def test_what_an_optimizer_keeps_between_its_evaluations_is_its_state(tmp_path: Path) -> None:
+    """LBFGS drops the oldest entry of its history in the step that made it. What it only searches with is no state."""
+    torch.manual_seed(0)
+    model, batch, target = nn.Linear(32, 16), torch.randn(64, 32), torch.randn(64, 16)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=6, history_size=2, line_search_fn="strong_wolfe")
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(batch) - target).pow(4).mean()
+        loss.backward()
+        return loss
+
+    with profile_training(model, optimizer, save_dir=tmp_path, schedule=Schedule(0, 0, 2, 1), screen=False) as session:
+        for _ in range(2):  # its history is in its state from the end of the first step on
+            optimizer.step(closure)  # type: ignore[arg-type]
+            session.step()
+    assert session.results is not None
+    assert session.results.findings is not None
+    cycle = session.results.findings.worst
+    is_entry = cycle.blocks.size_bytes == 4 * (32 * 16 + 16)
+    went = cycle.lifetimes.freed_at < len(cycle.lifetimes.events)
+    made = is_entry & went & (cycle.blocks.phase == Phase.OPTIMIZER) & (cycle.blocks.step == 1)
+    kinds = {Kind(kind).name for kind in cycle.blocks.kind[made].tolist()}
+    assert kinds == {"OPTIMIZER_STATE", "TEMPORARY"}
+    named = cycle.blocks.evidence[made & (cycle.blocks.kind == Kind.OPTIMIZER_STATE)]
+    assert set(named.tolist()) == {Evidence.HELD_OBJECT}

@@ -37,7 +37,8 @@ ROOT = str(Path(__file__).resolve().parent.parent.parent)
 _TORCH = tuple(f"{path}/" for path in (Path(torch.__file__).parent, Path(torch.__file__).resolve().parent))
 # The harness calls the programs; its own lines are nobody's.
 _HARNESS = {
-    str(Path(__file__).with_name(name)) for name in ("bookkeeper.py", "running.py", "storages.py", "isolate.py")
+    str(Path(__file__).with_name(name))
+    for name in ("bookkeeper.py", "running.py", "storages.py", "isolate.py", "on_device.py")
 }
 
 
@@ -76,6 +77,7 @@ class Block:
         from_nothing: The operator that made it was given no tensor.
         packed: How many saved tensors of it are not released.
         becomes_gradient: At a later time it was some parameter's `.grad`.
+        becomes_state: At the end of a step of the optimizer that made it, it was in its state.
         added_to: Sums that backward added something to, and got this. The engine writes into the sum, and does not
             where somebody looks on.
         line: The innermost line of the project's code or a library's, outside harness and torch; of the engine's work,
@@ -95,13 +97,14 @@ class Block:
     from_nothing: bool = False
     packed: int = 0
     becomes_gradient: bool = False
+    becomes_state: bool = False
     added_to: list[Block] = field(default_factory=list)
     seen_as: Alive | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """A block at an instant that was kept: what is true of it then, and whether it is a gradient later."""
+    """A block at an instant that was kept: what is true of it then, and whether it is a gradient or state later."""
 
     bytes: int
     holder: Holder | None
@@ -115,6 +118,7 @@ class Alive:
     line: int | None
     from_nothing: bool = False
     becomes_gradient: bool = False
+    becomes_state: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +246,9 @@ class Bookkeeper:
         for instant, blocks in (*self._largest.values(), *near):
             for one, block in zip(instant.blocks, blocks, strict=True):
                 if id(one) not in final:
-                    final[id(one)] = replace(one, becomes_gradient=True) if block.becomes_gradient else one
+                    final[id(one)] = replace(
+                        one, becomes_gradient=block.becomes_gradient, becomes_state=block.becomes_state
+                    )
             found.append(replace(instant, blocks=tuple(final[id(one)] for one in instant.blocks)))
         return tuple(found)
 
@@ -350,8 +356,12 @@ class Bookkeeper:
         self._here.optimizers += 1
         self.note_gradients()
 
-    def _leave_optimizer(self, *args: Any) -> None:
+    def _leave_optimizer(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
         self._here.optimizers -= 1
+        with self._lock:
+            for storage in storages_in(optimizer.state):
+                if storage._cdata in self._live:
+                    self._live[storage._cdata].becomes_state = True
 
     def _phase(self) -> Phase:
         if self.step < 0:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
+from torch.autograd import Variable
 
 from tests.truth.bookkeeper import Instant
 from tests.truth.catalogue import entry_of
@@ -99,11 +102,37 @@ def judge_on_device(name: str) -> OnDevice:
     )
 
 
+@contextmanager
+def engine_waited_for() -> Iterator[None]:
+    """Wait behind every backward pass until the device's thread of the engine has let go of what it gave back.
+
+    It does a moment after the call has returned, and needs Python's lock for it: whether the program or that thread
+    goes on first is chance, and with it what is alive where `grad` of torch.func hands out gradients with graphs. What
+    it is given to wait for has no bytes, and is in no recording.
+    """
+    leaf = torch.empty(0, device=DEVICE, requires_grad=True)
+    root, gradient = leaf * 1, torch.empty(0, device=DEVICE)
+    run_backward = torch.autograd.graph._engine_run_backward
+
+    def and_wait(*args: Any, **kwargs: Any) -> Any:
+        returned = run_backward(*args, **kwargs)
+        if torch._C._current_graph_task_id() < 0:
+            torch._C._autograd._enable_record_function(False)
+            try:
+                Variable._execution_engine.run_backward((root,), (gradient,), True, False, (leaf,), True, False)
+            finally:
+                torch._C._autograd._enable_record_function(True)
+        return returned
+
+    with patch.object(torch.autograd, "_engine_run_backward", and_wait):
+        yield
+
+
 def on_device(run: Callable[..., T], *arguments: Any) -> T:
     """Call it with the device as torch's default one, and as commands do with `--on`, with values that decide sizes."""
     torch.set_default_device(DEVICE)
     torch.empty(0)  # the context is there, and torch's list of functions that make tensors
-    with values_on({}):
+    with values_on({}), engine_waited_for():
         return run(*arguments)
 
 

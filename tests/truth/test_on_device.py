@@ -16,7 +16,10 @@ from tracer.null_gpu.cards import H100
 from tracer.null_gpu.process import environment
 
 SAMPLE = (
+    "closures_for_lbfgs",
+    "ensemble_by_vmap",
     "gan_two_optimizers",
+    "truncated_lstm",
     "mixture_of_experts",
     "best_weights_so_far",
     "forward_in_a_thread_pool",

@@ -16,6 +16,7 @@ from tests.truth.verdict import Share, bounds_of, differences, instants_of, kind
 KEPT = Alive(100, None, None, True, Phase.FORWARD, 2, "a", "op", "f.py", 1)
 WEIGHT = Alive(100, Holder.PARAMETER, "w", False, Phase.BEFORE, -1, None, "op", None, None)
 LOOSE = Alive(100, None, None, False, Phase.FORWARD, 2, "a", "op", "f.py", 2)
+STEPPING = Alive(100, None, None, False, Phase.OPTIMIZER, 2, None, "op", None, None)
 
 
 def _peak(**changes: Any) -> dict[str, Any]:
@@ -70,6 +71,13 @@ def test_bounds() -> None:
         ([(100, "TEMPORARY")], [LOOSE], Share(0, 0)),
         ([(100, "GRADIENT")], [LOOSE], Share(0, 100)),
         ([(100, "PARAMETER"), (100, "INPUT")], [WEIGHT, LOOSE], Share(100, 200)),
+        # What an optimizer makes for its state is that before it is there; what it only works with is none.
+        ([(100, "OPTIMIZER_STATE")], [replace(STEPPING, becomes_state=True)], Share(100, 100)),
+        ([(100, "TEMPORARY")], [replace(STEPPING, becomes_state=True)], Share(0, 100)),
+        ([(100, "OPTIMIZER_STATE")], [STEPPING], Share(0, 100)),
+        # A library's, though a graph keeps it too.
+        ([(100, "WORKSPACE")], [replace(KEPT, op="aten._cudnn_init_dropout_state.default")], Share(100, 100)),
+        ([(100, "INPUT")], [replace(KEPT, op="aten._cudnn_init_dropout_state.default")], Share(0, 100)),
         # A kernel's own memory is no tensor.
         ([(7, "WORKSPACE"), (100, "PARAMETER")], [WEIGHT], Share(100, 100)),
     ],

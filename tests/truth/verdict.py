@@ -28,7 +28,9 @@ from tests.truth.running import (
 from tests.truth.sentences import false_sentences
 
 HELD = frozenset(holder.value for holder in Holder)
-ACTIVATION = "ACTIVATION"
+ACTIVATION, WORKSPACE = "ACTIVATION", "WORKSPACE"
+# What operators make for torch to keep for a library, whatever a graph keeps of it meanwhile.
+_LIBRARYS = ("aten._cudnn_init_dropout_state.default",)
 # A block that the bookkeeper proves nothing about may be called anything but these.
 _FALSE_OF_OTHERS = HELD | {"UNKNOWN"}
 
@@ -243,13 +245,17 @@ def instants_of(peak: Mapping[str, Any], instants: Iterable[Instant], sizes: Ite
 def proven_kind(block: Alive, *, knows_batch: bool = True) -> str | None:
     """What a block certainly is: what somebody holds it as, a gradient, or an activation if it is kept for backward.
 
-    What some parameter has as its gradient later is one already. Where a program does not
-    say what its batch is, what it made outside of its modules and out of nothing may be that.
+    What some parameter has as its gradient later is one already, and so is what an optimizer makes for its state. Where
+    a program does not say what its batch is, what it made outside of its modules and out of nothing may be that.
     """
+    if block.op in _LIBRARYS:
+        return WORKSPACE
     if block.holder is not None:
         return block.holder.value
     if block.becomes_gradient and block.phase is not Phase.BEFORE:
         return Holder.GRADIENT.value
+    if block.becomes_state and block.phase is Phase.OPTIMIZER:
+        return Holder.OPTIMIZER_STATE.value
     if not knows_batch and block.from_nothing and block.phase is Phase.OTHER:
         return None
     return ACTIVATION if block.packed and block.phase is not Phase.BEFORE else None
@@ -271,7 +277,7 @@ def kinds(claimed: Iterable[tuple[int, str]], alive: Iterable[Alive], *, knows_b
     false_of_others = _FALSE_OF_OTHERS if knows_batch else _FALSE_OF_OTHERS - {Holder.INPUT.value}
     total = Share()
     for size in {size for size, _ in true}:
-        sure = {kind: true[size, kind] for kind in (*HELD, ACTIVATION) if true[size, kind]}
+        sure = {kind: true[size, kind] for kind in (*HELD, ACTIVATION, WORKSPACE) if true[size, kind]}
         right = sum(min(number, told[size, kind]) for kind, number in sure.items())
         absent = sum(number for (bytes_, _), number in true.items() if bytes_ == size) - number_told[size]
         missing = sum(sure.values()) - right - max(0, absent)

@@ -144,6 +144,7 @@ class Evidence(IntEnum):
     GIVEN_TO_COLLECTIVE = 75
     FREED_BEHIND_BACKWARD = 76
     AROUND_BACKWARD = 77
+    LIBRARYS_STATE = 78
     # Of a process that can be asked, or could when its recording began.
     REACHED = 80
     KEPT_BY_GRAPH = 81
@@ -166,6 +167,7 @@ EVIDENCE_TEXT = {
     Evidence.LISTED: "a module or an optimizer listed it",
     Evidence.HELD_BY_GRAPH: "a graph from before the recording keeps it for backward",
     Evidence.LIBRARYS: "a library keeps it for its own work",
+    Evidence.LIBRARYS_STATE: "cuDNN's random state for the dropout of recurrent layers",
     Evidence.OF_COLLECTIVE: "made where FSDP or DDP makes the buffers of its collectives",
     Evidence.GIVEN_TO_COLLECTIVE: "from before the recording, in no tensor of Python's, and given to a collective",
     Evidence.UNSEEN_SAVED: "made by another thread or outside torch, and used by backward",

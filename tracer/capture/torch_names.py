@@ -62,6 +62,9 @@ _COLLECTIVES = {
 _DDP_FILE, _DDP_FUNCTIONS = "torch/nn/parallel/distributed.py", ("_ddp_init_helper", "_pre_forward")
 # Operators that are given the buffers of collectives, or fill them.
 COLLECTIVE_PREFIXES = ("c10d::", "torch::distributed::reducer::", "torch.distributed.ddp.reducer::")
+# Recurrent layers as Python calls them, and the name of bytes among a tensor's types.
+RECURRENT_OPERATORS = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"})
+BYTES = "uint8"
 # What FSDP2 puts before the class of a module that it was given.
 SHARDED_MODULES = "FSDP"
 # FSDP2's spans end in the dotted names of the modules whose parameters are gathered or reduced; the root has none.

@@ -169,6 +169,9 @@ class ProfileSession(LoopSession):
         self._records_shapes = True
         self._keeps_wrapped = self._is_on_meta = False
         self.waste: tuple[Waste, ...] = ()
+        # The optimizer that steps and was given a closure, and how often it has called the model so far.
+        self._asking: torch.optim.Optimizer | None = None
+        self._num_evaluations = 0
         self._looked_for_waste = False
 
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
@@ -328,6 +331,7 @@ class ProfileSession(LoopSession):
     def _step_begins(self) -> None:
         """What was noted of the step before does not hold for the next one."""
         self._has_stepped = False
+        self._asking = None
         if self._objects is not None:
             self._objects.forget_names()
 
@@ -424,12 +428,23 @@ class ProfileSession(LoopSession):
                     self._observer.observe(self._moved.among(self._objects.parameters_of(optimizer)))
             if not _has_closure(args, kwargs):
                 self._observe_gradients_of(optimizer)
+            elif self._is_recording:
+                self._asking, self._num_evaluations = optimizer, 0
 
     def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """A closure makes the gradients during the optimizer's step, as LBFGS's does, or Lightning's."""
+        self._asking = None
         if _has_closure(args, kwargs):
             with self._never_the_loops_fault():
                 self._observe_gradients_of(optimizer)
+
+    def _observe_state_between_evaluations(self) -> None:
+        """What an optimizer keeps within its step, such as LBFGS's directions: from its second evaluation on."""
+        optimizer = self._asking
+        if optimizer is not None and self._objects is not None:
+            self._num_evaluations += 1
+            if self._num_evaluations > 1:
+                self._observer.observe(self._objects.state_of(optimizer))
 
     def _observe_gradients_of(self, optimizer: torch.optim.Optimizer) -> None:
         if self._objects is not None:

@@ -168,6 +168,7 @@ class TrainingProfile(ProfileSession):
                 return
             self._note_thread()
             self._observe_moved_parameters()
+            self._observe_state_between_evaluations()
             given = [value for _, value in leaves([args, kwargs], torch.Tensor) if not value.requires_grad]
             self._observer.observe(input_tensors(given, role=Role.ARGUMENT))
 

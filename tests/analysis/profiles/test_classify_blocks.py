@@ -30,7 +30,6 @@ PLAIN: dict[str, Any] = {
     "is_made_unseen": False,
     "freed": NONE,
     "outlived_step": True,
-    "outlived_two_backwards": False,
     "has_tensor": True,
     "freed_by_maker": False,
     "is_listed": False,
@@ -51,6 +50,7 @@ PLAIN: dict[str, Any] = {
     "is_without_grad": False,
     "is_of_collective": False,
     "is_given_to_collective": False,
+    "is_dropout_state": False,
     "is_compiled_buffer": False,
     "is_saved_by_compiled": False,
     "is_recomputed_by_compiled": False,
@@ -112,6 +112,14 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             ({**BACKWARD, "is_of_collective": True}, Kind.COMMUNICATION),
             # A graph from before the recording keeps what was gathered for it.
             ({**FORWARD, "is_of_collective": True, "role": Role.SAVED}, Kind.COMMUNICATION),
+        ],
+    ),
+    (
+        Evidence.LIBRARYS_STATE,
+        [
+            # Used beside parameters, as a batch is.
+            ({**BEFORE, **INPUT, "is_target": True, "is_dropout_state": True}, Kind.WORKSPACE),
+            ({"role": Role.SAVED, **BEFORE, "is_dropout_state": True}, Kind.WORKSPACE),
         ],
     ),
     (
@@ -283,8 +291,6 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
         [
             (OPTIMIZER, Kind.OPTIMIZER_STATE),
             ({**OPTIMIZER, "freed": Phase.OPTIMIZER}, Kind.OPTIMIZER_STATE),
-            # LBFGS drops the oldest entry of its history several evaluations later, in the same step.
-            ({**OPTIMIZER, "outlived_step": False, "outlived_two_backwards": True}, Kind.OPTIMIZER_STATE),
         ],
     ),
     (

@@ -617,6 +617,7 @@ def test_without_numbers_an_address_that_is_handed_out_again_was_freed_unseen_to
 @pytest.mark.usefixtures("fake_types")
 def test_without_numbers_each_free_is_of_the_allocation_before_it_in_time() -> None:
     """What the engine's thread frees is read behind all of the main thread, that of later steps too."""
+
     def free(at_ns: int) -> FakeEvent:
         inner = FakeEvent(FakeAllocation(64, -100, None), at_ns + 1, start_tid=7)
         return FakeEvent(FakeOp(ENGINE), at_ns, [inner], start_tid=7)

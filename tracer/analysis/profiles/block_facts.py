@@ -12,11 +12,12 @@ from tracer.analysis.profiles.backward_passes import backward_passes, outermost_
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.collectives import given_to_collectives
 from tracer.analysis.profiles.conditions import NONE, Conditions
+from tracer.analysis.profiles.dropout_states import dropout_states
 from tracer.analysis.profiles.observed_storages import rows_before
 from tracer.analysis.profiles.storage_uses import StorageUses, storage_uses
 from tracer.analysis.profiles.time_spans import enclosing, merged
 from tracer.analysis.profiles.torch_categories import Categories, Category
-from tracer.arrays import Bool, Column, Int, Ints, PerBlock, PerKey, PerOp
+from tracer.arrays import Bool, Column, Int, PerBlock, PerKey, PerOp
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX
@@ -37,7 +38,6 @@ class Facts(Conditions):
         is_made_unseen: Made during the recording, where the profiler does not record.
         freed: `Phase` of the free; -1 where it lives on.
         outlived_step: Freed in a later step than it was made in, or never.
-        outlived_two_backwards: Alive when the second backward pass after it had ended.
         has_tensor: An operator saw it as a tensor.
         freed_by_maker: The operator that made it freed it.
         is_listed: A module or an optimizer that was called listed it, as what `category` says.
@@ -55,6 +55,7 @@ class Facts(Conditions):
         used_by_later_backward: Made in one backward pass with gradients on, and used in a later one.
         outlived_backward: Alive when the next backward pass after it had ended.
         went_back: Made in a call of a model that some backward pass went back to, or before one, outside of all calls.
+        is_dropout_state: Not seen being made, and the random state of a recurrent layer's dropout.
         is_compiled_buffer: Generated code asked for it, and named it.
         is_saved_by_compiled: It is a buffer that a compiled forward returns for backward.
         is_recomputed_by_compiled: It is a buffer in which a compiled backward computes a result of forward's again.
@@ -71,7 +72,6 @@ class Facts(Conditions):
     is_made_unseen: PerBlock[Bool]
     freed: PerBlock[Int]
     outlived_step: PerBlock[Bool]
-    outlived_two_backwards: PerBlock[Bool]
     has_tensor: PerBlock[Bool]
     freed_by_maker: PerBlock[Bool]
     is_listed: PerBlock[Bool]
@@ -92,6 +92,7 @@ class Facts(Conditions):
     is_without_grad: PerBlock[Bool]
     is_of_collective: PerBlock[Bool]
     is_given_to_collective: PerBlock[Bool]
+    is_dropout_state: PerBlock[Bool]
     is_compiled_buffer: PerBlock[Bool]
     is_saved_by_compiled: PerBlock[Bool]
     is_recomputed_by_compiled: PerBlock[Bool]
@@ -155,7 +156,6 @@ class _Finder:
             is_made_unseen=lifetimes.made_unseen,
             freed=_at(phase, self.freed_by, NONE),
             outlived_step=(self.freed_by < 0) | (_at(step, self.freed_by, NONE) > _at(step, self.allocation, NONE)),
-            outlived_two_backwards=self._outlived_backwards(2),
             has_tensor=lifetimes.key >= 0,
             freed_by_maker=(self.maker >= 0) & (self.maker == freer),
             is_listed=self._is_listed(category),
@@ -171,11 +171,12 @@ class _Finder:
             knows_uses=np.full(len(self.allocation), recording.flow.has_uses),
             used_by_backward=self._of_key(uses.used_by_backward),
             used_by_later_backward=self._used_by_later_backward(records),
-            outlived_backward=self._outlived_backwards(1),
+            outlived_backward=self._outlived_backward(),
             went_back=went_back,
             is_without_grad=is_without_grad,
             is_of_collective=_at(self.attribution.allocation_is_collectives, self.allocation, False),
             is_given_to_collective=(self.allocation < 0) & self._of_key(given_to_collectives(recording)),
+            is_dropout_state=(self.allocation < 0) & self._of_key(dropout_states(recording)),
             is_compiled_buffer=self._of_origin("is_buffer"),
             is_saved_by_compiled=self._of_origin("is_saved") & ~freed_inside,
             is_recomputed_by_compiled=self._of_origin("is_recomputed"),
@@ -256,11 +257,10 @@ class _Finder:
         used_in = enclosing(*self.passes, _at(self.uses.last_used_by_backward_ns, self.lifetimes.key, NONE))
         return np.asarray((made_in >= 0) & (used_in > made_in) & _at(records, self.maker, False), np.bool_)
 
-    def _outlived_backwards(self, number: int) -> PerBlock[Bool]:
+    def _outlived_backward(self) -> PerBlock[Bool]:
         start_ns, end_ns = self.passes
-        last = np.searchsorted(start_ns, self.made_ns, side="right") + number - 1
-        none: Ints = np.full(number, _FOREVER, np.int64)
-        return np.asarray(self.freed_ns > np.append(end_ns, none)[last], np.bool_)
+        last = np.searchsorted(start_ns, self.made_ns, side="right")
+        return np.asarray(self.freed_ns > np.append(end_ns, _FOREVER)[last], np.bool_)
 
     def _calls(self, records: PerOp[Bool]) -> tuple[PerBlock[Bool], PerBlock[Bool]]:
         """[B] whether a backward pass went back to where it was made, and whether gradients were off there."""

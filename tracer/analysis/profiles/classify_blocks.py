@@ -40,6 +40,7 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(Evidence.OF_COLLECTIVE, Kind.COMMUNICATION, ("is_of_collective",)),
+    Rule(Evidence.LIBRARYS_STATE, Kind.WORKSPACE, ("is_dropout_state",)),
     Rule(Evidence.HELD_BY_GRAPH, Kind.ACTIVATION, ("was_saved_before",)),
     Rule(Evidence.LIBRARYS, Kind.WORKSPACE, ("is_librarys", "not has_tensor")),
     # What torch's data flow may say of storages from before: parameters only where nothing else names any.
@@ -64,11 +65,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Evidence.RECOMPUTED, Kind.ACTIVATION, ("made_in_backward", "is_recomputed")),
     Rule(Evidence.LATER_BACKWARD, Kind.ACTIVATION, ("made_in_backward", "used_by_later_backward")),
     Rule(Evidence.MADE_IN_BACKWARD, Kind.AUTOGRAD_DETAIL, ("made_in_backward",)),
-    Rule(
-        Evidence.OPTIMIZER_KEPT,
-        Kind.OPTIMIZER_STATE,
-        ("made_in_optimizer", "outlived_step or outlived_two_backwards"),
-    ),
+    Rule(Evidence.OPTIMIZER_KEPT, Kind.OPTIMIZER_STATE, ("made_in_optimizer", "outlived_step")),
     Rule(Evidence.WITHIN_OPTIMIZER, Kind.TEMPORARY, ("made_in_optimizer",)),
     # From here on it was made in forward or by the loop.
     Rule(

@@ -179,4 +179,8 @@ class TrainingObjects:
                 yield Role.PARAMETER, name, parameter
                 if (gradient := torch_graph.gradient_of(parameter)) is not None:
                     yield Role.GRADIENT, name, gradient
-            yield from optimizer_tensors(optimizer, {id(parameter): name for name, parameter in named})
+            yield from self.state_of(optimizer)
+
+    def state_of(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Role, str, Tensor]]:
+        """An optimizer's state, named after its parameters."""
+        return optimizer_tensors(optimizer, {id(parameter): name for name, parameter in self.parameters_of(optimizer)})
