@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from tracer.capture.sources.project_files import project_root
 from tracer.capture.sources.remembered import forget_files
@@ -46,3 +48,12 @@ def test_the_root_is_where_imports_begin(
         (tmp_path / file).write_text(NET)
     net = importlib.import_module(module).Net()
     assert project_root(net) == tmp_path.resolve()
+
+
+def test_the_model_that_was_asked_for_is_not_kept() -> None:
+    """What is remembered of files is remembered of files alone."""
+    model = nn.Linear(2, 2)
+    kept = weakref.ref(model)
+    project_root(model)
+    del model
+    assert kept() is None

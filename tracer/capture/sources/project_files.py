@@ -44,7 +44,7 @@ class ProjectFiles:
         if _PACKAGE_FOLDERS.intersection(inner.parts):
             return True
         folders = (self.root.joinpath(*inner.parts[:depth]) for depth in range(1, len(inner.parts)))
-        return any((folder / "pyvenv.cfg").is_file() for folder in folders)
+        return any(_is_virtual_environment(folder) for folder in folders)
 
 
 def _from_package_folder(path: Path) -> Path:
@@ -59,6 +59,10 @@ def _text(path: Path) -> str:
 
 
 @remembered
+def _is_virtual_environment(folder: Path) -> bool:
+    return (folder / "pyvenv.cfg").is_file()
+
+
 def project_root(model: nn.Module | None) -> Path:
     """The folder of the model's code, above its package if it is in one; the current folder for a model of others.
 
