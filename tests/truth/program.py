@@ -113,6 +113,11 @@ def program(**properties: Any) -> Callable[[Builder], Builder]:
     return enter
 
 
+def there() -> torch.device:
+    """Where the program trains: what it makes elsewhere, such as in a thread or of NumPy's memory, it brings there."""
+    return torch.get_default_device()
+
+
 def mlp(inputs: int = 64, hidden: int = 256, outputs: int = 32) -> nn.Sequential:
     """The network that needs no thought."""
     return nn.Sequential(

@@ -328,7 +328,7 @@ def dynamic_shapes() -> Program:
     batch = Batch()
 
     def step() -> Tensor:
-        lengths = torch.randint(4, 40, (8,)).sort(descending=True).values
+        lengths = torch.randint(4, 40, (8,), device="cpu").sort(descending=True).values
         x = batch.of(torch.randn(8, int(lengths[0]), 32))
         packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
         output, _ = nn.utils.rnn.pad_packed_sequence(model(packed)[0], batch_first=True)

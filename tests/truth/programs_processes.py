@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.truth.program import Batch, Program, mlp, program
+from tests.truth.program import Batch, Program, mlp, program, there
 
 # ---- whole models in files, and processes of its own -----------------------------------------------------------------
 
@@ -166,7 +166,7 @@ def batches_made_in_a_thread() -> Program:
     waiting = [pool.submit(make)]
 
     def step() -> Tensor:
-        x = batch.of(waiting.pop().result())
+        x = batch.of(waiting.pop().result().to(there()))
         waiting.append(pool.submit(make))
         waiting[0].exception()  # what it makes while others compute, and with it the peak, would be chance
         loss = model(x).square().mean()
@@ -182,8 +182,9 @@ def batches_made_in_a_thread() -> Program:
 
 
 def _loader(num_workers: int) -> DataLoader[tuple[Tensor, ...]]:
-    data = TensorDataset(torch.randn(4000, 64), torch.randn(4000, 32))
-    return DataLoader(data, 400, num_workers=num_workers, shuffle=True)
+    data = TensorDataset(torch.randn(4000, 64, device="cpu"), torch.randn(4000, 32, device="cpu"))
+    shuffles = torch.Generator(device=there())
+    return DataLoader(data, 400, num_workers=num_workers, shuffle=True, generator=shuffles)
 
 
 def _loaded(num_workers: int) -> Program:
@@ -192,7 +193,7 @@ def _loaded(num_workers: int) -> Program:
     batches: Iterator[list[Tensor]] = itertools.chain.from_iterable(itertools.repeat(loader))  # type: ignore[arg-type]
 
     def step() -> Tensor:
-        x, y = batch.of(next(batches))
+        x, y = batch.of([tensor.to(there()) for tensor in next(batches)])
         loss = F.mse_loss(model(x), y)
         loss.backward()
         optimizer.step()

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, stack_module_state, vmap
 
-from tests.truth.program import Batch, Program, Provable, mlp, program, supervised
+from tests.truth.program import Batch, Program, Provable, mlp, program, supervised, there
 
 
 def _pairs() -> tuple[Tensor, Tensor]:
@@ -233,7 +233,7 @@ def arrays_of_numpy() -> Program:
 
     def make_batch() -> tuple[Tensor, Tensor]:
         x = np.random.rand(512, 64).astype("float32")
-        return torch.from_numpy(x), torch.as_tensor(np.ones((512, 32), "float32"))
+        return torch.from_numpy(x).to(there()), torch.as_tensor(np.ones((512, 32), "float32"))
 
     return supervised(model, torch.optim.Adam(model.parameters()), make_batch, F.mse_loss)
 

@@ -262,7 +262,7 @@ def straight_through_function() -> Program:
 def hooks_on_tensors_and_modules() -> Program:
     """Gradients are compressed with scratch, outputs are kept, and noise is added before a layer."""
     model, kept = mlp(), dict[str, Tensor]()
-    model[0].weight.register_hook(lambda grad: (grad[None] * torch.ones(8, 1, 1)).mean(0))  # type: ignore[operator]
+    model[0].weight.register_hook(lambda grad: (grad[None] * grad.new_ones(8, 1, 1)).mean(0))  # type: ignore[operator]
     model[1].register_forward_hook(lambda module, args, output: kept.update(output=output.detach().clone()))
     model[2].register_forward_pre_hook(lambda module, args: (args[0] + 0.01 * torch.randn_like(args[0]),))
     model[2].register_full_backward_hook(lambda module, grads, outputs: kept.update(gradient=outputs[0].clone()))  # type: ignore[index]
