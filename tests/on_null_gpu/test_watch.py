@@ -77,6 +77,13 @@ def test_a_failure_that_the_program_catches_is_told_too(elsewhere: Elsewhere) ->
     assert found["events"][0]["step"] == 3
 
 
+def test_where_the_allocator_tells_nobody_its_count_of_failures_does(elsewhere: Elsewhere) -> None:
+    found = elsewhere(jobs_watch.caught_untold)
+    told = [event["what"] for event in found["events"]]
+    assert told == ["out of memory, and the program went on", "asked for", "the end of the run"]
+    assert found["events"][0]["step"] == 4
+
+
 @pytest.mark.parametrize("where", ["forward", "optimizer"])
 def test_kinds_are_right_without_a_profiler(elsewhere: Elsewhere, where: str) -> None:
     found = elsewhere(jobs_watch.runs_out_in, where)
