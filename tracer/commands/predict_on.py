@@ -1,85 +1,121 @@
-"""`predict --on CARD`: the answer of the null GPU, or why there is none and the rehearsal answers in its place."""
+"""Which engine answers `predict`: the null GPU where it can be had, or a rehearsal, after a line that says why."""
 
 from __future__ import annotations
 
 import os
 import sys
 from contextlib import redirect_stdout
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tracer.commands.common import refuse
-from tracer.commands.on_card import start_on
+from tracer.commands.common import refuse, was_given
 from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
-from tracer.null_gpu.cards import Devices, devices_of
+from tracer.null_gpu import process
+from tracer.null_gpu.cards import A100, Devices, devices_of
 from tracer.null_gpu.errors import NullGpuError
 
 if TYPE_CHECKING:
     from tracer.commands.predict_options import Options
-    from tracer.commands.workload_options import WorkloadOptions
-    from tracer.results.prediction import NullPrediction
+    from tracer.results.prediction import Prediction
     from tracer.runs.script_run import ScriptProfile
 
 _SETTINGS_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
-_MODEL_ALONE = ("model", "model_input", "model_arg", "hf_config", "batch_size", "largest_batch", "advise")
+_OF_MODELS = ("model", "model_input", "model_arg", "hf_config", "batch_size", "tokens", "lora", "advise", "optimizer")
+_OF_SEARCHES = ("largest_batch", "largest_tokens", "largest_image")
+_OF_SCRIPTS = ("module", "steps")
+_OF_THE_FNO = ("in_channels", "out_channels", "hidden_channels", "data_size", "n_modes", "n_layers", "data", "spectrum")
 
 
-def check_on(options: Options) -> Devices | None:
-    """What `--on` names; None without it.
+def check(options: Options) -> Devices | None:
+    """What `--on` or `--gpu-memory` names; None without them.
 
     Raises:
-        TracerError: It makes no sense, alone or with the other options.
+        TracerError: The options make no sense, alone or together.
     """
     place, is_script = options.place, options.script is not None
-    if place.on is None:
-        if is_script:
-            raise TracerError("A script is predicted on the null GPU: --on is missing.", hint="Add --on h100, say.")
-        return None
-    if place.gpu_memory:
-        raise TracerError("--on names the GPU already, and its memory.", hint="Write --on h100:40GiB.")
-    if place.device != "cuda":
-        raise TracerError("--on names a GPU, and --device cpu is none.", hint="Leave one of them out.")
+    if place.on and place.gpu_memory:
+        raise TracerError(
+            "--on and --gpu-memory are the same question in two forms.", hint="Write --on h100:40GiB for another size."
+        )
+    if place.device == "cpu":
+        _check_cpu(options)
     if is_script:
-        refuse(options.context, _MODEL_ALONE, "without a script")
-    return devices_of(place.on)
-
-
-def start_or_say_why(options: Options) -> bool:
-    """Go on in a process on the null GPU; False, after a sentence on stderr, where a rehearsal has to answer.
-
-    Raises:
-        NullGpuError: The null GPU cannot be had here, and a script cannot be rehearsed.
-    """
-    if settings := options.place.settings:
+        refuse(options.context, (*_OF_MODELS, *_OF_SEARCHES), "without a script")
+        if place.card_text is None:
+            raise TracerError("On which GPU is the script to run? --on is missing.", hint="Add --on h100, say.")
+        if place.engine == "rehearsal":
+            raise TracerError("A script cannot be rehearsed: it runs on the null GPU.", hint="Leave out --engine.")
+    else:
+        refuse(options.context, _OF_SCRIPTS, "with a script")
+        options.workload.check(options.context)
+        if options.largest.asked and place.card_text is None:
+            raise TracerError(
+                f"{options.largest.asked} has a meaning only with --on or --gpu-memory.", hint="Add --on 24GiB."
+            )
+    devices = devices_of(place.card_text) if place.card_text is not None else None
+    if place.settings:
         from tracer.allocator.settings import parse_settings
 
-        parse_settings(settings)  # torch's own complaint comes late and as a traceback
-        os.environ[_SETTINGS_VARIABLE] = settings
+        parse_settings(place.settings)  # torch's own complaint comes late and as a traceback
+    if not is_script and not options.workload.is_users:
+        _check_fno(options)
+    return devices
+
+
+def _check_cpu(options: Options) -> None:
+    place = options.place
+    if place.on:
+        raise TracerError("--on names a GPU, and --device cpu is none.", hint="Leave one of them out.")
+    if place.gpu_memory or place.settings:
+        raise TracerError("--gpu-memory and --settings have a meaning only for a GPU.", hint="Leave out --device cpu.")
+    if place.engine == "null-gpu" or options.script is not None:
+        raise TracerError("The CPU's own behaviour is rehearsed, of a model.", hint="Leave out --device cpu.")
+
+
+def _check_fno(options: Options) -> None:
+    if not any(was_given(options.context, option) for option in _OF_THE_FNO):
+        raise TracerError(
+            "What is to be predicted? Neither a model nor a script is named.",
+            hint="Name a script, --model package.module:factory or --hf-config config.json; with --n-modes 32, say, it "
+            "is the built-in FNO.",
+        )
+
+
+def starts_on_null_gpu(options: Options, devices: Devices | None) -> bool:
+    """Go on in a process on the null GPU; False where a rehearsal has to answer, after a line that says why.
+
+    Raises:
+        NullGpuError: The null GPU cannot be had here, and nothing else will do.
+    """
+    place = options.place
+    if place.device == "cpu" or place.engine == "rehearsal":
+        return False
     try:
-        start_on(options.place.on or "")
+        _start(options, devices or Devices(A100))
     except NullGpuError as error:
-        if options.script is not None:
+        if options.script is not None or place.engine == "null-gpu":
             raise
-        say(f"{error} {error.hint}".strip())
-        say("Answered by rehearsal instead, on tensors that have a shape and no memory.")
-        if options.place.answers:
+        options.say(f"{error} {error.hint}".strip())
+        options.say("Answered by rehearsal instead, on tensors that have a shape and no memory.")
+        if place.answers:
             say("--answer is left out: a rehearsal reads no value.")
         return False
     return True
 
 
-def predict_model(options: WorkloadOptions, devices: Devices) -> NullPrediction:
-    """Train the model there for some steps."""
-    import torch
+def _start(options: Options, devices: Devices) -> None:
+    place = options.place
+    is_insisted = place.on is not None or place.engine is not None
+    if not is_insisted and "torch" in sys.modules and not process.is_active():
+        raise NullGpuError("torch is loaded in this process already, and the null GPU must come before it.")
+    if place.settings:
+        os.environ[_SETTINGS_VARIABLE] = place.settings
+    card = devices.card
+    process.restart_on([replace(card, name=card.name or A100.name)] * devices.count)
 
-    from tracer.runs.null_prediction import predict_workload
 
-    torch.manual_seed(options.seed)
-    workload = options.build(torch.device("cuda", 0), device_named=True)
-    return predict_workload(workload, devices, settings=options.settings)
-
-
-def predict_script(options: Options, devices: Devices) -> NullPrediction:
+def predict_script(options: Options, devices: Devices) -> Prediction:
     """Run a script there until its first steps are recorded.
 
     Raises:
@@ -90,13 +126,22 @@ def predict_script(options: Options, devices: Devices) -> NullPrediction:
     from tracer.runs.null_prediction import predict_script as predicted
 
     script, arguments = options.script or "", list(options.arguments)
-    check_script(script, is_module=False)
+    is_module = options.is_module
+    check_script(script, is_module=is_module)
 
     def run(profile: ScriptProfile) -> bool:
         with redirect_stdout(sys.stderr):  # what the script prints is no part of the answer
-            return run_script(profile, script, arguments, quiet=options.screen.quiet, is_answer=is_out_of_memory)
+            return run_script(
+                profile,
+                script,
+                arguments,
+                is_module=is_module,
+                quiet=options.screen.quiet,
+                is_answer=is_out_of_memory,
+            )
 
-    answer = predicted(run, devices, settings={"script": script, "arguments": " ".join(arguments)})
+    settings = {"script": script, "arguments": " ".join(arguments)}
+    answer = predicted(run, devices, num_steps=options.num_steps, settings=settings)
     if answer is None:
         raise TracerError(f"{script} ended without a step that could be recorded.", hint="What it printed says why.")
     return answer

@@ -13,7 +13,7 @@ from tracer.commands.common import not_said
 from tracer.commands.on_card import OnOptions
 from tracer.commands.options import option
 from tracer.commands.run_options import ScreenOptions
-from tracer.commands.usage import DEVICE
+from tracer.commands.usage import DEVICE, QUESTIONS
 from tracer.commands.workload_options import PredictedWorkload
 from tracer.exporters.screen.terminal import say
 
@@ -33,10 +33,14 @@ class Place(OnOptions, _Device):
     gpu_memory: Annotated[
         str | None,
         option(
-            "Does it fit there? 24GiB, or a card such as RTX-4090; exit with 3 if not.",
+            "The same as --on: 24GiB, or a card such as RTX-4090; exit with 3 if it does not fit.",
             DEVICE,
             metavar="<size or card>",
         ),
+    ] = None
+    engine: Annotated[
+        Literal["null-gpu", "rehearsal"] | None,
+        option("Who answers: torch's own CUDA code where that can be had, or rules on tensors without memory.", DEVICE),
     ] = None
     settings: Annotated[
         str | None,
@@ -44,6 +48,32 @@ class Place(OnOptions, _Device):
             "Of the allocator, as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True.", DEVICE, metavar="<settings>"
         ),
     ] = None
+
+    @property
+    def card_text(self) -> str | None:
+        """What `--on` or `--gpu-memory` was given."""
+        return self.on or self.gpu_memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What is looked for: the largest of something that fits."""
+
+    largest_batch: Annotated[
+        bool, option("Also find the largest --batch-size that fits.", QUESTIONS, "--largest-batch")
+    ] = False
+    largest_tokens: Annotated[
+        bool, option("Also find the largest --tokens that fit, in steps of 64.", QUESTIONS, "--largest-tokens")
+    ] = False
+    largest_image: Annotated[
+        bool, option("Also find the largest image of --input that fits, in steps of 32.", QUESTIONS, "--largest-image")
+    ] = False
+
+    @property
+    def asked(self) -> str:
+        """The option that was given, or the empty string."""
+        given = {"batch": self.largest_batch, "tokens": self.largest_tokens, "image": self.largest_image}
+        return next((f"--largest-{name}" for name, is_given in given.items() if is_given), "")
 
 
 @dataclass(frozen=True)
@@ -55,7 +85,9 @@ class Options:
     arguments: Sequence[str]
     workload: PredictedWorkload
     place: Place
-    largest_batch: bool
+    is_module: bool
+    num_steps: int
+    largest: Sizes
     advise: bool
     save_dir: Path | None
     as_json: bool

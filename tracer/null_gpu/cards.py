@@ -171,6 +171,7 @@ def _card(row: _Row) -> Card:
 
 CARDS = tuple(_card(row) for row in _TABLE)
 H100 = next(card for card in CARDS if card.label == "H100")
+A100 = next(card for card in CARDS if card.label == "A100-80GB")
 
 # Other spellings, once spaces, dashes, makers' words and a "GB" at the end are gone.
 _ALSO = {
@@ -217,7 +218,7 @@ class Devices:
 
 
 def devices_of(text: str) -> Devices:
-    """What `--on` names: `h100`, `RTX 4090`, `h100:40GiB` for another capacity, `8xh100` for eight of them.
+    """What `--on` names: `h100`, `RTX 4090`, `h100:40GiB` for another capacity, `8xh100` for eight of them, `24GiB`.
 
     Raises:
         TracerError: There is no such card, size or number.
@@ -228,8 +229,10 @@ def devices_of(text: str) -> Devices:
     if not 1 <= count <= MAX_DEVICES:
         raise TracerError(f"{text}: a process has 1 to {MAX_DEVICES} devices.", hint="Write 8xh100, say.")
     card = named_card(name)
+    if card is None and size is None:
+        card = _sized(name)
     if card is None:
-        raise TracerError(f"There is no card {name or text} in the table of GPUs.", hint=_which(name))
+        raise TracerError(f"There is no card {name or text} in the table of GPUs.{_no_cuda(name)}", hint=_which(name))
     return Devices(card if size is None else replace(card, memory_bytes=_memory(size)), count)
 
 
@@ -250,6 +253,24 @@ def card_of(text: str) -> Card:
         raise TracerError(
             f"{text} is neither a size nor a card that is known here.", hint=f"Write 24GiB, or a card. {_which(text)}"
         ) from None
+
+
+def _sized(text: str) -> Card | None:
+    """A card of which only the memory is named; None for what is no size."""
+    try:
+        return Card("", parse_memory(text))
+    except ValueError as error:
+        if "unit" in str(error):
+            raise TracerError(str(error), hint=f"Write {text}GiB, {text}MiB or {text}B.") from None
+        return None
+
+
+def _no_cuda(text: str) -> str:
+    """Why a card of another maker is none of them."""
+    makers = {"AMD's": r"(amd)?(instinct|radeon|mi\d{2,3}|rx\d{4}|w\d{4})", "Intel's": r"(intel)?(arc|gaudi|max\d{4}|pvc)",
+              "Google's": r"(google)?tpu", "Apple's": r"(apple)?m[1-4](pro|max|ultra)?$"}  # fmt: skip
+    maker = next((maker for maker, names in makers.items() if re.match(names, _spelling(text))), None)
+    return f" It is {maker}, and what answers here is torch's code for CUDA." if maker else ""
 
 
 def named_card(text: str) -> Card | None:

@@ -1,30 +1,33 @@
-"""Will it fit: the answers of a rehearsal and of the null GPU."""
+"""Will it fit: the answer, the same of whichever engine gave it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from tracer.analysis.profiles.findings import Findings
 from tracer.capture.sources.source_line import SourceLine
-from tracer.null_gpu.cards import Card, Devices
-from tracer.rehearsal.device_memory import DeviceMemory
-from tracer.rehearsal.rehearse import Rehearsal
+from tracer.null_gpu.cards import Card
 from tracer.rehearsal.spread import Spread
 from tracer.results.run_results import RunResults
 
+Engine = Literal["null GPU", "rehearsal"]
+
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where an allocation is asked for.
+class OutOfMemoryAt:
+    """Where an allocation fails for want of memory.
 
     Attributes:
+        size_bytes: That could not be allocated; None where nobody said it.
         step: From 0; -1 before the first.
-        phase: `forward` and so on.
+        phase: `forward` and so on; empty where it is not known.
         module: Dotted name, or empty.
         op: torch's name of the operator, or empty.
         line: Of the user or a library, or None.
     """
 
+    size_bytes: int | None
     step: int
     phase: str
     module: str
@@ -48,17 +51,36 @@ class ShapeNeed:
 
 
 @dataclass(frozen=True, slots=True)
-class LargestBatch:
-    """How much of a batch fits on a device.
+class LargestSize:
+    """How much of something, such as a batch, fits on a device.
 
     Attributes:
-        batch_size: The largest that does; 0 where not even one sample fits.
+        option: That was varied, such as `--batch-size`.
+        size: The largest that fits; 0 where not even the smallest does.
         accumulated: Size and number of micro-batches that together are what was asked for, where that does not fit at
             once; None where it does, or where no number of them fits.
     """
 
-    batch_size: int
-    accumulated: tuple[int, int] | None
+    option: str
+    size: int
+    accumulated: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What an allocator counted.
+
+    Attributes:
+        peak_allocated_bytes: The most in use, rounded as the allocator does: `max_memory_allocated`.
+        peak_requested_bytes: The most in use, as asked for.
+        peak_reserved_bytes: The most taken from the driver: `max_memory_reserved`.
+        num_retries: How often it gave back its cache for a request.
+    """
+
+    peak_allocated_bytes: int
+    peak_requested_bytes: int
+    peak_reserved_bytes: int
+    num_retries: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,71 +88,42 @@ class Prediction:
     """What a step needs of a device.
 
     Attributes:
-        rehearsal: Of the step.
-        findings: What fills the device at the peak.
+        engine: Which of them answered.
+        results: Of the steps, as of a run: what fills the device, with its files.
         card: The device; None where only the need is asked for.
-        memory: What its allocator makes of it: peak allocated, peak reserved, where it runs out.
-        unlimited: The same without a limit.
+        num_cards: How many of them the program sees.
+        need: What the steps take where memory does not end; of a script that runs out of memory, what it took until
+            then.
+        memory: What they take on the card.
+        is_whole: Whether `need` is that of whole steps.
         spread: Of what is reserved.
-        failed_at: Where it runs out of memory; None where it does not.
-        assumptions: Sentences on what was assumed.
+        spread_is_about: What the range comes from, in a word or two; empty where there is none.
+        failed_at: Where the card runs out of memory; None where it does not.
+        assumptions: Sentences on what was assumed of this program.
         by_shape: Where inputs vary, what the smallest and the largest need alone.
+        other: What the other engine says, where both were run.
     """
 
-    rehearsal: Rehearsal
-    findings: Findings
+    engine: Engine
+    results: RunResults
     card: Card | None
-    memory: DeviceMemory
-    unlimited: DeviceMemory
+    need: Sizes
+    memory: Sizes
     spread: Spread
-    failed_at: Place | None
+    spread_is_about: str
+    failed_at: OutOfMemoryAt | None
     assumptions: tuple[str, ...]
+    num_cards: int = 1
+    is_whole: bool = True
     by_shape: tuple[ShapeNeed, ...] = ()
+    other: Prediction | None = None
 
     @property
     def fits(self) -> bool | None:
         """Whether every allocation is served; None where no device is named."""
-        return None if self.card is None else self.memory.failure is None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class NullPrediction:
-    """What a run on the null GPU needed.
-
-    Attributes:
-        devices: On which it ran.
-        results: Of the run; its failure is the device's own out of memory.
-        peak_allocated_bytes: The most that the allocator had handed out on the device, from the start of the process.
-        peak_requested_bytes: The same before rounding.
-        peak_reserved_bytes: The most that it had reserved.
-        num_retries: How often it gave back its cache for a request.
-        needed_bytes: What it reserves where memory does not end; None where it fits, or nobody looked.
-    """
-
-    devices: Devices
-    results: RunResults
-    peak_allocated_bytes: int
-    peak_requested_bytes: int
-    peak_reserved_bytes: int
-    num_retries: int
-    needed_bytes: int | None = None
-
-    @property
-    def fits(self) -> bool:
-        """Whether every allocation was served."""
-        return self.results.failure is None
-
-    @property
-    def room_bytes(self) -> int:
-        """What is left of the card beside what was reserved and CUDA's own context."""
-        return self.devices.card.usable_bytes - self.peak_reserved_bytes
+        return None if self.card is None else self.failed_at is None
 
     @property
     def findings(self) -> Findings | None:
-        """What filled the device at the peak; None if nothing was recorded."""
+        """What fills the device at the peak; None if nothing was recorded."""
         return self.results.findings
-
-    @property
-    def failed_line(self) -> SourceLine | None:
-        """The user's line that asked for what there was no memory for."""
-        return self.results.failure.line if self.results.failure is not None else None

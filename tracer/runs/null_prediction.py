@@ -1,46 +1,178 @@
-"""Will it fit, answered by the null GPU: torch's own CUDA code has run there, up to its own out-of-memory error."""
+"""Will it fit, by the null GPU: torch's own CUDA code has run there, up to its own out-of-memory error."""
 
 from __future__ import annotations
 
+import gc
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 
-from tracer.errors import TracerError
-from tracer.null_gpu.cards import Devices
-from tracer.results.prediction import NullPrediction
+from tracer.errors import TracerError, WorkloadError
+from tracer.null_gpu.cards import Card, Devices
+from tracer.null_gpu.limit import without_limit
+from tracer.rehearsal.spread import Spread
+from tracer.results.failure import Failure, is_out_of_memory
+from tracer.results.null_run import NO_TIMES, SET_ASIDE
+from tracer.results.prediction import OutOfMemoryAt, Prediction, ShapeNeed, Sizes
 from tracer.results.run_results import RunResults
+from tracer.runs.largest import Trial
 from tracer.runs.outputs import OUTPUTS
+from tracer.runs.prediction import NUM_STEPS, on_card
 from tracer.runs.script_run import ScriptProfile, ScriptTraining
 from tracer.runs.session import Schedule
+from tracer.runs.step_requests import StepRequests
 from tracer.runs.workload_run import run_profile
-from tracer.workloads.workload import Workload
+from tracer.workloads.workload import Workload, num_micro_batches
 
-SCHEDULE = Schedule(num_wait_steps=0, num_warmup_steps=0, num_active_steps=4, num_repeats=1)
-"""Memory runs out in the first steps, and state and cache are settled after them."""
+_MOST_STEPS = 10
+"""Of a script whose memory does not repeat."""
+Build = Callable[[], Workload]
+"""Makes the workload on the null GPU, new each time."""
 
 
-def predict_workload(workload: Workload, devices: Devices, *, settings: Mapping[str, object]) -> NullPrediction:
-    """Train a workload for some steps.
+def predict_workload(
+    build: Build, devices: Devices, *, is_limited: bool, settings: Mapping[str, object], num_steps: int = NUM_STEPS
+) -> Prediction:
+    """Train a workload for some steps without an end of memory, and where it is more than the card's, on the card.
 
     Args:
-        workload: On the null GPU's device.
+        build: Makes it.
         devices: What this process runs on.
+        is_limited: Whether it is asked whether it fits there.
         settings: What to remember of the run.
+        num_steps: More where the shapes of batches vary.
+
+    Raises:
+        WorkloadError: A step raised something else than that there is no memory left.
     """
-    results = run_profile(workload, schedule=SCHEDULE, timing=False, settings=settings)
-    return _prediction(devices, results)
+    with _without_limit(devices):
+        results = _run(build, num_steps, settings)
+        if results.failure is not None:
+            raise _error(results.failure)
+        need = memory = _sizes(results.device)
+    failed_at = None
+    if is_limited and need.peak_reserved_bytes > devices.card.usable_bytes:
+        _start_anew()
+        on_the_card = _run(build, num_steps, settings)
+        memory, failed_at = _sizes(results.device), _place(on_the_card)
+    return _prediction(results, devices.card if is_limited else None, devices.count, need, memory, failed_at)
+
+
+def _run(build: Build, num_steps: int, settings: Mapping[str, object]) -> RunResults:
+    # A run makes one step more than it records.
+    schedule = Schedule(num_wait_steps=0, num_warmup_steps=0, num_active_steps=num_steps, num_repeats=1)
+    try:
+        return run_profile(build(), schedule=schedule, timing=False, settings=settings)
+    finally:
+        gc.collect()
+
+
+def trial(build: Build, card: Card, *, num_steps: int = NUM_STEPS) -> Trial:
+    """Whether a workload fits on a card, and what it takes where memory does not end.
+
+    Args:
+        build: Makes it.
+        card: What this process runs on.
+        num_steps: That are made.
+    """
+    need = steps_need(build, card, num_steps=num_steps)
+    fits = need.peak_reserved_bytes <= card.usable_bytes
+    if not fits and need.peak_allocated_bytes <= card.usable_bytes:  # the allocator may do with its cache given back
+        _start_anew()
+        try:
+            _train(build, num_steps)
+            fits = True
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+    return Trial(fits, need.peak_allocated_bytes, need.peak_reserved_bytes)
+
+
+def steps_need(build: Build, card: Card, *, num_steps: int = NUM_STEPS) -> Sizes:
+    """What some steps take where memory does not end, without explaining it.
+
+    Args:
+        build: Makes the workload.
+        card: What this process runs on.
+        num_steps: That are made.
+    """
+    with _without_limit(Devices(card)):
+        _train(build, num_steps)
+        return _sizes("cuda:0")
+
+
+def shape_need(build: Build, inputs: tuple[str, ...], card: Card) -> ShapeNeed:
+    """What inputs of one shape need.
+
+    Args:
+        build: Makes the workload of that shape.
+        inputs: As `--input` has them.
+        card: What this process runs on.
+    """
+    need = steps_need(build, card)
+    return ShapeNeed(inputs, need.peak_allocated_bytes, need.peak_reserved_bytes)
+
+
+def _train(build: Build, num_steps: int) -> None:
+    workload = build()
+    for _ in range(num_steps):
+        for _ in range(num_micro_batches(workload)):
+            batch = workload.next_batch()
+            loss = workload.forward(batch)
+            workload.backward(loss)
+        workload.optimizer_step()
+
+
+@contextmanager
+def _without_limit(devices: Devices) -> Iterator[None]:
+    _start_anew()
+    with without_limit([devices.card] * devices.count):
+        yield
+
+
+def _start_anew() -> None:
+    """Nothing allocated or reserved, and counters that know of nothing: what was built before is gone."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.reset_accumulated_memory_stats()
+
+
+def _error(failure: Failure) -> WorkloadError:
+    at = f" ({failure.line.file}:{failure.line.line})" if failure.line is not None else ""
+    words = str(failure.error).strip().split("\n")[0].rstrip(".")
+    return WorkloadError(
+        f"Step {failure.step + 1} raised {type(failure.error).__name__}: {words}{at}.",
+        hint="Does it run on a GPU? --engine rehearsal asks without running torch's CUDA code.",
+    )
+
+
+def _place(results: RunResults) -> OutOfMemoryAt | None:
+    """Where memory ran out.
+
+    Raises:
+        WorkloadError: The run failed otherwise.
+    """
+    failure, failed = results.failure, results.failed_allocation
+    if failure is None:
+        return None
+    if not failure.out_of_memory:
+        raise _error(failure)
+    size_bytes = failed.asked_bytes if failed is not None else None
+    return OutOfMemoryAt(size_bytes, failure.step, "", "", "", failure.line)
 
 
 def predict_script(
-    run: Callable[[ScriptProfile], bool], devices: Devices, *, settings: Mapping[str, object]
-) -> NullPrediction | None:
-    """Run a script until its first steps are recorded.
+    run: Callable[[ScriptProfile], bool], devices: Devices, *, num_steps: int, settings: Mapping[str, object]
+) -> Prediction | None:
+    """Run a script until its memory repeats.
 
     Args:
         run: Runs it under the profile that it is given.
         devices: What this process runs on.
+        num_steps: That are run; 0 for as many as it takes until two take the same.
         settings: What to remember of the run.
 
     Returns:
@@ -49,18 +181,21 @@ def predict_script(
     Raises:
         TracerError: What it trained is not on a GPU.
     """
+    # A session makes one step more than it records, and the last step is not among them.
+    schedule = Schedule(0, 0, num_steps or _MOST_STEPS, 1)
+    steps = StepRequests()
     with tempfile.TemporaryDirectory() as folder:
         profile = ScriptProfile(
             lambda models, optimizers: ScriptTraining(
                 models,
                 optimizers,
                 save_dir=folder,
-                schedule=SCHEDULE,
+                schedule=schedule,
                 screen="none",
                 leave_out=[output.name for output in OUTPUTS],
                 settings=settings,
             ),
-            is_first_steps_alone=True,
+            is_enough=(lambda: len(steps.next()) >= num_steps) if num_steps else steps.repeat,
         )
         succeeded = run(profile)
     session = profile.session
@@ -72,14 +207,43 @@ def predict_script(
             f"The script trained on {results.device}, so that nothing was asked of the GPU.",
             hint="Have it use cuda, by its own options or by torch.set_default_device.",
         )
-    return _prediction(devices, results)
+    sizes, failed_at = _sizes(results.device), _place(results)
+    said = f"{results.num_steps} steps ran; what comes later, such as an evaluation, is not in it."
+    if not (num_steps or failed_at or steps.have_repeated):
+        said += f" No two of them asked for the same memory: --steps {2 * _MOST_STEPS} looks further."
+    return _prediction(results, devices.card, devices.count, sizes, sizes, failed_at, of_script=said)
 
 
-def _prediction(devices: Devices, results: RunResults) -> NullPrediction:
-    counters = torch.cuda.memory_stats(torch.device(results.device))
-    return NullPrediction(
-        devices,
-        results,
+def _prediction(
+    results: RunResults,
+    card: Card | None,
+    num_cards: int,
+    need: Sizes,
+    memory: Sizes,
+    failed_at: OutOfMemoryAt | None,
+    *,
+    of_script: str = "",
+) -> Prediction:
+    said = [of_script or f"{results.num_steps} steps ran with torch {torch.__version__}; all others are like the last."]
+    said += [*on_card(card), *(note for note in results.notes if note not in (NO_TIMES, SET_ASIDE))]
+    return Prediction(
+        engine="null GPU",
+        results=results,
+        card=card,
+        num_cards=num_cards,
+        need=need,
+        memory=memory,
+        is_whole=failed_at is None or not of_script,
+        spread=Spread(need.peak_reserved_bytes, need.peak_reserved_bytes),
+        spread_is_about="",
+        failed_at=failed_at,
+        assumptions=tuple(said),
+    )
+
+
+def _sizes(device: str) -> Sizes:
+    counters = torch.cuda.memory_stats(torch.device(device))
+    return Sizes(
         peak_allocated_bytes=counters.get("allocated_bytes.all.peak", 0),
         peak_requested_bytes=counters.get("requested_bytes.all.peak", 0),
         peak_reserved_bytes=counters.get("reserved_bytes.all.peak", 0),

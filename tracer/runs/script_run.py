@@ -76,14 +76,15 @@ class ScriptProfile:
         is_in_child: Whether this process was forked by the one that began; it is silent then.
     """
 
-    def __init__(self, make_session: MakeSession, *, is_first_steps_alone: bool = False) -> None:
+    def __init__(self, make_session: MakeSession, *, is_enough: Callable[[], bool] | None = None) -> None:
         """Prepare.
 
         Args:
             make_session: Makes the profile of some models by name and some optimizers.
-            is_first_steps_alone: Whether the script ends, by `FirstStepsDone`, when all is recorded.
+            is_enough: Asked after each step whether the script ends, by `FirstStepsDone`; it also does when all is
+                recorded. None to let it go on.
         """
-        self._is_first_steps_alone = is_first_steps_alone
+        self._is_enough = is_enough
         self.session: Session | None = None
         self._make_session = make_session
         self._unhook_modules: Callable[[], None] = _nothing
@@ -168,10 +169,11 @@ class ScriptProfile:
         if self._waits_for <= self._stepped:
             self._stepped.clear()
             self.session.step()
-            if self.session.is_complete:
+            is_enough = self._is_enough is not None and self._is_enough()
+            if is_enough or self.session.is_complete:
                 self._look_no_longer()
                 self._close(None)
-                if self._is_first_steps_alone:
+                if self._is_enough is not None:
                     raise FirstStepsDone
 
     def _close(self, error: BaseException | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch import nn
 
 from tracer.workloads.factory import parse_arguments
 from tracer.workloads.lora import with_adapters
+from tracer.workloads.meta_model import give_memory
 from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.user_errors import UserModelError
 from tracer.workloads.user_model import StepOptions, as_workload
@@ -70,6 +71,14 @@ _NUM_GENERATED = 8
 _ONLY_LAST = ("logits_to_keep", "num_logits_to_keep")  # transformers from 4.50 on, and before
 
 
+def most_tokens(path: Path, model_args: Mapping[str, Any]) -> int | None:
+    """The positions that a configuration has; None where it does not say."""
+    file = path / "config.json" if path.is_dir() else path
+    values = json.loads(file.read_text(encoding="utf-8")) | dict(model_args)
+    found = values.get("max_position_embeddings") or values.get("text_config", {}).get("max_position_embeddings")
+    return found if isinstance(found, int) else None
+
+
 def _generation(model: nn.Module, tokens: int, device: torch.device, options: StepOptions) -> StepWorkload:
     """A prompt in one pass, then the last few tokens one by one, each with the keys and values of all before it.
 
@@ -77,6 +86,8 @@ def _generation(model: nn.Module, tokens: int, device: torch.device, options: St
     asked for.
     """
     options.check_inference()
+    if device.type != "cpu":
+        give_memory(model, device)
     known = inspect.signature(model.forward).parameters
     last = dict.fromkeys([name for name in _ONLY_LAST if name in known][:1], 1)
     if options.lora:

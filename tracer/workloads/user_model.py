@@ -23,6 +23,7 @@ from torch import nn
 from tracer.units import some
 from tracer.workloads.factory import FACTORY_HINT, call_factory, load_factory, parse_arguments
 from tracer.workloads.lora import with_adapters
+from tracer.workloads.meta_model import give_memory, is_on_meta
 from tracer.workloads.module_steps import (
     Amp,
     Loss,
@@ -237,8 +238,10 @@ def _module_workload(
         _check_optimizer(model, optimizer)
     inputs = [parse_input(text) for text in options.inputs]
     _check_inputs(model, inputs)
-    if not (without_memory and _devices(model) == {torch.device("meta")}):
+    if not (without_memory and is_on_meta(model)):
         model = _moved(model, device)
+    elif device.type != "cpu":
+        give_memory(model, device)
     model.train(not options.inference)
     if options.checkpoint:
         checkpoint_blocks(model)

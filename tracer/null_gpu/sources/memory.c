@@ -204,7 +204,10 @@ void memory_give(int device, size_t size) {
   pthread_mutex_unlock(&lock);
 }
 size_t memory_used_bytes(int device) { return places[device].used; }
-size_t memory_free_bytes(int device) { return card_of(device)->usable - places[device].used; }
+size_t memory_free_bytes(int device) {
+  size_t usable = card_of(device)->usable, used = places[device].used;
+  return usable > used ? usable - used : 0;
+}
 
 /* ---- small allocations ---- */
 static void *slab_piece(Slab *slab, size_t units) {

@@ -1,0 +1,133 @@
+"""The two engines of `predict` for a model, each asked the same questions: its need, other shapes, other sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from tracer.allocator.settings import AllocatorSettings
+    from tracer.commands.workload_options import PredictedWorkload
+    from tracer.null_gpu.cards import Card, Devices
+    from tracer.results.prediction import Prediction, ShapeNeed
+    from tracer.runs.largest import Trial
+    from tracer.workloads.workload import Workload
+
+# The first two have state and cache settled; with shapes that vary, more for what the cache holds.
+_NUM_STEPS, _NUM_STEPS_THAT_VARY = 3, 8
+
+
+class Engine(Protocol):
+    """What answers."""
+
+    def predict(self, workload: PredictedWorkload) -> Prediction:
+        """What a workload needs, explained."""
+
+    def trial(self, workload: PredictedWorkload) -> Trial:
+        """Whether it fits, not explained."""
+
+
+@dataclass(frozen=True)
+class OnNullGpu:
+    """torch's own CUDA code, in this process.
+
+    Attributes:
+        devices: What the process runs on; None where no card was named.
+    """
+
+    devices: Devices | None
+
+    def predict(self, workload: PredictedWorkload) -> Prediction:
+        """See `Engine`."""
+        from tracer.null_gpu.cards import A100, Devices
+        from tracer.runs.null_prediction import predict_workload, shape_need
+
+        devices = self.devices or Devices(A100)
+        shapes = shapes_alone(workload)
+        answer = predict_workload(
+            self._build(workload),
+            devices,
+            is_limited=self.devices is not None,
+            settings=workload.settings,
+            num_steps=_NUM_STEPS_THAT_VARY if shapes else _NUM_STEPS,
+        )
+        needs = (
+            shape_need(self._build(replace(workload, model_input=inputs)), tuple(inputs), devices.card)
+            for inputs in shapes
+        )
+        return replace(answer, by_shape=tuple(needs))
+
+    def trial(self, workload: PredictedWorkload) -> Trial:
+        """See `Engine`."""
+        from tracer.runs.null_prediction import trial
+
+        assert self.devices is not None  # checked with the options
+        return trial(self._build(workload), self.devices.card)
+
+    def _build(self, workload: PredictedWorkload) -> Callable[[], Workload]:
+        return lambda: build(workload, "cuda:0")
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """Tensors without memory.
+
+    Attributes:
+        card: That it is about; None where none was named.
+        settings: Of its allocator.
+        device: `cuda` or `cpu`.
+    """
+
+    card: Card | None
+    settings: AllocatorSettings | None
+    device: str
+
+    def predict(self, workload: PredictedWorkload) -> Prediction:
+        """See `Engine`."""
+        from tracer.runs.prediction import predict
+
+        shapes = shapes_alone(workload)
+        answer = predict(
+            lambda: build(workload),
+            card=self.card,
+            settings=self.settings,
+            device=self.device,
+            num_steps=_NUM_STEPS_THAT_VARY if shapes else _NUM_STEPS,
+            remember=workload.settings,
+        )
+        needs = (self._need(replace(workload, model_input=inputs), inputs) for inputs in shapes)
+        return replace(answer, by_shape=tuple(needs))
+
+    def trial(self, workload: PredictedWorkload) -> Trial:
+        """See `Engine`."""
+        from tracer.runs.prediction import trial
+
+        assert self.card is not None  # checked with the options
+        return trial(build(workload), self.card, self.settings)
+
+    def _need(self, workload: PredictedWorkload, inputs: list[str]) -> ShapeNeed:
+        from tracer.runs.prediction import shape_need
+
+        return shape_need(lambda: build(workload), tuple(inputs), card=self.card, device=self.device)
+
+
+def build(workload: PredictedWorkload, device: str = "cpu") -> Workload:
+    """The workload, its random weights unwritten: nobody asks for them."""
+    import torch
+
+    from tracer.rehearsal.unfilled import unfilled_weights
+
+    torch.manual_seed(workload.seed)
+    with unfilled_weights():
+        return workload.build(torch.device(device), device_named=device != "cpu", without_memory=True)
+
+
+def shapes_alone(workload: PredictedWorkload) -> list[list[str]]:
+    """The inputs of the smallest and of the largest shapes, where they vary."""
+    from tracer.workloads.random_inputs import VARIES
+
+    inputs = workload.model_input
+    if not any(VARIES.search(text) for text in inputs):
+        return []
+    return [[VARIES.sub(by, text) for text in inputs] for by in (r"\1", r"\2")]

@@ -1,0 +1,125 @@
+"""`--largest-batch`, `--largest-tokens`, `--largest-image`: the largest that fits, each trial's result as it comes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tracer.commands.predict_engines import Engine
+from tracer.errors import TracerError
+from tracer.results.prediction import LargestSize
+from tracer.runs.largest import MOST, Trial, fitting_micro_batches, largest_fitting
+from tracer.units import format_bytes
+
+if TYPE_CHECKING:
+    from tracer.commands.predict_options import Options
+    from tracer.commands.workload_options import PredictedWorkload
+    from tracer.null_gpu.cards import Card
+
+_IMAGE = re.compile(r"^((?:\w+=)?\d+)x(\d+)x(\d+)(?=$|:)")
+"""An input of channels, height and width."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Varied:
+    """What is varied.
+
+    Attributes:
+        option: As it is written.
+        name: For people.
+        start: The size to begin with.
+        step: Sizes are multiples of it.
+        most: That can be asked for.
+        sized: The workload of a size.
+    """
+
+    option: str
+    name: str
+    start: int
+    step: int
+    most: int
+    sized: Callable[[int], PredictedWorkload]
+
+
+def find_largest(options: Options, engine: Engine, card: Card) -> LargestSize:
+    """The largest that fits; of a batch smaller than what was asked for, as many samples in micro-batches.
+
+    Raises:
+        TracerError: There is nothing of that kind to vary.
+    """
+    varied, workload = _varied(options), options.workload
+    with _bar(is_shown=not options.screen.quiet) as begin:
+
+        def attempt(size: int) -> Trial:
+            begin(f"{varied.name} {size}")
+            return engine.trial(varied.sized(size))
+
+        def tell(size: int, trial: Trial) -> None:
+            answer = "fits" if trial.fits else "does not fit"
+            options.say(f"{varied.name} {size}: {answer}, {format_bytes(trial.reserved_bytes)} reserved.")
+
+        largest = largest_fitting(
+            attempt, card.usable_bytes, varied.start, step=varied.step, most=varied.most, tell=tell
+        )
+        can_accumulate = varied.option == "--batch-size" and workload.is_users and not workload.inference
+        if not can_accumulate or not 0 < largest < workload.batch_size:
+            return LargestSize(varied.option, largest)
+
+        def accumulated(size: int, number: int) -> Trial:
+            begin(f"{number} micro-batches of {size}")
+            return engine.trial(replace(workload, batch_size=size, accumulate=number))
+
+        asked = workload.batch_size * workload.accumulate
+        return LargestSize(varied.option, largest, fitting_micro_batches(accumulated, asked, largest))
+
+
+def _varied(options: Options) -> _Varied:
+    workload, asked = options.workload, options.largest.asked
+    if asked == "--largest-batch":
+        return _Varied(
+            "--batch-size", "Batch size", workload.batch_size, 1, MOST, lambda size: replace(workload, batch_size=size)
+        )
+    if asked == "--largest-tokens":
+        if workload.hf_config is None:
+            raise TracerError("--largest-tokens has a meaning only with --hf-config.", hint="Leave it out.")
+        return _Varied(
+            "--tokens", "Tokens", workload.tokens or 512, 64, _most_tokens(workload),
+            lambda size: replace(workload, tokens=size),
+        )  # fmt: skip
+    found = [match for text in workload.model_input if (match := _IMAGE.match(text))]
+    if not found:
+        raise TracerError("--largest-image needs an image to vary.", hint="Add --input 3x224x224, say.")
+
+    def of_size(size: int) -> PredictedWorkload:
+        inputs = [_IMAGE.sub(rf"\g<1>x{size}x{size}", text) for text in workload.model_input]
+        return replace(workload, model_input=inputs)
+
+    return _Varied("--input", "Image size", int(found[0][2]), 32, MOST, of_size)
+
+
+def _most_tokens(workload: PredictedWorkload) -> int:
+    """As many as the configuration has positions."""
+    from tracer.workloads.factory import parse_arguments
+    from tracer.workloads.hf_config import most_tokens
+
+    assert workload.hf_config is not None  # it has been asked for
+    return most_tokens(workload.hf_config, parse_arguments("--model-arg", workload.model_arg)) or MOST
+
+
+@contextmanager
+def _bar(*, is_shown: bool) -> Iterator[Callable[[str], None]]:
+    """A moving bar on a terminal's stderr, and what takes the words for what is being tried."""
+    if not (is_shown and sys.stderr.isatty()):
+        yield lambda what: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda what: progress.update(task, description=what)

@@ -1,0 +1,47 @@
+"""What each step of a program asked of the allocators, so that two steps that asked for the same are seen."""
+
+from __future__ import annotations
+
+import torch
+
+_LEAST_STEPS = 3
+# Running totals, whose difference is a step's; the last two are peaks, which nobody else is to find reset.
+_TOTALS = ("allocation.all.allocated", "requested_bytes.all.allocated")
+_PEAKS = ("allocated_bytes.all.peak", "reserved_bytes.all.peak")
+
+
+class StepRequests:
+    """Counters of all devices after each step.
+
+    Attributes:
+        have_repeated: Whether the last step asked for what the one before asked for, and no peak has risen.
+    """
+
+    def __init__(self) -> None:
+        """Before the first step."""
+        self.have_repeated = False
+        self._after: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+
+    def next(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Count a step that has ended; all that have been counted."""
+        self._after.append((_counted(_TOTALS), _counted(_PEAKS)))
+        return self._after
+
+    def repeat(self) -> bool:
+        """Count a step that has ended; whether memory repeats."""
+        after = self.next()
+        if len(after) < _LEAST_STEPS:
+            return False
+        (first, _), (second, peaks_before), (third, peaks) = after[-3:]
+        last, before = _difference(third, second), _difference(second, first)
+        self.have_repeated = last == before and peaks == peaks_before
+        return self.have_repeated
+
+
+def _counted(names: tuple[str, ...]) -> tuple[int, ...]:
+    stats = [torch.cuda.memory_stats(device) for device in range(torch.cuda.device_count())]
+    return tuple(of_device.get(name, 0) for of_device in stats for name in names)
+
+
+def _difference(after: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(late - early for late, early in zip(after, before, strict=True))

@@ -1,0 +1,40 @@
+"""A model on the meta device, given memory on a device where nobody asks what stands in it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def is_on_meta(model: nn.Module) -> bool:
+    """Whether all of its parameters and buffers are there."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return bool(tensors) and all(tensor.is_meta for tensor in tensors)
+
+
+def give_memory(model: nn.Module, device: torch.device) -> None:
+    """Put its parameters and buffers on a device, unwritten.
+
+    `to_empty` would make two of a weight that two modules share.
+
+    Args:
+        model: On the meta device.
+        device: Where it is to be.
+    """
+    made: dict[int, Tensor] = {}
+
+    def on_device(tensor: Tensor) -> Tensor:
+        if id(tensor) not in made:
+            empty = torch.empty_like(tensor, device=device)
+            made[id(tensor)] = (
+                nn.Parameter(empty, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+            )
+        return made[id(tensor)]
+
+    kept = []  # an address that is free again could be taken for a shared weight's
+    for module in model.modules():
+        named = [*module.named_parameters(recurse=False, remove_duplicate=False)]
+        named += [*module.named_buffers(recurse=False, remove_duplicate=False)]  # type: ignore[list-item]
+        kept += named
+        for name, tensor in named:
+            setattr(module, name, on_device(tensor))
