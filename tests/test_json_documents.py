@@ -141,8 +141,8 @@ def test_every_key_of_a_prediction_is_described() -> None:
         "--input",
         "16",
     )
-    fits = answer("predict", *model, "--json", "--gpu-memory", "1GiB")
-    lacks = answer("predict", *model, "--json", "--gpu-memory", "501MiB")
+    fits = answer("predict", "--engine", "rehearsal", *model, "--json", "--gpu-memory", "1GiB")
+    lacks = answer("predict", "--engine", "rehearsal", *model, "--json", "--gpu-memory", "501MiB")
     for found in (fits, lacks):
         check_header(found, "prediction")
     slow = {"advice", "largest_batch", "accumulated"}  # many rehearsals

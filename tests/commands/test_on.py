@@ -100,7 +100,7 @@ def test_an_unknown_card_is_one_sentence_with_the_nearest_names(started: list[li
     [
         (("--on", "h100", "--device", "cpu"), "--device cpu is none"),
         (("predict", *GPT, "--on", "h100", "--device", "cpu"), "--device cpu is none"),
-        (("predict", *GPT, "--on", "h100", "--gpu-memory", "24GiB"), "--on names the GPU already"),
+        (("predict", *GPT, "--on", "h100", "--gpu-memory", "24GiB"), "the same question in two forms"),
         (("predict", "train.py"), "--on is missing"),
         (("--answer", "train.py:12=0.5"), "--answer has a meaning only with --on"),
         (("run", "--answer", "train.py:12=0.5", "train.py"), "--answer has a meaning only with --on"),

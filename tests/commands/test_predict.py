@@ -16,7 +16,8 @@ GPT = ("--model", "models.gpt:build")
 
 
 def predict(*arguments: str) -> Result:
-    return CliRunner().invoke(main.app, ["predict", *arguments])
+    """By rehearsal, which needs no other process."""
+    return CliRunner().invoke(main.app, ["predict", "--engine", "rehearsal", *arguments])
 
 
 def as_json(*arguments: str) -> dict[str, Any]:
@@ -100,10 +101,20 @@ def test_a_batch_that_does_not_fit_is_offered_in_micro_batches(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ((), "Neither a model nor a script is named"),
+        (("--batch-size", "4", "--gpu-memory", "24GiB"), "Neither a model nor a script is named"),
         (("--tokens", "8"), "--tokens has a meaning only with --hf-config"),
         (("--lora", "8"), "--lora has a meaning only with --model"),
-        (("--gpu-memory", "a lot"), "a lot is neither a size nor a card"),
-        (("--largest-batch",), "--largest-batch has a meaning only with --gpu-memory"),
+        (("--gpu-memory", "a lot"), "There is no card a lot in the table"),
+        (("--gpu-memory", "MI300X"), "It is AMD's, and what answers here is torch's code for CUDA"),
+        (("--on", "Radeon RX 7900"), "It is AMD's"),
+        (("--on", "24"), "24 has no unit"),
+        (("--on", "h100", "--gpu-memory", "24GiB", *GPT), "the same question in two forms"),
+        (("--largest-batch", *GPT), "--largest-batch has a meaning only with --on or --gpu-memory"),
+        (("--largest-tokens", "--on", "24GiB", *GPT), "--largest-tokens has a meaning only with --hf-config"),
+        (("--largest-image", "--on", "24GiB", *GPT), "--largest-image needs an image to vary"),
+        (("train.py", "--on", "h100"), "A script cannot be rehearsed"),
+        (("--steps", "3", *GPT), "--steps has a meaning only with a script"),
         (("--device", "cpu", "--gpu-memory", "1GiB"), "a meaning only for a GPU"),
         (("--settings", "expandable:True"), "expandable"),
         (("--gpu-memory", "1GiB", "--n-modes", "x"), "is not a size"),
@@ -127,3 +138,24 @@ def test_a_prediction_and_a_run_stand_side_by_side(tmp_path: Path) -> None:
     assert totals[0] == totals[1]
     shown = CliRunner().invoke(main.app, ["diff", str(predicted), str(measured)])
     assert shown.exit_code == 0 and "models/gpt.py" in shown.stdout
+
+
+def test_on_and_gpu_memory_are_two_forms_of_one_option() -> None:
+    for card in ("RTX-4090", "520MiB"):
+        on, memory = (predict(*GPT, option, card) for option in ("--on", "--gpu-memory"))
+        assert (on.exit_code, on.stdout) == (memory.exit_code, memory.stdout)
+
+
+def test_it_says_who_answered_and_what_was_assumed_of_this_program() -> None:
+    said = " ".join(predict(*GPT, "--gpu-memory", "24GiB").stdout.split())
+    assert "Rehearsed on tensors without memory, by rules for what a GPU does otherwise" in said
+    assert "24.00 GiB is taken as an A100 with that memory." in said
+    assert "rules from torch's sources" not in said
+    assert "A100" not in predict(*GPT, "--gpu-memory", "RTX-4090").stdout
+    assert "as the CPU runs it" in predict(*GPT, "--device", "cpu").stdout
+
+
+def test_in_a_process_with_torch_the_null_gpu_is_not_started_unasked() -> None:
+    result = CliRunner().invoke(main.app, ["predict", *GPT, "--gpu-memory", "24GiB"])
+    assert result.exit_code == 0 and "Rehearsed" in result.stdout
+    assert "torch is loaded in this process already" in result.stderr

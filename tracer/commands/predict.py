@@ -58,8 +58,8 @@ def predict(
 ) -> None:
     """Say whether a training step fits on a GPU, what it would allocate there and what fills it, without a GPU.
 
-    Nothing is computed. torch's own CUDA code runs on a GPU whose kernels do nothing; where that cannot be had, the step
-    of a model is rehearsed on tensors that have a shape and no memory.
+    Nothing is computed. torch's own CUDA code runs on a GPU whose kernels do nothing; where that cannot be had, a
+    model's step is rehearsed on tensors that have a shape and no memory.
 
         python main.py predict --model models.gpt:build --on 24GiB
         python main.py predict train.py --on rtx-4090 -- --epochs 1

@@ -129,6 +129,12 @@ def predict_script(options: Options, devices: Devices) -> Prediction:
     is_module = options.is_module
     check_script(script, is_module=is_module)
 
+    raised: list[Exception] = []
+
+    def is_answer(error: Exception) -> bool:
+        raised.append(error)
+        return is_out_of_memory(error)
+
     def run(profile: ScriptProfile) -> bool:
         with redirect_stdout(sys.stderr):  # what the script prints is no part of the answer
             return run_script(
@@ -137,11 +143,16 @@ def predict_script(options: Options, devices: Devices) -> Prediction:
                 arguments,
                 is_module=is_module,
                 quiet=options.screen.quiet,
-                is_answer=is_out_of_memory,
+                is_answer=is_answer,
             )
 
     settings = {"script": script, "arguments": " ".join(arguments)}
     answer = predicted(run, devices, num_steps=options.num_steps, settings=settings)
+    if answer is None and raised:
+        raise TracerError(
+            f"{script} itself ended with {type(raised[0]).__name__}, before three steps of it were recorded.",
+            hint="Its traceback is above. Data and packages that it needs must be here, as for a real run.",
+        )
     if answer is None:
         raise TracerError(f"{script} ended without a step that could be recorded.", hint="What it printed says why.")
     return answer

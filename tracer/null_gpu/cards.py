@@ -265,11 +265,17 @@ def _sized(text: str) -> Card | None:
         return None
 
 
+_MAKERS = {
+    "AMD's": r"(amd)?(instinct|radeon|mi\d{2,3}|rx\d{4}|w\d{4})",
+    "Intel's": r"(intel)?(arc|gaudi|max\d{4}|pvc)",
+    "Google's": r"(google)?tpu",
+    "Apple's": r"(apple)?m[1-4](pro|max|ultra)?$",
+}
+
+
 def _no_cuda(text: str) -> str:
     """Why a card of another maker is none of them."""
-    makers = {"AMD's": r"(amd)?(instinct|radeon|mi\d{2,3}|rx\d{4}|w\d{4})", "Intel's": r"(intel)?(arc|gaudi|max\d{4}|pvc)",
-              "Google's": r"(google)?tpu", "Apple's": r"(apple)?m[1-4](pro|max|ultra)?$"}  # fmt: skip
-    maker = next((maker for maker, names in makers.items() if re.match(names, _spelling(text))), None)
+    maker = next((maker for maker, names in _MAKERS.items() if re.match(names, _spelling(text))), None)
     return f" It is {maker}, and what answers here is torch's code for CUDA." if maker else ""
 
 

@@ -171,7 +171,7 @@ def of_model(model: torch.nn.Module, *, is_rehearsed: bool) -> list[str]:
     if "DistributedDataParallel" in kinds and is_rehearsed:
         trained = sum(one.numel() * one.element_size() for one in model.parameters() if one.requires_grad)
         said.append(
-            f"DistributedDataParallel's buckets are not rehearsed: {format_bytes(trained)} more, as much as the gradients."
+            f"DistributedDataParallel's buckets are not rehearsed: {format_bytes(trained)} more, as the gradients."
         )
     return said
 
