@@ -198,8 +198,11 @@ def test_recurrent_layers_can_be_the_cpus() -> None:
 
 
 @pytest.mark.parametrize(("options", "on_device"), [({}, 0), ({"foreach": False}, 0), ({"fused": True}, 2)])
-def test_steps_are_counted_on_the_host_unless_the_optimizer_is_fused(options: Any, on_device: int) -> None:
+def test_steps_are_counted_on_the_host_unless_the_optimizer_is_fused(
+    options: Any, on_device: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Weight and bias have a counter each, of 4 bytes."""
+    monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")
     layer = nn.Linear(8, 4)
     optimizer = torch.optim.AdamW(layer.parameters(), **options)
 

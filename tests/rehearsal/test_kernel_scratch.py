@@ -105,7 +105,9 @@ CASES: dict[str, tuple[str, Step, list[int]]] = {
     "layer norm, one more": ("layer-norm", layer_norm_of_rows(65_537), [2049 * 64 * FLOAT] * 2),
     "embedding, few indices": ("embedding-backward", embedding(3072), []),
     "embedding, many indices": (
-        "embedding-backward", embedding(3073), [3073 * INDEX] * 6 + [3073 * 16 * FLOAT],
+        # sorted and original indices, where each begins; of 100 of them sums, where they begin, 307 + 100 rows of sums
+        "embedding-backward", embedding(3073),
+        [3073 * INDEX] * 3 + [100 * INDEX] * 2 + [407 * INDEX, 407 * 16 * FLOAT, INDEX, INDEX],
     ),
     # linear, sorted, original indices and their range; CUB's second keys and values
     "indexing": ("index-put", indexing, [30 * INDEX] * 4 + [30 * 2 * INDEX]),
@@ -222,8 +224,14 @@ def test_a_gradient_that_somebody_else_holds_is_not_added_to_in_place() -> None:
 
 
 @pytest.mark.parametrize(("capability", "workspace"), [((8, 0), 8.125), ((9, 0), 32.0), ((12, 0), 32.0)])
-def test_cublas_workspaces_of_an_architecture(capability: tuple[int, int], workspace: float) -> None:
-    """One for the thread of forward, one for autograd's."""
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_cublas_workspaces_of_an_architecture(
+    capability: tuple[int, int], workspace: float, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kept, one for the thread of forward, one for autograd's; else one for each product of both steps."""
+    if torch.__version__ < "2.15" and not is_kept:
+        pytest.skip("torch keeps them before 2.15")
+    monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", str(int(is_kept)))
     layer = nn.Linear(16, 16, bias=False)
 
     def step() -> None:
@@ -232,4 +240,32 @@ def test_cublas_workspaces_of_an_architecture(capability: tuple[int, int], works
     rehearsal = rehearse(
         StepWorkload(step, layer, None, torch.device("cpu")), num_steps=2, card=Card("", 0, capability=capability)
     )
-    assert [size for size in allocations(rehearsal) if size > MIB] == [workspace * MIB] * 2
+    num_taken = 2 if is_kept else 4  # forward's and, as the input wants no gradient, one of backward's
+    assert [size for size in allocations(rehearsal) if size > MIB] == [workspace * MIB] * num_taken
+    assert (rehearsal.memory.allocated_bytes[-1] > workspace * MIB) == is_kept
+
+
+@pytest.mark.parametrize(
+    ("bias", "dtype", "mebibytes"),
+    [
+        (True, torch.float32, 1),
+        (False, torch.float32, 8.125),
+        (True, torch.bfloat16, 1),
+        (False, torch.bfloat16, 8.125),
+    ],
+)
+def test_a_product_with_a_bias_is_by_cublaslt(
+    bias: bool, dtype: torch.dtype, mebibytes: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch's CUDA code asks on the null GPU: 1 MiB where cublasLt adds the bias."""
+    if torch.__version__ < "2.15":
+        pytest.skip("torch keeps workspaces before 2.15")
+    monkeypatch.delenv("TORCH_CUBLAS_WORKSPACE_CACHE", raising=False)
+    layer = nn.Linear(64, 64, bias=bias, dtype=dtype)
+
+    def step() -> None:
+        with torch.no_grad():
+            layer(torch.randn(4, 64, dtype=dtype))
+
+    rehearsal = rehearse(StepWorkload(step, layer, None, torch.device("cpu")), num_steps=1)
+    assert max(allocations(rehearsal)) == mebibytes * MIB

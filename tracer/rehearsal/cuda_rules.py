@@ -6,6 +6,7 @@ out by name, so that what it explains can be measured.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tracer.capture.torch_private import torch_fake
-from tracer.rehearsal import attention, cuda_autocast
+from tracer.rehearsal import attention, cuda_autocast, fused_layers
 from tracer.rehearsal import convolution_workspaces as convolutions
 from tracer.rehearsal import kernel_scratch as kernels
 from tracer.rehearsal.cuda_autocast import softmax_of_half
@@ -29,11 +30,20 @@ from tracer.workloads.workload import Workload
 # ---- optimizers ------------------------------------------------------------------------------------------------------
 
 
+_ONE_BY_ONE = ("Adafactor",)  # torch/optim/_adafactor.py: of all, the only one that foreach is not the default of
+
+
 def _foreach(optimizer: torch.optim.Optimizer) -> None:
+    if type(optimizer).__name__ in _ONE_BY_ONE:
+        return
     for group in optimizer.param_groups:
         is_open = "foreach" in group and group["foreach"] is None
         if is_open and not group.get("fused") and not group.get("differentiable"):
             group["foreach"] = True
+
+
+def _below_one(original: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
+    return lambda value: 0.5 if torch_fake.is_fake(value) else original(value)
 
 
 _ALL_ON_THE_DEVICE = ("ASGD",)
@@ -49,6 +59,9 @@ def _steps_on_host(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
             step = optimizer.state.get(parameter, {}).get("step")
             if isinstance(step, Tensor) and step.dim() == 0:
                 yield step
+            product = optimizer.state.get(parameter, {}).get("mu_product")
+            if isinstance(product, Tensor):
+                yield product
 
 
 # ---- dropout, softmax, attention -------------------------------------------------------------------------------------
@@ -92,18 +105,34 @@ def _with_scaler(workload: Workload) -> Workload:
 
 # ---- libraries' workspaces -------------------------------------------------------------------------------------------
 
-_MATRIX_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+_MATRIX_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::addmv", "aten::dot")
+_ADDING = ("aten::addmm",)
+_KEEPS_WORKSPACES = "TORCH_CUBLAS_WORKSPACE_CACHE"
+_TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def _cublas_workspace(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
-    """One for each thread that multiplies: that of forward, and autograd's."""
+    """Of each call since torch 2.15; before, one for each thread that multiplies: that of forward, and autograd's."""
+    size_bytes = 32 * MIB if gpu.card.capability >= (9, 0) else 4096 * 1024 * 2 + 16 * 1024 * 8
+    if _TORCH >= (2, 15) and os.environ.get(_KEEPS_WORKSPACES) != "1":
+        if call.out.numel():
+            yield Scratch(MIB if _is_by_cublaslt(call) else size_bytes)
+        return
     taken = gpu.memory.setdefault("cublas-workspace", set())
     if call.is_backward in taken:
         return
     taken.add(call.is_backward)
-    yield Scratch(
-        32 * MIB if gpu.card.capability >= (9, 0) else 4096 * 1024 * 2 + 16 * 1024 * 8, kept=True, name="cuBLAS"
-    )
+    yield Scratch(size_bytes, kept=True, name="cuBLAS")
+
+
+def _is_by_cublaslt(call: OperatorCall) -> bool:
+    """A sum with a bias, or in 16 bits with a matrix; vectors are cuBLAS's own."""
+    if call.name not in _ADDING:
+        return False
+    added, left, right = call.args[:3]
+    is_matrix = left.shape[0] > 1 and left.shape[1] > 1 and right.shape[1] > 1
+    has_bias = added.dim() == 1 and added.shape[0] == right.shape[1]
+    return bool(is_matrix and (has_bias or added.dtype.itemsize == 2) and call.kwargs.get("beta", 1) == 1)
 
 
 RULES: tuple[Rule, ...] = (
@@ -130,6 +159,24 @@ RULES: tuple[Rule, ...] = (
         "aten/src/ATen/native/SoftMax.cpp, softmax, log_softmax",
         "Softmax of float16 with a result of 32 bits reads it as it is, where the CPU copies it first.",
         operators={"softmax.int": _softmax("_softmax"), "log_softmax.int": _softmax("_log_softmax")},
+    ),
+    Rule(
+        "rms-norm",
+        "aten/src/ATen/native/layer_norm.cpp, rms_norm_symint; cuda/layer_norm_kernel.cu, _fused_rms_norm_cuda",
+        "RMSNorm is one kernel that keeps its input and a number for each row, where the CPU runs it as operators.",
+        operators={"rms_norm": fused_layers.rms_norm},
+    ),
+    Rule(
+        "log-sigmoid",
+        "aten/src/ATen/native/Activation.cpp, log_sigmoid_forward_cuda",
+        "The logarithm of a sigmoid keeps no buffer for backward, where the CPU keeps one.",
+        operators={"log_sigmoid": fused_layers.log_sigmoid},
+    ),
+    Rule(
+        "nadam-product",
+        "torch/optim/nadam.py, NAdam._init_group",
+        "NAdam reads a product on the host that is below 1 from its first step on.",
+        functions={"torch.optim.nadam._get_value": _below_one},
     ),
     Rule(
         "attention",
@@ -179,7 +226,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "cublas-workspace",
         "aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize",
-        "cuBLAS keeps a workspace for every thread that multiplies: 8.125 MiB, from Hopper on 32 MiB.",
+        "Since 2.15 each product takes a workspace, 8.125 MiB, from Hopper on 32 MiB; before, each thread kept one.",
         scratch=dict.fromkeys(_MATRIX_PRODUCTS, _cublas_workspace),
     ),
     Rule(
@@ -209,7 +256,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "embedding-backward",
         "aten/src/ATen/native/cuda/Embedding.cu, embedding_dense_backward_cuda; EmbeddingBackwardKernel.cu",
-        "More than 3,072 indices are sorted, and each has a row of partial sums. CUB's buffers are not in it.",
+        "More than 3,072 indices are sorted; each index, and each ten of one, has a row of sums. CUB's are not in it.",
         scratch={"aten::embedding_dense_backward": kernels.embedding_backward},
     ),
     Rule(

@@ -90,6 +90,7 @@ def layer_norm_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
 # ---- indices that are sorted -----------------------------------------------------------------------------------------
 
 _MOST_UNSORTED_INDICES = 3072
+_INDICES_OF_A_SUM = 10
 
 
 def radix_sort(num_items: int, key_bytes: int) -> int:
@@ -98,14 +99,17 @@ def radix_sort(num_items: int, key_bytes: int) -> int:
 
 
 def embedding_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
-    """More than 3,072 indices are sorted, and each gets a row of partial sums."""
-    grad, indices, by_frequency = call.args[0], call.args[1], call.args[4]
+    """More than 3,072 indices are sorted; an index gets a row of partial sums, and each ten of the same index one."""
+    grad, indices, num_weights, by_frequency = call.args[0], call.args[1], call.args[2], call.args[4]
     yield from scratch(*copy_bytes(grad))
     number, columns = indices.numel(), grad.shape[-1]
     if number <= _MOST_UNSORTED_INDICES and not by_frequency:
         return
-    of_indices = number * indices.element_size()
-    yield from scratch(*[of_indices] * (7 if by_frequency else 6), number * columns * accumulator_bytes(grad))
+    index_bytes = indices.element_size()
+    segments = min(number, num_weights)
+    rows = number // _INDICES_OF_A_SUM + segments
+    yield from scratch(*[number * index_bytes] * (4 if by_frequency else 3), *[segments * index_bytes] * 2)
+    yield from scratch(rows * index_bytes, rows * columns * accumulator_bytes(grad), 8, 8)
 
 
 def index_put(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:

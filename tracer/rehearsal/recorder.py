@@ -65,6 +65,18 @@ class Scratch:
     at_most_bytes: int = 0
 
 
+_MAKES_ZEROS = frozenset({"aten::zeros", "aten::new_zeros", "aten::zeros_like"})
+_FILLS_ZEROS = {
+    torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
+    torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
+    torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
+    torch.ops.aten.index_copy.default: torch.ops.aten.index_copy_.default,
+}
+"""Backward formulas fill new zeros in place, but for subclasses of tensors, which fake ones are.
+
+Source: value_selecting_reduction_backward and its like in torch/csrc/autograd/FunctionsManual.cpp;
+areAnyTensorSubclassLike in ATen/TensorSubclassLikeUtils.h.
+"""
 ScratchOf = Callable[[OperatorCall], Iterable[Scratch]]
 ResultOf = Callable[[OperatorCall], Any]
 Watch = Callable[[OperatorCall], None]
@@ -85,6 +97,7 @@ class _Known:
     is_query: bool
     is_value_read: bool
     is_add: bool
+    in_place: Any
     may_be_gradient: bool
 
 
@@ -149,6 +162,7 @@ class Recorder:
         self._may_accumulate = False
         # Counts of infinities among gradients: there are none, or the optimizer would never step.
         self._zeros: set[int] = set()
+        self._new_zeros: int = NONE
         # Of tensors with memory: their fake ones by storage, and what lets go of these when the storage is no more.
         self._stand_ins: dict[int, Tensor] = {}
         self._let_go: list[weakref.finalize[Any, Any]] = []
@@ -306,6 +320,7 @@ class Recorder:
                 ran = replace(ran, out=out)
             if not known.is_view:
                 self._made(out, bits, known.result_bytes(args) if known.result_bytes is not None else None)
+            self._new_zeros = self.number(out) if known.name in _MAKES_ZEROS else NONE
             if known.name == _COUNTS_INFINITIES:
                 self._zeros.add(self.number(args[1]))
             if known.scratch:
@@ -335,6 +350,7 @@ class Recorder:
             is_query=name.startswith("prim::") or name in _QUERIES,
             is_value_read=name == "aten::_local_scalar_dense",
             is_add=func is torch.ops.aten.add.Tensor,
+            in_place=_FILLS_ZEROS.get(func),
             may_be_gradient=name in ("aten::detach", "aten::add_"),
         )
 
@@ -344,6 +360,8 @@ class Recorder:
             if as_if_all is not None:
                 self._note_read("all")
                 return as_if_all()
+        if known.in_place is not None and self._num_backwards and self.number(args[0]) == self._new_zeros:
+            return known.in_place(*args, **kwargs)
         if not known.is_value_read:
             return func(*args, **kwargs)
         try:

@@ -1,0 +1,85 @@
+"""Both engines of `predict` on the same programs: torch's own CUDA code, and the rules of a rehearsal.
+
+    python -m benchmarks.engines                          60 programs drawn at random over torch.nn
+    python -m benchmarks.engines --first 1000 --num 20    others
+    python -m benchmarks.engines --seed 7 --operators     one of them, and where the two differ in what is asked for
+
+Where the two differ torch's own code is right, and the rule is to be mended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+from collections import Counter
+from statistics import median
+from typing import Any
+
+from tracer.null_gpu.cards import H100, Devices, named_card
+from tracer.null_gpu.process import restart_on
+
+
+def main() -> None:
+    """Print a row for each program."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--num", type=int, default=60)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--operators", action="store_true")
+    parser.add_argument("--on", default=H100.label)
+    asked = parser.parse_args()
+    card = named_card(asked.on) or H100
+    restart_on([card])
+    seeds = [asked.seed] if asked.seed is not None else range(asked.first, asked.first + asked.num)
+    differences: list[float] = []
+    print(f"{'seed':>5} {'family':9} {'optimizer':22} {'amp':9} {'null GPU':>15} {'rehearsal':>15} {'':>9}")
+    for seed in seeds:
+        differences += _compare(seed, card, with_operators=asked.operators)
+    sizes = [abs(each) for each in differences]
+    if sizes:
+        same, near = sum(size == 0 for size in sizes), sum(size <= 0.1 for size in sizes)
+        print(
+            f"{len(sizes)} programs: {same} the same to the byte, {near} within 0.1 %; "
+            f"median {median(sizes):.3f} %, largest {max(sizes):.2f} %"
+        )
+
+
+def _compare(seed: int, card: Any, *, with_operators: bool) -> list[float]:
+    from benchmarks.random_programs import build, family_of, workload
+    from tracer.commands.predict_engines import OnNullGpu, Rehearsed
+
+    asked = workload(seed)
+    what = f"{seed:5} {family_of(seed):9} {asked.optimizer:22} {asked.amp:9}"
+    sizes = []
+    for engine in (OnNullGpu(Devices(card)), Rehearsed(card, None, "cuda")):
+        try:
+            answer = engine.predict(asked)
+        except Exception as error:
+            print(f"{what} {type(engine).__name__}: {type(error).__name__}: {str(error)[:150]}", flush=True)
+            return []
+        sizes.append(answer.need.peak_allocated_bytes)
+        if with_operators:
+            _print_rows(answer)
+        del answer
+        gc.collect()
+    true, rehearsed = sizes
+    difference = 100 * (rehearsed - true) / true
+    print(f"{what} {true:15,} {rehearsed:15,} {difference:+8.3f} %", flush=True)
+    if with_operators:
+        print(build(seed))
+    return [difference]
+
+
+def _print_rows(answer: Any) -> None:
+    peak = answer.results.findings.worst.peak
+    rows: Counter[tuple[str, str, str]] = Counter()
+    for row in peak.rows:
+        rows[row.category, row.phase or "", row.op or ""] += row.bytes
+    print(f"  {answer.engine}: peak in {peak.phase}", file=sys.stdout)
+    for (category, phase, op), size in rows.most_common(25):
+        print(f"    {size:14,} {category:16} {phase:10} {op}")
+
+
+if __name__ == "__main__":
+    main()

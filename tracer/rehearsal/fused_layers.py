@@ -1,0 +1,78 @@
+"""Layers that are one kernel on a GPU, where the CPU runs them as single operators or keeps more of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tracer.capture.torch_private import torch_fake
+from tracer.rehearsal.rule import Gpu
+
+
+class _RmsNorm(torch.autograd.Function):
+    """The result; a number for each row is kept beside the input.
+
+    Source: _fused_rms_norm_cuda and _fused_rms_norm_backward_cuda in aten/src/ATen/native/cuda/layer_norm_kernel.cu.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, num_axes: int) -> Tensor:
+        in_order = x.contiguous()
+        output = torch.empty_like(in_order)
+        rows = x.shape[: x.dim() - num_axes]
+        kept = torch.float32 if x.dtype.itemsize <= 4 else x.dtype
+        of_rows = torch.empty((*rows, *[1] * num_axes), dtype=kept, device=x.device)
+        ctx.save_for_backward(x, weight, of_rows)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, weight, _ = ctx.saved_tensors
+        in_order = gradients[0].contiguous(), x.contiguous()
+        of_x = torch.empty_like(in_order[1])
+        of_weight = torch.empty_like(weight) if weight is not None and ctx.needs_input_grad[1] else None
+        return of_x, of_weight, None
+
+
+def rms_norm(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
+    """One kernel, where weight and input are of one type."""
+
+    def normalized(
+        input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+    ) -> Tensor:
+        is_one_type = weight is None or weight.dtype == input.dtype
+        if not torch_fake.is_fake(input) or not is_one_type or input.is_complex():
+            return on_cpu(input, normalized_shape, weight, eps)  # type: ignore[no-any-return]
+        result: Tensor = _RmsNorm.apply(input, weight, len(normalized_shape))
+        return result
+
+    return normalized
+
+
+class _LogSigmoid(torch.autograd.Function):
+    """The CPU keeps a buffer for backward, a GPU none.
+
+    Source: log_sigmoid_forward_cuda in aten/src/ATen/native/cuda/ActivationLogSigmoidKernel.cu and Activation.cpp.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return torch.empty_like(gradients[0])
+
+
+def log_sigmoid(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
+    """Without the CPU's buffer."""
+
+    def applied(self: Tensor) -> Tensor:
+        result: Tensor = _LogSigmoid.apply(self) if torch_fake.is_fake(self) else on_cpu(self)
+        return result
+
+    return applied
