@@ -195,7 +195,7 @@ def predict_script(
                 leave_out=[output.name for output in OUTPUTS],
                 settings=settings,
             ),
-            is_enough=(lambda: len(steps.next()) >= num_steps) if num_steps else steps.repeat,
+            is_enough=(lambda: steps.next() >= num_steps) if num_steps else lambda: steps.repeat(_MOST_STEPS),
         )
         succeeded = run(profile)
     session = profile.session

@@ -22,20 +22,20 @@ class StepRequests:
         self.have_repeated = False
         self._after: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
 
-    def next(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Count a step that has ended; all that have been counted."""
+    def next(self) -> int:
+        """Count a step that has ended; how many have been counted."""
         self._after.append((_counted(_TOTALS), _counted(_PEAKS)))
-        return self._after
+        return len(self._after)
 
-    def repeat(self) -> bool:
-        """Count a step that has ended; whether memory repeats."""
-        after = self.next()
-        if len(after) < _LEAST_STEPS:
+    def repeat(self, most: int) -> bool:
+        """Count a step that has ended; whether memory repeats, or so many steps have been counted."""
+        number = self.next()
+        if number < _LEAST_STEPS:
             return False
-        (first, _), (second, peaks_before), (third, peaks) = after[-3:]
+        (first, _), (second, peaks_before), (third, peaks) = self._after[-3:]
         last, before = _difference(third, second), _difference(second, first)
         self.have_repeated = last == before and peaks == peaks_before
-        return self.have_repeated
+        return self.have_repeated or number >= most
 
 
 def _counted(names: tuple[str, ...]) -> tuple[int, ...]:
