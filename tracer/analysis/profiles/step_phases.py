@@ -47,13 +47,7 @@ class StepPhase:
 
 
 def step_phases(recording: Recording, attribution: Attribution, lifetimes: BlockLifetimes) -> tuple[StepPhase, ...]:
-    """Lay out the phases of every step: in each, that which ends first comes first.
-
-    Args:
-        recording: One cycle.
-        attribution: Of the same recording.
-        lifetimes: One device's blocks.
-    """
+    """Lay out the phases of every step: in each, that which ends first comes first."""
     event_step = attribution.allocation_step[lifetimes.events]
     event_phase = attribution.allocation_phase[lifetimes.events]
     stretches = _stretches(recording, attribution)

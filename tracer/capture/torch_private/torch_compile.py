@@ -114,9 +114,6 @@ def watch_compiled_buffers(callback: Callable[[torch.Tensor], None]) -> Callable
 
     Of code that is generated, or loaded from a cache, from now on.
 
-    Args:
-        callback: Given the buffer.
-
     Returns:
         What ends that.
     """
