@@ -52,12 +52,12 @@ def print_found(found: Sequence[Found], peak_bytes: int, console: Console) -> No
         return
     say(console)
     say(console, "What nobody needs at the peak", style="bold")
-    for one in found[:NUM_FOUND]:
-        say_wrapped(console, found_sentence(one, peak_bytes, file_name=short_path))
-        for line in one.lines:  # to be copied: whole, however long
+    for unneeded in found[:NUM_FOUND]:
+        say_wrapped(console, found_sentence(unneeded, peak_bytes, file_name=short_path))
+        for line in unneeded.lines:  # to be copied: whole, however long
             console.print(Text(f"    {line}"), soft_wrap=True)
     if len(found) > NUM_FOUND:
-        rest = sum(one.bytes for one in found[NUM_FOUND:])
+        rest = sum(unneeded.bytes for unneeded in found[NUM_FOUND:])
         say(console, f"{format_bytes(rest)} more in {some(len(found) - NUM_FOUND, 'such place')}.")
 
 

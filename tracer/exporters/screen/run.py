@@ -36,7 +36,7 @@ def short_lines(results: RunResults, folder: Path, written: Sequence[str]) -> tu
     if results.findings is not None:
         lines += short_screen(results.findings, results.num_steps)
         peak_bytes = results.findings.worst.peak.peak_bytes
-        lines += (found_sentence(one, peak_bytes, file_name=short_path) for one in _large(results))
+        lines += (found_sentence(unneeded, peak_bytes, file_name=short_path) for unneeded in _large(results))
     lines += values_sentences(results.values_read) if results.values_read is not None else ()
     if written:
         lines.append(f"{some(len(written), 'file')} in {folder}: {', '.join(written)}.")
