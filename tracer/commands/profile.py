@@ -428,7 +428,7 @@ def _write(results: RunResults, save_dir: Path, how: RunOptions) -> bool:
     written = write_outputs(results, save_dir, leave_out=how.leave_out, tell=teller(how.say, complain=say))
     if left := left_from_earlier(save_dir, written):
         how.say(f"Note: {left_sentence(left)}")
-    return not any(one.has_failed for one in written)
+    return not any(file.has_failed for file in written)
 
 
 def _summarize(rank: Rank, results: RunResults, save_dir: Path) -> bool:

@@ -214,7 +214,7 @@ def _write_page(material: Material, path: Path) -> None:
         for found in material.others
     ]
     pages = [page, *others]
-    write_pages(pages if results.computed else [without_times(each) for each in pages], path)
+    write_pages(pages if results.computed else [without_times(page) for page in pages], path)
 
 
 def _slow_modules(material: Material, findings: Findings) -> tuple[SlowModule, ...]:
@@ -386,20 +386,20 @@ def write_outputs(
     ]
     done: list[Written] = []
 
-    def write(each: Written) -> None:
+    def write(file: Written) -> None:
         try:
-            with turn.writing(each.path):
-                each.output.write(material, each.path)
+            with turn.writing(file.path):
+                file.output.write(material, file.path)
         except TracerError as error:
-            done.append(replace(each, error=error))
+            done.append(replace(file, error=error))
         else:
-            done.append(replace(each, detail=each.output.detail(results, each.path)))
+            done.append(replace(file, detail=file.output.detail(results, file.path)))
         tell(done[-1])
 
-    with FilesInTurn([each.path for each in due]) as turn:
+    with FilesInTurn([file.path for file in due]) as turn:
         try:
-            for each in due:
-                write(each)
+            for file in due:
+                write(file)
         except KeyboardInterrupt:
             kept = Written(_RECORDING, save_dir / _RECORDING.file_name)
             if _can_be_kept(results) and turn.keeps_the_rest_in(kept.path):
@@ -434,7 +434,7 @@ def left_from_earlier(save_dir: Path, written: Collection[Written]) -> tuple[Pat
 
     They are not removed: a run that fails, or leaves a file out, has no right to an earlier one's results.
     """
-    ours = {each.path for each in written if each.error is None}
+    ours = {file.path for file in written if file.error is None}
     paths = [save_dir / output.file_name for output in OUTPUTS]
     return tuple(path for path in paths if path.is_file() and path not in ours)
 

@@ -122,9 +122,9 @@ def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None, cu
         said.append(
             f"{format_bytes(CONTEXT_BYTES)} of the GPU are set aside for CUDA's context and kernels; no peak has them."
         )
-    reads = [each for each in rehearsal.value_reads if each.file]
+    reads = [read for read in rehearsal.value_reads if read.file]
     if reads:
-        first, count = reads[0], sum(each.count for each in reads)
+        first, count = reads[0], sum(read.count for read in reads)
         said.append(
             f"The program read {some(count, 'value')} out of tensors, first at {Path(first.file).name}:{first.line}; "
             f"it was told {first.answer}, and what it decides by that may differ."

@@ -195,21 +195,25 @@ class _Explanation:
         least = max(_LEAST_KEPT_BYTES, _LEAST_KEPT_SHARE * in_use)
         groups = kept_groups(history.device, history.sites, ends)
         grows = self._steps.growth is not None
-        chosen = [one for one in groups if one.bytes >= least or (grows and one.bytes_per_step > 0)][:_MAX_NAMED]
-        holders = self._holders([address for one in chosen for address in one.addresses])
-        return tuple(self._kept_group(one, holders, history) for one in chosen)
+        chosen = [group for group in groups if group.bytes >= least or (grows and group.bytes_per_step > 0)][
+            :_MAX_NAMED
+        ]
+        holders = self._holders([address for group in chosen for address in group.addresses])
+        return tuple(self._kept_group(group, holders, history) for group in chosen)
 
-    def _kept_group(self, one: KeptGroup, holders: Iterable[Holder], history: _History) -> Kept:
-        line = None if one.site.file is None or one.site.line is None else SourceLine(one.site.file, one.site.line)
+    def _kept_group(self, group: KeptGroup, holders: Iterable[Holder], history: _History) -> Kept:
+        line = (
+            None if group.site.file is None or group.site.line is None else SourceLine(group.site.file, group.site.line)
+        )
         return Kept(
-            what=one.kind,
-            frame=one.site.frame,
+            what=group.kind,
+            frame=group.site.frame,
             line=line,
-            bytes=one.bytes,
-            count=one.count,
-            bytes_per_step=one.bytes_per_step,
+            bytes=group.bytes,
+            count=group.count,
+            bytes_per_step=group.bytes_per_step,
             holders=tuple(
-                HolderName(holder, history.line_of(holder.graph_of)) for holder in _holding(holders, one.addresses)
+                HolderName(holder, history.line_of(holder.graph_of)) for holder in _holding(holders, group.addresses)
             ),
         )
 
@@ -234,7 +238,7 @@ class _Explanation:
                 bytes=now[look].bytes,
                 count=now[look].count,
                 bytes_per_step=more // num_steps,
-                holders=tuple(HolderName(one) for one in _holding(holders, now[look].addresses)),
+                holders=tuple(HolderName(holder) for holder in _holding(holders, now[look].addresses)),
             )
             for more, look in chosen
         )
@@ -270,8 +274,8 @@ class _History:
 def _holding(holders: Iterable[Holder], addresses: Collection[int]) -> list[Holder]:
     """Those that hold some of the addresses, who holds most of them first."""
     wanted = set(addresses)
-    counted = [(len(wanted.intersection(one.addresses)), one) for one in holders]
-    return [one for count, one in sorted(counted, key=lambda pair: -pair[0]) if count]
+    counted = [(len(wanted.intersection(holder.addresses)), holder) for holder in holders]
+    return [holder for count, holder in sorted(counted, key=lambda pair: -pair[0]) if count]
 
 
 def _held_now(known: KnownStorages, device: str) -> HeldNow:
