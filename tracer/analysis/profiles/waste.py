@@ -156,7 +156,7 @@ class _Groups:
             groups.setdefault((kind, self._line(kind, at, sites[at])), []).append(at)
         living = self._living()
         made = [self._waste(kind, line, rows, sites, living) for (kind, line), rows in groups.items()]
-        return tuple(sorted(made, key=lambda one: -one.bytes))
+        return tuple(sorted(made, key=lambda waste: -waste.bytes))
 
     def _line(self, kind: WasteKind, at: int, site: Site) -> SourceLine | None:
         peak_ns = self.blocks.peak_ns
@@ -280,16 +280,16 @@ def users_lines(findings: Findings) -> frozenset[SourceLine]:
 def put_together(wastes: Iterable[Waste]) -> tuple[Waste, ...]:
     """What one variable holds is one finding, and if graphs are part of it, it is about these; the largest first."""
     found: dict[tuple[object, ...], Waste] = {}
-    for number, one in enumerate(wastes):
-        key = (one.path.partition(GRAPH_OF)[0], one.variable) if one.path else (number,)
+    for number, waste in enumerate(wastes):
+        key = (waste.path.partition(GRAPH_OF)[0], waste.variable) if waste.path else (number,)
         other = found.get(key)
-        found[key] = one if other is None else _together(*sorted((other, one), key=_weight))
-    return tuple(sorted(found.values(), key=lambda one: -one.bytes))
+        found[key] = waste if other is None else _together(*sorted((other, waste), key=_weight))
+    return tuple(sorted(found.values(), key=lambda waste: -waste.bytes))
 
 
-def _weight(one: Waste) -> tuple[bool, bool, int]:
+def _weight(waste: Waste) -> tuple[bool, bool, int]:
     """Of two findings the first gives its words: one about a graph, one with a line, the larger."""
-    return one.kind == WasteKind.TENSORS, one.line is None, -one.bytes
+    return waste.kind == WasteKind.TENSORS, waste.line is None, -waste.bytes
 
 
 def _together(first: Waste, second: Waste) -> Waste:

@@ -108,7 +108,7 @@ def kept_groups(
                 addresses=tuple(lives.addr[of[order[picked]]].tolist()),
             )
         )
-    return tuple(sorted(found, key=lambda one: (-one.bytes_per_step, -one.bytes, one.site.frame, one.kind)))
+    return tuple(sorted(found, key=lambda group: (-group.bytes_per_step, -group.bytes, group.site.frame, group.kind)))
 
 
 def steps_of_blocks(device: ReplayedDevice, ends: StepEnds) -> Ints:

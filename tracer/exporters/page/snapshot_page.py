@@ -121,9 +121,9 @@ def snapshot_page(
 
 def _blocks(replayed: ReplayedSnapshot, device: DeviceFinding, shown: int) -> PageBlocks:
     """Every block of one device; row i + 1 of the timeline is the state after entry i."""
-    one = replayed.devices[shown]
-    lives = one.replay.lives
-    groups, group = group_lives(lives, np.arange(len(lives)), kinds=one.kinds, sites=replayed.sites)
+    replayed_device = replayed.devices[shown]
+    lives = replayed_device.replay.lives
+    groups, group = group_lives(lives, np.arange(len(lives)), kinds=replayed_device.kinds, sites=replayed.sites)
     order = sorted(range(len(groups)), key=lambda number: -groups[number].bytes)
     rank = np.empty(len(groups), np.int64)
     rank[order] = np.arange(len(groups))

@@ -131,10 +131,10 @@ def holder_words(name: HolderName) -> str:
 
 def _other_sentences(report: WatchReport) -> Iterator[str]:
     steps = report.steps
-    if (one := steps.evaluation) is not None:
+    if (evaluation := steps.evaluation) is not None:
         yield (
-            f"Evaluation holds more than training: {format_bytes(one.bytes)} by step {one.step:,}, training "
-            f"{format_bytes(one.usual_bytes)} at most; without torch.no_grad() a forward keeps what backward would use."
+            f"Evaluation holds more than training: {format_bytes(evaluation.bytes)} by step {evaluation.step:,}, training "
+            f"{format_bytes(evaluation.usual_bytes)} at most; without torch.no_grad() a forward keeps what backward would use."
         )
     if (first := steps.first_steps) is not None:
         if first.step == 1:
