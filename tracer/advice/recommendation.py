@@ -91,7 +91,7 @@ class Recommendation:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class UnneededMemory:
     """Memory at the peak that nobody needs, as the recording shows it.
 
     Attributes:
@@ -155,5 +155,5 @@ class AdviceReport:
     fit: Recommendation | None = None
     num_tried: int = 0
     not_tried: tuple[tuple[str, str], ...] = ()
-    found: tuple[Found, ...] = ()
+    found: tuple[UnneededMemory, ...] = ()
     unrehearsed_bytes: int = 0

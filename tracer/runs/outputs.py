@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from tracer.advice.found import found_in
-from tracer.advice.recommendation import Found
+from tracer.advice.recommendation import UnneededMemory
+from tracer.advice.unneeded import unneeded_memory
 from tracer.analysis.operators.invocations import OpInstances, op_instances
 from tracer.analysis.operators.memory_report import memory_report
 from tracer.analysis.operators.run_times import RunTimes, run_times
@@ -200,7 +200,7 @@ def _write_page(material: Material, path: Path) -> None:
         known=known,
         against_eager=results.against_eager,
         advice=results.advice,
-        unneeded=found_of(results),
+        unneeded=unneeded_of(results),
     )
     others = [
         timeline_page(
@@ -221,12 +221,12 @@ def _slow_modules(material: Material, findings: Findings) -> tuple[SlowModule, .
     return slow_modules(material.run_times, findings.worst.peak) if material.results.computed else ()
 
 
-def found_of(results: RunResults) -> tuple[Found, ...]:
+def unneeded_of(results: RunResults) -> tuple[UnneededMemory, ...]:
     """What nobody needs of a run's peak, as advice; where changes were tried, with what these save."""
     if results.advice is not None and results.advice.found:
         return results.advice.found
     device = results.findings.device if results.findings is not None else results.device
-    return found_in(results.waste, device=device)
+    return unneeded_memory(results.waste, device=device)
 
 
 def _write_page_of_history(material: Material, path: Path) -> None:

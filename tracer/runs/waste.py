@@ -17,7 +17,7 @@ from tracer.analysis.profiles.waste import (
     Waste,
     WasteKind,
     find_waste,
-    put_together,
+    merge_waste,
     users_lines,
 )
 from tracer.capture.objects.holders import Holder, find_common_holder, find_holders
@@ -65,7 +65,7 @@ def find_held_waste(findings: Findings, *, error: BaseException | None = None) -
     ]
     search = _Search(findings, due[:_NUM_SEARCHED], error) if due else None
     named = wastes if search is None else [part for waste in wastes for part in search.named(waste)]
-    kept = put_together(filter(_is_certain, named))
+    kept = merge_waste(filter(_is_certain, named))
     if search is not None:
         kept = tuple(map(search.counted, kept))
     on_cpu = findings.device == "cpu"
@@ -73,7 +73,7 @@ def find_held_waste(findings: Findings, *, error: BaseException | None = None) -
 
 
 def _is_certain(waste: Waste) -> bool:
-    """Results that a loop's variable holds are no habit: it is set anew by itself.
+    """Results that a loop's variable holds do not count: it is set anew by itself.
 
     What stays behind a backward pass may be torch's own, as its profiler keeps what torch.func wraps.
     """

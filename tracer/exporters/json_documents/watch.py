@@ -13,7 +13,7 @@ from tracer.analysis.snapshots.groups import Group
 from tracer.exporters.files import write_atomically
 from tracer.exporters.json_documents.header import json_header, this_command
 from tracer.exporters.json_documents.snapshot import group_values
-from tracer.results.watch_report import Event, Kept, WatchReport
+from tracer.results.watch_report import Event, WatchReport
 
 VERSION = 1
 
@@ -73,7 +73,7 @@ def _findings(report: WatchReport) -> dict[str, Any]:
             "file": failed.site.file,
             "line": failed.site.line,
         },
-        "kept": [_kept(group) for group in report.kept],
+        "kept": [_outlived(group) for group in report.outlived],
     }
 
 
@@ -85,7 +85,7 @@ def _group(group: Group) -> dict[str, Any]:
     return {name: value for name, value in group_values(group).items() if name not in ("is_before_recording", "stack")}
 
 
-def _kept(group: Kept) -> dict[str, Any]:
+def _outlived(group: OutlivedMemory) -> dict[str, Any]:
     return {
         "what": group.what,
         "frame": group.frame or None,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tracer.advice.recommendation import AdviceReport, Found
+from tracer.advice.recommendation import AdviceReport, UnneededMemory
 from tracer.analysis.kinds import Evidence
 from tracer.analysis.operators.run_times import RunTimes
 from tracer.analysis.peak_diff import Change, PeakDiff
@@ -66,7 +66,7 @@ def timeline_page(
     known: KnownStorages | None = None,
     against_eager: PeakDiff | None = None,
     advice: AdviceReport | None = None,
-    unneeded: tuple[Found, ...] = (),
+    unneeded: tuple[UnneededMemory, ...] = (),
 ) -> Page:
     """The page of one device of a run, for the cycle with its largest peak.
 
@@ -140,7 +140,7 @@ def _advice(report: AdviceReport | None) -> tuple[PageAdvice, ...]:
     )
 
 
-def _found(unneeded: Found) -> PageAdvice:
+def _found(unneeded: UnneededMemory) -> PageAdvice:
     where = f" at {source_place(unneeded.file, unneeded.line)}" if unneeded.file is not None else ""
     held = f", held by {unneeded.held_by}" if unneeded.held_by else ""
     how = "looking at the recording" if unneeded.saves_bytes is None else "rehearsal"

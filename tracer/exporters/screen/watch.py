@@ -12,7 +12,7 @@ from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.files import write_atomically
 from tracer.exporters.screen.paths import short_path
 from tracer.exporters.screen.snapshot import place
-from tracer.results.watch_report import HolderName, Kept, WatchReport
+from tracer.results.watch_report import HolderName, WatchReport
 from tracer.units import format_bytes, some
 
 _MAX_GROUPS, _MAX_KEPT = 12, 5
@@ -104,15 +104,15 @@ def _growth_sentence(steps: StepFindings, unit: str) -> str:
 
 
 def _kept_lines(report: WatchReport) -> Iterator[str]:
-    growing = [group for group in report.kept if group.bytes_per_step > 0]
+    growing = [group for group in report.outlived if group.bytes_per_step > 0]
     for group in growing[:_MAX_KEPT]:
         yield f"  {format_bytes(group.bytes_per_step)} a step {_kept_words(group)}"
-    staying = [group for group in report.kept if group.bytes_per_step <= 0 and group.holders]
+    staying = [group for group in report.outlived if group.bytes_per_step <= 0 and group.holders]
     for group in staying[: max(0, _MAX_KEPT - len(growing))]:
         yield f"  {_kept_words(group)[0].upper()}{_kept_words(group)[1:]}"
 
 
-def _kept_words(group: Kept) -> str:
+def _kept_words(group: OutlivedMemory) -> str:
     made = f"made in {group.frame}{_behind(group.line)}" if group.frame else ""
     held = " and ".join(holder_words(name) for name in group.holders[:2])
     parts = [f"kept: {format_bytes(group.bytes)} in {some(group.count, 'block')} of kind {group.what}"]
@@ -133,8 +133,9 @@ def _other_sentences(report: WatchReport) -> Iterator[str]:
     steps = report.steps
     if (evaluation := steps.evaluation) is not None:
         yield (
-            f"Evaluation holds more than training: {format_bytes(evaluation.bytes)} by step {evaluation.step:,}, training "
-            f"{format_bytes(evaluation.usual_bytes)} at most; without torch.no_grad() a forward keeps what backward would use."
+            f"Evaluation holds more than training: {format_bytes(evaluation.bytes)} by step {evaluation.step:,}, "
+            f"training {format_bytes(evaluation.usual_bytes)} at most; without torch.no_grad() a forward keeps what "
+            "backward would use."
         )
     if (first := steps.first_steps) is not None:
         if first.step == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tracer.advice.recommendation import Found, Keeps, Recommendation
+from tracer.advice.recommendation import Keeps, Recommendation, UnneededMemory
 from tracer.analysis.profiles.waste import Waste, WasteKind
 from tracer.capture.sources.storing_lines import names_on_the_way
 from tracer.units import format_bytes, some
@@ -36,7 +36,9 @@ _CHANGE_ON_CPU = {
 _REHEARSED_FAMILIES = {WasteKind.GRADIENTS: "zero_grad(set_to_none=True)", WasteKind.EVALUATION: "no_grad"}
 
 
-def found_in(wastes: Sequence[Waste], *, device: str, rehearsed: Sequence[Recommendation] = ()) -> tuple[Found, ...]:
+def unneeded_memory(
+    wastes: Sequence[Waste], *, device: str, rehearsed: Sequence[Recommendation] = ()
+) -> tuple[UnneededMemory, ...]:
     """Rows of advice.
 
     Args:
@@ -47,12 +49,12 @@ def found_in(wastes: Sequence[Waste], *, device: str, rehearsed: Sequence[Recomm
     return tuple(_found(waste, device, rehearsed) for waste in wastes)
 
 
-def _found(waste: Waste, device: str, rehearsed: Sequence[Recommendation]) -> Found:
+def _found(waste: Waste, device: str, rehearsed: Sequence[Recommendation]) -> UnneededMemory:
     place = waste.place
     change = _CHANGE_ON_CPU.get(waste.kind, "") if device == "cpu" else ""
     prefix = _REHEARSED_FAMILIES.get(waste.kind)
     tried = next((row for row in rehearsed if prefix is not None and row.change.startswith(prefix)), None)
-    return Found(
+    return UnneededMemory(
         what=_WHAT[waste.kind],
         change=change or _CHANGE[waste.kind],
         lines=_lines(waste, device),
@@ -101,7 +103,7 @@ _PASTE = {
 }
 
 
-def found_sentence(unneeded: Found, peak_bytes: int, *, file_name: Callable[[str], str] = str) -> str:
+def unneeded_sentence(unneeded: UnneededMemory, peak_bytes: int, *, file_name: Callable[[str], str] = str) -> str:
     """A finding in words.
 
     Args:
@@ -120,12 +122,12 @@ def found_sentence(unneeded: Found, peak_bytes: int, *, file_name: Callable[[str
     return text.strip()
 
 
-def _way(unneeded: Found) -> str:
+def _way(unneeded: UnneededMemory) -> str:
     root = unneeded.variable.partition(",")[0] if unneeded.variable else ""
     article = "an" if root.startswith("a") else "a"
     return f"`{unneeded.held_by}`" + (f", {article} {root}" if root else "")
 
 
-def large(found: Sequence[Found], peak_bytes: int) -> tuple[Found, ...]:
+def large(found: Sequence[UnneededMemory], peak_bytes: int) -> tuple[UnneededMemory, ...]:
     """Those that are told without being asked for."""
     return tuple(unneeded for unneeded in found if unneeded.bytes >= LARGE_SHARE * peak_bytes)
