@@ -13,7 +13,7 @@ from tracer.analysis.snapshots.groups import Group
 from tracer.exporters.files import write_atomically
 from tracer.exporters.json_documents.header import json_header, this_command
 from tracer.exporters.json_documents.snapshot import group_values
-from tracer.results.watch_report import Event, WatchReport
+from tracer.results.watch_report import Event, OutlivedMemory, WatchReport
 
 VERSION = 1
 

@@ -12,7 +12,7 @@ from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.files import write_atomically
 from tracer.exporters.screen.paths import short_path
 from tracer.exporters.screen.snapshot import place
-from tracer.results.watch_report import HolderName, WatchReport
+from tracer.results.watch_report import HolderName, OutlivedMemory, WatchReport
 from tracer.units import format_bytes, some
 
 _MAX_GROUPS, _MAX_KEPT = 12, 5
