@@ -17,7 +17,7 @@ import main
 from tests.exporters.page.page_samples import peak_row
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import write
-from tracer.advice.recommendation import AdviceReport, Found, Recommendation
+from tracer.advice.recommendation import AdviceReport, Recommendation, UnneededMemory
 from tracer.analysis.peak_row import PeakRow
 from tracer.capture.values_read import LeftOut, ValueRead, ValuesRead
 from tracer.exporters.json_documents.advice import write_advice_json
@@ -153,7 +153,9 @@ def test_every_key_of_a_prediction_is_described() -> None:
 
 def test_every_key_of_advice_is_described(tmp_path: Path) -> None:
     row = Recommendation("less", ("line",), 5, None, 7, None, "same", "", "", "rehearsed", None)
-    held = Found("it", "less", ("line",), 5, 1, "train.py", 3, "losses[...]", "local variable", "same", "rehearsed", 4)
+    held = UnneededMemory(
+        "it", "less", ("line",), 5, 1, "train.py", 3, "losses[...]", "local variable", "same", "rehearsed", 4
+    )
     report = AdviceReport("cpu", 12, None, (row,), (), None, None, False, None, 3, (("other", "why"),), (held,))
     write_advice_json(report, tmp_path / "advice.json")
     found = json.loads((tmp_path / "advice.json").read_text())

@@ -26,7 +26,7 @@ def report_of(**given: Any) -> WatchReport:
         reserved_bytes=None,
         out_of_memory=None,
         groups=(),
-        kept=(),
+        outlived=(),
         ledger=None,
         history_steps=None,
         notes=(),

@@ -231,7 +231,9 @@ class TimelineTracer:
         pairs = list(zip(recordings, (cycle.reading for cycle in self._kept), strict=True))
         if self.device is None and most_held_bytes(recordings):
             return recordings  # another accelerator is what the run is about
-        return [one if reading is None else with_reading(one, reading) for one, reading in pairs]
+        return [
+            allocations if reading is None else with_reading(allocations, reading) for allocations, reading in pairs
+        ]
 
     def _chosen(self, recordings: list[Recording]) -> str:
         held = most_held_bytes(recordings)

@@ -13,11 +13,11 @@ from torch import nn
 from tests.advice.wasteful import PROGRAMS, pair, train
 from tests.truth.catalogue import entry_of
 from tests.truth.isolate import in_fresh_process
-from tracer.advice.found import LARGE_SHARE, found_in, found_sentence
+from tracer.advice.unneeded import LARGE_SHARE, unneeded_memory, unneeded_sentence
 from tracer.analysis.profiles.waste import Waste, WasteKind
 from tracer.exporters.screen.run import short_lines
 from tracer.results.run_results import RunResults
-from tracer.runs.outputs import found_of
+from tracer.runs.outputs import unneeded_of
 from tracer.runs.session import ProfileSession, Schedule
 from tracer.runs.training import TrainingProfile
 
@@ -69,14 +69,14 @@ def named_with_its_line(name: str, tmp_path: Path) -> None:
     assert first.path.startswith(program.held)
     assert results.findings is not None
     assert 0 < sum(one.bytes for one in results.waste) <= results.findings.worst.peak.peak_bytes
-    (found,) = found_in([first], device="cpu")
-    words = found_sentence(found, results.findings.worst.peak.peak_bytes)
+    (found,) = unneeded_memory([first], device="cpu")
+    words = unneeded_sentence(found, results.findings.worst.peak.peak_bytes)
     assert f"wasteful.py:{program.line}" in words
     assert found.lines
     is_large = first.bytes >= LARGE_SHARE * results.findings.worst.peak.peak_bytes
     told = [line for line in short_lines(results, tmp_path, []) if "Not needed at the peak" in line]
     assert bool(told) == is_large
-    assert found_of(results)[0] == found
+    assert unneeded_of(results)[0] == found
 
 
 @pytest.mark.parametrize("name", slow_unless(QUICK_CLEAN, CLEAN))

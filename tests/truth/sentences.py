@@ -72,10 +72,10 @@ def false_sentences(name: str) -> tuple[tuple[str, ...], int]:
 
 
 def _judge(one: Any, program: Program, name: str, alive: Callable[[], int]) -> list[str]:
-    from tracer.advice.found import found_in, found_sentence
+    from tracer.advice.unneeded import unneeded_memory, unneeded_sentence
 
-    (found,) = found_in([one], device="cpu")
-    sentence, false = found_sentence(found, 0), []
+    (found,) = unneeded_memory([one], device="cpu")
+    sentence, false = unneeded_sentence(found, 0), []
     try:
         compile("\n".join(found.lines), "lines", "exec")
     except SyntaxError:

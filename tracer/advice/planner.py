@@ -359,21 +359,21 @@ class _FirstBatch:
 def _listed(outcomes: Iterable[Outcome], base: Outcome) -> tuple[Outcome, ...]:
     """What saves enough, the most first; of one family what another one does not beat in bytes and in cost."""
     worth = [outcome for outcome in outcomes if outcome.gain_bytes >= LEAST_SHARE * base.needed_bytes]
-    kept = [one for one in worth if not any(_is_beaten(one, other) for other in worth)]
-    return tuple(sorted(kept, key=lambda one: -one.gain_bytes))
+    kept = [outcome for outcome in worth if not any(_is_beaten(outcome, other) for other in worth)]
+    return tuple(sorted(kept, key=lambda outcome: -outcome.gain_bytes))
 
 
-def _is_beaten(one: Outcome, other: Outcome) -> bool:
-    if other is one or other.changes[0].family != one.changes[0].family:
+def _is_beaten(outcome: Outcome, other: Outcome) -> bool:
+    if other is outcome or other.changes[0].family != outcome.changes[0].family:
         return False
-    mine, theirs = _cost(one), _cost(other)
+    mine, theirs = _cost(outcome), _cost(other)
     return (
         theirs <= mine
-        and other.gain_bytes >= one.gain_bytes
+        and other.gain_bytes >= outcome.gain_bytes
         and (theirs, -other.gain_bytes)
         != (
             mine,
-            -one.gain_bytes,
+            -outcome.gain_bytes,
         )
     )
 
@@ -389,17 +389,19 @@ def _together(trials: _Trials, best: Sequence[Outcome]) -> Outcome | None:
 
     What changes training is left out: it is for the person to decide.
     """
-    safe = sorted((outcome for outcome in best if outcome.keeps < Keeps.CONVERGENCE), key=lambda one: -one.gain_bytes)
+    safe = sorted(
+        (outcome for outcome in best if outcome.keeps < Keeps.CONVERGENCE), key=lambda outcome: -outcome.gain_bytes
+    )
     current: Outcome | None = None
-    for one in safe[: _MOST_TOGETHER + 2]:
+    for outcome in safe[: _MOST_TOGETHER + 2]:
         if current is None:
-            current = one
+            current = outcome
             continue
         if len(current.changes) >= _MOST_TOGETHER:
             break
-        if not _go_together(current.changes, one.changes):
+        if not _go_together(current.changes, outcome.changes):
             continue
-        further = trials.outcome((*current.changes, *one.changes))
+        further = trials.outcome((*current.changes, *outcome.changes))
         least = LEAST_SHARE * trials.base.needed_bytes
         if further is not None and further.gain_bytes >= current.gain_bytes + least:
             current = further
@@ -426,10 +428,10 @@ def _cheapest(trials: _Trials, alone: Iterable[Outcome | None], target_bytes: in
     if enough:
         return min(enough, key=_cost)
     current: Outcome = trials.base
-    for one in sorted(useful, key=lambda one: (_cost(one)[:2], -one.gain_bytes)):
+    for outcome in sorted(useful, key=lambda outcome: (_cost(outcome)[:2], -outcome.gain_bytes)):
         # It takes the place of what it cannot stand beside, where that is better.
-        others = tuple(change for change in current.changes if _go_together((change,), one.changes))
-        further = trials.outcome((*others, *one.changes))
+        others = tuple(change for change in current.changes if _go_together((change,), outcome.changes))
+        further = trials.outcome((*others, *outcome.changes))
         if further is None or further.needed_bytes >= current.needed_bytes:
             continue
         current = further
@@ -440,7 +442,7 @@ def _cheapest(trials: _Trials, alone: Iterable[Outcome | None], target_bytes: in
 
 def _pruned(trials: _Trials, outcome: Outcome, target_bytes: int) -> Outcome:
     for change in _dearest_first(outcome.changes):
-        less = trials.outcome(tuple(each for each in outcome.changes if each is not change))
+        less = trials.outcome(tuple(other for other in outcome.changes if other is not change))
         if less is not None and less.needed_bytes <= target_bytes:
             outcome = less
     return outcome

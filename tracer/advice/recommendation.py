@@ -46,7 +46,7 @@ class Measured:
     def largest_loss_difference(self) -> float:
         """Relative, over the first steps; 0 where all are equal, bit for bit."""
         pairs = zip(self.losses, self.changed_losses, strict=True)
-        return max((abs(one - other) / max(abs(one), 1e-30) for one, other in pairs), default=0.0)
+        return max((abs(first - other) / max(abs(first), 1e-30) for first, other in pairs), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Recommendation:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class UnneededMemory:
     """Memory at the peak that nobody needs, as the recording shows it.
 
     Attributes:
@@ -155,5 +155,5 @@ class AdviceReport:
     fit: Recommendation | None = None
     num_tried: int = 0
     not_tried: tuple[tuple[str, str], ...] = ()
-    found: tuple[Found, ...] = ()
+    found: tuple[UnneededMemory, ...] = ()
     unrehearsed_bytes: int = 0

@@ -29,14 +29,14 @@ def report_of(advice: Advice, measured: Mapping[str, Measured] | None = None) ->
         device=advice.device,
         peak_bytes=advice.base.peak_bytes,
         reserved_bytes=advice.base.reserved_bytes,
-        rows=tuple(row for one in best if (row := told(one))),
-        others=tuple(row for one in advice.outcomes if one not in best and (row := told(one))),
+        rows=tuple(row for outcome in best if (row := told(outcome))),
+        others=tuple(row for outcome in advice.outcomes if outcome not in best and (row := told(outcome))),
         together=told(advice.together),
         target_bytes=advice.fit.target_bytes if advice.fit is not None else None,
         fits=advice.fit is None or advice.base.needed_bytes <= advice.fit.target_bytes,
         fit=told(advice.fit.outcome) if advice.fit is not None else None,
         num_tried=advice.num_tried,
-        not_tried=tuple((one.name, one.reason) for one in advice.not_tried),
+        not_tried=tuple((attempt.name, attempt.reason) for attempt in advice.not_tried),
     )
 
 

@@ -131,7 +131,7 @@ def compiled_wrapper_names(module_names: Mapping[int, str]) -> dict[int, str]:
     if not torch_compile.has_compiled():
         return {}
     wrapped = torch_compile.wrapped_modules()
-    return {one: module_names.get(id(inner)) or type(inner).__name__ for one, inner in wrapped.items()}
+    return {wrapper: module_names.get(id(inner)) or type(inner).__name__ for wrapper, inner in wrapped.items()}
 
 
 def _first_line(text: str) -> str:
@@ -140,7 +140,7 @@ def _first_line(text: str) -> str:
 
 def _innermost(stack: Any) -> SourceLine | None:
     """The innermost line of the user's in a stack of Python's, outermost first."""
-    lines = [SourceLine(str(one.filename), int(one.lineno or 0)) for one in stack]
+    lines = [SourceLine(str(frame.filename), int(frame.lineno or 0)) for frame in stack]
     users = [line for line in lines if is_user_code(line.file)]
     return users[-1] if users else None
 
@@ -194,7 +194,7 @@ def _computed(node: Any) -> Any:
 def _outputs(fx_nodes: list[Any]) -> tuple[str, ...]:
     returned = next((node.args[0] for node in reversed(fx_nodes) if node.op == "output"), ())
     many = returned if isinstance(returned, tuple | list) else (returned,)
-    return tuple(str(getattr(one, "name", "")) for one in many)
+    return tuple(str(getattr(node, "name", "")) for node in many)
 
 
 def _node(node: Any, *, is_backward: bool) -> CompiledNode:

@@ -54,7 +54,7 @@ class StepColumns:
     num_allocations: PerSteps[Int]
 
     def __post_init__(self) -> None:
-        if len({len(getattr(self, each.name)) for each in fields(self)}) > 1:
+        if len({len(getattr(self, field.name)) for field in fields(self)}) > 1:
             raise ValueError("columns of StepColumns differ in length")
 
     def __len__(self) -> int:
@@ -78,7 +78,7 @@ class StepColumns:
         return np.maximum(np.maximum(self.end_bytes, self.forward_bytes), self.backward_bytes)
 
 
-_NAMES: Final = tuple(each.name for each in fields(StepColumns))
+_NAMES: Final = tuple(field.name for field in fields(StepColumns))
 _HIGHEST: Final = np.array(
     [name in ("forward_bytes", "backward_bytes", "evaluation_bytes", "peak_bytes") for name in _NAMES]
 )

@@ -57,9 +57,6 @@ WARNING = "losses and other values that the program prints mean nothing"
 def start_on(text: str) -> Devices:
     """Go on in a process that runs on these devices: this one is replaced by it, unless it is that already.
 
-    Args:
-        text: What `--on` was given.
-
     Raises:
         TracerError: There is no such card.
         NullGpuError: The null GPU cannot be had here.

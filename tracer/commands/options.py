@@ -48,7 +48,9 @@ def switched_off(helps: Mapping[str, str], *, panel: str) -> frozenset[str]:
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """A command as typer wants it: in the place of a parameter that is a dataclass, one for each of its fields."""
     own = signature(command, eval_str=True).parameters.values()
-    groups: dict[str, Any] = {one.name: one.annotation for one in own if is_dataclass(one.annotation)}
+    groups: dict[str, Any] = {
+        parameter.name: parameter.annotation for parameter in own if is_dataclass(parameter.annotation)
+    }
     flat = [
         option.replace(kind=Parameter.KEYWORD_ONLY)
         for parameter in own
@@ -57,7 +59,9 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def called(**given: Any) -> None:
-        whole = {name: kind(**{one.name: _value(one, given) for one in fields(kind)}) for name, kind in groups.items()}
+        whole = {
+            name: kind(**{field.name: _value(field, given) for field in fields(kind)}) for name, kind in groups.items()
+        }
         command(**given, **whole)
 
     called.__signature__ = Signature(flat)  # type: ignore[attr-defined]

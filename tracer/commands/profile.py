@@ -280,7 +280,7 @@ def _adviser(
             return options.workload.build(torch.device("cpu"), device_named=False)
 
     def advise(workload: Workload, results: RunResults) -> RunResults:
-        from tracer.advice.found import found_in
+        from tracer.advice.unneeded import unneeded_memory
         from tracer.runs.advising import advise_on
 
         with _progress("Changes tried", is_shown=not options.screen.quiet) as progress:
@@ -296,7 +296,7 @@ def _adviser(
             except TracerError as error:  # the run's own results are not lost for it
                 note = f"There is no advice. {error} {error.hint}".strip()
                 return replace(results, notes=(*results.notes, note))
-        found = found_in(results.waste, device=results.device, rehearsed=(*report.rows, *report.others))
+        found = unneeded_memory(results.waste, device=results.device, rehearsed=(*report.rows, *report.others))
         more_bytes = 0
         if results.findings is not None:
             more_bytes = max(results.findings.worst.peak.allocator_peak_bytes - report.peak_bytes, 0)
@@ -428,7 +428,7 @@ def _write(results: RunResults, save_dir: Path, how: RunOptions) -> bool:
     written = write_outputs(results, save_dir, leave_out=how.leave_out, tell=teller(how.say, complain=say))
     if left := left_from_earlier(save_dir, written):
         how.say(f"Note: {left_sentence(left)}")
-    return not any(one.has_failed for one in written)
+    return not any(file.has_failed for file in written)
 
 
 def _summarize(rank: Rank, results: RunResults, save_dir: Path) -> bool:

@@ -93,7 +93,7 @@ def show_report(
         say(line)
     written = write_outputs(results, folder, leave_out=unwanted, tell=teller(say, complain=complain))
     print_results(results, console, top=top)
-    return not any(one.has_failed for one in written)
+    return not any(file.has_failed for file in written)
 
 
 def _check_names(only: Collection[str]) -> None:

@@ -324,7 +324,7 @@ def _explained(
         replayed,
         explain_replayed(replayed),
         explain_allocator(replayed, settings=settings, gpu_memory=gpu_memory),
-        [_moments(replayed, one, questions, before_oom) for one in replayed.devices],
+        [_moments(replayed, device, questions, before_oom) for device in replayed.devices],
     )
 
 
@@ -337,7 +337,7 @@ def _print_json(explained: Explained, console: Console, path: Path) -> None:
         explained.finding,
         file=str(path),
         allocator=explained.allocator,
-        more={one.device: moments_values(one) for one in explained.moments},
+        more={moments.device: moments_values(moments) for moments in explained.moments},
         command=this_command(),
     )
     console.file.write(text + "\n")
@@ -349,33 +349,37 @@ def _print(explained: Explained, console: Console, path: Path, top: int) -> None
     from tracer.exporters.screen.snapshot_moments import print_moments
 
     def print_more(index: int) -> None:
-        for one in explained.moments:
-            if one.device == index:
-                print_moments(one, console, top=top)
+        for moments in explained.moments:
+            if moments.device == index:
+                print_moments(moments, console, top=top)
         print_allocator([found for found in explained.allocator if found.device == index], console, top=top)
 
     print_snapshot(explained.finding, console, file=str(path), top=top, more=print_more)
 
 
-def _moments(replayed: ReplayedSnapshot, one: ReplayedDevice, questions: Questions, before_oom: int | None) -> Moments:
+def _moments(
+    replayed: ReplayedSnapshot, device: ReplayedDevice, questions: Questions, before_oom: int | None
+) -> Moments:
     """The answers to what is asked of one device beside its peak."""
     from tracer.analysis.snapshots.moments import Moments, between, entry_at, held_at, last_before, step_levels
     from tracer.snapshot.actions import Action
 
     sites = replayed.sites
-    ran_out = len(one.state.trace.where(Action.OOM)) > 0
-    # Asked of all devices, a failure is a question to those that had one.
+    ran_out = len(device.state.trace.where(Action.OOM)) > 0
+    # Asked of all devices, a failure is a question to those that had device.
     is_for_others = not ran_out and any(len(other.state.trace.where(Action.OOM)) for other in replayed.devices)
     at = [moment for moment in questions.at if moment != "oom" or not is_for_others]
     is_between = questions.between is not None and not ("oom" in questions.between and is_for_others)
-    pair = [entry_at(one, moment) for moment in questions.between or ()] if is_between else []
+    pair = [entry_at(device, moment) for moment in questions.between or ()] if is_between else []
     asks_last = before_oom is not None and (ran_out or len(replayed.devices) == 1)
     return Moments(
-        device=one.state.device,
-        held=tuple(held_at(one, sites, entry_at(one, moment)) for moment in at),
-        between=between(one, sites, *pair) if pair else None,
-        before_oom=last_before(one, sites, entry_at(one, "oom"), before_oom) if asks_last and before_oom else None,
-        steps=step_levels(one),
+        device=device.state.device,
+        held=tuple(held_at(device, sites, entry_at(device, moment)) for moment in at),
+        between=between(device, sites, *pair) if pair else None,
+        before_oom=last_before(device, sites, entry_at(device, "oom"), before_oom)
+        if asks_last and before_oom
+        else None,
+        steps=step_levels(device),
     )
 
 
@@ -458,5 +462,5 @@ def _write(
 
 def _described(file: Path, finding: SnapshotFinding) -> dict[str, str | int | float]:
     """What a reader wants to know of the recording."""
-    devices = ", ".join(str(one.device) for one in finding.devices)
-    return {"file": str(file), "devices": devices, "entries": f"{sum(one.entries for one in finding.devices):,}"}
+    devices = ", ".join(str(device.device) for device in finding.devices)
+    return {"file": str(file), "devices": devices, "entries": f"{sum(device.entries for device in finding.devices):,}"}

@@ -59,7 +59,9 @@ class PythonStacks:
 
     def words_of(self, allocation: int) -> tuple[str, ...]:
         """The same as text: `forward (model.py:7)`."""
-        return tuple(f"{one['name']} ({one['filename']}:{one['line']})" for one in self.of_allocation(allocation))
+        return tuple(
+            f"{frame['name']} ({frame['filename']}:{frame['line']})" for frame in self.of_allocation(allocation)
+        )
 
 
 def stacks_of_rows(recording: Recording, peak: PeakReport, *, num_rows: int, num_frames: int) -> list[list[str] | None]:

@@ -39,14 +39,14 @@ def without_tracebacks(error: BaseException) -> BaseException:
     seen: set[int] = set()
     rest: list[BaseException | None] = [error]
     while rest:
-        one = rest.pop()
-        if one is None or id(one) in seen:
+        raised = rest.pop()
+        if raised is None or id(raised) in seen:
             continue
-        seen.add(id(one))
-        one.__traceback__ = None
-        rest += [one.__cause__, one.__context__]
-        if isinstance(one, BaseExceptionGroup):
-            rest += one.exceptions
+        seen.add(id(raised))
+        raised.__traceback__ = None
+        rest += [raised.__cause__, raised.__context__]
+        if isinstance(raised, BaseExceptionGroup):
+            rest += raised.exceptions
     return error
 
 

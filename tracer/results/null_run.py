@@ -49,4 +49,4 @@ def _operators(findings: Findings | None) -> set[str]:
     if findings is None:
         return set()
     recordings = [cycle.recording for cycle in findings.cycles]
-    return {one.strings[name] for one in recordings for name in set(one.ops.name.tolist())}
+    return {recording.strings[name] for recording in recordings for name in set(recording.ops.name.tolist())}

@@ -30,7 +30,7 @@ class HolderName:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class OutlivedMemory:
     """Memory that outlived the step after its own.
 
     Attributes:
@@ -84,7 +84,7 @@ class WatchReport:
         reserved_bytes: Held from the driver at that moment; likewise.
         out_of_memory: The last allocation that failed, explained; None if none did, or there is no history.
         groups: What was in use then, by line and kind; of the allocator's history.
-        kept: What outlived the step after its own and is of no kind that stays.
+        outlived: What outlived the step after its own and is of no kind that stays.
         ledger: The whole device; None where its driver does not say.
         history_steps: How many of the last steps the history has in full.
         notes: What is missing or could not be read, in sentences.
@@ -105,7 +105,7 @@ class WatchReport:
     reserved_bytes: int | None
     out_of_memory: OutOfMemory | None
     groups: tuple[Group, ...]
-    kept: tuple[Kept, ...]
+    outlived: tuple[OutlivedMemory, ...]
     ledger: DeviceLedger | None
     history_steps: int | None
     notes: tuple[str, ...]
@@ -117,7 +117,7 @@ class WatchReport:
     def has_findings(self) -> bool:
         """Whether it says more than what is in use."""
         steps = StepFindings(self.steps.num_steps)
-        return bool(self.kept) or self.out_of_memory is not None or self.steps != steps
+        return bool(self.outlived) or self.out_of_memory is not None or self.steps != steps
 
     def findings_alone(self) -> WatchReport:
         """The same without its tables: what a later report of the run repeats of it."""

@@ -93,7 +93,9 @@ def _verified(advice: Advice, build: Build) -> tuple[Advice, dict[str, Measured]
     fit = advice.fit.outcome if advice.fit is not None else None
     wanted = [fit, *advice.best[:_NUM_VERIFIED], advice.together]
     due = {
-        one.name: one for one in wanted if one is not None and one.changes and not any(c.settings for c in one.changes)
+        outcome.name: outcome
+        for outcome in wanted
+        if outcome is not None and outcome.changes and not any(c.settings for c in outcome.changes)
     }
     before = run_for_real(build)
     measured: dict[str, Measured] = {}
@@ -109,19 +111,19 @@ def _verified(advice: Advice, build: Build) -> tuple[Advice, dict[str, Measured]
             continue
         if measured[name].saves_bytes < LEAST_SHARE * before.peak_bytes:
             failed.append(NotTried(name, "made for real, it saves less than 1 % of the measured peak"))
-    bad = {one.name for one in failed}
+    bad = {outcome.name for outcome in failed}
 
     def kept(outcome: Outcome | None) -> Outcome | None:
         return None if outcome is None or outcome.name in bad else outcome
 
     advice = replace(
         advice,
-        outcomes=tuple(one for one in advice.outcomes if kept(one)),
+        outcomes=tuple(outcome for outcome in advice.outcomes if kept(outcome)),
         together=kept(advice.together),
         fit=replace(advice.fit, outcome=kept(fit)) if advice.fit is not None else None,
         not_tried=(*advice.not_tried, *failed),
     )
-    return advice, {name: one for name, one in measured.items() if name not in bad}
+    return advice, {name: outcome for name, outcome in measured.items() if name not in bad}
 
 
 def measure(build: Build, changes: Sequence[Change], before: _Run, *, divides: bool = True) -> Measured:

@@ -52,11 +52,11 @@ def recordings(paths: Iterable[Path]) -> list[Path]:
 
 def _inside(path: Path) -> Iterator[Path]:
     if path.is_dir():
-        yield from sorted(one for one in path.rglob("*") if one.name.endswith(SUFFIXES) and one.is_file())
+        yield from sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES) and file.is_file())
     elif path.exists():
         yield path
     elif any(letter in str(path) for letter in "*?["):
-        yield from sorted(Path(one) for one in glob(str(path), recursive=True) if Path(one).is_file())  # noqa: PTH207
+        yield from sorted(Path(file) for file in glob(str(path), recursive=True) if Path(file).is_file())  # noqa: PTH207
     else:
         raise SnapshotError(f"{path} does not exist.", hint="Name a recording, a folder of them, or a pattern.")
 

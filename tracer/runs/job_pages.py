@@ -30,11 +30,11 @@ def read_pages(ranks: Sequence[RankPeak], *, dask: str | None = None) -> dict[st
     """
     if not ranks:
         return {}
-    files = [Path(one.file) for one in ranks]
+    files = [Path(rank.file) for rank in ranks]
     with executor_for(dask, num_processes_for(files)) as executor:
-        futures = [executor.submit(read_page, one, len(ranks) + 1) for one in ranks]
+        futures = [executor.submit(read_page, rank, len(ranks) + 1) for rank in ranks]
         pages = [_page_or_none(future) for future in futures]
-    return {one.name: page for one, page in zip(ranks, pages, strict=True) if page is not None}
+    return {rank.name: page for rank, page in zip(ranks, pages, strict=True) if page is not None}
 
 
 def _page_or_none(future: Future[dict[str, Any] | None]) -> dict[str, Any] | None:

@@ -44,8 +44,8 @@ def kept_run(results: RunResults) -> KeptRun:
         compiled=findings.compiled if findings is not None else NOTHING_COMPILED,
         eager=None if results.eager is None else saved_peak_document(results.eager),
         waste=tuple(
-            KeptWaste(one.kind.name, one.bytes, one.count, one.line, one.path, one.variable, one.held_at)
-            for one in results.waste
+            KeptWaste(waste.kind.name, waste.bytes, waste.count, waste.line, waste.path, waste.variable, waste.held_at)
+            for waste in results.waste
         ),
         values_read=results.values_read,
     )
@@ -92,15 +92,15 @@ def results_of(kept: KeptRun) -> RunResults:
         eager=None if kept.eager is None else saved_peak_from(Path("The peak without compilation"), kept.eager),
         waste=tuple(
             Waste(
-                WasteKind[one.kind],
-                one.bytes,
-                one.count,
-                one.line,
-                path=one.path,
-                variable=one.variable,
-                held_at=one.held_at,
+                WasteKind[waste.kind],
+                waste.bytes,
+                waste.count,
+                waste.line,
+                path=waste.path,
+                variable=waste.variable,
+                held_at=waste.held_at,
             )
-            for one in kept.waste
+            for waste in kept.waste
         ),
         values_read=kept.values_read,
     )

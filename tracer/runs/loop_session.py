@@ -22,7 +22,7 @@ from tracer.capture.forked_child import in_forked_child
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.errors import TracerError
 from tracer.runs.session_folder import SessionFolder
-from tracer.runs.termination import Termination, held
+from tracer.runs.termination import Termination, signals_deferred
 
 
 class LoopSession:
@@ -149,7 +149,7 @@ class LoopSession:
     @contextmanager
     def _never_the_loops_fault(self) -> Iterator[None]:
         """What goes wrong inside ends the session's work and not the training, with one warning."""
-        with held():
+        with signals_deferred():
             try:
                 yield
             except Exception as fault:

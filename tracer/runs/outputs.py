@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from tracer.advice.found import found_in
-from tracer.advice.recommendation import Found
+from tracer.advice.recommendation import UnneededMemory
+from tracer.advice.unneeded import unneeded_memory
 from tracer.analysis.operators.invocations import OpInstances, op_instances
 from tracer.analysis.operators.memory_report import memory_report
 from tracer.analysis.operators.run_times import RunTimes, run_times
@@ -200,7 +200,7 @@ def _write_page(material: Material, path: Path) -> None:
         known=known,
         against_eager=results.against_eager,
         advice=results.advice,
-        unneeded=found_of(results),
+        unneeded=unneeded_of(results),
     )
     others = [
         timeline_page(
@@ -214,19 +214,19 @@ def _write_page(material: Material, path: Path) -> None:
         for found in material.others
     ]
     pages = [page, *others]
-    write_pages(pages if results.computed else [without_times(each) for each in pages], path)
+    write_pages(pages if results.computed else [without_times(page) for page in pages], path)
 
 
 def _slow_modules(material: Material, findings: Findings) -> tuple[SlowModule, ...]:
     return slow_modules(material.run_times, findings.worst.peak) if material.results.computed else ()
 
 
-def found_of(results: RunResults) -> tuple[Found, ...]:
+def unneeded_of(results: RunResults) -> tuple[UnneededMemory, ...]:
     """What nobody needs of a run's peak, as advice; where changes were tried, with what these save."""
     if results.advice is not None and results.advice.found:
         return results.advice.found
     device = results.findings.device if results.findings is not None else results.device
-    return found_in(results.waste, device=device)
+    return unneeded_memory(results.waste, device=device)
 
 
 def _write_page_of_history(material: Material, path: Path) -> None:
@@ -386,20 +386,20 @@ def write_outputs(
     ]
     done: list[Written] = []
 
-    def write(each: Written) -> None:
+    def write(file: Written) -> None:
         try:
-            with turn.writing(each.path):
-                each.output.write(material, each.path)
+            with turn.writing(file.path):
+                file.output.write(material, file.path)
         except TracerError as error:
-            done.append(replace(each, error=error))
+            done.append(replace(file, error=error))
         else:
-            done.append(replace(each, detail=each.output.detail(results, each.path)))
+            done.append(replace(file, detail=file.output.detail(results, file.path)))
         tell(done[-1])
 
-    with FilesInTurn([each.path for each in due]) as turn:
+    with FilesInTurn([file.path for file in due]) as turn:
         try:
-            for each in due:
-                write(each)
+            for file in due:
+                write(file)
         except KeyboardInterrupt:
             kept = Written(_RECORDING, save_dir / _RECORDING.file_name)
             if _can_be_kept(results) and turn.keeps_the_rest_in(kept.path):
@@ -434,7 +434,7 @@ def left_from_earlier(save_dir: Path, written: Collection[Written]) -> tuple[Pat
 
     They are not removed: a run that fails, or leaves a file out, has no right to an earlier one's results.
     """
-    ours = {each.path for each in written if each.error is None}
+    ours = {file.path for file in written if file.error is None}
     paths = [save_dir / output.file_name for output in OUTPUTS]
     return tuple(path for path in paths if path.is_file() and path not in ours)
 

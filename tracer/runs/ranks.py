@@ -289,12 +289,12 @@ def read_ranks(save_dir: Path, world_size: int, *, run: str, store: RankStore | 
     """What the ranks have left so far, in the store or in a file; the last words of each count."""
     left = {index: _in_file(save_dir, index, run) for index in range(world_size)}
     if store is not None:
-        open_ones = [index for index, one in left.items() if one is None or not one.has_ended]
+        open_ones = [index for index, rank in left.items() if rank is None or not rank.has_ended]
         for index, text in store.read(open_ones).items():
-            said = [one for one in (left[index], _parsed(text, run)) if one is not None]
-            left[index] = max(said, key=lambda one: (one.has_ended, one.num_steps), default=None)
-    found = tuple(one for one in left.values() if one is not None)
-    return RanksSummary(found, tuple(index for index, one in left.items() if one is None))
+            said = [rank for rank in (left[index], _parsed(text, run)) if rank is not None]
+            left[index] = max(said, key=lambda rank: (rank.has_ended, rank.num_steps), default=None)
+    found = tuple(rank for rank in left.values() if rank is not None)
+    return RanksSummary(found, tuple(index for index, rank in left.items() if rank is None))
 
 
 def _in_file(save_dir: Path, index: int, run: str) -> RankPeak | None:

@@ -132,7 +132,11 @@ class ScriptProfile:
 
     def _called(self, module: nn.Module, args: Any) -> None:
         """Before any module's call, until a session begins or something is compiled, whose code would contain it."""
-        if self.session is None and torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters()):
+        if (
+            self.session is None
+            and torch.is_grad_enabled()
+            and any(parameter.requires_grad for parameter in module.parameters())
+        ):
             self._begin(module)
 
     def _begin(self, module: nn.Module | None) -> None:
@@ -147,7 +151,12 @@ class ScriptProfile:
 
     def _begin_session(self, module: nn.Module | None) -> None:
         optimizers = _alive(torch.optim.Optimizer)
-        trained = {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
+        trained = {
+            id(parameter)
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
         alive = [model for model in _alive(nn.Module) if not torch_compile.is_graph_of_compiler(model)]
         models = [model for model in outermost(alive) if model is module or _holds(model, module, trained)]
         self.session = self._make_session(named(models or ([] if module is None else [module])), optimizers)
@@ -219,7 +228,7 @@ def _hook_modules(called: Callable[[nn.Module, Any], None]) -> Callable[[], None
 
 def _alive(kind: type[Any]) -> list[Any]:
     """The objects of a class that are alive; types decide, since a proxy's `__class__` would call the user's code."""
-    return [one for one in gc.get_objects() if issubclass(type(one), kind)]
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
 
 
 def outermost(modules: Iterable[nn.Module]) -> list[nn.Module]:
@@ -231,7 +240,9 @@ def outermost(modules: Iterable[nn.Module]) -> list[nn.Module]:
 
 def _holds(model: nn.Module, module: nn.Module | None, trained: set[int]) -> bool:
     """Whether a model has a module inside, or parameters that an optimizer updates."""
-    return any(one is module for one in model.modules()) or any(id(one) in trained for one in model.parameters())
+    return any(child is module for child in model.modules()) or any(
+        id(parameter) in trained for parameter in model.parameters()
+    )
 
 
 def named(models: Sequence[nn.Module]) -> dict[str, nn.Module]:

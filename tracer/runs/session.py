@@ -449,7 +449,11 @@ class ProfileSession(LoopSession):
     def _observe_gradients_of(self, optimizer: torch.optim.Optimizer) -> None:
         if self._objects is not None:
             self._has_stepped = True
-            named = [(name, one) for name, one in self._objects.parameters_of(optimizer) if one.requires_grad]
+            named = [
+                (name, parameter)
+                for name, parameter in self._objects.parameters_of(optimizer)
+                if parameter.requires_grad
+            ]
             self._gradients_seen.judge(self._observe_gradients(named))
 
     # --------------------------------------------------------------------------------------------------------- results
@@ -486,7 +490,7 @@ class ProfileSession(LoopSession):
     def _lacking(self, findings: Findings | None) -> str | None:
         """What the device does not offer, in a sentence."""
         cycles = findings.cycles if findings is not None else ()
-        has_kernels = not self._is_timed or not cycles or any(one.recording.kernels is not None for one in cycles)
+        has_kernels = not self._is_timed or not cycles or any(cycle.recording.kernels is not None for cycle in cycles)
         return devices.lacks(self.device_of(findings), has_history=self.history.is_offered, has_kernels=has_kernels)
 
     @property

@@ -88,7 +88,7 @@ class Termination:
 
 
 @contextmanager
-def held(error: BaseException | None = None) -> Iterator[None]:
+def signals_deferred(error: BaseException | None = None) -> Iterator[None]:
     """While the block lasts, which is work of ours between two of the program's, signals wait: `Termination.hold`."""
     termination = Termination()
     termination.hold(error)

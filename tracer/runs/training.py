@@ -264,13 +264,19 @@ def _checked(screen: Screen | bool) -> Screen:
 def _describe(objects: TrainingObjects) -> tuple[Parameter, ...]:
     """The models' parameters, one that several share once."""
     names = {name for name, _ in objects.parameters()}
-    found = (each for prefix, model in objects.models.items() for each in describe_parameters(model, prefix=prefix))
-    return tuple(each for each in found if each.name in names)
+    found = (
+        parameter for prefix, model in objects.models.items() for parameter in describe_parameters(model, prefix=prefix)
+    )
+    return tuple(parameter for parameter in found if parameter.name in names)
 
 
 def _merged(first: tuple[Parameter, ...], later: tuple[Parameter, ...]) -> tuple[Parameter, ...]:
     """By name; of two the later description."""
-    return tuple(({each.name: each for each in first} | {each.name: each for each in later}).values())
+    return tuple(
+        (
+            {parameter.name: parameter for parameter in first} | {parameter.name: parameter for parameter in later}
+        ).values()
+    )
 
 
 def _without_traceback(error: BaseException) -> BaseException:
@@ -291,20 +297,20 @@ def print_screen(results: RunResults, written: Collection[Written] = (), *, top:
     from tracer.exporters.screen.run import print_results
     from tracer.exporters.screen.terminal import say, screen
 
-    for line in (line for each in written for line in written_lines(each)):
+    for line in (line for file in written for line in written_lines(file)):
         say(line)
     for note in results.notes:
         say(f"Note: {note}")
     with screen() as console:
         print_results(results, console, top=top)
-    folder = next((each.path.parent for each in written), Path())
+    folder = next((file.path.parent for file in written), Path())
     for line in after_run(folder, names_of(written)):
         say(line)
 
 
 def names_of(written: Collection[Written]) -> list[str]:
     """Of the files that could be written."""
-    return [each.path.name for each in written if each.error is None]
+    return [file.path.name for file in written if file.error is None]
 
 
 def say_in_short(results: RunResults, folder: Path, written: Collection[Written]) -> None:

@@ -17,7 +17,7 @@ from tracer.analysis.profiles.waste import (
     Waste,
     WasteKind,
     find_waste,
-    put_together,
+    merge_waste,
     users_lines,
 )
 from tracer.capture.objects.holders import Holder, find_common_holder, find_holders
@@ -60,24 +60,26 @@ def find_held_waste(findings: Findings, *, error: BaseException | None = None) -
     """
     least = max(LEAST_SHARE * findings.worst.peak.peak_bytes, _LEAST_BYTES)
     wastes = find_waste(findings)
-    due = [one for one in wastes if one.kind in _HELD and one.addresses and one.bytes * _NUM_SEARCHED >= least]
+    due = [
+        waste for waste in wastes if waste.kind in _HELD and waste.addresses and waste.bytes * _NUM_SEARCHED >= least
+    ]
     search = _Search(findings, due[:_NUM_SEARCHED], error) if due else None
-    named = wastes if search is None else [part for one in wastes for part in search.named(one)]
-    kept = put_together(filter(_is_certain, named))
+    named = wastes if search is None else [part for waste in wastes for part in search.named(waste)]
+    kept = merge_waste(filter(_is_certain, named))
     if search is not None:
         kept = tuple(map(search.counted, kept))
     on_cpu = findings.device == "cpu"
-    return tuple(one for one in kept if one.bytes >= least and not (on_cpu and _is_data(one)))
+    return tuple(waste for waste in kept if waste.bytes >= least and not (on_cpu and _is_data(waste)))
 
 
-def _is_certain(one: Waste) -> bool:
-    """Results that a loop's variable holds are no habit: it is set anew by itself.
+def _is_certain(waste: Waste) -> bool:
+    """Results that a loop's variable holds do not count: it is set anew by itself.
 
     What stays behind a backward pass may be torch's own, as its profiler keeps what torch.func wraps.
     """
-    if one.kind == WasteKind.RETAINED:
-        return _retains(one.line)
-    return bool(one.path) or one.kind not in (WasteKind.TENSORS, WasteKind.WEIGHTS)
+    if waste.kind == WasteKind.RETAINED:
+        return _retains(waste.line)
+    return bool(waste.path) or waste.kind not in (WasteKind.TENSORS, WasteKind.WEIGHTS)
 
 
 def _retains(line: SourceLine | None) -> bool:
@@ -87,9 +89,9 @@ def _retains(line: SourceLine | None) -> bool:
     return has_keyword(line, ("retain_graph", "create_graph"))
 
 
-def _is_data(one: Waste) -> bool:
+def _is_data(waste: Waste) -> bool:
     """Whether it is all from before the recording, and no graph: as a data set is, for which the host is the place."""
-    return one.kind == WasteKind.TENSORS and one.line is None
+    return waste.kind == WasteKind.TENSORS and waste.line is None
 
 
 class _Search:
@@ -104,10 +106,10 @@ class _Search:
         self._device, self._error = device, error
         self._at_peak = _staying_at_peak(findings)
         self._chosen: dict[int, dict[int, int]] = {}
-        for one in wastes:
-            pairs = zip(one.addresses, one.sizes_bytes, strict=True)
+        for waste in wastes:
+            pairs = zip(waste.addresses, waste.sizes_bytes, strict=True)
             found = [(at, size) for at, size in pairs if at in there and 0 <= size - there[at] <= slack]
-            self._chosen[id(one)] = dict(found[:_NUM_ADDRESSES])
+            self._chosen[id(waste)] = dict(found[:_NUM_ADDRESSES])
         addresses = {address for chosen in self._chosen.values() for address in chosen}
         holders = find_holders(addresses, device=device, error=error)
         self._holders = {
@@ -118,11 +120,11 @@ class _Search:
         }
         self._of_path = {(in_graph(holder.path)[0], holder.variable): holder for holder in self._holders.values()}
 
-    def named(self, one: Waste) -> Iterator[Waste]:
+    def named(self, waste: Waste) -> Iterator[Waste]:
         """The same with the way to it, in as many parts as there are holders; it may be another kind than it seemed."""
-        chosen = self._chosen.get(id(one), {})
-        if one.kind == WasteKind.WEIGHTS:
-            copy = self._copy(one, chosen)
+        chosen = self._chosen.get(id(waste), {})
+        if waste.kind == WasteKind.WEIGHTS:
+            copy = self._copy(waste, chosen)
             if copy is not None:
                 yield copy
                 return
@@ -131,16 +133,16 @@ class _Search:
             if (holder := self._holders.get(address)) is not None:
                 held.setdefault(holder, []).append(address)
         if not held:
-            yield one
+            yield waste
             return
-        if one.kind != WasteKind.WEIGHTS:  # made at one line, and held in one way but for what comes and goes
-            yield self._held(one, max(held, key=lambda holder: len(held[holder])))
+        if waste.kind != WasteKind.WEIGHTS:  # made at one line, and held in one way but for what comes and goes
+            yield self._held(waste, max(held, key=lambda holder: len(held[holder])))
             return
         for holder, addresses in held.items():
             sizes = tuple(chosen[address] for address in addresses)
             yield self._held(
                 replace(
-                    one,
+                    waste,
                     kind=WasteKind.TENSORS,
                     bytes=sum(sizes),
                     count=len(sizes),
@@ -150,13 +152,13 @@ class _Search:
                 holder,
             )
 
-    def _held(self, one: Waste, holder: Holder) -> Waste:
+    def _held(self, waste: Waste, holder: Holder) -> Waste:
         path, has_graph = in_graph(holder.path)
         is_variable = is_bare_variable(path.partition(GRAPH_OF)[0])
         if not has_graph and is_variable:
-            return replace(one, kind=WasteKind.TENSORS)  # of which this is no reason to be told
-        kind = one.kind
-        if kind == WasteKind.RETAINED and not _retains(one.line) and not is_variable:
+            return replace(waste, kind=WasteKind.TENSORS)  # of which this is no reason to be told
+        kind = waste.kind
+        if kind == WasteKind.RETAINED and not _retains(waste.line) and not is_variable:
             kind = WasteKind.GRAPH  # something else than that call keeps it
         if has_graph and kind in (WasteKind.TENSORS, WasteKind.WEIGHTS):
             kind = WasteKind.GRAPH
@@ -164,9 +166,9 @@ class _Search:
             kind = WasteKind.TENSORS
         names = names_on_the_way(path)
         held_at = self._stored_at(names[-1]) if names else None
-        return replace(one, kind=kind, path=path, variable=holder.variable, held_at=held_at)
+        return replace(waste, kind=kind, path=path, variable=holder.variable, held_at=held_at)
 
-    def _copy(self, one: Waste, addresses: Collection[int]) -> Waste | None:
+    def _copy(self, waste: Waste, addresses: Collection[int]) -> Waste | None:
         """A copy is what one variable holds all of, some line copies, and none changes as it does a moving average."""
         holder = find_common_holder(addresses, device=self._device, error=self._error)
         names = names_on_the_way(holder.path) if holder is not None and GRAPH_OF not in holder.path else []
@@ -176,18 +178,18 @@ class _Search:
             found = [line for file in self._files for line in lines_that_store(name, file, _COPIES)]
             if found:
                 way = holder.path[: holder.path.index(name) + len(name)]
-                return replace(one, path=way, variable=holder.variable, held_at=found[-1])
+                return replace(waste, path=way, variable=holder.variable, held_at=found[-1])
         return None
 
-    def counted(self, one: Waste) -> Waste:
+    def counted(self, waste: Waste) -> Waste:
         """With all that letting go frees, whatever line has made it, where most of that is known to be used no more."""
-        holder = self._of_path.get((one.path, one.variable))
+        holder = self._of_path.get((waste.path, waste.variable))
         if holder is None or self._at_peak is None:
-            return one
+            return waste
         freed = [size for address, size in holder.frees if self._at_peak.get(address, -1) >= size]
-        if not one.bytes <= sum(freed) <= _MOST_MORE * one.bytes:
-            return one
-        return replace(one, bytes=sum(freed), count=len(freed))
+        if not waste.bytes <= sum(freed) <= _MOST_MORE * waste.bytes:
+            return waste
+        return replace(waste, bytes=sum(freed), count=len(freed))
 
     def _stored_at(self, name: str) -> SourceLine | None:
         """The line that stores something under a name: the last that was seen at work, or else the only one."""

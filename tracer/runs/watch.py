@@ -250,15 +250,15 @@ class TrainingWatch(LoopSession):
 
     def observe_batch(self, batch: object) -> None:
         """Say that these tensors are the step's inputs; what the model is called with is known without."""
-        self._batch = [(name, weakref.ref(one)) for name, one in leaves(batch, Tensor, "batch")]
+        self._batch = [(name, weakref.ref(tensor)) for name, tensor in leaves(batch, Tensor, "batch")]
 
     def _before_call(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
         if self._is_on and not torch.compiler.is_compiling():
             given = (*args, *kwargs.values()) if kwargs else args
             found: list[Tensor] = []
-            for one in given:  # most often they are tensors: nothing is walked then
-                found += [one] if isinstance(one, Tensor) else [inner for _, inner in leaves(one, Tensor)]
-            self._batch = [("batch", weakref.ref(one)) for one in found if not one.requires_grad]
+            for value in given:  # most often they are tensors: nothing is walked then
+                found += [value] if isinstance(value, Tensor) else [inner for _, inner in leaves(value, Tensor)]
+            self._batch = [("batch", weakref.ref(tensor)) for tensor in found if not tensor.requires_grad]
             self._write_if_asked()
 
     def _after_call(self, model: nn.Module, args: object, output: object) -> None:
@@ -380,8 +380,8 @@ class TrainingWatch(LoopSession):
 
     def _tensors(self) -> Iterator[tuple[Role, str, Tensor]]:
         objects = self._objects
-        batch = ((name, one()) for name, one in self._batch)
-        known = ((Role.INPUT, name, one) for name, one in batch if one is not None)
+        batch = ((name, tensor()) for name, tensor in self._batch)
+        known = ((Role.INPUT, name, tensor) for name, tensor in batch if tensor is not None)
         return itertools.chain(objects.tensors() if objects is not None else (), known)
 
     def _missing(self, has_history: bool) -> Iterator[str]:

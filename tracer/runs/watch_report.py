@@ -15,7 +15,7 @@ from tracer.analysis.snapshots.findings import ReplayedDevice, explain_replayed,
 from tracer.analysis.snapshots.groups import Group, group_rows
 from tracer.analysis.snapshots.kind_finder import HeldNow
 from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory
-from tracer.analysis.snapshots.outlived_steps import KeptGroup, StepEnds, first_whole_step, kept_groups
+from tracer.analysis.snapshots.outlived_steps import OutlivedGroup, StepEnds, first_whole_step, outlived_groups
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.steps.step_findings import explain_steps
 from tracer.capture.device.device_ledger import DeviceLedger, device_ledger
@@ -32,7 +32,7 @@ from tracer.capture.step_columns import StepColumns
 from tracer.capture.torch_private.torch_history import cublas_workspaces
 from tracer.errors import SnapshotError
 from tracer.results.null_run import caveat_of
-from tracer.results.watch_report import Event, HolderName, Kept, WatchReport
+from tracer.results.watch_report import Event, HolderName, OutlivedMemory, WatchReport
 from tracer.snapshot.load import snapshot_in_memory
 
 _WORDS = {role: Kind[role.name].words for role in (Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.OPTIMIZER_STATE)}
@@ -106,7 +106,7 @@ class _Explanation:
         moment = self._moment
         if moment.snapshot is not None:
             self._history = self._or_note(self._read_history)
-        kept = self._or_note(self._kept) or ()
+        outlived = self._or_note(self._outlived) or ()
         counters, history = read_counters(self._device), self._history
         error = moment.error
         return WatchReport(
@@ -122,7 +122,7 @@ class _Explanation:
             reserved_bytes=counters.reserved_bytes if counters is not None else None,
             out_of_memory=history.out_of_memory if history is not None else None,
             groups=history.groups if history is not None else (),
-            kept=kept,
+            outlived=outlived,
             ledger=self._or_note(self._ledger),
             history_steps=history.num_steps if history is not None else None,
             notes=tuple(self._notes),
@@ -185,35 +185,39 @@ class _Explanation:
         return observer.observations()
 
     # ---------------------------------------------------------------------------------------------- what has stayed
-    def _kept(self) -> tuple[Kept, ...]:
+    def _outlived(self) -> tuple[OutlivedMemory, ...]:
         if self._history is not None and self._moment.ends is not None:
-            return self._kept_blocks(self._history, self._moment.ends)
-        return self._kept_tensors()
+            return self._outlived_blocks(self._history, self._moment.ends)
+        return self._outlived_tensors()
 
-    def _kept_blocks(self, history: _History, ends: StepEnds) -> tuple[Kept, ...]:
+    def _outlived_blocks(self, history: _History, ends: StepEnds) -> tuple[OutlivedMemory, ...]:
         in_use = sum(group.bytes for group in history.groups)
         least = max(_LEAST_KEPT_BYTES, _LEAST_KEPT_SHARE * in_use)
-        groups = kept_groups(history.device, history.sites, ends)
+        groups = outlived_groups(history.device, history.sites, ends)
         grows = self._steps.growth is not None
-        chosen = [one for one in groups if one.bytes >= least or (grows and one.bytes_per_step > 0)][:_MAX_NAMED]
-        holders = self._holders([address for one in chosen for address in one.addresses])
-        return tuple(self._kept_group(one, holders, history) for one in chosen)
+        chosen = [group for group in groups if group.bytes >= least or (grows and group.bytes_per_step > 0)][
+            :_MAX_NAMED
+        ]
+        holders = self._holders([address for group in chosen for address in group.addresses])
+        return tuple(self._outlived_group(group, holders, history) for group in chosen)
 
-    def _kept_group(self, one: KeptGroup, holders: Iterable[Holder], history: _History) -> Kept:
-        line = None if one.site.file is None or one.site.line is None else SourceLine(one.site.file, one.site.line)
-        return Kept(
-            what=one.kind,
-            frame=one.site.frame,
+    def _outlived_group(self, group: OutlivedGroup, holders: Iterable[Holder], history: _History) -> OutlivedMemory:
+        line = (
+            None if group.site.file is None or group.site.line is None else SourceLine(group.site.file, group.site.line)
+        )
+        return OutlivedMemory(
+            what=group.kind,
+            frame=group.site.frame,
             line=line,
-            bytes=one.bytes,
-            count=one.count,
-            bytes_per_step=one.bytes_per_step,
+            bytes=group.bytes,
+            count=group.count,
+            bytes_per_step=group.bytes_per_step,
             holders=tuple(
-                HolderName(holder, history.line_of(holder.graph_of)) for holder in _holding(holders, one.addresses)
+                HolderName(holder, history.line_of(holder.graph_of)) for holder in _holding(holders, group.addresses)
             ),
         )
 
-    def _kept_tensors(self) -> tuple[Kept, ...]:
+    def _outlived_tensors(self) -> tuple[OutlivedMemory, ...]:
         """Without a history: what looks the same and has become more since the beginning, if anything grows."""
         earlier, growth = self._moment.earlier, self._steps.growth
         if earlier is None or growth is None:
@@ -227,14 +231,14 @@ class _Explanation:
         chosen = [(more, look) for more, look in grown if more >= _LEAST_KEPT_BYTES][:_MAX_NAMED]
         holders = self._holders([address for _, look in chosen for address in now[look].addresses])
         return tuple(
-            Kept(
+            OutlivedMemory(
                 what=f"tensors {look}",
                 frame="",
                 line=None,
                 bytes=now[look].bytes,
                 count=now[look].count,
                 bytes_per_step=more // num_steps,
-                holders=tuple(HolderName(one) for one in _holding(holders, now[look].addresses)),
+                holders=tuple(HolderName(holder) for holder in _holding(holders, now[look].addresses)),
             )
             for more, look in chosen
         )
@@ -270,8 +274,8 @@ class _History:
 def _holding(holders: Iterable[Holder], addresses: Collection[int]) -> list[Holder]:
     """Those that hold some of the addresses, who holds most of them first."""
     wanted = set(addresses)
-    counted = [(len(wanted.intersection(one.addresses)), one) for one in holders]
-    return [one for count, one in sorted(counted, key=lambda pair: -pair[0]) if count]
+    counted = [(len(wanted.intersection(holder.addresses)), holder) for holder in holders]
+    return [holder for count, holder in sorted(counted, key=lambda pair: -pair[0]) if count]
 
 
 def _held_now(known: KnownStorages, device: str) -> HeldNow:

@@ -18,10 +18,6 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 def read_objects(path: Path, remarks: Remarks) -> Any:
     """Read the plain objects of a snapshot: a pickle of any protocol or its JSON dump, packed or not.
 
-    Args:
-        path: The file.
-        remarks: Where oddities go.
-
     Raises:
         SnapshotError: The file is missing, unreadable, truncated, of another kind, or asks for Python globals.
     """

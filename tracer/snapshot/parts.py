@@ -23,11 +23,6 @@ _SCALAR_SETTINGS = {
 def snapshot_parts(objects: Any, path: Path, remarks: Remarks) -> dict[str, Any]:
     """The top level of the snapshot; the bare list of `torch.cuda.memory_snapshot()` has only segments.
 
-    Args:
-        objects: What the file holds.
-        path: The file, for messages.
-        remarks: Where oddities go.
-
     Raises:
         SnapshotError: The file holds something else.
     """

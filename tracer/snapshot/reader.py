@@ -151,10 +151,6 @@ def _address_space_bytes() -> int:
 def main(path: Path, out: IO[bytes]) -> int:
     """Read the file under limits and write the columns, or a line of JSON with the error.
 
-    Args:
-        path: Of the pickle.
-        out: Where to write.
-
     Returns:
         The exit status.
     """

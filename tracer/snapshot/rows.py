@@ -85,12 +85,6 @@ def trace_columns(entries: object, *, device: int, stacks: StackTable, texts: Te
 def segment_columns(segments: object, *, stacks: StackTable, texts: Texts, remarks: Remarks) -> Columns:
     """Segments and, in the same order, their blocks, as columns named `segment.*` and `block.*`.
 
-    Args:
-        segments: As they were unpickled.
-        stacks: Numbers stacks.
-        texts: Numbers texts.
-        remarks: Takes what is odd.
-
     Raises:
         SnapshotError: A segment or block is not what an allocator writes.
     """
@@ -120,13 +114,7 @@ def segment_columns(segments: object, *, stacks: StackTable, texts: Texts, remar
 
 
 def annotation_columns(annotations: object, *, texts: Texts, remarks: Remarks) -> Columns:
-    """External annotations (regions of the program) as columns named `annotation.*`; `device` -1 means all devices.
-
-    Args:
-        annotations: As they were unpickled.
-        texts: Numbers texts.
-        remarks: Takes what is odd.
-    """
+    """External annotations (regions of the program) as columns named `annotation.*`; `device` -1 means all devices."""
     rows = _notes(annotations, remarks)
     devices = [row.get("device", -1) for row in rows]
     return {

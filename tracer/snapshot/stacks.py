@@ -125,7 +125,7 @@ class _FrameTable:
         found = self._by_identity.get(id(frame))
         if found is None:
             values = () if (value := self._value(frame)) is None else (value, *self._original(frame))
-            found = tuple(self._by_value.setdefault(each, len(self._by_value)) for each in values)
+            found = tuple(self._by_value.setdefault(value, len(self._by_value)) for value in values)
             self._by_identity[id(frame)] = found
         return found
 

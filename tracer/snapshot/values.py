@@ -54,11 +54,6 @@ class Where:
 def as_rows(value: object, what: str, remarks: Remarks) -> list[Row]:
     """The value, if it is a list of dicts; a tuple is one too, and what is None in it is left out.
 
-    Args:
-        value: Anything unpickled.
-        what: Its name, for messages.
-        remarks: Takes what is odd.
-
     Raises:
         SnapshotError: It is something else.
     """

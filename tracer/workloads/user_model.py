@@ -312,10 +312,16 @@ def _check_inputs(model: nn.Module, inputs: Sequence[InputSpec]) -> None:
 def _not_given(signature: inspect.Signature, num_positional: int, keywords: Collection[str]) -> list[str]:
     """Parameters without a default that get nothing."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    positional = [one for one in signature.parameters.values() if one.kind in kinds]
-    keyword = [one for one in signature.parameters.values() if one.kind == inspect.Parameter.KEYWORD_ONLY]
+    positional = [parameter for parameter in signature.parameters.values() if parameter.kind in kinds]
+    keyword = [
+        parameter for parameter in signature.parameters.values() if parameter.kind == inspect.Parameter.KEYWORD_ONLY
+    ]
     rest = [*positional[num_positional:], *keyword]
-    return [one.name for one in rest if one.default is inspect.Parameter.empty and one.name not in keywords]
+    return [
+        parameter.name
+        for parameter in rest
+        if parameter.default is inspect.Parameter.empty and parameter.name not in keywords
+    ]
 
 
 def _optimizer(model: nn.Module, text: str) -> torch.optim.Optimizer | None:

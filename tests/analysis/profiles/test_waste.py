@@ -1,4 +1,4 @@
-"""Which habit of a program keeps a block that nobody needs: one rule for each, and no rule for what is needed."""
+"""What in a program keeps a block that nobody needs: one rule for each, and no rule for what is needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.rule_tables import weaker
 from tracer.analysis.profiles.backward_passes import OutermostCalls
 from tracer.analysis.profiles.idle_blocks import IdleBlocks
-from tracer.analysis.profiles.waste import NO_KIND, RULES, Waste, WasteKind, kinds_of, put_together
+from tracer.analysis.profiles.waste import NO_KIND, RULES, Waste, WasteKind, kinds_of, merge_waste
 from tracer.capture.sources.source_line import SourceLine
 
 NO_CALLS = OutermostCalls(*(np.zeros(0, np.int64) for _ in fields(OutermostCalls)))  # type: ignore[arg-type]
@@ -86,7 +86,7 @@ def test_what_one_variable_holds_is_one_finding_and_about_graphs_if_there_are_an
         waste(WasteKind.GRADIENTS, 1, line=8),
         waste(WasteKind.GRADIENTS, 1, line=9),
     ]
-    found = put_together(parts)
+    found = merge_waste(parts)
     assert [(one.kind, one.bytes, one.line.line if one.line else None) for one in found] == [
         (WasteKind.GRAPH, 15, 4),
         (WasteKind.TENSORS, 9, 7),

@@ -49,7 +49,7 @@ def _can_be_fused(optimizer: torch.optim.Optimizer) -> bool:
 
     Source: the check in `Adam.__init__`, torch/optim/adam.py.
     """
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return all(parameter.is_floating_point() for parameter in parameters)
 
 

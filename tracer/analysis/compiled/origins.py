@@ -303,7 +303,7 @@ def _saved_as(graph: CompiledGraph, function: Function, name: str) -> str:
     """What a compiled backward calls a buffer that its forward hands to it: the name of the node that is returned."""
     shown = function.shown_by(name)
     kept = enumerate(zip(function.returned, graph.outputs, strict=False))
-    return next((node for at, (one, node) in kept if at >= graph.num_outputs and one in shown), "")
+    return next((node for at, (output, node) in kept if at >= graph.num_outputs and output in shown), "")
 
 
 def _described(graph: CompiledGraph, number: int, function: Function, name: str, *, is_scratch: bool) -> Origin:
@@ -312,7 +312,7 @@ def _described(graph: CompiledGraph, number: int, function: Function, name: str,
     copied_for = None
     if not made_of:
         # A copy of an argument in another layout has no node of its own: it is made for the operator that reads it.
-        copied_for = next((one for one in function.made_from(name) if graph.buffers.get(one)), None)
+        copied_for = next((source for source in function.made_from(name) if graph.buffers.get(source)), None)
         made_of = graph.buffers[copied_for][:1] if copied_for is not None else ()
     node = graph.nodes[made_of[0]] if made_of else None
     line = node.lines[-1:] if node is not None else ()

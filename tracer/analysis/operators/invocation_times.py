@@ -144,7 +144,7 @@ def _is_bookkeeping(recording: Recording, instances: OpInstances) -> PerInvocati
     """[R] invocations that make no memory and write no more than a counter, in forward and in their nodes."""
     made, written = _made_bytes(recording), _written_bytes(recording)
     known, num = instances.row_of_op >= 0, len(instances.op)
-    made, written = (sum_at(instances.row_of_op[known], one[known], num) for one in (made, written))
+    made, written = (sum_at(instances.row_of_op[known], times[known], num) for times in (made, written))
     # Without recorded shapes it is not known what an in-place operator wrote; its name says that it did.
     blind = not recording.flow.edge_mutated.any()
     in_place = np.array([recording.strings[name].endswith("_") for name in recording.ops.name[instances.op]], bool)

@@ -68,12 +68,7 @@ def short_op_name(recorded_name: str) -> str:
 
 
 def op_instances(recording: Recording, attribution: Attribution) -> OpInstances:
-    """Find the operators of every step's forward.
-
-    Args:
-        recording: One cycle.
-        attribution: Its owners.
-    """
+    """Find the operators of every step's forward."""
     candidates, within_op = _candidates(recording, attribution)
     key = _stretches(recording, attribution, candidates)
     core = _core(recording, attribution)[candidates]

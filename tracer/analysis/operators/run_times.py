@@ -160,7 +160,8 @@ def run_times(
     device = device_ns or [kernel_times(recording) for recording, _ in cycles]
     invoked = instances or [op_instances(*cycle) for cycle in cycles]
     timed = [
-        instance_times(*cycle, ours, device_ns=one) for cycle, ours, one in zip(cycles, invoked, device, strict=True)
+        instance_times(*cycle, ours, device_ns=times)
+        for cycle, ours, times in zip(cycles, invoked, device, strict=True)
     ]
     by_device = bool(timed) and all(times.device_forward_ns is not None for times in timed)
     merged = _Merged(by_device=by_device)

@@ -117,11 +117,6 @@ def _without_the_dead(
 def breakdown(device: str, cycles: Sequence[CycleBreakdown], *, num_left_out: int = 0) -> Breakdown:
     """Put cycles together.
 
-    Args:
-        device: Name.
-        cycles: Those to average.
-        num_left_out: How many others there are.
-
     Raises:
         ValueError: There are none.
     """

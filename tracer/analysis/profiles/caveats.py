@@ -15,12 +15,7 @@ _NUM_PLACES = 3
 
 
 def unseen(recording: Recording, lifetimes: BlockLifetimes) -> tuple[str, ...]:
-    """Sentences on what had to be assumed or stays hidden; none for a recording that shows everything.
-
-    Args:
-        recording: One cycle.
-        lifetimes: One device's blocks.
-    """
+    """Sentences on what had to be assumed or stays hidden; none for a recording that shows everything."""
     sentences = []
     if recording.num_assumed_frees:
         sentences.append(

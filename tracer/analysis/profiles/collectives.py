@@ -71,7 +71,9 @@ def _sharded_modules(recording: Recording, module_names: Mapping[int, str]) -> l
 
 def _below_the_root(name: str, sharded: Iterable[str]) -> str | None:
     """The model's name of a module by the name that FSDP's root has for it: the root may be inside the model."""
-    matching = sorted({one for one in sharded if not name or f".{one}".endswith(f".{name}")}, key=_depth)
+    matching = sorted(
+        {parameter for parameter in sharded if not name or f".{parameter}".endswith(f".{name}")}, key=_depth
+    )
     if not matching or (len(matching) > 1 and _depth(matching[0]) == _depth(matching[1])):
         return None
     return matching[0]

@@ -33,7 +33,9 @@ def with_compiled_owners(
     is_compiled = origins.row >= 0
     rows = origins.row[is_compiled]
     frame, caller, module = (np.array(column, np.int64)[rows] for column in owners.columns(origins.origins))
-    has_stack = np.array([one.node is not None and one.node.has_stack for one in origins.origins], np.bool_)[rows]
+    has_stack = np.array([origin.node is not None and origin.node.has_stack for origin in origins.origins], np.bool_)[
+        rows
+    ]
     allocation_frame, allocation_caller = attribution.allocation_frame.copy(), attribution.allocation_caller.copy()
     allocation_module = attribution.allocation_module.copy()
     # A node's stack begins where the region was entered: with no line of its own it has that one, as without compiling.

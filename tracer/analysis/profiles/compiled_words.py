@@ -47,7 +47,10 @@ def _graphs(code: CompiledCode) -> str:
 
 
 def _breaks(code: CompiledCode, file_name: _FileName) -> list[str]:
-    shown = [f"Graph break{_at(one.line, file_name)}: {one.reason}." for one in code.breaks[:_NUM_SHOWN]]
+    shown = [
+        f"Graph break{_at(graph_break.line, file_name)}: {graph_break.reason}."
+        for graph_break in code.breaks[:_NUM_SHOWN]
+    ]
     return shown + _rest(len(code.breaks), "graph break")
 
 
@@ -56,10 +59,10 @@ def _at(line: SourceLine | None, file_name: _FileName) -> str:
 
 
 def _recompilations(code: CompiledCode, file_name: _FileName) -> list[str]:
-    again = [one for one in code.functions if not one.compile_id.endswith("/0")]
+    again = [function for function in code.functions if not function.compile_id.endswith("/0")]
     shown = [
-        f"{one.name} ({file_name(one.line.file)}:{one.line.line}) was compiled again{_why(one)}."
-        for one in again[:_NUM_SHOWN]
+        f"{function.name} ({file_name(function.line.file)}:{function.line.line}) was compiled again{_why(function)}."
+        for function in again[:_NUM_SHOWN]
     ]
     return shown + _rest(len(again), "recompilation")
 
@@ -100,9 +103,9 @@ def _recomputed(findings: Findings) -> list[str]:
 
 def _budgets(code: CompiledCode, file_name: _FileName) -> list[str]:
     sentences = []
-    for budget in sorted({one.budget for one in code.budgets}):
-        mine = [one for one in code.budgets if one.budget == budget]
-        kept, by_default = sum(one.kept_bytes for one in mine), sum(one.default_bytes for one in mine)
+    for budget in sorted({graph.budget for graph in code.budgets}):
+        mine = [graph for graph in code.budgets if graph.budget == budget]
+        kept, by_default = sum(graph.kept_bytes for graph in mine), sum(graph.default_bytes for graph in mine)
         sentences.append(
             f"With an activation_memory_budget of {budget:g} forward keeps {format_bytes(kept)} for backward; by "
             f"default it would keep {format_bytes(by_default)}.{_computed_again(mine, file_name)}"
@@ -112,8 +115,8 @@ def _budgets(code: CompiledCode, file_name: _FileName) -> list[str]:
 
 def _computed_again(budgets: list[MemoryBudget], file_name: _FileName) -> str:
     totals = Counter[str]()
-    for one in (tensor for budget in budgets for tensor in budget.recomputed):
-        totals[_at(one.line, file_name).removeprefix(" at ") or one.module or "no line"] += one.size_bytes
+    for tensor in (tensor for budget in budgets for tensor in budget.recomputed):
+        totals[_at(tensor.line, file_name).removeprefix(" at ") or tensor.module or "no line"] += tensor.size_bytes
     if not totals:
         return ""
     shown = [f"{place} ({format_bytes(size_bytes)})" for place, size_bytes in totals.most_common(_NUM_SHOWN)]

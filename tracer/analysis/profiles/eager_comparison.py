@@ -24,11 +24,7 @@ def compared_with_eager(findings: Findings, eager: SavedPeak) -> PeakDiff:
 
 
 def eager_sentences(diff: PeakDiff) -> tuple[str, ...]:
-    """How the two peaks differ, in words.
-
-    Args:
-        diff: What `compared_with_eager` found.
-    """
+    """How the two peaks differ, in words."""
     was, now = diff.before, diff.after
     change = "as much" if not diff.bytes else f"{format_bytes(abs(diff.bytes))} {'more' if diff.bytes > 0 else 'less'}"
     if diff.bytes and was.bytes:

@@ -75,7 +75,7 @@ def with_recorded_kinds(
         if category[entry] < 0 and (kind := old.get(int(trace.addr[entry]))) is not None:
             category[entry] = first + kind
     state = replace(joined.state, trace=replace(trace, category=category))
-    devices = tuple(state if one.device == state.device else one for one in snapshot.devices)
+    devices = tuple(state if device.device == state.device else device for device in snapshot.devices)
     texts = (*snapshot.texts, *(kind.name.lower() for kind in Kind))
     words = {place: kind.words for place, kind in old.items()}
     return replace(snapshot, devices=devices, texts=texts), {**words, **held}

@@ -89,7 +89,7 @@ def _growth(cycles: Sequence[Survivors]) -> Growth:
     _take_off(made, ended)
     totals = {site: sum(size * count for size, count in sizes.items()) for site, sizes in made.items()}
     places = [GrowingPlace(site, total // num_judged) for site, total in totals.items() if total]
-    return Growth(net // num_judged, num_judged, tuple(sorted(places, key=lambda one: -one.bytes_per_step)))
+    return Growth(net // num_judged, num_judged, tuple(sorted(places, key=lambda place: -place.bytes_per_step)))
 
 
 def _take_off(made: dict[Site, dict[int, int]], ended: dict[int, int]) -> None:

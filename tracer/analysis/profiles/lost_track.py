@@ -72,7 +72,7 @@ def find_lost_track(
     places = [
         LostTrack(*site, bytes=size, count=count, known_bytes=known) for site, (size, count, known) in totals.items()
     ]
-    return tuple(sorted(places, key=lambda one: -one.bytes))
+    return tuple(sorted(places, key=lambda place: -place.bytes))
 
 
 def _origins(recording: Recording, categories: Categories) -> dict[int, int]:

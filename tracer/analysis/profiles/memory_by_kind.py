@@ -47,10 +47,6 @@ class KindLevel:
 def memory_by_kind(lifetimes: BlockLifetimes, blocks: ClassifiedBlocks) -> tuple[KindLevel, ...]:
     """Follow each kind over a recording; together they are all that is alive.
 
-    Args:
-        lifetimes: One device's blocks.
-        blocks: The same blocks, classified.
-
     Returns:
         The kinds that occur, torch's first and in torch's order.
     """

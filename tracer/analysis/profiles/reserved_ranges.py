@@ -38,10 +38,6 @@ class ReservedRanges:
 def reserved_ranges(history: JoinedHistory, lifetimes: BlockLifetimes) -> ReservedRanges | None:
     """Follow the segments over a recording.
 
-    Args:
-        history: Joined with these blocks.
-        lifetimes: The device's blocks.
-
     Returns:
         None if the history has none of the events.
     """

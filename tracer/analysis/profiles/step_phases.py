@@ -47,13 +47,7 @@ class StepPhase:
 
 
 def step_phases(recording: Recording, attribution: Attribution, lifetimes: BlockLifetimes) -> tuple[StepPhase, ...]:
-    """Lay out the phases of every step: in each, that which ends first comes first.
-
-    Args:
-        recording: One cycle.
-        attribution: Of the same recording.
-        lifetimes: One device's blocks.
-    """
+    """Lay out the phases of every step: in each, that which ends first comes first."""
     event_step = attribution.allocation_step[lifetimes.events]
     event_phase = attribution.allocation_phase[lifetimes.events]
     stretches = _stretches(recording, attribution)
@@ -66,7 +60,7 @@ def step_phases(recording: Recording, attribution: Attribution, lifetimes: Block
             level = lifetimes.allocator_bytes[(event_step == step) & (event_phase == phase)]
             peak_bytes = int(np.max(level)) if len(level) else None
             found.append((step, StepPhase(name, phase.name.lower(), tuple(here), peak_bytes)))
-    return tuple(one for _, one in sorted(found, key=lambda pair: (pair[0], pair[1].end_ns)))
+    return tuple(phase for _, phase in sorted(found, key=lambda pair: (pair[0], pair[1].end_ns)))
 
 
 def _stretches(recording: Recording, attribution: Attribution) -> dict[tuple[int, int], list[tuple[int, int]]]:

@@ -52,13 +52,7 @@ class StorageUses:
 
 
 def storage_uses(recording: Recording, categories: Categories, attribution: Attribution) -> StorageUses:
-    """Find what operators did with each storage.
-
-    Args:
-        recording: One cycle.
-        categories: Of the same recording.
-        attribution: Of the same recording.
-    """
+    """Find what operators did with each storage."""
     return _Uses(recording, categories, attribution).run()
 
 

@@ -219,8 +219,8 @@ class _Passes:
             slots = inputs + outputs
             for slot in slots:
                 if produces[slot]:
-                    for one in slots:
-                        produces[one] = marked[one] = 1
+                    for reached in slots:
+                        produces[reached] = marked[reached] = 1
                     break
         for outputs, backward in zip(flow.outputs, self.backward, strict=True):
             if backward:

@@ -1,4 +1,4 @@
-"""Memory at the peak that nobody needs: which of a program's habits keeps it, at which line, and what to write instead.
+"""Memory at the peak that nobody needs: what in the program keeps it, at which line, and what to write instead.
 
 Every finding is made of blocks that are alive at the peak, so its bytes are what the peak would be lower by, as far as
 no other moment takes its place. One ordered table of rules says what keeps a block, and the first that holds wins.
@@ -56,10 +56,10 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """Memory at the peak that one habit of a program keeps.
+    """Memory at the peak that is kept for one cause.
 
     Attributes:
-        kind: Which habit.
+        kind: The cause.
         bytes: Of blocks at the peak.
         count: How many blocks.
         line: Of the user's: where the model or function was called, or gradients were let go of; None where what is
@@ -123,9 +123,9 @@ def kinds_of(blocks: IdleBlocks, rules: Sequence[WasteRule] = RULES) -> Rows:
 
 
 def find_waste(findings: Findings) -> tuple[Waste, ...]:
-    """Find what the largest peak holds that nobody needs, by habit and line, the largest first.
+    """Find what the largest peak holds that nobody needs, by cause and line, the largest first.
 
-    That results are held over the end of their step is a habit only if it is a container or an attribute that holds
+    That results are held over the end of their step counts only if it is a container or an attribute that holds
     them: who has looked (`tracer.runs.waste`) drops the others. Nothing where the recording has no uses of tensors.
     """
     cycle = findings.worst
@@ -141,7 +141,7 @@ def find_waste(findings: Findings) -> tuple[Waste, ...]:
 
 
 class _Groups:
-    """Blocks of one habit and one line, put together."""
+    """Blocks of one cause and one line, put together."""
 
     def __init__(self, findings: Findings, blocks: IdleBlocks, kinds: Rows) -> None:
         self.cycle, self.last = findings.worst, findings.cycles[-1]
@@ -156,7 +156,7 @@ class _Groups:
             groups.setdefault((kind, self._line(kind, at, sites[at])), []).append(at)
         living = self._living()
         made = [self._waste(kind, line, rows, sites, living) for (kind, line), rows in groups.items()]
-        return tuple(sorted(made, key=lambda one: -one.bytes))
+        return tuple(sorted(made, key=lambda waste: -waste.bytes))
 
     def _line(self, kind: WasteKind, at: int, site: Site) -> SourceLine | None:
         peak_ns = self.blocks.peak_ns
@@ -277,19 +277,19 @@ def users_lines(findings: Findings) -> frozenset[SourceLine]:
     return frozenset(found)
 
 
-def put_together(wastes: Iterable[Waste]) -> tuple[Waste, ...]:
+def merge_waste(wastes: Iterable[Waste]) -> tuple[Waste, ...]:
     """What one variable holds is one finding, and if graphs are part of it, it is about these; the largest first."""
     found: dict[tuple[object, ...], Waste] = {}
-    for number, one in enumerate(wastes):
-        key = (one.path.partition(GRAPH_OF)[0], one.variable) if one.path else (number,)
+    for number, waste in enumerate(wastes):
+        key = (waste.path.partition(GRAPH_OF)[0], waste.variable) if waste.path else (number,)
         other = found.get(key)
-        found[key] = one if other is None else _together(*sorted((other, one), key=_weight))
-    return tuple(sorted(found.values(), key=lambda one: -one.bytes))
+        found[key] = waste if other is None else _together(*sorted((other, waste), key=_weight))
+    return tuple(sorted(found.values(), key=lambda waste: -waste.bytes))
 
 
-def _weight(one: Waste) -> tuple[bool, bool, int]:
+def _weight(waste: Waste) -> tuple[bool, bool, int]:
     """Of two findings the first gives its words: one about a graph, one with a line, the larger."""
-    return one.kind == WasteKind.TENSORS, one.line is None, -one.bytes
+    return waste.kind == WasteKind.TENSORS, waste.line is None, -waste.bytes
 
 
 def _together(first: Waste, second: Waste) -> Waste:

@@ -166,11 +166,11 @@ def _explain_device(snapshot: Snapshot, device: ReplayedDevice, sites: Sites) ->
 
 def imbalance(devices: Sequence[DeviceFinding]) -> tuple[str, ...]:
     """That one device has far more to hold than the others of its process, in a sentence."""
-    ranked = sorted(devices, key=lambda one: (-one.peak.requested_bytes, one.device))
+    ranked = sorted(devices, key=lambda device: (-device.peak.requested_bytes, device.device))
     if len(ranked) < 2 or ranked[1].peak.requested_bytes * _UNEVEN >= ranked[0].peak.requested_bytes:
         return ()
     worst, *others = ranked
-    named = sorted(others, key=lambda one: one.device)[:_MAX_NAMED]
+    named = sorted(others, key=lambda device: device.device)[:_MAX_NAMED]
     held = ", ".join(f"{format_bytes(device.peak.requested_bytes)} on device {device.device}" for device in named)
     more = f" and {len(others) - len(named)} more" if len(others) > len(named) else ""
     ran_out = ", and it ran out of memory" if worst.oom else ""

@@ -133,10 +133,10 @@ def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> Ra
 
 def explain_job(peaks: Sequence[RankPeak]) -> JobFinding:
     """Put ranks beside each other, whatever order they come in."""
-    ordered = sorted(peaks, key=lambda one: (one.rank is None, one.rank or 0, one.file))
+    ordered = sorted(peaks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.file))
     readable = _told_apart([rank for rank in ordered if not rank.problem])
     groups = _groups(readable)
-    worst = max(readable, key=lambda one: (bool(one.out_of_memory), one.peak_bytes), default=None)
+    worst = max(readable, key=lambda rank: (bool(rank.out_of_memory), rank.peak_bytes), default=None)
     typical = _typical(groups, worst)
     together = any(worst in group.ranks and typical in group.ranks for group in groups)
     return JobFinding(
@@ -192,9 +192,9 @@ def _told_apart(ranks: Sequence[RankPeak]) -> list[RankPeak]:
     return [replace(rank, role=replace(rank.role, **alike)) for rank in ranks]
 
 
-def _are_alike(one: RankPeak, other: RankPeak) -> bool:
-    if bool(one.out_of_memory) != bool(other.out_of_memory) or one.role.stage != other.role.stage:
+def _are_alike(rank: RankPeak, other: RankPeak) -> bool:
+    if bool(rank.out_of_memory) != bool(other.out_of_memory) or rank.role.stage != other.role.stage:
         return False
-    first, second = dict(one.kinds), dict(other.kinds)
+    first, second = dict(rank.kinds), dict(other.kinds)
     apart = sum(abs(first.get(kind, 0) - second.get(kind, 0)) for kind in {*first, *second})
-    return apart <= ALIKE * max(one.peak_bytes, other.peak_bytes)
+    return apart <= ALIKE * max(rank.peak_bytes, other.peak_bytes)

@@ -112,14 +112,14 @@ def snapshot_report(
     )
 
 
-def _one_each(one: ReplayedDevice, rows: Ints, sites: Sites) -> tuple[Entry, ...]:
-    lives = one.replay.lives
+def _one_each(device: ReplayedDevice, rows: Ints, sites: Sites) -> tuple[Entry, ...]:
+    lives = device.replay.lives
     columns = (lives.requested_bytes[rows].tolist(), lives.stack[rows].tolist())
     return tuple(_entry(size, 1, stack, sites) for size, stack in zip(*columns, strict=True))
 
 
-def _by_stack(one: ReplayedDevice, rows: Ints, sites: Sites) -> tuple[Entry, ...]:
-    lives = one.replay.lives
+def _by_stack(device: ReplayedDevice, rows: Ints, sites: Sites) -> tuple[Entry, ...]:
+    lives = device.replay.lives
     stacks, stack_of = np.unique(lives.stack[rows], return_inverse=True)
     size = np.zeros(len(stacks), dtype=np.int64)
     np.add.at(size, stack_of.reshape(-1), lives.requested_bytes[rows])
@@ -133,8 +133,8 @@ def _entry(size: int, count: int, stack: int, sites: Sites) -> Entry:
     return Entry(sites.operation(stack) or sites.site(stack).frame, size, count, sites.users_lines(stack))
 
 
-def _levels(one: ReplayedDevice, timeline: DeviceTimeline) -> Levels:
-    found, time_us = one.replay, one.state.trace.time_us
+def _levels(device: ReplayedDevice, timeline: DeviceTimeline) -> Levels:
+    found, time_us = device.replay, device.state.trace.time_us
     values = np.stack([found.requested_bytes, timeline.allocated_bytes, found.reserved_bytes], axis=1)
     number = np.arange(len(values), dtype=np.int64)
     rows = reduce_rows(number, values, num_buckets=NUM_BUCKETS, keep=[found.peak_entry + 1])

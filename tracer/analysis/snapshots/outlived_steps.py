@@ -39,7 +39,7 @@ class StepEnds:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptGroup:
+class OutlivedGroup:
     """Blocks of one line and kind that are in use at the end and were made before the last whole step.
 
     Attributes:
@@ -60,9 +60,9 @@ class KeptGroup:
     addresses: tuple[int, ...]
 
 
-def kept_groups(
+def outlived_groups(
     device: ReplayedDevice, sites: Sites, ends: StepEnds, *, expected: Collection[str] = EXPECTED
-) -> tuple[KeptGroup, ...]:
+) -> tuple[OutlivedGroup, ...]:
     """Gather what is in use at the end, was made before the last whole step, and is of no kind that stays.
 
     Args:
@@ -99,7 +99,7 @@ def kept_groups(
         order = np.argsort(lives.begin[of], kind="stable")
         picked = np.unique(np.linspace(0, len(of) - 1, min(_NUM_SAMPLES, len(of))).astype(np.int64))
         found.append(
-            KeptGroup(
+            OutlivedGroup(
                 site=site,
                 kind=kind,
                 bytes=int(lives.requested_bytes[of].sum()),
@@ -108,7 +108,7 @@ def kept_groups(
                 addresses=tuple(lives.addr[of[order[picked]]].tolist()),
             )
         )
-    return tuple(sorted(found, key=lambda one: (-one.bytes_per_step, -one.bytes, one.site.frame, one.kind)))
+    return tuple(sorted(found, key=lambda group: (-group.bytes_per_step, -group.bytes, group.site.frame, group.kind)))
 
 
 def steps_of_blocks(device: ReplayedDevice, ends: StepEnds) -> Ints:

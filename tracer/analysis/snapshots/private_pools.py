@@ -15,12 +15,7 @@ _OF_ONE_GRAPH = re.compile(r"^[1-9]\d*,0$")
 
 
 def pools_of_graphs(state: DeviceState, sites: Sites) -> frozenset[int]:
-    """Numbers of the pools in which something was allocated while a CUDA graph was recorded.
-
-    Args:
-        state: Of a device.
-        sites: Of the same snapshot.
-    """
+    """Numbers of the pools in which something was allocated while a CUDA graph was recorded."""
     trace, blocks, segments = state.trace, state.blocks, state.segments
     named = [trace.pool[(trace.pool >= 0) & sites.is_captured[trace.stack]]] if len(trace) else []
     if len(segments) and len(blocks):

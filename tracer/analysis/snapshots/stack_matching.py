@@ -68,19 +68,19 @@ def _by_inner_frames(before: Sequence[Key], after: Sequence[Key]) -> dict[Key, K
             same = _common(_functions(stack), _functions(candidate[1]))
             if same and 2 * same >= min(len(stack), len(candidate[1])):
                 pairs.append((-same, (kind, stack), candidate))
-    found: dict[Key, Key] = {}
+    matched: dict[Key, Key] = {}
     taken: set[Key] = set()
-    for _, one, other in sorted(pairs, key=lambda pair: pair[0]):
-        if one not in found and other not in taken:
-            found[one] = other
-            taken.add(other)
-    return found
+    for _, key, candidate in sorted(pairs, key=lambda pair: pair[0]):
+        if key not in matched and candidate not in taken:
+            matched[key] = candidate
+            taken.add(candidate)
+    return matched
 
 
-def _common(one: Stack, other: Stack) -> int:
+def _common(stack: Stack, other: Stack) -> int:
     """How many frames are the same, from the innermost on."""
     same = 0
-    for here, there in zip(one, other, strict=False):
+    for here, there in zip(stack, other, strict=False):
         if here != there:
             break
         same += 1

@@ -88,7 +88,7 @@ def device_timeline(snapshot: Snapshot, state: DeviceState, replay: Replay, *, k
         curves=_curves(replay, kinds, num_entries),
         allocated_bytes=_level(lives.allocated_bytes, lives.begin, lives.end, num_entries),
         reserved_bytes=replay.reserved_bytes,
-        stretches=tuple(sorted(drawn, key=lambda one: one.start)),
+        stretches=tuple(sorted(drawn, key=lambda stretch: stretch.start)),
         left_out=tuple(phase for phase, stretches in found if len(stretches) > MAX_STRETCHES),
     )
 

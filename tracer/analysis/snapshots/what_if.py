@@ -97,7 +97,9 @@ def what_if(modelled: Modelled, settings: Sequence[str] = (), *, gpu_memory: int
     """
     parsed = [(text, parse_settings(text)) for text in settings]
     with paused_gc():
-        rows = [_row(modelled, text, one, gpu_memory) for text, one in [(AS_RECORDED, modelled.settings), *parsed]]
+        rows = [
+            _row(modelled, text, settings, gpu_memory) for text, settings in [(AS_RECORDED, modelled.settings), *parsed]
+        ]
     return WhatIf(
         device=modelled.device,
         rows=tuple(rows),

@@ -74,7 +74,7 @@ def _key(key: object) -> str:
 def closure_variable(holder: types.FunctionType, cell: Any) -> str:
     """How a function holds the value of one of its closure's cells."""
     cells = zip(holder.__code__.co_freevars, holder.__closure__ or (), strict=False)
-    name = next((name for name, one in cells if one is cell), "")
+    name = next((name for name, candidate in cells if candidate is cell), "")
     return f"{ARROW}closure variable {name} of {holder.__name__}()"
 
 

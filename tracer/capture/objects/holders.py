@@ -160,7 +160,7 @@ class _Search:
             cuts |= {cut}
             way = self._ways.way(memory, cuts)
         # A loop's variable is set anew by itself: what has put it somewhere is the one to name first.
-        ways.sort(key=lambda each: len(each.chain) <= _BARE)
+        ways.sort(key=lambda way: len(way.chain) <= _BARE)
         return self._named(ways, cuts, address)
 
     def _named(self, ways: Sequence[Way], cuts: frozenset[Cut], address: int) -> Holder:
@@ -216,7 +216,7 @@ def _merged(holders: Iterable[Holder]) -> tuple[Holder, ...]:
                 frees=tuple(sorted({freed for holder in same for freed in holder.frees})),
             )
         )
-    return tuple(sorted(merged, key=lambda one: (-len(one.addresses), one.path)))
+    return tuple(sorted(merged, key=lambda holder: (-len(holder.addresses), holder.path)))
 
 
 def _without_indices(path: str) -> str:

@@ -176,7 +176,9 @@ class StorageObserver:
                 found[place] = row, storage
         self._rows += [row for row, _ in found.values()]
         cpu = self._devices.get("cpu")
-        for row, storage in [each for each in found.values() if each[0][5] == cpu and (is_walk or each[0][3] in BATCH)]:
+        for row, storage in [
+            entry for entry in found.values() if entry[0][5] == cpu and (is_walk or entry[0][3] in BATCH)
+        ]:
             self._watch(storage, row[1], row[5])
         for text, at, size in [(text, *block) for text, blocks in workspaces.items() for block in blocks]:
             if (at, device := self._devices[text]) not in found:
@@ -188,7 +190,7 @@ class StorageObserver:
         if parts is not None:
             return parts
         found: list[_Part] = []
-        for _, run in groupby(tensors, lambda each: type(each[2])):
+        for _, run in groupby(tensors, lambda entry: type(entry[2])):
             alike = list(run)
             parts = _plain_parts(alike)
             found += (

@@ -41,18 +41,18 @@ class LiveTensors:
 def live_tensors() -> LiveTensors:
     """Find every tensor and storage that Python can reach now, and what graphs of theirs keep for backward."""
     found: list[Any] = _objects_of((Tensor, torch.UntypedStorage, nn.Module, torch.optim.Optimizer))
-    tensors = [each for each in found if isinstance(each, Tensor)]
-    storages = [each for each in found if isinstance(each, torch.UntypedStorage)]
-    optimizers = [each for each in found if isinstance(each, torch.optim.Optimizer)]
+    tensors = [thing for thing in found if isinstance(thing, Tensor)]
+    storages = [thing for thing in found if isinstance(thing, torch.UntypedStorage)]
+    optimizers = [thing for thing in found if isinstance(thing, torch.optim.Optimizer)]
     with torch_tensors.as_plain_tensors():
-        named = list(_of_modules([each for each in found if isinstance(each, nn.Module)]))
+        named = list(_of_modules([thing for thing in found if isinstance(thing, nn.Module)]))
         names = {id(tensor): name for _, name, tensor in named}
         trained = list(_trained(tensors, optimizers))
-        state = [one for optimizer in optimizers for one in optimizer_tensors(optimizer, names)]
+        state = [tensor for optimizer in optimizers for tensor in optimizer_tensors(optimizer, names)]
         saved, is_complete = _saved_for_backward(tensors)
     unnamed: list[Tensor | torch.UntypedStorage] = [*tensors, *storages]
-    rest = [(Role.HELD, "", each) for each in unnamed]
-    kept = [(Role.SAVED, "", each) for each in saved]
+    rest = [(Role.HELD, "", tensor) for tensor in unnamed]
+    kept = [(Role.SAVED, "", tensor) for tensor in saved]
     return LiveTensors((*named, *trained, *state, *kept, *rest), is_complete)
 
 
@@ -69,11 +69,11 @@ def _trained(tensors: Iterable[Tensor], optimizers: Iterable[torch.optim.Optimiz
     A leaf that is no `nn.Parameter` may as well be points at which an equation is asked to hold.
     """
     groups = (group for optimizer in optimizers for group in vars(optimizer).get("param_groups", ()))
-    optimized = [(Role.PARAMETER, "parameter", each) for group in groups for each in group["params"]]
-    leaves = [each for each in tensors if _has_accumulated(each)]
+    optimized = [(Role.PARAMETER, "parameter", parameter) for group in groups for parameter in group["params"]]
+    leaves = [tensor for tensor in tensors if _has_accumulated(tensor)]
     others = [
-        (Role.PARAMETER, "parameter", each) if isinstance(each, nn.Parameter) else (Role.LEAF, "leaf", each)
-        for each in leaves
+        (Role.PARAMETER, "parameter", tensor) if isinstance(tensor, nn.Parameter) else (Role.LEAF, "leaf", tensor)
+        for tensor in leaves
     ]
     for role, name, tensor in (*optimized, *others):
         yield role, name, tensor

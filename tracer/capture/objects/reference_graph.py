@@ -77,16 +77,16 @@ class ReferenceGraph:
         kinds = set(map(type, objects))
         places = {kind for kind in kinds if issubclass(kind, Tensor | torch.UntypedStorage)}
         nodes = {kind for kind in kinds if torch_graph.has_next_functions(kind)} - places
-        stack = [one for one in objects if type(one) in nodes]
-        for one in (one for one in objects if type(one) in places):
-            for memory in self._memory_of(one):
-                yield id(one), memory
-            if not isinstance(one, Tensor):
+        stack = [thing for thing in objects if type(thing) in nodes]
+        for thing in (thing for thing in objects if type(thing) in places):
+            for memory in self._memory_of(thing):
+                yield id(thing), memory
+            if not isinstance(thing, Tensor):
                 continue
-            if torch_graph.is_leaf(one) and one.grad is not None:
-                yield id(one), self._vertex(one.grad)
-            if (node := torch_graph.made_by(one)) is not None:
-                yield id(one), self._vertex(node)
+            if torch_graph.is_leaf(thing) and thing.grad is not None:
+                yield id(thing), self._vertex(thing.grad)
+            if (node := torch_graph.made_by(thing)) is not None:
+                yield id(thing), self._vertex(node)
                 stack.append(node)
         yield from self._of_graphs(stack)
 
@@ -107,10 +107,10 @@ class ReferenceGraph:
                     yield id(node), self._vertex(inner)
                     stack.append(inner)
 
-    def _vertex(self, one: Any) -> int:
+    def _vertex(self, thing: Any) -> int:
         """Keeps it, so that no other object is given its `id()` meanwhile."""
-        self.objects.setdefault(id(one), one)
-        return id(one)
+        self.objects.setdefault(id(thing), thing)
+        return id(thing)
 
     def _memory_of(self, tensor: Any) -> Iterator[int]:
         try:

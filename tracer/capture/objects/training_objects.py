@@ -142,7 +142,10 @@ class TrainingObjects:
         if not any(parameter.requires_grad for parameter in own.values()):
             return ()
         updated = [
-            (optimizer, {id(one) for group in getattr(optimizer, "param_groups", ()) for one in group["params"]})
+            (
+                optimizer,
+                {id(parameter) for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]},
+            )
             for optimizer in self.optimizers
         ]
         return tuple(

@@ -62,7 +62,7 @@ def variables_of(error: BaseException | None) -> Variables:
     running: set[int] = set()
     # A module may have several names, of which the first is its own.
     named = reversed(list(sys.modules.items()))
-    modules = {id(vars(one)): (name, vars(one)) for name, one in named if type(one) is types.ModuleType}
+    modules = {id(vars(module)): (name, vars(module)) for name, module in named if type(module) is types.ModuleType}
     for frame in _all_frames(error):
         running.add(id(frame))
         name = str(frame.f_globals.get("__name__", ""))

@@ -40,32 +40,32 @@ def _steps(way: Way, graph: ReferenceGraph) -> list[_Step]:
     steps: list[_Step] = []
     objects = [graph.objects.get(vertex) for vertex in way.chain]
     for at, (vertex, held) in enumerate(pairwise(way.chain)):
-        one, inner = objects[at], objects[at + 1]
+        holder, inner = objects[at], objects[at + 1]
         if held < 0 or steps[-1:] == [_IN_GRAPH]:
             continue
         if graph.is_node(held):
-            if not _is_tensor(one):  # a node that somebody has taken from a tensor
-                steps.append(_Step(link(one, inner), (vertex, held)))
+            if not _is_tensor(holder):  # a node that somebody has taken from a tensor
+                steps.append(_Step(link(holder, inner), (vertex, held)))
             steps.append(_IN_GRAPH)
-        elif type(one) is types.FunctionType and one.__closure__ is inner:
-            steps.append(_Step(closure_variable(one, objects[at + 2]), None))
-        elif type(inner) is types.CellType and type(one) is tuple:
+        elif type(holder) is types.FunctionType and holder.__closure__ is inner:
+            steps.append(_Step(closure_variable(holder, objects[at + 2]), None))
+        elif type(inner) is types.CellType and type(holder) is tuple:
             steps.append(_Step("", None))
         else:
-            steps.append(_step(one, inner, joined([step.text for step in steps])))
+            steps.append(_step(holder, inner, joined([step.text for step in steps])))
     return steps
 
 
-def _step(one: Any, inner: Any, before: str) -> _Step:
-    kind, text = type(one), link(one, inner)
+def _step(holder: Any, inner: Any, before: str) -> _Step:
+    kind, text = type(holder), link(holder, inner)
     if issubclass(kind, (*_UNCHANGING, type)):
         return _Step(text, None)
     is_attribute = text == IN_DICT or before.endswith((IN_DICT, *OF_MODULES))
     if issubclass(kind, list | set | deque) or (
-        issubclass(kind, dict) and not is_attribute and _has_more_like(one, inner)
+        issubclass(kind, dict) and not is_attribute and _has_more_like(holder, inner)
     ):
-        return _Step(text, id(one))
-    return _Step(text, (id(one), id(inner)))
+        return _Step(text, id(holder))
+    return _Step(text, (id(holder), id(inner)))
 
 
 def cuts_of(way: Way, graph: ReferenceGraph) -> Iterator[Cut]:
@@ -125,6 +125,6 @@ def _has_more_like(holder: dict[Any, Any], held: Any) -> bool:
     return sum(type(value) is type(held) for value in dict.values(holder)) > 1
 
 
-def _is_tensor(one: Any) -> bool:
+def _is_tensor(thing: Any) -> bool:
     """Without asking the object for its class, as `isinstance` does: that may be code of anybody's."""
-    return issubclass(type(one), Tensor)
+    return issubclass(type(thing), Tensor)

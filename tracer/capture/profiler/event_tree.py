@@ -313,7 +313,7 @@ class _Reader(EventTables):
         name, *types = signature
         if list in types:
             return False, None, ()
-        kinds = [TENSOR if one is TensorFields else NONE if one is NoneType else one for one in types]
+        kinds = [TENSOR if type_ is TensorFields else NONE if type_ is NoneType else type_ for type_ in types]
         matched, accesses = self._match((name, *kinds))
         return matched, accesses, tuple(index for index, kind in enumerate(kinds) if kind is TENSOR)
 
@@ -339,8 +339,8 @@ class _Reader(EventTables):
             else:
                 signature.append(NONE if value is None else value_type)
         matched, accesses = self._match(tuple(signature))
-        pairs = [(one, access) for which, access in zip(touched, accesses, strict=True) for one in which]
-        return matched, [access for _, access in pairs], [one for one, _ in pairs]
+        pairs = [(number, access) for which, access in zip(touched, accesses, strict=True) for number in which]
+        return matched, [access for _, access in pairs], [number for number, _ in pairs]
 
     def _match(self, signature: tuple[Any, ...]) -> tuple[bool, tuple[int, ...]]:
         """Whether a schema matches, and the access bits of the arguments that are tensors or lists of them."""
@@ -431,7 +431,7 @@ class _Reader(EventTables):
         """
         recorded = (OpFields, AllocationFields, PyCallFields, PyCCallFields)
         read = (child.extra_fields for child in children)
-        fields: Any = next((each for each in read if type(each) in recorded), None)
+        fields: Any = next((candidate for candidate in read if type(candidate) in recorded), None)
         if type(fields) is OpFields and fields.name in ("aten::detach", "aten::add_"):
             inputs = fields.inputs
             if inputs and type(inputs[0]) is TensorFields:

@@ -48,7 +48,7 @@ def compiled_wrappers(model: torch.nn.Module) -> list[torch.nn.Module]:
     wrapper = getattr(dynamo, "OptimizedModule", None)
     if wrapper is None:
         return []
-    return [one for one in gc.get_objects() if type(one) is wrapper and one._orig_mod is model]
+    return [thing for thing in gc.get_objects() if type(thing) is wrapper and thing._orig_mod is model]
 
 
 def is_graph_of_compiler(module: torch.nn.Module) -> bool:
@@ -113,9 +113,6 @@ def watch_compiled_buffers(callback: Callable[[torch.Tensor], None]) -> Callable
     """Be told of every buffer that Inductor's code for CUDA allocates, before a kernel writes to it.
 
     Of code that is generated, or loaded from a cache, from now on.
-
-    Args:
-        callback: Given the buffer.
 
     Returns:
         What ends that.
@@ -188,14 +185,14 @@ def compiled_functions() -> list[tuple[str, str, str, int, str]]:
     metrics = utils.get_compilation_metrics() if utils is not None else []
     return [
         (
-            str(one.compile_id),
-            str(one.co_name or ""),
-            str(one.co_filename or ""),
-            int(one.co_firstlineno or 0),
-            str(getattr(one, "recompile_reason", None) or ""),
+            str(metric.compile_id),
+            str(metric.co_name or ""),
+            str(metric.co_filename or ""),
+            int(metric.co_firstlineno or 0),
+            str(getattr(metric, "recompile_reason", None) or ""),
         )
-        for one in metrics
-        if getattr(one, "is_forward", True) is not False
+        for metric in metrics
+        if getattr(metric, "is_forward", True) is not False
     ]
 
 
@@ -204,7 +201,7 @@ def cuda_graphs_left_out() -> tuple[int, list[str]]:
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is None:
         return 0, []
-    reasons = (getattr(one, "cudagraph_skip_reason", None) for one in utils.get_compilation_metrics())
+    reasons = (getattr(metric, "cudagraph_skip_reason", None) for metric in utils.get_compilation_metrics())
     count = utils.counters.get("inductor", {}).get("cudagraph_skips", 0)
     return int(count), [str(reason) for reason in reasons if reason]
 
@@ -213,7 +210,7 @@ def graph_breaks() -> list[tuple[str, Any]]:
     """Torch's reason for every break of a graph so far, and the user's stack there, outermost first."""
     utils = sys.modules.get("torch._dynamo.utils")
     found = utils.graph_break_reasons if utils is not None else []
-    return [(str(one.reason), one.user_stack) for one in found]
+    return [(str(graph_break.reason), graph_break.user_stack) for graph_break in found]
 
 
 def wrapped_modules() -> dict[int, torch.nn.Module]:
@@ -221,7 +218,7 @@ def wrapped_modules() -> dict[int, torch.nn.Module]:
     wrapper = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", None)
     if wrapper is None or not has_compiled():  # to look through all objects takes a tenth of a second
         return {}
-    return {id(one): one._orig_mod for one in gc.get_objects() if type(one) is wrapper}
+    return {id(thing): thing._orig_mod for thing in gc.get_objects() if type(thing) is wrapper}
 
 
 def unwrapped(model: Any) -> Any:
@@ -238,4 +235,4 @@ def graph_modules() -> list[Any]:
     graph_module = getattr(fx, "GraphModule", None)
     if graph_module is None:
         return []
-    return [one for one in gc.get_objects() if issubclass(type(one), graph_module)]
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), graph_module)]

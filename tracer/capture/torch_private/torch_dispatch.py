@@ -19,7 +19,9 @@ def schema_name(operator: Any) -> str:
 def written_arguments(operator: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Positions, and names, of the arguments that an operator writes to."""
     arguments = operator._schema.arguments
-    written = [n for n, each in enumerate(arguments) if each.alias_info is not None and each.alias_info.is_write]
+    written = [
+        n for n, argument in enumerate(arguments) if argument.alias_info is not None and argument.alias_info.is_write
+    ]
     return tuple(written), tuple(arguments[n].name for n in written)
 
 

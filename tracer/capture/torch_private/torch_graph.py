@@ -78,8 +78,8 @@ def saved_by(node: Any) -> Iterator[torch.Tensor]:
             saved = getattr(node, name)
         except RuntimeError:  # freed by a backward
             continue
-        for each in saved if isinstance(saved, tuple | list) else (saved,):
-            if isinstance(kept := getattr(each, "data", None), torch.Tensor):
+        for value in saved if isinstance(saved, tuple | list) else (saved,):
+            if isinstance(kept := getattr(value, "data", None), torch.Tensor):
                 yield kept
 
 

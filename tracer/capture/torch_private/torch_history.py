@@ -72,7 +72,7 @@ def _record_history(of: torch.device, **options: Any) -> None:
     """Switch it with those of the options that the backend knows: XPU's, for one, takes no device."""
     record = _history_module(of)._record_memory_history
     known = inspect.signature(record).parameters
-    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values())
     record(**{name: value for name, value in options.items() if takes_all or name in known})
 
 

@@ -34,7 +34,7 @@ def advice_values(report: AdviceReport, *, computed: bool) -> dict[str, Any]:
         "target_bytes": report.target_bytes,
         "fits": report.fits if report.target_bytes is not None else None,
         "fit": None if report.fit is None else asdict(report.fit),
-        "found": [asdict(one) for one in report.found],
+        "found": [asdict(unneeded) for unneeded in report.found],
         "unrehearsed_bytes": report.unrehearsed_bytes,
         "num_tried": report.num_tried,
         "not_tried": [{"change": change, "reason": reason} for change, reason in report.not_tried],

@@ -20,10 +20,13 @@ def job_json(finding: JobFinding) -> str:
         "worst_rank": finding.worst.name if finding.worst is not None else None,
         "typical_rank": finding.typical.name if finding.typical is not None else None,
         "missing": list(finding.missing),
-        "ranks": [_values(one) for one in finding.ranks],
-        "unreadable": [{"file": one.file, "rank": one.rank, "problem": one.problem} for one in finding.unreadable],
+        "ranks": [_values(rank) for rank in finding.ranks],
+        "unreadable": [
+            {"file": recording.file, "rank": recording.rank, "problem": recording.problem}
+            for recording in finding.unreadable
+        ],
         "groups": [
-            {"is_odd": group.is_odd, "words": list(group.words), "files": [one.file for one in group.ranks]}
+            {"is_odd": group.is_odd, "words": list(group.words), "files": [rank.file for rank in group.ranks]}
             for group in finding.groups
         ],
         "worst_against_typical": []
@@ -40,18 +43,18 @@ def _change(change: Change) -> dict[str, object]:
     return {"kind": kind, "stack": stack, **values}
 
 
-def _values(one: RankPeak) -> dict[str, object]:
+def _values(rank: RankPeak) -> dict[str, object]:
     return {
-        "file": one.file,
-        "rank": one.rank,
-        "stage": one.role.stage,
-        "tensor_rank": one.role.tensor,
-        "data_rank": one.role.data,
-        "strategies": list(one.role.strategies),
-        "device": one.device,
-        "entries": one.entries,
-        "peak_requested_bytes": one.peak_bytes,
-        "reserved_at_peak_bytes": one.reserved_bytes,
-        "by_kind": dict(one.kinds),
-        "out_of_memory": one.out_of_memory or None,
+        "file": rank.file,
+        "rank": rank.rank,
+        "stage": rank.role.stage,
+        "tensor_rank": rank.role.tensor,
+        "data_rank": rank.role.data,
+        "strategies": list(rank.role.strategies),
+        "device": rank.device,
+        "entries": rank.entries,
+        "peak_requested_bytes": rank.peak_bytes,
+        "reserved_at_peak_bytes": rank.reserved_bytes,
+        "by_kind": dict(rank.kinds),
+        "out_of_memory": rank.out_of_memory or None,
     }

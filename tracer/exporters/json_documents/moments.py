@@ -11,11 +11,11 @@ from tracer.exporters.json_documents.snapshot import group_values
 def moments_values(found: Moments) -> dict[str, Any]:
     """What was asked about one device, and its steps."""
     return {
-        "held": [_held(one) for one in found.held],
+        "held": [_held(moment) for moment in found.held],
         "between": _between(found.between) if found.between is not None else None,
         "before_oom": _last(found.before_oom) if found.before_oom is not None else None,
         "steps": [
-            {"entry": one.entry, "end_bytes": one.end_bytes, "peak_bytes": one.peak_bytes} for one in found.steps
+            {"entry": step.entry, "end_bytes": step.end_bytes, "peak_bytes": step.peak_bytes} for step in found.steps
         ],
     }
 

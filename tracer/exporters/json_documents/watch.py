@@ -13,7 +13,7 @@ from tracer.analysis.snapshots.groups import Group
 from tracer.exporters.files import write_atomically
 from tracer.exporters.json_documents.header import json_header, this_command
 from tracer.exporters.json_documents.snapshot import group_values
-from tracer.results.watch_report import Event, Kept, WatchReport
+from tracer.results.watch_report import Event, OutlivedMemory, WatchReport
 
 VERSION = 1
 
@@ -41,7 +41,9 @@ def watch_values(report: WatchReport) -> dict[str, Any]:
         "allocated_bytes": report.allocated_bytes,
         "reserved_bytes": report.reserved_bytes,
         **_findings(report),
-        "found_before": [{"event": _event(one.event, report), **_findings(one)} for one in report.found_before],
+        "found_before": [
+            {"event": _event(earlier.event, report), **_findings(earlier)} for earlier in report.found_before
+        ],
         "by_kind": report.by_kind(),
         "in_use": [_group(group) for group in report.groups],
         "ledger": asdict(report.ledger) if report.ledger is not None else None,
@@ -71,7 +73,7 @@ def _findings(report: WatchReport) -> dict[str, Any]:
             "file": failed.site.file,
             "line": failed.site.line,
         },
-        "kept": [_kept(one) for one in report.kept],
+        "kept": [_outlived(group) for group in report.outlived],
     }
 
 
@@ -83,15 +85,15 @@ def _group(group: Group) -> dict[str, Any]:
     return {name: value for name, value in group_values(group).items() if name not in ("is_before_recording", "stack")}
 
 
-def _kept(one: Kept) -> dict[str, Any]:
+def _outlived(group: OutlivedMemory) -> dict[str, Any]:
     return {
-        "what": one.what,
-        "frame": one.frame or None,
-        "file": one.line.file if one.line is not None else None,
-        "line": one.line.line if one.line is not None else None,
-        "bytes": one.bytes,
-        "count": one.count,
-        "bytes_per_step": one.bytes_per_step,
+        "what": group.what,
+        "frame": group.frame or None,
+        "file": group.line.file if group.line is not None else None,
+        "line": group.line.line if group.line is not None else None,
+        "bytes": group.bytes,
+        "count": group.count,
+        "bytes_per_step": group.bytes_per_step,
         "holders": [
             {
                 "path": name.holder.path,
@@ -101,6 +103,6 @@ def _kept(one: Kept) -> dict[str, Any]:
                 "graph_file": name.graph_line.file if name.graph_line is not None else None,
                 "graph_line": name.graph_line.line if name.graph_line is not None else None,
             }
-            for name in one.holders
+            for name in group.holders
         ],
     }

@@ -42,9 +42,9 @@ def worth_a_page(finding: JobFinding, most: int) -> tuple[RankPeak, ...]:
     """The ranks that a reader wants to look into: the worst, a typical one, and the odd ones, group after group."""
     odd = [group.ranks for group in finding.groups if group.is_odd]
     in_turn = [ranks[turn] for turn in range(max(map(len, odd), default=0)) for ranks in odd if turn < len(ranks)]
-    first = [one for one in (finding.worst, finding.typical) if one is not None]
-    chosen = list({one.file: one for one in (*first, *in_turn) if one.device is not None}.values())[:most]
-    return tuple(sorted(chosen, key=lambda one: (one.rank is None, one.rank or 0, one.file)))
+    first = [rank for rank in (finding.worst, finding.typical) if rank is not None]
+    chosen = list({rank.file: rank for rank in (*first, *in_turn) if rank.device is not None}.values())[:most]
+    return tuple(sorted(chosen, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.file)))
 
 
 def job_page(finding: JobFinding, single: Collection[str], *, run: Mapping[str, str | int | float]) -> Page:
@@ -71,7 +71,7 @@ def job_page(finding: JobFinding, single: Collection[str], *, run: Mapping[str, 
 # --------------------------------------------------------------------------------------------------------------- words
 def _alarm(finding: JobFinding) -> tuple[str, ...]:
     """Which ranks ran out of memory, and why the worst of them did."""
-    ran_out = [one for one in finding.ranks if one.out_of_memory]
+    ran_out = [rank for rank in finding.ranks if rank.out_of_memory]
     if not ran_out or finding.worst is None:
         return ()
     who = f"Rank {rank_names(ran_out)}" if len(ran_out) == 1 and ran_out[0].rank is not None else rank_names(ran_out)
@@ -85,11 +85,11 @@ def _answer(finding: JobFinding) -> tuple[str, ...]:
     worst, typical = finding.worst, finding.typical
     if worst is None or typical is None:
         return ("None of the recordings can be read.",)
-    sentences = [f"The largest peak is {format_bytes(max(one.peak_bytes for one in finding.ranks))}."]
+    sentences = [f"The largest peak is {format_bytes(max(rank.peak_bytes for rank in finding.ranks))}."]
     if len(finding.ranks) > 1:
         of_all = f"Worst of {some(len(finding.ranks), 'rank')}"
         sentences[0] = f"{of_all}: {worst.name}, with a peak of {format_bytes(worst.peak_bytes)}."
-        odd = [one for group in finding.groups if group.is_odd for one in group.ranks]
+        odd = [rank for group in finding.groups if group.is_odd for rank in group.ranks]
         alike = finding.groups[0].ranks
         same = "All" if len(alike) == len(finding.ranks) else f"{len(alike)} of them"
         sentences.append(
@@ -107,14 +107,14 @@ def _answer(finding: JobFinding) -> tuple[str, ...]:
 def _more(worst: RankPeak, typical: RankPeak, difference: PeakDiff) -> str:
     """By what the worst one differs, in bytes by kind, and where most of it was made."""
     kinds = difference.changes["kind"]
-    parts = [f"{'+' if one.bytes > 0 else ''}{format_bytes(one.bytes)} {one.name[0]}" for one in kinds]
-    most = max(difference.changes["stack"], key=lambda one: one.bytes, default=None)
+    parts = [f"{'+' if change.bytes > 0 else ''}{format_bytes(change.bytes)} {change.name[0]}" for change in kinds]
+    most = max(difference.changes["stack"], key=lambda change: change.bytes, default=None)
     made = f", most of it made by {most.name[1]}" if most is not None and most.bytes > 0 and most.name[1:] else ""
     return f"Beside {typical.name}, {worst.name} has {', '.join(parts[:_MOST_NAMED])}{made}."
 
 
 def _span(ranks: Sequence[RankPeak]) -> str:
-    low, high = (format_bytes(pick(one.peak_bytes for one in ranks)) for pick in (min, max))
+    low, high = (format_bytes(pick(rank.peak_bytes for rank in ranks)) for pick in (min, max))
     return low if low == high else f"{low} to {high}"
 
 
@@ -129,26 +129,29 @@ def _sentence(text: str) -> str:
 # ----------------------------------------------------------------------------------------------------- bars and tables
 def _ranks(finding: JobFinding, single: Collection[str]) -> tuple[PageRank, ...]:
     """Every rank in its order, also those that are not there."""
-    odd = {one.file for group in finding.groups if group.is_odd for one in group.ranks}
-    alike = {one.file: len(group.ranks) for group in finding.groups for one in group.ranks}
+    odd = {rank.file for group in finding.groups if group.is_odd for rank in group.ranks}
+    alike = {rank.file: len(group.ranks) for group in finding.groups for rank in group.ranks}
     bars = [
         PageRank(
-            name=one.name,
-            rank=one.rank,
+            name=rank.name,
+            rank=rank.rank,
             state="readable",
-            bytes=one.peak_bytes,
-            kinds=_layers(one),
-            is_odd=one.file in odd,
-            ran_out=bool(one.out_of_memory),
-            alike=alike[one.file],
-            file=one.file,
-            has_page=one.name in single,
+            bytes=rank.peak_bytes,
+            kinds=_layers(rank),
+            is_odd=rank.file in odd,
+            ran_out=bool(rank.out_of_memory),
+            alike=alike[rank.file],
+            file=rank.file,
+            has_page=rank.name in single,
         )
-        for one in finding.ranks
+        for rank in finding.ranks
     ]
-    bars += [PageRank(one.name, one.rank, "unreadable", words=one.problem, file=one.file) for one in finding.unreadable]
+    bars += [
+        PageRank(recording.name, recording.rank, "unreadable", words=recording.problem, file=recording.file)
+        for recording in finding.unreadable
+    ]
     bars += [PageRank(f"rank {number}", number, "missing") for number in finding.missing]
-    return tuple(sorted(bars, key=lambda one: (one.rank is None, one.rank or 0, one.file)))
+    return tuple(sorted(bars, key=lambda bar: (bar.rank is None, bar.rank or 0, bar.file)))
 
 
 def _layers(rank: RankPeak) -> tuple[KindBytes, ...]:
@@ -162,7 +165,7 @@ def _groups(groups: Sequence[RankGroup]) -> Table:
     for group in groups:
         first = group.ranks[0]
         kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in first.kinds[:_MOST_NAMED])
-        reserved = max(one.reserved_bytes for one in group.ranks)
+        reserved = max(rank.reserved_bytes for rank in group.ranks)
         count = f"{len(group.ranks):,}"
         rows.append((_span(group.ranks), reserved, count, rank_names(group.ranks), kinds, ", ".join(group.words)))
     return Table(
@@ -180,18 +183,18 @@ def _not_there(finding: JobFinding) -> tuple[Section, ...]:
     if not finding.unreadable and not finding.missing:
         return ()
     sentence = f"There is no recording of rank {_numbers(finding.missing)}." if finding.missing else ""
-    rows = tuple((one.name, one.file, one.problem) for one in finding.unreadable)
+    rows = tuple((recording.name, recording.file, recording.problem) for recording in finding.unreadable)
     tables = (Table("Not readable", ("rank", "file", "why"), rows),) if rows else ()
     return (Section("What is not there", (sentence,) if sentence else (), tables),)
 
 
 def _every(finding: JobFinding) -> Table:
-    ordered = sorted(finding.ranks, key=lambda one: -one.peak_bytes)
-    has_roles = any(one.role.words for one in ordered)
+    ordered = sorted(finding.ranks, key=lambda rank: -rank.peak_bytes)
+    has_roles = any(rank.role.words for rank in ordered)
 
-    def row(one: RankPeak) -> tuple[Cell, ...]:
-        part = (", ".join(one.role.words),) if has_roles else ()
-        return (one.peak_bytes, one.reserved_bytes, one.name, *part, f"{one.entries:,}", one.file)
+    def row(rank: RankPeak) -> tuple[Cell, ...]:
+        part = (", ".join(rank.role.words),) if has_roles else ()
+        return (rank.peak_bytes, rank.reserved_bytes, rank.name, *part, f"{rank.entries:,}", rank.file)
 
     columns = ("peak", "reserved", "rank", *(("part of the job",) if has_roles else ()), "entries", "file")
     return Table("The largest peak first", columns, tuple(map(row, ordered)))

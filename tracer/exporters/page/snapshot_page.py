@@ -65,8 +65,10 @@ def write_snapshot_page(
     """
     known = timelines or {}
     pages = []
-    for shown, one in enumerate(replayed.devices):
-        timeline = known.get(shown) or device_timeline(replayed.snapshot, one.state, one.replay, kinds=one.kinds)
+    for shown, device in enumerate(replayed.devices):
+        timeline = known.get(shown) or device_timeline(
+            replayed.snapshot, device.state, device.replay, kinds=device.kinds
+        )
         pages.append(replace(snapshot_page(replayed, finding, shown, timeline, run=run), caveat=caveat))
     write_pages(pages, path, shown=finding.worst or 0)
 
@@ -106,7 +108,9 @@ def snapshot_page(
         blocks=_blocks(replayed, device, shown) if has_history else None,
         space=_space(replayed, shown) if has_history else None,
         marks=_marks(device, timeline) if has_history else (),
-        bands=tuple(Band(_BANDS[one.phase], one.name, one.start, one.end) for one in timeline.stretches),
+        bands=tuple(
+            Band(_BANDS[stretch.phase], stretch.name, stretch.start, stretch.end) for stretch in timeline.stretches
+        ),
         peak=_peak(device, timeline),
         run=run,
         alarm=oom_sentences(device.oom, f"device {device.device}"),
@@ -117,9 +121,9 @@ def snapshot_page(
 
 def _blocks(replayed: ReplayedSnapshot, device: DeviceFinding, shown: int) -> PageBlocks:
     """Every block of one device; row i + 1 of the timeline is the state after entry i."""
-    one = replayed.devices[shown]
-    lives = one.replay.lives
-    groups, group = group_lives(lives, np.arange(len(lives)), kinds=one.kinds, sites=replayed.sites)
+    replayed_device = replayed.devices[shown]
+    lives = replayed_device.replay.lives
+    groups, group = group_lives(lives, np.arange(len(lives)), kinds=replayed_device.kinds, sites=replayed.sites)
     order = sorted(range(len(groups)), key=lambda number: -groups[number].bytes)
     rank = np.empty(len(groups), np.int64)
     rank[order] = np.arange(len(groups))
@@ -272,9 +276,11 @@ def _sections(finding: SnapshotFinding, shown: int) -> tuple[Section, ...]:
         sections.append(
             Section("Annotations", tables=(Table("The peak by region", ("region", "size", "blocks"), rows),))
         )
-    others = [one for index, one in enumerate(finding.devices) if index != shown]
+    others = [device for index, device in enumerate(finding.devices) if index != shown]
     if others:
-        rows = tuple((f"device {one.device}", one.peak.requested_bytes, f"{len(one.oom):,}") for one in others)
+        rows = tuple(
+            (f"device {device.device}", device.peak.requested_bytes, f"{len(device.oom):,}") for device in others
+        )
         sentence = f"What is shown is device {device.device}; another one is chosen at the top of the page."
         table = Table("Their peaks", ("device", "peak", "times out of memory"), rows)
         sections.append(Section("Other devices", (sentence,), (table,)))
@@ -303,13 +309,14 @@ def _reserved_section(device: DeviceFinding) -> Section:
     if not device.entries:
         moments = [("when it was taken", device.end_fragmentation)]
     rows = [
-        (name, one.reserved_bytes, one.allocated_bytes, one.free_bytes, one.largest_free_bytes) for name, one in moments
+        (name, moment.reserved_bytes, moment.allocated_bytes, moment.free_bytes, moment.largest_free_bytes)
+        for name, moment in moments
     ]
     return Section("Reserved memory", tables=(reserved_table(rows),))
 
 
 def _groups_table(title: str, groups: tuple[Group, ...]) -> Table:
-    rows = tuple((one.bytes, f"{one.count:,}", _kind(one), _place(one.site)) for one in groups)
+    rows = tuple((group.bytes, f"{group.count:,}", _kind(group), _place(group.site)) for group in groups)
     return Table(title, ("size", "blocks", "kind", "made by"), rows)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tracer.advice.recommendation import AdviceReport, Found
+from tracer.advice.recommendation import AdviceReport, UnneededMemory
 from tracer.analysis.kinds import Evidence
 from tracer.analysis.operators.run_times import RunTimes
 from tracer.analysis.peak_diff import Change, PeakDiff
@@ -66,7 +66,7 @@ def timeline_page(
     known: KnownStorages | None = None,
     against_eager: PeakDiff | None = None,
     advice: AdviceReport | None = None,
-    unneeded: tuple[Found, ...] = (),
+    unneeded: tuple[UnneededMemory, ...] = (),
 ) -> Page:
     """The page of one device of a run, for the cycle with its largest peak.
 
@@ -140,11 +140,11 @@ def _advice(report: AdviceReport | None) -> tuple[PageAdvice, ...]:
     )
 
 
-def _found(one: Found) -> PageAdvice:
-    where = f" at {source_place(one.file, one.line)}" if one.file is not None else ""
-    held = f", held by {one.held_by}" if one.held_by else ""
-    how = "looking at the recording" if one.saves_bytes is None else "rehearsal"
-    return PageAdvice(f"of {one.what}{where}{held}: {one.change}", one.bytes, "", how)
+def _found(unneeded: UnneededMemory) -> PageAdvice:
+    where = f" at {source_place(unneeded.file, unneeded.line)}" if unneeded.file is not None else ""
+    held = f", held by {unneeded.held_by}" if unneeded.held_by else ""
+    how = "looking at the recording" if unneeded.saves_bytes is None else "rehearsal"
+    return PageAdvice(f"of {unneeded.what}{where}{held}: {unneeded.change}", unneeded.bytes, "", how)
 
 
 _HOW = {"rehearsed": "rehearsal", "replayed": "replay", "measured": "measuring"}
@@ -155,7 +155,9 @@ def _eager_section(diff: PeakDiff) -> Section:
     sizes = ("change", "without compilation", "compiled")
 
     def table(title: str, names: tuple[str, ...], changes: Sequence[Change]) -> Table:
-        rows: list[tuple[Cell, ...]] = [(one.bytes, one.before_bytes, one.after_bytes, *one.name) for one in changes]
+        rows: list[tuple[Cell, ...]] = [
+            (change.bytes, change.before_bytes, change.after_bytes, *change.name) for change in changes
+        ]
         return Table(title, (*sizes, *names), tuple(rows))
 
     return Section(
@@ -347,8 +349,8 @@ def slow_modules(times: RunTimes, peak: PeakReport) -> tuple[SlowModule, ...]:
         total[0] += invocation.forward_ns * share
         total[1] += (invocation.backward_ns or 0.0) * share
         total[2] += 1
-    found = [
+    modules = [
         SlowModule(module, forward_ns, backward_ns, held.get(module), int(num_ops))
         for module, (forward_ns, backward_ns, num_ops) in totals.items()
     ]
-    return tuple(sorted(found, key=lambda one: -((one.forward_ns or 0) + (one.backward_ns or 0))))
+    return tuple(sorted(modules, key=lambda module: -((module.forward_ns or 0) + (module.backward_ns or 0))))

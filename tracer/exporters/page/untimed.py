@@ -11,11 +11,7 @@ from tracer.exporters.page.model import Page
 
 
 def without_times(page: Page) -> Page:
-    """The same page on an axis of events, without durations.
-
-    Args:
-        page: On an axis of times.
-    """
+    """The same page on an axis of events, without durations."""
     drawn = np.maximum.accumulate(page.times) if len(page.times) else page.times
 
     def positions(times: Ints) -> Ints:

@@ -32,13 +32,18 @@ def compiled_columns(code: CompiledCode) -> Arrays:
     if code == NOTHING_COMPILED:
         return {}
     document = {
-        "graphs": [_graph(one) for one in code.graphs],
+        "graphs": [_graph(graph) for graph in code.graphs],
         "functions": [
-            {"compile_id": one.compile_id, "name": one.name, "reason": one.reason, **_line(one.line)}
-            for one in code.functions
+            {
+                "compile_id": function.compile_id,
+                "name": function.name,
+                "reason": function.reason,
+                **_line(function.line),
+            }
+            for function in code.functions
         ],
-        "breaks": [{"reason": one.reason, **_line(one.line)} for one in code.breaks],
-        "budgets": [_budget(one) for one in code.budgets],
+        "breaks": [{"reason": graph_break.reason, **_line(graph_break.line)} for graph_break in code.breaks],
+        "budgets": [_budget(budget) for budget in code.budgets],
         "cuda_graphs_left_out": list(code.cuda_graphs_left_out),
     }
     return {_NAME: np.frombuffer(json.dumps(document).encode(), np.uint8)}
@@ -48,14 +53,14 @@ def _line(line: SourceLine | None) -> dict[str, Any]:
     return {"file": line.file if line is not None else "", "line": line.line if line is not None else 0}
 
 
-def _budget(one: MemoryBudget) -> dict[str, Any]:
+def _budget(budget: MemoryBudget) -> dict[str, Any]:
     return {
-        "budget": str(one.budget),
-        "kept_bytes": one.kept_bytes,
-        "default_bytes": one.default_bytes,
+        "budget": str(budget.budget),
+        "kept_bytes": budget.kept_bytes,
+        "default_bytes": budget.default_bytes,
         "recomputed": [
             {"size_bytes": tensor.size_bytes, "module": tensor.module, **_line(tensor.line)}
-            for tensor in one.recomputed
+            for tensor in budget.recomputed
         ],
     }
 
@@ -142,14 +147,14 @@ def _graph_from(document: Document) -> CompiledGraph:
     lines = [line.record(SourceLine) for line in document.documents("lines", at_most=_MAX)]
     nodes = tuple(
         CompiledNode(
-            one.text("name"),
-            tuple(lines[row] for row in one.numbers("lines", below=len(lines))),
-            _module_id(one.text("module_id")),
-            one.text("module"),
-            one.truth("is_recomputed"),
-            one.truth("has_stack"),
+            node.text("name"),
+            tuple(lines[row] for row in node.numbers("lines", below=len(lines))),
+            _module_id(node.text("module_id")),
+            node.text("module"),
+            node.truth("is_recomputed"),
+            node.truth("has_stack"),
         )
-        for one in document.documents("nodes", at_most=_MAX)
+        for node in document.documents("nodes", at_most=_MAX)
     )
     buffers = document.documents("buffers", at_most=_MAX)
     return CompiledGraph(
@@ -159,7 +164,7 @@ def _graph_from(document: Document) -> CompiledGraph:
         is_backward=document.truth("is_backward"),
         num_outputs=document.number("num_outputs") - 1,
         nodes=nodes,
-        buffers={one.text("name"): one.numbers("nodes", below=len(nodes)) for one in buffers},
+        buffers={buffer.text("name"): buffer.numbers("nodes", below=len(nodes)) for buffer in buffers},
         outputs=document.texts("outputs"),
     )
 

@@ -128,7 +128,7 @@ _READERS: dict[Any, Callable[[Document, str], Any]] = {
 
 def _setting(value: object) -> object:
     if isinstance(value, list):
-        return tuple(_setting(one) if not isinstance(one, list) else printable(str(one)) for one in value)
+        return tuple(_setting(entry) if not isinstance(entry, list) else printable(str(entry)) for entry in value)
     if isinstance(value, dict):
         return printable(str(value))
     return printable(value) if isinstance(value, str) else value

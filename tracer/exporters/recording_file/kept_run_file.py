@@ -82,7 +82,7 @@ def _document(kept: KeptRun) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
         "device": kept.device,
-        "cycles": [{"is_whole": one.is_whole, "num_events": one.recording.num_events} for one in kept.cycles],
+        "cycles": [{"is_whole": cycle.is_whole, "num_events": cycle.recording.num_events} for cycle in kept.cycles],
         "num_steps": kept.num_steps,
         "command": origin.command,
         "date": origin.date,
@@ -109,7 +109,7 @@ def _line(line: SourceLine | None) -> dict[str, object] | None:
 def _plain(value: object) -> object:
     """A setting as JSON has it; a tuple is a list there, and what is neither is its text."""
     if isinstance(value, tuple):
-        return [_plain(one) if not isinstance(one, tuple) else str(one) for one in value]
+        return [_plain(entry) if not isinstance(entry, tuple) else str(entry) for entry in value]
     return value if value is None or type(value) in (bool, int, float, str) else str(value)
 
 
@@ -123,23 +123,23 @@ def _module_columns(kept: KeptRun) -> Arrays:
 def _source_columns(kept: KeptRun) -> Arrays:
     sources = kept.sources
     return {
-        **text_columns("sources.path", [one.path for one in sources]),
-        **text_columns("sources.project_name", [one.project_name or "" for one in sources]),
-        **text_columns("sources.text", [one.text or "" for one in sources]),
-        "sources.is_of_project": np.array([one.project_name is not None for one in sources], np.bool_),
-        "sources.has_text": np.array([one.text is not None for one in sources], np.bool_),
+        **text_columns("sources.path", [source.path for source in sources]),
+        **text_columns("sources.project_name", [source.project_name or "" for source in sources]),
+        **text_columns("sources.text", [source.text or "" for source in sources]),
+        "sources.is_of_project": np.array([source.project_name is not None for source in sources], np.bool_),
+        "sources.has_text": np.array([source.text is not None for source in sources], np.bool_),
     }
 
 
 def _parameter_columns(kept: KeptRun) -> Arrays:
-    parameters, row = kept.parameters, {one.path: row for row, one in enumerate(kept.sources)}
-    lines = [line for one in parameters for line in one.lines]
+    parameters, row = kept.parameters, {source.path: row for row, source in enumerate(kept.sources)}
+    lines = [line for parameter in parameters for line in parameter.lines]
     return {
-        **text_columns("parameters.name", [one.name for one in parameters]),
-        **text_columns("parameters.module", [one.module for one in parameters]),
-        "parameters.size_bytes": np.array([one.size_bytes for one in parameters], np.int64),
-        "parameters.wants_gradient": np.array([one.wants_gradient for one in parameters], np.bool_),
-        "parameters.line_ends": np.cumsum([len(one.lines) for one in parameters], dtype=np.int64),
+        **text_columns("parameters.name", [parameter.name for parameter in parameters]),
+        **text_columns("parameters.module", [parameter.module for parameter in parameters]),
+        "parameters.size_bytes": np.array([parameter.size_bytes for parameter in parameters], np.int64),
+        "parameters.wants_gradient": np.array([parameter.wants_gradient for parameter in parameters], np.bool_),
+        "parameters.line_ends": np.cumsum([len(parameter.lines) for parameter in parameters], dtype=np.int64),
         "parameter_lines.source": np.array([row[line.file] for line in lines], np.int64),
         "parameter_lines.line": np.array([line.line for line in lines], np.int64),
     }
@@ -175,7 +175,7 @@ def kept_run_from(columns: Columns) -> KeptRun:
         raise RecordingError(f"{device[:80]!r} is not the name of a device.", hint=DAMAGED)
     sources = _sources_from(columns)
     return KeptRun(
-        cycles=tuple(_cycle_from(columns, number, one) for number, one in enumerate(cycles)),
+        cycles=tuple(_cycle_from(columns, number, cycle) for number, cycle in enumerate(cycles)),
         device=device,
         known=known_from(columns),
         module_names=_module_names_from(columns),

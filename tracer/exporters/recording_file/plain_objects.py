@@ -61,47 +61,47 @@ class _Writer:
         """Add an object behind all that it holds, without recursion: a stack may be any depth."""
         pending: list[tuple[Any, bool]] = [(root, False)]
         while pending:
-            one, is_open = pending.pop()
-            if id(one) in self._row:
+            item, is_open = pending.pop()
+            if id(item) in self._row:
                 continue
-            inner = _inner(one)
+            inner = _inner(item)
             if inner is None:
-                self._put(one, *self._scalar(one))
+                self._put(item, *self._scalar(item))
             elif is_open:
-                self.items += [self._row[id(each)] for each in inner]
-                self._put(one, _CONTAINERS[type(one)], len(one))
+                self.items += [self._row[id(part)] for part in inner]
+                self._put(item, _CONTAINERS[type(item)], len(item))
             else:
-                pending.append((one, True))
-                pending += [(each, False) for each in reversed(inner)]
+                pending.append((item, True))
+                pending += [(part, False) for part in reversed(inner)]
 
-    def _put(self, one: Any, code: int, value: int) -> None:
-        self._row[id(one)] = len(self.code)
+    def _put(self, item: Any, code: int, value: int) -> None:
+        self._row[id(item)] = len(self.code)
         self.code.append(code)
         self.value.append(value)
 
-    def _scalar(self, one: Any) -> tuple[int, int]:
-        if one is None or one is True or one is False:
-            return _SIMPLE[one], 0
-        if type(one) is int:
-            if -(1 << 63) <= one < 1 << 63:
-                return Code.INT, one
-            return Code.LARGE_INT, self._text(str(one))
-        if type(one) is float:
-            return Code.FLOAT, int(np.float64(one).view(np.int64))
-        if type(one) is str:
-            return Code.TEXT, self._text(one)
-        raise TypeError(f"a {type(one).__name__} is not a plain object")
+    def _scalar(self, scalar: Any) -> tuple[int, int]:
+        if scalar is None or scalar is True or scalar is False:
+            return _SIMPLE[scalar], 0
+        if type(scalar) is int:
+            if -(1 << 63) <= scalar < 1 << 63:
+                return Code.INT, scalar
+            return Code.LARGE_INT, self._text(str(scalar))
+        if type(scalar) is float:
+            return Code.FLOAT, int(np.float64(scalar).view(np.int64))
+        if type(scalar) is str:
+            return Code.TEXT, self._text(scalar)
+        raise TypeError(f"a {type(scalar).__name__} is not a plain object")
 
     def _text(self, text: str) -> int:
         self.texts.append(text)
         return len(self.texts) - 1
 
 
-def _inner(one: Any) -> list[Any] | None:
+def _inner(container: Any) -> list[Any] | None:
     """What a container holds, keys before their values; None for what holds nothing."""
-    if type(one) is dict:
-        return [each for entry in one.items() for each in entry]
-    return list(one) if type(one) in (list, tuple) else None
+    if type(container) is dict:
+        return [part for entry in container.items() for part in entry]
+    return list(container) if type(container) in (list, tuple) else None
 
 
 def object_columns(name: str, root: Any) -> dict[str, npt.NDArray[Any]]:

@@ -106,7 +106,7 @@ def recording_columns(recording: Recording, prefix: str) -> Arrays:
     }
     for name in TABLES:
         if (table := getattr(recording, name)) is not None:
-            found |= {f"{prefix}.{name}.{one.name}": getattr(table, one.name) for one in fields(table)}
+            found |= {f"{prefix}.{name}.{field.name}": getattr(table, field.name) for field in fields(table)}
     return found | {f"{prefix}.{name}": getattr(recording, name) for name in KEY_LISTS}
 
 

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tracer.advice.found import found_sentence
-from tracer.advice.recommendation import AdviceReport, Found, Measured, Recommendation
+from tracer.advice.recommendation import AdviceReport, Measured, Recommendation, UnneededMemory
+from tracer.advice.unneeded import unneeded_sentence
 from tracer.exporters.screen.paths import short_path
 from tracer.exporters.screen.text import print_table, say, say_wrapped
 from tracer.units import format_bytes, some
@@ -28,7 +28,7 @@ def print_advice(report: AdviceReport, console: Console, *, context_bytes: int =
         console: Where to print.
         context_bytes: What of the GPU's memory was set aside, and is not in the report's target.
     """
-    print_found(report.found, report.peak_bytes, console)
+    print_unneeded(report.found, report.peak_bytes, console)
     if not report.rows:
         say(console)
         say(console, "What would help", style="bold")
@@ -46,18 +46,18 @@ def print_advice(report: AdviceReport, console: Console, *, context_bytes: int =
             say(console, row.needs, indent=2)
 
 
-def print_found(found: Sequence[Found], peak_bytes: int, console: Console) -> None:
+def print_unneeded(found: Sequence[UnneededMemory], peak_bytes: int, console: Console) -> None:
     """What the recording shows that nobody needs: a sentence for each, and the lines to paste."""
     if not found:
         return
     say(console)
     say(console, "What nobody needs at the peak", style="bold")
-    for one in found[:NUM_FOUND]:
-        say_wrapped(console, found_sentence(one, peak_bytes, file_name=short_path))
-        for line in one.lines:  # to be copied: whole, however long
+    for unneeded in found[:NUM_FOUND]:
+        say_wrapped(console, unneeded_sentence(unneeded, peak_bytes, file_name=short_path))
+        for line in unneeded.lines:  # to be copied: whole, however long
             console.print(Text(f"    {line}"), soft_wrap=True)
     if len(found) > NUM_FOUND:
-        rest = sum(one.bytes for one in found[NUM_FOUND:])
+        rest = sum(unneeded.bytes for unneeded in found[NUM_FOUND:])
         say(console, f"{format_bytes(rest)} more in {some(len(found) - NUM_FOUND, 'such place')}.")
 
 

@@ -79,7 +79,7 @@ def print_against_eager(diff: PeakDiff, sentences: Sequence[str], console: Conso
     _print_changes(
         "By category", ("category",), diff.changes["category"], console, len(diff.changes["category"]), sides
     )
-    places = [replace(one, name=_place(*one.name)) for one in diff.changes["line"]]
+    places = [replace(change, name=_place(*change.name)) for change in diff.changes["line"]]
     _print_changes("What differs, by line", ("category", "line, module"), places, console, top, sides)
 
 

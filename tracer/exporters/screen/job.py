@@ -31,8 +31,8 @@ def print_job(finding: JobFinding, console: Console, *, top: int = 10) -> None:
         for group in finding.groups:
             shown.add_row(*_row(group))
         print_table("Groups of equal ranks", shown, console)
-    for one in finding.unreadable:
-        say(console, f"Not readable, {one.name} ({one.file}): {one.problem}")
+    for recording in finding.unreadable:
+        say(console, f"Not readable, {recording.name} ({recording.file}): {recording.problem}")
     if finding.difference is not None and finding.worst is not None and finding.typical is not None:
         print_peak_diffs(
             [finding.difference],
@@ -49,7 +49,7 @@ def _headlines(finding: JobFinding) -> list[str]:
     if (worst := finding.worst) is not None:
         ran_out = f" It ran out of memory at {worst.out_of_memory}" if worst.out_of_memory else ""
         lines.append(f"Worst: {worst.name} with a peak of {format_bytes(worst.peak_bytes)} ({worst.file}).{ran_out}")
-    odd = [one for group in finding.groups if group.is_odd for one in group.ranks]
+    odd = [rank for group in finding.groups if group.is_odd for rank in group.ranks]
     if odd:
         lines.append(f"Odd ones out: {rank_names(odd)}.")
     if finding.missing:
@@ -59,12 +59,12 @@ def _headlines(finding: JobFinding) -> list[str]:
 
 def _row(group: RankGroup) -> tuple[str, str, str, str, str]:
     first = group.ranks[0]
-    peaks = [one.peak_bytes for one in group.ranks]
+    peaks = [rank.peak_bytes for rank in group.ranks]
     low, high = format_bytes(min(peaks)), format_bytes(max(peaks))
     kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in first.kinds[:2])
     return (
         low if low == high else f"{low} to {high}",
-        format_bytes(max(one.reserved_bytes for one in group.ranks)),
+        format_bytes(max(rank.reserved_bytes for rank in group.ranks)),
         kinds,
         rank_names(group.ranks),
         ", ".join(group.words),
@@ -73,7 +73,7 @@ def _row(group: RankGroup) -> tuple[str, str, str, str, str]:
 
 def rank_names(ranks: Sequence[RankPeak]) -> str:
     """`0-36, 38-63`: numbers in ranges; files by name."""
-    numbers = sorted(one.rank for one in ranks if one.rank is not None)
+    numbers = sorted(rank.rank for rank in ranks if rank.rank is not None)
     parts, at = [], 0
     while at < len(numbers):
         end = at
@@ -81,6 +81,6 @@ def rank_names(ranks: Sequence[RankPeak]) -> str:
             end += 1
         parts.append(str(numbers[at]) if end == at else f"{numbers[at]}-{numbers[end]}")
         at = end + 1
-    parts += [one.file for one in ranks if one.rank is None]
+    parts += [rank.file for rank in ranks if rank.rank is None]
     shown = ", ".join(parts[:_MAX_NAMED])
     return f"{shown} and {len(parts) - _MAX_NAMED} more" if len(parts) > _MAX_NAMED else shown

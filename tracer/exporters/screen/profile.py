@@ -119,11 +119,11 @@ def _print_phases(cycle: CycleFindings, console: Console) -> None:
 
 def _lost_track(cycle: CycleFindings) -> Iterable[str]:
     """Only where it matters: from 1 % of the peak on."""
-    lost = [one for one in cycle.lost_track[:NUM_SENTENCES] if one.bytes * 100 >= cycle.peak.peak_bytes]
+    lost = [place for place in cycle.lost_track[:NUM_SENTENCES] if place.bytes * 100 >= cycle.peak.peak_bytes]
     if not lost:
         return
-    size_bytes, known_bytes = sum(one.bytes for one in lost), sum(one.known_bytes for one in lost)
-    places = ", ".join(f"{format_bytes(one.bytes)} from {_where_lost(one)}" for one in lost)
+    size_bytes, known_bytes = sum(place.bytes for place in lost), sum(place.known_bytes for place in lost)
+    places = ", ".join(f"{format_bytes(place.bytes)} from {_where_lost(place)}" for place in lost)
     yield (
         f"torch's own profiler would call {format_bytes(size_bytes)} of this peak Unknown: {places}. "
         f"{_known_otherwise(size_bytes, known_bytes)}"

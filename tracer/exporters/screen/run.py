@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tracer.advice.found import found_in, found_sentence, large
-from tracer.advice.recommendation import Found
+from tracer.advice.recommendation import UnneededMemory
+from tracer.advice.unneeded import large, unneeded_memory, unneeded_sentence
 from tracer.analysis.profiles.eager_comparison import eager_sentences
-from tracer.exporters.screen.advice import print_advice, print_found
+from tracer.exporters.screen.advice import print_advice, print_unneeded
 from tracer.exporters.screen.diff import print_against_eager
 from tracer.exporters.screen.next_commands import after_run
 from tracer.exporters.screen.paths import short_path
@@ -36,18 +36,18 @@ def short_lines(results: RunResults, folder: Path, written: Sequence[str]) -> tu
     if results.findings is not None:
         lines += short_screen(results.findings, results.num_steps)
         peak_bytes = results.findings.worst.peak.peak_bytes
-        lines += (found_sentence(one, peak_bytes, file_name=short_path) for one in _large(results))
+        lines += (unneeded_sentence(unneeded, peak_bytes, file_name=short_path) for unneeded in _large(results))
     lines += values_sentences(results.values_read) if results.values_read is not None else ()
     if written:
         lines.append(f"{some(len(written), 'file')} in {folder}: {', '.join(written)}.")
     return (*lines, *after_run(folder, written))
 
 
-def _large(results: RunResults) -> tuple[Found, ...]:
+def _large(results: RunResults) -> tuple[UnneededMemory, ...]:
     """What nobody needs and is a good part of the peak."""
     if results.findings is None:
         return ()
-    return large(found_in(results.waste, device=results.findings.device), results.findings.worst.peak.peak_bytes)
+    return large(unneeded_memory(results.waste, device=results.findings.device), results.findings.worst.peak.peak_bytes)
 
 
 def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS) -> None:
@@ -70,7 +70,7 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS)
     if results.advice is not None:
         print_advice(results.advice, console)
     elif results.findings is not None:
-        print_found(_large(results), results.findings.worst.peak.peak_bytes, console)
+        print_unneeded(_large(results), results.findings.worst.peak.peak_bytes, console)
     if results.timings is not None:
         print_timings(results.timings, console)
     say(console)

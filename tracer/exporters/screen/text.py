@@ -49,7 +49,7 @@ def print_table(title: str, filled: Table, console: Console) -> None:
     """Print a table below an empty line and its title, which is folded to the width of no column."""
     say(console)
     say(console, title, style="bold")
-    console.print(_Whole(filled), crop=False)
+    console.print(_UnwrappedTable(filled), crop=False)
 
 
 def print_rows(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], console: Console) -> None:
@@ -70,7 +70,7 @@ def exact(size_bytes: int) -> str:
     return f"{format_bytes(size_bytes)} ({size_bytes:,} B)"
 
 
-class _Whole:
+class _UnwrappedTable:
     """A table that is as wide as it is where there is no terminal."""
 
     def __init__(self, filled: Table) -> None:

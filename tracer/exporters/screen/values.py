@@ -37,7 +37,9 @@ def values_sentences(values: ValuesRead) -> Iterator[str]:
         buffers = some(values.num_compiled_buffers, "buffer")
         yield f"Values unknown: what compiled kernels left in {buffers}."
     if values.left_out:
-        reasons = "; ".join(f"{one.reason} ({some(one.count, 'time')})" for one in values.left_out[:_NUM_PLACES])
+        reasons = "; ".join(
+            f"{left_out.reason} ({some(left_out.count, 'time')})" for left_out in values.left_out[:_NUM_PLACES]
+        )
         yield f"Not computed, {some(len(values.left_out), 'operator')}: {reasons}."
     if values.unused_answers:
         yield f"Nothing was read at {', '.join(values.unused_answers)}: --answer had no effect there."

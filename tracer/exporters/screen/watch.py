@@ -12,7 +12,7 @@ from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.files import write_atomically
 from tracer.exporters.screen.paths import short_path
 from tracer.exporters.screen.snapshot import place
-from tracer.results.watch_report import HolderName, Kept, WatchReport
+from tracer.results.watch_report import HolderName, OutlivedMemory, WatchReport
 from tracer.units import format_bytes, some
 
 _MAX_GROUPS, _MAX_KEPT = 12, 5
@@ -104,18 +104,18 @@ def _growth_sentence(steps: StepFindings, unit: str) -> str:
 
 
 def _kept_lines(report: WatchReport) -> Iterator[str]:
-    growing = [one for one in report.kept if one.bytes_per_step > 0]
-    for one in growing[:_MAX_KEPT]:
-        yield f"  {format_bytes(one.bytes_per_step)} a step {_kept_words(one)}"
-    staying = [one for one in report.kept if one.bytes_per_step <= 0 and one.holders]
-    for one in staying[: max(0, _MAX_KEPT - len(growing))]:
-        yield f"  {_kept_words(one)[0].upper()}{_kept_words(one)[1:]}"
+    growing = [group for group in report.outlived if group.bytes_per_step > 0]
+    for group in growing[:_MAX_KEPT]:
+        yield f"  {format_bytes(group.bytes_per_step)} a step {_kept_words(group)}"
+    staying = [group for group in report.outlived if group.bytes_per_step <= 0 and group.holders]
+    for group in staying[: max(0, _MAX_KEPT - len(growing))]:
+        yield f"  {_kept_words(group)[0].upper()}{_kept_words(group)[1:]}"
 
 
-def _kept_words(one: Kept) -> str:
-    made = f"made in {one.frame}{_behind(one.line)}" if one.frame else ""
-    held = " and ".join(holder_words(name) for name in one.holders[:2])
-    parts = [f"kept: {format_bytes(one.bytes)} in {some(one.count, 'block')} of kind {one.what}"]
+def _kept_words(group: OutlivedMemory) -> str:
+    made = f"made in {group.frame}{_behind(group.line)}" if group.frame else ""
+    held = " and ".join(holder_words(name) for name in group.holders[:2])
+    parts = [f"kept: {format_bytes(group.bytes)} in {some(group.count, 'block')} of kind {group.what}"]
     parts += [made] if made else []
     parts += [f"held by {held}"] if held else []
     return ", ".join(parts) + "."
@@ -131,10 +131,11 @@ def holder_words(name: HolderName) -> str:
 
 def _other_sentences(report: WatchReport) -> Iterator[str]:
     steps = report.steps
-    if (one := steps.evaluation) is not None:
+    if (evaluation := steps.evaluation) is not None:
         yield (
-            f"Evaluation holds more than training: {format_bytes(one.bytes)} by step {one.step:,}, training "
-            f"{format_bytes(one.usual_bytes)} at most; without torch.no_grad() a forward keeps what backward would use."
+            f"Evaluation holds more than training: {format_bytes(evaluation.bytes)} by step {evaluation.step:,}, "
+            f"training {format_bytes(evaluation.usual_bytes)} at most; without torch.no_grad() a forward keeps what "
+            "backward would use."
         )
     if (first := steps.first_steps) is not None:
         if first.step == 1:
@@ -198,7 +199,7 @@ def _table_of_groups(groups: tuple[Group, ...]) -> Iterator[str]:
     for (kind, where), (size, count) in rows[:_MAX_GROUPS]:
         yield f"  {format_bytes(size):>12} {count:>7,}  {kind:<16} {where}"
     if rest := rows[_MAX_GROUPS:]:
-        size, count = sum(one[0] for _, one in rest), sum(one[1] for _, one in rest)
+        size, count = (sum(sizes[at] for _, sizes in rest) for at in (0, 1))
         yield f"  {format_bytes(size):>12} {count:>7,}  {len(rest)} more"
 
 

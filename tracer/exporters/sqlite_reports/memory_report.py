@@ -149,11 +149,11 @@ def _fill(connection: sqlite3.Connection, report: MemoryReport, relative: Relati
     insert_entries(
         connection,
         peak_bytes=report.peak_bytes,
-        weights=[(one.name, one.size_bytes, one.grad_size_bytes) for one in report.weights],
-        activations=[(one.name, one.size_bytes) for one in report.activations],
+        weights=[(weight.name, weight.size_bytes, weight.grad_size_bytes) for weight in report.weights],
+        activations=[(activation.name, activation.size_bytes) for activation in report.activations],
         frames=[
-            *(project_frames(one.frames, relative) for one in report.weights),
-            *(project_frames(one.frames, relative) for one in report.activations),
+            *(project_frames(weight.frames, relative) for weight in report.weights),
+            *(project_frames(activation.frames, relative) for activation in report.activations),
         ],
     )
     _insert_details(connection, report)
@@ -179,8 +179,10 @@ def insert_entries(
     """
     insert(connection, "entry_types", ((WEIGHT, "Weight"), (ACTIVATION, "Activation")))
     insert(connection, "misc_sizes", ((_PEAK_KEY, peak_bytes),))
-    insert(connection, "weight_entries", ((row, *one) for row, one in enumerate(weights, start=1)))
-    insert(connection, "activation_entries", ((row, *one) for row, one in enumerate(activations, start=1)))
+    insert(connection, "weight_entries", ((row, *weight) for row, weight in enumerate(weights, start=1)))
+    insert(
+        connection, "activation_entries", ((row, *activation) for row, activation in enumerate(activations, start=1))
+    )
     # One running number for all entries, weights first, whether they have frames or not.
     entries = [(row, WEIGHT) for row, _ in enumerate(weights, start=1)]
     entries += [(row, ACTIVATION) for row, _ in enumerate(activations, start=1)]
@@ -199,14 +201,15 @@ def project_frames(frames: Iterable[SourceLine], relative: RelativeName) -> Iter
 
 
 def _insert_details(connection: sqlite3.Connection, report: MemoryReport) -> None:
-    insert(connection, "weight_details", ((row, one.module) for row, one in enumerate(report.weights, start=1)))
+    insert(connection, "weight_details", ((row, weight.module) for row, weight in enumerate(report.weights, start=1)))
     insert(
         connection,
         "activation_details",
         (
-            (row, one.module, "forward", one.invocation, one.invocations, json.dumps(one.input_shapes),
-             one.num_storages, one.input_bytes, one.unread_bytes)
-            for row, one in enumerate(report.activations, start=1)
+            (row, activation.module, "forward", activation.invocation, activation.invocations,
+             json.dumps(activation.input_shapes), activation.num_storages, activation.input_bytes,
+             activation.unread_bytes)
+            for row, activation in enumerate(report.activations, start=1)
         ),
     )  # fmt: skip
     insert(connection, "peak_by_category", report.categories)

@@ -110,12 +110,12 @@ def _fill(connection: sqlite3.Connection, report: SnapshotReport) -> None:
         connection,
         peak_bytes=report.device.peak.requested_bytes,
         # Which gradient is whose, a snapshot does not show.
-        weights=[(one.name, one.bytes, 0) for one in report.weights],
-        activations=[(one.name, one.bytes) for one in report.activations],
+        weights=[(weight.name, weight.bytes, 0) for weight in report.weights],
+        activations=[(activation.name, activation.bytes) for activation in report.activations],
         frames=[[(order, *line) for order, line in enumerate(entry.frames)] for entry in entries],
     )
-    counts = [(1, number, one.count) for number, one in enumerate(report.weights, start=1)]
-    counts += [(2, number, one.count) for number, one in enumerate(report.activations, start=1)]
+    counts = [(1, number, weight.count) for number, weight in enumerate(report.weights, start=1)]
+    counts += [(2, number, activation.count) for number, activation in enumerate(report.activations, start=1)]
     insert(connection, "entry_counts", counts)
     insert(connection, "peak_by_category", peak_by_category(report.device))
     _insert_devices(connection, report)
@@ -137,11 +137,11 @@ def _insert_devices(connection: sqlite3.Connection, report: SnapshotReport) -> N
         connection,
         "devices",
         (
-            (one.device, index == report.shown, one.entries, one.peak.entry, one.peak.time_us,
-             one.peak.requested_bytes, one.peak.allocated_bytes, one.peak.reserved_bytes,
-             one.peak.before_recording_bytes, one.start_requested_bytes, one.end_requested_bytes,
-             one.reserved_end_bytes)
-            for index, one in enumerate(report.finding.devices)
+            (device.device, index == report.shown, device.entries, device.peak.entry, device.peak.time_us,
+             device.peak.requested_bytes, device.peak.allocated_bytes, device.peak.reserved_bytes,
+             device.peak.before_recording_bytes, device.start_requested_bytes, device.end_requested_bytes,
+             device.reserved_end_bytes)
+            for index, device in enumerate(report.finding.devices)
         ),
     )  # fmt: skip
 
@@ -152,9 +152,9 @@ def _insert_groups(connection: sqlite3.Connection, report: SnapshotReport) -> No
         connection,
         "peak_groups",
         (
-            (number, device, one.kind, one.evidence, one.is_before_recording, one.bytes, one.count,
-             one.site.frame, one.site.file, one.site.line, json.dumps(one.stack))
-            for number, (device, one) in enumerate(groups, start=1)
+            (number, device, group.kind, group.evidence, group.is_before_recording, group.bytes, group.count,
+             group.site.frame, group.site.file, group.site.line, json.dumps(group.stack))
+            for number, (device, group) in enumerate(groups, start=1)
         ),
     )  # fmt: skip
 

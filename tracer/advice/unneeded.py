@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tracer.advice.recommendation import Found, Keeps, Recommendation
+from tracer.advice.recommendation import Keeps, Recommendation, UnneededMemory
 from tracer.analysis.profiles.waste import Waste, WasteKind
 from tracer.capture.sources.storing_lines import names_on_the_way
 from tracer.units import format_bytes, some
@@ -36,7 +36,9 @@ _CHANGE_ON_CPU = {
 _REHEARSED_FAMILIES = {WasteKind.GRADIENTS: "zero_grad(set_to_none=True)", WasteKind.EVALUATION: "no_grad"}
 
 
-def found_in(wastes: Sequence[Waste], *, device: str, rehearsed: Sequence[Recommendation] = ()) -> tuple[Found, ...]:
+def unneeded_memory(
+    wastes: Sequence[Waste], *, device: str, rehearsed: Sequence[Recommendation] = ()
+) -> tuple[UnneededMemory, ...]:
     """Rows of advice.
 
     Args:
@@ -47,37 +49,37 @@ def found_in(wastes: Sequence[Waste], *, device: str, rehearsed: Sequence[Recomm
     return tuple(_found(waste, device, rehearsed) for waste in wastes)
 
 
-def _found(one: Waste, device: str, rehearsed: Sequence[Recommendation]) -> Found:
-    place = one.place
-    change = _CHANGE_ON_CPU.get(one.kind, "") if device == "cpu" else ""
-    prefix = _REHEARSED_FAMILIES.get(one.kind)
+def _found(waste: Waste, device: str, rehearsed: Sequence[Recommendation]) -> UnneededMemory:
+    place = waste.place
+    change = _CHANGE_ON_CPU.get(waste.kind, "") if device == "cpu" else ""
+    prefix = _REHEARSED_FAMILIES.get(waste.kind)
     tried = next((row for row in rehearsed if prefix is not None and row.change.startswith(prefix)), None)
-    return Found(
-        what=_WHAT[one.kind],
-        change=change or _CHANGE[one.kind],
-        lines=_lines(one, device),
-        bytes=one.bytes,
-        count=one.count,
+    return UnneededMemory(
+        what=_WHAT[waste.kind],
+        change=change or _CHANGE[waste.kind],
+        lines=_lines(waste, device),
+        bytes=waste.bytes,
+        count=waste.count,
         file=place.file if place is not None else None,
         line=place.line if place is not None else None,
-        held_by=one.path,
-        variable=one.variable,
-        results=(Keeps.ROUNDING if one.kind == WasteKind.WIDENED else Keeps.BITS).words,
+        held_by=waste.path,
+        variable=waste.variable,
+        results=(Keeps.ROUNDING if waste.kind == WasteKind.WIDENED else Keeps.BITS).words,
         how_found="found in the recording" if tried is None else "rehearsed",
         saves_bytes=None if tried is None else tried.saves_bytes,
     )
 
 
-def _lines(one: Waste, device: str) -> tuple[str, ...]:
+def _lines(waste: Waste, device: str) -> tuple[str, ...]:
     """To paste; names are the program's own where they are known."""
-    name = _assignable(one.path)
-    if one.kind == WasteKind.WEIGHTS:
+    name = _assignable(waste.path)
+    if waste.kind == WasteKind.WEIGHTS:
         if device == "cpu":
             return ('torch.save(model.state_dict(), "best.pt")  # and load it where it is needed',)
         return (f"{name} = {{key: value.cpu() for key, value in model.state_dict().items()}}",)
-    if one.kind == WasteKind.TENSORS:
+    if waste.kind == WasteKind.TENSORS:
         return (f"{name} = ...  # the numbers that are needed{'' if device == 'cpu' else ', or value.detach().cpu()'}",)
-    return _PASTE[one.kind]
+    return _PASTE[waste.kind]
 
 
 def _assignable(path: str) -> str:
@@ -101,31 +103,31 @@ _PASTE = {
 }
 
 
-def found_sentence(one: Found, peak_bytes: int, *, file_name: Callable[[str], str] = str) -> str:
+def unneeded_sentence(unneeded: UnneededMemory, peak_bytes: int, *, file_name: Callable[[str], str] = str) -> str:
     """A finding in words.
 
     Args:
-        one: The finding.
+        unneeded: The finding.
         peak_bytes: Of which it is a part.
         file_name: How to write a file's name.
     """
-    share = f", {100 * one.bytes / peak_bytes:.0f} %" if peak_bytes else ""
-    where = f" at {file_name(one.file)}:{one.line}" if one.file is not None else ""
-    held = f", held by {_way(one)}" if one.held_by else ""
-    how = f"Rehearsed, it saves {format_bytes(one.saves_bytes)}." if one.saves_bytes is not None else ""
+    share = f", {100 * unneeded.bytes / peak_bytes:.0f} %" if peak_bytes else ""
+    where = f" at {file_name(unneeded.file)}:{unneeded.line}" if unneeded.file is not None else ""
+    held = f", held by {_way(unneeded)}" if unneeded.held_by else ""
+    how = f"Rehearsed, it saves {format_bytes(unneeded.saves_bytes)}." if unneeded.saves_bytes is not None else ""
     text = (
-        f"Not needed at the peak: {format_bytes(one.bytes)}{share}, {one.what}{held} "
-        f"({some(one.count, 'block')}{where}). Instead: {one.change}. {how}"
+        f"Not needed at the peak: {format_bytes(unneeded.bytes)}{share}, {unneeded.what}{held} "
+        f"({some(unneeded.count, 'block')}{where}). Instead: {unneeded.change}. {how}"
     )
     return text.strip()
 
 
-def _way(one: Found) -> str:
-    root = one.variable.partition(",")[0] if one.variable else ""
+def _way(unneeded: UnneededMemory) -> str:
+    root = unneeded.variable.partition(",")[0] if unneeded.variable else ""
     article = "an" if root.startswith("a") else "a"
-    return f"`{one.held_by}`" + (f", {article} {root}" if root else "")
+    return f"`{unneeded.held_by}`" + (f", {article} {root}" if root else "")
 
 
-def large(found: Sequence[Found], peak_bytes: int) -> tuple[Found, ...]:
+def large(found: Sequence[UnneededMemory], peak_bytes: int) -> tuple[UnneededMemory, ...]:
     """Those that are told without being asked for."""
-    return tuple(one for one in found if one.bytes >= LARGE_SHARE * peak_bytes)
+    return tuple(unneeded for unneeded in found if unneeded.bytes >= LARGE_SHARE * peak_bytes)

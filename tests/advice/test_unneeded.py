@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tracer.advice.found import found_in, found_sentence, large
 from tracer.advice.recommendation import Recommendation
+from tracer.advice.unneeded import large, unneeded_memory, unneeded_sentence
 from tracer.analysis.profiles.waste import Waste, WasteKind
 from tracer.units import MIB
 
@@ -22,17 +22,17 @@ def tried(change: str, saves_bytes: int) -> Recommendation:
 
 def test_a_saving_is_that_of_the_change_that_mends_it() -> None:
     rows = (tried("checkpoint blocks.0", 9 * MIB), tried("no_grad in evaluation", 2 * MIB))
-    evaluation, weights = found_in(
+    evaluation, weights = unneeded_memory(
         [waste(WasteKind.EVALUATION), waste(WasteKind.WEIGHTS)], device="cuda:0", rehearsed=rows
     )
     assert (evaluation.how_found, evaluation.saves_bytes) == ("rehearsed", 2 * MIB)
-    assert "Rehearsed, it saves 2.00 MiB." in found_sentence(evaluation, 10 * MIB)
+    assert "Rehearsed, it saves 2.00 MiB." in unneeded_sentence(evaluation, 10 * MIB)
     assert (weights.how_found, weights.saves_bytes) == ("found in the recording", None)
-    assert "Rehearsed" not in found_sentence(weights, 10 * MIB)
+    assert "Rehearsed" not in unneeded_sentence(weights, 10 * MIB)
 
 
 def test_without_a_rehearsal_there_is_no_saving() -> None:
-    (gradients,) = found_in([waste(WasteKind.GRADIENTS)], device="cpu")
+    (gradients,) = unneeded_memory([waste(WasteKind.GRADIENTS)], device="cpu")
     assert (gradients.how_found, gradients.saves_bytes) == ("found in the recording", None)
 
 
@@ -40,16 +40,16 @@ def test_without_a_rehearsal_there_is_no_saving() -> None:
 @pytest.mark.parametrize("path", ["", "losses[...]", "self.cache[...]", "step -> closure variable kept of step()[...]"])
 @pytest.mark.parametrize("kind", list(WasteKind))
 def test_the_lines_to_paste_are_python(kind: WasteKind, path: str, device: str) -> None:
-    (found,) = found_in([replace(waste(kind), path=path)], device=device)
+    (found,) = unneeded_memory([replace(waste(kind), path=path)], device=device)
     compile("\n".join(found.lines), "lines", "exec")
 
 
 def test_an_attribute_is_assigned_as_one() -> None:
-    (found,) = found_in([replace(waste(WasteKind.TENSORS), path="self.cache[...]")], device="cpu")
+    (found,) = unneeded_memory([replace(waste(WasteKind.TENSORS), path="self.cache[...]")], device="cpu")
     assert found.lines[0].startswith("self.cache = ")
 
 
 def test_a_twentieth_of_the_peak_is_told_without_being_asked_for() -> None:
-    (found,) = found_in([waste(WasteKind.GRADIENTS)], device="cpu")
+    (found,) = unneeded_memory([waste(WasteKind.GRADIENTS)], device="cpu")
     rows = [replace(found, bytes=size) for size in (49, 50, 51)]
     assert [row.bytes for row in large(rows, 1000)] == [50, 51]
