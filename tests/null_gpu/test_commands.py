@@ -161,7 +161,7 @@ def test_a_script_is_predicted_by_its_first_steps(script: Path, tmp_path: Path) 
     document = json.loads(fits.stdout)  # what the script prints is on stderr
     assert fits.returncode == 0 and document["fits"] is True and document["method"] == "null GPU"
     assert document["peak_allocated_bytes"] <= document["peak_reserved_bytes"]
-    assert "step 3" in fits.stderr and "step 19" not in fits.stderr
+    assert "step 1" in fits.stderr and "step 3" not in fits.stderr
     lacks = called(tmp_path, "predict", str(script), "--on", "rtx-4090:900MiB")
     assert lacks.returncode == 3 and "Does not fit in RTX-4090 (900.00 MiB): " in lacks.stdout
     assert "in step 1 at" in lacks.stdout
