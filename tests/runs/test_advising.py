@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from tracer.advice.recommendation import Measured
 from tracer.exporters.json_documents.advice import advice_values
 from tracer.exporters.screen.advice import print_advice
 from tracer.exporters.screen.terminal import screen
+from tracer.null_gpu.cards import UNNAMED, Card
 from tracer.runs import advising
 from tracer.runs.advising import advise_on, loss_is_sum, measure, run_for_real
 from tracer.units import MIB
@@ -99,3 +102,25 @@ def test_what_hardly_lowers_the_measured_peak_is_not_listed(monkeypatch: pytest.
     assert dict(report.not_tried)[first] == "made for real, it saves less than 1 % of the measured peak"
     assert others
     assert all(told[name].measured is not None and told[name].known_bytes == 10_000 for name in others)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_changes_are_rehearsed_on_the_card_at_hand(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class AskedError(Exception):
+        pass
+
+    def asked(build: object, *, card: Card, **options: object) -> None:
+        cards.append(card)
+        raise AskedError
+
+    cards: list[Card] = []
+    gpu = SimpleNamespace(total_memory=80 << 30, major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    monkeypatch.setattr(advising, "advise", asked)
+    workload = stack()
+    if device != "cpu":
+        monkeypatch.setattr(advising, "random_states_kept", lambda of: nullcontext())
+        workload = SimpleNamespace(device=torch.device(device))  # type: ignore[assignment]
+    with pytest.raises(AskedError):
+        advise_on(stack, workload)
+    assert cards == [UNNAMED if device == "cpu" else Card("", 80 << 30, capability=(9, 0), num_sms=132)]

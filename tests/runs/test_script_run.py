@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -49,3 +52,31 @@ def test_a_users_mistake_ends_it() -> None:
 
     with pytest.raises(TracerError, match="The folder is not there"):
         num_steps(ScriptProfile(make_session))
+
+
+def calls_at_a_step() -> tuple[int, int]:
+    """How many calls of C functions a profiler would record where an optimizer is looked for, and how many objects."""
+    profile = ScriptProfile(lambda *_: MagicMock(is_complete=False, fault=None))
+    num_calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal num_calls
+        num_calls += event == "c_call"
+
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    with profile:
+        profile._optimizer_stepped(optimizer, (), {})  # the session begins
+        sys.setprofile(count)
+        try:
+            profile._optimizer_stepped(optimizer, (), {})
+        finally:
+            sys.setprofile(None)
+    return num_calls, len(gc.get_objects())
+
+
+def test_looking_for_optimizers_in_a_recorded_step_is_hardly_in_the_recording() -> None:
+    returned = in_fresh_process(calls_at_a_step)
+    assert returned.value is not None, returned.error
+    num_calls, num_objects = returned.value
+    assert num_calls < 0.05 * num_objects

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -23,11 +24,12 @@ from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.capture.torch_private import torch_history
 from tracer.errors import RecordingError, TracerError
 from tracer.results.failure import Failure
+from tracer.results.run_history import RunHistory
 from tracer.results.run_results import RunResults
 from tracer.runs import workload_run as run_module
 from tracer.runs.loop_session import device_of
 from tracer.runs.session import ProfileSession, Schedule
-from tracer.runs.workload_run import run_profile
+from tracer.runs.workload_run import run_profile, run_step
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*Profiler clears events", "ignore:.*CUDA is not available", "ignore:Profiler won't be using warmup"
@@ -778,3 +780,25 @@ def test_what_we_look_at_in_a_recorded_step_is_hardly_in_the_recording() -> None
     recording = cycle.recording
     ours = recording.frames.own[recording.calls.frame]
     assert 10 < np.count_nonzero(ours) < 1_000
+
+
+def test_notes_are_the_same_whoever_asked_for_findings_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunHistory, "joined", lambda _, findings, known: replace(findings, other_devices={"cuda:1": 5}))
+    workload = Pieces()
+    with ProfileSession(workload.model, workload.optimizer, schedule=SHORT, peak_alone=True) as session:
+        for _ in range(SHORT.num_steps):
+            run_step(workload, session)
+            session.step()
+    first = session.notes
+    assert any("cuda:1 up to 5" in note for note in first)
+    assert session.findings.other_devices and session.notes == first
+
+
+def test_a_model_on_meta_is_noted_before_and_after_the_block() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    with ProfileSession(model, schedule=Schedule(0, 0, 1, 1)) as session:
+        for _ in range(2):
+            model[0](torch.ones(1, 2)).sum().backward()
+            session.step()
+        within = session.notes
+    assert any("meta device" in note for note in within) and session.notes == within

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +15,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tracer.capture.forked_child import in_forked_child
+from tracer.capture.objects.live_tensors import objects_of
 from tracer.capture.objects.step_hooks import remove_hooks
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.capture.torch_private import torch_compile, torch_modules
@@ -150,14 +150,14 @@ class ScriptProfile:
             self._look_no_longer()
 
     def _begin_session(self, module: nn.Module | None) -> None:
-        optimizers = _alive(torch.optim.Optimizer)
+        optimizers = objects_of((torch.optim.Optimizer,))
         trained = {
             id(parameter)
             for optimizer in optimizers
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        alive = [model for model in _alive(nn.Module) if not torch_compile.is_graph_of_compiler(model)]
+        alive = [model for model in objects_of((nn.Module,)) if not torch_compile.is_graph_of_compiler(model)]
         models = [model for model in outermost(alive) if model is module or _holds(model, module, trained)]
         self.session = self._make_session(named(models or ([] if module is None else [module])), optimizers)
         self.session.__enter__()
@@ -173,7 +173,7 @@ class ScriptProfile:
         if optimizer in self._stepped:  # again, before others did: those take no part
             self._waits_for = self._stepped.copy()
         elif optimizer not in self._waits_for:
-            self._waits_for.update(_alive(torch.optim.Optimizer))
+            self._waits_for.update(objects_of((torch.optim.Optimizer,)))
         self._stepped.add(optimizer)
         if self._waits_for <= self._stepped:
             self._stepped.clear()
@@ -224,11 +224,6 @@ def _hook_modules(called: Callable[[nn.Module, Any], None]) -> Callable[[], None
             warnings.filters.remove(ignored)  # type: ignore[attr-defined]
 
     return remove
-
-
-def _alive(kind: type[Any]) -> list[Any]:
-    """The objects of a class that are alive; types decide, since a proxy's `__class__` would call the user's code."""
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
 
 
 def outermost(modules: Iterable[nn.Module]) -> list[nn.Module]:

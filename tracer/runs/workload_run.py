@@ -97,18 +97,9 @@ def run_profile(
         failure = failure_of(session.fault, session)
     findings = _findings(session, failure, notes)
     if timing and failure is None:
-        try:
-            termination.resume()
-            timings = _time(workload, lambda done: progress(schedule.num_steps + done, total), notes)
-        except (Exception, KeyboardInterrupt, SystemExit) as error:
-            if is_out_of_memory(error):
-                notes.append(
-                    "The timing pass needs a second copy of the model, for which the device had no memory left."
-                )
-            else:
-                failure = failure_of(error, session, in_timing_pass=True)
-        finally:
-            termination.hold()
+        timings, failure = _timed(
+            workload, session, termination, lambda done: progress(schedule.num_steps + done, total), notes
+        )
     return run_results(
         session,
         findings=findings,
@@ -121,6 +112,26 @@ def run_profile(
         timings=timings,
         losses=tuple(losses),
     )
+
+
+def _timed(
+    workload: Workload,
+    session: ProfileSession,
+    termination: Termination,
+    progress: Callable[[int], None],
+    notes: list[str],
+) -> tuple[PhaseTimings | None, Failure | None]:
+    """The timing pass, and what ended it early; that a second copy of the model has no room is a note."""
+    try:
+        termination.resume()
+        return _time(workload, progress, notes), None
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        if not is_out_of_memory(error):
+            return None, failure_of(error, session, in_timing_pass=True)
+        notes.append("The timing pass needs a second copy of the model, for which the device had no memory left.")
+        return None, None
+    finally:
+        termination.hold()
 
 
 def _findings(session: ProfileSession, failure: Failure | None, notes: list[str]) -> Findings | None:

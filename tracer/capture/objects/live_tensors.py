@@ -40,7 +40,7 @@ class LiveTensors:
 
 def live_tensors() -> LiveTensors:
     """Find every tensor and storage that Python can reach now, and what graphs of theirs keep for backward."""
-    found: list[Any] = _objects_of((Tensor, torch.UntypedStorage, nn.Module, torch.optim.Optimizer))
+    found: list[Any] = objects_of((Tensor, torch.UntypedStorage, nn.Module, torch.optim.Optimizer))
     tensors = [thing for thing in found if isinstance(thing, Tensor)]
     storages = [thing for thing in found if isinstance(thing, torch.UntypedStorage)]
     optimizers = [thing for thing in found if isinstance(thing, torch.optim.Optimizer)]
@@ -56,8 +56,11 @@ def live_tensors() -> LiveTensors:
     return LiveTensors((*named, *trained, *state, *kept, *rest), is_complete)
 
 
-def _objects_of(classes: tuple[type, ...]) -> list[Any]:
-    """The objects of some classes; types decide, since a proxy's `__class__` would call the user's code."""
+def objects_of(classes: tuple[type, ...]) -> list[Any]:
+    """The objects of some classes; types decide, since a proxy's `__class__` would call the user's code.
+
+    Without a call of Python's for each object, which a profiler would record.
+    """
     objects = gc.get_objects()
     wanted = {kind for kind in set(map(type, objects)) if issubclass(kind, classes)}
     return list(compress(objects, map(wanted.__contains__, map(type, objects))))
