@@ -1,0 +1,79 @@
+"""Process groups: the store that the default one was started with, who is in them, and other ways to start them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+_SCHEMES = ("env", "tcp", "file")
+
+
+def process_group_store() -> Any:
+    """A connection of its own to the store that the default process group was started with; None where there is none.
+
+    A clone neither keeps the store's server alive nor shares the lock under which the program waits in the original.
+    """
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    store = distributed.distributed_c10d._get_default_store()
+    return store.clone() if hasattr(store, "clone") else None
+
+
+def groups_of_this_rank() -> list[list[int]]:
+    """The ranks of each process group that this process is in."""
+    world = torch.distributed.distributed_c10d._world
+    return [sorted(ranks) for ranks in world.pg_group_ranks.values()]
+
+
+@contextmanager
+def every_rendezvous(store: Store, rank: int, world_size: int) -> Iterator[None]:
+    """Meanwhile process groups start with this store and as this rank, whatever address they name."""
+    def met(url: str, **options: Any) -> Iterator[tuple[Store, int, int]]:
+        yield store, rank, world_size
+
+    with patch.dict(_handlers(), dict.fromkeys(_SCHEMES, met)):
+        yield
+
+
+def _handlers() -> dict[str, Any]:
+    """Ways to find each other, by the scheme of an address; torch.distributed has a function of the module's name."""
+    handlers: dict[str, Any] = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
+    return handlers
+
+
+@contextmanager
+def gloo_alone() -> Iterator[None]:
+    """Meanwhile a group with the backend gloo meets nobody: a collective gives each slot this rank's own values."""
+    from torch._C._distributed_c10d import FakeProcessGroup
+
+    class AloneGroup:
+        """In the place of ProcessGroupGloo, of which torch asks the type as well."""
+
+        def __new__(cls, store: Store, rank: int, size: int, **options: Any) -> Any:
+            return FakeProcessGroup._create_internal(rank, size, FakeProcessGroup.Options())
+
+    with patch.object(torch.distributed.distributed_c10d, "ProcessGroupGloo", AloneGroup):
+        yield
+
+
+@contextmanager
+def called_instead(functions: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    """Meanwhile functions of torch.distributed are others, for whoever looks them up there.
+
+    Args:
+        functions: By name; each is in `torch.distributed` and in the module that it is from.
+    """
+    with (
+        patch.multiple(torch.distributed, **functions),
+        patch.multiple(torch.distributed.distributed_c10d, **functions),
+    ):
+        yield
