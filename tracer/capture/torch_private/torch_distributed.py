@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -67,13 +67,39 @@ def gloo_alone() -> Iterator[None]:
 
 @contextmanager
 def called_instead(functions: dict[str, Callable[..., Any]]) -> Iterator[None]:
-    """Meanwhile functions of torch.distributed are others, for whoever looks them up there.
+    """Meanwhile functions of torch.distributed are others, in each of its modules that has them.
 
     Args:
-        functions: By name; each is in `torch.distributed` and in the module that it is from.
+        functions: By name.
     """
-    with (
-        patch.multiple(torch.distributed, **functions),
-        patch.multiple(torch.distributed.distributed_c10d, **functions),
-    ):
+    originals = {name: getattr(torch.distributed, name) for name in functions}
+    modules = [module for name, module in sys.modules.items() if name.startswith("torch.distributed")]
+    with ExitStack() as stack:
+        for name, function in functions.items():
+            for module in modules:
+                if vars(module).get(name) is originals[name]:
+                    stack.enter_context(patch.object(module, name, function))
         yield
+
+
+def gradients_of_stage() -> Any:
+    """What a stage of a pipeline is about to be told by the next one: shapes of the gradients of what it has sent.
+
+    Returns:
+        None where nobody waits for that, as in versions of torch whose stages ask for no gradients' shapes.
+    """
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "_recv_meta":
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is None:
+        return None
+    stage, source = frame.f_locals["self"], frame.f_locals["src_stage"]
+    if source < stage.stage_index:
+        return None
+    metas = sys.modules["torch.distributed.pipelining._utils"]
+    return metas._StageBackwardMeta(backward_metas=metas._derive_grad_metas(stage._stage_meta.outputs))
+
+
+def is_of_gradients(value: Any) -> bool:
+    """Whether this is what `gradients_of_stage` returns."""
+    return type(value).__name__ == "_StageBackwardMeta"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -59,6 +60,8 @@ def _functions(place: Place, see_groups: Callable[[], None]) -> dict[str, Callab
     def init_process_group(*arguments: Any, **options: Any) -> None:
         initialise(*arguments, **options)
         # A group with a device has its communicators split for others, and NCCL is not told how many ranks share one.
+        # torch then says at a barrier that it might have one, which the program cannot mend.
+        warnings.filterwarnings("ignore", message=r"barrier\(\): using the device", append=True)
         world: Any = dist.group.WORLD
         world.bound_device_id = None
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tracer.capture.torch_private import torch_distributed
 from tracer.errors import TracerError
 
 
@@ -46,26 +47,34 @@ class Objects:
         self._write(self._path("one", self._rank, destination), list(objects))
 
     def receive(self, objects: list[Any], source: int) -> None:
-        """Take objects that another rank has left for this one, or else those that a rank nearer to the first has sent.
+        """Take objects that another rank has left for this one, or else what stands for them.
 
-        Stages of a pipeline tell the next one the shapes of what they will send. Those between the first and the last
-        say mostly the same, so that another stage's words do where the one before has not run.
+        Stages of a pipeline tell the next one the shapes of what they will send, and the one before the shapes of the
+        gradients that come back: those of what it has sent. The stages in between say mostly the same, so that the words
+        of the nearest earlier rank do where the one before has not run.
 
         Raises:
             TracerError: No rank before this one has sent any.
         """
         path = self._path("one", source, self._rank)
-        if not path.exists():
-            number = path.stem.rpartition("-")[2]
-            others = [(int(other.name.split("-")[1]), other) for other in self._folder.glob(f"one-*-*-{number}.pickle")]
-            earlier = [other for other in others if other[0] < self._rank]
-            if not earlier:
-                raise TracerError(
-                    f"Rank {self._rank} waits for objects of rank {source}, which has not run.",
-                    hint=f"Run it before: --rank {source},{self._rank}.",
-                )
-            path = max(earlier)[1]
-        objects[:] = self._read(path)[: len(objects)]
+        if path.exists():
+            objects[:] = self._read(path)[: len(objects)]
+        elif (gradients := torch_distributed.gradients_of_stage()) is not None:
+            objects[:] = [gradients]
+        else:
+            objects[:] = self._nearest(source)[: len(objects)]
+
+    def _nearest(self, source: int) -> list[Any]:
+        """What the nearest rank, up to this one, has sent to the next stage."""
+        names = sorted(self._folder.glob("one-*.pickle"), key=lambda path: [-int(n) for n in path.stem.split("-")[1:]])
+        for path in names:
+            objects = self._read(path) if int(path.stem.split("-")[1]) <= self._rank else []
+            if objects and not torch_distributed.is_of_gradients(objects[0]):
+                return objects
+        raise TracerError(
+            f"Rank {self._rank} waits for objects of rank {source}, which has not run.",
+            hint=f"Run it before: --rank {source},{self._rank}.",
+        )
 
     def _path(self, kind: str, *ranks: int) -> Path:
         call = (kind, *ranks)
