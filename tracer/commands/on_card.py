@@ -47,9 +47,7 @@ class OnOptions:
         ),
     ] = field(default_factory=list)
 
-    per_node: Annotated[
-        int, number("With --on 128xh100: how many GPUs, and ranks, a node has.", DEVICE, least=1)
-    ] = 8
+    per_node: Annotated[int, number("With --on 128xh100: how many GPUs, and ranks, a node has.", DEVICE, least=1)] = 8
     rank: Annotated[
         str | None,
         option(
@@ -70,6 +68,8 @@ class OnOptions:
             TracerError: What is said of its ranks makes no sense.
         """
         devices = devices_of(self.on) if self.on is not None else None
+        if devices is not None and self.one_process and devices.count > MAX_DEVICES:
+            raise TracerError(f"{self.on}: a process sees 1 to {MAX_DEVICES} GPUs.", hint="Leave out --one-process.")
         if devices is None or devices.count == 1 or self.one_process:
             if self.rank is not None:
                 raise TracerError("--rank has a meaning only for a job.", hint="Add --on 128xh100, say.")
@@ -142,7 +142,7 @@ def say_where(devices: Devices) -> None:
 
 @contextmanager
 def values_on(answers: Mapping[tuple[str, int], Answer]) -> Iterator[None]:
-    """Values that decide sizes are computed meanwhile, where this process runs on the null GPU; a rank finds its job."""
+    """On the null GPU, values that decide sizes are computed meanwhile, and a rank finds what others gave it."""
     from tracer.runs.null_job import as_this_rank
     from tracer.runs.null_values import values_on as switched_on
 

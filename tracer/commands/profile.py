@@ -176,10 +176,10 @@ def profile(
 def _profile(options: Options) -> bool:
     """The command, on the null GPU if it is named; False if the run or a file failed."""
     answers = options.on.answers
+    if options.on.on is not None and not options.device.startswith("cuda"):
+        raise TracerError(f"--on names a GPU, and --device {options.device} is none.", hint="Leave one out.")
+    run_ranks(options.on, options.save_dir, quiet=options.screen.quiet)
     if options.on.on is not None:
-        if not options.device.startswith("cuda"):
-            raise TracerError(f"--on names a GPU, and --device {options.device} is none.", hint="Leave one out.")
-        run_ranks(options.on, options.save_dir, quiet=options.screen.quiet)
         devices = start_on(options.on.on)
         if not options.screen.quiet:
             say_where(devices)

@@ -56,8 +56,8 @@ class NullJob:
         for run in self.runs:
             key = (run.peak_bytes, tuple(sorted(run.categories.items())), bool(run.failure), run.status)
             alike.setdefault(key, []).append(run)
-        ordered = sorted(alike.values(), key=lambda group: (bool(group[0].failure), group[0].peak_bytes or -1), reverse=True)
-        return tuple(map(tuple, ordered))
+        groups = map(tuple, alike.values())
+        return tuple(sorted(groups, key=lambda group: (not group[0].failure, -(group[0].peak_bytes or 0))))
 
     @property
     def status(self) -> int:

@@ -78,7 +78,8 @@ def run_job(job: Job, save_dir: Path | None, *, tell: Callable[[str], None]) -> 
     """
     if wrong := [rank for rank in job.ranks or () if not 0 <= rank < job.world_size]:
         raise TracerError(
-            f"A job of {job.world_size:,} ranks has no rank {wrong[0]}.", hint=f"Name ranks from 0 to {job.world_size - 1}."
+            f"A job of {job.world_size:,} ranks has no rank {wrong[0]}.",
+            hint=f"Name ranks from 0 to {job.world_size - 1}.",
         )
     with tempfile.TemporaryDirectory(prefix="null-gpu-job-") as name:
         folder = Path(name)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed.distributed_c10d import Store
 
 _SCHEMES = ("env", "tcp", "file")
 
@@ -28,8 +29,8 @@ def process_group_store() -> Any:
     return store.clone() if hasattr(store, "clone") else None
 
 
-def groups_of_this_rank() -> list[list[int]]:
-    """The ranks of each process group that this process is in."""
+def process_groups() -> list[list[int]]:
+    """The ranks of each process group that is known here, also of one that this process is not in."""
     world = torch.distributed.distributed_c10d._world
     return [sorted(ranks) for ranks in world.pg_group_ranks.values()]
 
@@ -37,6 +38,7 @@ def groups_of_this_rank() -> list[list[int]]:
 @contextmanager
 def every_rendezvous(store: Store, rank: int, world_size: int) -> Iterator[None]:
     """Meanwhile process groups start with this store and as this rank, whatever address they name."""
+
     def met(url: str, **options: Any) -> Iterator[tuple[Store, int, int]]:
         yield store, rank, world_size
 
@@ -59,9 +61,19 @@ def gloo_alone() -> Iterator[None]:
         """In the place of ProcessGroupGloo, of which torch asks the type as well."""
 
         def __new__(cls, store: Store, rank: int, size: int, **options: Any) -> Any:
-            return FakeProcessGroup._create_internal(rank, size, FakeProcessGroup.Options())
+            how: Any = FakeProcessGroup.Options()
+            if hasattr(how, "simulate_uniform_ranks"):  # without it a collective has no result, which DDP reads
+                how.simulate_uniform_ranks = True
+            return FakeProcessGroup._create_internal(rank, size, how)
 
-    with patch.object(torch.distributed.distributed_c10d, "ProcessGroupGloo", AloneGroup):
+    def log_nothing(*_: object) -> None:
+        """DDP's own log takes a group by this name for gloo's in C++, and reads what is not there."""
+
+    logger: Any = vars(torch.distributed)["Logger"]
+    with (
+        patch.object(torch.distributed.distributed_c10d, "ProcessGroupGloo", AloneGroup),
+        patch.object(logger, "set_construction_data_and_log", log_nothing),
+    ):
         yield
 
 
@@ -88,9 +100,9 @@ def gradients_of_stage() -> Any:
     Returns:
         None where nobody waits for that, as in versions of torch whose stages ask for no gradients' shapes.
     """
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "_recv_meta":
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     if frame is None:
         return None
     stage, source = frame.f_locals["self"], frame.f_locals["src_stage"]

@@ -1,4 +1,4 @@
-"""What a job on the null GPU says once its ranks have run: the worst, those that are equal, and what sets them apart."""
+"""What a job on the null GPU says once its ranks have run: the worst, the equal ones, and what sets them apart."""
 
 from __future__ import annotations
 

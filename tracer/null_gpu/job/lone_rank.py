@@ -31,7 +31,7 @@ def lone_rank(place: Place) -> Iterator[None]:
     groups: set[tuple[int, ...]] = set()
 
     def see_groups() -> None:
-        groups.update(map(tuple, torch_distributed.groups_of_this_rank()))
+        groups.update(tuple(group) for group in torch_distributed.process_groups() if place.rank in group)
 
     try:
         with ExitStack() as stack:

@@ -50,8 +50,8 @@ class Objects:
         """Take objects that another rank has left for this one, or else what stands for them.
 
         Stages of a pipeline tell the next one the shapes of what they will send, and the one before the shapes of the
-        gradients that come back: those of what it has sent. The stages in between say mostly the same, so that the words
-        of the nearest earlier rank do where the one before has not run.
+        gradients that come back: those of what it has sent. The stages in between say mostly the same, so that the
+        words of the nearest earlier rank do where the one before has not run.
 
         Raises:
             TracerError: No rank before this one has sent any.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import Store
+from torch.distributed.distributed_c10d import Store
 
 # NCCL's unique id has so many bytes, and ranks other than the first read one.
 _UNKNOWN = bytes(128)
