@@ -70,7 +70,7 @@ def test_a_place_is_what_torchrun_says() -> None:
     assert (variables["LOCAL_RANK"], variables["GROUP_RANK"], variables["LOCAL_WORLD_SIZE"]) == ("3", "1", "8")
     assert Place.here(variables) == place
     rank = this_rank(variables)
-    assert rank is not None and (rank.index, rank.local_index, rank.is_alone) == (11, 3, True)
+    assert rank is not None and (rank.index, rank.local_index, rank.job_folder) == (11, 3, Path("job"))
     assert Place.here({"RANK": "1", "WORLD_SIZE": "2"}) is None
 
 
@@ -182,9 +182,6 @@ def by_category(peak: dict[str, Any]) -> Counter[str]:
 @pytest.mark.slow
 def test_a_script_of_sixteen_ranks_is_answered_by_those_that_differ(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(UNEVEN, "utf-8")
-    stale = tmp_path / "out" / "rank3"
-    stale.mkdir(parents=True)
-    (stale / "rank.json").write_text("{}", "utf-8")
     ended = called(tmp_path, "run", "--on", "16xh100", "--save-dir", "out", "train.py")
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "So do 8, 15" in ended.stderr
@@ -193,7 +190,6 @@ def test_a_script_of_sixteen_ranks_is_answered_by_those_that_differ(tmp_path: Pa
     document = json.loads((tmp_path / "out" / "ranks.json").read_text("utf-8"))
     assert document["world_size"] == 16 and document["missing"] == []
     assert [rank["index"] for rank in document["ranks"]] == [0, 8, 15]
-    assert not (stale / "rank.json").exists()
     # 1,001 rows over 16 ranks: 63 to a rank, and the last has 56 of them.
     sizes = [rank["categories"]["OPTIMIZER_STATE"] for rank in document["ranks"]]
     assert sizes[0] == sizes[1] > sizes[2]

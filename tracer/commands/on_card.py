@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -102,7 +103,7 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise TracerError(f"{text} is no list of ranks.", hint="Write --rank 0,7,64.") from None
 
 
-def run_ranks(on: OnOptions, save_dir: Path | None, *, quiet: bool) -> None:
+def run_ranks(on: OnOptions, save_dir: Path | None, *, quiet: bool, as_json: bool = False) -> None:
     """Where `--on` names a job, run the command as its ranks and end with their status; nothing in a rank itself.
 
     Raises:
@@ -113,12 +114,16 @@ def run_ranks(on: OnOptions, save_dir: Path | None, *, quiet: bool) -> None:
     job = on.job
     if job is None or Place.here() is not None:
         return
+    from tracer.exporters.json_documents.null_job import null_job_json
     from tracer.exporters.screen.null_job import print_null_job
     from tracer.runs.null_job import run_job
 
-    done = run_job(job, save_dir, tell=not_said if quiet else say)
-    with screen(is_shown=not quiet) as console:
-        print_null_job(done, console)
+    done = run_job(job, save_dir, tell=not_said if quiet else say, is_first_seen=not as_json)
+    with screen(is_shown=as_json or not quiet) as console:
+        if as_json:
+            console.print(json.dumps(null_job_json(done), indent=1), soft_wrap=True, markup=False)
+        else:
+            print_null_job(done, console)
     raise typer.Exit(done.status)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
-from tracer.commands.on_card import values_on
+from tracer.commands.on_card import run_ranks, values_on
 from tracer.commands.options import option, with_options
 from tracer.commands.predict_on import (
     check_on,
@@ -77,6 +77,7 @@ def predict(
     )
     with errors_for_people(), kept_import_path():
         answers = place.answers
+        run_ranks(place, save_dir, quiet=screen.quiet, as_json=as_json)
         devices = check_on(options)
         if devices is not None and start_or_say_why(options):
             with values_on(answers):

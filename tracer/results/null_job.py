@@ -17,6 +17,7 @@ class RankRun:
         status: Exit status of its process.
         seconds: How long it took.
         peak_bytes: Largest peak of its device; None if nothing was recorded.
+        reserved_bytes: Reserved from the driver at that moment.
         categories: Bytes of the peak by category.
         failure: What ended its steps early, in words; empty if nothing did.
     """
@@ -25,6 +26,7 @@ class RankRun:
     status: int
     seconds: float
     peak_bytes: int | None = None
+    reserved_bytes: int = 0
     categories: Mapping[str, int] = field(default_factory=dict)
     failure: str = ""
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Final
 
 from tracer.errors import TracerError
-from tracer.exporters.files import remove, write_atomically
+from tracer.exporters.files import write_atomically
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import Devices
 from tracer.null_gpu.job.place import Place, groups_left
 from tracer.null_gpu.job.ranks import ranks_that_differ
 from tracer.results.null_job import NullJob, RankRun
-from tracer.runs.ranks import RANK_FILE, rank_folder, read_some, write_ranks
+from tracer.runs.ranks import RanksSummary, rank_folder, read_some, write_ranks
 
 OUTPUT: Final = "output.txt"
 _LAST_LINES: Final = 12
@@ -62,7 +62,7 @@ def as_this_rank() -> Iterator[None]:
         yield
 
 
-def run_job(job: Job, save_dir: Path | None, *, tell: Callable[[str], None]) -> NullJob:
+def run_job(job: Job, save_dir: Path | None, *, tell: Callable[[str], None], is_first_seen: bool = True) -> NullJob:
     """Start the running command again as each rank: the first alone and seen, the others side by side and in files.
 
     Which others are worth it follows from the process groups of the first.
@@ -71,6 +71,7 @@ def run_job(job: Job, save_dir: Path | None, *, tell: Callable[[str], None]) -> 
         job: What is asked for.
         save_dir: Where the ranks write, each to a folder of its own; None if they write nothing.
         tell: Takes a line on what is done.
+        is_first_seen: Whether what the first one prints on stdout is printed.
 
     Raises:
         NullGpuError: The null GPU cannot be built here.
@@ -84,35 +85,28 @@ def run_job(job: Job, save_dir: Path | None, *, tell: Callable[[str], None]) -> 
     with tempfile.TemporaryDirectory(prefix="null-gpu-job-") as name:
         folder = Path(name)
         first = min(job.ranks) if job.ranks else 0
-        if save_dir is not None:
-            _forget(save_dir)
-        runs = [_run(job, first, folder, None)]
+        runs = [_run(job, first, folder, None if is_first_seen else folder / f"{first}.txt")]
         others = _others(job, folder, first)
         if others:
             tell(f"Rank {first} ran. So do {_listed(others)}, which can differ from it ({_why(job)}).")
         runs += _side_by_side(job, others, folder, save_dir, tell)
+        summary = read_some(folder, [run.rank for run in runs], job.world_size)
     if save_dir is not None:
-        runs = _with_peaks(runs, save_dir, job.world_size)
-    return NullJob(job.devices, job.per_node, tuple(runs))
+        write_ranks(summary, save_dir)
+    return NullJob(job.devices, job.per_node, tuple(_with_peak(run, summary) for run in runs))
 
 
-def _forget(save_dir: Path) -> None:
-    """What ranks of an earlier job have left says nothing of this one's."""
-    for path in save_dir.glob(f"{rank_folder(save_dir, 0).name.removesuffix('0')}*/{RANK_FILE}"):
-        remove(path)
-
-
-def _with_peaks(runs: Sequence[RankRun], save_dir: Path, world_size: int) -> list[RankRun]:
-    """What the ranks have left in their folders, and a summary of it beside them."""
-    summary = read_some(save_dir, [run.rank for run in runs], world_size)
-    write_ranks(summary, save_dir)
-    peaks = {peak.index: peak for peak in summary.ranks}
-    return [
-        replace(run, peak_bytes=peak.peak_bytes, categories=peak.categories, failure=peak.failure)
-        if (peak := peaks.get(run.rank)) is not None
-        else run
-        for run in runs
-    ]
+def _with_peak(run: RankRun, summary: RanksSummary) -> RankRun:
+    peak = next((peak for peak in summary.ranks if peak.index == run.rank), None)
+    if peak is None:
+        return run
+    return replace(
+        run,
+        peak_bytes=peak.peak_bytes,
+        reserved_bytes=peak.reserved_bytes,
+        categories=peak.categories,
+        failure=peak.failure,
+    )
 
 
 def _others(job: Job, folder: Path, first: int) -> list[int]:

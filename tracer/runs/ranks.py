@@ -37,7 +37,7 @@ class Rank:
         local_index: From 0, on this machine; the number of its device.
         run: Names this start of the program, so that an earlier one's files are not taken for this one's.
         local_world_size: How many there are on this machine.
-        is_alone: Whether the others do not run beside it, so that nobody waits for them and nobody is told.
+        job_folder: Where it leaves what it has to say if the others do not run beside it; None where they do.
     """
 
     index: int
@@ -45,7 +45,7 @@ class Rank:
     local_index: int
     run: str
     local_world_size: int = 1
-    is_alone: bool = False
+    job_folder: Path | None = None
 
     @property
     def is_first_of_node(self) -> bool:
@@ -80,7 +80,8 @@ def this_rank(environment: Mapping[str, str] = os.environ) -> Rank | None:
         return None
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
     run = "/".join(environment.get(name, "") for name in names)
-    return Rank(index, world_size, local_index, run, local_world_size, is_alone=Place.here(environment) is not None)
+    place = Place.here(environment)
+    return Rank(index, world_size, local_index, run, local_world_size, None if place is None else place.folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ class RankPeak:
         run: See `Rank.run`.
         device: Name of its device.
         peak_bytes: Its largest peak; None if nothing was recorded.
+        reserved_bytes: Reserved from the driver at that moment; 0 where a device has no such thing.
         categories: Bytes of the peak by category.
         num_steps: Steps that ended.
         failure: What ended its loop early, in words; empty if nothing did.
@@ -103,6 +105,7 @@ class RankPeak:
     run: str
     device: str = ""
     peak_bytes: int | None = None
+    reserved_bytes: int = 0
     categories: Mapping[str, int] = field(default_factory=dict)
     num_steps: int = 0
     failure: str = ""
@@ -183,7 +186,7 @@ def announce(rank: Rank, results: RunResults, save_dir: Path, store: RankStore |
         OutputError: A file cannot be written.
     """
     leave(replace(peak_of(rank, results), has_ended=False), rank, save_dir, store)
-    if rank.is_alone:
+    if rank.job_folder is not None:
         return
     summary = read_ranks(save_dir, rank.world_size, run=rank.run, store=store)
     if rank.index == 0 or not summary.missing:
@@ -197,6 +200,8 @@ def leave(peak: RankPeak, rank: Rank, save_dir: Path, store: RankStore | None = 
         OutputError: The file cannot be written.
     """
     text = json.dumps(asdict(peak), indent=1) + "\n"
+    if rank.job_folder is not None:
+        write_atomically(rank_folder(rank.job_folder, rank.index) / RANK_FILE, text)
     if store is not None:
         store.leave(rank.index, text)
     write_atomically(rank.folder(save_dir) / RANK_FILE, text)
@@ -221,7 +226,7 @@ def finish(rank: Rank, peak: RankPeak, save_dir: Path, store: RankStore | None =
         OutputError: A file cannot be written.
     """
     leave(peak, rank, save_dir, store)
-    if rank.is_alone:
+    if rank.job_folder is not None:
         return None
     wait_s = WAIT_AFTER_FAILURE_S if peak.failure else WAIT_S
     if rank.index == 0:
@@ -244,6 +249,7 @@ def peak_of(rank: Rank, results: RunResults) -> RankPeak:
         run=rank.run,
         device=peak.device,
         peak_bytes=peak.peak_bytes,
+        reserved_bytes=peak.reserved_bytes,
         categories=dict(peak.by_category()),
         num_steps=results.num_steps,
         failure=failure,
@@ -289,9 +295,9 @@ def write_summary(
         pause(0.1)
 
 
-def read_some(save_dir: Path, ranks: Collection[int], world_size: int) -> RanksSummary:
-    """What some ranks of a job have left, whichever start of it they were of."""
-    texts = {index: _text_of(save_dir, index) for index in sorted(ranks)}
+def read_some(job_folder: Path, ranks: Collection[int], world_size: int) -> RanksSummary:
+    """What some ranks have left in the folder of their job, which is theirs alone."""
+    texts = {index: _text_of(job_folder, index) for index in sorted(ranks)}
     found = {index: RankPeak(**json.loads(text)) for index, text in texts.items() if text is not None}
     missing = tuple(index for index in texts if index not in found)
     return RanksSummary(tuple(found.values()), missing, world_size - len(texts))

@@ -17,7 +17,7 @@ def print_null_job(job: NullJob, console: Console) -> None:
     for line in job_words(job):
         say(console, line)
     if any(run.peak_bytes is not None for run in job.runs):
-        shown = table("bytes", "peak")
+        shown = table("bytes", "peak", "reserved")
         shown.add_column("ranks")
         for group in job.groups:
             shown.add_row(*_row(group))
@@ -52,13 +52,14 @@ def _apart(worst: RankRun, least: RankRun) -> str:
     return ", ".join(f"{name} {'-' if by[name] > 0 else '+'}{format_bytes(abs(by[name]))}" for name in widest)
 
 
-def _row(group: tuple[RankRun, ...]) -> tuple[str, str, str]:
+def _row(group: tuple[RankRun, ...]) -> tuple[str, str, str, str]:
     first = group[0]
     peak = f"{first.peak_bytes:,}" if first.peak_bytes is not None else "-"
     size = format_bytes(first.peak_bytes) if first.peak_bytes is not None else ""
+    reserved = format_bytes(first.reserved_bytes) if first.reserved_bytes else ""
     ranks = ", ".join(f"{run.rank:,}" for run in group)
     if first.failure:
-        return peak, size, f"{ranks}: {first.failure}"
+        return peak, size, reserved, f"{ranks}: {first.failure}"
     if first.status:
-        return peak, size, f"{ranks}: ended with status {first.status}"
-    return peak, size, ranks
+        return peak, size, reserved, f"{ranks}: ended with status {first.status}"
+    return peak, size, reserved, ranks
