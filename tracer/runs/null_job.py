@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -24,9 +23,12 @@ from tracer.null_gpu.job.place import Place, groups_left
 from tracer.null_gpu.job.ranks import ranks_that_differ
 from tracer.results.null_job import NullJob, RankRun
 from tracer.runs.ranks import RanksSummary, rank_folder, read_some, write_ranks
+from tracer.runs.termination import Termination
 
 OUTPUT: Final = "output.txt"
 _LAST_LINES: Final = 12
+_children: list[subprocess.Popen[bytes]] = []
+"""The ranks that run at this moment; one job runs in a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,9 @@ def run_job(job: Job, save_dir: Path | None, *, tell: Callable[[str], None], is_
             f"A job of {job.world_size:,} ranks has no rank {wrong[0]}.",
             hint=f"Name ranks from 0 to {job.world_size - 1}.",
         )
-    with tempfile.TemporaryDirectory(prefix="null-gpu-job-") as name:
+    termination = Termination()
+    termination.watch()
+    with tempfile.TemporaryDirectory(prefix="null-gpu-job-") as name, closing(termination):
         folder = Path(name)
         first = min(job.ranks) if job.ranks else 0
         runs = [_run(job, first, folder, None if is_first_seen else folder / f"{first}.txt")]
@@ -143,7 +147,12 @@ def _side_by_side(
         return ran
 
     with ThreadPoolExecutor(_num_at_once(len(ranks))) as pool:
-        return list(pool.map(run, ranks))
+        try:
+            return list(pool.map(run, ranks))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            _end_all()
+            raise
 
 
 def _num_at_once(num_ranks: int) -> int:
@@ -169,13 +178,22 @@ def _run(job: Job, rank: int, folder: Path, output: Path | None) -> RankRun:
             stdout=file,
             stderr=file,
         )
+        _children.append(child)
         try:
             status = child.wait()
         except BaseException:
-            child.send_signal(signal.SIGINT)  # Ctrl-C has reached it, too; SIGTERM has not
-            child.wait()
+            _end_all()
             raise
+        finally:
+            child.wait()
+            _children.remove(child)
     return RankRun(rank, status, time.monotonic() - began)
+
+
+def _end_all() -> None:
+    """What ends this process ends its ranks. A second Ctrl-C does not disturb one that it has reached already."""
+    for child in _children:
+        child.terminate()
 
 
 def _end(ran: RankRun) -> str:
