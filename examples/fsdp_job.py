@@ -33,11 +33,13 @@ class Block(nn.Module):
         self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The block, recomputed in backward where it is asked for."""
         if self.is_checkpointed:
             return checkpoint(self.compute, x, use_reentrant=False)
         return self.compute(x)
 
     def compute(self, x: Tensor) -> Tensor:
+        """Attention, then the gated linear unit; `[batch, length, WIDTH]` in and out."""
         normed = self.attention_norm(x)
         query = self.query(normed).unflatten(-1, (NUM_HEADS, HEAD)).transpose(1, 2)
         key, value = self.key_value(normed).unflatten(-1, (2 * NUM_KEYS, HEAD)).transpose(1, 2).chunk(2, dim=1)
