@@ -68,10 +68,13 @@ def profiled(
         return Ended(status, json.loads(peak.read_text("utf-8")) if peak.is_file() else {}, stderr, seconds)
 
 
-def watched(script: Path, arguments: Sequence[str], *, on: str, variables: Mapping[str, str] = _NONE) -> Ended:
+def watched(
+    script: Path, arguments: Sequence[str], *, on: str, options: Sequence[str] = (),
+    variables: Mapping[str, str] = _NONE,
+) -> Ended:  # fmt: skip
     """`run --watch --on CARD script arguments`, which records no steps: for what a script itself says of its memory."""
     with tempfile.TemporaryDirectory() as folder:
-        command = ["run", "--watch", "--on", on, "--save-dir", folder, str(script), *arguments]
+        command = ["run", "--watch", "--on", on, "--save-dir", folder, *options, str(script), *arguments]
         status, stdout, stderr, seconds = _called(command, variables)
         return Ended(status, {}, stdout + stderr, seconds)
 

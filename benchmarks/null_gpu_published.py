@@ -114,13 +114,14 @@ TITAN_ROWS = (TitanRow(8, False, 82.4), TitanRow(8, True, 77.0), TitanRow(128, F
 def print_torchtitan(folder: Path) -> None:
     table = [["Llama 3.1 8B, FSDP", "published", "ours", "error", "seconds"]]
     for row in TITAN_ROWS:
-        what = [str(folder.resolve()), str(row.num_ranks), "compiled" if row.compiled else "eager"]
-        ended = watched(SCRIPTS / "titan.py", what, on="h100-96GB")
+        what = [str(folder.resolve()), "llama3_8b", "--training.batch_size", "2"]
+        what += ["--training.compile"] if row.compiled else []
+        ended = watched(SCRIPTS / "titan.py", what, on=f"{row.num_ranks}xh100-96GB", options=("--rank", "0"))
         logged = [float(gib) for gib in re.findall(r"memory: *([\d.]+)GiB", ended.stderr)]
         reserved_gib = max(logged, default=0.0)
         table.append(
             [
-                f"{row.num_ranks} H100, {what[2]}",
+                f"{row.num_ranks} H100, {'compiled' if row.compiled else 'eager'}",
                 f"{row.published_gib:.1f} GiB",
                 f"{reserved_gib:.2f} GiB, of {len(logged)} steps" if logged else ended.last_line,
                 f"{100 * (reserved_gib / row.published_gib - 1):+.2f} %" if logged else "",

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 _BASE = {"tracer.arrays", "tracer.errors", "tracer.units", "tracer.collector", "tracer.nested"}
 _RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot", "tracer.allocator"}
 _MEANS = {*_RECORDS, "tracer.analysis"}
-_NULL_GPU = {"tracer.null_gpu", "tracer.null_gpu.values"}
+_NULL_GPU = {"tracer.null_gpu", "tracer.null_gpu.job", "tracer.null_gpu.values"}
 _FOUND = {*_MEANS, "tracer.null_gpu", "tracer.advice", "tracer.rehearsal"}
 _WRITES = {*_FOUND, "tracer.results", "tracer.exporters"}
 ROOMS: dict[str, set[str]] = {
@@ -28,6 +28,7 @@ ROOMS: dict[str, set[str]] = {
     "tracer.collector": set(),
     "tracer.nested": set(),
     "tracer.null_gpu.values": {"tracer.capture", "tracer.errors", "tracer.null_gpu", "tracer.units"},
+    "tracer.null_gpu.job": {"tracer.capture", "tracer.errors", "tracer.null_gpu"},
     "tracer.null_gpu": {"tracer.errors", "tracer.units"},
     "tracer.workloads": _BASE,
     "tracer.capture": _BASE,

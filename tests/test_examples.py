@@ -11,12 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.null_gpu.started import needs_null_gpu
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 NEEDS = {"trainer": ("transformers", "accelerate"), "lightning_module": ("lightning",)}
 
 
-def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+def run(*command: str, folder: Path, sees_gpus: bool = False) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    if not sees_gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         environment.pop(name, None)
     finished = subprocess.run(
@@ -38,7 +42,7 @@ def rows_sum(file: Path) -> bool:
 
 
 def test_each_example_is_tested() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"plain_loop", "torchrun", *NEEDS}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"plain_loop", "torchrun", "fsdp_job", *NEEDS}
 
 
 @pytest.mark.parametrize("name", ["plain_loop", *(pytest.param(name, marks=pytest.mark.slow) for name in NEEDS)])
@@ -70,3 +74,15 @@ def test_ranks_write_their_own_files_and_a_summary(tmp_path: Path, parallel: str
     assert summary["missing"] == []
     assert {"INPUT"} <= set(summary["differences"])
     assert (results / "ranks.txt").read_text() in finished.stdout
+
+
+@needs_null_gpu
+@pytest.mark.slow
+def test_a_job_on_gpus_that_are_not_there(tmp_path: Path) -> None:
+    command = ("run", "--on", "8xh100", "--rank", "0,7", "--save-dir", "results")
+    options = ("--layers", "2", "--length", "1024", "--checkpoint")
+    script = str(EXAMPLES / "fsdp_job.py")
+    finished = run(str(EXAMPLES.parent / "main.py"), *command, script, *options, folder=tmp_path, sees_gpus=True)
+    assert "All that ran have the same peak, to the byte." in finished.stdout
+    for rank in (0, 7):
+        assert rows_sum(tmp_path / "results" / f"rank{rank}" / "peak.json")

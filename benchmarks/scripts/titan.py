@@ -1,9 +1,8 @@
-"""torchtitan's own train.py of December 2024, one rank of a job: FOLDER NUM_RANKS eager|compiled.
+"""torchtitan's own train.py of December 2024, as a rank of a job: FOLDER CONFIG [OPTIONS OF TORCHTITAN'S].
 
-FOLDER has torchtitan's sources at commit 9dec370. Replaced are what a process alone has not: its process group (by
-torch's "fake" backend), its data (by zeros), its tokenizer (by the size of Llama 3's vocabulary) and tensorboard, which
-is off. Attention is flash's, as it was with torch 2.6; torch 2.15 takes cuDNN's on an H100, which that day's
-checkpointing does not save.
+FOLDER has torchtitan's sources at commit 9dec370, CONFIG is one of its train_configs. Replaced are its data (by zeros),
+its tokenizer (by the size of Llama 3's vocabulary) and tensorboard, which is off. Attention is flash's, as it was with
+torch 2.6; torch 2.15 takes cuDNN's on an H100, which that day's checkpointing does not save.
 """
 
 import os
@@ -15,10 +14,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
-folder, num_ranks, how = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+folder, config, options = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
 VOCABULARY, STEPS = 128256, 4
 
 
@@ -34,22 +31,19 @@ datasets.build_tokenizer = lambda *_: SimpleNamespace(n_words=VOCABULARY)
 tensorboard: Any = ModuleType("torch.utils.tensorboard")
 tensorboard.SummaryWriter = object
 sys.modules |= {datasets.__name__: datasets, tensorboard.__name__: tensorboard}
-join = dist.init_process_group
-dist.init_process_group = lambda **_: join("fake", store=FakeStore(), rank=0, world_size=num_ranks)
-os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(num_ranks)}
 torch.backends.cuda.enable_cudnn_sdp(False)
 
-settings = (folder / "train_configs" / "llama3_8b.toml").read_text("utf-8")
+settings = (folder / "train_configs" / f"{config}.toml").read_text("utf-8")
 for what in ("enable_profiling", "enable_tensorboard"):
     settings = settings.replace(f"{what} = true", f"{what} = false")
-Path("settings.toml").write_text(settings, "utf-8")
+own = f"settings-{os.environ.get('RANK', '0')}.toml"  # ranks run side by side
+Path(own).write_text(settings, "utf-8")
 sys.path.insert(0, str(folder))
 sys.argv = [
     str(folder / "train.py"),
-    *("--job.config_file", "settings.toml"),
-    *("--training.batch_size", "2"),
+    *("--job.config_file", own),
     *("--training.steps", str(STEPS)),
     *("--metrics.log_freq", "1"),
-    *(["--training.compile"] if how == "compiled" else []),
+    *options,
 ]
 runpy.run_path(sys.argv[0], run_name="__main__")

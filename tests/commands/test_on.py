@@ -84,7 +84,7 @@ def test_every_command_that_runs_something_starts_on_the_card(
 
 
 def test_several_devices_with_a_memory_of_their_own(started: list[list[Card]]) -> None:
-    called("--on", "2xh100:40GiB")
+    called("--on", "2xh100:40GiB", "--one-process")
     assert [(card.label, card.memory_bytes) for card in started[0]] == [("H100", 40 << 30)] * 2
 
 
@@ -103,6 +103,13 @@ def test_an_unknown_card_is_one_sentence_with_the_nearest_names(started: list[li
         (("predict", *GPT, "--on", "h100", "--gpu-memory", "24GiB"), "the same question in two forms"),
         (("predict", "train.py"), "--on is missing"),
         (("--answer", "train.py:12=0.5"), "--answer has a meaning only with --on"),
+        (("--rank", "1"), "--rank has a meaning only for a job"),
+        (("run", "--on", "h100", "--rank", "1", "train.py"), "--rank has a meaning only for a job"),
+        (("run", "--on", "8xh100", "--one-process", "--rank", "1", "train.py"), "--rank has a meaning only for a job"),
+        (("run", "--on", "8xh100", "--rank", "first", "train.py"), "first is no list of ranks"),
+        (("run", "--on", "8xh100", "--rank", "0,8", "train.py"), "A job of 8 ranks has no rank 8"),
+        (("run", "--on", "64xh100", "--per-node", "32", "train.py"), "A process sees 16 GPUs at most"),
+        (("run", "--on", "17xh100", "--one-process", "train.py"), "a process sees 1 to 16"),
         (("run", "--answer", "train.py:12=0.5", "train.py"), "--answer has a meaning only with --on"),
         (("predict", *GPT, "--answer", "train.py:12=0.5"), "--answer has a meaning only with --on"),
         (("run", "--on", "h100", "--answer", "train.py=0.5", "train.py"), "'train.py=0.5' is not an answer"),

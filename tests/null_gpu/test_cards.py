@@ -159,7 +159,7 @@ def test_on_takes_a_number_of_cards_and_another_memory() -> None:
         ("", "There is no card", "RTX-3090"),
         ("h100:40", "40 has no unit.", "h100:40GiB"),
         ("h100:", "is not a size.", "h100:40GiB"),
-        ("0xh100", "0xh100: a process has 1 to 16 devices.", "8xh100"),
+        ("0xh100", "0xh100: a job has 1 to 1,048,576 devices.", "8xh100"),
     ],
 )
 def test_what_is_no_card_is_said_with_the_nearest_names(text: str, error: str, hint: str) -> None:

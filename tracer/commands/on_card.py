@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from tracer.commands.options import option
+import typer
+
+from tracer.commands.common import not_said
+from tracer.commands.options import number, option
 from tracer.commands.usage import DEVICE
 from tracer.errors import TracerError
-from tracer.exporters.screen.terminal import say
+from tracer.exporters.screen.terminal import say, screen
 from tracer.null_gpu import process
-from tracer.null_gpu.cards import Devices, devices_of
+from tracer.null_gpu.cards import MAX_DEVICES, Devices, devices_of
+from tracer.null_gpu.job.place import Place
 from tracer.null_gpu.values.answers import Answer, parse_answer
+
+if TYPE_CHECKING:
+    from tracer.runs.null_job import Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +48,39 @@ class OnOptions:
         ),
     ] = field(default_factory=list)
 
+    per_node: Annotated[int, number("With --on 128xh100: how many GPUs, and ranks, a node has.", DEVICE, least=1)] = 8
+    rank: Annotated[
+        str | None,
+        option(
+            "With --on 128xh100: the ranks to run, such as 0,7,64; by default those that can differ.",
+            DEVICE,
+            metavar="<numbers>",
+        ),
+    ] = None
+    one_process: Annotated[
+        bool, option("With --on 8xh100: one process with eight GPUs, in the place of eight ranks.", DEVICE)
+    ] = False
+
+    @property
+    def job(self) -> Job | None:
+        """The job that `--on` names; None where it names one GPU, or all are of one process.
+
+        Raises:
+            TracerError: What is said of its ranks makes no sense.
+        """
+        devices = devices_of(self.on) if self.on is not None else None
+        if devices is not None and self.one_process and devices.count > MAX_DEVICES:
+            raise TracerError(f"{self.on}: a process sees 1 to {MAX_DEVICES} GPUs.", hint="Leave out --one-process.")
+        if devices is None or devices.count == 1 or self.one_process:
+            if self.rank is not None:
+                raise TracerError("--rank has a meaning only for a job.", hint="Add --on 128xh100, say.")
+            return None
+        from tracer.runs.null_job import Job
+
+        if self.per_node > MAX_DEVICES:
+            raise TracerError(f"A process sees {MAX_DEVICES} GPUs at most.", hint=f"Write --per-node {MAX_DEVICES}.")
+        return Job(devices, min(self.per_node, devices.count), None if self.rank is None else _numbers(self.rank))
+
     @property
     def answers(self) -> dict[tuple[str, int], Answer]:
         """What `--answer` was given, by file and line.
@@ -54,6 +96,37 @@ class OnOptions:
 WARNING = "losses and other values that the program prints mean nothing"
 
 
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        raise TracerError(f"{text} is no list of ranks.", hint="Write --rank 0,7,64.") from None
+
+
+def run_ranks(on: OnOptions, save_dir: Path | None, *, quiet: bool, as_json: bool = False) -> None:
+    """Where `--on` names a job, run the command as its ranks and end with their status; nothing in a rank itself.
+
+    Raises:
+        TracerError: What is said of the job makes no sense.
+        NullGpuError: The null GPU cannot be had here.
+        Exit: The job has ended.
+    """
+    job = on.job
+    if job is None or Place.here() is not None:
+        return
+    from tracer.exporters.json_documents.null_job import null_job_json
+    from tracer.exporters.screen.null_job import print_null_job
+    from tracer.runs.null_job import run_job
+
+    done = run_job(job, save_dir, tell=not_said if quiet else say, is_first_seen=not as_json)
+    with screen(is_shown=as_json or not quiet) as console:
+        if as_json:
+            console.print(json.dumps(null_job_json(done), indent=1), soft_wrap=True, markup=False)
+        else:
+            print_null_job(done, console)
+    raise typer.Exit(done.status)
+
+
 def start_on(text: str) -> Devices:
     """Go on in a process that runs on these devices: this one is replaced by it, unless it is that already.
 
@@ -62,7 +135,8 @@ def start_on(text: str) -> Devices:
         NullGpuError: The null GPU cannot be had here.
     """
     devices = devices_of(text)
-    process.restart_on([devices.card] * devices.count)
+    if not process.is_active():
+        process.restart_on([devices.card] * devices.count)
     return devices
 
 
@@ -71,8 +145,11 @@ def say_where(devices: Devices) -> None:
     say(f"Null GPU ({devices.words}): memory is torch's own, nothing was computed; {WARNING}.")
 
 
-def values_on(answers: Mapping[tuple[str, int], Answer]) -> AbstractContextManager[None]:
-    """Values that decide sizes are computed meanwhile, where this process runs on the null GPU."""
+@contextmanager
+def values_on(answers: Mapping[tuple[str, int], Answer]) -> Iterator[None]:
+    """On the null GPU, values that decide sizes are computed meanwhile, and a rank finds what others gave it."""
+    from tracer.runs.null_job import as_this_rank
     from tracer.runs.null_values import values_on as switched_on
 
-    return switched_on(answers)
+    with switched_on(answers), as_this_rank():
+        yield

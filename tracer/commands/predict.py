@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
-from tracer.commands.on_card import values_on
+from tracer.commands.on_card import run_ranks, values_on
 from tracer.commands.options import number, option, with_options
 from tracer.commands.predict_engines import Engine, OnNullGpu, Rehearsed, build
 from tracer.commands.predict_on import check, predict_script, starts_on_null_gpu
@@ -68,7 +68,9 @@ def predict(
         context, script, arguments or [], workload, place, module, steps, largest, advise, save_dir, as_json, screen
     )
     with errors_for_people(), kept_import_path():
-        answers, devices = place.answers, check(options)
+        answers = place.answers
+        run_ranks(place, save_dir, quiet=screen.quiet, as_json=as_json)
+        devices = check(options)
         is_there = starts_on_null_gpu(options, devices)
         with values_on(answers):
             fits = _predict(options, devices, is_there=is_there)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, not_said, refuse, say_all, was_given
-from tracer.commands.on_card import OnOptions, say_where, start_on, values_on
+from tracer.commands.on_card import OnOptions, run_ranks, say_where, start_on, values_on
 from tracer.commands.options import number, option, with_options
 from tracer.commands.run_options import (
     NUM_ROWS,
@@ -176,9 +176,10 @@ def profile(
 def _profile(options: Options) -> bool:
     """The command, on the null GPU if it is named; False if the run or a file failed."""
     answers = options.on.answers
+    if options.on.on is not None and not options.device.startswith("cuda"):
+        raise TracerError(f"--on names a GPU, and --device {options.device} is none.", hint="Leave one out.")
+    run_ranks(options.on, options.save_dir, quiet=options.screen.quiet)
     if options.on.on is not None:
-        if not options.device.startswith("cuda"):
-            raise TracerError(f"--on names a GPU, and --device {options.device} is none.", hint="Leave one out.")
         devices = start_on(options.on.on)
         if not options.screen.quiet:
             say_where(devices)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
-from tracer.commands.on_card import OnOptions, say_where, start_on, values_on
+from tracer.commands.on_card import OnOptions, run_ranks, say_where, start_on, values_on
 from tracer.commands.options import option, with_options
 from tracer.commands.run_options import SAVE_DIR, RequestedFiles, SaveDir, ScreenOptions, ScriptSchedule
 from tracer.commands.usage import DEVICE
@@ -58,6 +58,7 @@ def run(
     """
     with errors_for_people():
         answers = on.answers
+        run_ranks(on, save_dir, quiet=screen.quiet)
         devices = start_on(on.on) if on.on is not None else None
     if devices is not None and not screen.quiet:
         say_where(devices)

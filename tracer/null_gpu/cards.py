@@ -15,6 +15,7 @@ CONTEXT_BYTES = 500 * MIB
 One stated figure for all of them; it depends on driver, GPU and libraries. A process that has done little else was
 seen with 470 MiB in torch's messages on an RTX 4090; an A100 takes some 420, an H100 some 520.
 """
+_MAX_RANKS = 1 << 20
 MAX_DEVICES = 16
 """Of one process."""
 
@@ -226,8 +227,8 @@ def devices_of(text: str) -> Devices:
     found = re.fullmatch(r"\s*(?:(\d+)\s*[xX*\u00d7]\s*)?([^:]*?)\s*(?::(.*))?", text, re.DOTALL)
     assert found is not None  # every text has this form
     count, name, size = int(found[1] or 1), found[2], found[3]
-    if not 1 <= count <= MAX_DEVICES:
-        raise TracerError(f"{text}: a process has 1 to {MAX_DEVICES} devices.", hint="Write 8xh100, say.")
+    if not 1 <= count <= _MAX_RANKS:
+        raise TracerError(f"{text}: a job has 1 to {_MAX_RANKS:,} devices.", hint="Write 8xh100, say.")
     card = named_card(name)
     if card is None and size is None:
         card = _sized(name)

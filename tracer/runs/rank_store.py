@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Self, TypeVar
 
-from tracer.capture.torch_private import torch_store
+from tracer.capture.torch_private import torch_distributed
 
 ANSWER_S: Final = 5.0
 """How long the store may take. One whose host is gone may never answer, and nobody waits for it any longer then."""
@@ -38,7 +38,7 @@ class RankStore:
     @classmethod
     def of_process_group(cls, run: str) -> Self | None:
         """The one of this process's group; None where there is none, or its store cannot be reached."""
-        found = cls(torch_store.process_group_store, run)
+        found = cls(torch_distributed.process_group_store, run)
         return found if found.is_alive else None
 
     def leave(self, index: int, text: str) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tracer.exporters.files import remove, write_atomically
+from tracer.null_gpu.job.place import Place
 from tracer.results.run_results import RunResults
 from tracer.runs.rank_store import RankStore
 from tracer.units import format_bytes
@@ -36,6 +37,7 @@ class Rank:
         local_index: From 0, on this machine; the number of its device.
         run: Names this start of the program, so that an earlier one's files are not taken for this one's.
         local_world_size: How many there are on this machine.
+        job_folder: Where it leaves what it has to say if the others do not run beside it; None where they do.
     """
 
     index: int
@@ -43,6 +45,7 @@ class Rank:
     local_index: int
     run: str
     local_world_size: int = 1
+    job_folder: Path | None = None
 
     @property
     def is_first_of_node(self) -> bool:
@@ -77,7 +80,8 @@ def this_rank(environment: Mapping[str, str] = os.environ) -> Rank | None:
         return None
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
     run = "/".join(environment.get(name, "") for name in names)
-    return Rank(index, world_size, local_index, run, local_world_size)
+    place = Place.here(environment)
+    return Rank(index, world_size, local_index, run, local_world_size, None if place is None else place.folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,7 @@ class RankPeak:
         run: See `Rank.run`.
         device: Name of its device.
         peak_bytes: Its largest peak; None if nothing was recorded.
+        reserved_bytes: Reserved from the driver at that moment; 0 where a device has no such thing.
         categories: Bytes of the peak by category.
         num_steps: Steps that ended.
         failure: What ended its loop early, in words; empty if nothing did.
@@ -100,6 +105,7 @@ class RankPeak:
     run: str
     device: str = ""
     peak_bytes: int | None = None
+    reserved_bytes: int = 0
     categories: Mapping[str, int] = field(default_factory=dict)
     num_steps: int = 0
     failure: str = ""
@@ -114,10 +120,12 @@ class RanksSummary:
     Attributes:
         ranks: Those that have left results, by index.
         missing: Indices of those that have not.
+        num_not_run: How many ranks of the job were not meant to run.
     """
 
     ranks: tuple[RankPeak, ...]
     missing: tuple[int, ...]
+    num_not_run: int = 0
 
     @property
     def ended(self) -> frozenset[int]:
@@ -178,9 +186,11 @@ def announce(rank: Rank, results: RunResults, save_dir: Path, store: RankStore |
         OutputError: A file cannot be written.
     """
     leave(replace(peak_of(rank, results), has_ended=False), rank, save_dir, store)
+    if rank.job_folder is not None:
+        return
     summary = read_ranks(save_dir, rank.world_size, run=rank.run, store=store)
     if rank.index == 0 or not summary.missing:
-        _write_summary(summary, save_dir)
+        write_ranks(summary, save_dir)
 
 
 def leave(peak: RankPeak, rank: Rank, save_dir: Path, store: RankStore | None = None) -> None:
@@ -190,6 +200,8 @@ def leave(peak: RankPeak, rank: Rank, save_dir: Path, store: RankStore | None = 
         OutputError: The file cannot be written.
     """
     text = json.dumps(asdict(peak), indent=1) + "\n"
+    if rank.job_folder is not None:
+        write_atomically(rank_folder(rank.job_folder, rank.index) / RANK_FILE, text)
     if store is not None:
         store.leave(rank.index, text)
     write_atomically(rank.folder(save_dir) / RANK_FILE, text)
@@ -214,6 +226,8 @@ def finish(rank: Rank, peak: RankPeak, save_dir: Path, store: RankStore | None =
         OutputError: A file cannot be written.
     """
     leave(peak, rank, save_dir, store)
+    if rank.job_folder is not None:
+        return None
     wait_s = WAIT_AFTER_FAILURE_S if peak.failure else WAIT_S
     if rank.index == 0:
         return write_summary(save_dir, rank.world_size, run=rank.run, wait_s=wait_s, store=store)
@@ -235,6 +249,7 @@ def peak_of(rank: Rank, results: RunResults) -> RankPeak:
         run=rank.run,
         device=peak.device,
         peak_bytes=peak.peak_bytes,
+        reserved_bytes=peak.reserved_bytes,
         categories=dict(peak.by_category()),
         num_steps=results.num_steps,
         failure=failure,
@@ -274,13 +289,26 @@ def write_summary(
         summary = read_ranks(save_dir, world_size, run=run, store=store)
         if summary != written:
             written = summary
-            _write_summary(summary, save_dir)
+            write_ranks(summary, save_dir)
         if awaited <= summary.ended or clock() >= deadline:
             return summary
         pause(0.1)
 
 
-def _write_summary(summary: RanksSummary, save_dir: Path) -> None:
+def read_some(job_folder: Path, ranks: Collection[int], world_size: int) -> RanksSummary:
+    """What some ranks have left in the folder of their job, which is theirs alone."""
+    texts = {index: _text_of(job_folder, index) for index in sorted(ranks)}
+    found = {index: RankPeak(**json.loads(text)) for index, text in texts.items() if text is not None}
+    missing = tuple(index for index in texts if index not in found)
+    return RanksSummary(tuple(found.values()), missing, world_size - len(texts))
+
+
+def write_ranks(summary: RanksSummary, save_dir: Path) -> None:
+    """Write ranks.txt and ranks.json.
+
+    Raises:
+        OutputError: One cannot be written.
+    """
     write_atomically(save_dir / SUMMARY_TEXT, summary_text(summary))
     write_atomically(save_dir / SUMMARY_JSON, json.dumps(_as_json(summary), indent=1) + "\n")
 
@@ -298,8 +326,12 @@ def read_ranks(save_dir: Path, world_size: int, *, run: str, store: RankStore | 
 
 
 def _in_file(save_dir: Path, index: int, run: str) -> RankPeak | None:
+    return _parsed(_text_of(save_dir, index), run)
+
+
+def _text_of(save_dir: Path, index: int) -> str | None:
     try:
-        return _parsed((rank_folder(save_dir, index) / RANK_FILE).read_text(encoding="utf-8"), run)
+        return (rank_folder(save_dir, index) / RANK_FILE).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
 
@@ -315,7 +347,7 @@ def _parsed(text: str | None, run: str) -> RankPeak | None:
 
 def _as_json(summary: RanksSummary) -> dict[str, Any]:
     return {
-        "world_size": len(summary.ranks) + len(summary.missing),
+        "world_size": len(summary.ranks) + len(summary.missing) + summary.num_not_run,
         "worst_rank": summary.worst.index if summary.worst is not None else None,
         "spread_bytes": summary.spread_bytes,
         "missing": list(summary.missing),
@@ -331,6 +363,8 @@ def summary_text(summary: RanksSummary) -> str:
         peak = "nothing recorded" if rank.peak_bytes is None else f"{rank.peak_bytes:,} bytes on {rank.device}"
         lines.append(f"rank {rank.index}: {peak}{_end(rank)}")
     lines += [f"rank {index}: left no results" for index in summary.missing]
+    if summary.num_not_run:
+        lines.append(f"{summary.num_not_run:,} more ranks were not run.")
     if summary.worst is not None:
         share = 100 * summary.spread_bytes / (summary.worst.peak_bytes or 1)
         lines += ["", f"Worst: rank {summary.worst.index}, {format_bytes(summary.worst.peak_bytes or 0)}"]

@@ -140,8 +140,8 @@ static void copy_known(char *to, const char *from, size_t size) {
   Range known[64];
   size_t how_many = 0;
   pthread_mutex_lock(&lock);
-  for (size_t i = first_behind(begin); i < count && ranges[i].end <= end && how_many < 64; i++)
-    if (ranges[i].begin >= begin) known[how_many++] = ranges[i];
+  for (size_t i = first_behind(begin); i < count && ranges[i].begin < end && how_many < 64; i++)
+    known[how_many++] = (Range){ranges[i].begin > begin ? ranges[i].begin : begin, ranges[i].end < end ? ranges[i].end : end};
   if (count) forget_locked((uintptr_t)to, (uintptr_t)to + size);
   for (size_t i = 0; i < how_many; i++)
     know_locked((uintptr_t)to + (known[i].begin - begin), (uintptr_t)to + (known[i].end - begin));

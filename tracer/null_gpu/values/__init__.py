@@ -9,6 +9,7 @@ answers           values given for lines, as they are written
 device_reads      every value that the program read, by line; what ends a loop without end
 compute           an operator's results on the host
 truncated         how often normal numbers within bounds are drawn again
+collectives       what torch.distributed leaves in memory is known as what it was given
 sizes             operators whose values decide the size of their result
 kernels           kernels in front of torch's own
 switch            on and off

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tracer.capture.torch_private import torch_dispatch
+from tracer.null_gpu.values.collectives import COLLECTIVES, known_as_given
 from tracer.null_gpu.values.compute import Compute
 from tracer.null_gpu.values.device_bytes import extent, host_view
 from tracer.null_gpu.values.device_reads import ReadLog
@@ -87,10 +88,13 @@ class Kernels:
         """Put a kernel in front of those operators' own, once."""
         for name in names:
             namespace, short = name.partition("::")[0], packet_name(name)
-            if namespace not in NAMESPACES or short in UNTOUCHED or name in self._replaced:
+            is_collective = name in COLLECTIVES
+            is_looked_at = is_collective or (namespace in NAMESPACES and short not in UNTOUCHED)
+            if not is_looked_at or name in self._replaced:
                 continue
             self._replaced.add(name)
             make = self._number_on_device if name in _NUMBERS_ON_DEVICE else self._special.get(short, self._general)
+            make = self._collective if is_collective else make
             kernel = make(name, torch_dispatch.device_kernel(name, "CUDA"))
             if namespace not in self._libraries:
                 self._libraries[namespace] = torch_dispatch.kernel_library(namespace)
@@ -248,6 +252,9 @@ class Kernels:
             return value
 
         return kernel
+
+    def _collective(self, name: str, original: Kernel) -> Kernel:
+        return known_as_given(self.values, original)
 
     def _copy(self, name: str, original: Kernel) -> Kernel:
         def kernel(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:

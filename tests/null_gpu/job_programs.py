@@ -1,0 +1,127 @@
+"""Programs of a rank whose others do not run: `python -m tests.null_gpu.job_programs NAME...`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+DEVICE = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+
+
+def train(net: Any, *size: int) -> None:
+    optimizer = torch.optim.AdamW(net.parameters())
+    for _ in range(2):
+        net(torch.randn(*size, device=DEVICE)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def every_slot_has_this_ranks_own() -> None:
+    dist.init_process_group("nccl", device_id=DEVICE)
+    own = torch.tensor([RANK, 14], device=DEVICE)
+    slots = [torch.empty_like(own) for _ in range(WORLD_SIZE)]
+    dist.all_gather(slots, own)
+    assert [slot.tolist() for slot in slots] == [[RANK, 14]] * WORLD_SIZE
+    one = torch.empty(2 * WORLD_SIZE, dtype=torch.int64, device=DEVICE)
+    dist.all_gather_into_tensor(one, own)
+    assert one.tolist() == [RANK, 14] * WORLD_SIZE
+    objects: list[Any] = [None] * WORLD_SIZE
+    dist.all_gather_object(objects, {"rank": RANK})
+    assert objects == [{"rank": RANK}] * WORLD_SIZE
+    part: Any = dist.new_group(list(range(RANK, WORLD_SIZE, 2)))
+    total = torch.ones(1, device=DEVICE)
+    dist.all_reduce(total, group=part)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def gloo_meets_nobody() -> None:
+    dist.init_process_group("gloo")
+    slots = [torch.empty(1) for _ in range(WORLD_SIZE)]
+    dist.all_gather(slots, torch.tensor([float(RANK)]))
+    assert [slot.item() for slot in slots] == [float(RANK)] * WORLD_SIZE
+    dist.monitored_barrier()
+    dist.destroy_process_group()
+
+
+def the_first_ranks_objects_are_everybodys() -> None:
+    dist.init_process_group("cpu:gloo,cuda:nccl")
+    given: list[Any] = [{"seed": 5}, "run-1"] if RANK == 0 else [None, None]
+    dist.broadcast_object_list(given, src=0)
+    assert given == [{"seed": 5}, "run-1"]
+    mine: list[Any] = [None]
+    dist.scatter_object_list(mine, [rank * 10 for rank in range(WORLD_SIZE)] if RANK == 0 else None, src=0)
+    assert mine == [RANK * 10]
+    store = dist.distributed_c10d._get_default_store()
+    if RANK == 0:
+        store.set("port", "1234")
+    assert store.get("port") == b"1234"
+    dist.destroy_process_group()
+
+
+def data_parallel() -> None:
+    dist.init_process_group()
+    net = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64))).cuda()
+    train(nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True), 8, 64)
+    dist.destroy_process_group()
+
+
+def flat_parameters() -> None:
+    dist.init_process_group()
+    net = FullyShardedDataParallel(nn.Linear(64, 64), device_id=DEVICE, sync_module_states=True)
+    assert sum(parameter.numel() for parameter in net.parameters()) == -(-64 * 65 // WORLD_SIZE)
+    train(net, 8, 64)
+    dist.destroy_process_group()
+
+
+def a_mesh_without_a_group() -> None:
+    """The mesh starts the group itself; its rows and columns are groups of their own size."""
+    mesh = init_device_mesh("cuda", (WORLD_SIZE // 2, 2), mesh_dim_names=("data", "tensor"))
+    assert mesh["tensor"].size() == 2 and mesh["data"].size() == WORLD_SIZE // 2
+    net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64)).cuda()
+    parallelize_module(net, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(net, mesh=mesh["data"])
+    weight: Any = net[0].weight
+    assert weight.to_local().numel() == 64 * 128 // WORLD_SIZE
+    train(net, 8, 64)
+    dist.destroy_process_group()
+
+
+def stages_of_a_pipeline() -> None:
+    dist.init_process_group()
+    numbers = [RANK, RANK + WORLD_SIZE]
+    parts = [nn.Sequential(nn.Linear(64, 64), nn.ReLU()).cuda() for _ in numbers]
+    stages: list[Any] = [
+        PipelineStage(part, number, 2 * WORLD_SIZE, DEVICE) for part, number in zip(parts, numbers, strict=True)
+    ]
+    schedule = ScheduleInterleaved1F1B(
+        stages, n_microbatches=2 * WORLD_SIZE, loss_fn=lambda result, wanted: (result - wanted).square().mean()
+    )
+    inputs = [torch.randn(4 * WORLD_SIZE, 64, device=DEVICE)] if RANK == 0 else []
+    wanted: dict[str, Any] = (
+        {"target": torch.randn(4 * WORLD_SIZE, 64, device=DEVICE)} if RANK == WORLD_SIZE - 1 else {}
+    )
+    schedule.step(*inputs, **wanted)
+    assert all(parameter.grad is not None for part in parts for parameter in part.parameters())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    from tracer.runs.null_job import as_this_rank
+    from tracer.runs.null_values import values_on
+
+    torch.cuda.set_device(DEVICE)
+    with values_on({}), as_this_rank():
+        for program in sys.argv[1:]:
+            globals()[program]()
+            print(program, flush=True)

@@ -1,0 +1,271 @@
+"""A job on GPUs that are not there: which ranks run, and what each finds in the place of the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.null_gpu.started import ROOT, needs_null_gpu
+from tracer.errors import TracerError
+from tracer.null_gpu.cards import H100
+from tracer.null_gpu.job.objects import Objects
+from tracer.null_gpu.job.place import Place, groups_left
+from tracer.null_gpu.job.ranks import ranks_that_differ
+from tracer.null_gpu.job.store import LoneStore
+from tracer.null_gpu.process import environment
+from tracer.runs.ranks import this_rank
+
+TOGETHER = (
+    "every_slot_has_this_ranks_own",
+    "gloo_meets_nobody",
+    "the_first_ranks_objects_are_everybodys",
+    "data_parallel",
+    "flat_parameters",
+    "a_mesh_without_a_group",
+    "stages_of_a_pipeline",
+)
+
+
+# ---- which ranks
+
+
+def test_a_program_without_groups_has_one_rank() -> None:
+    assert ranks_that_differ([], 128) == [0]
+    assert ranks_that_differ([[0]], 128) == [0]
+
+
+def test_of_a_group_the_first_one_between_and_the_last() -> None:
+    assert ranks_that_differ([range(8)], 8) == [0, 4, 7]
+    assert ranks_that_differ([[0, 1]], 2) == [0, 1]
+
+
+def test_of_a_mesh_each_dimension_and_the_farthest() -> None:
+    # 4 x 8: columns are neighbours, rows 8 apart; the whole is no line of its own.
+    groups = [range(32), range(8), range(0, 32, 8)]
+    assert ranks_that_differ(groups, 32) == [0, 4, 7, 16, 24, 31]
+
+
+def test_a_group_that_is_no_product_of_others_is_a_line() -> None:
+    # The whole world of 32, and one part of it alone.
+    assert ranks_that_differ([range(32), range(8)], 32) == [0, 4, 7, 16, 31]
+
+
+def test_groups_of_others_say_nothing_of_this_rank() -> None:
+    assert ranks_that_differ([[4, 5, 6, 7]], 8) == [0]
+
+
+# ---- what a rank is told
+
+
+def test_a_place_is_what_torchrun_says() -> None:
+    place = Place(11, 16, 8, Path("job"))
+    variables = place.variables()
+    assert (variables["LOCAL_RANK"], variables["GROUP_RANK"], variables["LOCAL_WORLD_SIZE"]) == ("3", "1", "8")
+    assert Place.here(variables) == place
+    rank = this_rank(variables)
+    assert rank is not None and (rank.index, rank.local_index, rank.job_folder) == (11, 3, Path("job"))
+    assert Place.here({"RANK": "1", "WORLD_SIZE": "2"}) is None
+
+
+def test_a_store_waits_for_nobody() -> None:
+    store = LoneStore({"theirs": b"1"})
+    store.wait(["never"])
+    assert store.get("theirs") == b"1" and store.get("never") == bytes(128)
+    store.set("own", "x")
+    store.append("own", "y")
+    assert store.get("own") == b"xy" and store.own == {"own": b"xy"}
+    assert [store.add("count", 2), store.add("count", 0)] == [2, 2]
+    assert not store.check(["theirs"]) and store.check(["own", "count"])
+    assert store.compare_set("new", "", "z") == b"z" and store.compare_set("new", "q", "w") == b"z"
+    assert store.delete_key("own") and not store.delete_key("own") and store.num_keys() == 2
+
+
+def test_objects_come_from_the_rank_that_gave_them_or_the_nearest_before(tmp_path: Path) -> None:
+    Objects(tmp_path, 0).send(["from 0"], 1)
+    second: list[object] = [None]
+    Objects(tmp_path, 1).receive(second, 0)
+    assert second == ["from 0"]
+    Objects(tmp_path, 2).send(["from 2"], 3)
+    last: list[object] = [None]
+    Objects(tmp_path, 7).receive(last, 6)
+    assert last == ["from 2"]
+    with pytest.raises(TracerError, match="Rank 0 waits for objects of rank 5"):
+        Objects(tmp_path / "empty", 0).receive([None], 5)
+
+
+def test_shared_objects_of_a_rank_that_did_not_run_are_ones_own(tmp_path: Path) -> None:
+    own: list[object] = ["mine"]
+    Objects(tmp_path, 3).share(own, 2, [2, 3])
+    assert own == ["mine"]
+    # The second call of the source is the second one here.
+    giver, taker = Objects(tmp_path, 2), Objects(tmp_path, 3)
+    giver.share(["a"], 2, [2, 3])
+    giver.share(["b"], 2, [2, 3])
+    first: list[object] = [None]
+    second: list[object] = [None]
+    taker.share(first, 2, [2, 3])
+    taker.share(second, 2, [2, 3])
+    assert first + second == ["a", "b"]
+
+
+# ---- programs
+
+
+def run_rank(rank: int, folder: Path, world_size: int = 4) -> subprocess.CompletedProcess[str]:
+    variables = environment([H100] * world_size) | Place(rank, world_size, world_size, folder).variables()
+    variables |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "tests.null_gpu.job_programs", *TOGETHER],
+        cwd=folder, env=variables, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+
+
+@needs_null_gpu
+def test_each_rank_runs_without_the_others(tmp_path: Path) -> None:
+    for rank in (0, 2):
+        ended = run_rank(rank, tmp_path)
+        assert ended.returncode == 0, ended.stderr[-3000:]
+        assert ended.stdout.split() == list(TOGETHER)
+    assert groups_left(tmp_path, 0) == [[0, 1], [0, 1, 2, 3], [0, 2]]
+    assert groups_left(tmp_path, 1) == []
+
+
+# ---- commands
+
+UNEVEN = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group()
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+with torch.device("meta"):
+    net = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)], nn.Linear(1024, 1001))
+for layer in net:
+    fully_shard(layer)
+fully_shard(net)
+net.to_empty(device="cuda")
+optimizer = torch.optim.AdamW(net.parameters())
+for _ in range(8):
+    net(torch.randn(64, 1024, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+print("rank", dist.is_initialized(), os.environ["RANK"])
+"""
+
+
+def called(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "main.py"), *arguments]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=500, check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def by_category(peak: dict[str, Any]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for row in peak["rows"]:
+        found[row["category"]] += row["bytes"]
+    return found
+
+
+@needs_null_gpu
+@pytest.mark.slow
+def test_a_script_of_sixteen_ranks_is_answered_by_those_that_differ(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(UNEVEN, "utf-8")
+    ended = called(tmp_path, "run", "--on", "16xh100", "--save-dir", "out", "train.py")
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert "So do 8, 15" in ended.stderr
+    assert "rank False 0" in ended.stdout
+    assert "Job of 16 ranks on 16 x H100" in ended.stdout and "3 ran" in ended.stdout
+    document = json.loads((tmp_path / "out" / "ranks.json").read_text("utf-8"))
+    assert document["world_size"] == 16 and document["missing"] == []
+    assert [rank["index"] for rank in document["ranks"]] == [0, 8, 15]
+    # 1,001 rows over 16 ranks: 63 to a rank, and the last has 56 of them.
+    sizes = [rank["categories"]["OPTIMIZER_STATE"] for rank in document["ranks"]]
+    assert sizes[0] == sizes[1] > sizes[2]
+    for rank in (0, 8, 15):
+        peak = json.loads((tmp_path / "out" / f"rank{rank}" / "peak.json").read_text("utf-8"))
+        assert sum(row["bytes"] for row in peak["rows"]) == peak["allocator_peak_bytes"]
+        assert by_category(peak)["COMMUNICATION"] > 0
+    assert "rank False 15" in (tmp_path / "out" / "rank15" / "output.txt").read_text("utf-8")
+
+
+@needs_null_gpu
+@pytest.mark.slow
+def test_a_rank_can_be_named_and_its_failure_is_the_commands(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(UNEVEN.replace("range(8)", "range(8 if dist.get_rank() else 1 // 0)"), "utf-8")
+    ended = called(tmp_path, "run", "--on", "16xh100", "--rank", "0,5", "--save-dir", "out", "train.py")
+    assert ended.returncode == 1
+    assert "ZeroDivisionError" in ended.stderr
+    assert "0: ended with status 1" in ended.stdout and "5" in ended.stdout
+
+
+# Two real processes over gloo are the judge of one that is alone: the same kernels of the CPU, the same requests.
+ON_CPU = """
+import os
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+dist.init_process_group("gloo")
+net = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 251))
+if sys.argv[1] == "ddp":
+    net = nn.parallel.DistributedDataParallel(net)
+else:
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in (net[0], net[2], net):
+        fully_shard(layer, mesh=mesh)
+optimizer = torch.optim.AdamW(net.parameters())
+for _ in range(6):
+    net(torch.randn(64, 256)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ddp", "fsdp2"])
+def test_a_lone_rank_allocates_what_one_of_two_real_ones_does(how: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ON_CPU, "utf-8")
+    run = [str(ROOT / "main.py"), "run", "--n-repeats", "1", "--save-dir"]
+    together = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    single = os.environ | {"OMP_NUM_THREADS": "1"}
+    real = subprocess.run(
+        [*together, *run, "real", "train.py", how],
+        cwd=tmp_path, env=single, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert real.returncode == 0, real.stderr[-3000:]
+    (tmp_path / "job").mkdir()
+    for rank in range(2):
+        alone = subprocess.run(
+            [sys.executable, *run, "alone", "train.py", how],
+            cwd=tmp_path, env=single | Place(rank, 2, 2, tmp_path / "job").variables(), capture_output=True, text=True,
+            timeout=300, check=False,
+        )  # fmt: skip
+        assert alone.returncode == 0, alone.stderr[-3000:]
+        found = [
+            json.loads((tmp_path / name / f"rank{rank}" / "peak.json").read_text("utf-8")) for name in ("real", "alone")
+        ]
+        real_bytes, alone_bytes = map(by_category, found)
+        lasting = ("PARAMETER", "GRADIENT", "OPTIMIZER_STATE")
+        assert [real_bytes[name] for name in lasting] == [alone_bytes[name] for name in lasting]
+        # gloo's threads give a buffer back when they are done, which is later or never before the peak: a number of
+        # some bytes with DDP, up to a layer with FSDP2. Of one that is alone all is done at once.
+        if how == "ddp":
+            assert found[0]["peak_bytes"] - found[1]["peak_bytes"] in range(65)
+        else:
+            assert found[0]["peak_bytes"] >= found[1]["peak_bytes"]

@@ -1,0 +1,117 @@
+"""Process groups: the store that the default one was started with, who is in them, and other ways to start them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+_SCHEMES = ("env", "tcp", "file")
+
+
+def process_group_store() -> Any:
+    """A connection of its own to the store that the default process group was started with; None where there is none.
+
+    A clone neither keeps the store's server alive nor shares the lock under which the program waits in the original.
+    """
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    store = distributed.distributed_c10d._get_default_store()
+    return store.clone() if hasattr(store, "clone") else None
+
+
+def process_groups() -> list[list[int]]:
+    """The ranks of each process group that is known here, also of one that this process is not in."""
+    world = torch.distributed.distributed_c10d._world
+    return [sorted(ranks) for ranks in world.pg_group_ranks.values()]
+
+
+@contextmanager
+def every_rendezvous(store: Store, rank: int, world_size: int) -> Iterator[None]:
+    """Meanwhile process groups start with this store and as this rank, whatever address they name."""
+
+    def met(url: str, **options: Any) -> Iterator[tuple[Store, int, int]]:
+        yield store, rank, world_size
+
+    with patch.dict(_handlers(), dict.fromkeys(_SCHEMES, met)):
+        yield
+
+
+def _handlers() -> dict[str, Any]:
+    """Ways to find each other, by the scheme of an address; torch.distributed has a function of the module's name."""
+    handlers: dict[str, Any] = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
+    return handlers
+
+
+@contextmanager
+def gloo_alone() -> Iterator[None]:
+    """Meanwhile a group with the backend gloo meets nobody: a collective gives each slot this rank's own values."""
+    from torch._C._distributed_c10d import FakeProcessGroup
+
+    class AloneGroup:
+        """In the place of ProcessGroupGloo, of which torch asks the type as well."""
+
+        def __new__(cls, store: Store, rank: int, size: int, **options: Any) -> Any:
+            how: Any = FakeProcessGroup.Options()
+            if hasattr(how, "simulate_uniform_ranks"):  # without it a collective has no result, which DDP reads
+                how.simulate_uniform_ranks = True
+            return FakeProcessGroup._create_internal(rank, size, how)
+
+    def log_nothing(*_: object) -> None:
+        """DDP's own log takes a group by this name for gloo's in C++, and reads what is not there."""
+
+    logger: Any = vars(torch.distributed)["Logger"]
+    with (
+        patch.object(torch.distributed.distributed_c10d, "ProcessGroupGloo", AloneGroup),
+        patch.object(logger, "set_construction_data_and_log", log_nothing),
+    ):
+        yield
+
+
+@contextmanager
+def called_instead(functions: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    """Meanwhile functions of torch.distributed are others, in each of its modules that has them.
+
+    Args:
+        functions: By name.
+    """
+    originals = {name: getattr(torch.distributed, name) for name in functions}
+    modules = [module for name, module in sys.modules.items() if name.startswith("torch.distributed")]
+    with ExitStack() as stack:
+        for name, function in functions.items():
+            for module in modules:
+                if vars(module).get(name) is originals[name]:
+                    stack.enter_context(patch.object(module, name, function))
+        yield
+
+
+def gradients_of_stage() -> Any:
+    """What a stage of a pipeline is about to be told by the next one: shapes of the gradients of what it has sent.
+
+    Returns:
+        None where nobody waits for that, as in versions of torch whose stages ask for no gradients' shapes.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "_recv_meta":
+        frame = frame.f_back
+    if frame is None:
+        return None
+    stage, source = frame.f_locals["self"], frame.f_locals["src_stage"]
+    if source < stage.stage_index:
+        return None
+    metas = sys.modules["torch.distributed.pipelining._utils"]
+    return metas._StageBackwardMeta(backward_metas=metas._derive_grad_metas(stage._stage_meta.outputs))
+
+
+def is_of_gradients(value: Any) -> bool:
+    """Whether this is what `gradients_of_stage` returns."""
+    return type(value).__name__ == "_StageBackwardMeta"

@@ -1,0 +1,25 @@
+"""A job on the null GPU as a document."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from tracer.results.null_job import NullJob
+from tracer.results.null_run import CAVEAT
+
+
+def null_job_json(job: NullJob) -> dict[str, Any]:
+    """The job, with what each rank that ran has at its peak, in bytes."""
+    worst = job.worst
+    return {
+        "format": "torch-timeline null job",
+        "caveat": CAVEAT,
+        "card": job.devices.card.label,
+        "card_bytes": job.devices.card.usable_bytes,
+        "world_size": job.devices.count,
+        "per_node": job.per_node,
+        "fits": worst is not None and not worst.failure,
+        "worst_rank": worst.rank if worst is not None else None,
+        "ranks": [asdict(run) for run in job.runs],
+    }

@@ -1,0 +1,65 @@
+"""What a job on the null GPU says once its ranks have run: the worst, the equal ones, and what sets them apart."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from tracer.exporters.screen.text import print_table, say, table
+from tracer.results.null_job import NullJob, RankRun
+from tracer.units import format_bytes
+
+_NUM_DIFFERENCES = 3
+
+
+def print_null_job(job: NullJob, console: Console) -> None:
+    """Print the job below what its first rank has said of itself."""
+    say(console)
+    for line in job_words(job):
+        say(console, line)
+    if any(run.peak_bytes is not None for run in job.runs):
+        shown = table("bytes", "peak", "reserved")
+        shown.add_column("ranks")
+        for group in job.groups:
+            shown.add_row(*_row(group))
+        print_table("Ranks that ran, equal ones together", shown, console)
+
+
+def job_words(job: NullJob) -> list[str]:
+    """The answer in sentences: how many ranks ran, the worst peak, and how far the others are from it."""
+    world_size, worst = job.devices.count, job.worst
+    lines = [f"Job of {world_size:,} ranks on {job.devices.words}, {job.per_node} to a node: {len(job.runs)} ran."]
+    if worst is None or worst.peak_bytes is None:
+        return [*lines, "None of them recorded a step."]
+    if worst.failure:
+        lines.append(f"Rank {worst.rank:,} does not fit: {worst.failure}")
+    else:
+        card = format_bytes(job.devices.card.usable_bytes)
+        lines.append(f"The worst is rank {worst.rank:,}: {format_bytes(worst.peak_bytes)} at its peak, of {card}.")
+    least = min((run for run in job.runs if run.peak_bytes is not None), key=lambda run: run.peak_bytes or 0)
+    if least.peak_bytes != worst.peak_bytes and least.peak_bytes is not None:
+        lines.append(
+            f"Rank {least.rank:,} has {format_bytes(worst.peak_bytes - least.peak_bytes)} less: {_apart(worst, least)}."
+        )
+    elif len(job.runs) > 1:
+        lines.append("All that ran have the same peak, to the byte.")
+    return lines
+
+
+def _apart(worst: RankRun, least: RankRun) -> str:
+    names = worst.categories.keys() | least.categories.keys()
+    by = {name: worst.categories.get(name, 0) - least.categories.get(name, 0) for name in names}
+    widest = sorted((name for name in by if by[name]), key=lambda name: (-abs(by[name]), name))[:_NUM_DIFFERENCES]
+    return ", ".join(f"{name} {'-' if by[name] > 0 else '+'}{format_bytes(abs(by[name]))}" for name in widest)
+
+
+def _row(group: tuple[RankRun, ...]) -> tuple[str, str, str, str]:
+    first = group[0]
+    peak = f"{first.peak_bytes:,}" if first.peak_bytes is not None else "-"
+    size = format_bytes(first.peak_bytes) if first.peak_bytes is not None else ""
+    reserved = format_bytes(first.reserved_bytes) if first.reserved_bytes else ""
+    ranks = ", ".join(f"{run.rank:,}" for run in group)
+    if first.failure:
+        return peak, size, reserved, f"{ranks}: {first.failure}"
+    if first.status:
+        return peak, size, reserved, f"{ranks}: ended with status {first.status}"
+    return peak, size, reserved, ranks

@@ -1,0 +1,8 @@
+"""One rank of a job whose other ranks do not run: what torch.distributed is told, and which ranks are worth a run.
+
+place         the rank, its folder and its variables, as torchrun sets them
+ranks         which ranks of a job can differ
+store         answers every key as if all ranks had come
+objects       lists of objects that ranks give each other, through files of the job's folder
+lone_rank     puts the store, the groups and the objects in place while a program runs
+"""

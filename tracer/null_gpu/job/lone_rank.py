@@ -1,0 +1,134 @@
+"""A program runs as one rank of a job whose other ranks do not: whatever it asks of them is answered."""
+
+from __future__ import annotations
+
+import base64
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from tracer.capture.torch_private import torch_distributed
+from tracer.null_gpu.job.objects import Objects
+from tracer.null_gpu.job.place import Place, left_by
+from tracer.null_gpu.job.store import LoneStore
+
+
+@contextmanager
+def lone_rank(place: Place) -> Iterator[None]:
+    """Process groups of any backend start at once, and object collectives give what ranks before this one have given.
+
+    What ranks after this one read is left in the job's folder in the end, and so are the groups that it was in.
+
+    Args:
+        place: Of this process.
+    """
+    store = LoneStore(_left_by_others(place.folder))
+    groups: set[tuple[int, ...]] = set()
+
+    def see_groups() -> None:
+        groups.update(tuple(group) for group in torch_distributed.process_groups() if place.rank in group)
+
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(torch_distributed.every_rendezvous(store, place.rank, place.world_size))
+            stack.enter_context(torch_distributed.gloo_alone())
+            stack.enter_context(torch_distributed.called_instead(_functions(place, see_groups)))
+            yield
+    finally:
+        see_groups()
+        _leave(place, store, groups)
+
+
+def _functions(place: Place, see_groups: Callable[[], None]) -> dict[str, Callable[..., Any]]:
+    """What torch.distributed's functions of these names do here."""
+    objects = Objects(place.folder, place.rank)
+    initialise, destroy = dist.init_process_group, dist.destroy_process_group
+
+    def ranks_of(group: Any) -> list[int]:
+        return dist.get_process_group_ranks(group or dist.group.WORLD)
+
+    def the_global(rank: int | None, rank_in_group: int | None, group: Any, otherwise: int) -> int:
+        if rank is not None:
+            return rank
+        return otherwise if rank_in_group is None else ranks_of(group)[rank_in_group]
+
+    def init_process_group(*arguments: Any, **options: Any) -> None:
+        initialise(*arguments, **options)
+        # A group with a device has its communicators split for others, and NCCL is not told how many ranks share one.
+        # torch then says at a barrier that it might have one, which the program cannot mend.
+        warnings.filterwarnings("ignore", message=r"barrier\(\): using the device", append=True)
+        world: Any = dist.group.WORLD
+        world.bound_device_id = None
+
+    def split_group(
+        parent_pg: Any = None, split_ranks: list[list[int]] | None = None, timeout: Any = None, pg_options: Any = None,
+        group_desc: str | None = None, **more: Any,
+    ) -> Any:  # fmt: skip
+        parents = ranks_of(parent_pg)
+        split = [[parents[index] for index in part] for part in split_ranks or []]
+        made = [dist.new_group(part, timeout, None, pg_options, group_desc=group_desc) for part in split]
+        return next((group for group, part in zip(made, split, strict=True) if place.rank in part), None)
+
+    def destroy_process_group(group: Any = None) -> None:
+        see_groups()
+        destroy(group)
+
+    def broadcast_object_list(
+        object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None,
+        group_src: int | None = None,
+    ) -> None:  # fmt: skip
+        objects.share(object_list, the_global(src, group_src, group, 0), ranks_of(group))
+
+    def scatter_object_list(
+        scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None,
+        src: int | None = None, group: Any = None, group_src: int | None = None,
+    ) -> None:  # fmt: skip
+        ranks = ranks_of(group)
+        given = list(scatter_object_input_list or [None] * len(ranks))
+        objects.share(given, the_global(src, group_src, group, 0), ranks)
+        scatter_object_output_list[0] = given[ranks.index(place.rank)]
+
+    def send_object_list(
+        object_list: list[Any], dst: int | None = None, group: Any = None, device: Any = None,
+        group_dst: int | None = None, use_batch: bool = False,
+    ) -> None:  # fmt: skip
+        objects.send(object_list, the_global(dst, group_dst, group, 0))
+
+    def recv_object_list(
+        object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None,
+        group_src: int | None = None, use_batch: bool = False,
+    ) -> int:  # fmt: skip
+        source = the_global(src, group_src, group, 0)
+        objects.receive(object_list, source)
+        return source
+
+    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """All have come."""
+
+    own = (
+        init_process_group, destroy_process_group, split_group, broadcast_object_list, scatter_object_list,
+        send_object_list, recv_object_list, monitored_barrier,
+    )  # fmt: skip
+    return {function.__name__: function for function in own}
+
+
+def _leave(place: Place, store: LoneStore, groups: set[tuple[int, ...]]) -> None:
+    keys = {key: base64.b64encode(value).decode() for key, value in store.own.items()}
+    text = json.dumps({"groups": sorted(map(list, groups)), "store": keys})
+    unfinished = left_by(place.folder, place.rank).with_suffix(".part")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(left_by(place.folder, place.rank))
+
+
+def _left_by_others(folder: Path) -> dict[str, bytes]:
+    """Keys that ranks before this one have set; the lowest rank's count."""
+    found: dict[str, bytes] = {}
+    for path in sorted(folder.glob("rank*.json"), key=lambda path: int(path.stem.removeprefix("rank"))):
+        for key, text in json.loads(path.read_text(encoding="utf-8"))["store"].items():
+            found.setdefault(key, base64.b64decode(text))
+    return found

@@ -1,0 +1,93 @@
+"""Lists of objects that ranks give each other, handed on through files: the ranks run one after the other."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tracer.capture.torch_private import torch_distributed
+from tracer.errors import TracerError
+
+
+class Objects:
+    """What this rank gives, and what it is given by ranks that ran before it.
+
+    Objects are pickled, as torch itself does between ranks, in a folder that only the job's own processes write to.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        """Objects of a rank.
+
+        Args:
+            folder: Of the job.
+            rank: This process's.
+        """
+        self._folder, self._rank = folder, rank
+        self._calls: Counter[tuple[object, ...]] = Counter()
+
+    def share(self, objects: list[Any], source: int, group: Sequence[int]) -> None:
+        """What the source has given all of a group at the same call; if it has not run, the list stays as it is.
+
+        Args:
+            objects: Of this rank; those of the source take their place.
+            source: A rank.
+            group: The ranks that take part.
+        """
+        path = self._path("all", source, min(group), max(group), len(group))
+        if source == self._rank:
+            self._write(path, list(objects))
+        elif path.exists():
+            objects[:] = self._read(path)[: len(objects)]
+
+    def send(self, objects: list[Any], destination: int) -> None:
+        """Leave objects for another rank."""
+        self._write(self._path("one", self._rank, destination), list(objects))
+
+    def receive(self, objects: list[Any], source: int) -> None:
+        """Take objects that another rank has left for this one, or else what stands for them.
+
+        Stages of a pipeline tell the next one the shapes of what they will send, and the one before the shapes of the
+        gradients that come back: those of what it has sent. The stages in between say mostly the same, so that the
+        words of the nearest earlier rank do where the one before has not run.
+
+        Raises:
+            TracerError: No rank before this one has sent any.
+        """
+        path = self._path("one", source, self._rank)
+        if path.exists():
+            objects[:] = self._read(path)[: len(objects)]
+        elif (gradients := torch_distributed.gradients_of_stage()) is not None:
+            objects[:] = [gradients]
+        else:
+            objects[:] = self._nearest(source)[: len(objects)]
+
+    def _nearest(self, source: int) -> list[Any]:
+        """What the nearest rank, up to this one, has sent to the next stage."""
+        names = sorted(self._folder.glob("one-*.pickle"), key=lambda path: [-int(n) for n in path.stem.split("-")[1:]])
+        for path in names:
+            objects = self._read(path) if int(path.stem.split("-")[1]) <= self._rank else []
+            if objects and not torch_distributed.is_of_gradients(objects[0]):
+                return objects
+        raise TracerError(
+            f"Rank {self._rank} waits for objects of rank {source}, which has not run.",
+            hint=f"Run it before: --rank {source},{self._rank}.",
+        )
+
+    def _path(self, kind: str, *ranks: int) -> Path:
+        call = (kind, *ranks)
+        self._calls[call] += 1
+        return self._folder / f"{'-'.join(map(str, call))}-{self._calls[call]}.pickle"
+
+    @staticmethod
+    def _write(path: Path, objects: list[Any]) -> None:
+        unfinished = path.with_suffix(".part")
+        unfinished.write_bytes(pickle.dumps(objects))
+        unfinished.replace(path)
+
+    @staticmethod
+    def _read(path: Path) -> list[Any]:
+        objects: list[Any] = pickle.loads(path.read_bytes())
+        return objects

@@ -1,0 +1,74 @@
+"""A rank of a job: its number, its folder, and the variables by which a program knows it, as torchrun sets them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+_FOLDER: Final = "NULL_GPU_JOB"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which rank a process is.
+
+    Attributes:
+        rank: From 0, over all nodes.
+        world_size: How many there are.
+        per_node: How many a node has.
+        folder: Of the job, in which ranks leave what those after them read; private to the job.
+    """
+
+    rank: int
+    world_size: int
+    per_node: int
+    folder: Path
+
+    @classmethod
+    def here(cls, variables: Mapping[str, str] = os.environ) -> Self | None:
+        """This process's; None where it is no rank whose others do not run."""
+        folder = variables.get(_FOLDER)
+        if not folder:
+            return None
+        names = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        rank, world_size, per_node = (int(variables[name]) for name in names)
+        return cls(rank, world_size, per_node, Path(folder))
+
+    def variables(self) -> dict[str, str]:
+        """Those of torchrun, and the folder. Nobody listens at the address: the rendezvous is ours."""
+        node, local_rank = divmod(self.rank, self.per_node)
+        num_nodes = -(-self.world_size // self.per_node)
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(min(self.per_node, self.world_size)),
+            "GROUP_RANK": str(node),
+            "GROUP_WORLD_SIZE": str(num_nodes),
+            "ROLE_NAME": "default",
+            "ROLE_RANK": str(self.rank),
+            "ROLE_WORLD_SIZE": str(self.world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29500",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_RUN_ID": "null-gpu",
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+            _FOLDER: str(self.folder),
+        }
+
+
+def left_by(folder: Path, rank: int) -> Path:
+    """What a rank leaves in the job's folder: its process groups, and what it has put into the store."""
+    return folder / f"rank{rank}.json"
+
+
+def groups_left(folder: Path, rank: int) -> list[list[int]]:
+    """The ranks of each process group that a rank was in; empty if it left none."""
+    path = left_by(folder, rank)
+    groups: list[list[int]] = json.loads(path.read_text(encoding="utf-8"))["groups"] if path.exists() else []
+    return groups

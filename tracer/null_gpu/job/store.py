@@ -1,0 +1,92 @@
+"""A store of torch.distributed that answers as if all ranks had come: only one of them is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed.distributed_c10d import Store
+
+# NCCL's unique id has so many bytes, and ranks other than the first read one.
+_UNKNOWN = bytes(128)
+
+
+class LoneStore(Store):
+    """Keys that this rank or one before it has set; whatever else is asked for is there at once, as zeros."""
+
+    def __init__(self, before: Mapping[str, bytes] | None = None) -> None:
+        """A store of one process.
+
+        Args:
+            before: What ranks that ran before have set.
+        """
+        super().__init__()
+        self._before = dict(before or {})
+        self.own: dict[str, bytes] = {}
+        self._timeout = timedelta(seconds=300)
+
+    def set(self, key: str, value: Any) -> None:
+        """Set a key."""
+        self.own[key] = _bytes(value)
+
+    def get(self, key: str) -> bytes:
+        """What was set; zeros where another rank would have set it."""
+        return self.own.get(key, self._before.get(key, _UNKNOWN))
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """`get` of several."""
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: list[str], values: list[Any]) -> None:
+        """`set` of several."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def append(self, key: str, value: Any) -> None:
+        """Put something behind what this rank has set."""
+        self.own[key] = self.own.get(key, b"") + _bytes(value)
+
+    def add(self, key: str, amount: int) -> int:
+        """Count; others' counts are not known."""
+        count = int(self.own.get(key, b"0")) + amount
+        self.own[key] = str(count).encode()
+        return count
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        """Set a key that has the expected value, or none."""
+        if self.own.get(key, _bytes(expected)) == _bytes(expected):
+            self.own[key] = _bytes(desired)
+        return self.own[key]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Nothing is waited for."""
+
+    def check(self, keys: Iterable[str]) -> bool:
+        """Whether this rank has set them: a signal of another rank's never comes."""
+        return all(key in self.own for key in keys)
+
+    def delete_key(self, key: str) -> bool:
+        """Forget a key."""
+        return self.own.pop(key, None) is not None
+
+    def num_keys(self) -> int:
+        """How many this rank has set."""
+        return len(self.own)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Kept, and without effect."""
+        self._timeout = timeout
+
+    @property
+    def timeout(self) -> timedelta:
+        """What was set."""
+        return self._timeout
+
+    def has_extended_api(self) -> bool:
+        """`append`, `multi_get` and `multi_set` are there."""
+        return True
+
+
+def _bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)

@@ -1,0 +1,67 @@
+"""What a job on the null GPU has said: which of its ranks ran, and the peak of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tracer.null_gpu.cards import Devices
+
+
+@dataclass(frozen=True, slots=True)
+class RankRun:
+    """One rank that ran.
+
+    Attributes:
+        rank: Its number.
+        status: Exit status of its process.
+        seconds: How long it took.
+        peak_bytes: Largest peak of its device; None if nothing was recorded.
+        reserved_bytes: Reserved from the driver at that moment.
+        categories: Bytes of the peak by category.
+        failure: What ended its steps early, in words; empty if nothing did.
+    """
+
+    rank: int
+    status: int
+    seconds: float
+    peak_bytes: int | None = None
+    reserved_bytes: int = 0
+    categories: Mapping[str, int] = field(default_factory=dict)
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NullJob:
+    """A job, some of whose ranks ran.
+
+    Attributes:
+        devices: One for each rank.
+        per_node: How many ranks a node has.
+        runs: By rank.
+    """
+
+    devices: Devices
+    per_node: int
+    runs: tuple[RankRun, ...]
+
+    @property
+    def worst(self) -> RankRun | None:
+        """The first of those with the largest peak; one that ran out of memory comes before all others."""
+        recorded = [run for run in self.runs if run.peak_bytes is not None]
+        return max(recorded, key=lambda run: (bool(run.failure), run.peak_bytes or 0), default=None)
+
+    @property
+    def groups(self) -> tuple[tuple[RankRun, ...], ...]:
+        """Ranks that hold the same at their peaks, to the byte, and ended alike; the largest peak first."""
+        alike: dict[tuple[object, ...], list[RankRun]] = {}
+        for run in self.runs:
+            key = (run.peak_bytes, tuple(sorted(run.categories.items())), bool(run.failure), run.status)
+            alike.setdefault(key, []).append(run)
+        groups = map(tuple, alike.values())
+        return tuple(sorted(groups, key=lambda group: (not group[0].failure, -(group[0].peak_bytes or 0))))
+
+    @property
+    def status(self) -> int:
+        """Exit status of the whole: 0 where all ended well, else that of the first which did not."""
+        return next((run.status if run.status > 0 else 1 for run in self.runs if run.status), 0)

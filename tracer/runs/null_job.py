@@ -1,0 +1,200 @@
+"""A job on GPUs that are not there: the command once for each rank that can differ, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from tracer.errors import TracerError
+from tracer.exporters.files import write_atomically
+from tracer.null_gpu import process
+from tracer.null_gpu.cards import Devices
+from tracer.null_gpu.job.place import Place, groups_left
+from tracer.null_gpu.job.ranks import ranks_that_differ
+from tracer.results.null_job import NullJob, RankRun
+from tracer.runs.ranks import RanksSummary, rank_folder, read_some, write_ranks
+from tracer.runs.termination import Termination
+
+OUTPUT: Final = "output.txt"
+_LAST_LINES: Final = 12
+_children: list[subprocess.Popen[bytes]] = []
+"""The ranks that run at this moment; one job runs in a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is asked for.
+
+    Attributes:
+        devices: One for each rank.
+        per_node: How many ranks a node has.
+        ranks: Those to run; None for those that can differ.
+    """
+
+    devices: Devices
+    per_node: int
+    ranks: tuple[int, ...] | None = None
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self.devices.count
+
+
+@contextmanager
+def as_this_rank() -> Iterator[None]:
+    """Meanwhile the program finds the job that this process is a rank of; nothing where it is none."""
+    place = Place.here()
+    if place is None:
+        yield
+        return
+    from tracer.null_gpu.job.lone_rank import lone_rank
+
+    with lone_rank(place):
+        yield
+
+
+def run_job(job: Job, save_dir: Path | None, *, tell: Callable[[str], None], is_first_seen: bool = True) -> NullJob:
+    """Start the running command again as each rank: the first alone and seen, the others side by side and in files.
+
+    Which others are worth it follows from the process groups of the first.
+
+    Args:
+        job: What is asked for.
+        save_dir: Where the ranks write, each to a folder of its own; None if they write nothing.
+        tell: Takes a line on what is done.
+        is_first_seen: Whether what the first one prints on stdout is printed.
+
+    Raises:
+        NullGpuError: The null GPU cannot be built here.
+        TracerError: A rank is asked for that the job does not have.
+    """
+    if wrong := [rank for rank in job.ranks or () if not 0 <= rank < job.world_size]:
+        raise TracerError(
+            f"A job of {job.world_size:,} ranks has no rank {wrong[0]}.",
+            hint=f"Name ranks from 0 to {job.world_size - 1}.",
+        )
+    termination = Termination()
+    termination.watch()
+    with tempfile.TemporaryDirectory(prefix="null-gpu-job-") as name, closing(termination):
+        folder = Path(name)
+        first = min(job.ranks) if job.ranks else 0
+        runs = [_run(job, first, folder, None if is_first_seen else folder / f"{first}.txt")]
+        others = _others(job, folder, first)
+        if others:
+            tell(f"Rank {first} ran. So do {_listed(others)}, which can differ from it ({_why(job)}).")
+        runs += _side_by_side(job, others, folder, save_dir, tell)
+        summary = read_some(folder, [run.rank for run in runs], job.world_size)
+    if save_dir is not None:
+        write_ranks(summary, save_dir)
+    return NullJob(job.devices, job.per_node, tuple(_with_peak(run, summary) for run in runs))
+
+
+def _with_peak(run: RankRun, summary: RanksSummary) -> RankRun:
+    peak = next((peak for peak in summary.ranks if peak.index == run.rank), None)
+    if peak is None:
+        return run
+    return replace(
+        run,
+        peak_bytes=peak.peak_bytes,
+        reserved_bytes=peak.reserved_bytes,
+        categories=peak.categories,
+        failure=peak.failure,
+    )
+
+
+def _others(job: Job, folder: Path, first: int) -> list[int]:
+    if job.ranks is not None:
+        return sorted(set(job.ranks) - {first})
+    return ranks_that_differ(groups_left(folder, 0), job.world_size)[1:]
+
+
+def _why(job: Job) -> str:
+    return "by --rank" if job.ranks is not None else "by its process groups: the middle and the end of each"
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(f"{rank:,}" for rank in ranks)
+
+
+def _side_by_side(
+    job: Job, ranks: Sequence[int], folder: Path, save_dir: Path | None, tell: Callable[[str], None]
+) -> list[RankRun]:
+    """In the order of their numbers, as many at a time as there are processors and memory for."""
+    if not ranks:
+        return []
+
+    def run(rank: int) -> RankRun:
+        output = folder / f"{rank}.txt"
+        ran = _run(job, rank, folder, output)
+        text = output.read_text(encoding="utf-8", errors="replace")
+        if save_dir is not None:
+            write_atomically(rank_folder(save_dir, rank) / OUTPUT, text)
+        tell(f"Rank {rank} of {job.world_size:,}: {_end(ran)} after {ran.seconds:.0f} s.")
+        if ran.status < 0 or (ran.status and save_dir is None):
+            for line in text.splitlines()[-_LAST_LINES:]:
+                tell(f"  {line}")
+        return ran
+
+    with ThreadPoolExecutor(_num_at_once(len(ranks))) as pool:
+        try:
+            return list(pool.map(run, ranks))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            _end_all()
+            raise
+
+
+def _num_at_once(num_ranks: int) -> int:
+    """By processors, and by the memory that the first rank needed."""
+    largest_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(num_ranks, os.cpu_count() or 1, free_bytes // max(largest_bytes, 1)))
+
+
+def _run(job: Job, rank: int, folder: Path, output: Path | None) -> RankRun:
+    """This command as a rank; what it prints goes where this process's does, or to a file."""
+    place = Place(rank, job.world_size, job.per_node, folder)
+    cards = [job.devices.card] * min(job.per_node, job.world_size)
+    variables = process.environment(cards) | place.variables()
+    began = time.monotonic()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with output.open("wb") if output is not None else nullcontext() as file:
+        child = subprocess.Popen(
+            [sys.executable, *sys.orig_argv[1:]],
+            env=variables,
+            stdin=None if output is None else subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+        )
+        _children.append(child)
+        try:
+            status = child.wait()
+        except BaseException:
+            _end_all()
+            raise
+        finally:
+            child.wait()
+            _children.remove(child)
+    return RankRun(rank, status, time.monotonic() - began)
+
+
+def _end_all() -> None:
+    """What ends this process ends its ranks. A second Ctrl-C does not disturb one that it has reached already."""
+    for child in _children:
+        child.terminate()
+
+
+def _end(ran: RankRun) -> str:
+    return "done" if ran.status == 0 else f"ended with status {ran.status}"
