@@ -53,6 +53,20 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert [path for path in (tmp_path / "torch-timeline" / "null-gpu").iterdir() if path.is_dir()] == []
 
 
+def test_a_new_build_deletes_old_ones_and_a_use_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = tmp_path / "torch-timeline" / "null-gpu"
+    for number in range(6):
+        (cache / f"torch1.{number}").mkdir(parents=True)
+        os.utime(cache / f"torch1.{number}", (number, number))
+    monkeypatch.setattr(build, "_build", lambda torch, toolchain, folder: (folder / build.NAME).touch())
+    built = null_gpu_library().parent
+    assert {path.name for path in cache.iterdir() if path.is_dir()} == {built.name, "torch1.3", "torch1.4", "torch1.5"}
+    os.utime(built, (1, 1))
+    null_gpu_library()
+    assert built.stat().st_mtime > 1
+
+
 @pytest.mark.slow
 def test_ten_processes_build_it_once(tmp_path: Path) -> None:
     program = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import platform
@@ -19,6 +18,7 @@ from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.prototypes import HEADERS, Prototype, read_prototypes, stub_source
 from tracer.null_gpu.toolchain import SOURCES, Toolchain, Torch, find_toolchain, read_torch
 from tracer.null_gpu.torch_symbols import torch_symbols
+from tracer.null_gpu.unused_builds import locked, mark_used, prune
 
 NAME = "libnull_gpu.so"
 PRELOAD = "preload"
@@ -48,11 +48,13 @@ def library(folder: Path) -> Path:
     """
     torch = read_torch(folder)
     built = cache_folder(torch)
+    mark_used(built)
     if not (built / NAME).is_file():
         toolchain = find_toolchain(torch)
         with _locked(built):
             if not (built / NAME).is_file():
                 _build_whole(torch, toolchain, built)
+                prune(built.parent)
     return built / NAME
 
 
@@ -76,9 +78,7 @@ def cache_folder(torch: Torch) -> Path:
 @contextmanager
 def _locked(built: Path) -> Iterator[None]:
     try:
-        built.parent.mkdir(parents=True, exist_ok=True)
-        with built.with_name(f".{built.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(built):
             yield
     except OSError as error:
         raise NullGpuError(
