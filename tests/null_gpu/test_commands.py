@@ -145,6 +145,7 @@ def test_a_script_meets_the_capacity_too(script: Path, tmp_path: Path) -> None:
     assert "torch.OutOfMemoryError: CUDA out of memory." in run.stderr
     assert "No optimizer of torch's kind" not in run.stderr
     assert CAVEAT in run.stdout and "Out of memory at" in run.stdout
+    assert "made by autograd's own thread" in run.stdout and "kernels.py" not in run.stdout
 
 
 def test_a_script_that_is_watched_explains_it(script: Path, tmp_path: Path) -> None:
@@ -177,6 +178,9 @@ def test_a_script_that_trains_on_the_cpu_is_a_sentence(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "Error: The script trained on cpu, so that nothing was asked of the GPU." in done.stderr
     assert "Traceback" not in done.stderr
+    run = called(tmp_path, "run", "--on", "h100", "train.py")
+    assert run.returncode == 0
+    assert "The script trained on cpu, so that nothing was asked of the GPU. Have it use cuda" in run.stderr
 
 
 def test_what_a_script_reads_decides_sizes_and_is_listed(tmp_path: Path) -> None:

@@ -261,10 +261,10 @@ def test_a_lone_rank_allocates_what_one_of_two_real_ones_does(how: str, tmp_path
             json.loads((tmp_path / name / f"rank{rank}" / "peak.json").read_text("utf-8")) for name in ("real", "alone")
         ]
         real_bytes, alone_bytes = map(by_category, found)
-        lasting = ("PARAMETER", "GRADIENT", "OPTIMIZER_STATE")
+        lasting = ("PARAMETER", "OPTIMIZER_STATE")
         assert [real_bytes[name] for name in lasting] == [alone_bytes[name] for name in lasting]
-        # gloo's threads give a buffer back when they are done, which is later or never before the peak: a number of
-        # some bytes with DDP, up to a layer with FSDP2. Of one that is alone all is done at once.
+        # gloo's threads give a buffer back when they are done, which may be behind the peak: some bytes with DDP, up to
+        # a layer with FSDP2, so that the peak may be at another moment. Of one that is alone all is done at once.
         if how == "ddp":
             assert found[0]["peak_bytes"] - found[1]["peak_bytes"] in range(65)
         else:

@@ -26,6 +26,8 @@ from tracer.snapshot.actions import Action, BlockState
 from tracer.snapshot.columns import Snapshot
 from tracer.snapshot.load import load_snapshot
 from tracer.snapshot.reader import read_raw
+from tracer.snapshot.remarks import Remarks
+from tracer.snapshot.stacks import StackTable
 
 BASE = 1 << 32
 ROOT = Path(__file__).resolve().parents[2]
@@ -580,3 +582,17 @@ class MaxMemory:
                     self.bytes = max(self.bytes, pages * 4096)
             except OSError:
                 continue
+
+
+def test_our_own_kernels_are_in_no_stack() -> None:
+    ours = {"name": "kernel", "filename": "/home/me/tracer/null_gpu/values/kernels.py", "line": 151}
+    users = {"name": "step", "filename": "/home/me/tracer/values.py", "line": 8}
+    table = StackTable(Remarks())
+    ids = table.ids([[ours, users], [ours], [users]])
+    columns = table.by_value()
+    strings: Any = columns["strings"]
+    files: Any = columns["frame_file"]
+    stack_of: Any = columns["stack_of_id"]
+    assert [strings[file] for file in files] == ["/home/me/tracer/values.py"]
+    with_ours, alone, without = (stack_of[number] for number in ids)
+    assert with_ours == without != alone == stack_of[0]

@@ -63,6 +63,7 @@ def run(
     if devices is not None and not screen.quiet:
         say_where(devices)
     from tracer.exporters.files import check_folder
+    from tracer.results.null_run import USE_CUDA, elsewhere
     from tracer.runs.script_run import ScriptProfile, ScriptTraining, ScriptWatch
 
     settings = {"script": script, "arguments": " ".join(arguments or [])}
@@ -96,6 +97,9 @@ def run(
             )
         )
         succeeded = run_script(profile, script, arguments or [], is_module=module, quiet=screen.quiet)
+        results = profile.session.results if isinstance(profile.session, ScriptTraining) else None
+        if devices is not None and results is not None and (said := elsewhere(results.device)):
+            say(f"{said} {USE_CUDA}")
     if not succeeded:
         raise typer.Exit(1)
 

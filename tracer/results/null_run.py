@@ -20,6 +20,19 @@ SET_ASIDE = (
 )
 
 
+USE_CUDA = "Have it use cuda, by its own options or by torch.set_default_device."
+
+
+def elsewhere(device: str) -> str:
+    """A sentence if a script has trained where the null GPU was not asked for anything; empty where it was.
+
+    Args:
+        device: The script's.
+    """
+    is_asked = torch.device(device).type == "cuda"
+    return "" if is_asked else f"The script trained on {device}, so that nothing was asked of the GPU."
+
+
 def caveat_of(device: torch.device) -> str:
     """The sentence that comes first in all that is said of a run; empty where the device computes."""
     return CAVEAT if device.type == "cuda" and process.is_active() else ""

@@ -14,7 +14,7 @@ from tracer.null_gpu.cards import Card, Devices
 from tracer.null_gpu.limit import without_limit
 from tracer.rehearsal.spread import Spread
 from tracer.results.failure import Failure, is_out_of_memory
-from tracer.results.null_run import NO_TIMES, SET_ASIDE
+from tracer.results.null_run import NO_TIMES, SET_ASIDE, USE_CUDA, elsewhere
 from tracer.results.prediction import OutOfMemoryAt, Prediction, ShapeNeed, Sizes
 from tracer.results.run_results import RunResults
 from tracer.runs.largest import Trial
@@ -182,7 +182,6 @@ def predict_script(
         TracerError: What it trained is not on a GPU.
     """
     # A session makes one step more than it records, and the last step is not among them.
-    schedule = Schedule(0, 0, num_steps or _MOST_STEPS, 1)
     steps = StepRequests()
     with tempfile.TemporaryDirectory() as folder:
         profile = ScriptProfile(
@@ -190,7 +189,7 @@ def predict_script(
                 models,
                 optimizers,
                 save_dir=folder,
-                schedule=schedule,
+                schedule=_schedule(num_steps or _MOST_STEPS),
                 screen="none",
                 leave_out=[output.name for output in OUTPUTS],
                 settings=settings,
@@ -202,16 +201,24 @@ def predict_script(
     results = session.results if isinstance(session, ScriptTraining) else None
     if results is None or not (succeeded or (results.failure is not None and results.failure.out_of_memory)):
         return None
-    if torch.device(results.device).type != "cuda":
-        raise TracerError(
-            f"The script trained on {results.device}, so that nothing was asked of the GPU.",
-            hint="Have it use cuda, by its own options or by torch.set_default_device.",
-        )
+    if said := elsewhere(results.device):
+        raise TracerError(said, hint=USE_CUDA)
     sizes, failed_at = _sizes(results.device), _place(results)
-    said = f"{results.num_steps} steps ran; what comes later, such as an evaluation, is not in it."
+    ran = f"{results.num_steps} {'step' if results.num_steps == 1 else 'steps'} ran"
+    said = f"{ran}; what comes later, such as an evaluation, is not in it."
     if not (num_steps or failed_at or steps.have_repeated):
         said += f" No two of them asked for the same memory: --steps {2 * _MOST_STEPS} looks further."
     return _prediction(results, devices.card, devices.count, sizes, sizes, failed_at, of_script=said)
+
+
+def _schedule(num_steps: int) -> Schedule:
+    """All steps are recorded, but for the first of a distributed program.
+
+    There DTensor finds the way of each operator, in a million Python calls that a recording would hold (8 GB of the
+    host's memory). What that step asks for is in the counters, and the allocator's history explains where it ends.
+    """
+    is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return Schedule(int(is_distributed), 0, num_steps, 1)
 
 
 def _prediction(

@@ -19,6 +19,9 @@ _MAX_TRACE = 64
 # A line of a traceback as Python writes it, outermost first.
 _TRACE_LINE = re.compile(r'^[ \t]*File "([^"\n]{1,4096})", line (\d{1,9}), in ([^\n]{1,400})$', re.MULTILINE)
 _MAX_LINE = 2**31 - 1
+# On the null GPU, our kernels stand before torch's: without them a stack is what it is on a GPU. A thread of autograd's
+# has no other line of Python in it, by which it is known.
+_OUR_KERNELS = re.compile(r"(?:^|[/\\])tracer[/\\]null_gpu[/\\]values[/\\]\w+\.py$")
 
 
 class StrangeStackError(Exception):
@@ -124,7 +127,8 @@ class _FrameTable:
         """
         found = self._by_identity.get(id(frame))
         if found is None:
-            values = () if (value := self._value(frame)) is None else (value, *self._original(frame))
+            value = self._value(frame)
+            values = () if value is None or _OUR_KERNELS.search(value[1]) else (value, *self._original(frame))
             found = tuple(self._by_value.setdefault(value, len(self._by_value)) for value in values)
             self._by_identity[id(frame)] = found
         return found
