@@ -57,8 +57,14 @@ def gloo_alone() -> Iterator[None]:
     """Meanwhile a group with the backend gloo meets nobody: a collective gives each slot this rank's own values."""
     from torch._C._distributed_c10d import FakeProcessGroup
 
-    class AloneGroup:
-        """In the place of ProcessGroupGloo, of which torch asks the type as well."""
+    class AnyFake(type):
+        """Says of torch's fake groups that they are gloo's: torch asks for the type."""
+
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, FakeProcessGroup)
+
+    class AloneGroup(metaclass=AnyFake):
+        """In the place of ProcessGroupGloo."""
 
         def __new__(cls, store: Store, rank: int, size: int, **options: Any) -> Any:
             how: Any = FakeProcessGroup.Options()
@@ -66,13 +72,14 @@ def gloo_alone() -> Iterator[None]:
                 how.simulate_uniform_ranks = True
             return FakeProcessGroup._create_internal(rank, size, how)
 
-    def log_nothing(*_: object) -> None:
-        """DDP's own log takes a group by this name for gloo's in C++, and reads what is not there."""
+    def nothing(*_: object) -> None:
+        """What gloo alone can do: number its collectives; and DDP's own log, which in C++ reads what gloo alone has."""
 
     logger: Any = vars(torch.distributed)["Logger"]
     with (
         patch.object(torch.distributed.distributed_c10d, "ProcessGroupGloo", AloneGroup),
-        patch.object(logger, "set_construction_data_and_log", log_nothing),
+        patch.object(logger, "set_construction_data_and_log", nothing),
+        patch.object(FakeProcessGroup, "_set_sequence_number_for_group", nothing),
     ):
         yield
 

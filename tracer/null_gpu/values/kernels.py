@@ -54,6 +54,7 @@ class _Calls(threading.local):
         self.names: list[str] = []
         self.written: list[frozenset[int]] = []
         self.size: int | None = None
+        self.is_moving = False  # in a collective, whose copies are of bytes that nobody knows yet
         self.script: deque[bool] | None = None
 
 
@@ -254,12 +255,19 @@ class Kernels:
         return kernel
 
     def _collective(self, name: str, original: Kernel) -> Kernel:
-        return known_as_given(self.values, original)
+        def moved(*args: Any, **kwargs: Any) -> Any:
+            self._calls.is_moving = True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._calls.is_moving = False
+
+        return known_as_given(self.values, moved)
 
     def _copy(self, name: str, original: Kernel) -> Kernel:
         def kernel(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
             original(target, source, non_blocking)
-            if target.numel() == 0 or self._is_for_the_caller([target]):
+            if self._calls.is_moving or target.numel() == 0 or self._is_for_the_caller([target]):
                 return target
             if self._calls.script is not None:
                 self.values.forget([target] if target.device.type == "cuda" else [])
