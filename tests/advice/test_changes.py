@@ -201,17 +201,18 @@ def test_activations_are_made_in_place_where_backward_does_not_need_their_input(
 
 def test_a_device_is_told_of_fused_optimizers_and_of_its_allocator() -> None:
     def build() -> Workload:
-        model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+        model = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(4)))
         return ModuleWorkload(
             model=model,
             optimizer=torch.optim.AdamW(model.parameters()),
-            next_batch=lambda: ((torch.ones(4, 256),), {}),
+            next_batch=lambda: ((torch.ones(4, 2048),), {}),
             device=torch.device("cpu"),
             loss=mean_square,
         )
 
     advice = advise(build, device="cuda")
     fused = outcome(advice, "fused=True")
-    assert fused.saved_bytes > 0.9 * 4 * 256 * 256 * 4  # foreach holds temporaries of the size of all parameters
+    # foreach holds temporaries of the size of all parameters; what is largest then has cuBLAS's workspace in it.
+    assert fused.saved_bytes > 0.8 * 4 * 2048 * 2048 * 4
     assert fused.reserved_bytes is not None
     assert not any(one.saved_bytes for one in advice.outcomes if one.changes[0].settings)

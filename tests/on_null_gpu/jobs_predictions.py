@@ -11,6 +11,7 @@ from torch import nn
 from tracer.commands.predict_engines import Engine, OnNullGpu, Rehearsed
 from tracer.commands.workload_options import PredictedWorkload
 from tracer.null_gpu.cards import CONTEXT_BYTES, H100, Card, Devices
+from tracer.null_gpu.limit import limited_to
 from tracer.results.prediction import OutOfMemoryAt, Prediction, Sizes
 from tracer.runs.largest import largest_fitting
 from tracer.runs.null_prediction import predict_script
@@ -55,7 +56,9 @@ def card_with(usable_bytes: int) -> Card:
 def both(workload: PredictedWorkload, usable_bytes: int | None = None) -> tuple[Told, Told]:
     """What the null GPU says, and a rehearsal for the same card."""
     card = card_with(usable_bytes) if usable_bytes is not None else H100
-    return _told(OnNullGpu(Devices(card)).predict(workload)), _told(Rehearsed(card, None, "cuda").predict(workload))
+    with limited_to(card.usable_bytes, 1):
+        null = OnNullGpu(Devices(card)).predict(workload)
+    return _told(null), _told(Rehearsed(card, None, "cuda").predict(workload))
 
 
 def largest_of_both(workload: PredictedWorkload, usable_bytes: int) -> tuple[int, int]:
@@ -67,7 +70,9 @@ def largest_of_both(workload: PredictedWorkload, usable_bytes: int) -> tuple[int
             lambda size: engine.trial(replace(workload, batch_size=size)), card.usable_bytes, workload.batch_size
         )
 
-    return largest(OnNullGpu(Devices(card))), largest(Rehearsed(card, None, "cuda"))
+    with limited_to(card.usable_bytes, 1):
+        null = largest(OnNullGpu(Devices(card)))
+    return null, largest(Rehearsed(card, None, "cuda"))
 
 
 def predict_file(file: Path, num_steps: int = 0) -> Told | None:

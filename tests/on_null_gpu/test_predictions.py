@@ -88,7 +88,7 @@ def test_a_script_runs_until_its_memory_repeats(
 
 def test_a_script_that_runs_out_of_memory_does_not_fit(elsewhere: Elsewhere, tmp_path: Path) -> None:
     file = tmp_path / "train.py"
-    file.write_text(LOOP.format(before="held = torch.empty(65 << 30, dtype=torch.uint8, device='cuda')", more=""))
+    file.write_text(LOOP.format(before="held = torch.empty(40 << 30, dtype=torch.uint8, device='cuda')", more=""))
     told = elsewhere(jobs_predictions.predict_file, file)
     assert told is not None and told.fits is False
     assert told.failed_at is not None and told.failed_at.line is not None and told.failed_at.line.line == 6

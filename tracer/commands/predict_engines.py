@@ -52,10 +52,7 @@ class OnNullGpu:
             settings=workload.settings,
             num_steps=_NUM_STEPS_THAT_VARY if shapes else _NUM_STEPS,
         )
-        needs = (
-            shape_need(self._build(replace(workload, model_input=inputs)), tuple(inputs), devices.card)
-            for inputs in shapes
-        )
+        needs = (shape_need(self._build(replace(workload, model_input=inputs)), tuple(inputs)) for inputs in shapes)
         return replace(answer, by_shape=tuple(needs))
 
     def trial(self, workload: PredictedWorkload) -> Trial:

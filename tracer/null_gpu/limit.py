@@ -1,29 +1,29 @@
-"""How much of a null GPU a program may take: the card's memory, or for a while without end."""
+"""How much of a null GPU a program may take: the card's memory, or for a while another size, or without end."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tracer.null_gpu.cards import Card
 from tracer.units import GIB
 
-_WITHOUT_END_BYTES = 4096 * GIB
+WITHOUT_END_BYTES = 4096 * GIB
 
 
 @contextmanager
-def without_limit(cards: Sequence[Card]) -> Iterator[None]:
-    """Nothing runs out of memory meanwhile: what a program needs is seen, and the card stays what it is.
+def limited_to(limit_bytes: int, num_devices: int) -> Iterator[None]:
+    """Memory runs out there meanwhile; what the card says of itself stays. What was before holds again at the end.
 
     Args:
-        cards: What this process runs on, one for each device.
+        limit_bytes: Of each device; `WITHOUT_END_BYTES` to see what a program needs.
+        num_devices: Of this process, all of them on the null GPU.
     """
-    library = ctypes.CDLL(None)
-    for device in range(len(cards)):
-        library.null_gpu_limit_bytes(device, ctypes.c_size_t(_WITHOUT_END_BYTES))
+    limit = ctypes.CDLL(None).null_gpu_limit_bytes
+    limit.argtypes, limit.restype = (ctypes.c_int, ctypes.c_size_t), ctypes.c_size_t
+    before = [limit(device, limit_bytes) for device in range(num_devices)]
     try:
         yield
     finally:
-        for device, card in enumerate(cards):
-            library.null_gpu_limit_bytes(device, ctypes.c_size_t(card.usable_bytes))
+        for device, before_bytes in enumerate(before):
+            limit(device, before_bytes)

@@ -11,7 +11,7 @@ import torch
 
 from tracer.errors import TracerError, WorkloadError
 from tracer.null_gpu.cards import Card, Devices
-from tracer.null_gpu.limit import without_limit
+from tracer.null_gpu.limit import WITHOUT_END_BYTES, limited_to
 from tracer.rehearsal.spread import Spread
 from tracer.results.failure import Failure, is_out_of_memory
 from tracer.results.null_run import NO_TIMES, SET_ASIDE, USE_CUDA, elsewhere
@@ -47,7 +47,7 @@ def predict_workload(
     Raises:
         WorkloadError: A step raised something else than that there is no memory left.
     """
-    with _without_limit(devices):
+    with _without_limit(devices.count):
         results = _run(build, num_steps, settings)
         if results.failure is not None:
             raise _error(results.failure)
@@ -77,7 +77,7 @@ def trial(build: Build, card: Card, *, num_steps: int = NUM_STEPS) -> Trial:
         card: What this process runs on.
         num_steps: That are made.
     """
-    need = steps_need(build, card, num_steps=num_steps)
+    need = steps_need(build, num_steps=num_steps)
     fits = need.peak_reserved_bytes <= card.usable_bytes
     if not fits and need.peak_allocated_bytes <= card.usable_bytes:  # the allocator may do with its cache given back
         _start_anew()
@@ -90,28 +90,26 @@ def trial(build: Build, card: Card, *, num_steps: int = NUM_STEPS) -> Trial:
     return Trial(fits, need.peak_allocated_bytes, need.peak_reserved_bytes)
 
 
-def steps_need(build: Build, card: Card, *, num_steps: int = NUM_STEPS) -> Sizes:
+def steps_need(build: Build, *, num_steps: int = NUM_STEPS) -> Sizes:
     """What some steps take where memory does not end, without explaining it.
 
     Args:
         build: Makes the workload.
-        card: What this process runs on.
         num_steps: That are made.
     """
-    with _without_limit(Devices(card)):
+    with _without_limit(1):
         _train(build, num_steps)
         return _sizes("cuda:0")
 
 
-def shape_need(build: Build, inputs: tuple[str, ...], card: Card) -> ShapeNeed:
+def shape_need(build: Build, inputs: tuple[str, ...]) -> ShapeNeed:
     """What inputs of one shape need.
 
     Args:
         build: Makes the workload of that shape.
         inputs: As `--input` has them.
-        card: What this process runs on.
     """
-    need = steps_need(build, card)
+    need = steps_need(build)
     return ShapeNeed(inputs, need.peak_allocated_bytes, need.peak_reserved_bytes)
 
 
@@ -126,9 +124,9 @@ def _train(build: Build, num_steps: int) -> None:
 
 
 @contextmanager
-def _without_limit(devices: Devices) -> Iterator[None]:
+def _without_limit(num_devices: int) -> Iterator[None]:
     _start_anew()
-    with without_limit([devices.card] * devices.count):
+    with limited_to(WITHOUT_END_BYTES, num_devices):
         yield
 
 

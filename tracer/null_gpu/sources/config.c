@@ -90,10 +90,14 @@ const Config *config(void) {
   return &the_config;
 }
 
-/* From now on programs may take so much of a device; more than it has, where it is asked what they would need. */
-EXPORT void null_gpu_limit_bytes(int device, size_t bytes) {
+/* From now on programs may take so much of a device; more than it has, where it is asked what they would need. Returns
+   how much it was before. */
+EXPORT size_t null_gpu_limit_bytes(int device, size_t bytes) {
   const Config *c = config();
-  if (device >= 0 && device < c->count) the_config.cards[c->visible[device]].usable = bytes;
+  if (device < 0 || device >= c->count) return 0;
+  size_t before = the_config.cards[c->visible[device]].usable;
+  the_config.cards[c->visible[device]].usable = bytes;
+  return before;
 }
 
 /* The card behind a device's number as the process counts; the first for one that is not there. */
