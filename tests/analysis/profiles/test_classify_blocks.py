@@ -110,6 +110,8 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
                 Kind.COMMUNICATION,
             ),
             ({**BACKWARD, "is_of_collective": True}, Kind.COMMUNICATION),
+            # The weights of a recurrent layer, which FSDP gathers as bytes.
+            ({**FORWARD, "is_of_collective": True, "is_dropout_state": True}, Kind.COMMUNICATION),
             # A graph from before the recording keeps what was gathered for it.
             ({**FORWARD, "is_of_collective": True, "role": Role.SAVED}, Kind.COMMUNICATION),
         ],
