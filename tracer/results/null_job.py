@@ -20,6 +20,7 @@ class RankRun:
         reserved_bytes: Reserved from the driver at that moment.
         categories: Bytes of the peak by category.
         failure: What ended its steps early, in words; empty if nothing did.
+        out_of_memory: Whether that was the device's memory.
     """
 
     rank: int
@@ -29,6 +30,7 @@ class RankRun:
     reserved_bytes: int = 0
     categories: Mapping[str, int] = field(default_factory=dict)
     failure: str = ""
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,15 @@ class NullJob:
     @property
     def worst(self) -> RankRun | None:
         """The first of those with the largest peak; one that ran out of memory comes before all others."""
-        recorded = [run for run in self.runs if run.peak_bytes is not None]
-        return max(recorded, key=lambda run: (bool(run.failure), run.peak_bytes or 0), default=None)
+        known = [run for run in self.runs if run.peak_bytes is not None or run.out_of_memory]
+        return max(known, key=lambda run: (run.out_of_memory, run.peak_bytes or 0), default=None)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether all ranks that ran have room; None where one has ended for another reason, or none was recorded."""
+        if any(run.out_of_memory for run in self.runs):
+            return False
+        return True if self.worst is not None and not self.status else None
 
     @property
     def groups(self) -> tuple[tuple[RankRun, ...], ...]:

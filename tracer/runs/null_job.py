@@ -89,7 +89,7 @@ def run_job(job: Job, save_dir: Path | None, *, tell: Callable[[str], None], is_
     with tempfile.TemporaryDirectory(prefix="null-gpu-job-") as name, closing(termination):
         folder = Path(name)
         first = min(job.ranks) if job.ranks else 0
-        runs = [_run(job, first, folder, None if is_first_seen else folder / f"{first}.txt")]
+        runs = [_run(job, first, folder, None) if is_first_seen else _run_unseen(job, first, folder, save_dir, tell)]
         others = _others(job, folder, first)
         if others:
             tell(f"Rank {first} ran. So do {_listed(others)}, which can differ from it ({_why(job)}).")
@@ -110,6 +110,7 @@ def _with_peak(run: RankRun, summary: RanksSummary) -> RankRun:
         reserved_bytes=peak.reserved_bytes,
         categories=peak.categories,
         failure=peak.failure,
+        out_of_memory=peak.out_of_memory,
     )
 
 
@@ -134,25 +135,27 @@ def _side_by_side(
     if not ranks:
         return []
 
-    def run(rank: int) -> RankRun:
-        output = folder / f"{rank}.txt"
-        ran = _run(job, rank, folder, output)
-        text = output.read_text(encoding="utf-8", errors="replace")
-        if save_dir is not None:
-            write_atomically(rank_folder(save_dir, rank) / OUTPUT, text)
-        tell(f"Rank {rank} of {job.world_size:,}: {_end(ran)} after {ran.seconds:.0f} s.")
-        if ran.status < 0 or (ran.status and save_dir is None):
-            for line in text.splitlines()[-_LAST_LINES:]:
-                tell(f"  {line}")
-        return ran
-
     with ThreadPoolExecutor(_num_at_once(len(ranks))) as pool:
         try:
-            return list(pool.map(run, ranks))
+            return list(pool.map(lambda rank: _run_unseen(job, rank, folder, save_dir, tell), ranks))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             _end_all()
             raise
+
+
+def _run_unseen(job: Job, rank: int, folder: Path, save_dir: Path | None, tell: Callable[[str], None]) -> RankRun:
+    """This command as a rank; what it prints goes to a file, and of one that has failed the last lines are told."""
+    output = folder / f"{rank}.txt"
+    ran = _run(job, rank, folder, output)
+    text = output.read_text(encoding="utf-8", errors="replace")
+    if save_dir is not None:
+        write_atomically(rank_folder(save_dir, rank) / OUTPUT, text)
+    tell(f"Rank {rank} of {job.world_size:,}: {_end(ran)} after {ran.seconds:.0f} s.")
+    if ran.status < 0 or (ran.status and save_dir is None):
+        for line in text.splitlines()[-_LAST_LINES:]:
+            tell(f"  {line}")
+    return ran
 
 
 def _num_at_once(num_ranks: int) -> int:

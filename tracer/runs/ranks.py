@@ -97,6 +97,7 @@ class RankPeak:
         categories: Bytes of the peak by category.
         num_steps: Steps that ended.
         failure: What ended its loop early, in words; empty if nothing did.
+        out_of_memory: Whether that was the device's memory.
         has_ended: Whether its loop has ended; what a rank that is killed leaves behind does not say so.
         finding: What its recorder has found, a sentence; empty where that is nothing.
     """
@@ -109,6 +110,7 @@ class RankPeak:
     categories: Mapping[str, int] = field(default_factory=dict)
     num_steps: int = 0
     failure: str = ""
+    out_of_memory: bool = False
     has_ended: bool = True
     finding: str = ""
 
@@ -241,8 +243,9 @@ def peak_of(rank: Rank, results: RunResults) -> RankPeak:
     """What a profiled rank has to say."""
     error = results.failure.error if results.failure is not None else None
     failure = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0] if error is not None else ""
+    out_of_memory = results.failure is not None and results.failure.out_of_memory
     if results.findings is None:
-        return RankPeak(rank.index, rank.run, num_steps=results.num_steps, failure=failure)
+        return RankPeak(rank.index, rank.run, num_steps=results.num_steps, failure=failure, out_of_memory=out_of_memory)
     peak = results.findings.worst.peak
     return RankPeak(
         index=rank.index,
@@ -253,6 +256,7 @@ def peak_of(rank: Rank, results: RunResults) -> RankPeak:
         categories=dict(peak.by_category()),
         num_steps=results.num_steps,
         failure=failure,
+        out_of_memory=out_of_memory,
     )
 
 

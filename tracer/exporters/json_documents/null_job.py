@@ -19,7 +19,7 @@ def null_job_json(job: NullJob) -> dict[str, Any]:
         "card_bytes": job.devices.card.usable_bytes,
         "world_size": job.devices.count,
         "per_node": job.per_node,
-        "fits": worst is not None and not worst.failure,
+        "fits": job.fits,
         "worst_rank": worst.rank if worst is not None else None,
         "ranks": [asdict(run) for run in job.runs],
     }

@@ -28,13 +28,12 @@ def job_words(job: NullJob) -> list[str]:
     """The answer in sentences: how many ranks ran, the worst peak, and how far the others are from it."""
     world_size, worst = job.devices.count, job.worst
     lines = [f"Job of {world_size:,} ranks on {job.devices.words}, {job.per_node} to a node: {len(job.runs)} ran."]
+    if worst is not None and worst.out_of_memory:
+        return [*lines, f"Rank {worst.rank:,} does not fit: {worst.failure}"]
     if worst is None or worst.peak_bytes is None:
         return [*lines, "None of them recorded a step."]
-    if worst.failure:
-        lines.append(f"Rank {worst.rank:,} does not fit: {worst.failure}")
-    else:
-        card = format_bytes(job.devices.card.usable_bytes)
-        lines.append(f"The worst is rank {worst.rank:,}: {format_bytes(worst.peak_bytes)} at its peak, of {card}.")
+    card = format_bytes(job.devices.card.usable_bytes)
+    lines.append(f"The worst is rank {worst.rank:,}: {format_bytes(worst.peak_bytes)} at its peak, of {card}.")
     least = min((run for run in job.runs if run.peak_bytes is not None), key=lambda run: run.peak_bytes or 0)
     if least.peak_bytes != worst.peak_bytes and least.peak_bytes is not None:
         lines.append(

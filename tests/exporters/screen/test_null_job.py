@@ -1,0 +1,55 @@
+"""What a job on the null GPU says of its ranks, in sentences and as a document."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tracer.exporters.json_documents.null_job import null_job_json
+from tracer.exporters.screen.null_job import job_words
+from tracer.null_gpu.cards import H100, Devices
+from tracer.results.null_job import NullJob, RankRun
+
+GIB = 1 << 30
+FIRST = RankRun(0, 0, 9.0, 3 * GIB, 4 * GIB, {"PARAMETER": 2 * GIB, "ACTIVATION": GIB})
+LAST = RankRun(15, 0, 9.0, 2 * GIB, 4 * GIB, {"PARAMETER": GIB, "ACTIVATION": GIB})
+
+
+def job(*runs: RankRun) -> NullJob:
+    return NullJob(Devices(H100, 16), 8, runs)
+
+
+def test_the_worst_and_what_sets_the_least_apart() -> None:
+    words = job_words(job(FIRST, replace(FIRST, rank=8), LAST))
+    assert words[0] == "Job of 16 ranks on 16 x H100, 79.10 GiB each, 8 to a node: 3 ran."
+    assert words[1].startswith("The worst is rank 0: 3.00 GiB at its peak, of 78.6")
+    assert words[2] == "Rank 15 has 1.00 GiB less: PARAMETER -1.00 GiB."
+    assert job(FIRST, LAST).fits is True and job(FIRST, LAST).status == 0
+
+
+def test_equal_ranks_are_one_group_and_the_largest_comes_first() -> None:
+    found = job(LAST, FIRST, replace(FIRST, rank=8))
+    assert [[run.rank for run in group] for group in found.groups] == [[0, 8], [15]]
+    assert job_words(job(FIRST, replace(FIRST, rank=8)))[-1] == "All that ran have the same peak, to the byte."
+
+
+def test_a_rank_that_ran_out_of_memory_is_the_worst_and_the_job_does_not_fit() -> None:
+    full = RankRun(7, 3, 9.0, failure="OutOfMemoryError: CUDA out of memory.", out_of_memory=True)
+    found = job(FIRST, full)
+    assert found.worst is full and found.fits is False and found.status == 3
+    assert job_words(found)[1] == "Rank 7 does not fit: OutOfMemoryError: CUDA out of memory."
+
+
+def test_a_rank_that_ended_for_another_reason_says_nothing_of_whether_it_fits() -> None:
+    failed = RankRun(0, 1, 9.0, failure="ZeroDivisionError: division by zero")
+    assert job(failed).fits is None and job(failed).status == 1
+    assert job_words(job(failed))[-1] == "None of them recorded a step."
+    assert job(FIRST, replace(failed, rank=5)).fits is None
+    assert job(FIRST, replace(LAST, status=-9)).status == 1
+
+
+def test_the_document_has_every_rank() -> None:
+    document = null_job_json(job(FIRST, LAST))
+    assert (document["format"], document["world_size"], document["fits"], document["worst_rank"]) == (
+        "torch-timeline null job", 16, True, 0,
+    )  # fmt: skip
+    assert [rank["peak_bytes"] for rank in document["ranks"]] == [3 * GIB, 2 * GIB]
