@@ -54,6 +54,18 @@ def test_a_folder_of_ranks(tmp_path: Path) -> None:
     assert change["after_bytes"] - change["before_bytes"] == 5 * MIB
 
 
+def test_a_job_of_our_own_is_its_ranks_and_not_their_other_files(tmp_path: Path) -> None:
+    folder = job(tmp_path / "job")
+    for name in ("peak.json", "advice.json", "trace.json.gz"):
+        (folder / "rank0" / name).write_text("{}")
+    (folder / "rank1" / "rank.json").write_text("{}")
+    (folder / "rank6").mkdir()
+    (folder / "rank6" / "rank.json").write_text("{}")
+    (folder / "ranks.json").write_text("{}")
+    named = [path.relative_to(folder).as_posix() for path in recordings([folder])]
+    assert named == [f"rank{rank}/memory_snapshot.pkl" for rank in (0, 1, 2, 3, 4, 5, 7)]
+
+
 def test_the_same_on_a_screen_by_names_and_by_a_pattern(tmp_path: Path) -> None:
     folder = job(tmp_path / "job")
     status, out, _ = run("snapshot", str(folder / "rank[0-3]" / "*.pkl"))

@@ -17,6 +17,8 @@ from typing import Any
 from tracer.analysis.snapshots.job import RankPeak, rank_peak
 from tracer.analysis.snapshots.rank_role import rank_of
 from tracer.errors import MissingPackageError, SnapshotError, TracerError
+from tracer.results.files import SNAPSHOT
+from tracer.runs.ranks import RANK_FILE, SUMMARY_JSON
 from tracer.snapshot.load import load_snapshot
 
 SUFFIXES = (".pkl", ".pickle", ".pkl.gz", ".pickle.gz", ".json", ".zst")
@@ -34,7 +36,8 @@ _SHARE_OF_MEMORY = 0.5
 def recordings(paths: Iterable[Path]) -> list[Path]:
     """The recordings that some files, folders and patterns name, each once, in order.
 
-    Of a folder these are the snapshots in it and below it. One that has a `memory_snapshot.pkl` of its own is a rank's.
+    Of a folder these are the snapshots in it and below it. Of one that has a `memory_snapshot.pkl` it is that alone: it
+    is a rank's, with the other files of a run beside it.
 
     Raises:
         SnapshotError: A file is missing, or a folder or a pattern has none.
@@ -52,7 +55,12 @@ def recordings(paths: Iterable[Path]) -> list[Path]:
 
 def _inside(path: Path) -> Iterator[Path]:
     if path.is_dir():
-        yield from sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES) and file.is_file())
+        files = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES) and file.is_file())
+        of_ranks = {file.parent for file in files if file.name == SNAPSHOT.file_name}
+        for file in files:
+            is_other_answer = file.parent in of_ranks and file.name != SNAPSHOT.file_name
+            if not is_other_answer and file.name not in (RANK_FILE, SUMMARY_JSON):
+                yield file
     elif path.exists():
         yield path
     elif any(letter in str(path) for letter in "*?["):
