@@ -152,6 +152,35 @@ def test_the_program_hears_of_numbers_and_it_is_said() -> None:
     assert read == {(2, "1.0"), (4, "False"), (6, "all")}
 
 
+def test_a_number_is_formatted_as_it_is_read() -> None:
+    model, shown = nn.Linear(8, 2), []
+
+    def step() -> None:
+        loss = model(torch.ones(4, 8)).sum()
+        shown.append(f"{loss:.3f} {loss}")
+
+    read = {(one.line - step.__code__.co_firstlineno, one.answer) for one in rehearsed(step, model).value_reads}
+    assert read == {(2, "1.0")} and shown == ["1.000 1.0"] * 3
+
+
+def test_a_model_of_several_processes_is_refused() -> None:
+    class DistributedDataParallel(nn.Sequential):
+        """As torch's own, which needs a group of processes to be made."""
+
+    model = DistributedDataParallel(nn.Linear(8, 2))
+    with pytest.raises(RehearsalError, match="it has a DistributedDataParallel") as caught:
+        rehearsed(lambda: model(torch.ones(4, 8)), model)
+    assert caught.value.hint is not None and "null GPU" in caught.value.hint
+
+
+def test_a_triton_kernel_is_refused_with_the_line() -> None:
+    def step() -> None:
+        raise RuntimeError("0 active drivers ([]). There should only be one.")
+
+    with pytest.raises(RehearsalError, match=r"launches a Triton kernel.*test_rehearse\.py:\d+"):
+        rehearsed(step, nn.Linear(8, 2))
+
+
 def test_an_operator_without_a_fake_kernel_is_named_with_the_line() -> None:
     @torch.library.custom_op("tracer_tests::unknown", mutates_args=())
     def unknown(x: Tensor) -> Tensor:

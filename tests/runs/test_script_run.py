@@ -80,3 +80,46 @@ def test_looking_for_optimizers_in_a_recorded_step_is_hardly_in_the_recording() 
     assert returned.value is not None, returned.error
     num_calls, num_objects = returned.value
     assert num_calls < 0.05 * num_objects
+
+
+def steps_by_hand() -> dict[str, int]:
+    """Steps that are told of four, each of two micro-batches, by how a loop without an optimizer clears gradients."""
+
+    def cleared(model: nn.Module) -> None:
+        model.zero_grad()
+
+    def filled(model: nn.Module) -> None:
+        model.zero_grad(set_to_none=False)
+
+    def told_of(clear: Any, *, optimizer_from: int = 4, other_call: bool = False) -> int:
+        session = MagicMock(is_complete=False, fault=None)
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        with ScriptProfile(lambda *_: session):
+            for number in range(4):
+                for _ in range(2):
+                    model(torch.ones(1, 2)).sum().backward()
+                if number >= optimizer_from:
+                    torch.optim.SGD(model.parameters()).step()
+                for parameter in model.parameters():
+                    parameter.data.add_(parameter.grad, alpha=-0.1)  # type: ignore[arg-type]
+                clear(model)
+                if other_call:
+                    with torch.no_grad():
+                        model(torch.ones(1, 2))
+        return int(session.step.call_count)
+
+    return {
+        "cleared": told_of(cleared),
+        "filled with zeros": told_of(filled),
+        "never": told_of(lambda model: None),
+        "an optimizer later": told_of(cleared, optimizer_from=2),
+        "evaluated between": told_of(cleared, other_call=True),
+    }
+
+
+def test_without_an_optimizer_steps_end_where_gradients_were_cleared() -> None:
+    returned = in_fresh_process(steps_by_hand)
+    assert returned.value is not None, returned.error
+    # The last one ends with the loop. An optimizer's own steps take over: two by hand, two by it.
+    told = {"cleared": 3, "filled with zeros": 0, "never": 0, "an optimizer later": 4, "evaluated between": 3}
+    assert returned.value == told

@@ -62,6 +62,7 @@ def predict(
     model's step is rehearsed on tensors that have a shape and no memory.
 
         python main.py predict --model models.gpt:build --on 24GiB
+
         python main.py predict train.py --on rtx-4090 -- --epochs 1
     """
     options = Options(

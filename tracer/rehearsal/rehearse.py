@@ -30,11 +30,12 @@ from tracer.rehearsal.cpu_kernels import CpuKernels
 from tracer.rehearsal.cuda_rules import RULES
 from tracer.rehearsal.device_memory import DeviceMemory, Requests, serve
 from tracer.rehearsal.fake_tensors import turn_all_fake
+from tracer.rehearsal.formatted import Formatted
 from tracer.rehearsal.held_objects import held_by
 from tracer.rehearsal.recorder import Recorder, ScratchOf, ValueRead, Watch
 from tracer.rehearsal.rule import Cudnn, Gpu, Rule, ScratchOfGpu
 from tracer.rehearsal.saved_on_host import ON_HOST
-from tracer.rehearsal.unrehearsable import rehearsal_error
+from tracer.rehearsal.unrehearsable import refuse_jobs, rehearsal_error
 from tracer.workloads.workload import Workload, num_micro_batches
 
 CUDA = "cuda:0"
@@ -130,12 +131,13 @@ def rehearse(
     objects = TrainingObjects(workload.model, workload.optimizer)
     run = _Run(workload, recorder, objects, followed)
     modules, optimizers, others = held_by([workload, *objects.models.values(), *objects.optimizers])
+    refuse_jobs(modules)
     turn_all_fake(mode, modules, optimizers, others)
     for optimizer, rule in ((one, rule) for one in optimizers for rule in followed):
         if rule.optimizer is not None:
             rule.optimizer(optimizer)
     module_names = objects.module_names()
-    with _standing_in(followed, kernels, gpu), torch.compiler.set_stance("force_eager"):
+    with _standing_in(followed, kernels, gpu), Formatted(), torch.compiler.set_stance("force_eager"):
         run.steps(num_steps)
     return _results(run, device, module_names, followed)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+
+from torch import nn
 
 from tracer.capture.sources.error_line import error_line
 from tracer.errors import RehearsalError, TracerError
@@ -35,8 +38,33 @@ _REASONS: tuple[tuple[str, str, str], ...] = (
         "it assigns to .data of a tensor that a rehearsal does not know",
         "Make the tensor in the step, or let the factory return the model that it belongs to.",
     ),
+    (
+        r"\d+ active drivers",
+        "it launches a Triton kernel, and there is no GPU to compile it for",
+        "--engine null-gpu compiles and counts it; else put torch's own operators in its place.",
+    ),
 )
+_NO_NUMBERS = "A rehearsal has shapes and no numbers: does the step run as it is, or with --engine null-gpu?"
+_SHARDING_MODULES = ("DistributedDataParallel", "FullyShardedDataParallel")
 _OPERATOR = re.compile(r"\b(?:aten|prims?|torchvision|quantized|[a-z_]\w*)(?:::|\.)[\w:.]+")
+
+
+def refuse_jobs(modules: Iterable[nn.Module]) -> None:
+    """A model that other processes have a part in allocates buffers outside of operators, where nobody rehearses it.
+
+    Raises:
+        RehearsalError: A module is wrapped by DistributedDataParallel or FullyShardedDataParallel, or has a DTensor.
+    """
+    for module in (inner for model in modules for inner in model.modules()):
+        names = [type(module).__name__, *(type(parameter).__name__ for parameter in module.parameters(recurse=False))]
+        name = next((name for name in names if name in (*_SHARDING_MODULES, "DTensor")), None)
+        if name is not None:
+            raise RehearsalError(
+                f"A model of several processes cannot be rehearsed: it has a {name}",
+                "",
+                "Predict it on the null GPU, --on 8xh100 train.py, or a rank's model without it.",
+                None,
+            )
 
 
 def rehearsal_error(error: Exception, step: int, known_bytes: int) -> TracerError:
@@ -62,7 +90,7 @@ def rehearsal_error(error: Exception, step: int, known_bytes: int) -> TracerErro
     return RehearsalError(
         f"Step {step + 1} raised {what}",
         known,
-        "Does the step run as it is? A rehearsal has shapes and no numbers.",
+        _NO_NUMBERS,
         line,
     )
 

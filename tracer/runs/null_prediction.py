@@ -199,6 +199,11 @@ def predict_script(
     results = session.results if isinstance(session, ScriptTraining) else None
     if results is None or not (succeeded or (results.failure is not None and results.failure.out_of_memory)):
         return None
+    if not results.num_steps and results.failure is None:
+        raise TracerError(
+            "The script ended, and no step of it was recorded.",
+            hint=next(iter(profile.notes), "Let it train for longer: three steps at least."),
+        )
     if said := elsewhere(results.device):
         raise TracerError(said, hint=USE_CUDA)
     sizes, failed_at = _sizes(results.device), _place(results)

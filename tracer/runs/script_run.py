@@ -22,6 +22,7 @@ from tracer.capture.torch_private import torch_compile, torch_modules
 from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say
 from tracer.runs.loop_session import fault_text
+from tracer.runs.steps_by_hand import StepsByHand
 from tracer.runs.training import TrainingProfile
 from tracer.runs.watch import TrainingWatch
 
@@ -30,8 +31,8 @@ MakeSession = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], 
 
 NO_MODEL = "No training was found: no model with parameters to be trained was called, and no optimizer made a step."
 NO_STEP = (
-    "No optimizer of torch's kind made a step, so that the end of a step was not found. Use profile_training in the "
-    "script, with a call of session.step()."
+    "No optimizer of torch's kind made a step, and the end of a step was not found otherwise. Use profile_training in "
+    "the script, with a call of session.step()."
 )
 
 
@@ -68,8 +69,8 @@ class ScriptProfile:
     Where no model is called, as where tensors are trained that are in none, it starts when the first step has ended.
 
     A step ends when every optimizer that takes part has stepped: those that are alive at the first one's step, but for
-    those that let another step twice meanwhile. The files are written as soon as all is recorded, and the script goes
-    on.
+    those that let another step twice meanwhile. Where none is alive that updates a model, see `StepsByHand`. The files
+    are written as soon as all is recorded, and the script goes on.
 
     Attributes:
         session: The profile; None until a model was called.
@@ -93,6 +94,7 @@ class ScriptProfile:
         # Weak: what a program has replaced is neither kept nor waited for.
         self._waits_for: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._by_hand: StepsByHand | None = None
         self._fault: Exception | None = None
         self._is_over = self._has_stepped = self._has_failed = False
         self.is_in_child = False
@@ -132,7 +134,9 @@ class ScriptProfile:
 
     def _called(self, module: nn.Module, args: Any) -> None:
         """Before any module's call, until a session begins or something is compiled, whose code would contain it."""
-        if (
+        if self._by_hand is not None:
+            self._by_hand.called(module)
+        elif (
             self.session is None
             and torch.is_grad_enabled()
             and any(parameter.requires_grad for parameter in module.parameters())
@@ -161,7 +165,12 @@ class ScriptProfile:
         models = [model for model in outermost(alive) if model is module or _holds(model, module, trained)]
         self.session = self._make_session(named(models or ([] if module is None else [module])), optimizers)
         self.session.__enter__()
-        self._unhook_modules()
+        if module is not None and not any(
+            id(parameter) in trained for model in models for parameter in model.parameters()
+        ):
+            self._by_hand = StepsByHand(models or [module], self._step_ended)
+        else:
+            self._unhook_modules()
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._is_over:
@@ -170,6 +179,7 @@ class ScriptProfile:
             self._begin(None)
             return
         self._has_stepped = True
+        self._not_by_hand()
         if optimizer in self._stepped:  # again, before others did: those take no part
             self._waits_for = self._stepped.copy()
         elif optimizer not in self._waits_for:
@@ -177,13 +187,25 @@ class ScriptProfile:
         self._stepped.add(optimizer)
         if self._waits_for <= self._stepped:
             self._stepped.clear()
-            self.session.step()
-            is_enough = self._is_enough is not None and self._is_enough()
-            if is_enough or self.session.is_complete:
-                self._look_no_longer()
-                self._close(None)
-                if self._is_enough is not None:
-                    raise FirstStepsDone
+            self._step_ended()
+
+    def _step_ended(self) -> None:
+        if self._is_over or self.session is None:
+            return
+        self._has_stepped = True
+        self.session.step()
+        is_enough = self._is_enough is not None and self._is_enough()
+        if is_enough or self.session.is_complete:
+            self._look_no_longer()
+            self._close(None)
+            if self._is_enough is not None:
+                raise FirstStepsDone
+
+    def _not_by_hand(self) -> None:
+        by_hand, self._by_hand = self._by_hand, None
+        if by_hand is not None:
+            by_hand.stop()
+            self._unhook_modules()
 
     def _close(self, error: BaseException | None) -> None:
         if self.session is not None and not self._is_over:
@@ -191,6 +213,7 @@ class ScriptProfile:
             self.session.__exit__(type(error) if error is not None else None, error, None)
 
     def _look_no_longer(self) -> None:
+        self._not_by_hand()
         self._unhook_modules()
         unhook_optimizers, self._unhook_optimizers = self._unhook_optimizers, _nothing
         remove_hooks([unhook_optimizers])
@@ -199,6 +222,7 @@ class ScriptProfile:
             self._stop_watching = None
 
     def _compilation_begins(self) -> None:
+        self._not_by_hand()
         self._unhook_modules()
 
 

@@ -162,9 +162,10 @@ def call_factory(name_of_factory: str, factory: Any, arguments: dict[str, Any], 
     try:
         return factory(**arguments)
     except (Exception, SystemExit) as error:
-        raise UserModelError(
-            f"{name_of_factory} raised {_words(error)}", hint="Check the --model-arg options, or the factory itself."
-        ) from error
+        hint = "Check the --model-arg options, or the factory itself."
+        if "NVIDIA driver" in str(error):
+            hint = "No GPU is here: leave out .cuda(), or take the null GPU: --on h100, without --engine rehearsal."
+        raise UserModelError(f"{name_of_factory} raised {_words(error)}", hint=hint) from error
 
 
 def _fitting(
