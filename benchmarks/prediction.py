@@ -102,7 +102,7 @@ def predict(run: PublishedRun, without: Sequence[str], asks_cudnn: bool = False)
     """Rehearse a run, with all rules of CUDA but some."""
     import torch
 
-    from tracer.rehearsal.convolution_workspaces import CudnnAnswers
+    from tracer.null_gpu.cudnn import CudnnAnswers
     from tracer.rehearsal.cuda_rules import RULE_NAMES
     from tracer.rehearsal.rehearse import rehearse
     from tracer.rehearsal.spread import reserved_spread

@@ -139,7 +139,7 @@ def _advice(options: Options, card: Card | None) -> AdviceReport:
     from tracer.advice.planner import advise
     from tracer.advice.report import report_of
     from tracer.null_gpu.cards import UNNAMED
-    from tracer.rehearsal.convolution_workspaces import cudnn_of
+    from tracer.null_gpu.cudnn import cudnn_of
 
     with cudnn_of(card) as cudnn:
         found = advise(

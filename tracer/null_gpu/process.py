@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import resource
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from tracer.null_gpu.build import libraries, library
 from tracer.null_gpu.cards import Card
+from tracer.null_gpu.cudnn import answers_command, device_properties
 from tracer.null_gpu.errors import NullGpuError
 from tracer.null_gpu.toolchain import torch_folder
 from tracer.units import GIB, format_bytes
@@ -29,6 +31,7 @@ _VARIABLES: dict[str, Callable[[Card], str]] = {
     "NULL_GPU_SHARED_MEMORY": lambda card: str(card.shared_memory_bytes),
     "NULL_GPU_SHARED_MEMORY_PER_SM": lambda card: str(card.shared_memory_per_sm_bytes),
     "NULL_GPU_THREADS_PER_SM": lambda card: str(card.threads_per_sm),
+    "NULL_GPU_CUDNN_DEVICE": lambda card: json.dumps(device_properties(card)),
 }
 
 
@@ -81,7 +84,8 @@ def _of_cards(cards: Sequence[Card]) -> dict[str, str]:
     if len(cards) > MAX_DEVICES:
         raise NullGpuError(f"A process sees {MAX_DEVICES} null GPUs at most, and {len(cards)} are asked for.")
     return {name: ";".join(value(card) for card in cards) for name, value in _VARIABLES.items()} | {
-        "NULL_GPU_COUNT": str(len(cards))
+        "NULL_GPU_COUNT": str(len(cards)),
+        "NULL_GPU_CUDNN": "\n".join(answers_command()),
     }
 
 

@@ -15,7 +15,7 @@ from tracer.capture.run_origin import RunOrigin
 from tracer.capture.sources.project_files import project_root
 from tracer.capture.sources.source_line import SourceLine
 from tracer.null_gpu.cards import CONTEXT_BYTES, UNNAMED, Card
-from tracer.rehearsal.convolution_workspaces import cudnn_of
+from tracer.null_gpu.cudnn import cudnn_of
 from tracer.rehearsal.device_memory import DeviceMemory
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
 from tracer.rehearsal.spread import reserved_spread

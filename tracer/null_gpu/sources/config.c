@@ -34,6 +34,7 @@ static size_t number_of(const char *name, int device) {
 static void read_card(Card *card, int device) {
   char capability[32];
   part_of("NULL_GPU_NAME", device, card->name, sizeof card->name);
+  part_of("NULL_GPU_CUDNN_DEVICE", device, card->for_cudnn, sizeof card->for_cudnn);
   part_of("NULL_GPU_CAPABILITY", device, capability, sizeof capability);
   if (sscanf(capability, "%d.%d", &card->major, &card->minor) != 2) card->major = 8, card->minor = 0;
   card->memory = number_of("NULL_GPU_MEMORY", device);
@@ -108,7 +109,7 @@ const Card *card_of(int device) {
 
 void log_line(int level, const char *format, ...) {
   if (config()->log_level < level) return;
-  char line[512];
+  char line[4096];
   va_list arguments;
   va_start(arguments, format);
   vsnprintf(line, sizeof line, format, arguments);

@@ -1,7 +1,5 @@
-/* cuDNN: the backend (graphs of operations) offers one engine with a workspace that can be set; descriptors remember what
-   they were told; recurrent layers know the sizes of their weights. */
-#include "null_gpu.h"
-#include <cudnn.h>
+/* cuDNN but for its backend: descriptors remember what they were told; recurrent layers know the sizes of their weights. */
+#include "dnn.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,117 +26,6 @@ EXPORT cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
 }
 EXPORT cudnnStatus_t cudnnGetStream(cudnnHandle_t handle, cudaStream_t *stream) {
   return *stream = *(cudaStream_t *)handle, CUDNN_STATUS_SUCCESS;
-}
-
-/* ---- backend: a descriptor is a table of what was set ---- */
-typedef struct Attribute {
-  int name;
-  int64_t count;
-  void *values;
-  struct Attribute *next;
-} Attribute;
-typedef struct {
-  int type;
-  Attribute *attributes;
-} Descriptor;
-
-static size_t width_of(cudnnBackendAttributeType_t type) {
-  switch (type) {
-    case CUDNN_TYPE_BOOLEAN:
-    case CUDNN_TYPE_CHAR: return 1;
-    case CUDNN_TYPE_HANDLE:
-    case CUDNN_TYPE_INT64:
-    case CUDNN_TYPE_DOUBLE:
-    case CUDNN_TYPE_VOID_PTR:
-    case CUDNN_TYPE_BACKEND_DESCRIPTOR: return 8;
-    case CUDNN_TYPE_FRACTION: return 16;
-    default: return 4;
-  }
-}
-static Attribute *attribute_of(const Descriptor *descriptor, int name) {
-  Attribute *attribute = descriptor ? descriptor->attributes : NULL;
-  while (attribute && attribute->name != name) attribute = attribute->next;
-  return attribute;
-}
-EXPORT cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type, cudnnBackendDescriptor_t *made) {
-  Descriptor *descriptor = calloc(1, sizeof *descriptor);
-  if (!descriptor) return CUDNN_STATUS_INTERNAL_ERROR;
-  descriptor->type = type;
-  *made = descriptor;
-  return CUDNN_STATUS_SUCCESS;
-}
-EXPORT cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t gone) {
-  Descriptor *descriptor = gone;
-  while (descriptor && descriptor->attributes) {
-    Attribute *attribute = descriptor->attributes;
-    descriptor->attributes = attribute->next;
-    free(attribute->values);
-    free(attribute);
-  }
-  free(descriptor);
-  return CUDNN_STATUS_SUCCESS;
-}
-EXPORT cudnnStatus_t cudnnBackendInitialize(cudnnBackendDescriptor_t descriptor) { return CUDNN_STATUS_SUCCESS; }
-EXPORT cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) { return CUDNN_STATUS_SUCCESS; }
-EXPORT cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan, cudnnBackendDescriptor_t pack) {
-  count_launch(plan, *(cudaStream_t *)handle, (dim3){1, 1, 1}, (dim3){1, 1, 1});
-  return CUDNN_STATUS_SUCCESS;
-}
-EXPORT cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t handle, cudnnBackendAttributeName_t name,
-                                              cudnnBackendAttributeType_t type, int64_t count, const void *values) {
-  Descriptor *descriptor = handle;
-  if (!descriptor || count < 0) return CUDNN_STATUS_BAD_PARAM;
-  Attribute *attribute = attribute_of(descriptor, (int)name);
-  size_t size = (size_t)count * width_of(type);
-  void *copy = malloc(size ? size : 1);
-  if (!attribute) {
-    attribute = calloc(1, sizeof *attribute);
-    if (attribute) attribute->next = descriptor->attributes, descriptor->attributes = attribute;
-  }
-  if (!copy || !attribute) return free(copy), CUDNN_STATUS_INTERNAL_ERROR;
-  if (values && size) memcpy(copy, values, size);
-  free(attribute->values);
-  attribute->name = (int)name, attribute->count = count, attribute->values = copy;
-  return CUDNN_STATUS_SUCCESS;
-}
-/* What was not set: one engine, the caller's own empty configuration stands for it. */
-static int64_t number_of(cudnnBackendAttributeName_t name, bool *is_known) {
-  *is_known = true;
-  switch (name) {
-    case CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT: return 1;
-    case CUDNN_ATTR_ENGINE_GLOBAL_INDEX: return 0;
-#ifdef CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE
-    case CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE:
-#endif
-    case CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE: return (int64_t)config()->cudnn_workspace;
-    default: *is_known = false; return 0;
-  }
-}
-static bool is_plain(cudnnBackendAttributeType_t type) {
-  return type != CUDNN_TYPE_BACKEND_DESCRIPTOR && type != CUDNN_TYPE_CHAR && type != CUDNN_TYPE_NUMERICAL_NOTE &&
-         type != CUDNN_TYPE_BEHAVIOR_NOTE;
-}
-EXPORT cudnnStatus_t cudnnBackendGetAttribute(const cudnnBackendDescriptor_t handle, cudnnBackendAttributeName_t name,
-                                              cudnnBackendAttributeType_t type, int64_t wanted, int64_t *count,
-                                              void *values) {
-  const Attribute *attribute = attribute_of(handle, (int)name);
-  bool is_known;
-  int64_t number = number_of(name, &is_known), answered = 0;
-  if (attribute) {
-    int64_t copied = attribute->count < wanted ? attribute->count : wanted;
-    if (values && copied > 0) memcpy(values, attribute->values, (size_t)copied * width_of(type));
-    answered = attribute->count;
-  } else if (name == CUDNN_ATTR_ENGINEHEUR_RESULTS || name == CUDNN_ATTR_ENGINECFG_ENGINE) {
-    answered = 1;
-  } else if (is_known && type == CUDNN_TYPE_INT64) {
-    if (values) *(int64_t *)values = number;
-    answered = 1;
-  } else if (values && wanted == 1 && is_plain(type)) {
-    memset(values, 0, width_of(type));
-    answered = 1;
-  }
-  if (count) *count = answered;
-  return CUDNN_STATUS_SUCCESS;
 }
 
 /* ---- descriptors of the older calls ---- */

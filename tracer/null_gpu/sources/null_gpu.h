@@ -16,6 +16,7 @@ typedef struct {
   char name[200];
   size_t memory, usable, l2, shared_memory, shared_memory_per_sm;
   int major, minor, sms, threads_per_sm;
+  char for_cudnn[1024]; /* its properties as cuDNN reads them: JSON */
 } Card;
 typedef struct {
   int count;              /* devices that the process sees, after CUDA_VISIBLE_DEVICES */

@@ -1,9 +1,9 @@
 """A program of its own that asks cuDNN which engine and workspace it would choose, on a machine without a GPU.
 
-    python -m tracer.rehearsal.cudnn_answers LIBRARY_FOLDERS < problems > answers
+    python -m tracer.null_gpu.cudnn_answers LIBRARY_FOLDERS < problems > answers
 
-The first line in is the device's properties as JSON, each further one a convolution; a line comes out for each: the
-version, then bytes of workspace. cuDNN ends the process where a library is missing that it needs, so it is never
+The first line in is the device's properties as JSON, each further one a question; a line comes out for each: the
+version, or 0 for one that is too old, then what `workspace_bytes` and `Graphs` say. cuDNN ends the process where a library is missing that it needs, so it is never
 loaded where the rehearsal runs. Imports neither torch nor anything of ours.
 
 Source: cuDNN's graph API (`cudnn_graph.h`, device properties since 9.8), used as torch does in
@@ -25,10 +25,12 @@ _LIBRARIES = ("libcudart.so*", "libnvrtc.so*", "libcublasLt.so*", "libcublas.so*
 # Kinds of descriptors and attributes, as numbered in cudnn_graph.h.
 _CONVOLUTION, _ENGINE, _HEURISTICS, _PLAN, _GRAPH, _TENSOR, _DEVICE = 1, 2, 4, 5, 15, 17, 38
 _ENGINE_CONFIG = 3
-_DATA_TYPE, _INT64, _FLOAT, _MODE, _HEURISTICS_MODE, _NOTE, _DESCRIPTOR, _CHAR = 1, 3, 4, 7, 8, 11, 15, 24
+_DATA_TYPE, _INT64, _FLOAT, _MODE, _HEURISTICS_MODE, _NOTE = 1, 3, 4, 7, 8, 11
+_DESCRIPTOR, _BEHAVIOR, _CHAR = 15, 19, 24
 _CROSS_CORRELATION, _INSTANT, _FALLBACK = 1, 0, 2
 _TENSOR_CORES, _DOWN_CONVERTS = 0, 1
 _TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
+_NUMERICAL_NOTES, _BEHAVIOR_NOTES = 1303, 1305
 _ALIGNMENT = 16  # of torch's allocator it is more, and no answer was seen to change
 # operation: its descriptor, and the attributes alpha, beta, convolution, weight, input, output
 _OPERATIONS = {
@@ -37,6 +39,7 @@ _OPERATIONS = {
     "backward_filter": (11, 712, 713, 714, 715, 716, 717),
 }
 _MOST_CONFIGURATIONS = 64
+_MOST_GRAPHS = 8
 
 
 class CudnnError(Exception):
@@ -85,6 +88,13 @@ class Descriptor:
         else:
             of_kind: Any = {_INT64: ctypes.c_int64, _FLOAT: ctypes.c_float}.get(kind, ctypes.c_int)
             array = (of_kind * number)(*values)
+        return self._set(attribute, kind, number, array)
+
+    def set_bytes(self, attribute: int, kind: int, number: int, values: bytes) -> Descriptor:
+        """Set an attribute that is no descriptor, as it lies in memory."""
+        return self._set(attribute, kind, number, ctypes.create_string_buffer(values, len(values) or 1))
+
+    def _set(self, attribute: int, kind: int, number: int, array: Any) -> Descriptor:
         self._kept.append(array)
         self._cudnn.call(
             "cudnnBackendSetAttribute",
@@ -139,13 +149,9 @@ def workspace_bytes(cudnn: Cudnn, device: Descriptor, problem: dict[str, Any]) -
             if _DOWN_CONVERTS in notes or (_TENSOR_CORES in notes and not may_use_tensor_cores):
                 continue
             try:
-                plan = Descriptor(cudnn, _PLAN).set(401, _DESCRIPTOR, [configuration])
-                plan.set(407, _DESCRIPTOR, [device]).finish()
-                size = (ctypes.c_int64 * 1)()
-                plan.get(402, _INT64, size)
+                return _planned_bytes(cudnn, device, configuration)
             except CudnnError:
                 continue
-            return int(size[0])
     raise CudnnError("no engine")
 
 
@@ -184,24 +190,92 @@ def _configurations(cudnn: Cudnn, device: Descriptor, graph: Descriptor, mode: i
     yield from found[: min(number, len(found))]
 
 
-def _notes(cudnn: Cudnn, configuration: Descriptor) -> set[int]:
+def _notes(cudnn: Cudnn, configuration: Descriptor, attribute: int = _NUMERICAL_NOTES) -> list[int]:
     engine = Descriptor(cudnn, _ENGINE)
     configuration.get(300, _DESCRIPTOR, (ctypes.c_void_p * 1)(engine.pointer))
     notes = (ctypes.c_int * 32)()
-    return set(notes[: engine.get(1303, _NOTE, notes)])
+    return list(notes[: engine.get(attribute, _NOTE if attribute == _NUMERICAL_NOTES else _BEHAVIOR, notes)])
+
+
+def _planned_bytes(cudnn: Cudnn, device: Descriptor, configuration: Descriptor) -> int:
+    plan = Descriptor(cudnn, _PLAN).set(401, _DESCRIPTOR, [configuration])
+    plan.set(407, _DESCRIPTOR, [device]).finish()
+    size = (ctypes.c_int64 * 1)()
+    plan.get(402, _INT64, size)
+    return int(size[0])
+
+
+class Graphs:
+    """Engines for graphs of operations that another process has described, descriptor by descriptor.
+
+    A question has `graph`, a list of descriptors `[kind, [attribute, type, number, values], ...]` whose values are bytes
+    as hexadecimal digits or the places of descriptors before it, the last of which is the graph; the heuristics' `mode`;
+    and an `index`.
+    """
+
+    def __init__(self, cudnn: Cudnn, device: Descriptor) -> None:
+        self._cudnn, self._device = cudnn, device
+        self._known: dict[str, list[Descriptor]] = {}
+
+    def answer(self, question: dict[str, Any]) -> str:
+        """Numbers: with an index of 0 and more bytes of workspace, or -1 where cuDNN cannot plan that engine.
+
+        With an index of -1 the number of engines, 1 if another one that takes nothing may stand behind them, and for
+        each engine the number of its numerical notes and they, the number of its notes of behavior and they.
+        """
+        engines = self._engines(question["graph"], question["mode"])
+        if question["index"] >= 0:
+            try:
+                return str(_planned_bytes(self._cudnn, self._device, engines[question["index"]]))
+            except CudnnError:
+                return "-1"
+        is_last = question["mode"] == _FALLBACK or not (engines or self._engines(question["graph"], _FALLBACK))
+        numbers = [len(engines), int(is_last)]
+        for engine in engines:
+            for attribute in (_NUMERICAL_NOTES, _BEHAVIOR_NOTES):
+                notes = _notes(self._cudnn, engine, attribute)
+                numbers += [len(notes), *notes]
+        return " ".join(map(str, numbers))
+
+    def _engines(self, graph: list[Any], mode: int) -> list[Descriptor]:
+        key = json.dumps([graph, mode])
+        if key not in self._known:
+            if len(self._known) >= _MOST_GRAPHS:
+                del self._known[next(iter(self._known))]
+            try:
+                made = self._made(graph)
+                self._known[key] = list(_configurations(self._cudnn, self._device, made, mode))
+            except CudnnError:
+                self._known[key] = []
+        return self._known[key]
+
+    def _made(self, graph: list[Any]) -> Descriptor:
+        made: list[Descriptor] = []
+        for kind, *attributes in graph:
+            descriptor = Descriptor(self._cudnn, kind)
+            for attribute, value_type, number, values in attributes:
+                if value_type == _DESCRIPTOR:
+                    descriptor.set(attribute, value_type, [made[place] for place in values])
+                else:
+                    descriptor.set_bytes(attribute, value_type, number, bytes.fromhex(values))
+            made.append(descriptor.finish())
+        return made[-1]
 
 
 def main() -> None:
     """Answer until there are no more questions; -1 where no engine can be planned."""
     cudnn = Cudnn(sys.argv[1:])
     properties = json.loads(sys.stdin.readline())
-    print(cudnn.version, flush=True)
+    print(cudnn.version if cudnn.version >= FIRST_VERSION else 0, flush=True)
     if cudnn.version < FIRST_VERSION:
         return
     device = Descriptor(cudnn, _DEVICE).set(2702, _CHAR, json.dumps(properties).encode() + b"\0").finish()
+    graphs = Graphs(cudnn, device)
     for line in sys.stdin:
+        question = json.loads(line)
         try:
-            print(workspace_bytes(cudnn, device, json.loads(line)), flush=True)
+            answer = graphs.answer(question) if "graph" in question else workspace_bytes(cudnn, device, question)
+            print(answer, flush=True)
         except CudnnError:
             print(-1, flush=True)
 

@@ -1,0 +1,141 @@
+"""cuDNN asked for a card that is not here: in a child process, by a description of the card.
+
+cuDNN 9.8 and newer plan for a device that is only described. The version asked is the one that torch here would load:
+another one chooses other engines for half of all convolutions, so no answer holds for another installation.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tracer.null_gpu.cards import Card
+
+_PROGRAM = Path(__file__).with_name("cudnn_answers.py")
+_PATIENCE_S = 60.0
+
+
+def device_properties(card: Card) -> dict[str, Any]:
+    """A card as cuDNN has it described. Clocks, caches and numbers of the driver change no answer and are made up."""
+    major, minor = card.capability
+    return {
+        "maxGridSize": [2147483647, 65535, 65535],
+        "maxBlockSize": [1024, 1024, 64],
+        "regsPerBlock": 65536,
+        "multiProcessorCount": card.num_sms,
+        "smCountOrigin": 0,
+        "warpSize": 32,
+        "maxSharedMemoryPerBlock": 49152,
+        "maxSharedMemoryPerBlockOptin": card.shared_memory_bytes,
+        "oversizedSharedMemoryPerBlock": 0,
+        "reservedSharedMemoryPerBlock": 1024,
+        "maxRegistersPerSM": 65536,
+        "maxCtasPerSM": card.blocks_per_sm,
+        "maxThreadsPerBlock": 1024,
+        "maxThreadsPerSM": card.threads_per_sm,
+        "pciDeviceId": 0,
+        "isTccDriver": 0,
+        "supportCoopLaunch": 1,
+        "smClockRateKHz": 1700000,
+        "memClockRateKHz": 7000000,
+        "l2CacheSize": 4 << 20,
+        "deviceName": card.label,
+        "deviceVer": 100 * major + 10 * minor,
+        "driverVer": 13000,
+        "cudaDeviceId": 0,
+        "totalGlobalMem": card.memory_bytes,
+    }
+
+
+def library_folders() -> list[Path]:
+    """Where the packages that torch loads CUDA from keep their libraries; none in a build for the CPU."""
+    found = importlib.util.find_spec("nvidia")
+    roots = found.submodule_search_locations if found is not None else None
+    return sorted({path.parent for root in roots or () for path in Path(root).glob("*/lib/*.so*")})
+
+
+def answers_command() -> list[str]:
+    """The program that answers and its arguments; none where there is no cuDNN."""
+    folders = library_folders()
+    if not any(list(folder.glob("libcudnn.so*")) for folder in folders):
+        return []
+    return [sys.executable, str(_PROGRAM), *map(str, folders)]
+
+
+@contextmanager
+def cudnn_of(card: Card | None) -> Iterator[CudnnAnswers | None]:
+    """Whom to ask for a card's workspaces; None where no card is named, or no cuDNN is here that could be asked."""
+    if card is None or not card.label:
+        yield None
+        return
+    with CudnnAnswers(card) as cudnn:
+        yield cudnn if cudnn.version else None
+
+
+class CudnnAnswers:
+    """cuDNN in a child process: what would it take for a convolution on a card?
+
+    Attributes:
+        version: cuDNN's, such as 92600; 0 where none could be asked.
+    """
+
+    def __init__(self, card: Card) -> None:
+        self.version = 0
+        self._known: dict[str, int] = {}
+        self._process: subprocess.Popen[str] | None = None
+        if not (command := answers_command()):
+            return
+        self._process = subprocess.Popen(
+            command,
+            env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.version = max(0, self._ask(json.dumps(device_properties(card))))
+
+    def __enter__(self) -> CudnnAnswers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def workspace_bytes(self, problem: dict[str, Any]) -> int:
+        """What the engine takes that it would choose; 0 where it has no answer."""
+        line = json.dumps(problem)
+        if line not in self._known:
+            self._known[line] = max(0, self._ask(line)) if self.version else 0
+        return self._known[line]
+
+    def _ask(self, line: str) -> int:
+        """A line in, a number out; -1 when the process has ended or does not answer, and then for good."""
+        process = self._process
+        if process is None or process.stdin is None or process.stdout is None:
+            return -1
+        try:
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+            if select.select([process.stdout], [], [], _PATIENCE_S)[0] and (answer := process.stdout.readline()):
+                return int(answer)
+        except BrokenPipeError:
+            pass
+        self._stop()
+        return -1
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
