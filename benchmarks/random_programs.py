@@ -123,6 +123,29 @@ _SEQUENCE: tuple[Layer, ...] = (
 )
 
 
+class _Recurrent(nn.Module):
+    """The output of recurrent layers, and nothing of their last state."""
+
+    def __init__(self, layers: nn.RNNBase) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layers(x)[0]
+        return result
+
+
+def _recurrent(draw: random.Random, width: int) -> tuple[nn.Module, int]:
+    kind, wide, both = draw.choice([nn.LSTM, nn.GRU, nn.RNN]), draw.choice([64, 128, 256]), draw.random() < 0.3
+    dropout, bias = draw.choice([0.0, 0.0, 0.1]), draw.random() < 0.8
+    num_layers = draw.choice([2, 3]) if dropout else draw.choice([1, 2])
+    layers = kind(width, wide, num_layers, bias=bias, batch_first=True, dropout=dropout, bidirectional=both)
+    return _Recurrent(layers), 2 * wide if both else wide
+
+
+_RECURRENT: tuple[Layer, ...] = (_recurrent, _recurrent, _linear, _same(nn.LayerNorm))
+
+
 def _convolution(draw: random.Random, width: int) -> tuple[nn.Module, int]:
     wide = draw.choice([32, 64, 96])
     return nn.Conv2d(width, wide, draw.choice([1, 3]), padding="same", bias=draw.random() < 0.5), wide
@@ -167,6 +190,7 @@ FAMILIES = {
     "flat": _Family((*_FLAT, *_POINTWISE, *_FUNCTIONS), (256, 512, 784), ("{width}",)),
     "sequence": _Family((*_SEQUENCE, *_SEQUENCE, *_POINTWISE, *_FUNCTIONS), (256, 384, 512), ("128x{width}",)),
     "tokens": _Family((*_SEQUENCE, *_SEQUENCE, *_POINTWISE), (256, 512), ("96:int64:0-8000",), 8000),
+    "recurrent": _Family((*_RECURRENT, *_RECURRENT, *_POINTWISE), (128, 256), ("64x{width}",)),
     "image": _Family((*_IMAGE, *_IMAGE, *_POINTWISE), (16, 32), ("{width}x64x64", "{width}x48x48")),
 }
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tracer.null_gpu import cudnn as asked_cudnn
 from tracer.null_gpu.cards import card_of
-from tracer.rehearsal import convolution_workspaces
-from tracer.rehearsal.convolution_workspaces import CudnnAnswers, library_folders
+from tracer.null_gpu.cudnn import CudnnAnswers, library_folders
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
 from tracer.rehearsal.spread import reserved_spread
 from tracer.workloads.module_steps import StepWorkload
@@ -108,7 +108,7 @@ def test_what_a_workspace_may_be_is_in_the_range_and_not_in_the_answer() -> None
 
 
 def test_without_cudnn_there_is_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution_workspaces, "library_folders", list)
+    monkeypatch.setattr(asked_cudnn, "library_folders", list)
     with CudnnAnswers(card_of("RTX-3060")) as cudnn:
         assert cudnn.version == 0
         assert cudnn.workspace_bytes({"operation": "forward"}) == 0
@@ -116,7 +116,7 @@ def test_without_cudnn_there_is_no_version(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_child_that_ends_is_no_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     (tmp_path / "libcudnn.so.9").write_bytes(b"no library")
-    monkeypatch.setattr(convolution_workspaces, "library_folders", lambda: [tmp_path])
+    monkeypatch.setattr(asked_cudnn, "library_folders", lambda: [tmp_path])
     with CudnnAnswers(card_of("RTX-3060")) as cudnn:
         assert cudnn.version == 0
 

@@ -6,6 +6,7 @@ another one chooses other engines for half of all convolutions, so no answer hol
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
 import os
@@ -69,6 +70,21 @@ def answers_command() -> list[str]:
     if not any(list(folder.glob("libcudnn.so*")) for folder in folders):
         return []
     return [sys.executable, str(_PROGRAM), *map(str, folders)]
+
+
+def answered_version() -> int:
+    """Of the cuDNN that has said what convolutions of this process take on the null GPU, such as 92600; 0 for none."""
+    answered = getattr(ctypes.CDLL(None), "null_gpu_cudnn_version", None)
+    return int(answered()) if answered is not None else 0
+
+
+def said_of_workspaces(version: int, card: str) -> str:
+    """A sentence for people: whose answer stands for convolutions' workspaces."""
+    major, minor = divmod(version // 100, 100)
+    return (
+        f"Convolutions' workspaces are what cuDNN {major}.{minor} said that it would take on {card}; another version "
+        "chooses otherwise."
+    )
 
 
 @contextmanager

@@ -3,8 +3,9 @@
     python -m tracer.null_gpu.cudnn_answers LIBRARY_FOLDERS < problems > answers
 
 The first line in is the device's properties as JSON, each further one a question; a line comes out for each: the
-version, or 0 for one that is too old, then what `workspace_bytes` and `Graphs` say. cuDNN ends the process where a library is missing that it needs, so it is never
-loaded where the rehearsal runs. Imports neither torch nor anything of ours.
+version, or 0 for one that is too old, then what `workspace_bytes` and `Graphs` say. cuDNN ends the process where a
+library is missing that it needs, so it is never loaded into a process of torch's. Imports neither torch nor anything
+of ours.
 
 Source: cuDNN's graph API (`cudnn_graph.h`, device properties since 9.8), used as torch does in
 aten/src/ATen/native/cudnn/Conv_v8.cpp: configurations of the instant heuristics in order, then the fallbacks; the
@@ -208,9 +209,9 @@ def _planned_bytes(cudnn: Cudnn, device: Descriptor, configuration: Descriptor) 
 class Graphs:
     """Engines for graphs of operations that another process has described, descriptor by descriptor.
 
-    A question has `graph`, a list of descriptors `[kind, [attribute, type, number, values], ...]` whose values are bytes
-    as hexadecimal digits or the places of descriptors before it, the last of which is the graph; the heuristics' `mode`;
-    and an `index`.
+    A question has `graph`, a list of descriptors `[kind, [attribute, type, number, values], ...]` whose values are
+    bytes as hexadecimal digits or the places of descriptors before it, the last of which is the graph; the heuristics'
+    `mode`; and an `index`.
     """
 
     def __init__(self, cudnn: Cudnn, device: Descriptor) -> None:

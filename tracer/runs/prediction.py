@@ -15,7 +15,7 @@ from tracer.capture.run_origin import RunOrigin
 from tracer.capture.sources.project_files import project_root
 from tracer.capture.sources.source_line import SourceLine
 from tracer.null_gpu.cards import CONTEXT_BYTES, UNNAMED, Card
-from tracer.null_gpu.cudnn import cudnn_of
+from tracer.null_gpu.cudnn import cudnn_of, said_of_workspaces
 from tracer.rehearsal.device_memory import DeviceMemory
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
 from tracer.rehearsal.spread import reserved_spread
@@ -196,11 +196,7 @@ def _operators(rehearsal: Rehearsal) -> set[str]:
 
 def _on_workspaces(card: Card | None, cudnn_version: int) -> str:
     if card is not None and cudnn_version:
-        major, minor = divmod(cudnn_version // 100, 100)
-        return (
-            f"Convolutions' workspaces are what cuDNN {major}.{minor} said that it would take on {card.label}; another "
-            "version chooses otherwise."
-        )
+        return said_of_workspaces(cudnn_version, card.label)
     if card is not None and card.label:
         return "Convolutions' workspaces are not counted: there is no cuDNN 9.8 or newer here to be asked for them."
     return "Convolutions' workspaces are not counted: cuDNN is asked for them where a card is named."

@@ -34,7 +34,7 @@ typedef struct {
   int type, dims, size[MAX_DIMS], stride[MAX_DIMS];
 } Tensor;
 typedef struct {
-  int mode, direction, hidden, projection, input, layers, type, steps, batch;
+  int mode, direction, hidden, projection, input, layers, type, steps; /* steps of all samples together */
   bool has_bias;
 } Recurrent;
 typedef union {
@@ -149,7 +149,9 @@ EXPORT cudnnStatus_t cudnnSetRNNDataDescriptor(cudnnRNNDataDescriptor_t handle, 
                                                cudnnRNNDataLayout_t layout, int steps, int batch, int vector,
                                                const int lengths[], void *padding) {
   Recurrent *data = (Recurrent *)handle;
-  data->steps = steps, data->batch = batch, data->type = (int)type;
+  data->type = (int)type;
+  data->steps = 0;
+  for (int i = 0; i < batch; i++) data->steps += lengths ? lengths[i] : steps;
   return CUDNN_STATUS_SUCCESS;
 }
 EXPORT cudnnStatus_t cudnnGetRNNWeightSpaceSize(cudnnHandle_t handle, cudnnRNNDescriptor_t descriptor, size_t *size) {
@@ -197,12 +199,15 @@ EXPORT cudnnStatus_t cudnnGetRNNWeightParams(cudnnHandle_t handle, cudnnRNNDescr
   if (bias_at) *bias_at = (char *)weights + offset * item_of(r);
   return CUDNN_STATUS_SUCCESS;
 }
-/* Guesses: cuDNN does not publish them. */
+/* cuDNN does not publish them. The reserve is the least that it can be, as in tracer/rehearsal/recurrent.py: for each
+   element of the hidden state its gates and the LSTM's cell, or the GRU's candidate; between layers, their output. */
 EXPORT cudnnStatus_t cudnnGetRNNTempSpaceSizes(cudnnHandle_t handle, cudnnRNNDescriptor_t descriptor, cudnnForwardMode_t mode,
                                                cudnnRNNDataDescriptor_t input, size_t *workspace, size_t *reserve) {
   const Recurrent *r = (const Recurrent *)descriptor, *data = (const Recurrent *)input;
-  size_t cell = (size_t)data->steps * (size_t)data->batch * (size_t)r->hidden * (size_t)(r->layers * directions_of(r));
-  if (workspace) *workspace = cell * item_of(r) * (size_t)gates_of(r);
-  if (reserve) *reserve = mode == CUDNN_FWD_MODE_TRAINING ? cell * item_of(r) * (size_t)(gates_of(r) + 2) : 0;
+  size_t kept = (size_t)r->layers * (size_t)(gates_of(r) > 1 ? gates_of(r) + 1 : 1) * (size_t)r->hidden;
+  size_t between = (size_t)(r->layers - 1) * (size_t)output_of(r);
+  if (workspace) *workspace = 0;
+  if (reserve) *reserve = (size_t)data->steps * (size_t)directions_of(r) * (kept + between) * item_of(r);
+  if (reserve && mode != CUDNN_FWD_MODE_TRAINING) *reserve = 0;
   return CUDNN_STATUS_SUCCESS;
 }

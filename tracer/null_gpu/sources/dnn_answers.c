@@ -23,6 +23,7 @@ typedef struct {
   FILE *answers;
 } Line;
 static Line lines[MAX_DEVICES];
+static long version; /* of the one that has answered; 0 before */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* ---- the process ---- */
@@ -84,9 +85,10 @@ static void open_line(Line *line, int device) {
   close(ends[1]);
   free(copy);
   if (!is_there || asprintf(&properties, "%s\n", card_of(device)->for_cudnn) < 0) return hang_up(line);
-  char *version = said_to(line, properties);
-  if (version && atol(version) <= 0) hang_up(line);
-  free(version);
+  char *answer = said_to(line, properties);
+  if (answer && atol(answer) <= 0) hang_up(line);
+  else if (answer) version = atol(answer);
+  free(answer);
   free(properties);
 }
 static char *asked(int device, const char *question) {
@@ -94,6 +96,9 @@ static char *asked(int device, const char *question) {
   if (line->owner != getpid()) open_line(line, device);
   return said_to(line, question);
 }
+
+/* Such as 92600; 0 if nobody was asked, or nobody could be. */
+EXPORT long null_gpu_cudnn_version(void) { return version; }
 
 /* ---- a graph as text: its descriptors, each after those that it refers to ---- */
 typedef struct {
@@ -107,7 +112,7 @@ static int number_of(const Writer *writer, const Descriptor *descriptor) {
   return number;
 }
 static bool is_told(const Attribute *attribute) {
-  return attribute->name > 0 && attribute->type != CUDNN_TYPE_HANDLE && attribute->type != CUDNN_TYPE_VOID_PTR;
+  return attribute->name >= 0 && attribute->type != CUDNN_TYPE_HANDLE && attribute->type != CUDNN_TYPE_VOID_PTR;
 }
 static void write_descriptor(Writer *writer, const Descriptor *descriptor) {
   if (number_of(writer, descriptor) < writer->count) return;
