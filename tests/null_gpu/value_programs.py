@@ -56,6 +56,10 @@ def values_decide_sizes() -> None:
         assert torch.bincount(numbers).tolist() == [0, 1, 1, 2]
         assert torch.repeat_interleave(torch.tensor([3, 1], device=DEVICE)).tolist() == [0, 0, 0, 1]
         assert torch.histc(numbers, bins=3, min=1, max=3).tolist() == [1, 1, 2]
+        slopes = on_device(-1.0, 0.0, 2.0).requires_grad_()
+        torch.nn.functional.logsigmoid(slopes).sum().backward()
+        expected = torch.sigmoid(-slopes.detach())
+        assert slopes.grad is not None and torch.allclose(slopes.grad.cpu(), expected.cpu())
         assert torch.eye(4, device=DEVICE).to_sparse().coalesce().indices().shape == (2, 4)
         assert torch.split(numbers, numbers.bincount()[1:].tolist())[2].tolist() == [3, 2]
         empty = [read for read in values.report().reads if read.num_empty]
