@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+import torch
+from torch import nn
 
 from tests.analysis.profiles.test_attribution import profiled
 from tests.analysis.profiles.test_closures import recorded
@@ -48,3 +50,19 @@ def test_phases_of_a_step_come_in_order_and_the_peak_is_in_its_own() -> None:
         assert before.end_ns <= after.start_ns
     peaks = {(phase.step, phase.phase): phase.peak_bytes for phase in findings.step_phases}
     assert peaks[findings.peak.step, findings.peak.phase] == findings.peak.peak_bytes  # type: ignore[index]
+
+
+def test_a_phase_that_only_frees_has_what_is_in_use_when_it_begins() -> None:
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), foreach=False)
+
+    def step() -> None:
+        model(torch.ones(8, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    findings = profiled(model, step, optimizer)
+    peaks = {(phase.step, phase.phase): phase.peak_bytes for phase in findings.step_phases}
+    more = {peaks[step, "optimizer"] - peaks[step, "forward"] for step in findings.attribution.step_names}
+    # Gradients, where forward has input, output and their sum.
+    assert more == {(64 * 64 + 64) * 4 - (8 * 64 + 8 * 64 + 1) * 4}

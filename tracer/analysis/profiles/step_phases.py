@@ -22,13 +22,13 @@ class StepPhase:
         phase: forward, backward or optimizer.
         stretches_ns: Start of the first and end of the last operator of each stretch without another phase in between:
             one, or as many as there are micro-batches, or evaluations by the optimizer.
-        peak_bytes: The most bytes in use during it; None if nothing was allocated or freed.
+        peak_bytes: The most bytes in use during it, what is in use when it begins among them.
     """
 
     step: str
     phase: str
     stretches_ns: tuple[tuple[int, int], ...]
-    peak_bytes: int | None
+    peak_bytes: int
 
     @property
     def start_ns(self) -> int:
@@ -58,9 +58,17 @@ def step_phases(recording: Recording, attribution: Attribution, lifetimes: Block
             if here is None:
                 continue
             level = lifetimes.allocator_bytes[(event_step == step) & (event_phase == phase)]
-            peak_bytes = int(np.max(level)) if len(level) else None
+            peak_bytes = int(np.max(level, initial=_in_use_at(here[0][0], recording, lifetimes)))
             found.append((step, StepPhase(name, phase.name.lower(), tuple(here), peak_bytes)))
     return tuple(phase for _, phase in sorted(found, key=lambda pair: (pair[0], pair[1].end_ns)))
+
+
+def _in_use_at(time_ns: int, recording: Recording, lifetimes: BlockLifetimes) -> int:
+    times_ns = np.maximum.accumulate(recording.allocations.time_ns[lifetimes.events])
+    position = int(np.searchsorted(times_ns, time_ns, side="right")) - 1
+    if position >= 0:
+        return int(lifetimes.allocator_bytes[position])
+    return int(lifetimes.size_bytes[lifetimes.alive_at(-1)].sum())
 
 
 def _stretches(recording: Recording, attribution: Attribution) -> dict[tuple[int, int], list[tuple[int, int]]]:

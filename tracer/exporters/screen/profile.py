@@ -111,7 +111,7 @@ def _print_phases(cycle: CycleFindings, console: Console) -> None:
     for label in ("step", "phase", "most bytes", ""):
         made.add_column(label, justify="right" if label == "most bytes" else "left")
     for phase in rows:
-        most = format_bytes(phase.peak_bytes) if phase.peak_bytes is not None else "-"
+        most = format_bytes(phase.peak_bytes)
         mark = "<- peak" if phase.phase == cycle.peak.phase else ""
         made.add_row(step_words(phase.step).removeprefix("step "), phase.phase, most, mark)
     print_table("The step, phase by phase", made, console)
