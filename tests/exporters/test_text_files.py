@@ -214,3 +214,9 @@ def test_a_caveat_is_the_first_thing_behind_the_rows() -> None:
     said = max_mem_text(breakdown("cuda:0", [cycle(9, 9)]), [], caveat="Nothing was computed.")
     rows, rest = plain.split("\n\n", 1)
     assert said == f"{rows}\n\nNothing was computed.\n\n{rest}"
+
+
+def test_notes_are_its_last_lines() -> None:
+    plain = max_mem_text(breakdown("cuda:0", [cycle(9, 9)]), [])
+    said = max_mem_text(breakdown("cuda:0", [cycle(9, 9)]), [], notes=["The program read 1 value.", "  at train.py:3"])
+    assert said == f"{plain}\nThe program read 1 value.\n  at train.py:3\n"

@@ -22,13 +22,16 @@ _LABELS = {
 }
 
 
-def max_mem_text(breakdown: Breakdown, peaks: Sequence[PeakReport], *, caveat: str = "") -> str:
+def max_mem_text(
+    breakdown: Breakdown, peaks: Sequence[PeakReport], *, caveat: str = "", notes: Sequence[str] = ()
+) -> str:
     """The file's text.
 
     Args:
         breakdown: Means over cycles.
         peaks: One report per cycle of those, for the second part; may be empty.
         caveat: What has to be said of the run before anything else; it stands right behind the rows.
+        notes: Lines at the end.
 
     Source:
         `parse_memory_breakdowns.py` of tensorgrad: of lines that start with `Max ` or `Peak total memory` the second
@@ -50,6 +53,7 @@ def max_mem_text(breakdown: Breakdown, peaks: Sequence[PeakReport], *, caveat: s
         lines.append(f"Cut short by the end of the run, and left out: {_cycles(breakdown.num_left_out)}.")
     if peaks:
         lines += ["", *_true_peak_lines(peaks)]
+    lines += ["", *notes] if notes else []
     return "\n".join(lines) + "\n"
 
 
@@ -72,6 +76,8 @@ def _true_peak_lines(peaks: Sequence[PeakReport]) -> list[str]:
     return lines
 
 
-def write_max_mem(breakdown: Breakdown, peaks: Sequence[PeakReport], path: Path, *, caveat: str = "") -> None:
+def write_max_mem(
+    breakdown: Breakdown, peaks: Sequence[PeakReport], path: Path, *, caveat: str = "", notes: Sequence[str] = ()
+) -> None:
     """Write max_mem.txt; arguments as of `max_mem_text`."""
-    write_atomically(path, max_mem_text(breakdown, peaks, caveat=caveat))
+    write_atomically(path, max_mem_text(breakdown, peaks, caveat=caveat, notes=notes))

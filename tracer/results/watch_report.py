@@ -14,6 +14,7 @@ from tracer.capture.device.device_ledger import DeviceLedger
 from tracer.capture.objects.holders import Holder
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns
+from tracer.capture.values_read import ValuesRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class WatchReport:
         settings: What to remember of the run.
         found_before: What earlier reports of the run found, each as `findings_alone`, the oldest first.
         caveat: What has to be said before anything else; empty for a run like any other.
+        values_read: What the program read of a device that computes nothing; None on any other.
     """
 
     device: str
@@ -112,6 +114,7 @@ class WatchReport:
     settings: Mapping[str, object]
     found_before: tuple[WatchReport, ...] = ()
     caveat: str = ""
+    values_read: ValuesRead | None = None
 
     @property
     def has_findings(self) -> bool:

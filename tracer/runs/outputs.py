@@ -32,6 +32,7 @@ from tracer.exporters.page.snapshot_page import write_snapshot_page
 from tracer.exporters.page.timeline_page import slow_modules, timeline_page
 from tracer.exporters.page.untimed import without_times
 from tracer.exporters.recording_file.kept_run_file import save_kept_run
+from tracer.exporters.screen.values import values_lines
 from tracer.exporters.sqlite_reports.memory_report import write_memory_report
 from tracer.exporters.sqlite_reports.run_time_report import write_run_time_report
 from tracer.exporters.trace import write_trace
@@ -189,7 +190,8 @@ def _write_page(material: Material, path: Path) -> None:
     if findings is None:
         _write_page_of_history(material, path)
         return
-    run, notes, known = run_description(results), results.notes, results.known
+    run, known = run_description(results), results.known
+    notes = (*results.notes, *values_lines(results.values_read))
     page = timeline_page(
         findings,
         run=run,
@@ -264,7 +266,10 @@ def _write_run_time_report(material: Material, path: Path) -> None:
 def _write_max_mem(material: Material, path: Path) -> None:
     findings = material.findings
     peaks = [cycle.peak for cycle in findings.averaged]
-    write_max_mem(findings.breakdown, peaks, path, caveat=material.results.origin.caveat)
+    results = material.results
+    write_max_mem(
+        findings.breakdown, peaks, path, caveat=results.origin.caveat, notes=values_lines(results.values_read)
+    )
 
 
 def _write_snapshot(material: Material, path: Path) -> None:

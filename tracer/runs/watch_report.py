@@ -33,6 +33,7 @@ from tracer.capture.torch_private.torch_history import cublas_workspaces
 from tracer.errors import SnapshotError
 from tracer.results.null_run import caveat_of
 from tracer.results.watch_report import Event, HolderName, OutlivedMemory, WatchReport
+from tracer.runs.null_values import values_read
 from tracer.snapshot.load import snapshot_in_memory
 
 _WORDS = {role: Kind[role.name].words for role in (Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.OPTIMIZER_STATE)}
@@ -128,7 +129,8 @@ class _Explanation:
             notes=tuple(self._notes),
             settings=moment.settings,
             found_before=moment.found_before,
-            caveat=caveat_of(self._device),
+            caveat=(caveat := caveat_of(self._device)),
+            values_read=values_read() if caveat else None,
         )
 
     def _or_note(self, answer: Callable[[], _Answer]) -> _Answer | None:

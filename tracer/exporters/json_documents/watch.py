@@ -49,6 +49,7 @@ def watch_values(report: WatchReport) -> dict[str, Any]:
         "ledger": asdict(report.ledger) if report.ledger is not None else None,
         "history_steps": report.history_steps,
         "notes": list(report.notes),
+        "values_read": None if report.values_read is None else asdict(report.values_read),
         "settings": {name: str(value) for name, value in report.settings.items()},
         "steps": {
             name: getattr(report.columns, name).tolist()

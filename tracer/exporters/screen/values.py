@@ -22,8 +22,17 @@ def print_values(values: ValuesRead | None, console: Console) -> None:
         return
     for sentence in values_sentences(values):
         say(console, sentence)
-    for read in sorted(values.reads, key=lambda read: not read.decides_size)[:_NUM_LISTED]:
-        say(console, _words(read), indent=2)
+    for line in _list(values):
+        say(console, line, indent=2)
+
+
+def values_lines(values: ValuesRead | None) -> tuple[str, ...]:
+    """The same for a file."""
+    return (*values_sentences(values), *(f"  {line}" for line in _list(values))) if values is not None else ()
+
+
+def _list(values: ValuesRead) -> Iterator[str]:
+    return map(_words, sorted(values.reads, key=lambda read: not read.decides_size)[:_NUM_LISTED])
 
 
 def values_sentences(values: ValuesRead) -> Iterator[str]:

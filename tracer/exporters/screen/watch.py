@@ -12,6 +12,7 @@ from tracer.capture.sources.source_line import SourceLine
 from tracer.exporters.files import write_atomically
 from tracer.exporters.screen.paths import short_path
 from tracer.exporters.screen.snapshot import place
+from tracer.exporters.screen.values import values_lines
 from tracer.results.watch_report import HolderName, OutlivedMemory, WatchReport
 from tracer.units import format_bytes, some
 
@@ -42,6 +43,7 @@ def watch_lines(report: WatchReport) -> tuple[str, ...]:
         *(ledger_lines(report.ledger, report.device) if report.ledger is not None else ()),
         *_table_of_steps(report),
         *_list_of_events(report),
+        *(("", *lines) if (lines := values_lines(report.values_read)) else ()),
     )
 
 
