@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Room: rooms that it may import, besides itself. The first room that a module's name starts with is its own.
 _BASE = {"tracer.arrays", "tracer.errors", "tracer.units", "tracer.collector", "tracer.nested"}
-_RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot", "tracer.allocator"}
+_RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot", "tracer.trace", "tracer.allocator"}
 _MEANS = {*_RECORDS, "tracer.analysis"}
 _NULL_GPU = {"tracer.null_gpu", "tracer.null_gpu.job", "tracer.null_gpu.values"}
 _FOUND = {*_MEANS, "tracer.null_gpu", "tracer.advice", "tracer.rehearsal"}
@@ -33,6 +33,7 @@ ROOMS: dict[str, set[str]] = {
     "tracer.workloads": _BASE,
     "tracer.capture": _BASE,
     "tracer.snapshot": _BASE,
+    "tracer.trace": {*_BASE, "tracer.capture", "tracer.snapshot"},
     "tracer.allocator": {*_BASE, "tracer.snapshot"},
     "tracer.analysis": _RECORDS,
     "tracer.rehearsal": {*_BASE, "tracer.null_gpu", "tracer.workloads", "tracer.capture", "tracer.allocator"},

@@ -33,6 +33,8 @@ COMPILERS_MODULES = ("GraphModule_", "OptimizedModule_")
 _AUTOGRAD_FILE = "torch/autograd/__init__.py"
 # The function through which every backward pass is asked for: its file and its name.
 BACKWARD_FUNCTION = (_AUTOGRAD_FILE, "backward")
+# The call of every module: its file and its name.
+MODULE_CALL = ("torch/nn/modules/module.py", "__call__")
 _LOADER_FILE = "torch/utils/data/dataloader.py"
 _DECORATORS_FILE = "torch/utils/_contextlib.py"
 _OPTIMIZERS_FOLDER = "torch/optim/"

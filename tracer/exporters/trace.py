@@ -26,6 +26,7 @@ from tracer.arrays import Ints
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.errors import RecordingError
 from tracer.exporters.files import replacing
+from tracer.trace.head import trace_head
 from tracer.units import format_bytes
 
 _MAX_HEAD_BYTES = 64 << 20
@@ -99,51 +100,21 @@ def _split_head(chunks: Iterator[bytes]) -> tuple[bytes, bytes, int]:
     for chunk in chunks:
         text += chunk
         try:
-            end, values = _head(text.decode("utf-8", "surrogateescape"))
+            whole = text.decode("utf-8", "surrogateescape")
+            end, values = trace_head(whole)
         except (ValueError, IndexError):  # cut in the middle of a value: the next piece has the rest
             if len(text) > _MAX_HEAD_BYTES:
                 break
             continue
         base_ns = values.get(_BASE_KEY, 0)
-        if not isinstance(base_ns, int):
+        if not isinstance(base_ns, int) or not whole.lstrip().startswith("{"):
             break
+        end = len(whole[:end].encode("utf-8", "surrogateescape"))
         return text[:end], text[end:], base_ns
     raise RecordingError(
         "The profiler's trace is not JSON, or not of the shape that is known here.",
         hint="Torch does not escape metadata: leave quotes and line ends out of prof.add_metadata.",
     )
-
-
-def _head(text: str) -> tuple[int, dict[str, object]]:
-    """Bytes up to and with the bracket that opens the events, and the values before it.
-
-    The keys are read one after the other, since a value, such as metadata of the user's, may have any name inside it.
-    """
-    decoder = json.JSONDecoder()
-    at = _expect(text, 0, "{")
-    values: dict[str, object] = {}
-    while True:
-        key, at = decoder.raw_decode(text, _skip(text, at))
-        at = _skip(text, _expect(text, at, ":"))
-        if key == "traceEvents":
-            at = _expect(text, at, "[")
-            text[_skip(text, at)]  # at least one more sign, which tells whether the list is empty
-            return len(text[:at].encode("utf-8", "surrogateescape")), values
-        values[key], at = decoder.raw_decode(text, at)
-        at = _expect(text, at, ",")
-
-
-def _skip(text: str, at: int) -> int:
-    while text[at] in " \t\r\n":
-        at += 1
-    return at
-
-
-def _expect(text: str, at: int, sign: str) -> int:
-    at = _skip(text, at)
-    if text[at] != sign:
-        raise ValueError(f"{sign} expected")
-    return at + 1
 
 
 # -------------------------------------------------------------------------------------------------------- ours

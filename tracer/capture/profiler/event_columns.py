@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Any
 
@@ -13,9 +13,10 @@ import numpy as np
 from tracer.arrays import Ints
 from tracer.capture.profiler.allocation_numbers import WIDTH as _ALLOCATION_WIDTH
 from tracer.capture.profiler.allocation_numbers import number_in_time
-from tracer.capture.profiler.inline_operators import place_inline_operators
+from tracer.capture.profiler.inline_operators import TextOf, place_inline_operators
 from tracer.capture.recording import Allocations, Calls, DataFlow, Frames, Keys, Modules, Ops, Recording, Spans
 from tracer.capture.sources.compiled_code import is_generated
+from tracer.capture.sources.operator_lines import source_text
 from tracer.capture.sources.source_files import is_own_code, is_package_code, is_user_code, whole_path
 
 # A data-flow edge collects what happened to a storage below one node, as bits.
@@ -65,12 +66,23 @@ class EventTables:
         self.num_events = 0
 
 
-def to_columns(tables: EventTables) -> Recording:
-    """The recording that the tables are of. It holds none of their objects."""
+def to_columns(
+    tables: EventTables,
+    *,
+    frames_of: Callable[[EventTables], Frames] | None = None,
+    text_of: TextOf = source_text,
+) -> Recording:
+    """The recording that the tables are of. It holds none of their objects.
+
+    Args:
+        tables: Filled.
+        frames_of: Says whose the places in the code are; by default as the files of this process are.
+        text_of: The source of a file by its absolute path.
+    """
     _number_places(tables)
     allocations = _columns(tables.allocations, _ALLOCATION_WIDTH)
     keys, key_of = _keys(tables, *allocations[:4])
-    frames = _frame_columns(tables)
+    frames = (frames_of or _frame_columns)(tables)
     ops = _columns(tables.ops, _OP_WIDTH)
     recording = Recording(
         strings=tuple(tables.strings),
@@ -89,7 +101,7 @@ def to_columns(tables: EventTables) -> Recording:
         optimizer_state_keys=_key_set(tables.optimizer_states, key_of),
         num_events=tables.num_events,
     )
-    return place_inline_operators(recording)
+    return place_inline_operators(recording, text_of)
 
 
 def _number_places(tables: EventTables) -> None:

@@ -1,0 +1,179 @@
+"""The events in the text of a trace, some thousands at a time: nothing of the file is kept but what is being read.
+
+A piece of text is cut behind an event and read as one list, which costs a third of reading event by event. A cut inside
+a value leaves no list that can be read, so that it is noticed. What stays unreadable is left out and remarked.
+
+Source:
+    "Trace Event Format" of the Chromium project: an object with the list `traceEvents`, or that list alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from tracer.errors import RecordingError
+from tracer.snapshot.remarks import Remarks
+from tracer.trace.head import trace_head
+from tracer.trace.text import CUT, PIECE_BYTES
+
+MAX_VALUE_CHARACTERS: Final = 16 << 20
+"""Of one event, or of all that stands before or behind the events; a longer one is no trace's."""
+LEFT_OUT: Final = "An event is no JSON and is left out"
+TAIL_LEFT_OUT: Final = "What follows the events is no JSON and is not read"
+_SPACE: Final = " \t\r\n"
+_BEFORE_EVENT = re.compile(r"[\s,]*")
+_NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{)")
+_MAX_CUTS, _MAX_TRIES = 64, 2
+# An error so close to the end of the text may be the end's.
+_NEAR_END = 16
+_DECODER: Final = json.JSONDecoder(strict=False)
+
+
+class EventReader:
+    """Reads one trace.
+
+    Attributes:
+        header: The values beside the events in the trace's object, as far as they have been met.
+    """
+
+    def __init__(self, pieces: Iterator[str], remarks: Remarks) -> None:
+        """Begin.
+
+        Args:
+            pieces: The text.
+            remarks: Takes what could not be read.
+        """
+        self.header: dict[str, Any] = {}
+        self._pieces, self._remarks = pieces, remarks
+        self._text = ""
+        self._is_last = self._has_ended = False
+
+    def batches(self) -> Iterator[list[Any]]:
+        """The events in the order of the file. They may be anything that JSON has.
+
+        Raises:
+            RecordingError: The text is no trace, or has an event that is larger than any.
+        """
+        self._read_head()
+        while not self._has_ended:
+            events = self._many() or self._one_by_one()
+            if events:
+                yield events
+            if not self._has_ended and not self._more():
+                if self._is_last and not events:
+                    self._remarks.add(CUT, "in the events", self._text[:40].strip())
+                    return
+                self._is_last = True
+        self._read_tail()
+
+    def _more(self) -> bool:
+        """Take some more text, which may come in small pieces; False at its end."""
+        pieces, num_characters = [self._text], 0
+        for piece in self._pieces:
+            pieces.append(piece)
+            num_characters += len(piece)
+            if num_characters >= PIECE_BYTES:
+                break
+        self._text = "".join(pieces)
+        return len(pieces) > 1
+
+    def _read_head(self) -> None:
+        while True:
+            try:
+                at, values = trace_head(self._text)
+            except (ValueError, IndexError, RecursionError) as error:
+                if len(self._text) <= MAX_VALUE_CHARACTERS and self._more():
+                    continue
+                raise RecordingError(
+                    "It is no trace of torch.profiler's: there is no list of events in it.",
+                    hint="prof.export_chrome_trace(path) and tensorboard_trace_handler(folder) write one.",
+                ) from error
+            self.header.update(values)
+            self._text = self._text[at:]
+            return
+
+    def _many(self) -> list[Any]:
+        """All events of the text but the last, which may go on in the next piece; none where that cannot be read."""
+        text, end, num_tries = self._text, len(self._text), 0
+        for _ in range(_MAX_CUTS):
+            end = text.rfind("{", 0, end)
+            comma = _skip_back(text, end) - 1
+            if comma < 1:
+                return []
+            if text[comma] != "," or text[_skip_back(text, comma) - 1] != "}":
+                continue
+            try:
+                events: list[Any] = _DECODER.decode(f"[{text[:comma].lstrip(_COMMAS)}]")
+            except (ValueError, RecursionError):
+                num_tries += 1
+                if num_tries == _MAX_TRIES:
+                    return []
+                continue
+            self._text = text[end:]
+            return events
+        return []
+
+    def _one_by_one(self) -> list[Any]:
+        """The events that can be read, up to the end of the list or of the text."""
+        text, at, events = self._text, 0, []
+        while True:
+            at = _skip_between(text, at)
+            if at == len(text):
+                break
+            if text[at] == "]":
+                self._has_ended = True
+                break
+            try:
+                event, at = _DECODER.raw_decode(text, at)
+            except (ValueError, RecursionError) as error:
+                if self._may_go_on(error, len(text) - at):
+                    break
+                following = _NEXT_EVENT.search(text, max(at, getattr(error, "pos", at) - 1))
+                if following is None:
+                    if len(text) - at > MAX_VALUE_CHARACTERS:
+                        raise RecordingError("An event is larger than any of a trace.", hint=_DAMAGED) from error
+                    break
+                self._remarks.add(LEFT_OUT, "the one that begins with", text[at : at + 80])
+                at = following.end()
+                continue
+            events.append(event)
+        self._text = text[at:]
+        return events
+
+    def _may_go_on(self, error: Exception, num_characters: int) -> bool:
+        """Whether what could not be read may be the beginning of an event that the next piece has the rest of."""
+        if not isinstance(error, json.JSONDecodeError) or num_characters > MAX_VALUE_CHARACTERS:
+            return False
+        return error.pos >= len(error.doc) - _NEAR_END or error.msg.startswith("Unterminated string")
+
+    def _read_tail(self) -> None:
+        """The keys behind the events, such as `traceName`."""
+        while len(self._text) <= MAX_VALUE_CHARACTERS and self._more():
+            pass
+        rest = self._text[1:].strip(_COMMAS)
+        if rest in ("", "}"):
+            return
+        try:
+            values = _DECODER.decode(f"{{{rest}")
+        except (ValueError, RecursionError) as error:
+            self._remarks.add(TAIL_LEFT_OUT, "it says", str(error))
+        else:
+            self.header.update(values)
+
+
+_COMMAS: Final = f"{_SPACE},"
+_DAMAGED: Final = "The file is damaged, or it is no trace of torch.profiler's."
+
+
+def _skip_back(text: str, end: int) -> int:
+    while end > 0 and text[end - 1] in _SPACE:
+        end -= 1
+    return end
+
+
+def _skip_between(text: str, at: int) -> int:
+    found = _BEFORE_EVENT.match(text, at)
+    return found.end() if found is not None else at

@@ -1,0 +1,116 @@
+"""Which rows of a trace ran on which thread of the host, and in which order: what encloses what follows from it."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+from tracer.arrays import Int, Ints
+from tracer.snapshot.remarks import Remarks
+from tracer.trace.tables import Table, TraceTables
+
+NS_PER_US = 1000
+THREADS_GUESSED = "Python's calls are on a thread without operators, and are taken to be the main thread's"
+
+
+class Source(IntEnum):
+    """The table of a row."""
+
+    PYTHON = 0
+    OPERATOR = 1
+    MEMORY = 2
+
+
+def in_ns(microseconds: Ints, base_ns: int) -> Ints:
+    """Nanoseconds of the profiler's clock; a time that is no number is 0."""
+    values = np.nan_to_num(np.asarray(microseconds, np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    return np.rint(np.clip(values, -9e15, 9e15) * NS_PER_US).astype(Int) + base_ns
+
+
+class HostRows:
+    """The rows of a trace by thread.
+
+    Attributes:
+        threads: Numbers of the threads with operators, calls or allocations: those that Python ran on first.
+    """
+
+    def __init__(self, tables: TraceTables, base_ns: int, remarks: Remarks) -> None:
+        """Sort them.
+
+        Args:
+            tables: Of the trace.
+            base_ns: What its times count from.
+            remarks: Takes what had to be assumed.
+        """
+        python, operators, memory = tables.python, tables.operators, tables.memory
+        thread = _python_threads(python, operators, base_ns, remarks)
+        start = np.concatenate(
+            [in_ns(column, base_ns) for column in (python["start_us"], operators["start_us"], memory["time_us"])]
+        )
+        lasts = [np.maximum(in_ns(table["duration_us"], 0), 0) for table in (python, operators)]
+        end = start + np.concatenate([*lasts, np.zeros(len(memory), Int)])
+        source = np.repeat(np.arange(3), [len(python), len(operators), len(memory)])
+        row = np.concatenate([np.arange(len(table)) for table in (python, operators, memory)])
+        thread = np.concatenate([thread, operators["thread"], memory["thread"]])
+        order = np.lexsort((row, source, -end, start, thread))
+        self._columns = tuple(column[order] for column in (source, row, start, end))
+        sorted_thread = thread[order]
+        numbers, first = np.unique(sorted_thread, return_index=True)
+        last = np.append(first[1:], len(order))
+        self._range = dict(zip(numbers.tolist(), zip(first.tolist(), last.tolist(), strict=True), strict=True))
+        has_python = np.isin(numbers, thread[: len(python)])
+        self.threads: list[int] = numbers[np.lexsort((self._columns[2][first], ~has_python))].tolist()
+
+    def of(self, thread: int) -> zip[tuple[int, int, int, int]]:
+        """Table, row, start and end in nanoseconds of each row of a thread, what encloses others before these."""
+        first, last = self._range[thread]
+        return zip(*(column[first:last].tolist() for column in self._columns), strict=True)
+
+
+def _python_threads(python: Table, operators: Table, base_ns: int, remarks: Remarks) -> Ints:
+    """The thread of every call.
+
+    Some versions of torch write all calls of Python under thread 0, those of several threads among each other. Calls
+    know the call that made them: what has no other above it begins a thread, and two that overlap are of two threads.
+    The one with most calls is then that of the steps, or else of most operators.
+    """
+    thread = python["thread"].astype(Int)
+    lost = ~np.isin(thread, np.unique(operators["thread"]))
+    if not lost.any() or not len(operators):
+        return thread
+    rows = np.flatnonzero(lost)
+    lane = _lanes(python[rows], base_ns)
+    busiest = int(np.bincount(lane).argmax())
+    main = _main_thread(operators)
+    if main in np.unique(thread[~lost]):
+        return thread
+    # The others explain no operator, and are threads of their own.
+    thread[rows] = np.where(lane == busiest, main, -2 - lane)
+    remarks.add_many(THREADS_GUESSED, int((lane == busiest).sum()), "as torch 2.4 to 2.7 have them")
+    return thread
+
+
+def _main_thread(operators: Table) -> int:
+    """That of most named regions, which programs mark, and the engine's threads do not; or else of most operators."""
+    regions = operators["thread"][operators["is_region"] != 0]
+    return int(np.bincount(regions if len(regions) else operators["thread"]).argmax())
+
+
+def _lanes(python: Table, base_ns: int) -> Ints:
+    """A number for each thread that some calls must be of: roots that overlap are of different ones."""
+    start = in_ns(python["start_us"], base_ns)
+    end = start + in_ns(python["duration_us"], 0)
+    row_of = {number: row for row, number in enumerate(python["id"].tolist())}
+    parents = python["parent_id"].tolist()
+    lane = [-1] * len(parents)
+    free_from: list[int] = []
+    for row in np.argsort(start, kind="stable").tolist():
+        above = row_of.get(parents[row], -1)
+        if above >= 0 and lane[above] >= 0:
+            lane[row] = lane[above]
+            continue
+        found = next((number for number, free in enumerate(free_from) if free <= start[row]), len(free_from))
+        free_from[found : found + 1] = [int(end[row])]
+        lane[row] = found
+    return np.array(lane, Int)

@@ -1,0 +1,92 @@
+"""The door to traces: a path in, a recording and what ran on devices out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tracer.capture.recording import Recording
+from tracer.collector import paused_gc
+from tracer.errors import RecordingError
+from tracer.snapshot.remarks import Remarks
+from tracer.trace.events import EventReader
+from tracer.trace.host_order import HostRows
+from tracer.trace.missing import missing_sentences
+from tracer.trace.recording import recording_of
+from tracer.trace.tables import TraceTables
+from tracer.trace.text import pieces_of
+
+_BASE_KEY = "baseTimeNanoseconds"
+_MAX_BASE_NS = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TraceFile:
+    """A trace that was read.
+
+    Attributes:
+        recording: What it has of operators, calls and memory, as a run's recording has it.
+        tables: Its rows.
+        base_ns: What the times of the tables count from.
+        header: The values beside the events.
+        remarks: What was odd in the file and how it was read, in sentences.
+        missing: What the file does not have, each with the option that brings it, in sentences.
+    """
+
+    recording: Recording
+    tables: TraceTables
+    base_ns: int
+    header: Mapping[str, Any]
+    remarks: tuple[str, ...]
+    missing: tuple[str, ...]
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether allocators' events are in it."""
+        return len(self.recording.allocations.time_ns) > 0
+
+
+def load_trace(path: Path) -> TraceFile:
+    """Read a chrome trace of torch.profiler's, of any age and machine; nothing in it is executed or looked for here.
+
+    Args:
+        path: What `export_chrome_trace` or `tensorboard_trace_handler` wrote, packed or not.
+
+    Raises:
+        RecordingError: The file is missing, of another kind or hostile, or has nothing of torch's.
+    """
+    if not path.is_file():
+        what = "is a directory" if path.is_dir() else "does not exist"
+        raise RecordingError(f"{path} {what}.", hint="Name a file that prof.export_chrome_trace(path) wrote.")
+    remarks, tables = Remarks(), TraceTables()
+    with paused_gc():
+        reader = EventReader(pieces_of(path, remarks), remarks)
+        try:
+            for events in reader.batches():
+                tables.add(events)
+        except RecordingError as error:
+            raise RecordingError(f"{path} cannot be read: {error}", hint=error.hint) from error
+        if not len(tables.operators) and not len(tables.memory) and not len(tables.work):
+            raise RecordingError(
+                f"{path} is a trace without an operator, an allocation or a kernel of torch's.",
+                hint="Record at least one step with torch.profiler.profile(), and call prof.step() behind it.",
+            )
+        if tables.num_odd:
+            remarks.add_many("Events lack what events of their kind have and are left out", tables.num_odd, "of them")
+        base_ns = _base_ns(reader.header)
+        recording = recording_of(tables, HostRows(tables, base_ns, remarks), base_ns, _no_text)
+    return TraceFile(
+        recording, tables, base_ns, reader.header, tuple(remarks.sentences()), missing_sentences(tables, recording)
+    )
+
+
+def _no_text(file: str) -> None:
+    """Sources of this machine are not those of a trace from anywhere."""
+    del file
+
+
+def _base_ns(header: Mapping[str, Any]) -> int:
+    base = header.get(_BASE_KEY, 0)
+    return base if type(base) is int and 0 <= base <= _MAX_BASE_NS else 0

@@ -1,0 +1,195 @@
+"""A trace's rows as the columns of a recording, so that everything said of a run is said of a trace.
+
+What encloses what is read off the times, thread by thread, as torch's own event tree does; which operators have a row
+of their own, which call and operator an allocation is of, is decided as `capture.profiler.event_tree` does.
+
+Source:
+    `build_tree` in torch/csrc/profiler/collection.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from tracer.arrays import Int
+from tracer.capture.device.device_kernels import Kernels
+from tracer.capture.profiler.event_columns import ALLOCATION_ROW, CALL_ROW, OP_ROW, SPAN_ROW, EventTables, to_columns
+from tracer.capture.profiler.inline_operators import TextOf
+from tracer.capture.recording import Frames, OpKind, Recording
+from tracer.capture.torch_names import ENGINE_PREFIX, OPTIMIZER_PREFIXES, STEP_PREFIX
+from tracer.trace.host_order import HostRows, Source, in_ns
+from tracer.trace.places import Place, called, is_users, line_of
+from tracer.trace.tables import TraceTables
+
+# c10/core/DeviceType.h; the name of a device that a program registered is not in the trace.
+_DEVICE_TYPES: Final = {
+    0: "cpu", 1: "cuda", 6: "cuda", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 18: "ipu", 19: "mtia",
+    20: "privateuseone",
+}  # fmt: skip
+_OPERATOR, _ENGINE, _BACKWARD_NODE = int(OpKind.OPERATOR), int(OpKind.ENGINE), int(OpKind.BACKWARD_NODE)
+_REGIONS = (STEP_PREFIX, *OPTIMIZER_PREFIXES)
+
+Context = tuple[int, int, int, bool, str]
+"""Of what a row encloses: when it ends; the innermost call and the operator with a row of its own; whether an operator
+is called from Python or the engine; and the autograd node that the engine works on, or nothing."""
+
+
+def device_text(device_type: int, index: int) -> str:
+    """A device as `str(torch.device)` writes it."""
+    name = _DEVICE_TYPES.get(device_type, "privateuseone")
+    return name if name == "cpu" else f"{name}:{max(index, 0)}"
+
+
+def recording_of(tables: TraceTables, rows: HostRows, base_ns: int, text_of: TextOf) -> Recording:
+    """The recording that a trace has.
+
+    Args:
+        tables: Of the trace.
+        rows: Of the same, in order.
+        base_ns: What its times count from.
+        text_of: The source of a file by its name in the trace, where lines of operators may be read from it.
+    """
+    reader = _Reader(tables)
+    for thread in rows.threads:
+        reader.read(thread, rows.of(thread))
+    reader.num_events = tables.num_events
+    recording = to_columns(reader, frames_of=_frames, text_of=text_of)
+    return replace(recording, kernels=_kernels(tables, reader.thread_of, base_ns))
+
+
+def _frames(tables: EventTables) -> Frames:
+    """Distinct places; whose they are is judged by their names, and nothing is this program's own."""
+    triples = [(tables.strings[file], line, tables.strings[function]) for file, line, function in tables.frames]
+    columns = np.array(triples, np.int64).reshape(-1, 3).T
+    file, line, function = (np.ascontiguousarray(column) for column in columns)
+    user = np.array([is_users(name) for name, *_ in tables.frames], np.bool_)
+    return Frames(file, line, function, user, np.zeros_like(user))
+
+
+class _Reader(EventTables):
+    """One walk over the rows of each thread, which fills the tables."""
+
+    def __init__(self, tables: TraceTables) -> None:
+        super().__init__()
+        self.thread_of: dict[int, int] = {}
+        self._names = list(tables.names)
+        self._places: list[Place] = []
+        self._called: dict[int, tuple[int, int, int]] = {}
+        self._frame_of: dict[tuple[int, int], int] = {}
+        self._num_ops = self._num_calls = 0
+        # Per call: the function of it, or of the one that encloses it where it is C's, as a frame.
+        self._function: list[int] = []
+        self._devices = [self.devices[device_text(*device)] for device in tables.devices]
+        self._shape_of = [self.shapes[shapes] for shapes in tables.shapes]
+        python, operators, memory = tables.python, tables.operators, tables.memory
+        self._python = [python[column].tolist() for column in ("name", "called_from")]
+        self._operators = [operators[column].tolist() for column in ("name", "sequence_number", "is_region", "shapes")]
+        self._memory = [
+            memory[column].tolist()
+            for column in ("address", "size_bytes", "allocated_bytes", "reserved_bytes", "device")
+        ]
+
+    def read(self, thread_id: int, rows: Iterable[tuple[int, int, int, int]]) -> None:
+        """Read one thread: the cost of a trace beside that of its JSON."""
+        thread = self.thread_of.setdefault(thread_id, len(self.thread_of))
+        names, called_names, called_from = self._names, *self._python
+        op_names, sequence_numbers, is_region, op_shapes = self._operators
+        address, size, allocated, reserved, device = self._memory
+        last_frame: dict[int, int] = {}
+        stack: list[Context] = []
+        call, op, outermost, node = -1, -1, True, ""
+        for source, row, start, end in rows:
+            # An allocation at the very end of an operator is the operator's.
+            while stack and (stack[-1][0] < start or (stack[-1][0] == start and source != Source.MEMORY)):
+                stack.pop()
+            _, call, op, outermost, node = stack[-1] if stack else (0, -1, -1, True, "")
+            if source == Source.OPERATOR:
+                name = names[op_names[row]]
+                inner_op, inner_outermost, inner_node = op, False, ""
+                if is_region[row] or name.startswith(_REGIONS):
+                    self.spans += SPAN_ROW(self.strings[name], start, end, thread)
+                    inner_outermost = True
+                elif outermost or (node and name == node):
+                    is_node = bool(node) and name == node
+                    is_engine = name.startswith(ENGINE_PREFIX)
+                    kind = _BACKWARD_NODE if is_node else _ENGINE if is_engine else _OPERATOR
+                    self.ops += OP_ROW(
+                        self.strings[name], kind, op, call, start, end, sequence_numbers[row], thread,
+                        last_frame.get(call, -1), self._shape_of[op_shapes[row]],
+                    )  # fmt: skip
+                    inner_op, self._num_ops = self._num_ops, self._num_ops + 1
+                    inner_outermost = is_node or is_engine
+                    inner_node = name.removeprefix(ENGINE_PREFIX) if is_engine else ""
+                stack.append((end, call, inner_op, inner_outermost, inner_node))
+            elif source == Source.MEMORY:
+                place = self.places[device[row], address[row]]
+                self.storages[place] = (None, self._devices[device[row]], address[row])
+                self.allocations += ALLOCATION_ROW(
+                    start, address[row], size[row], place, allocated[row], reserved[row], op, call, False
+                )
+            else:
+                kind, function, module = self._call_of(called_names[row])
+                enclosing = self._function[call] if call >= 0 else -1
+                frame = self._caller(called_from[row], enclosing if enclosing >= 0 else function)
+                last_frame[call] = frame
+                self.calls += CALL_ROW(kind, call, op, frame, function, module, start, end, thread)
+                self._function.append(function if function >= 0 else enclosing)
+                stack.append((end, self._num_calls, op, True, ""))
+                self._num_calls += 1
+
+    def _call_of(self, name: int) -> tuple[int, int, int]:
+        """Kind of a call, the row of its function's frame and of its module, or -1."""
+        known = self._called.get(name)
+        if known is None:
+            kind, function, module = called(self._names[name])
+            row = -1 if module is None else self._module(module)
+            known = self._called[name] = int(kind), -1 if function is None else self._frame(function), row
+        return known
+
+    def _frame(self, place: Place) -> int:
+        row = self.frames[place]
+        if row == len(self._places):
+            self._places.append(place)
+        return row
+
+    def _module(self, name: str) -> int:
+        """The module's row. A trace knows no addresses: its name, which torch numbers, stands in."""
+        text = self.strings[name]
+        if text not in self.modules:
+            self.modules[text] = len(self.module_names)
+            self.module_names.append(text)
+        return self.modules[text]
+
+    def _caller(self, called_from: int, function: int) -> int:
+        """The frame that a call was made from: its line, or where the trace does not say it that of the function."""
+        key = called_from, function
+        frame = self._frame_of.get(key)
+        if frame is None:
+            found = line_of(self._names[called_from]) if called_from >= 0 else None
+            if found is None:
+                return function
+            name = self._places[function][2] if function >= 0 else ""
+            frame = self._frame_of[key] = self._frame((*found, name))
+        return frame
+
+
+def _kernels(tables: TraceTables, thread_of: dict[int, int], base_ns: int) -> Kernels | None:
+    """What ran on devices, with the operator that launched it."""
+    work, operators = tables.work, tables.operators
+    if not len(work) or not len(operators):
+        return None
+    order = np.argsort(operators["external_id"], kind="stable")
+    ids = operators["external_id"][order]
+    at = np.minimum(np.searchsorted(ids, work["external_id"]), len(ids) - 1)
+    linked = (ids[at] == work["external_id"]) & (work["external_id"] > 0)
+    row = order[at[linked]]
+    threads = operators["thread"][row].tolist()
+    return Kernels(
+        launched_ns=in_ns(operators["start_us"][row], base_ns),
+        thread=np.array([thread_of.get(thread, -1) for thread in threads], Int),
+        duration_ns=in_ns(work["duration_us"][linked], 0),
+    )

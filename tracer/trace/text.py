@@ -1,0 +1,67 @@
+"""The text of a trace, whatever it is packed in: in pieces, and no more of it than an honest file has."""
+
+from __future__ import annotations
+
+import codecs
+import lzma
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final
+
+from tracer.errors import RecordingError, SnapshotError
+from tracer.snapshot.containers import opened, packing
+from tracer.snapshot.remarks import Remarks
+
+PIECE_BYTES: Final = 4 << 20
+# A trace of one operator in a loop becomes 80 times smaller.
+_MAX_FACTOR: Final = 300
+_SPARE_BYTES: Final = 64 << 20
+CUT: Final = "The file ends in the middle; what was whole before is read"
+
+
+def pieces_of(path: Path, remarks: Remarks) -> Iterator[str]:
+    """The text of a file, some MiB at a time. Bytes that are no UTF-8 are replaced.
+
+    Args:
+        path: Packed in gzip, Zstandard, xz, bzip2 or a zip archive, or not at all.
+        remarks: Takes that the packed data end in the middle.
+
+    Raises:
+        RecordingError: It cannot be read, or unpacks to more than a trace does.
+    """
+    decode = codecs.getincrementaldecoder("utf-8-sig")(errors="replace").decode
+    for piece in _bytes_of(path, remarks):
+        yield decode(piece)
+    yield decode(b"", True)
+
+
+def _bytes_of(path: Path, remarks: Remarks) -> Iterator[bytes]:
+    try:
+        most = path.stat().st_size * (_MAX_FACTOR if packing(path) else 1) + _SPARE_BYTES
+        with opened(path) as file:
+            while True:
+                try:
+                    piece = _piece(file)
+                except (EOFError, zlib.error, lzma.LZMAError) as error:
+                    remarks.add(CUT, "where it is unpacked", str(error))
+                    return
+                if not piece:
+                    return
+                if (most := most - len(piece)) < 0:
+                    raise RecordingError(
+                        f"It unpacks to more than {_MAX_FACTOR} times its size.",
+                        hint="No trace does: unpack it yourself.",
+                    )
+                yield piece
+    except SnapshotError as error:
+        raise RecordingError(str(error), hint=error.hint) from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RecordingError(f"Cannot read {path}: {reason}.", hint="Check the path and its permissions.") from error
+
+
+def _piece(file: IO[bytes]) -> bytes:
+    """What one read gives: a longer one loses what it has unpacked where the data end in the middle."""
+    read = getattr(file, "read1", file.read)
+    return bytes(read(PIECE_BYTES))
