@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Room: rooms that it may import, besides itself. The first room that a module's name starts with is its own.
 _BASE = {"tracer.arrays", "tracer.errors", "tracer.units", "tracer.collector", "tracer.nested"}
-_RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot", "tracer.trace", "tracer.allocator"}
+_RECORDS = {*_BASE, "tracer.capture", "tracer.snapshot", "tracer.allocator", "tracer.trace"}
 _MEANS = {*_RECORDS, "tracer.analysis"}
 _NULL_GPU = {"tracer.null_gpu", "tracer.null_gpu.job", "tracer.null_gpu.values"}
 _FOUND = {*_MEANS, "tracer.null_gpu", "tracer.advice", "tracer.rehearsal"}
@@ -55,6 +55,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
         "tracer.analysis.compiled",
         "tracer.analysis.profiles",
         "tracer.analysis.operators",
+        "tracer.analysis.times",
         "tracer.analysis.steps",
     ),
     "tracer.capture": (

@@ -17,6 +17,7 @@ import main
 from tests.exporters.page.page_samples import peak_row
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import write
+from tests.trace import chrome
 from tracer.advice.recommendation import AdviceReport, Recommendation, UnneededMemory
 from tracer.analysis.peak_row import PeakRow
 from tracer.capture.values_read import LeftOut, ValueRead, ValuesRead
@@ -94,6 +95,17 @@ def folder(path: Path, size: int) -> Path:
     peak = {"device": "cpu", "peak_bytes": size, "phase": None, "rows": [asdict(peak_row(size))]}
     (path / "peak.json").write_text(json.dumps(peak))
     return path
+
+
+def test_every_key_of_a_traces_answer_is_described(tmp_path: Path) -> None:
+    events = [*chrome.training_step(), chrome.kernel("relu", 12, 3, launched_by=11)]
+    found = answer("trace", chrome.write(tmp_path / "trace.json", events), "--json")
+    check_header(found, "trace")
+    assert [key for key in found if key not in HEADER] == keys("`trace --json`")
+    assert {*keys("peak.json")} - {"values_read"} <= {*found["memory"], "values_read"}
+    assert list(found["times"]) == keys("Times of a trace")
+    text = documented()["Times of a trace"][1]
+    assert [key for key in inner_keys(found["times"]) if f"`{key}`" not in text] == []
 
 
 def test_every_key_of_a_differences_answer_is_described(file: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from tracer.commands.profile import profile
 from tracer.commands.report import report
 from tracer.commands.run import CONTEXT, run
 from tracer.commands.snapshot import snapshot
+from tracer.commands.trace import trace
 from tracer.commands.usage import Command, Program
 
 app = typer.Typer(
@@ -24,5 +25,6 @@ app.callback(invoke_without_command=True)(profile)
 app.command(cls=Command, short_help="Profile an unchanged training script.", context_settings=CONTEXT)(run)
 app.command(cls=Command, short_help="Say whether a step fits on a GPU, without one.")(predict)
 app.command(cls=Command, short_help="Explain an allocator snapshot made anywhere.")(snapshot)
+app.command(cls=Command, short_help="Explain a trace that torch.profiler wrote anywhere.")(trace)
 app.command(cls=Command, short_help="Say what changed between two peaks.")(diff)
 app.command(cls=Command, short_help="Write the files of a kept recording again.")(report)

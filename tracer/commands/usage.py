@@ -112,6 +112,8 @@ def _command_for(ctx: Any, name: str) -> str:
     """What was meant, where a file's name stands in the place of a command's."""
     if name.endswith(".py"):
         return f"To profile a script: {_program(ctx)} run {name}"
+    if Path(name).exists() and ".json" in name:
+        return f"For a trace: {_program(ctx)} trace {name}"
     if Path(name).exists():
         return f"For a snapshot: {_program(ctx)} snapshot {name}"
     return ""

@@ -413,6 +413,22 @@ def write_outputs(
     return tuple(done)
 
 
+def write_output(results: RunResults, name: str, path: Path) -> None:
+    """Write one output, wherever it is wanted.
+
+    Args:
+        results: Of a run.
+        name: Of the output, as the option `--no-<name>` spells it.
+        path: Where to.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    (output,) = (output for output in OUTPUTS if output.name == name)
+    with FilesInTurn([path]) as turn, turn.writing(path):
+        output.write(Material(results), path)
+
+
 def written_lines(written: Written) -> tuple[str, ...]:
     """What a person is told of one output."""
     error = written.error

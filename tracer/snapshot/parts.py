@@ -46,7 +46,7 @@ def snapshot_parts(objects: Any, path: Path, remarks: Remarks) -> dict[str, Any]
 def _other_document(objects: Any) -> tuple[str, str] | None:
     """What else a file may be that people take for a snapshot, and what to do then; None for all others."""
     if type(objects) is dict and "traceEvents" in objects:
-        return "a profiler trace", HOW_TO_RECORD
+        return "a profiler trace", "The command `trace` explains it."
     if type(objects) is dict and str(objects.get("format", "")).startswith("torch-timeline "):
         return "an answer of this program", "Name the memory_snapshot.pkl beside it, or compare two folders by `diff`."
     # `export_memory_timeline` writes [times, sizes] to .json and rows of time, action, size and category to .raw.json.

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tracer.capture.recording import Recording
 from tracer.collector import paused_gc
 from tracer.errors import RecordingError
 from tracer.snapshot.remarks import Remarks
+from tracer.trace.device_work import DeviceWork
 from tracer.trace.events import EventReader
 from tracer.trace.host_order import HostRows
 from tracer.trace.missing import missing_sentences
@@ -28,16 +31,16 @@ class TraceFile:
 
     Attributes:
         recording: What it has of operators, calls and memory, as a run's recording has it.
-        tables: Its rows.
-        base_ns: What the times of the tables count from.
+        work: What ran on devices.
+        process_id: Of the process that has most operators.
         header: The values beside the events.
         remarks: What was odd in the file and how it was read, in sentences.
         missing: What the file does not have, each with the option that brings it, in sentences.
     """
 
     recording: Recording
-    tables: TraceTables
-    base_ns: int
+    work: DeviceWork
+    process_id: int
     header: Mapping[str, Any]
     remarks: tuple[str, ...]
     missing: tuple[str, ...]
@@ -76,10 +79,16 @@ def load_trace(path: Path) -> TraceFile:
         if tables.num_odd:
             remarks.add_many("Events lack what events of their kind have and are left out", tables.num_odd, "of them")
         base_ns = _base_ns(reader.header)
-        recording = recording_of(tables, HostRows(tables, base_ns, remarks), base_ns, _no_text)
-    return TraceFile(
-        recording, tables, base_ns, reader.header, tuple(remarks.sentences()), missing_sentences(tables, recording)
-    )
+        recording, work = recording_of(tables, HostRows(tables, base_ns, remarks), base_ns, _no_text)
+    missing = missing_sentences(tables, recording)
+    return TraceFile(recording, work, _process_id(tables), reader.header, tuple(remarks.sentences()), missing)
+
+
+def _process_id(tables: TraceTables) -> int:
+    threads = list(tables.threads)
+    rows = tables.operators["thread"] if len(tables.operators) else tables.memory["thread"]
+    process = threads[int(np.bincount(rows).argmax())][0] if len(rows) else 0
+    return process if type(process) is int else 0
 
 
 def _no_text(file: str) -> None:

@@ -15,13 +15,12 @@ from typing import Final
 
 import numpy as np
 
-from tracer.arrays import Int
-from tracer.capture.device.device_kernels import Kernels
 from tracer.capture.profiler.event_columns import ALLOCATION_ROW, CALL_ROW, OP_ROW, SPAN_ROW, EventTables, to_columns
 from tracer.capture.profiler.inline_operators import TextOf
 from tracer.capture.recording import Frames, OpKind, Recording
 from tracer.capture.torch_names import ENGINE_PREFIX, OPTIMIZER_PREFIXES, STEP_PREFIX
-from tracer.trace.host_order import HostRows, Source, in_ns
+from tracer.trace.device_work import DeviceWork, device_work
+from tracer.trace.host_order import HostRows, Source
 from tracer.trace.places import Place, called, is_users, line_of
 from tracer.trace.tables import TraceTables
 
@@ -44,8 +43,8 @@ def device_text(device_type: int, index: int) -> str:
     return name if name == "cpu" else f"{name}:{max(index, 0)}"
 
 
-def recording_of(tables: TraceTables, rows: HostRows, base_ns: int, text_of: TextOf) -> Recording:
-    """The recording that a trace has.
+def recording_of(tables: TraceTables, rows: HostRows, base_ns: int, text_of: TextOf) -> tuple[Recording, DeviceWork]:
+    """The recording that a trace has, and what ran on devices.
 
     Args:
         tables: Of the trace.
@@ -58,7 +57,8 @@ def recording_of(tables: TraceTables, rows: HostRows, base_ns: int, text_of: Tex
         reader.read(thread, rows.of(thread))
     reader.num_events = tables.num_events
     recording = to_columns(reader, frames_of=_frames, text_of=text_of)
-    return replace(recording, kernels=_kernels(tables, reader.thread_of, base_ns))
+    work = device_work(tables, reader.thread_of, base_ns)
+    return replace(recording, kernels=work.kernels()), work
 
 
 def _frames(tables: EventTables) -> Frames:
@@ -175,21 +175,3 @@ class _Reader(EventTables):
             name = self._places[function][2] if function >= 0 else ""
             frame = self._frame_of[key] = self._frame((*found, name))
         return frame
-
-
-def _kernels(tables: TraceTables, thread_of: dict[int, int], base_ns: int) -> Kernels | None:
-    """What ran on devices, with the operator that launched it."""
-    work, operators = tables.work, tables.operators
-    if not len(work) or not len(operators):
-        return None
-    order = np.argsort(operators["external_id"], kind="stable")
-    ids = operators["external_id"][order]
-    at = np.minimum(np.searchsorted(ids, work["external_id"]), len(ids) - 1)
-    linked = (ids[at] == work["external_id"]) & (work["external_id"] > 0)
-    row = order[at[linked]]
-    threads = operators["thread"][row].tolist()
-    return Kernels(
-        launched_ns=in_ns(operators["start_us"][row], base_ns),
-        thread=np.array([thread_of.get(thread, -1) for thread in threads], Int),
-        duration_ns=in_ns(work["duration_us"][linked], 0),
-    )

@@ -1,0 +1,98 @@
+"""Where a device's time went: by hand, against a loop over every nanosecond."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracer.analysis.times.step_times import step_times
+from tracer.trace.device_work import DeviceWork
+
+
+def work_of(rows: list[tuple[int, int, str, int]]) -> DeviceWork:
+    """Start, end, what it is, and when it was launched."""
+    rows = sorted(rows)
+    start, end, launched = (np.array([row[at] for row in rows], np.int64) for at in (0, 1, 3))
+    none = np.full(len(rows), -1, np.int64)
+    return DeviceWork(
+        start_ns=start,
+        end_ns=end,
+        is_copy=np.array([row[2] == "copy" for row in rows], bool),
+        is_communication=np.array([row[2] == "nccl" for row in rows], bool),
+        device=none,
+        stream=none,
+        name=none,
+        launched_ns=launched,
+        operator_ns=none,
+        thread=none,
+        names=(),
+    )
+
+
+def test_a_step_divided_by_hand() -> None:
+    # 0    10        20   25      35    40   50      60        80
+    # idle compute........copy    idle  nccl.....    idle       |
+    #                                   compute                 step ends
+    work = work_of(
+        [
+            (10, 20, "kernel", 6),  # nothing ran from 0, launched at 6: 6 waiting for the host, 4 for the launch
+            (20, 25, "copy", 7),
+            (35, 50, "nccl", 30),  # idle from 25, launched at 30: 5 and 5
+            (40, 45, "kernel", 31),
+        ]
+    )
+    (step,), waits = step_times(work, [("ProfilerStep#0", 0, 80)], (0, 80))
+    assert (step.wall_ns, step.compute_ns, step.copies_ns) == (80, 15, 5)
+    assert (step.communication_ns, step.overlapped_ns) == (10, 5)
+    # Behind the last kernel nothing was launched any more: 30.
+    assert (step.host_wait_ns, step.launched_wait_ns) == (6 + 5 + 30, 4 + 5)
+    assert waits.work.tolist() == [0, 2, -1]
+
+
+def test_a_step_goes_until_the_next_one_begins() -> None:
+    work = work_of([(10, 20, "kernel", 5), (28, 40, "kernel", 12), (45, 60, "kernel", 15)])
+    steps, _ = step_times(work, [("ProfilerStep#0", 0, 20), ("ProfilerStep#1", 25, 50)], (0, 60))
+    assert [(step.name, step.wall_ns, step.compute_ns) for step in steps] == [
+        ("ProfilerStep#0", 25, 10), ("ProfilerStep#1", 35, 12 + 15),
+    ]  # fmt: skip
+    # Between 20 and 28 the device had work: 5 of the first step's, and 3 of the second's.
+    assert [step.host_wait_ns for step in steps] == [5, 0]
+    assert [step.launched_wait_ns for step in steps] == [5 + 5, 3 + 5]
+
+
+KINDS = st.sampled_from(["kernel", "nccl", "copy"])
+ROWS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20), KINDS, st.integers(-1, 60)), max_size=10)
+
+
+@given(ROWS, st.integers(1, 30))
+def test_the_parts_sum_to_the_step_and_agree_with_every_nanosecond_looked_at(
+    rows: list[tuple[int, int, str, int]], second: int
+) -> None:
+    work = work_of([(start, start + length, kind, min(launched, start)) for start, length, kind, launched in rows])
+    steps, _ = step_times(work, [("a", 0, second), ("b", second, 90)], (0, 90))
+    edges = [0, second, max(90, *work.end_ns.tolist(), 0)]
+    for step, first, last in zip(steps, edges, edges[1:], strict=False):
+        parts = (step.compute_ns, step.communication_ns, step.copies_ns, step.host_wait_ns, step.launched_wait_ns)
+        assert sum(parts) == step.wall_ns and min(*parts, step.overlapped_ns) >= 0
+        counted = {"compute": 0, "alone": 0, "copies": 0, "idle": 0, "both": 0, "host": 0}
+        for now in range(first, last):
+            running = {kind for start, end, kind in _spans(work) if start <= now < end}
+            if "kernel" in running:
+                counted["compute"] += 1
+                counted["both"] += "nccl" in running
+            elif running:
+                counted["alone" if "nccl" in running else "copies"] += 1
+            else:
+                following = next((row for row in range(len(work)) if work.start_ns[row] > now), None)
+                launched = work.launched_ns[following] if following is not None else last + 999
+                counted["host" if launched > now else "idle"] += 1
+        assert counted == {
+            "compute": step.compute_ns, "alone": step.communication_ns, "copies": step.copies_ns,
+            "idle": step.launched_wait_ns, "both": step.overlapped_ns, "host": step.host_wait_ns,
+        }  # fmt: skip
+
+
+def _spans(work: DeviceWork) -> list[tuple[int, int, str]]:
+    kinds = np.where(work.is_copy, "copy", np.where(work.is_communication, "nccl", "kernel")).tolist()
+    return list(zip(work.start_ns.tolist(), work.end_ns.tolist(), kinds, strict=True))

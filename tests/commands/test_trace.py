@@ -1,0 +1,119 @@
+"""`trace`: what it prints, the files that it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import main
+from tests.trace import chrome
+from tracer.exporters.json_documents.peak import read_peak_json
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(main.app, [str(argument) for argument in arguments], prog_name="main.py")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    events = [
+        *chrome.training_step(),
+        chrome.launch("cudaLaunchKernel", 12, 1, correlation=1),
+        chrome.kernel("relu_kernel", 14, 6, launched_by=11, correlation=1),
+        chrome.launch("cudaLaunchKernel", 54, 1, correlation=2, thread=2),
+        chrome.kernel("relu_backward_kernel", 60, 5, launched_by=14, correlation=2),
+    ]
+    return chrome.write(tmp_path / "trace.json", events)
+
+
+def test_the_screen_has_memory_and_time(file: Path) -> None:
+    result = invoke("trace", file)
+    assert result.exit_code == 0, result.stderr
+    for words in (
+        "Peak: 6.50 KiB on cuda:0 in backward of step 1",
+        "The rows below sum to 6,656 bytes. The allocator's own count is the same.",
+        "net.py:5",
+        # 13 before the first launch, 35 between the kernels, 35 behind the last of 100 us.
+        "83 % of the time the GPU waits for the host to launch work",
+        "relu_backward_kernel",
+        "aten::threshold_backward Net_0 net.py:5",
+    ):
+        assert words in result.stdout, words
+
+
+def test_json_rows_sum_to_the_peak_and_times_to_the_step(file: Path) -> None:
+    found = json.loads(invoke("trace", file, "--json").stdout)
+    memory, times = found["memory"], found["times"]
+    assert sum(row["bytes"] for row in memory["rows"]) == memory["peak_bytes"] == 6656
+    assert sum(row["forward_us"] + row["backward_us"] + row["other_us"] for row in times["launchers"]) == 11
+    assert [(row["op"], row["forward_us"], row["backward_us"], row["host_wait_us"]) for row in times["launchers"]] == [
+        ("aten::threshold_backward", 0, 5, 35),
+        ("aten::relu", 6, 0, 13),
+    ]
+    total = times["total"]
+    parts = ("compute_us", "communication_us", "copies_us", "host_wait_us", "launched_wait_us")
+    assert sum(total[part] for part in parts) == total["wall_us"] == 100
+
+
+def test_the_files_of_a_run_are_written(file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    result = invoke("trace", file, "--save-dir", folder, "--html", tmp_path / "p.html", "--sqlite", tmp_path / "r.db")
+    assert result.exit_code == 0, result.stderr
+    assert {path.name for path in folder.iterdir()} == {
+        "max_mem.txt", "memory_timeline.html", "peak.json", "memory_report.sqlite", "run_time_report.sqlite",
+        "memory_snapshot.pkl", "trace.json.gz",
+    }  # fmt: skip
+    assert read_peak_json(folder / "peak.json").bytes == 6656
+    packed = (folder / "trace.json.gz").read_bytes()
+    names = {event["name"] for event in json.loads(gzip.decompress(packed))["traceEvents"]}
+    assert {"memory total", "relu_kernel", "peak 6.50 KiB"} <= names
+    assert "6,656" in (tmp_path / "p.html").read_text() or "6656" in (tmp_path / "p.html").read_text()
+    with sqlite3.connect(tmp_path / "r.db") as connection:
+        assert connection.execute("select count(*) from sqlite_master").fetchone()[0] > 0
+    again = invoke("diff", folder, folder, "--json")
+    assert json.loads(again.stdout)["devices"][0]["bytes"] == 0
+
+
+def test_a_trace_without_allocations_says_so_and_has_times(tmp_path: Path) -> None:
+    events = [chrome.operator("aten::mm", 0, 9, External_id=4), chrome.kernel("mm", 3, 4, launched_by=4)]
+    file = chrome.write(tmp_path / "trace.json", events)
+    result = invoke("trace", file)
+    assert result.exit_code == 0 and "profile_memory=True" in result.stdout and "the GPU" in result.stdout
+    refused = invoke("trace", file, "--html", tmp_path / "p.html")
+    assert refused.exit_code == 1 and "nothing to write" in refused.stderr and not (tmp_path / "p.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nothing.json",), "does not exist"),
+        (("trace.json", "--device", "cuda:7"), "no allocations on cuda:7"),
+        (("trace.json", "--html", "trace.json"), "is the trace itself"),
+    ],
+)
+def test_mistakes_are_a_sentence_and_a_hint(
+    file: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.chdir(file.parent)
+    result = invoke("trace", *arguments)
+    assert (result.exit_code, result.stderr.startswith("Error: ")) == (1, True)
+    assert words in result.stderr and "Hint: " in result.stderr
+
+
+def test_snapshot_given_a_trace_names_the_command(file: Path) -> None:
+    result = invoke("snapshot", file)
+    assert result.exit_code == 1 and "`trace`" in result.stderr
+
+
+def test_a_hostile_name_is_escaped_on_the_page(tmp_path: Path) -> None:
+    events = chrome.training_step()
+    for event in events:
+        event["name"] = event["name"].replace("Net_0", "</script><script>alert(1)</script>")
+    page = tmp_path / "p.html"
+    assert invoke("trace", chrome.write(tmp_path / "trace.json", events), "--html", page).exit_code == 0
+    assert "<script>alert(1)" not in page.read_text()

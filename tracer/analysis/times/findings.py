@@ -1,0 +1,122 @@
+"""All that a trace says of time: steps, who launched what, and the cause in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+
+import numpy as np
+
+from tracer.analysis.profiles.attribution import Attribution
+from tracer.analysis.times.step_times import StepTimes, step_times
+from tracer.analysis.times.work_rows import KernelRow, WorkRow, work_rows
+from tracer.capture.recording import Recording
+from tracer.capture.torch_names import STEP_PREFIX
+from tracer.trace.device_work import DeviceWork
+
+
+@dataclass(frozen=True, slots=True)
+class TraceTimes:
+    """Where the time of one device went.
+
+    Attributes:
+        device: Index.
+        steps: In order.
+        rows: By who launched the work, the longest first; they sum to `work_ns`.
+        kernels: By name and who launched it, the longest first; they sum to `work_ns`.
+        work_ns: Of all kernels, copies and fills.
+        num_streams: On which they ran.
+        other_devices: Indices of further devices with work.
+    """
+
+    device: int
+    steps: tuple[StepTimes, ...]
+    rows: tuple[WorkRow, ...]
+    kernels: tuple[KernelRow, ...]
+    work_ns: int
+    num_streams: int
+    other_devices: tuple[int, ...]
+
+    @property
+    def total(self) -> StepTimes:
+        """All steps together."""
+        return reduce(add, self.steps)
+
+
+def find_times(recording: Recording, attribution: Attribution, work: DeviceWork) -> TraceTimes | None:
+    """Ask all questions of time; of several devices, of the one that worked most.
+
+    Args:
+        recording: Of the trace.
+        attribution: Of the same.
+        work: Of the same.
+
+    Returns:
+        None where nothing ran on a device.
+    """
+    if not len(work):
+        return None
+    devices, index = np.unique(work.device, return_inverse=True)
+    chosen = int(devices[np.bincount(index.reshape(-1), weights=work.duration_ns).argmax()])
+    mine = work.take(work.device == chosen)
+    steps, waits = step_times(mine, _steps(recording), _window(recording, mine))
+    rows, kernels = work_rows(recording, attribution, mine, waits)
+    return TraceTimes(
+        device=chosen,
+        steps=steps,
+        rows=rows,
+        kernels=kernels,
+        work_ns=int(mine.duration_ns.sum()),
+        num_streams=len(np.unique(mine.stream)),
+        other_devices=tuple(device for device in devices.tolist() if device != chosen),
+    )
+
+
+def _steps(recording: Recording) -> list[tuple[str, int, int]]:
+    spans = recording.spans
+    columns = (spans.name.tolist(), spans.start_ns.tolist(), spans.end_ns.tolist())
+    named = ((recording.strings[name], start, end) for name, start, end in zip(*columns, strict=True))
+    return sorted((step for step in named if step[0].startswith(STEP_PREFIX)), key=lambda step: step[1])
+
+
+def _window(recording: Recording, work: DeviceWork) -> tuple[int, int]:
+    starts = [column.min() for column in (recording.ops.start_ns, work.start_ns) if len(column)]
+    ends = [column.max() for column in (recording.ops.end_ns, work.end_ns) if len(column)]
+    return int(min(starts)), int(max(ends))
+
+
+def cause(times: TraceTimes, *, file_name: Callable[[str], str] = str) -> str:
+    """What most of the time goes to, in one sentence.
+
+    Args:
+        times: Of a trace.
+        file_name: Shortens the names of files.
+    """
+    total = times.total
+    parts = {
+        "the GPU waits for the host to launch work": total.host_wait_ns,
+        "communication runs alone, with nothing computed beside it": total.communication_ns,
+        "copies and fills run alone": total.copies_ns,
+        "the GPU waits though work is launched: for a stream, another rank or the launch": total.launched_wait_ns,
+        "the GPU computes": total.compute_ns,
+    }
+    name, part_ns = max(parts.items(), key=lambda item: item[1])
+    is_wait = part_ns == total.host_wait_ns
+    where = _where(times.rows, (lambda row: row.host_wait_ns) if is_wait else (lambda row: row.total_ns), file_name)
+    share = 100 * part_ns / total.wall_ns if total.wall_ns else 0.0
+    return f"{share:.0f} % of the time {name}{where}."
+
+
+def _where(rows: Iterable[WorkRow], of: Callable[[WorkRow], int], file_name: Callable[[str], str]) -> str:
+    """The place that has most of something."""
+    rows = tuple(rows)
+    total = sum(map(of, rows))
+    if not total:
+        return ""
+    largest = max(rows, key=of)
+    launcher = largest.launcher
+    place = f" ({file_name(launcher.file)}:{launcher.line})" if launcher.file else ""
+    module = f" of {launcher.module}" if launcher.module else ""
+    return f"; most of that, {100 * of(largest) / total:.0f} %, is for {launcher.op or 'no operator'}{module}{place}"

@@ -1,0 +1,125 @@
+"""What a device did in each step, and what it waited for: parts that sum to the step.
+
+A step goes from its beginning to that of the next one, the last one to the end of what it launched: a device works on
+a step behind the host. Where the device is idle, the work that comes next tells why: until the host had launched it the
+device waited for the host, and from then on for another stream, another rank or the launch itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracer.analysis.profiles.time_spans import TimeSpans
+from tracer.analysis.times.covered import covered, gaps
+from tracer.arrays import Ints
+from tracer.trace.device_work import DeviceWork
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """One step on one device, in nanoseconds.
+
+    Attributes:
+        name: `ProfilerStep#2` and so on; `all` where no steps are marked.
+        wall_ns: From its beginning to the next one's; the five below sum to it.
+        compute_ns: Some kernel computes.
+        communication_ns: A collective's kernel runs, and no other.
+        copies_ns: A copy or a fill runs, and no kernel.
+        host_wait_ns: Nothing runs, and what comes next was not launched yet.
+        launched_wait_ns: Nothing runs, though what comes next was launched.
+        overlapped_ns: Collectives' kernels that run while others compute; a part of `compute_ns`.
+    """
+
+    name: str
+    wall_ns: int
+    compute_ns: int
+    communication_ns: int
+    copies_ns: int
+    host_wait_ns: int
+    launched_wait_ns: int
+    overlapped_ns: int
+
+    @property
+    def idle_ns(self) -> int:
+        """Nothing runs."""
+        return self.host_wait_ns + self.launched_wait_ns
+
+    def __add__(self, other: StepTimes) -> StepTimes:
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _NUMBERS}
+        return StepTimes(name=self.name if self.name == other.name else "all", **sums)
+
+
+_NUMBERS = tuple(name for name in StepTimes.__dataclass_fields__ if name != "name")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostWaits:
+    """Stretches in which a device waited for the host [waits].
+
+    Attributes:
+        start_ns: When nothing ran any more.
+        end_ns: When the host had launched what came next.
+        work: Row of that work, or -1 behind the last.
+    """
+
+    start_ns: Ints
+    end_ns: Ints
+    work: Ints
+
+
+def step_times(
+    work: DeviceWork, steps: Sequence[tuple[str, int, int]], window: tuple[int, int]
+) -> tuple[tuple[StepTimes, ...], HostWaits]:
+    """Divide the time of each step.
+
+    Args:
+        work: Of one device.
+        steps: Name, start and end of each, in order; none where they are not marked.
+        window: From when to when there is something in the trace.
+    """
+    names = [name for name, *_ in steps] or ["all"]
+    last = max(int(work.end_ns.max(initial=0)), steps[-1][2]) if steps else window[1]
+    edges = np.array([*([start for _, start, _ in steps] or [window[0]]), last], np.int64)
+    computes, communicates = ~work.is_copy & ~work.is_communication, work.is_communication
+
+    def within(rows: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Ints:
+        return covered(work.start_ns[rows], work.end_ns[rows], edges)
+
+    compute, communication, kernels = within(computes), within(communicates), within(~work.is_copy)
+    busy = covered(work.start_ns, work.end_ns, edges)
+    waits = host_waits(work, int(edges[0]), last)
+    waiting = covered(waits.start_ns, waits.end_ns, edges)
+    wall = np.diff(edges)
+    columns = (
+        wall, compute, kernels - compute, busy - kernels, waiting, wall - busy - waiting,
+        communication - (kernels - compute),
+    )  # fmt: skip
+    rows = zip(names, *(column.tolist() for column in columns), strict=True)
+    return tuple(StepTimes(*row) for row in rows), waits
+
+
+def host_waits(work: DeviceWork, first_ns: int, last_ns: int) -> HostWaits:
+    """When a device had nothing to do because the host had launched nothing.
+
+    Work without a known launch, as in a trace of the device alone, is taken to have been launched in time.
+
+    Args:
+        work: Of one device, in order of its starts.
+        first_ns: From when.
+        last_ns: To when.
+    """
+    start, end = _idle(work, first_ns, last_ns)
+    following = np.searchsorted(work.start_ns, end, side="left")
+    is_last = following == len(work)
+    launched = np.append(work.launched_ns, last_ns)[following]
+    stop = np.where(launched < 0, start, np.clip(launched, start, end))
+    waited = stop > start
+    rows = np.where(is_last, -1, following)
+    return HostWaits(start[waited], stop[waited], rows[waited])
+
+
+def _idle(work: DeviceWork, first_ns: int, last_ns: int) -> TimeSpans:
+    return gaps(work.start_ns, work.end_ns, first_ns, last_ns)

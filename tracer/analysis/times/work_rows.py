@@ -1,0 +1,165 @@
+"""Whose work a device did and whom it waited for: by operator, module and line, forward and backward apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracer.analysis.profiles.attribution import Attribution, Phase
+from tracer.analysis.profiles.source_lines import line_of_frame
+from tracer.analysis.times.step_times import HostWaits
+from tracer.arrays import Ints
+from tracer.capture.recording import Recording
+from tracer.capture.torch_names import node_name
+from tracer.trace.device_work import DeviceWork
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """Who launched some work.
+
+    Attributes:
+        op: Name of the operator that Python or autograd called; None where none did.
+        module: Path, or None outside modules.
+        file: Of the line that called it; None where no line is known.
+        line: In that file.
+    """
+
+    op: str | None
+    module: str | None
+    file: str | None
+    line: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkRow:
+    """Equal launches: nanoseconds on the device by phase, copies and collectives too; they add up where they overlap.
+
+    Attributes:
+        launcher: Who launched it.
+        forward_ns: In forward.
+        backward_ns: In backward.
+        other_ns: In the optimizer, and outside of all of them.
+        host_wait_ns: For which the device waited until this was launched.
+        count: Of kernels, copies and fills.
+    """
+
+    launcher: Launcher
+    forward_ns: int
+    backward_ns: int
+    other_ns: int
+    host_wait_ns: int
+    count: int
+
+    @property
+    def total_ns(self) -> int:
+        """On the device."""
+        return self.forward_ns + self.backward_ns + self.other_ns
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """Kernels of one name from one place.
+
+    Attributes:
+        name: As its library calls it.
+        launcher: Who launched it.
+        total_ns: Of all of them.
+        longest_ns: Of the longest.
+        count: How many.
+    """
+
+    name: str
+    launcher: Launcher
+    total_ns: int
+    longest_ns: int
+    count: int
+
+
+def launching_operators(recording: Recording, work: DeviceWork) -> Ints:
+    """[W] row in `Recording.ops` of the operator that Python or autograd called and that launched each, or -1."""
+    ops = recording.ops
+    found = np.full(len(work), -1, np.int64)
+    for thread in np.unique(work.thread[work.thread >= 0]).tolist():
+        rows, mine = np.flatnonzero(ops.thread == thread), np.flatnonzero(work.thread == thread)
+        if not len(rows):
+            continue
+        rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
+        at = np.searchsorted(ops.start_ns[rows], work.operator_ns[mine], side="right") - 1
+        op = np.where(at >= 0, rows[at], -1)
+        while (over := (op >= 0) & (ops.end_ns[op] < work.operator_ns[mine])).any():
+            op[over] = ops.parent[op[over]]
+        found[mine] = op
+    return found
+
+
+def work_rows(
+    recording: Recording, attribution: Attribution, work: DeviceWork, waits: HostWaits
+) -> tuple[tuple[WorkRow, ...], tuple[KernelRow, ...]]:
+    """Add up a device's work by who launched it, and by kernel.
+
+    Args:
+        recording: Of the trace.
+        attribution: Of the same.
+        work: Of one device.
+        waits: Of the same.
+
+    Returns:
+        Both with the longest first. The times of either sum to that of all work.
+    """
+    op = launching_operators(recording, work)
+    launchers, launcher_of = _launchers(recording, attribution, op)
+    duration, phase = (
+        work.duration_ns,
+        np.where(op >= 0, attribution.op_phase[op], Phase.OTHER)
+        if len(recording.ops.name)
+        else np.full(len(work), int(Phase.OTHER)),
+    )
+    waited = np.zeros(len(work), np.int64)
+    known = waits.work >= 0
+    np.add.at(waited, waits.work[known], (waits.end_ns - waits.start_ns)[known])
+    forward, backward = phase == Phase.FORWARD, phase == Phase.BACKWARD
+    sums = [
+        np.bincount(launcher_of, weights=column, minlength=len(launchers)).astype(np.int64).tolist()
+        for column in (duration * forward, duration * backward, duration * ~(forward | backward), waited)
+    ]
+    counts = np.bincount(launcher_of, minlength=len(launchers)).tolist()
+    rows = [WorkRow(*row) for row in zip(launchers, *sums, counts, strict=True)]
+    return (
+        tuple(sorted(rows, key=lambda row: -(row.total_ns + row.host_wait_ns))),
+        _kernel_rows(work, launchers, launcher_of),
+    )
+
+
+def _launchers(recording: Recording, attribution: Attribution, op: Ints) -> tuple[list[Launcher], Ints]:
+    """Distinct launchers, and [W] which of them each is."""
+    distinct, inverse = np.unique(op, return_inverse=True)
+    number: dict[Launcher, int] = {}
+    rows = [number.setdefault(_launcher(recording, attribution, row), len(number)) for row in distinct.tolist()]
+    return list(number), np.array(rows, np.int64)[inverse.reshape(-1)]
+
+
+def _launcher(recording: Recording, attribution: Attribution, op: int) -> Launcher:
+    if op < 0:
+        return Launcher(None, None, None, None)
+    module, frame = int(attribution.op_module[op]), int(attribution.op_frame[op])
+    place = line_of_frame(recording, frame) if frame >= 0 else None
+    name = node_name(recording.strings[int(recording.ops.name[op])])
+    return Launcher(name, attribution.modules[module] if module >= 0 else None, *(place or (None, None)))
+
+
+def _kernel_rows(work: DeviceWork, launchers: list[Launcher], launcher_of: Ints) -> tuple[KernelRow, ...]:
+    code = launcher_of * len(work.names) + work.name
+    distinct, inverse = np.unique(code, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    total, longest = np.zeros((2, len(distinct)), np.int64)
+    np.add.at(total, inverse, work.duration_ns)
+    np.maximum.at(longest, inverse, work.duration_ns)
+    rows = [
+        KernelRow(work.names[key % len(work.names)], launchers[key // len(work.names)], *sums)
+        for key, *sums in zip(
+            distinct.tolist(), total.tolist(), longest.tolist(), np.bincount(inverse).tolist(), strict=True
+        )
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.total_ns))

@@ -1,0 +1,150 @@
+"""`torch-timeline trace`: what filled memory and where the time went, from a trace that torch.profiler wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tracer.commands.common import errors_for_people, not_said, say_all
+from tracer.commands.options import option
+from tracer.commands.run_options import NUM_ROWS, AsJson, Quiet, Top
+from tracer.commands.usage import DEVICE, OUTPUTS
+from tracer.errors import OutputError, TracerError
+from tracer.exporters.screen.terminal import say, screen
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tracer.results.trace_report import TraceReport
+
+_NOTHING_TO_DRAW = "Trace with profile_memory=True."
+
+
+def trace(
+    file: Annotated[
+        list[Path], typer.Argument(help="trace.json, .json.gz or .json.zst; of a whole job several, or their folder.")
+    ],
+    device: Annotated[
+        str | None, option("Whose memory: cuda:1. By default that which held most.", DEVICE, metavar="<device>")
+    ] = None,
+    save_dir: Annotated[
+        Path | None,
+        option("Also write the files of a run, trace.json.gz with memory in it among them.", OUTPUTS, metavar="<path>"),
+    ] = None,
+    html: Annotated[Path | None, option("Also write the page.", OUTPUTS, metavar="<path>")] = None,
+    sqlite: Annotated[Path | None, option("Also write the memory report.", OUTPUTS, metavar="<path>")] = None,
+    as_json: AsJson = False,
+    top: Top = NUM_ROWS,
+    quiet: Quiet = False,
+) -> None:
+    """Say what filled memory and where the time went, from a trace of torch.profiler's made anywhere.
+
+    Several traces are the ranks of a job: the slowest, and who waits for whom.
+    """
+    with errors_for_people(), screen(is_shown=as_json or not quiet) as console:
+        succeeded = show_traces(
+            file,
+            console,
+            device=device,
+            save_dir=save_dir,
+            files={"memory-timeline": html, "memory-report": sqlite},
+            as_json=as_json,
+            top=top,
+            quiet=quiet,
+        )
+    if not succeeded:
+        raise typer.Exit(1)
+
+
+def show_traces(
+    paths: Sequence[Path],
+    console: Console,
+    *,
+    device: str | None = None,
+    save_dir: Path | None = None,
+    files: dict[str, Path | None] | None = None,
+    as_json: bool = False,
+    top: int = NUM_ROWS,
+    quiet: bool = False,
+) -> bool:
+    """Explain one trace on a console, and in files.
+
+    Args:
+        paths: Of the trace.
+        console: Where to print.
+        device: Whose memory is meant.
+        save_dir: Where to write all files of a run.
+        files: Single files by the names of the outputs, where they are wanted.
+        as_json: Print JSON instead of text.
+        top: Rows of each table.
+        quiet: Do not say what was written.
+
+    Returns:
+        False if a file could not be written.
+
+    Raises:
+        RecordingError: A trace cannot be read.
+        OutputError: A file cannot be written, or there is nothing to write.
+    """
+    wanted = {name: path for name, path in (files or {}).items() if path is not None}
+    (path,) = paths
+    _check_outputs(path, wanted.values(), save_dir)
+    from tracer.exporters.json_documents.header import this_command
+    from tracer.results.trace_report import explain_trace
+
+    report = explain_trace(path, device=device, command=this_command())
+    succeeded = _write(report, wanted, save_dir, quiet=quiet)
+    if as_json:
+        from tracer.exporters.json_documents.trace import trace_json
+
+        console.file.write(trace_json(report, command=this_command()) + "\n")
+    else:
+        from tracer.exporters.screen.trace import print_trace
+
+        print_trace(report, console, top=top)
+    return succeeded
+
+
+def _check_outputs(path: Path, outputs: Iterable[Path], save_dir: Path | None) -> None:
+    """Before anything is read: no output is the trace, and folders can be written to.
+
+    Raises:
+        OutputError: One cannot be written.
+    """
+    from tracer.exporters.files import check_folder
+
+    for output in outputs:
+        if output.is_dir():
+            raise OutputError(f"{output} is a folder.", hint="Name a file.")
+        if output.resolve() == path.resolve():
+            raise OutputError(f"{output} is the trace itself.", hint="Name another file.")
+        check_folder(output.parent)
+    if save_dir is not None:
+        if (save_dir / "trace.json.gz").resolve() == path.resolve():
+            raise OutputError(f"{save_dir} has the trace itself.", hint="Name another folder with --save-dir.")
+        check_folder(save_dir)
+
+
+def _write(report: TraceReport, wanted: dict[str, Path], save_dir: Path | None, *, quiet: bool) -> bool:
+    """Write what is wanted; False if a file could not be written.
+
+    Raises:
+        TracerError: The trace has no memory.
+    """
+    if not wanted and save_dir is None:
+        return True
+    if report.results is None:
+        raise TracerError(f"{report.file} has no allocations, so there is nothing to write.", hint=_NOTHING_TO_DRAW)
+    from tracer.runs.outputs import teller, write_output, write_outputs
+
+    tell = not_said if quiet else say
+    for name, path in wanted.items():
+        write_output(report.results, name, path)
+        say_all([f"Wrote {path}"] * (not quiet))
+    if save_dir is None:
+        return True
+    written = write_outputs(report.results, save_dir, tell=teller(tell, complain=say))
+    return not any(file.has_failed for file in written)

@@ -1,0 +1,83 @@
+"""The explanation of a trace as JSON, for scripts: everything that the screen says."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from typing import Any
+
+from tracer.analysis.times.findings import TraceTimes, cause
+from tracer.analysis.times.step_times import StepTimes
+from tracer.analysis.times.work_rows import WorkRow
+from tracer.exporters.json_documents.header import json_header
+from tracer.exporters.json_documents.peak import peak_document
+from tracer.results.trace_report import TraceReport
+from tracer.units import NS_PER_US
+
+VERSION = 1
+_NS = re.compile(r"_ns$")
+
+
+def trace_json(report: TraceReport, *, command: str | None = None) -> str:
+    """All of it as a JSON text.
+
+    Args:
+        report: Of a trace.
+        command: That made the document.
+    """
+    return json.dumps(trace_document(report, command=command), indent=2)
+
+
+def trace_document(report: TraceReport, *, command: str | None = None) -> dict[str, Any]:
+    """The same as plain objects."""
+    return {
+        **json_header("trace", VERSION, torch=None, command=command),
+        "file": report.file,
+        "rank": report.rank,
+        "notes": list(report.notes),
+        "missing": list(report.missing),
+        "memory": _memory(report),
+        "times": None if report.times is None else times_values(report.times),
+    }
+
+
+def _memory(report: TraceReport) -> dict[str, Any] | None:
+    if report.results is None or report.results.findings is None:
+        return None
+    findings = report.results.findings
+    recordings = [cycle.recording for cycle in findings.cycles]
+    document = peak_document(findings.peaks, recordings=recordings, origin=report.results.origin)
+    return document | {"torch": None}
+
+
+def times_values(times: TraceTimes) -> dict[str, Any]:
+    """Where the time went."""
+    return {
+        "device": times.device,
+        "cause": cause(times),
+        "work_us": times.work_ns / NS_PER_US,
+        "num_streams": times.num_streams,
+        "other_devices": list(times.other_devices),
+        "total": _step(times.total),
+        "steps": [_step(step) for step in times.steps],
+        "launchers": [_work(row) for row in times.rows],
+        "kernels": [_in_us(asdict(row) | asdict(row.launcher)) for row in times.kernels],
+    }
+
+
+def _step(step: StepTimes) -> dict[str, Any]:
+    return _in_us(asdict(step))
+
+
+def _work(row: WorkRow) -> dict[str, Any]:
+    return _in_us(asdict(row) | asdict(row.launcher))
+
+
+def _in_us(values: dict[str, Any]) -> dict[str, Any]:
+    """Nanoseconds as microseconds, by the names of the keys; the launcher's own keys stand beside them."""
+    return {
+        _NS.sub("_us", key): value / NS_PER_US if key.endswith("_ns") else value
+        for key, value in values.items()
+        if key != "launcher"
+    }

@@ -1,0 +1,114 @@
+"""What a trace says, on a console: memory as of a run, then where the time went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tracer.analysis.times.findings import TraceTimes, cause
+from tracer.analysis.times.step_times import StepTimes
+from tracer.analysis.times.work_rows import KernelRow, Launcher, WorkRow
+from tracer.capture.torch_names import step_words
+from tracer.exporters.screen.paths import short_path, source_place
+from tracer.exporters.screen.run import print_results
+from tracer.exporters.screen.text import print_rows, print_table, say, say_wrapped
+from tracer.results.trace_report import TraceReport
+from tracer.units import ms, some
+
+_MAX_STEPS = 12
+_MAX_NAME = 60
+
+
+def print_trace(report: TraceReport, console: Console, *, top: int) -> None:
+    """Print all of it.
+
+    Args:
+        report: Of a trace.
+        console: Where to print.
+        top: Rows of each table.
+    """
+    say(console, report.file, style="bold")
+    for note in (*report.notes, *report.missing):
+        say(console, f"Note: {note}", style="yellow")
+    if report.results is not None:
+        print_results(report.results, console, top=top)
+    if report.times is not None:
+        print_times(report.times, console, top=top)
+
+
+def print_times(times: TraceTimes, console: Console, *, top: int) -> None:
+    """Print the cause, the steps, who launched what, and the kernels.
+
+    Args:
+        times: Of a trace.
+        console: Where to print.
+        top: Rows of each table.
+    """
+    say_wrapped(console, f"Time on GPU {times.device}: {cause(times, file_name=short_path)}", style="bold")
+    if times.other_devices:
+        others = ", ".join(map(str, times.other_devices))
+        say(console, f"It worked more than the others in this trace: {others}.")
+    if not top:
+        return
+    shown = times.steps[:_MAX_STEPS]
+    title = "Where the time went, in ms; the first five columns of time sum to the last"
+    if len(times.steps) > len(shown):
+        title += f" ({some(len(times.steps) - len(shown), 'more step')} in the sum)"
+    total = [("all", times.total)] if len(times.steps) > 1 else []
+    steps = [*((step_words(step.name), step) for step in shown), *total]
+    columns = ("computes", "collectives", "copies", "waits for host", "waits, launched", "step", "overlapped")
+    print_rows(title, (*columns, ""), [(*_step_cells(step), name) for name, step in steps], console)
+    _print_work(times, console, top)
+    _print_kernels(times.kernels, console, top)
+
+
+def _step_cells(step: StepTimes) -> Iterable[str]:
+    parts = (step.compute_ns, step.communication_ns, step.copies_ns, step.host_wait_ns, step.launched_wait_ns)
+    return (_ms(value) for value in (*parts, step.wall_ns, step.overlapped_ns))
+
+
+def _print_work(times: TraceTimes, console: Console, top: int) -> None:
+    def cells(row: WorkRow) -> tuple[str, ...]:
+        return (_ms(row.forward_ns), _ms(row.backward_ns), _ms(row.other_ns), _ms(row.host_wait_ns), f"{row.count:,}")
+
+    lines = [(cells(row), _launcher(row.launcher)) for row in times.rows[:top]]
+    if rest := times.rows[top:]:
+        sums = [sum(values) for values in zip(*(_numbers(row) for row in rest), strict=True)]
+        lines.append(((*map(_ms, sums[:4]), f"{sums[4]:,}"), f"{len(rest):,} more"))
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for name in ("forward", "backward", "other", "waited for", "kernels"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("launched by", overflow="fold")
+    for numbers, words in lines:
+        table.add_row(*numbers, Text(words))
+    print_table("Work on the GPU by who launched it, in ms, and how long the GPU waited for that", table, console)
+
+
+def _numbers(row: WorkRow) -> tuple[int, ...]:
+    return row.forward_ns, row.backward_ns, row.other_ns, row.host_wait_ns, row.count
+
+
+def _print_kernels(kernels: tuple[KernelRow, ...], console: Console, top: int) -> None:
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for name in ("ms", "longest", "times"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("kernel", overflow="fold")
+    for kernel in kernels[:top]:
+        name = kernel.name if len(kernel.name) <= _MAX_NAME else f"{kernel.name[: _MAX_NAME - 3]}..."
+        words = f"{name}\n  {_launcher(kernel.launcher)}"
+        table.add_row(_ms(kernel.total_ns), _ms(kernel.longest_ns), f"{kernel.count:,}", Text(words))
+    print_table("The longest kernels", table, console)
+
+
+def _launcher(launcher: Launcher) -> str:
+    if launcher.op is None:
+        return "(no operator)"
+    place = source_place(launcher.file, launcher.line) if launcher.file else ""
+    return " ".join(part for part in (launcher.op, launcher.module or "", place) if part)
+
+
+def _ms(duration_ns: int) -> str:
+    return f"{ms(duration_ns):,.3f}"

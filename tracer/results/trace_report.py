@@ -1,0 +1,138 @@
+"""What a trace of torch.profiler's says: of memory what a run's results say, and where the time of the device went."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from tracer.analysis.profiles.attribution import Attribution, attribute
+from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
+from tracer.analysis.times.findings import TraceTimes, find_times
+from tracer.capture.objects.known_storages import KnownStorages
+from tracer.capture.profiler.profiler_trace import ProfilerTrace
+from tracer.capture.run_origin import RunOrigin
+from tracer.errors import RecordingError
+from tracer.results.run_history import RunHistory
+from tracer.results.run_results import RunResults
+from tracer.snapshot.remarks import Remarks
+from tracer.trace.load import TraceFile, load_trace
+from tracer.trace.text import pieces_of
+
+NOT_SAID: Final = "not in the trace"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TraceReport:
+    """A trace, explained.
+
+    Attributes:
+        file: Its name, as the person gave it.
+        results: What it says of memory, as the results of a run; None where it has no allocations.
+        times: Where the time of the device went; None where nothing ran on one.
+        rank: That wrote it, in a job; None where the trace does not say.
+        notes: What was odd in the file, in sentences.
+        missing: What the file does not have, in sentences.
+    """
+
+    file: str
+    results: RunResults | None
+    times: TraceTimes | None
+    rank: int | None
+    notes: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+def explain_trace(path: Path, *, device: str | None = None, command: str = "") -> TraceReport:
+    """Read a trace and ask all questions of it.
+
+    Args:
+        path: Of the file.
+        device: Whose memory is meant, as `str(torch.device)` writes it; by default the accelerator that held most.
+        command: That asks.
+
+    Raises:
+        RecordingError: It cannot be read, or has nothing of that device.
+    """
+    trace = load_trace(path)
+    findings = _findings(trace, device)
+    attribution = findings.worst.attribution if findings is not None else attribute(trace.recording)
+    return TraceReport(
+        file=str(path),
+        results=None if findings is None else _results(trace, findings, path, command),
+        times=_times(trace, attribution),
+        rank=_rank(trace.header),
+        notes=trace.remarks,
+        missing=trace.missing,
+    )
+
+
+def _findings(trace: TraceFile, device: str | None) -> Findings | None:
+    if not trace.has_memory:
+        if device is not None:
+            raise RecordingError(f"The trace has no allocations on {device}.", hint="Trace with profile_memory=True.")
+        return None
+    known = ", ".join(trace.recording.devices)
+    if device is not None and device not in trace.recording.devices:
+        raise RecordingError(f"The trace has no allocations on {device}.", hint=f"It has some on {known}.")
+    return put_together([find_in_cycle(trace.recording, device=device)])
+
+
+def _times(trace: TraceFile, attribution: Attribution) -> TraceTimes | None:
+    return find_times(trace.recording, attribution, trace.work)
+
+
+def _results(trace: TraceFile, findings: Findings, path: Path, command: str) -> RunResults:
+    recording = trace.recording
+    files = {recording.strings[file] for file in np.unique(recording.frames.file[recording.frames.user]).tolist()}
+    return RunResults(
+        findings=findings,
+        timings=None,
+        history=RunHistory(None),
+        known=_nothing_known(),
+        unused_parameters=None,
+        losses=(),
+        num_steps=0,
+        failure=None,
+        settings={"trace": str(path)},
+        notes=(*trace.remarks, *trace.missing),
+        trace=ProfilerTrace(trace.process_id, _bytes_of(path)) if trace.header else None,
+        origin=RunOrigin(
+            command=command,
+            date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+            torch=NOT_SAID,
+            python=platform.python_version(),
+            device_name=_device_name(trace.header),
+        ),
+        project_names={file: file for file in files},
+        device=findings.device,
+    )
+
+
+def _nothing_known() -> KnownStorages:
+    """A trace tells nothing of live tensors."""
+    none = np.empty(0, np.int64)
+    return KnownStorages(none, none, none, none, none, none, names=(), devices=())
+
+
+def _bytes_of(path: Path) -> Callable[[], Iterator[bytes]]:
+    return lambda: (piece.encode() for piece in pieces_of(path, Remarks()) if piece)
+
+
+def _rank(header: Mapping[str, Any]) -> int | None:
+    """Of torch.distributed, as `distributedInfo` has it."""
+    info = header.get("distributedInfo")
+    rank = info.get("rank") if type(info) is dict else None
+    return rank if type(rank) is int and rank >= 0 else None
+
+
+def _device_name(header: Mapping[str, Any]) -> str:
+    devices = header.get("deviceProperties")
+    first = devices[0] if type(devices) is list and devices else None
+    name = first.get("name") if type(first) is dict else None
+    return name[:200] if type(name) is str else ""
