@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.analysis.snapshots.test_findings import (
@@ -33,6 +34,7 @@ from tests.analysis.snapshots.test_findings import (
 )
 from tests.snapshot.dumps import Row, block, entry, frame, freed, segment
 from tests.snapshot.explained import explain_snapshot
+from tracer.analysis.snapshots.findings import replay_snapshot
 
 
 class TestKinds:
@@ -113,6 +115,32 @@ class TestKinds:
         assert self.kind(tmp_path, trace, end) == "not known"
         assert self.kind(tmp_path, trace, end, external_annotations=region) == "optimizer state"
         assert self.kind(tmp_path, trace, end, external_annotations=region[:1]) == "not known"
+
+    @pytest.mark.parametrize("is_annotated", [False, True])
+    def test_what_a_step_has_its_closure_make_is_not_the_steps(self, tmp_path: Path, is_annotated: bool) -> None:
+        """Forward and backward in a closure: an activation, a gradient, then state; backward's thread has no line."""
+        wrapper = frame("wrapper", f"{TORCH}/optim/optimizer.py", 480)
+        step = [frame("step", f"{TORCH}/optim/adamw.py", 220), wrapper, MAIN]
+        closure = [frame("closure", "/home/me/train.py", 30), *step]
+        trace = [
+            entry("alloc", BASE, 5 * MIB, time_us=20, frames=[UNWIND, MALLOC, MODEL, *closure]),
+            entry("alloc", BASE + 8 * MIB, 3 * MIB, time_us=21, frames=BACKWARD),
+            *freed(BASE, 5 * MIB, time_us=22, frames=FREE_BACKWARD),
+            entry("alloc", BASE + 16 * MIB, 7 * MIB, time_us=23, frames=[UNWIND, MALLOC, *step]),
+            entry("alloc", BASE + 32 * MIB, 1, time_us=40, frames=FORWARD),
+        ]
+        blocks = [block(BASE + at * MIB, size) for at, size in ((8, 3 * MIB), (16, 7 * MIB), (32, 1))]
+        notes = [
+            {"name": "Optimizer.step#AdamW.step", "stage": stage, "device": 0, "time_us": time}
+            for stage, time in (("START", 10), ("END", 30))
+        ]
+        more = {"external_annotations": notes} if is_annotated else {}
+        objects = {"segments": [segment(BASE, 64 * MIB, blocks)], "device_traces": [trace], **more}
+        device = replay_snapshot(load(tmp_path / "s", objects)).devices[0]
+        kinds = device.kinds.kinds_and_evidence(np.arange(len(device.replay.lives)))
+        sizes = device.replay.lives.requested_bytes.tolist()
+        found = {size // MIB: kind for size, (kind, _) in zip(sizes, kinds, strict=True) if size >= MIB}
+        assert found == {5: "activation", 3: "gradient", 7: "optimizer state"}
 
     def test_workspace_and_parameter(self, tmp_path: Path) -> None:
         end = [segment(BASE, MIB, [block(BASE, MIB)])]

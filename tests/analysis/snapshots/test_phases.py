@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.analysis.snapshots.phases import FAR, Stretches, runs_of
+from tracer.analysis.snapshots.phases import FAR, Stretches, _without, runs_of
 
 ENTRIES = st.lists(st.sampled_from(["in", "out", "silent"]), max_size=20)
 
@@ -49,3 +49,11 @@ def test_without_any_no_entry_lies_in_one() -> None:
     none = Stretches(start=np.zeros(0, dtype=np.int64), end=np.zeros(0, dtype=np.int64))
     assert none.containing(np.array([0, 5])).tolist() == [-1, -1]
     assert none.next_start(np.array([0])).tolist() == [FAR]
+
+
+def test_a_stretch_without_what_lies_in_it() -> None:
+    """Two closures in one, and a stretch that a closure fills: its end stays as a step; the last has none."""
+    steps = Stretches(start=np.array([0, 10, 20]), end=np.array([9, 15, 25]))
+    calls = Stretches(start=np.array([0, 5, 10, 22]), end=np.array([3, 7, 15, 24]))
+    left = _without(steps, calls, np.array([1, 5, 12]))
+    assert (left.start.tolist(), left.end.tolist()) == ([3, 7, 15, 20], [5, 9, 15, 25])

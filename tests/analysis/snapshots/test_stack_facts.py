@@ -88,3 +88,33 @@ def test_constructors_are_told_apart_by_the_outermost() -> None:
     found = stacks([linear, model, main], [model, main], [other, main], [main])
     numbers = constructors_of_stacks(found, facts_of_stacks(found)).tolist()
     assert numbers[0] == numbers[1] != numbers[2] and numbers[2] >= 0 and numbers[3] == -1
+
+
+STEP = [Frame("step", f"{TORCH}/optim/lbfgs.py", 330), Frame("wrapper", f"{TORCH}/optim/optimizer.py", 500)]
+THEIRS = [Frame("step", "/home/me/opt.py", 33), Frame("wrapper", f"{TORCH}/optim/optimizer.py", 500)]
+CALL = Frame("_call_impl", f"{TORCH}/nn/modules/module.py", 1500)
+
+
+@pytest.mark.parametrize(
+    ("inner", "fact"),
+    [
+        ([*STEP], Fact.OPTIMIZER_STEP),
+        ([cpp("at::mul(x)"), Frame("_direction", f"{TORCH}/optim/lbfgs.py", 5), *STEP], Fact.OPTIMIZER_STEP),
+        ([Frame("closure", "/home/me/train.py", 5), *STEP], Fact.CLOSURE),
+        ([Frame("forward", "/home/me/model.py", 5), CALL, *STEP], Fact.CLOSURE),
+        ([Frame("update", "/home/me/opt.py", 9), *THEIRS], Fact.OPTIMIZER_STEP),
+        ([CALL, Frame("closure", "/home/me/train.py", 5), *THEIRS], Fact.CLOSURE),
+        (
+            [Frame("backward", f"{TORCH}/_tensor.py", 5), Frame("closure", "/home/me/train.py", 5), *THEIRS],
+            Fact.CLOSURE,
+        ),
+        # An optimizer that steps inside backward, in a hook.
+        (
+            [*STEP, Frame("hook", "/home/me/train.py", 5), cpp("torch::autograd::Engine::thread_main()")],
+            Fact.OPTIMIZER_STEP,
+        ),
+    ],
+)
+def test_what_a_step_calls_for_the_model_is_not_the_steps(inner: list[Frame], fact: Fact) -> None:
+    (found,) = facts_of_stacks(stacks(inner)).tolist()
+    assert found & (Fact.OPTIMIZER_STEP | Fact.CLOSURE) == fact

@@ -57,10 +57,38 @@ def runs_of(wanted: Bools, stacked: Bools) -> Stretches:
 
 
 def steps_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stretches:
-    """The optimizer's steps; `facts` are those of the entries' stacks [entries]."""
-    return _annotated(snapshot, state, "Optimizer.step#") or runs_of(
-        has(facts, Fact.OPTIMIZER_STEP), has(facts, Fact.STACK)
-    )
+    """The optimizer's steps; `facts` are those of the entries' stacks [entries].
+
+    What a step has its closure evaluate is no part of it: a step that calls one is what lies between and behind.
+    """
+    own, stacked = has(facts, Fact.OPTIMIZER_STEP), has(facts, Fact.STACK)
+    annotated = _annotated(snapshot, state, "Optimizer.step#")
+    if annotated is None:
+        return runs_of(own, stacked)
+    calls = has(facts, Fact.CLOSURE)
+    return _without(annotated, runs_of((calls | has(facts, Fact.ENGINE)) & ~own, stacked), np.flatnonzero(calls))
+
+
+def _without(stretches: Stretches, parts: Stretches, wanted: Ints) -> Stretches:
+    """The stretches without those parts, of those stretches that have a wanted entry; the rest of each stays, if empty.
+
+    Args:
+        stretches: Which do not overlap.
+        parts: Likewise.
+        wanted: Entries, ascending.
+    """
+    starts, ends = [], []
+    for start, end in zip(stretches.start.tolist(), stretches.end.tolist(), strict=True):
+        if np.searchsorted(wanted, start) < np.searchsorted(wanted, end):
+            first, last = np.searchsorted(parts.end, start, side="right"), np.searchsorted(parts.start, end)
+            for part in range(first, last):
+                if parts.start[part] > start:
+                    starts.append(start)
+                    ends.append(int(parts.start[part]))
+                start = min(int(parts.end[part]), end)
+        starts.append(start)
+        ends.append(end)
+    return Stretches(start=np.array(starts, dtype=np.int64), end=np.array(ends, dtype=np.int64))
 
 
 def zero_grads_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stretches:

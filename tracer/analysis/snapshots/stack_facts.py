@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import IntFlag
 
 import numpy as np
@@ -34,6 +35,7 @@ class Fact(IntFlag):
     BACKWARD_CALL = 16384  # inside the call of backward, on the side of the program
     CONSTRUCTOR = 32768  # inside a constructor of the program's
     COLLECTIVE = 65536  # where FSDP or DDP makes the buffers of its collectives
+    CLOSURE = 131072  # inside what an optimizer's step calls to evaluate the model, and so not the step's own
 
 
 _BACKWARD_NODE = re.compile(r"torch::autograd::Engine::(?:evaluate_function|call_function|thread_main)\b")
@@ -54,6 +56,7 @@ _OPTIMIZER_STEPS = ("step", "wrapper", "_init_group", "_use_grad", "_multi_tenso
 _MODULE_SETUP_NAMES = ("__init__", "_apply", "convert", "reset_parameters", "to_empty", "register_buffer")
 _MODULE_CALLS = ("_call_impl", "_wrapped_call_impl", "_slow_forward", "__call__")
 _BACKWARD_CALLS = (("_tensor.py", "backward"), ("autograd/__init__.py", "backward"), ("autograd/__init__.py", "grad"))
+_OF_THE_MODEL = int(Fact.MODULE_FORWARD | Fact.BACKWARD_CALL | Fact.ENGINE)
 # What autograd calls on threads of its own: there it is the outermost Python frame.
 _CALLED_BY_ENGINE = ("autograd/function.py", "autograd/graph.py", "utils/checkpoint.py", "utils/hooks.py")
 
@@ -64,6 +67,9 @@ def facts_of_stacks(stacks: Stacks) -> Ints:
     facts = np.zeros(len(stacks), dtype=np.int64)
     depth = np.diff(stacks.offset)
     np.bitwise_or.at(facts, np.repeat(np.arange(len(stacks)), depth), of_frame[stacks.frame_of])
+    for stack in np.flatnonzero(has(facts, Fact.OPTIMIZER_STEP)).tolist():
+        if _is_in_closure(stacks.frame_ids(stack), of_frame, stacks.frames):
+            facts[stack] += int(Fact.CLOSURE) - int(Fact.OPTIMIZER_STEP)
     deep = np.flatnonzero(depth)
     is_engines = np.array([_is_called_by_engine(frame) for frame in stacks.frames], dtype=np.bool_)
     outermost = stacks.frame_of[stacks.offset[deep + 1] - 1]
@@ -72,6 +78,19 @@ def facts_of_stacks(stacks: Stacks) -> Ints:
     fills = np.array([_makes_buckets(frame) for frame in stacks.frames], dtype=np.bool_)
     facts[deep[fills[stacks.frame_of[stacks.offset[deep]]]]] |= int(Fact.COLLECTIVE)
     return facts
+
+
+def _is_in_closure(frame_ids: Sequence[int], of_frame: Ints, frames: Sequence[Frame]) -> bool:
+    """Whether the innermost frame of an optimizer's step has called for the model: a module, backward, or a closure.
+
+    torch's own optimizers call nobody else's code in `step`, but for another optimizer's.
+    """
+    python = [number for number in frame_ids if is_python(frames[number])]
+    at = next(place for place, number in enumerate(python) if of_frame[number] & Fact.OPTIMIZER_STEP)
+    inner, step = python[:at], frames[python[at]]
+    called = frames[inner[-1]] if inner else step
+    is_others = torch_file(called) is None and called.name != "step"
+    return (step.name == "step" and is_others) or any(of_frame[number] & _OF_THE_MODEL for number in inner)
 
 
 def constructors_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
