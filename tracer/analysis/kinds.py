@@ -145,6 +145,7 @@ class Evidence(IntEnum):
     FREED_BEHIND_BACKWARD = 76
     AROUND_BACKWARD = 77
     LIBRARYS_STATE = 78
+    GIVEN_TO_REDUCER = 79
     # Of a process that can be asked, or could when its recording began.
     REACHED = 80
     KEPT_BY_GRAPH = 81
@@ -169,6 +170,7 @@ EVIDENCE_TEXT = {
     Evidence.LIBRARYS: "a library keeps it for its own work",
     Evidence.LIBRARYS_STATE: "cuDNN's random state for the dropout of recurrent layers",
     Evidence.OF_COLLECTIVE: "made where FSDP or DDP makes the buffers of its collectives",
+    Evidence.GIVEN_TO_REDUCER: "from before the recording, and DDP's reducer fills it and reads it",
     Evidence.GIVEN_TO_COLLECTIVE: "from before the recording, in no tensor of Python's, and given to a collective",
     Evidence.UNSEEN_SAVED: "made by another thread or outside torch, and used by backward",
     Evidence.LATER_BACKWARD: "made in backward with gradients on, and used by a later backward",

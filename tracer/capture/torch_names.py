@@ -62,8 +62,10 @@ _COLLECTIVES = {
 }
 # Those of DDP, whose buckets C++ makes: no Python is between.
 _DDP_FILE, _DDP_FUNCTIONS = "torch/nn/parallel/distributed.py", ("_ddp_init_helper", "_pre_forward")
-# Operators that are given the buffers of collectives, or fill them.
-COLLECTIVE_PREFIXES = ("c10d::", "torch::distributed::reducer::", "torch.distributed.ddp.reducer::")
+# What DDP's reducer calls its own work, which fills and reads its buckets; and operators that are given the buffers of
+# collectives, or fill them.
+REDUCER_PREFIXES = ("torch::distributed::reducer::", "torch.distributed.ddp.reducer::")
+COLLECTIVE_PREFIXES = ("c10d::", *REDUCER_PREFIXES)
 # Recurrent layers as Python calls them, and the name of bytes among a tensor's types.
 RECURRENT_OPERATORS = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"})
 BYTES = "uint8"

@@ -50,6 +50,7 @@ PLAIN: dict[str, Any] = {
     "is_without_grad": False,
     "is_of_collective": False,
     "is_given_to_collective": False,
+    "is_given_to_reducer": False,
     "is_dropout_state": False,
     "is_compiled_buffer": False,
     "is_saved_by_compiled": False,
@@ -151,6 +152,16 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             ({**BEFORE, **INPUT, "is_target": True, "is_given_to_collective": True}, Kind.INPUT),
             # numpy's, as a target.
             ({**BEFORE, **INPUT, "is_target": True, "is_made_unseen": True, "used_by_backward": True}, Kind.INPUT),
+        ],
+    ),
+    (
+        Evidence.GIVEN_TO_REDUCER,
+        [
+            # A communication hook has seen it, and C++ keeps its tensor of Python's.
+            (
+                {**BEFORE, "is_given_to_reducer": True, "is_given_to_collective": True, "is_reached": True},
+                Kind.COMMUNICATION,
+            ),
         ],
     ),
     (
@@ -417,6 +428,13 @@ NEARLY: tuple[tuple[dict[str, Any], Kind, Evidence], ...] = (
     # The batch of an earlier step, which was gathered from all ranks.
     (
         {**BEFORE, "role": Role.ARGUMENT, "is_over": True, "is_given_to_collective": True},
+        Kind.BEFORE_RECORDING,
+        Evidence.SEEN_BEFORE,
+    ),
+    ({"role": Role.GRADIENT, **BEFORE, "is_given_to_reducer": True}, Kind.GRADIENT, Evidence.HELD_OBJECT),
+    # A leaf's, which nobody trains.
+    (
+        {**BEFORE, "role": Role.LEAF, "is_over": True, "is_given_to_reducer": True},
         Kind.BEFORE_RECORDING,
         Evidence.SEEN_BEFORE,
     ),

@@ -155,6 +155,15 @@ def test_ddps_buckets_have_the_module_of_all_whose_gradients_they_carry(alone: N
     assert bytes_of(rows, "UNKNOWN") == bytes_of(rows, "BEFORE_RECORDING") == 0
 
 
+def test_buckets_that_a_communication_hook_has_seen_are_no_variables(alone: None) -> None:
+    """C++ then keeps a tensor of Python's of each, and the garbage collector lists it."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    model = nn.parallel.DistributedDataParallel(blocks())
+    model.register_comm_hook(None, allreduce_hook)
+    assert modules_of(train(model), Kind.COMMUNICATION) == {"module": 3 * BLOCK_BYTES}
+
+
 def test_buckets_that_are_the_gradients_are_gradients(alone: None) -> None:
     cycle = train(nn.parallel.DistributedDataParallel(blocks(), gradient_as_bucket_view=True))
     assert modules_of(cycle, Kind.COMMUNICATION) == {}

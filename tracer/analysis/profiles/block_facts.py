@@ -10,7 +10,7 @@ import numpy as np
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.backward_passes import backward_passes, outermost_calls, records_grad
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
-from tracer.analysis.profiles.collectives import given_to_collectives
+from tracer.analysis.profiles.collectives import given_to_collectives, given_to_reducer
 from tracer.analysis.profiles.conditions import NONE, Conditions
 from tracer.analysis.profiles.dropout_states import dropout_states
 from tracer.analysis.profiles.observed_storages import rows_before
@@ -63,6 +63,7 @@ class Facts(Conditions):
         is_freed_inside_compiled: The invocation of generated code that made it freed it.
         is_of_collective: Made where FSDP or DDP makes the buffers of its collectives.
         is_given_to_collective: Not seen being made, and a collective or what fills its buffers was given it.
+        is_given_to_reducer: Not seen being made, and DDP's reducer filled or read it.
         is_without_grad: Made by an operator that ran with gradients off, in a call of a model that did so throughout.
     """
 
@@ -92,6 +93,7 @@ class Facts(Conditions):
     is_without_grad: PerBlock[Bool]
     is_of_collective: PerBlock[Bool]
     is_given_to_collective: PerBlock[Bool]
+    is_given_to_reducer: PerBlock[Bool]
     is_dropout_state: PerBlock[Bool]
     is_compiled_buffer: PerBlock[Bool]
     is_saved_by_compiled: PerBlock[Bool]
@@ -176,6 +178,7 @@ class _Finder:
             is_without_grad=is_without_grad,
             is_of_collective=_at(self.attribution.allocation_is_collectives, self.allocation, False),
             is_given_to_collective=(self.allocation < 0) & self._of_key(given_to_collectives(recording)),
+            is_given_to_reducer=(self.allocation < 0) & self._of_key(given_to_reducer(recording)),
             is_dropout_state=(self.allocation < 0) & self._of_key(dropout_states(recording)),
             is_compiled_buffer=self._of_origin("is_buffer"),
             is_saved_by_compiled=self._of_origin("is_saved") & ~freed_inside,

@@ -50,6 +50,8 @@ RULES: tuple[Rule, ...] = (
         ("not_seen_made", "torch_says_parameter", "names_no_parameter", "not is_made_unseen"),
     ),
     Rule(Evidence.DATA_FLOW, Kind.INPUT, ("not_seen_made", "torch_says_input", "is_target", "not is_over")),
+    # Buckets that a communication hook or another mode of Python's has seen have a tensor of Python's, as C++ keeps it.
+    Rule(Evidence.GIVEN_TO_REDUCER, Kind.COMMUNICATION, ("is_given_to_reducer", "has_no_role")),
     Rule(Evidence.GIVEN_TO_COLLECTIVE, Kind.COMMUNICATION, ("is_given_to_collective", "not is_reached", "has_no_role")),
     Rule(Evidence.UNSEEN_SAVED, Kind.ACTIVATION, ("is_made_unseen", "used_by_backward")),
     Rule(Evidence.UNSEEN, Kind.UNKNOWN, ("is_made_unseen",)),
@@ -208,7 +210,7 @@ def _modules(
     """[B] who made it; of DDP's buckets, whose gradients are in it."""
     allocation, key, column = lifetimes.allocation, lifetimes.key, attribution.allocation_module
     found = np.where(allocation >= 0, column[allocation] if len(column) else NONE, NONE)
-    rows = np.flatnonzero(evidence == Evidence.GIVEN_TO_COLLECTIVE)
+    rows = np.flatnonzero(np.isin(evidence, (Evidence.GIVEN_TO_REDUCER, Evidence.GIVEN_TO_COLLECTIVE)))
     if len(rows):
         found[rows] = common_modules(recording, attribution.op_module, attribution.modules)[key[rows]]
     return found

@@ -12,6 +12,7 @@ from tracer.arrays import Bool, Int, Ints, PerAllocation, PerKey, PerOp, Rows
 from tracer.capture.recording import CallKind, Recording
 from tracer.capture.torch_names import (
     COLLECTIVE_PREFIXES,
+    REDUCER_PREFIXES,
     SHARDED_MODULES,
     makes_buckets,
     makes_collectives_buffers,
@@ -94,15 +95,18 @@ def _common(names: Sequence[str | None]) -> str | None:
 
 def given_to_collectives(recording: Recording) -> PerKey[Bool]:
     """[K] whether a collective, or what fills DDP's buckets, was given it."""
-    found = np.zeros(len(recording.keys.id), np.bool_)
-    found[_collectives_edges(recording)[0]] = True
-    return found
+    return _are_used_in(recording, COLLECTIVE_PREFIXES)
+
+
+def given_to_reducer(recording: Recording) -> PerKey[Bool]:
+    """[K] whether DDP's reducer filled or read it: a bucket, or a gradient that is copied there and back."""
+    return _are_used_in(recording, REDUCER_PREFIXES)
 
 
 def common_modules(recording: Recording, op_module: PerOp[Int], modules: tuple[str, ...]) -> PerKey[Int]:
     """[K] the module that holds all whose gradients DDP put into a bucket, as index of `modules`; -1 for none."""
     found = np.full(len(recording.keys.id), -1, np.int64)
-    keys, ops = _collectives_edges(recording)
+    keys, ops = _edges_inside(recording, COLLECTIVE_PREFIXES)
     for key in np.unique(keys).tolist():
         carried = np.unique(op_module[ops[keys == key]])
         names = [modules[module] for module in carried.tolist() if module >= 0]
@@ -111,11 +115,17 @@ def common_modules(recording: Recording, op_module: PerOp[Int], modules: tuple[s
     return found
 
 
-def _collectives_edges(recording: Recording) -> tuple[Rows, Ints]:
-    """Of each use of a storage by such an operator: the storage's key and the operator's row."""
+def _are_used_in(recording: Recording, prefixes: tuple[str, ...]) -> PerKey[Bool]:
+    found = np.zeros(len(recording.keys.id), np.bool_)
+    found[_edges_inside(recording, prefixes)[0]] = True
+    return found
+
+
+def _edges_inside(recording: Recording, prefixes: tuple[str, ...]) -> tuple[Rows, Ints]:
+    """Of each use of a storage by an operator whose name begins so: the storage's key and the operator's row."""
     ops, edges = recording.ops, recording.flow
-    is_collective = np.array([*(text.startswith(COLLECTIVE_PREFIXES) for text in recording.strings), False], np.bool_)
-    rows = np.flatnonzero(is_collective[ops.name])
+    is_meant = np.array([*(text.startswith(prefixes) for text in recording.strings), False], np.bool_)
+    rows = np.flatnonzero(is_meant[ops.name])
     rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
     at = enclosing(ops.start_ns[rows], ops.end_ns[rows], edges.node_time_ns)[edges.edge_node]
     inside = at >= 0
