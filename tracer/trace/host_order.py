@@ -57,7 +57,7 @@ class HostRows:
         self._columns = tuple(column[order] for column in (source, row, start, end))
         sorted_thread = thread[order]
         numbers, first = np.unique(sorted_thread, return_index=True)
-        last = np.append(first[1:], len(order))
+        last = np.append(first[1:], len(order))[: len(first)]
         self._range = dict(zip(numbers.tolist(), zip(first.tolist(), last.tolist(), strict=True), strict=True))
         has_python = np.isin(numbers, thread[: len(python)])
         self.threads: list[int] = numbers[np.lexsort((self._columns[2][first], ~has_python))].tolist()

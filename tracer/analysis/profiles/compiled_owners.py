@@ -42,7 +42,9 @@ def with_compiled_owners(
     entered, entered_from = allocation_frame[is_compiled], allocation_caller[is_compiled]
     users = np.where(entered_from >= 0, entered_from, entered)
     is_inside = frame >= 0
-    is_librarys = is_inside & (attribution.frame_whose[frame] == Whose.LIBRARYS) & (caller < 0)
+    # A recording without Python's calls has no frames at all.
+    whose = np.append(attribution.frame_whose, Whose.TORCHS)
+    is_librarys = is_inside & (whose[frame] == Whose.LIBRARYS) & (caller < 0)
     allocation_frame[is_compiled] = np.where(is_inside, frame, np.where(has_stack, entered, -1))
     allocation_caller[is_compiled] = np.where(
         is_inside, np.where(is_librarys, users, caller), np.where(has_stack, entered_from, -1)
