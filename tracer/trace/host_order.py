@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import IntEnum
 
 import numpy as np
@@ -11,6 +12,7 @@ from tracer.snapshot.remarks import Remarks
 from tracer.trace.tables import Table, TraceTables
 
 NS_PER_US = 1000
+_ROWS_AT_A_TIME = 1 << 16
 THREADS_GUESSED = "Python's calls are on a thread without operators, and are taken to be the main thread's"
 
 
@@ -62,10 +64,12 @@ class HostRows:
         has_python = np.isin(numbers, thread[: len(python)])
         self.threads: list[int] = numbers[np.lexsort((self._columns[2][first], ~has_python))].tolist()
 
-    def of(self, thread: int) -> zip[tuple[int, int, int, int]]:
+    def of(self, thread: int) -> Iterator[tuple[int, int, int, int]]:
         """Table, row, start and end in nanoseconds of each row of a thread, what encloses others before these."""
         first, last = self._range[thread]
-        return zip(*(column[first:last].tolist() for column in self._columns), strict=True)
+        for at in range(first, last, _ROWS_AT_A_TIME):
+            some = slice(at, min(at + _ROWS_AT_A_TIME, last))
+            yield from zip(*(column[some].tolist() for column in self._columns), strict=True)
 
 
 def _python_threads(python: Table, operators: Table, base_ns: int, remarks: Remarks) -> Ints:

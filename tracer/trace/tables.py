@@ -9,6 +9,7 @@ Source:
 
 from __future__ import annotations
 
+import marshal
 from enum import IntEnum
 from struct import Struct
 from struct import error as StructError
@@ -31,19 +32,24 @@ class WorkKind(IntEnum):
     FILL = 2
 
 
-_OPERATORS = {"cpu_op": False, "user_annotation": True, "Operator": False}
-"""Whether events of a category are regions that the program named."""
-_PYTHON = frozenset({"python_function", "Python"})
+_OPERATORS, _PYTHON, _OF_DEVICE, _CALLS = range(4)
+_REGION = "user_annotation"
 _WORK = {
     "kernel": WorkKind.KERNEL,
+    "concurrent_kernel": WorkKind.KERNEL,
     "gpu_memcpy": WorkKind.COPY,
     "gpu_memset": WorkKind.FILL,
     "Kernel": WorkKind.KERNEL,
     "Memcpy": WorkKind.COPY,
     "Memset": WorkKind.FILL,
-    "concurrent_kernel": WorkKind.KERNEL,
 }
-_CALLS = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "xpu_runtime", "privateuse1_runtime"})
+_TABLES: Final = {
+    **dict.fromkeys(("cpu_op", _REGION, "Operator"), _OPERATORS),
+    **dict.fromkeys(("python_function", "Python"), _PYTHON),
+    **dict.fromkeys(_WORK, _OF_DEVICE),
+    **dict.fromkeys(("cuda_runtime", "cuda_driver", "Runtime", "xpu_runtime", "privateuse1_runtime"), _CALLS),
+}
+"""The table of the events of each category."""
 
 OPERATOR_ROW: Final = np.dtype(
     [("start_us", "<f8"), ("duration_us", "<f8"), ("external_id", "<i8"), ("sequence_number", "<i8"),
@@ -96,10 +102,14 @@ class TraceTables:
         self.names, self.threads, self.devices, self.shapes = Numbered(), Numbered(), Numbered(), Numbered()
         self.shapes[()]
         self.num_events = self.num_odd = self.num_without_address = self.num_without_total = 0
-        self.num_accounts = 0
-        self.has_shapes = False
+        self._packed_shapes: dict[bytes, int] = {}
         self._operators, self._python, self._memory = bytearray(), bytearray(), bytearray()
         self._work, self._calls = bytearray(), bytearray()
+
+    @property
+    def has_shapes(self) -> bool:
+        """Whether some operator says the shapes of its inputs."""
+        return len(self._packed_shapes) > 0
 
     @property
     def operators(self) -> Table:
@@ -135,50 +145,55 @@ class TraceTables:
         self.num_events += len(events)
         if self.num_events > MAX_EVENTS:
             raise RecordingError(f"It has more than {MAX_EVENTS:,} events.", hint="Record fewer steps.")
+        names, threads = self.names, self.threads
         for event in events:
             try:
                 phase = event["ph"]
                 if phase == "X":
-                    self._add_slice(event)
+                    category = event.get("cat")
+                    table = _TABLES.get(category)
+                    if table is None:
+                        continue
+                    start, duration, name = event["ts"], event.get("dur", 0), names[event["name"]]
+                    get = (event.get("args") or _NO_ARGS).get
+                    if table == _PYTHON:
+                        above, came_from = get("Python parent id"), get("CallFrom")
+                        self._python += _pack_host(
+                            start, duration, get("Python id", -1), -1 if above is None else above,
+                            threads[event["pid"], event["tid"]], name,
+                            -1 if came_from is None else names[came_from], 0,
+                        )  # fmt: skip
+                    elif table == _OPERATORS:
+                        shapes = get("Input Dims")
+                        self._operators += _pack_host(
+                            start, duration, get("External id", -1), get("Sequence number", -1),
+                            threads[event["pid"], event["tid"]], name, category == _REGION,
+                            self._shapes(shapes) if shapes else 0,
+                        )  # fmt: skip
+                    elif table == _CALLS:
+                        self._calls += _pack_call(
+                            start, duration, get("correlation", -1), threads[event["pid"], event["tid"]], name
+                        )
+                    else:
+                        external = get("External id")
+                        self._work += _pack_work(
+                            start, duration, get("external id", -1) if external is None else external,
+                            get("correlation", -1), int(get("device", -1)), int(get("stream", -1)), name,
+                            _WORK[category],
+                        )  # fmt: skip
                 elif phase == "i" and event["name"] == MEMORY_EVENT:
                     self._add_memory(event)
-            except (KeyError, TypeError, AttributeError, StructError):
+            except (KeyError, TypeError, AttributeError, ValueError, OverflowError, StructError):
                 self.num_odd += 1
-
-    def _add_slice(self, event: dict[str, Any]) -> None:
-        category, start, duration = event.get("cat"), event["ts"], event.get("dur", 0)
-        get = (event.get("args") or _NO_ARGS).get
-        if category in _OPERATORS:
-            name = self.names[event["name"]]
-            self._operators += _pack_host(
-                start, duration, _id(get("External id")), _id(get("Sequence number")),
-                self.threads[event["pid"], event["tid"]], name, _OPERATORS[category], self._shapes(get("Input Dims")),
-            )  # fmt: skip
-        elif category in _PYTHON:
-            came_from = get("CallFrom")
-            self._python += _pack_host(
-                start, duration, _id(get("Python id")), _id(get("Python parent id")),
-                self.threads[event["pid"], event["tid"]], self.names[event["name"]],
-                -1 if came_from is None else self.names[came_from], 0,
-            )  # fmt: skip
-        elif category in _WORK:
-            external = get("External id")
-            self._work += _pack_work(
-                start, duration, _id(get("external id") if external is None else external), _id(get("correlation")),
-                _id(get("device")), _id(get("stream")), self.names[event["name"]], _WORK[category],
-            )  # fmt: skip
-        elif category in _CALLS:
-            self._calls += _pack_call(
-                start, duration, _id(get("correlation")), self.threads[event["pid"], event["tid"]],
-                self.names[event["name"]],
-            )  # fmt: skip
 
     def _shapes(self, dims: Any) -> int:
         """The number of an operator's input shapes; those of lists of tensors follow each other."""
-        if not dims:
-            return 0
-        self.has_shapes = True
-        return self.shapes[tuple(tuple(shape) for shape in _flat(dims) if shape)]
+        packed = marshal.dumps(dims)
+        number = self._packed_shapes.get(packed)
+        if number is None:
+            number = self.shapes[tuple(tuple(shape) for shape in _flat(dims) if shape)]
+            self._packed_shapes[packed] = number
+        return number
 
     def _add_memory(self, event: dict[str, Any]) -> None:
         args = event["args"]
