@@ -108,6 +108,19 @@ def test_every_key_of_a_traces_answer_is_described(tmp_path: Path) -> None:
     assert [key for key in inner_keys(found["times"]) if f"`{key}`" not in text] == []
 
 
+def test_every_key_of_several_traces_answer_is_described(tmp_path: Path) -> None:
+    for number in range(2):
+        chrome.write(
+            tmp_path / f"{number}.json", [*chrome.training_step(), chrome.kernel("ncclKernel", 12, 3 + number)]
+        )
+    (tmp_path / "odd.json").write_text("")
+    found = answer("trace", tmp_path, "--json")
+    check_header(found, "trace job")
+    assert [key for key in found if key not in HEADER] == keys("`trace --json` of several traces")
+    texts = documented()["`trace --json` of several traces"][1] + documented()["Times of a trace"][1]
+    assert [key for key in inner_keys([found["ranks"], found["unreadable"]]) if f"`{key}`" not in texts] == []
+
+
 def test_every_key_of_a_differences_answer_is_described(file: Path, tmp_path: Path) -> None:
     of_runs = answer("diff", folder(tmp_path / "a", 100), folder(tmp_path / "b", 107), "--json", "--fail-above", "5%")
     of_snapshots = answer("diff", file, file, "--json")

@@ -117,3 +117,31 @@ def test_a_hostile_name_is_escaped_on_the_page(tmp_path: Path) -> None:
     page = tmp_path / "p.html"
     assert invoke("trace", chrome.write(tmp_path / "trace.json", events), "--html", page).exit_code == 0
     assert "<script>alert(1)" not in page.read_text()
+
+
+def rank_trace(folder: Path, number: int, length_us: float) -> None:
+    document = json.loads(chrome.text_of([*chrome.training_step(), chrome.kernel("ncclDevKernel", 10, length_us)]))
+    (folder / f"rank{number}.json").write_text(json.dumps({"distributedInfo": {"rank": number}, **document}))
+
+
+def test_a_folder_is_a_job(tmp_path: Path) -> None:
+    rank_trace(tmp_path, 0, 30)
+    rank_trace(tmp_path, 1, 10)
+    (tmp_path / "rank2.json").write_text("[]")
+    result = invoke("trace", tmp_path)
+    assert result.exit_code == 0, result.stderr
+    assert (
+        "2 ranks: the others wait most for rank 1, 0.020 ms together; it came last in 1 of 1 collective."
+        in " ".join(result.stdout.split())
+    )
+    assert "Not read," in result.stdout and "6.50 KiB" in result.stdout
+    found = json.loads(invoke("trace", tmp_path, "--json").stdout)
+    assert [(rank["waited_us"], rank["waited_for_us"], rank["came_last"]) for rank in found["ranks"]] == [
+        (20, 0, 0), (0, 20, 1),
+    ]  # fmt: skip
+    assert invoke("trace", tmp_path, "--html", tmp_path / "p.html").exit_code == 1
+
+
+def test_a_folder_without_a_trace_is_refused(tmp_path: Path) -> None:
+    result = invoke("trace", tmp_path)
+    assert result.exit_code == 1 and "has no trace" in result.stderr

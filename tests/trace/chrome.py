@@ -28,9 +28,11 @@ def call(
 
 def kernel(
     name: str, start_us: float, duration_us: float, *, launched_by: int = 0, stream: int = 7, category: str = "kernel",
-    correlation: int = 0,
+    correlation: int = 0, group: str | None = None,
 ) -> Event:  # fmt: skip
     args = {"External id": launched_by, "device": 0, "stream": stream, "correlation": correlation}
+    if group is not None:
+        args["Process Group Ranks"] = group  # type: ignore[assignment]
     return {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": stream, "ts": start_us, "dur": duration_us,
             "args": args}  # fmt: skip
 

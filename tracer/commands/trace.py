@@ -12,7 +12,7 @@ from tracer.commands.common import errors_for_people, not_said, say_all
 from tracer.commands.options import option
 from tracer.commands.run_options import NUM_ROWS, AsJson, Quiet, Top
 from tracer.commands.usage import DEVICE, OUTPUTS
-from tracer.errors import OutputError, TracerError
+from tracer.errors import OutputError, RecordingError, TracerError
 from tracer.exporters.screen.terminal import say, screen
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tracer.results.trace_report import TraceReport
 
+_SUFFIXES = (".json", ".json.gz", ".json.zst")
 _NOTHING_TO_DRAW = "Trace with profile_memory=True."
 
 
@@ -70,10 +71,10 @@ def show_traces(
     top: int = NUM_ROWS,
     quiet: bool = False,
 ) -> bool:
-    """Explain one trace on a console, and in files.
+    """Explain one trace on a console, and in files, or several ranks' traces beside each other.
 
     Args:
-        paths: Of the trace.
+        paths: Of the trace, or of several ranks' traces, or their folder.
         console: Where to print.
         device: Whose memory is meant.
         save_dir: Where to write all files of a run.
@@ -90,7 +91,13 @@ def show_traces(
         OutputError: A file cannot be written, or there is nothing to write.
     """
     wanted = {name: path for name, path in (files or {}).items() if path is not None}
-    (path,) = paths
+    found = _traces(paths)
+    if len(found) > 1:
+        if wanted or save_dir is not None:
+            raise TracerError("Files are written of one trace.", hint="Name the trace of one rank.")
+        _show_job(found, console, device=device, as_json=as_json)
+        return True
+    (path,) = found
     _check_outputs(path, wanted.values(), save_dir)
     from tracer.exporters.json_documents.header import this_command
     from tracer.results.trace_report import explain_trace
@@ -106,6 +113,43 @@ def show_traces(
 
         print_trace(report, console, top=top)
     return succeeded
+
+
+def _traces(paths: Sequence[Path]) -> list[Path]:
+    """The files that are named, those of folders in order.
+
+    Raises:
+        RecordingError: A folder has none.
+    """
+    found: dict[Path, None] = {}
+    for path in paths:
+        inside = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES)) if path.is_dir() else [path]
+        if not inside:
+            raise RecordingError(f"{path} has no trace.", hint=f"Traces end in {', '.join(_SUFFIXES)}.")
+        found |= dict.fromkeys(inside)
+    return list(found)
+
+
+def _show_job(paths: Sequence[Path], console: Console, *, device: str | None, as_json: bool) -> None:
+    """Explain several ranks on a console.
+
+    Raises:
+        RecordingError: None of them can be read.
+    """
+    from tracer.exporters.json_documents.header import this_command
+    from tracer.results.trace_report import explain_traces
+
+    job = explain_traces(paths, device=device)
+    if not job.rows:
+        raise RecordingError(f"None of {len(paths):,} files can be read: {job.problems[0][1]}")
+    if as_json:
+        from tracer.exporters.json_documents.trace import trace_job_json
+
+        console.file.write(trace_job_json(job, command=this_command()) + "\n")
+    else:
+        from tracer.exporters.screen.trace_job import print_trace_job
+
+        print_trace_job(job, console)
 
 
 def _check_outputs(path: Path, outputs: Iterable[Path], save_dir: Path | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 from tracer.analysis.profiles.attribution import Attribution, attribute
 from tracer.analysis.profiles.findings import Findings, find_in_cycle, put_together
 from tracer.analysis.times.findings import TraceTimes, find_times
+from tracer.analysis.times.ranks import JobTimes, RankTimes, compare_ranks
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.run_origin import RunOrigin
@@ -69,6 +70,36 @@ def explain_trace(path: Path, *, device: str | None = None, command: str = "") -
         rank=_rank(trace.header),
         notes=trace.remarks,
         missing=trace.missing,
+    )
+
+
+def explain_traces(paths: Iterable[Path], *, device: str | None = None) -> JobTimes:
+    """Read the traces of several ranks, one after the other, and put them beside each other.
+
+    Args:
+        paths: Of the files. One that cannot be read costs itself.
+        device: Whose memory is meant.
+    """
+    ranks, problems = [], []
+    for path in paths:
+        try:
+            ranks.append(_rank_times(explain_trace(path, device=device)))
+        except RecordingError as error:
+            problems.append((str(path), str(error)))
+    return compare_ranks(ranks, problems)
+
+
+def _rank_times(report: TraceReport) -> RankTimes:
+    findings = report.results.findings if report.results is not None else None
+    peak, times = None if findings is None else findings.worst.peak, report.times
+    return RankTimes(
+        file=report.file,
+        rank=report.rank,
+        peak_bytes=None if peak is None else peak.peak_bytes,
+        device=None if peak is None else peak.device,
+        total=None if times is None else times.total,
+        num_steps=0 if times is None else len(times.steps),
+        collectives={} if times is None else times.collectives,
     )
 
 

@@ -32,7 +32,8 @@ class DeviceWork:
         launched_ns: End of the driver's call that launched it; -1 where the trace has none.
         operator_ns: Start of the innermost operator that launched it; -1 where none did.
         thread: That operator's thread, numbered as in the recording; -1 for none.
-        names: Of kernels.
+        group: Index in `names`: the ranks that a collective is of, as the trace has them; -1 where it does not say.
+        names: Of kernels and groups.
     """
 
     start_ns: Ints
@@ -45,6 +46,7 @@ class DeviceWork:
     launched_ns: Ints
     operator_ns: Ints
     thread: Ints
+    group: Ints
     names: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -99,6 +101,7 @@ def device_work(tables: TraceTables, thread_of: dict[int, int], base_ns: int) ->
         launched_ns=_of(call_end, call),
         operator_ns=_of(operator_start, operator),
         thread=_of(threads, operator),
+        group=work["group"].astype(Int),
         names=names,
     )
 

@@ -65,13 +65,13 @@ MEMORY_ROW: Final = np.dtype(
 )  # fmt: skip
 WORK_ROW: Final = np.dtype(
     [("start_us", "<f8"), ("duration_us", "<f8"), ("external_id", "<i8"), ("correlation", "<i8"),
-     ("device", "<i4"), ("stream", "<i4"), ("name", "<i4"), ("kind", "<i4")]
+     ("device", "<i4"), ("stream", "<i4"), ("name", "<i4"), ("kind", "<i4"), ("group", "<i4")]
 )  # fmt: skip
 CALL_ROW: Final = np.dtype(
     [("start_us", "<f8"), ("duration_us", "<f8"), ("correlation", "<i8"), ("thread", "<i4"), ("name", "<i4")]
 )
 _pack_host, _pack_memory = Struct("<ddqqiiii").pack, Struct("<dqqqqii").pack
-_pack_work, _pack_call = Struct("<ddqqiiii").pack, Struct("<ddqii").pack
+_pack_work, _pack_call = Struct("<ddqqiiiii").pack, Struct("<ddqii").pack
 _NO_ARGS: Final[dict[str, Any]] = {}
 Table = npt.NDArray[np.void]
 
@@ -175,11 +175,12 @@ class TraceTables:
                             start, duration, get("correlation", -1), threads[event["pid"], event["tid"]], name
                         )
                     else:
-                        external = get("External id")
+                        external, group = get("External id"), get("Process Group Ranks")
                         self._work += _pack_work(
                             start, duration, get("external id", -1) if external is None else external,
                             get("correlation", -1), int(get("device", -1)), int(get("stream", -1)), name,
                             _WORK[category],
+                            -1 if group is None else names[str(group)],
                         )  # fmt: skip
                 elif phase == "i" and event["name"] == MEMORY_EVENT:
                     self._add_memory(event)

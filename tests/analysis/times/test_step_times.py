@@ -26,6 +26,7 @@ def work_of(rows: list[tuple[int, int, str, int]]) -> DeviceWork:
         launched_ns=launched,
         operator_ns=none,
         thread=none,
+        group=none,
         names=(),
     )
 

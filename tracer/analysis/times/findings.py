@@ -10,6 +10,7 @@ from operator import add
 import numpy as np
 
 from tracer.analysis.profiles.attribution import Attribution
+from tracer.analysis.times.ranks import Collectives, collectives_of
 from tracer.analysis.times.step_times import StepTimes, step_times
 from tracer.analysis.times.work_rows import KernelRow, WorkRow, work_rows
 from tracer.capture.recording import Recording
@@ -29,6 +30,7 @@ class TraceTimes:
         work_ns: Of all kernels, copies and fills.
         num_streams: On which they ran.
         other_devices: Indices of further devices with work.
+        collectives: Kernels of collectives, to be compared with other ranks'.
     """
 
     device: int
@@ -38,6 +40,7 @@ class TraceTimes:
     work_ns: int
     num_streams: int
     other_devices: tuple[int, ...]
+    collectives: Collectives
 
     @property
     def total(self) -> StepTimes:
@@ -71,6 +74,7 @@ def find_times(recording: Recording, attribution: Attribution, work: DeviceWork)
         work_ns=int(mine.duration_ns.sum()),
         num_streams=len(np.unique(mine.stream)),
         other_devices=tuple(device for device in devices.tolist() if device != chosen),
+        collectives=collectives_of(mine),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tracer.analysis.times.findings import TraceTimes, cause
+from tracer.analysis.times.ranks import JobTimes, RankRow
 from tracer.analysis.times.step_times import StepTimes
 from tracer.analysis.times.work_rows import WorkRow
 from tracer.exporters.json_documents.header import json_header
@@ -80,4 +81,38 @@ def _in_us(values: dict[str, Any]) -> dict[str, Any]:
         _NS.sub("_us", key): value / NS_PER_US if key.endswith("_ns") else value
         for key, value in values.items()
         if key != "launcher"
+    }
+
+
+def trace_job_json(found: JobTimes, *, command: str | None = None) -> str:
+    """Several ranks beside each other as a JSON text.
+
+    Args:
+        found: What `compare_ranks` returned.
+        command: That made the document.
+    """
+    slowest = found.slowest
+    values = {
+        **json_header("trace job", VERSION, torch=None, command=command),
+        "slowest": None if slowest is None else slowest.times.name,
+        "compared_collectives": found.num_compared,
+        "left_out_collectives": found.num_left_out,
+        "ranks": [_rank(row) for row in found.rows],
+        "unreadable": [{"file": file, "problem": problem} for file, problem in found.problems],
+    }
+    return json.dumps(values, indent=2)
+
+
+def _rank(row: RankRow) -> dict[str, Any]:
+    times = row.times
+    return {
+        "file": times.file,
+        "rank": times.rank,
+        "device": times.device,
+        "peak_bytes": times.peak_bytes,
+        "steps": times.num_steps,
+        "total": None if times.total is None else _step(times.total),
+        "waited_us": row.waited_ns / NS_PER_US,
+        "waited_for_us": row.waited_for_ns / NS_PER_US,
+        "came_last": row.num_last,
     }
