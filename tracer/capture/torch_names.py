@@ -19,7 +19,9 @@ OPTIMIZER_PREFIXES = ("Optimizer.step#", ZERO_GRAD_PREFIX)
 
 # Operators: those of the autograd engine have the node's name behind this.
 ENGINE_PREFIX = "autograd::engine::evaluate_function: "
-ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
+_NODES_PREFIX = "torch::autograd::"
+ACCUMULATE_GRAD = f"{_NODES_PREFIX}AccumulateGrad"
+_NODE = re.compile(r"^\w+Backward\d*$")
 
 # AOTAutograd's function, forward and backward, and what runs a function that was compiled, graphs and what is between.
 COMPILED_FUNCTION = "CompiledFunction"
@@ -78,6 +80,11 @@ _OF_MODULES = re.compile(r"^FSDP::\w+(?: \((.+?)\))?(?: \[pg=\d+\])?$")
 def node_name(operator: str) -> str:
     """An operator's name; of the engine's work on a node, the node's."""
     return operator.removeprefix(ENGINE_PREFIX)
+
+
+def is_backward_node(operator: str) -> bool:
+    """Whether this is how autograd calls its nodes, such as `AddmmBackward0`: they run inside each other too."""
+    return operator.startswith(_NODES_PREFIX) or _NODE.search(operator) is not None
 
 
 def is_accumulate_grad(operator: str) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 from tracer.capture.recording import CallKind
@@ -22,6 +22,8 @@ from tracer.capture.torch_names import MODULE_CALL
 _MODULE_PREFIX: Final = "nn.Module: "
 _FUNCTION = re.compile(r"^(.*)\((-?\d{1,9})\): (.*)$", re.DOTALL)
 _PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
+
+_PACKAGE: Final = Path(__file__).resolve().parents[1]
 
 Place = tuple[str, int, str]
 """File, line and function."""
@@ -53,13 +55,19 @@ def line_of(called_from: str) -> tuple[str, int] | None:
 
 def is_users(file: str) -> bool:
     """Whether a file is neither torch's, nor Python's own, nor in a folder of packages, nor generated."""
-    if not file or file.startswith("<") or is_generated(file):
+    if not file or file.startswith("<") or is_generated(file) or is_ours(file):
         return False
     path = PurePosixPath(file.replace("\\", "/"))
     first = path.parts[0] if path.parts else ""
     if path.is_absolute() or ":" in first:
         return not _PACKAGE_FOLDERS.intersection(path.parts) and not _is_pythons(path)
     return first not in ("torch", "triton") and first.removesuffix(".py") not in sys.stdlib_module_names
+
+
+def is_ours(file: str) -> bool:
+    """Whether a file is this program's, which the traces of its own runs name: asked of its own folder alone."""
+    path = PurePosixPath(file)
+    return path.parts[:1] == (_PACKAGE.name,) and ".." not in path.parts and (_PACKAGE.parent / path).is_file()
 
 
 def _is_pythons(path: PurePosixPath) -> bool:

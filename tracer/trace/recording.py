@@ -18,10 +18,10 @@ import numpy as np
 from tracer.capture.profiler.event_columns import ALLOCATION_ROW, CALL_ROW, OP_ROW, SPAN_ROW, EventTables, to_columns
 from tracer.capture.profiler.inline_operators import TextOf
 from tracer.capture.recording import Frames, OpKind, Recording
-from tracer.capture.torch_names import ENGINE_PREFIX, OPTIMIZER_PREFIXES, STEP_PREFIX
+from tracer.capture.torch_names import ENGINE_PREFIX, OPTIMIZER_PREFIXES, STEP_PREFIX, is_backward_node
 from tracer.trace.device_work import DeviceWork, device_work
 from tracer.trace.host_order import HostRows, Source
-from tracer.trace.places import Place, called, is_users, line_of
+from tracer.trace.places import Place, called, is_ours, is_users, line_of
 from tracer.trace.tables import TraceTables
 
 # c10/core/DeviceType.h; the name of a device that a program registered is not in the trace.
@@ -62,12 +62,12 @@ def recording_of(tables: TraceTables, rows: HostRows, base_ns: int, text_of: Tex
 
 
 def _frames(tables: EventTables) -> Frames:
-    """Distinct places; whose they are is judged by their names, and nothing is this program's own."""
+    """Distinct places; whose they are is judged by their names."""
     triples = [(tables.strings[file], line, tables.strings[function]) for file, line, function in tables.frames]
     columns = np.array(triples, np.int64).reshape(-1, 3).T
     file, line, function = (np.ascontiguousarray(column) for column in columns)
-    user = np.array([is_users(name) for name, *_ in tables.frames], np.bool_)
-    return Frames(file, line, function, user, np.zeros_like(user))
+    user, own = (np.array([holds(name) for name, *_ in tables.frames], np.bool_) for holds in (is_users, is_ours))
+    return Frames(file, line, function, user, own)
 
 
 class _Reader(EventTables):
@@ -113,8 +113,8 @@ class _Reader(EventTables):
                 if is_region[row] or name.startswith(_REGIONS):
                     self.spans += SPAN_ROW(self.strings[name], start, end, thread)
                     inner_outermost = True
-                elif outermost or (node and name == node):
-                    is_node = bool(node) and name == node
+                elif outermost or node:
+                    is_node = bool(node) and (name == node or is_backward_node(name))
                     is_engine = name.startswith(ENGINE_PREFIX)
                     kind = _BACKWARD_NODE if is_node else _ENGINE if is_engine else _OPERATOR
                     self.ops += OP_ROW(
@@ -123,7 +123,7 @@ class _Reader(EventTables):
                     )  # fmt: skip
                     inner_op, self._num_ops = self._num_ops, self._num_ops + 1
                     inner_outermost = is_node or is_engine
-                    inner_node = name.removeprefix(ENGINE_PREFIX) if is_engine else ""
+                    inner_node = name.removeprefix(ENGINE_PREFIX) if is_engine or is_node else ""
                 stack.append((end, call, inner_op, inner_outermost, inner_node))
             elif source == Source.MEMORY:
                 place = self.places[device[row], address[row]]
