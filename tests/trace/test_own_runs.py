@@ -82,7 +82,7 @@ def rows_at(cycle: CycleFindings, position: int, *, with_lines: bool) -> Counter
 def test_a_trace_of_a_run_says_what_the_run_says(name: str) -> None:
     run, trace = both(name)
     events = [cycle.recording.allocations.size_bytes[cycle.lifetimes.events] for cycle in (run, trace)]
-    assert np.array_equal(*events)
+    assert np.array_equal(events[0], events[1])
     counted = trace.lifetimes.count.counter_bytes
     assert np.array_equal(run.lifetimes.count.counter_bytes, counted)
     assert operators(run.recording) == operators(trace.recording)
