@@ -125,6 +125,7 @@ class Evidence(IntEnum):
     ONE_SET_OF_SIZES = 44
     CONSTRUCTED = 45
     COLLECTIVE_STACK = 46
+    LEFT_BY_BACKWARD = 47
     # Of recordings again.
     LISTED = 60
     HELD_BY_GRAPH = 61
@@ -230,6 +231,7 @@ EVIDENCE_TEXT = {
     Evidence.CONSTRUCTED: (
         "likely: a constructor of the program made it, and nothing but an optimizer's step ever freed it"
     ),
+    Evidence.LEFT_BY_BACKWARD: "likely: backward made it, of a parameter's size, and nothing ever freed it",
     Evidence.ONE_SET_OF_SIZES: (
         "likely: there before the recording and never freed, only forward ran, and its sizes are no copies of others"
     ),

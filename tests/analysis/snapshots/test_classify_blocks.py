@@ -18,7 +18,7 @@ from tracer.analysis.snapshots.counting import NONE
 
 Block = dict[str, Any]
 # A block of which no rule knows anything: made in the recording by C++ alone, in use at the end.
-NUMBERS = ("constructor", "stack_kind")
+NUMBERS = ("constructor", "layer", "stack_kind")
 PLAIN: Block = {field.name: NONE if field.name in NUMBERS else False for field in fields(BlockFacts)}
 PLAIN |= {"is_at_end": True, "has_cpp": True}
 GONE = {"is_at_end": False}
@@ -179,6 +179,15 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
     ),
     (Evidence.WITHIN_SILENCE, Kind.TEMPORARY, [{**SILENT, **GONE, "freed_in_silence": True}]),
     (
+        Evidence.LEFT_BY_BACKWARD,
+        Kind.GRADIENT,
+        [
+            {**BACKWARD, "is_left_by_backward": True},
+            {**BACKWARD, "is_left_by_backward": True, "stack_kind": Kind.TEMPORARY},
+            {**SILENT, "is_left_by_backward": True},
+        ],
+    ),
+    (
         Evidence.SAME_STACK,
         Kind.GRADIENT,
         [
@@ -333,6 +342,7 @@ def possible(table: BlockFacts) -> Any:
     )
     no |= (table.is_as_many_as_gradients | table.is_one_set) & (table.has_stack | ~table.is_before | ~table.is_at_end)
     no |= table.in_silence & (table.stack_kind != NONE)
+    no |= table.is_left_by_backward & ~(table.is_at_end & ~table.is_before & (table.in_backward | table.in_silence))
     no |= table.outlives_step & ~table.in_step
     no |= table.is_replacing & ~table.outlives_step
     no |= table.freed_by_autograd & table.freed_in_silence

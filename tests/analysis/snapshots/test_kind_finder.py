@@ -82,6 +82,43 @@ class TestKinds:
         assert self.kind(tmp_path, [made, step], end) == "gradient"
         assert self.kind(tmp_path, [made, *freed(BASE, MIB, frames=[UNWIND, ZERO, MAIN])]) == "gradient"
 
+    def test_what_backward_left_behind_at_an_out_of_memory(self, tmp_path: Path) -> None:
+        """One stack makes gradients of results, which backward frees, and of parameters, which nobody does.
+
+        The parameters are known by them: three of 3 MiB, one of 9 MiB. A size that forward makes too proves nothing.
+        """
+        call = frame("_call_impl", f"{TORCH}/nn/modules/module.py", 1500)
+        at = [BASE + 16 * MIB * number for number in range(9)]
+        trace = [
+            entry("alloc", at[0], 5 * MIB, frames=[UNWIND, MALLOC, MODEL, call, MAIN]),
+            entry("alloc", at[1], 7 * MIB, frames=BACKWARD),
+            *freed(at[1], 7 * MIB, frames=FREE_BACKWARD),
+            entry("alloc", at[2], 9 * MIB, frames=BACKWARD),
+            entry("alloc", at[3], 3 * MIB, frames=BACKWARD),
+            entry("alloc", at[4], 5 * MIB, frames=BACKWARD),
+        ]
+        before = [block(address, size * MIB) for address, size in zip(at[5:], (9, 3, 3, 3), strict=True)]
+        made = [block(address, size * MIB) for address, size in ((at[0], 5), (at[2], 9), (at[3], 3), (at[4], 5))]
+        segments = [segment(BASE, 256 * MIB, [*made, *before])]
+        device = replay_snapshot(load(tmp_path / "s", {"segments": segments, "device_traces": [trace]})).devices[0]
+        lives = device.replay.lives
+        kinds = [kind for kind, _ in device.kinds.kinds_and_evidence(np.arange(len(lives)))]
+        found = dict(zip(((lives.addr - BASE) // (16 * MIB)).tolist(), kinds, strict=True))
+        assert [found[number] for number in (2, 3)] == ["gradient"] * 2
+        assert [found[number] for number in (5, 6, 7, 8)] == ["parameter"] * 4
+        assert (found[1], found[4]) == ("temporary", "temporary")
+
+    def test_what_outlives_backward_is_not_temporary_as_its_stack_is(self, tmp_path: Path) -> None:
+        trace = [
+            entry("alloc", BASE + 8 * MIB, 5 * MIB, frames=BACKWARD),
+            *freed(BASE + 8 * MIB, 5 * MIB, frames=FREE_BACKWARD),
+            entry("alloc", BASE, 9 * MIB, frames=BACKWARD),
+        ]
+        end = [segment(BASE, 64 * MIB, [block(BASE, 9 * MIB), block(BASE + 32 * MIB, 1)])]
+        assert self.kind(tmp_path, trace, end) == "temporary"  # backward still runs
+        over = entry("alloc", BASE + 32 * MIB, 1, frames=FORWARD)
+        assert self.kind(tmp_path, [*trace, over], end) == "not known"
+
     def test_zero_grad_proves_gradients_of_before_the_recording(self, tmp_path: Path) -> None:
         assert self.kind(tmp_path, freed(BASE, MIB, frames=[UNWIND, ZERO, MAIN])) == "gradient"
         assert self.kind(tmp_path, freed(BASE, MIB, frames=[UNWIND, MAIN])) == "not known"

@@ -37,11 +37,32 @@ def test_only_candidates_count() -> None:
     assert as_many_as(candidates, size, np.array([7]), np.array([1])).tolist() == [True, False, False]
 
 
+def test_of_gradients_that_are_some_of_all_one_size_says_it_of_every_size() -> None:
+    """In the middle of backward: the last layer's one of 7 has its gradient, and one of the three of 9."""
+    size, candidates = np.array([70, 90, 90, 90]), np.ones(4, dtype=np.bool_)
+    sizes, numbers = np.array([70, 90]), np.array([1, 1])
+    assert as_many_as(candidates, size, sizes, numbers).tolist() == [True, False, False, False]
+    assert as_many_as(candidates, size, sizes, numbers, are_some=True).all()
+    # Twice as many of both, or a size that does not matter: state may be among them.
+    twice = np.repeat(size, 2)
+    assert not as_many_as(np.ones(8, dtype=np.bool_), twice, sizes, numbers, are_some=True).any()
+    small = as_many_as(
+        np.ones(3, dtype=np.bool_), np.array([1, 9000, 9000]), np.array([1, 9000]), numbers, are_some=True
+    )
+    assert small.tolist() == [True, False, False]
+
+
+def test_what_a_step_has_let_go_of_counts_too() -> None:
+    size, candidates = np.array([7, 7]), np.ones(2, dtype=np.bool_)
+    assert as_many_as(candidates, size, np.array([7]), np.array([2])).all()
+    assert not as_many_as(candidates, size, np.array([7]), np.array([2]), others=np.array([7, 7, 9])).any()
+
+
 @pytest.mark.parametrize(
     ("sizes", "is_one"),
     [
-        ([], True),
-        ([5, 6, 7], True),  # each once: no copies
+        ([], False),
+        ([5, 6, 7], False),  # each once: two volumes of a data set say nothing of weights
         ([5, 5, 6, 6, 6], True),  # twice and three times: not all of them copies
         ([5, 5, 6, 6], False),  # each twice: one may be the other's momentum
         ([5] * 3 + [6] * 9, False),  # parameters and two states
@@ -49,7 +70,25 @@ def test_only_candidates_count() -> None:
     ],
 )
 def test_sizes_that_repeat_together_are_copies(sizes: list[int], is_one: bool) -> None:
-    assert is_one_set(np.array(sizes, dtype=np.int64)) is is_one
+    found = is_one_set(np.array(sizes, dtype=np.int64), np.array(sizes, dtype=np.int64), num_layers=0)
+    assert bool(found.any()) is is_one
+
+
+@pytest.mark.parametrize(
+    ("copies", "num_layers", "named"),
+    [
+        (1, 8, [True] * 8 + [True] * 4 + [False, False]),
+        (1, 4, [False] * 14),  # twice as many as layers: gradients or state are among them
+        (4, 8, [False] * 56),  # parameters, gradients, two states
+        (1, 30, [False] * 14),  # the calls are of something else
+    ],
+)
+def test_a_model_has_as_many_large_blocks_as_layers(copies: int, num_layers: int, named: list[bool]) -> None:
+    """Eight weights, four biases, and one each of what may be data: a buffer of a bias's size changes nothing."""
+    sizes = np.array(([6400] * 8 + [10] * 4 + [7, 3]) * copies, dtype=np.int64)
+    assert is_one_set(sizes, sizes, num_layers).tolist() == named
+    more = np.append(sizes, 10)
+    assert is_one_set(more, more, num_layers).tolist()[:-1] == named
 
 
 def test_who_has_the_size_of_another() -> None:

@@ -40,6 +40,7 @@ class BlockFacts:
         freed_by_autograd: In a node that autograd evaluates, or as autograd let go of what it had saved.
         freed_by_zero_grad: In a call of zero_grad.
         freed_in_step: In an optimizer's step.
+        freed_in_open_step: In one that was not over when the recording ended.
         freed_in_silence: Without a stack, likewise.
         data_was_set: By an assignment to .data.
         grad_was_set: By an assignment to .grad.
@@ -50,13 +51,18 @@ class BlockFacts:
         has_cpp: The recording has C++ frames, so that the absence of one means something.
         has_only_forward: Modules were called in the recording, and neither backward nor an optimizer's step ran.
         may_meet_backward: Backward may have run while it was in use: an entry of it, or one without a stack.
-        stack_kind: What every other block of the same stack is that is proved, as a `Kind`; -1 where they differ.
+        stack_kind: What every other block of the same stack is that is proved, as a `Kind`; -1 where they differ, and
+            where it cannot be that, since what nobody frees is not temporary.
         is_constructed: Made by constructors, kept or freed by a step, and there are as many gradients of its size.
         is_replacing: Made by the stack that made what took the place of a known parameter.
         has_size_of_staying: A block of its size was there before and is never freed.
         is_as_many_as_gradients: There before, never freed, and of a size of which there are as many gradients.
         is_of_parameters_size: A parameter has its size.
-        is_one_set: What was there before and is never freed has sizes of which none repeat as copies would.
+        layer: The call of a layer with one weight that it is in, by its line and its callers'; -1 for none.
+        is_one_set: What was there before and is never freed is as many as the layers that forward calls, or has sizes
+            of which none repeat as copies would.
+        outlives_backward: It was in use when the run of backward that made it was over.
+        is_left_by_backward: Backward made it and nothing freed it, and its size is a parameter's and no other's.
     """
 
     is_before: Bools
@@ -76,6 +82,7 @@ class BlockFacts:
     freed_by_autograd: Bools
     freed_by_zero_grad: Bools
     freed_in_step: Bools
+    freed_in_open_step: Bools
     freed_in_silence: Bools
     data_was_set: Bools
     grad_was_set: Bools
@@ -92,7 +99,10 @@ class BlockFacts:
     has_size_of_staying: Bools
     is_as_many_as_gradients: Bools
     is_of_parameters_size: Bools
+    layer: Ints
     is_one_set: Bools
+    outlives_backward: Bools
+    is_left_by_backward: Bools
 
     def __len__(self) -> int:
         return len(self.is_before)
@@ -157,6 +167,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
     is_silent = no | phases.is_silence_autograd
     runs_later = has(born, Fact.MODULE_FORWARD, Fact.ENGINE) | in_step
     free_is_known = lives.free_entry >= 0
+    in_a_step = phases.steps.containing(lives.free_entry) >= 0
     return BlockFacts(
         is_before=begin == BEFORE,
         is_at_end=end == len(state.trace),
@@ -174,8 +185,8 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         in_silence=is_silent & ~has_stack & (begin > BEFORE),
         freed_by_autograd=has(freed, Fact.ENGINE, Fact.RELEASE_SAVED),
         freed_by_zero_grad=has(freed, Fact.ZERO_GRAD) | (phases.zero_grads.containing(lives.free_entry) >= 0),
-        freed_in_step=has(freed, Fact.OPTIMIZER_STEP)
-        | (free_is_known & (phases.steps.containing(lives.free_entry) >= 0)),
+        freed_in_step=has(freed, Fact.OPTIMIZER_STEP) | (free_is_known & in_a_step),
+        freed_in_open_step=free_is_known & (phases.steps.end_after(lives.free_entry) > len(state.trace)) & in_a_step,
         freed_in_silence=is_silent & free_is_known & _is_stackless(state, lives.free_entry),
         data_was_set=has(freed, Fact.SET_DATA),
         grad_was_set=has(freed, Fact.SET_GRAD),
@@ -192,7 +203,10 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         has_size_of_staying=no,
         is_as_many_as_gradients=no,
         is_of_parameters_size=no,
+        layer=np.where(begin > BEFORE, sites.layers[lives.stack], -1),
         is_one_set=no,
+        outlives_backward=has(born, Fact.ENGINE) & (end >= phases.backwards.end_after(begin)),
+        is_left_by_backward=no,
     )
 
 

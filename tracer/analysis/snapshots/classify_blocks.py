@@ -57,6 +57,7 @@ LIKELY: Final[tuple[Rule, ...]] = (
     Rule(Evidence.RELEASED_IN_SILENCE, Kind.ACTIVATION, ("outside", "freed_in_silence")),
     Rule(Evidence.SILENCE_TO_STEP, Kind.GRADIENT, ("in_silence", "meets_step", "is_of_parameters_size")),
     Rule(Evidence.WITHIN_SILENCE, Kind.TEMPORARY, ("in_silence", "freed_in_silence")),
+    Rule(Evidence.LEFT_BY_BACKWARD, Kind.GRADIENT, ("is_left_by_backward",)),
     Rule(Evidence.SAME_STACK, "stack_kind", ("has_stack_kind",)),
     Rule(Evidence.GRADIENTS_SIZES, Kind.PARAMETER, ("is_as_many_as_gradients",)),
     Rule(Evidence.AUTOCAST_COPY, Kind.ACTIVATION, ("outside", "in_autocast")),

@@ -56,16 +56,54 @@ def with_counts(facts: BlockFacts, lives: Lives, kind: Ints, stack_kind: Ints) -
     """
     size = lives.requested_bytes
     staying = facts.is_before & facts.is_at_end & (kind == Kind.UNKNOWN) & ~facts.has_stack
-    as_many = as_many_as(staying, size, *_gradients_at_once(facts, lives, kind))
+    is_left = _is_left_by_backward(facts, size, size[staying | (facts.is_at_end & (kind == Kind.PARAMETER))])
+    gradients = _gradients_at_once(facts, lives, np.where(is_left, Kind.GRADIENT, kind))
+    # A step that is not over has replaced a part of the state: what it has let go of counts too.
+    others = size[facts.is_before & facts.freed_in_open_step]
+    is_over = bool((facts.outlives_backward | (facts.in_silence & facts.meets_step)).any())
+    as_many = as_many_as(staying, size, *gradients, others=others, are_some=not is_over)
     parameters = size[as_many | facts.is_constructed | (kind == Kind.PARAMETER)]
     return replace(
         facts,
-        stack_kind=np.where(facts.has_stack, np.maximum(stack_kind[lives.stack], NONE), NONE),
+        stack_kind=_stack_kinds(facts, np.maximum(stack_kind[lives.stack], NONE)),
+        is_left_by_backward=is_left,
         has_size_of_staying=has_size_of(size, np.append(size[staying], parameters)),
         is_as_many_as_gradients=as_many,
         is_of_parameters_size=has_size_of(size, parameters),
-        is_one_set=staying & is_one_set(size[staying]),
+        is_one_set=staying & is_one_set(size, size[staying], _num_layers(facts, lives)),
     )
+
+
+def _is_left_by_backward(facts: BlockFacts, size: Ints, of_parameters: Ints) -> Bools:
+    """What backward made and nobody freed, of a parameter's size; and of no result's of forward, while backward runs.
+
+    Gradients of results are on their way to the next node then, and never freed where the recording ends.
+    """
+    made = (facts.in_backward | facts.in_silence) & ~facts.is_before & facts.is_at_end & ~facts.in_module
+    of_results = has_size_of(size, size[facts.outside & facts.in_module])
+    found: Bools = made & has_size_of(size, of_parameters) & (facts.outlives_backward | ~of_results)
+    return found
+
+
+def _num_layers(facts: BlockFacts, lives: Lives) -> float:
+    """How many layers of one weight each a forward calls, 0 where none is seen: by the calls of that which has fewest.
+
+    Of each line counts the size that it makes most often: a workspace may come with it.
+    """
+    rows = np.flatnonzero((facts.layer != NONE) & ~facts.in_workspace)
+    if not len(rows):
+        return 0.0
+    pairs, calls = np.unique(np.stack([facts.layer[rows], lives.requested_bytes[rows]]), axis=1, return_counts=True)
+    _, first = np.unique(pairs[0], return_index=True)
+    of_line = np.maximum.reduceat(calls, first)
+    return float(of_line.sum() / of_line.min())
+
+
+def _stack_kinds(facts: BlockFacts, stack_kind: Ints) -> Ints:
+    """What the others of each block's stack are, but for temporary where a block has outlived what made it."""
+    stays = facts.is_at_end & (facts.in_step | facts.outlives_backward | facts.meets_backward | facts.meets_step)
+    stays &= ~(facts.in_backward & ~facts.outlives_backward & ~facts.meets_step)
+    return np.where(facts.has_stack & ~(stays & (stack_kind == Kind.TEMPORARY)), stack_kind, NONE)
 
 
 def copies_per_gradient(facts: BlockFacts, lives: Lives, kind: Ints, is_not_known: Bools) -> tuple[int, int]:

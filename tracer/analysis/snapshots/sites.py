@@ -20,7 +20,7 @@ from tracer.analysis.snapshots.frames import (
     is_users,
     torch_file,
 )
-from tracer.analysis.snapshots.stack_facts import constructors_of_stacks, facts_of_stacks
+from tracer.analysis.snapshots.stack_facts import constructors_of_stacks, facts_of_stacks, layers_of_stacks
 from tracer.arrays import Bools, Ints
 from tracer.snapshot.columns import Frame, Stacks
 
@@ -85,6 +85,11 @@ class Sites:
     def constructors(self) -> Ints:
         """The number of every stack's outermost constructor, -1 where it has none [stacks]."""
         return constructors_of_stacks(self._stacks, self.facts)
+
+    @cached_property
+    def layers(self) -> Ints:
+        """The number of the layer's call that every stack is in, -1 where it is in none [stacks]."""
+        return layers_of_stacks(self._stacks, self.facts)
 
     @cached_property
     def is_captured(self) -> Bools:

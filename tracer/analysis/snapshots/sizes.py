@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from tracer.arrays import Bools, Ints
 
 # Fewer copies of a size than this for each gradient of it: parameters alone, not parameters and state of their size.
 _COPIES_WITH_STATE = 2
+_SHARE_THAT_MATTERS = 0.01
+# A block of a model's weights is of this share of the largest's bytes at least; biases and norms are smaller.
+_SHARE_OF_LARGEST = 1 / 64
+# Large blocks for each layer: with gradients or state there are two or more, for a part of the calls fewer than one.
+_FEW_PER_LAYER, _MANY_PER_LAYER = 0.7, 1.5
+NOTHING: Final = np.zeros(0, dtype=np.int64)
 
 
 def most_at_once(size: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
@@ -38,24 +46,32 @@ def has_size_of(size: Ints, others: Ints) -> Bools:
     return found
 
 
-def as_many_as(candidates: Bools, size: Ints, of_sizes: Ints, numbers: Ints) -> Bools:
+def as_many_as(
+    candidates: Bools, size: Ints, of_sizes: Ints, numbers: Ints, *, others: Ints = NOTHING, are_some: bool = False
+) -> Bools:
     """Candidates of those sizes of which there are no more than one for each.
 
-    If state of their size were among them, there would be twice as many.
+    If state of their size were among them, there would be twice as many. Where only some are counted yet, one size that
+    matters and has no copies says it of all.
 
     Args:
         candidates: Which blocks are asked about [blocks].
         size: Of each block [blocks].
         of_sizes: Sizes, ascending [sizes].
         numbers: How many there are of each [sizes].
+        others: Sizes of blocks that count with the candidates.
+        are_some: There may be more of each size than `numbers` says.
     """
     if not len(of_sizes):
         return np.zeros(len(size), dtype=np.bool_)
     at = np.minimum(np.searchsorted(of_sizes, size), len(of_sizes) - 1)
     fits = candidates & (of_sizes[at] == size)
     count = np.bincount(at[fits], minlength=len(of_sizes))
-    few: Bools = count < _COPIES_WITH_STATE * numbers
-    enough: Bools = fits & few[at]
+    others = np.sort(others)
+    count += np.searchsorted(others, of_sizes, side="right") - np.searchsorted(others, of_sizes)
+    few = (count < _COPIES_WITH_STATE * numbers) & (count > 0)
+    matters = of_sizes * numbers >= _SHARE_THAT_MATTERS * (of_sizes * numbers).sum()
+    enough: Bools = fits & (few[at] | (are_some & (few & matters).any()))
     return enough
 
 
@@ -80,10 +96,22 @@ def copies_of(candidates: Ints, of_sizes: Ints, numbers: Ints) -> tuple[int, int
     return int(times[0]), int((count * of_sizes).sum())
 
 
-def is_one_set(size: Ints) -> bool:
-    """Whether these sizes cannot be copies of each other, as parameters, gradients and state are.
+def is_one_set(size: Ints, staying: Ints, num_layers: float) -> Bools:
+    """Which blocks have a size of which there are one model's weights, and no copies as gradients and state are.
 
-    Copies make every size occur a multiple of times; sizes that occur once say nothing.
+    A model has about as many large blocks as it calls layers of one weight. Where no such calls are seen, sizes have to
+    say it: copies make every size occur a multiple of times, and sizes that occur once say nothing.
+
+    Args:
+        size: Of each block [blocks].
+        staying: Sizes of those that were there before and are never freed.
+        num_layers: That a forward calls, 0 where that is not known.
     """
-    _, count = np.unique(size, return_counts=True)
-    return bool(np.gcd.reduce(count[count > 1], initial=0) <= 1)
+    sizes, count = np.unique(staying, return_counts=True)
+    repeats = count > 1
+    if not repeats.any():
+        return np.zeros(len(size), dtype=np.bool_)
+    is_large = sizes >= _SHARE_OF_LARGEST * sizes[repeats].max()
+    ratio = count[is_large].sum() / num_layers if num_layers else 0.0
+    one = _FEW_PER_LAYER < ratio < _MANY_PER_LAYER if num_layers else np.gcd.reduce(count[repeats]) == 1
+    return has_size_of(size, sizes[repeats & one])

@@ -35,6 +35,7 @@ class Fact(IntFlag):
     BACKWARD_CALL = 16384  # inside the call of backward, on the side of the program
     CONSTRUCTOR = 32768  # inside a constructor of the program's
     COLLECTIVE = 65536  # where FSDP or DDP makes the buffers of its collectives
+    LAYER = 262144  # inside the forward of a linear, convolutional or embedding layer, which has one weight
     CLOSURE = 131072  # inside what an optimizer's step calls to evaluate the model, and so not the step's own
 
 
@@ -55,6 +56,7 @@ _OF_CPP = (
 _OPTIMIZER_STEPS = ("step", "wrapper", "_init_group", "_use_grad", "_multi_tensor_", "_single_tensor_", "_fused_")
 _MODULE_SETUP_NAMES = ("__init__", "_apply", "convert", "reset_parameters", "to_empty", "register_buffer")
 _MODULE_CALLS = ("_call_impl", "_wrapped_call_impl", "_slow_forward", "__call__")
+_LAYERS = ("nn/modules/linear.py", "nn/modules/conv.py", "nn/modules/sparse.py")
 _BACKWARD_CALLS = (("_tensor.py", "backward"), ("autograd/__init__.py", "backward"), ("autograd/__init__.py", "grad"))
 _OF_THE_MODEL = int(Fact.MODULE_FORWARD | Fact.BACKWARD_CALL | Fact.ENGINE)
 # What autograd calls on threads of its own: there it is the outermost Python frame.
@@ -103,6 +105,16 @@ def constructors_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
     for stack in np.flatnonzero(has(facts, Fact.CONSTRUCTOR)).tolist():
         outermost = next(frame for frame in reversed(stacks[stack]) if _python_facts_of(frame) & Fact.CONSTRUCTOR)
         found[stack] = numbers.setdefault((outermost.name, outermost.file), len(numbers))
+    return found
+
+
+def layers_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
+    """A number for every stack in the forward of a layer with one weight, by its Python frames; else -1 [stacks]."""
+    numbers: dict[tuple[int, ...], int] = {}
+    found = np.full(len(stacks), -1, dtype=np.int64)
+    for stack in np.flatnonzero(has(facts, Fact.LAYER)).tolist():
+        python = tuple(number for number in stacks.frame_ids(stack) if is_python(stacks.frames[number]))
+        found[stack] = numbers.setdefault(python, len(numbers))
     return found
 
 
@@ -160,6 +172,8 @@ def _python_facts(frame: Frame) -> Fact:
         facts |= _optimizer_facts(frame.name, path)
     if path.startswith(("nn/modules/", "nn/init.py")) and frame.name in _MODULE_SETUP_NAMES:
         facts |= Fact.MODULE_SETUP
+    if path in _LAYERS and frame.name in ("forward", "_conv_forward"):
+        facts |= Fact.LAYER
     if path == "nn/modules/module.py" and frame.name in _MODULE_CALLS:
         facts |= Fact.MODULE_FORWARD
     return facts
