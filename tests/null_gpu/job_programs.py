@@ -38,6 +38,10 @@ def every_slot_has_this_ranks_own() -> None:
     objects: list[Any] = [None] * WORLD_SIZE
     dist.all_gather_object(objects, {"rank": RANK})
     assert objects == [{"rank": RANK}] * WORLD_SIZE
+    parts = torch.arange(WORLD_SIZE, device=DEVICE)
+    exchanged = torch.full_like(parts, -1)
+    dist.all_to_all_single(exchanged, parts)
+    assert exchanged.tolist() == parts.tolist()
     part: Any = dist.new_group(list(range(RANK, WORLD_SIZE, 2)))
     total = torch.ones(1, device=DEVICE)
     dist.all_reduce(total, group=part)

@@ -16,9 +16,10 @@ from tests.null_gpu.started import ROOT, needs_null_gpu
 from tracer.errors import TracerError
 from tracer.null_gpu.cards import H100
 from tracer.null_gpu.job.objects import Objects
-from tracer.null_gpu.job.place import Place, groups_left
+from tracer.null_gpu.job.place import Place, groups_left, nccl_left
 from tracer.null_gpu.job.ranks import ranks_that_differ
 from tracer.null_gpu.job.store import LoneStore
+from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.null_gpu.process import environment
 from tracer.runs.ranks import this_rank
 
@@ -135,6 +136,9 @@ def test_each_rank_runs_without_the_others(tmp_path: Path) -> None:
         assert ended.stdout.split() == list(TOGETHER)
     assert groups_left(tmp_path, 0) == [[0, 1], [0, 1, 2, 3], [0, 2]]
     assert groups_left(tmp_path, 1) == []
+    # Of all programs the most at once: the world's and another; all three others by an all-to-all.
+    assert nccl_left(tmp_path, 0) == NcclBuffers(2, 3)
+    assert nccl_left(tmp_path, 1) == NcclBuffers(0, 0)
 
 
 # ---- commands

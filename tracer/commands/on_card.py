@@ -103,8 +103,17 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise TracerError(f"{text} is no list of ranks.", hint="Write --rank 0,7,64.") from None
 
 
-def run_ranks(on: OnOptions, save_dir: Path | None, *, quiet: bool, as_json: bool = False) -> None:
+def run_ranks(
+    on: OnOptions, save_dir: Path | None, *, quiet: bool, as_json: bool = False, status_if_full: int = 0
+) -> None:
     """Where `--on` names a job, run the command as its ranks and end with their status; nothing in a rank itself.
+
+    Args:
+        on: Where it may name one.
+        save_dir: Where ranks write.
+        quiet: Whether nothing is printed.
+        as_json: Whether the job is printed as a document.
+        status_if_full: Where all ended well, and what NCCL takes has no room beside it.
 
     Raises:
         TracerError: What is said of the job makes no sense.
@@ -124,7 +133,7 @@ def run_ranks(on: OnOptions, save_dir: Path | None, *, quiet: bool, as_json: boo
             console.print(json.dumps(null_job_json(done), indent=1), soft_wrap=True, markup=False)
         else:
             print_null_job(done, console)
-    raise typer.Exit(done.status)
+    raise typer.Exit(done.status or (status_if_full if done.fits is False else 0))
 
 
 def start_on(text: str) -> Devices:

@@ -70,7 +70,7 @@ def predict(
     )
     with errors_for_people(), kept_import_path():
         answers = place.answers
-        run_ranks(place, save_dir, quiet=screen.quiet, as_json=as_json)
+        run_ranks(place, save_dir, quiet=screen.quiet, as_json=as_json, status_if_full=_DOES_NOT_FIT)
         devices = check(options)
         is_there = starts_on_null_gpu(options, devices)
         with values_on(answers):

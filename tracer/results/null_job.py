@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tracer.null_gpu.cards import Devices
+from tracer.null_gpu.cards import CONTEXT_BYTES, Devices
+from tracer.null_gpu.nccl_buffers import NcclBuffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class RankRun:
         categories: Bytes of the peak by category.
         failure: What ended its steps early, in words; empty if nothing did.
         out_of_memory: Whether that was the device's memory.
+        nccl: What a real NCCL would have taken memory for.
     """
 
     rank: int
@@ -31,6 +33,13 @@ class RankRun:
     categories: Mapping[str, int] = field(default_factory=dict)
     failure: str = ""
     out_of_memory: bool = False
+    nccl: NcclBuffers = field(default_factory=NcclBuffers)
+
+    @property
+    def of_card_bytes(self) -> tuple[int, int]:
+        """Least and most of the card at the peak: torch's, CUDA's context, and what NCCL takes beside them."""
+        known = (self.peak_bytes or 0) + CONTEXT_BYTES
+        return known + self.nccl.least_bytes, known + self.nccl.most_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +64,25 @@ class NullJob:
 
     @property
     def fits(self) -> bool | None:
-        """Whether all ranks that ran have room; None where one has ended for another reason, or none was recorded."""
+        """Whether all ranks that ran have room on the card.
+
+        None where one has ended for another reason, none was recorded, or it hangs on how much NCCL takes.
+        """
         if any(run.out_of_memory for run in self.runs):
             return False
-        return True if self.worst is not None and not self.status else None
+        fullest, card_bytes = self.fullest, self.devices.card.memory_bytes
+        if fullest is None or self.status:
+            return None
+        least_bytes, most_bytes = fullest.of_card_bytes
+        if least_bytes > card_bytes:
+            return False
+        return True if most_bytes <= card_bytes else None
+
+    @property
+    def fullest(self) -> RankRun | None:
+        """The first of those whose card may be fullest, NCCL's buffers among it."""
+        known = [run for run in self.runs if run.peak_bytes is not None]
+        return max(known, key=lambda run: run.of_card_bytes[1], default=None)
 
     @property
     def groups(self) -> tuple[tuple[RankRun, ...], ...]:

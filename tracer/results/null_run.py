@@ -10,6 +10,7 @@ from tracer.analysis.profiles.findings import Findings
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.null_gpu.cudnn import answered_version, said_of_workspaces
+from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.units import format_bytes
 
 CAVEAT = "Null GPU: memory is torch's own, nothing was computed."
@@ -62,8 +63,8 @@ def _unknown(findings: Findings | None) -> Iterator[str]:
         yield said_of_workspaces(version, "this card") if version else _NO_CUDNN
     if any("_fft_" in name for name in names):
         yield "Estimated: cuFFT's scratch memory, as one copy of the spectrum; its rule is not published."
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        yield "Not counted: NCCL's buffers, 0.1 to 2 GiB of a process, beside torch's memory."
+    if words := NcclBuffers.of_this_process().words:
+        yield f"Not counted: NCCL's buffers, beside torch's memory: {words}."
 
 
 def _operators(findings: Findings | None) -> set[str]:

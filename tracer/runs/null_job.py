@@ -19,7 +19,7 @@ from tracer.errors import TracerError
 from tracer.exporters.files import write_atomically
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import Devices
-from tracer.null_gpu.job.place import Place, groups_left
+from tracer.null_gpu.job.place import Place, groups_left, nccl_left
 from tracer.null_gpu.job.ranks import ranks_that_differ
 from tracer.results.null_job import NullJob, RankRun
 from tracer.runs.ranks import RanksSummary, rank_folder, read_some, write_ranks
@@ -94,6 +94,7 @@ def run_job(job: Job, save_dir: Path | None, *, tell: Callable[[str], None], is_
         if others:
             tell(f"Rank {first} ran. So do {_listed(others)}, which can differ from it ({_why(job)}).")
         runs += _side_by_side(job, others, folder, save_dir, tell)
+        runs = [replace(run, nccl=nccl_left(folder, run.rank)) for run in runs]
         summary = read_some(folder, [run.rank for run in runs], job.world_size)
     if save_dir is not None:
         write_ranks(summary, save_dir)

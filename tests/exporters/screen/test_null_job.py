@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from tracer.exporters.json_documents.null_job import null_job_json
 from tracer.exporters.screen.null_job import job_words
-from tracer.null_gpu.cards import H100, Devices
+from tracer.null_gpu.cards import CONTEXT_BYTES, H100, Devices
+from tracer.null_gpu.nccl_buffers import NcclBuffers
 from tracer.results.null_job import NullJob, RankRun
 
 GIB = 1 << 30
@@ -24,6 +25,30 @@ def test_the_worst_and_what_sets_the_least_apart() -> None:
     assert words[1].startswith("The worst is rank 0: 3.00 GiB at its peak, of 78.6")
     assert words[2] == "Rank 15 has 1.00 GiB less: PARAMETER -1.00 GiB."
     assert job(FIRST, LAST).fits is True and job(FIRST, LAST).status == 0
+
+
+def test_what_is_outside_torchs_allocator_is_said_of_the_card() -> None:
+    found = job(replace(FIRST, nccl=NcclBuffers(2, 1)), LAST)
+    assert job_words(found)[-1] == (
+        "Beside torch's memory: CUDA's context, 500.00 MiB, and NCCL's buffers, 84.00 MiB to 1.78 GiB for 2 "
+        "communicators and 1 rank that it sends to or receives from. So rank 0 takes 3.57 GiB to 5.27 GiB of 79.10 GiB."
+    )
+    assert found.fits is True
+
+
+def test_whether_it_fits_is_about_the_card() -> None:
+    room = H100.memory_bytes - CONTEXT_BYTES
+    nccl = NcclBuffers(1)
+    full = job(replace(FIRST, peak_bytes=room - nccl.least_bytes + 1, nccl=nccl))
+    assert full.fits is False and full.status == 0 and job_words(full)[-1].endswith("GiB, and does not fit.")
+    tight = job(replace(FIRST, peak_bytes=room - nccl.least_bytes, nccl=nccl))
+    assert tight.fits is None and job_words(tight)[-1].endswith(", and fits if NCCL takes no more than 28.00 MiB.")
+    assert job(replace(FIRST, peak_bytes=room - nccl.most_bytes, nccl=nccl)).fits is True
+    # The fullest card need not be that of the largest peak.
+    sends = replace(LAST, peak_bytes=room - GIB, nccl=NcclBuffers(1, 2))
+    found = job(replace(FIRST, peak_bytes=room - GIB + 1), sends)
+    assert found.worst is not None and found.worst.rank == 0
+    assert found.fullest is sends and found.fits is None
 
 
 def test_equal_ranks_are_one_group_and_the_largest_comes_first() -> None:
@@ -53,3 +78,5 @@ def test_the_document_has_every_rank() -> None:
         "torch-timeline null job", 16, True, 0,
     )  # fmt: skip
     assert [rank["peak_bytes"] for rank in document["ranks"]] == [3 * GIB, 2 * GIB]
+    assert document["context_bytes"] == CONTEXT_BYTES
+    assert document["ranks"][0]["nccl"] == {"communicators": 0, "partners": 0, "least_bytes": 0, "most_bytes": 0}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.console import Console
 
 from tracer.exporters.screen.text import print_table, say, table
+from tracer.null_gpu.cards import CONTEXT_BYTES
 from tracer.results.null_job import NullJob, RankRun
 from tracer.units import format_bytes
 
@@ -41,7 +44,30 @@ def job_words(job: NullJob) -> list[str]:
         )
     elif len(job.runs) > 1:
         lines.append("All that ran have the same peak, to the byte.")
-    return lines
+    return [*lines, *_of_card(job)]
+
+
+def _of_card(job: NullJob) -> Iterator[str]:
+    """What the fullest rank takes of its card, with what no allocator of torch's hands out."""
+    fullest = job.fullest
+    if fullest is None or not fullest.nccl.words:
+        return
+    least_bytes, most_bytes = fullest.of_card_bytes
+    card = job.devices.card.memory_bytes
+    yield (
+        f"Beside torch's memory: CUDA's context, {format_bytes(CONTEXT_BYTES)}, and NCCL's buffers, "
+        f"{fullest.nccl.words}. So rank {fullest.rank:,} takes {format_bytes(least_bytes)} to "
+        f"{format_bytes(most_bytes)} of {format_bytes(card)}{_ends(least_bytes, most_bytes, card, fullest)}"
+    )
+
+
+def _ends(least_bytes: int, most_bytes: int, card_bytes: int, fullest: RankRun) -> str:
+    if most_bytes <= card_bytes:
+        return "."
+    if least_bytes > card_bytes:
+        return ", and does not fit."
+    left = card_bytes - least_bytes + fullest.nccl.least_bytes
+    return f", and fits if NCCL takes no more than {format_bytes(left)}."
 
 
 def _apart(worst: RankRun, least: RankRun) -> str:

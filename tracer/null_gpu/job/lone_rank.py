@@ -7,15 +7,18 @@ import json
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from tracer.capture.torch_private import torch_distributed
+from tracer.null_gpu import process
 from tracer.null_gpu.job.objects import Objects
 from tracer.null_gpu.job.place import Place, left_by
 from tracer.null_gpu.job.store import LoneStore
+from tracer.null_gpu.nccl_buffers import NcclBuffers
 
 
 @contextmanager
@@ -119,7 +122,8 @@ def _functions(place: Place, see_groups: Callable[[], None]) -> dict[str, Callab
 
 def _leave(place: Place, store: LoneStore, groups: set[tuple[int, ...]]) -> None:
     keys = {key: base64.b64encode(value).decode() for key, value in store.own.items()}
-    text = json.dumps({"groups": sorted(map(list, groups)), "store": keys})
+    nccl = NcclBuffers.of_this_process() if process.is_active() else NcclBuffers()
+    text = json.dumps({"groups": sorted(map(list, groups)), "store": keys, "nccl": asdict(nccl)})
     unfinished = left_by(place.folder, place.rank).with_suffix(".part")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(left_by(place.folder, place.rank))

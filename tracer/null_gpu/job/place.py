@@ -7,7 +7,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
+
+from tracer.null_gpu.nccl_buffers import NcclBuffers
 
 _FOLDER: Final = "NULL_GPU_JOB"
 
@@ -63,12 +65,22 @@ class Place:
 
 
 def left_by(folder: Path, rank: int) -> Path:
-    """What a rank leaves in the job's folder: its process groups, and what it has put into the store."""
+    """What a rank leaves in the job's folder: its groups, what it has put into the store, and what NCCL would have."""
     return folder / f"rank{rank}.json"
 
 
 def groups_left(folder: Path, rank: int) -> list[list[int]]:
     """The ranks of each process group that a rank was in; empty if it left none."""
-    path = left_by(folder, rank)
-    groups: list[list[int]] = json.loads(path.read_text(encoding="utf-8"))["groups"] if path.exists() else []
+    groups: list[list[int]] = _left(folder, rank).get("groups", [])
     return groups
+
+
+def nccl_left(folder: Path, rank: int) -> NcclBuffers:
+    """What NCCL would have taken memory for in a rank that ran."""
+    return NcclBuffers(**_left(folder, rank).get("nccl", {}))
+
+
+def _left(folder: Path, rank: int) -> dict[str, Any]:
+    path = left_by(folder, rank)
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found

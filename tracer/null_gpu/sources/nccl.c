@@ -7,7 +7,31 @@
 
 struct ncclComm {
   int rank, size, device;
+  bool has_run;      /* a collective among several ranks, which is when NCCL takes its buffers */
+  bool *is_partner;  /* of this size: whether this rank has sent to it, or received from it */
+  int num_partners;
 };
+
+/* ---- what has to have buffers in a real NCCL: communicators, and pairs of ranks that send; the most at once ---- */
+typedef struct {
+  int now, most;
+} Tally;
+static Tally communicators, partners;
+
+static void add(Tally *tally, int count) {
+  int now = __atomic_add_fetch(&tally->now, count, __ATOMIC_RELAXED);
+  if (now > __atomic_load_n(&tally->most, __ATOMIC_RELAXED)) __atomic_store_n(&tally->most, now, __ATOMIC_RELAXED);
+}
+static void runs(ncclComm_t comm) {
+  if (comm->size > 1 && !__atomic_exchange_n(&comm->has_run, true, __ATOMIC_RELAXED)) add(&communicators, 1);
+}
+static void meets(ncclComm_t comm, int peer) {
+  if (peer == comm->rank || __atomic_exchange_n(&comm->is_partner[peer], true, __ATOMIC_RELAXED)) return;
+  __atomic_add_fetch(&comm->num_partners, 1, __ATOMIC_RELAXED);
+  add(&partners, 1);
+}
+EXPORT int null_gpu_nccl_communicators(void) { return communicators.most; }
+EXPORT int null_gpu_nccl_partners(void) { return partners.most; }
 
 EXPORT const char *ncclGetErrorString(ncclResult_t status) { return status ? "unhandled cuda error" : "no error"; }
 EXPORT const char *ncclGetLastError(ncclComm_t comm) { return ""; }
@@ -17,7 +41,8 @@ EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId *id) { return memset(id, 1, siz
 static ncclResult_t new_comm(ncclComm_t *comm, int size, int rank) {
   struct ncclComm *made = malloc(sizeof *made);
   if (!made) return ncclSystemError;
-  *made = (struct ncclComm){rank, size, current_device()};
+  *made = (struct ncclComm){rank, size, current_device(), false, calloc((size_t)size, sizeof(bool)), 0};
+  if (!made->is_partner) return free(made), ncclSystemError;
   *comm = made;
   return ncclSuccess;
 }
@@ -41,8 +66,15 @@ EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_
   if (color == NCCL_SPLIT_NOCOLOR) return *made = NULL, ncclSuccess;
   return new_comm(made, comm->size, key);
 }
-EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) { return free(comm), ncclSuccess; }
-EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) { return free(comm), ncclSuccess; }
+static ncclResult_t end(ncclComm_t comm) {
+  if (!comm) return ncclSuccess;
+  add(&communicators, -comm->has_run);
+  add(&partners, -comm->num_partners);
+  free(comm->is_partner);
+  return free(comm), ncclSuccess;
+}
+EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) { return end(comm); }
+EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) { return end(comm); }
 EXPORT ncclResult_t ncclCommFinalize(ncclComm_t comm) { return ncclSuccess; }
 EXPORT ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) { return *rank = comm->rank, ncclSuccess; }
 EXPORT ncclResult_t ncclCommCount(const ncclComm_t comm, int *count) { return *count = comm->size, ncclSuccess; }
@@ -128,18 +160,29 @@ EXPORT ncclResult_t ncclAllGather(const void *send, void *receive, size_t count,
                                   cudaStream_t stream) {
   size_t size = count * size_of(type);
   count_node(stream);
+  runs(comm);
   for (int rank = 0; rank < comm->size; rank++) move_bytes((char *)receive + (size_t)rank * size, send, size);
   return ncclSuccess;
 }
 EXPORT ncclResult_t ncclAllReduce(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
                                   ncclComm_t comm, cudaStream_t stream) {
   count_node(stream);
+  runs(comm);
   move_bytes(receive, send, count * size_of(type));
+  return ncclSuccess;
+}
+/* What another rank sends here is what this one sends to it. */
+EXPORT ncclResult_t ncclAlltoAll(const void *send, void *receive, size_t count, ncclDataType_t type, ncclComm_t comm,
+                                 cudaStream_t stream) {
+  count_node(stream);
+  for (int peer = 0; peer < comm->size; peer++) meets(comm, peer);
+  move_bytes(receive, send, (size_t)comm->size * count * size_of(type));
   return ncclSuccess;
 }
 EXPORT ncclResult_t ncclReduce(const void *send, void *receive, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
                                ncclComm_t comm, cudaStream_t stream) {
   count_node(stream);
+  runs(comm);
   if (receive && comm->rank == root) move_bytes(receive, send, count * size_of(type));
   return ncclSuccess;
 }
@@ -148,6 +191,7 @@ EXPORT ncclResult_t ncclBroadcast(const void *send, void *receive, size_t count,
   size_t size = count * size_of(type);
   bool is_ours = root == comm->rank;
   count_node(stream);
+  runs(comm);
   if (is_ours) move_bytes(receive, send, size);
   if (depth) remember(comm, is_ours ? send : NULL, is_ours ? NULL : receive, size, root);
   return ncclSuccess;
@@ -156,18 +200,21 @@ EXPORT ncclResult_t ncclReduceScatter(const void *send, void *receive, size_t co
                                       ncclComm_t comm, cudaStream_t stream) {
   size_t size = count * size_of(type);
   count_node(stream);
+  runs(comm);
   move_bytes(receive, (const char *)send + (size_t)comm->rank * size, size);
   return ncclSuccess;
 }
 EXPORT ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                              cudaStream_t stream) {
   count_node(stream);
+  meets(comm, peer);
   if (depth) remember(comm, send, NULL, count * size_of(type), peer);
   return ncclSuccess;
 }
 EXPORT ncclResult_t ncclRecv(void *receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                              cudaStream_t stream) {
   count_node(stream);
+  meets(comm, peer);
   if (depth) remember(comm, NULL, receive, count * size_of(type), peer);
   return ncclSuccess;
 }
