@@ -88,7 +88,7 @@ def recurrence(kind: str) -> Callable[[Callable[..., Any], Gpu], Callable[..., A
             if not torch_fake.is_fake(weights[0]) or not torch.backends.cudnn.enabled:
                 return on_cpu(*args)
             # Behind the weights: whether they have biases, layers, dropout, training, both directions.
-            _, num_layers, _, is_training, both = args[4:9] if is_packed else args[3:8]
+            _, num_layers, dropout, is_training, both = args[4:9] if is_packed else args[3:8]
             hidden, cell = state if kind == "lstm" else (state, None)
             layers = _Layers(
                 kind,
@@ -100,6 +100,8 @@ def recurrence(kind: str) -> Callable[[Callable[..., Any], Gpu], Callable[..., A
                 batch_first=not is_packed and args[8],
             )
             x, hidden, cell, weights = _in_16_bits(x, hidden, cell, list(weights))
+            if is_training and dropout > 0:
+                _keep_random_state(gpu, x)
             output, hidden, cell = _Recurrence.apply(layers, x, hidden.contiguous(), cell, *weights)
             output = layers.time_first(output)
             return (output, hidden) if cell is None else (output, hidden, cell)
@@ -109,6 +111,18 @@ def recurrence(kind: str) -> Callable[[Callable[..., Any], Gpu], Callable[..., A
     return replaced
 
 
+def _keep_random_state(gpu: Gpu, x: Tensor) -> None:
+    """Of dropout between layers: one for each device, made by the first call and kept for good."""
+    if _RANDOM_STATE not in gpu.memory:
+        num_bytes = gpu.card.num_sms * _THREADS_OF_RANDOM_STATE * _BYTES_OF_A_GENERATOR
+        gpu.memory[_RANDOM_STATE] = torch.empty(num_bytes, dtype=torch.uint8, device=x.device)
+
+
+# Source: get_dropout_state in aten/src/ATen/native/cudnn/RNN.cpp. What cuDNN asks for there is 16 bytes for each thread
+# that a device of 2048 threads a multiprocessor runs at once, as the null GPU answers.
+_RANDOM_STATE = "cudnn-dropout-state"
+_THREADS_OF_RANDOM_STATE = 2048
+_BYTES_OF_A_GENERATOR = 16
 _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 

@@ -146,7 +146,7 @@ static size_t size_of(ncclDataType_t type) {
     case ncclInt8:
     case ncclUint8: return 1;
     case ncclFloat16:
-    case ncclBfloat16: return 2;
+    case 9 /* ncclBfloat16, which headers hide from C up to CUDA 12 */: return 2;
     case ncclInt32:
     case ncclUint32:
     case ncclFloat32: return 4;
