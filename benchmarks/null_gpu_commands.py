@@ -14,6 +14,9 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import Any
 
+from tracer.null_gpu.cards import named_card
+from tracer.null_gpu.process import environment
+
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = Path(__file__).parent / "scripts"
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -56,6 +59,21 @@ def predicted(
     return Ended(status, json.loads(said) if said.startswith("{") else {}, stderr, seconds)
 
 
+def alone(script: Path, arguments: Sequence[str], *, on: str, variables: Mapping[str, str] = _NONE) -> Ended:
+    """A script on the null GPU, without a command of ours, that prints the bytes that were reserved at most."""
+    card = named_card(on)
+    assert card is not None
+    start = perf_counter()
+    ended = subprocess.run(
+        [sys.executable, str(script), *arguments], env=environment([card]) | {"PYTHONPATH": _paths(), **variables},
+        capture_output=True, text=True, timeout=1800, check=False,
+    )  # fmt: skip
+    document: dict[str, Any] = {"fits": ended.returncode == 0} if "OutOfMemoryError" in ended.stderr else {}
+    if ended.returncode == 0:
+        document = {"fits": True, "peak_reserved_bytes": int(ended.stdout.split()[-1])}
+    return Ended(ended.returncode, document, ended.stderr, perf_counter() - start)
+
+
 def profiled(
     script: Path, arguments: Sequence[str] = (), *, on: str, options: Sequence[str] = (),
     variables: Mapping[str, str] = _NONE,
@@ -80,12 +98,15 @@ def watched(
 
 
 def _called(arguments: Sequence[str], variables: Mapping[str, str]) -> tuple[int, str, str, float]:
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    environment = {**os.environ, "PYTHONPATH": paths, **variables}
+    shown = {**os.environ, "PYTHONPATH": _paths(), **variables}
     start = perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         ended = subprocess.run(
             [sys.executable, str(ROOT / "main.py"), *arguments],
-            cwd=folder, env=environment, capture_output=True, text=True, timeout=1800, check=False,
+            cwd=folder, env=shown, capture_output=True, text=True, timeout=1800, check=False,
         )  # fmt: skip
     return ended.returncode, ended.stdout.strip(), ended.stderr, perf_counter() - start
+
+
+def _paths() -> str:
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))

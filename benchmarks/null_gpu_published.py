@@ -3,6 +3,7 @@
     python -m benchmarks.null_gpu_published                          xMem's 22 runs of transformers
     python -m benchmarks.null_gpu_published --rows xmem-0026         those whose name begins so
     python -m benchmarks.null_gpu_published --workspaces default     with torch's own workspaces for cuBLAS
+    python -m benchmarks.null_gpu_published --bare                   the loop alone, which torch 2.6 can run as well
     python -m benchmarks.null_gpu_published --torchtitan FOLDER      torchtitan's four, from its own sources
 
 xMem's figures lie in ../shared/truth, and without it they are left out. They were measured with transformers 4.51.3:
@@ -10,10 +11,10 @@ xMem's figures lie in ../shared/truth, and without it they are left out. They we
 benchmarks.null_gpu_published`. The figure is what `predict --json` says is reserved, beside what the driver reported.
 
 The measured runs had no workspaces of 8 MiB for cuBLAS in torch's memory: the rows tell, see benchmarks/results.md. So
-they are predicted with CUBLAS_WORKSPACE_CONFIG=:16:8, which programs set that want the same results each time; it is an
-option of this benchmark alone. What the driver reports has more in it than torch's memory: the kernels that were loaded
-after its first sample. One constant for each card stands for them, the median of what is left of its rows, printed
-beside; errors are said without and with it.
+they are predicted with CUBLAS_WORKSPACE_CONFIG=:16:8, which programs set that want the same results each time, and no
+workspace for cuBLASLt, which had 1 MiB; it is an option of this benchmark alone. What the driver reports has more in it
+than torch's memory: the kernels that were loaded after its first sample. One constant for each card stands for them,
+the median of what is left of its rows, printed beside; errors are said without and with it.
 
 torchtitan's figure is the one of its own log, under `run --watch`; its sources are those of commit 9dec370, see
 `benchmarks/scripts/titan.py`.
@@ -31,7 +32,7 @@ from statistics import median
 import torch
 
 from benchmarks.engine import as_markdown
-from benchmarks.null_gpu_commands import SCRIPTS, Ended, predicted, watched
+from benchmarks.null_gpu_commands import SCRIPTS, Ended, alone, predicted, watched
 from benchmarks.published_runs import TRUTH, PublishedRun, published_runs
 from tracer.units import MIB
 
@@ -41,7 +42,7 @@ def main() -> None:
     print(f"torch {torch.__version__}")
     runs = [run for run in xmem_transformers() if not arguments.rows or run.row.startswith(tuple(arguments.rows))]
     if runs and arguments.torchtitan is None:
-        print_xmem(runs, arguments.workspaces)
+        print_xmem(runs, arguments.workspaces, is_bare=arguments.bare)
     if not runs:
         print(f"xMem's figures are not here: {TRUTH} is missing.")
     if arguments.torchtitan is not None:
@@ -52,6 +53,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="*", default=[])
     parser.add_argument("--workspaces", default=":16:8", metavar="CONFIG", help="of cuBLAS, or default")
+    parser.add_argument("--bare", action="store_true", help="what the allocator counts, without predict")
     parser.add_argument("--torchtitan", type=Path, metavar="FOLDER")
     return parser.parse_args()
 
@@ -64,9 +66,9 @@ def xmem_transformers() -> list[PublishedRun]:
     return [run for run in published_runs() if run.row.startswith("xmem-") and run.kind != "cnn"]
 
 
-def print_xmem(runs: Sequence[PublishedRun], workspaces: str) -> None:
+def print_xmem(runs: Sequence[PublishedRun], workspaces: str, *, is_bare: bool) -> None:
     answers = []
-    for run, ended in xmem_answers(runs, workspaces):
+    for run, ended in xmem_answers(runs, workspaces, is_bare=is_bare):
         print(_said(run, ended), flush=True)
         answers.append((run, ended))
     left: dict[str, list[int]] = {}
@@ -118,12 +120,17 @@ def _cells(run: PublishedRun, ended: Ended, constants: Mapping[str, int]) -> lis
     ]
 
 
-def xmem_answers(runs: Sequence[PublishedRun], workspaces: str) -> Iterator[tuple[PublishedRun, Ended]]:
-    """What `predict --on` says of each."""
-    variables = {} if workspaces == "default" else {"CUBLAS_WORKSPACE_CONFIG": workspaces}
+def xmem_answers(
+    runs: Sequence[PublishedRun], workspaces: str, *, is_bare: bool
+) -> Iterator[tuple[PublishedRun, Ended]]:
+    """What `predict --on` says of each, or the allocator itself."""
+    variables = (
+        {} if workspaces == "default" else {"CUBLAS_WORKSPACE_CONFIG": workspaces, "CUBLASLT_WORKSPACE_SIZE": "0"}
+    )
     for run in runs:
         what = [run.model, run.optimizer, run.batch_size]
-        yield run, predicted(SCRIPTS / "xmem.py", what, on=run.card, variables=variables)
+        answered = alone if is_bare else predicted
+        yield run, answered(SCRIPTS / "xmem.py", what, on=run.card, variables=variables)
 
 
 # ---- torchtitan ------------------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@
     python -m benchmarks.prediction --without cublas-workspace foreach   the error with each rule and without it
     python -m benchmarks.prediction --each                   a line for every run
     python -m benchmarks.prediction --cudnn                  with the workspaces that the cuDNN here would take
+    python -m benchmarks.prediction --cudnn --deterministic  of its engines those that give the same result each time
+    python -m benchmarks.prediction --kinds cnn              convolution networks alone
 
 Needs ../shared/truth and says so without it. The runs of transformers were measured with version 4.51.3:
 `uv run --with transformers==4.51.3 --group integrations python -m benchmarks.prediction`; timm's rows need timm, and
@@ -402,14 +404,21 @@ def main() -> None:
     parser.add_argument("--without", nargs="+", default=[], metavar="RULE", help="the error without each of these")
     parser.add_argument("--each", action="store_true", help="also a line for every run")
     parser.add_argument("--cudnn", action="store_true", help="ask the cuDNN here for convolutions' workspaces")
+    parser.add_argument("--deterministic", action="store_true", help="torch.backends.cudnn.deterministic")
+    parser.add_argument("--kinds", nargs="+", metavar="KIND", help="only models of these kinds, such as cnn")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also every prediction, for scripts")
     options = parser.parse_args()
     runs = [run for run in published_runs() if run.row.startswith(tuple(options.rows))]
+    runs = [run for run in runs if not options.kinds or run.kind in options.kinds]
     if not runs:
         print(f"There are no published runs in {TRUTH.parent.name}/{TRUTH.name}, so there is nothing to compare with.")
         return
     _import_libraries()
+    if options.deterministic:
+        import torch
+
+        torch.backends.cudnn.deterministic = True
     found = _predicted(runs, (), options)
     moved, constants = with_constants(found)
     for table in (error_table, family_table, outcome_table, range_table, difference_table, cost_table):

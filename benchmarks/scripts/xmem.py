@@ -16,3 +16,4 @@ for _ in range(3):
     outputs = model(**batch)
     outputs.loss.backward()
     optimizer.step()
+print(torch.cuda.max_memory_reserved())

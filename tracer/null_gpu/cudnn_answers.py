@@ -29,7 +29,7 @@ _ENGINE_CONFIG = 3
 _DATA_TYPE, _INT64, _FLOAT, _MODE, _HEURISTICS_MODE, _NOTE = 1, 3, 4, 7, 8, 11
 _DESCRIPTOR, _BEHAVIOR, _CHAR = 15, 19, 24
 _CROSS_CORRELATION, _INSTANT, _FALLBACK = 1, 0, 2
-_TENSOR_CORES, _DOWN_CONVERTS = 0, 1
+_TENSOR_CORES, _DOWN_CONVERTS, _NONDETERMINISTIC = 0, 1, 4
 _TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 _NUMERICAL_NOTES, _BEHAVIOR_NOTES = 1303, 1305
 _ALIGNMENT = 16  # of torch's allocator it is more, and no answer was seen to change
@@ -136,8 +136,8 @@ def workspace_bytes(cudnn: Cudnn, device: Descriptor, problem: dict[str, Any]) -
     Args:
         cudnn: The library.
         device: Its properties.
-        problem: `operation`, `dtype`, `allow_tf32`, sizes and strides of `x`, `w` and `y`, `padding`, `stride`,
-            `dilation`.
+        problem: `operation`, `dtype`, `allow_tf32`, `deterministic`, sizes and strides of `x`, `w` and `y`,
+            `padding`, `stride`, `dilation`.
 
     Raises:
         CudnnError: No engine can be planned.
@@ -148,6 +148,8 @@ def workspace_bytes(cudnn: Cudnn, device: Descriptor, problem: dict[str, Any]) -
         for configuration in _configurations(cudnn, device, graph, mode):
             notes = _notes(cudnn, configuration)
             if _DOWN_CONVERTS in notes or (_TENSOR_CORES in notes and not may_use_tensor_cores):
+                continue
+            if _NONDETERMINISTIC in notes and problem.get("deterministic"):
                 continue
             try:
                 return _planned_bytes(cudnn, device, configuration)

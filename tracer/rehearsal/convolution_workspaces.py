@@ -77,6 +77,7 @@ def _problem(
         "operation": operation,
         "dtype": str(x.dtype).removeprefix("torch."),
         "allow_tf32": torch.backends.cudnn.allow_tf32,
+        "deterministic": torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled(),
         **{name: [size, _strides(size, is_last)] for name, size in sizes.items()},
         "padding": padding,
         "stride": stride,

@@ -7,6 +7,7 @@ out by name, so that what it explains can be measured.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -23,7 +24,7 @@ from tracer.rehearsal.recorder import OperatorCall, Scratch
 from tracer.rehearsal.recurrent import recurrence
 from tracer.rehearsal.rule import Gpu, Replacement, Rule
 from tracer.rehearsal.saved_on_host import save_on_host
-from tracer.units import MIB
+from tracer.units import KIB, MIB
 from tracer.workloads.module_steps import ModuleWorkload
 from tracer.workloads.workload import Workload
 
@@ -113,7 +114,9 @@ _TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 def _cublas_workspace(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     """Of each call since torch 2.15; before, one for each thread that multiplies: that of forward, and autograd's."""
-    size_bytes = 32 * MIB if gpu.card.capability >= (9, 0) else 4096 * 1024 * 2 + 16 * 1024 * 8
+    size_bytes = _cublas_workspace_bytes(gpu)
+    if not size_bytes:
+        return
     if _TORCH >= (2, 15) and os.environ.get(_KEEPS_WORKSPACES) != "1":
         if call.out.numel():
             yield Scratch(MIB if _is_by_cublaslt(call) else size_bytes)
@@ -123,6 +126,14 @@ def _cublas_workspace(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
         return
     taken.add(call.is_backward)
     yield Scratch(size_bytes, kept=True, name="cuBLAS")
+
+
+def _cublas_workspace_bytes(gpu: Gpu) -> int:
+    """What is set, as pairs of KiB and how many of them, else by the card."""
+    pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    if pairs:
+        return sum(int(size_kib) * int(count) * KIB for size_kib, count in pairs)
+    return 32 * MIB if gpu.card.capability >= (9, 0) else 4096 * KIB * 2 + 16 * KIB * 8
 
 
 def _is_by_cublaslt(call: OperatorCall) -> bool:

@@ -6,7 +6,7 @@ their autocast in aten/src/ATen/cudnn/AutocastRNN.cpp.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +32,18 @@ class _Layers:
     projected_size: int
     is_training: bool
     batch_first: bool
+    has_bias: bool
 
     def time_first(self, x: Tensor) -> Tensor:
         """With time as the first axis, or back."""
         return x.transpose(0, 1) if self.batch_first else x
+
+    def weight_values(self, weights: Sequence[Tensor]) -> int:
+        """Of cuDNN's buffer of all weights, which has places for biases too where there are none."""
+        biases = (
+            0 if self.has_bias else 2 * self.num_layers * self.num_directions * _GATES[self.kind] * self.hidden_size
+        )
+        return sum(weight.numel() for weight in weights) + biases
 
     def reserve_values(self, num_steps: int) -> int:
         """Kept for backward, for so many steps of all samples together: of all layers; between layers, their output."""
@@ -66,9 +74,8 @@ class _Recurrence(torch.autograd.Function):
         of_x, of_hidden = torch.empty_like(in_order), torch.empty_like(hidden)
         of_cell = torch.empty_like(cell) if cell is not None else None
         # One buffer, of which every weight's gradient is a part.
-        flat = torch.zeros(sum(weight.numel() for weight in weights), dtype=x.dtype, device=x.device)
-        pieces = torch.split(flat, [weight.numel() for weight in weights])
-        of_weights = [piece.view(weight.shape) for piece, weight in zip(pieces, weights, strict=True)]
+        flat = torch.zeros(ctx.layers.weight_values(weights), dtype=x.dtype, device=x.device)
+        of_weights = _parts(flat, weights)
         del in_order, of_output
         return None, ctx.layers.time_first(of_x), of_hidden, of_cell, *of_weights
 
@@ -88,7 +95,7 @@ def recurrence(kind: str) -> Callable[[Callable[..., Any], Gpu], Callable[..., A
             if not torch_fake.is_fake(weights[0]) or not torch.backends.cudnn.enabled:
                 return on_cpu(*args)
             # Behind the weights: whether they have biases, layers, dropout, training, both directions.
-            _, num_layers, dropout, is_training, both = args[4:9] if is_packed else args[3:8]
+            has_bias, num_layers, dropout, is_training, both = args[4:9] if is_packed else args[3:8]
             hidden, cell = state if kind == "lstm" else (state, None)
             layers = _Layers(
                 kind,
@@ -98,8 +105,9 @@ def recurrence(kind: str) -> Callable[[Callable[..., Any], Gpu], Callable[..., A
                 projected_size=hidden.shape[-1],
                 is_training=is_training,
                 batch_first=not is_packed and args[8],
+                has_bias=has_bias,
             )
-            x, hidden, cell, weights = _in_16_bits(x, hidden, cell, list(weights))
+            x, hidden, cell, weights = _in_16_bits(layers, x, hidden, cell, list(weights))
             if is_training and dropout > 0:
                 _keep_random_state(gpu, x)
             output, hidden, cell = _Recurrence.apply(layers, x, hidden.contiguous(), cell, *weights)
@@ -126,11 +134,33 @@ _BYTES_OF_A_GENERATOR = 16
 _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 
 
-def _in_16_bits(x: Tensor, hidden: Tensor, cell: Tensor | None, weights: list[Tensor]) -> Any:
-    """In mixed precision all of it is cast, anew each time."""
+def _parts(flat: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    """The places of weights in a buffer of all."""
+    sizes = [weight.numel() for weight in weights]
+    pieces = torch.split(flat[: sum(sizes)], sizes)
+    return [piece.view(weight.shape) for piece, weight in zip(pieces, weights, strict=True)]
+
+
+class _CastWeights(torch.autograd.Function):
+    """Weights in another type, as parts of one buffer."""
+
+    @staticmethod
+    def forward(ctx: Any, layers: _Layers, to: torch.dtype, *weights: Tensor) -> Any:
+        ctx.dtypes = [weight.dtype for weight in weights]
+        flat = torch.zeros(layers.weight_values(weights), dtype=to, device=weights[0].device)
+        return tuple(_parts(flat, weights))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        cast = [each if each is None else each.to(to) for each, to in zip(gradients, ctx.dtypes, strict=True)]
+        return None, None, *cast
+
+
+def _in_16_bits(layers: _Layers, x: Tensor, hidden: Tensor, cell: Tensor | None, weights: list[Tensor]) -> Any:
+    """In mixed precision all of it is cast, anew each time; the weights together."""
     if not torch.is_autocast_enabled("cpu"):
         return x, hidden, cell, weights
     to = torch.get_autocast_dtype("cpu")
     with torch_dispatch.below_autocast():
-        cast = [weight.to(to) for weight in weights]
+        cast = list(_CastWeights.apply(layers, to, *weights))
         return x.to(to), hidden.to(to), cell.to(to) if cell is not None else None, cast
