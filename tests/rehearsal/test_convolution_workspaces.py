@@ -69,6 +69,14 @@ def test_channels_last_and_one_axis() -> None:
     assert (cudnn.problems[0]["padding"], cudnn.problems[0]["stride"]) == ([0, 1], [1, 1])
 
 
+def test_deterministic_engines_are_asked_for_where_the_program_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_wanted in (False, True):
+        monkeypatch.setattr(torch.backends.cudnn, "deterministic", is_wanted)
+        cudnn = Written()
+        rehearsed(nn.Conv2d(4, 8, 3), lambda: torch.randn(2, 4, 10, 10), cudnn)
+        assert [problem["deterministic"] for problem in cudnn.problems] == [is_wanted] * 2
+
+
 def test_transposed_convolutions_are_the_others_gradients() -> None:
     cudnn = Written()
     rehearsed(nn.ConvTranspose2d(4, 8, 2, stride=2), lambda: torch.randn(2, 4, 5, 5, requires_grad=True), cudnn)

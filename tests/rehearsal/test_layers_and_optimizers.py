@@ -122,6 +122,16 @@ def test_the_gradient_of_a_maximum_is_filled_in_place(is_followed: bool, monkeyp
     assert sizes.count(X_BYTES) == (2 if is_followed else 3)  # the input and its gradient
 
 
+@pytest.mark.parametrize(("setting", "size_bytes"), [("", 8_519_680), (":16:8", 16 * 8 << 10), (":0:0", 0)])
+def test_cublas_workspace_is_what_is_set(setting: str, size_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", setting)
+    monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "0")
+    layer = nn.Linear(WIDTH, WIDTH, bias=False)
+    sizes = rehearsed(lambda: layer(torch.ones(3, WIDTH)), layer).requests.size_bytes.tolist()
+    assert sizes[1:2] == [3 * WIDTH * 4]
+    assert max(sizes[2:], default=0) == max(size_bytes, 3 * WIDTH * 4)
+
+
 # ---- recurrent layers ------------------------------------------------------------------------------------------------
 
 
