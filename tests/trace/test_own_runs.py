@@ -32,9 +32,9 @@ WITH_INLINE_OPERATORS = ["fno_2d_new_zeros", "functional_model"]
 KNOWN_TO_DIFFER = {
     ("GRADIENT", "AUTOGRAD_DETAIL"),
     ("HELD", "ACTIVATION"),
-    ("AUTOGRAD_DETAIL", "WORKSPACE"),
-    ("ACTIVATION", "WORKSPACE"),
-    ("TEMPORARY", "WORKSPACE"),
+    ("AUTOGRAD_DETAIL", "TEMPORARY"),
+    ("ACTIVATION", "TEMPORARY"),
+    ("WORKSPACE", "TEMPORARY"),
 }
 
 

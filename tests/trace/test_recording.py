@@ -32,7 +32,7 @@ def test_a_step_worked_out_by_hand(tmp_path: Path) -> None:
         (4096, "BEFORE_RECORDING", "before recording", None, None, None, None),
         (1024, "ACTIVATION", "forward", "Net_0", "aten::relu", "net.py", 5),
         (1024, "AUTOGRAD_DETAIL", "backward", "Net_0", "aten::threshold_backward", "net.py", 5),
-        (512, "WORKSPACE", "backward", "Net_0", "aten::threshold_backward", "net.py", 5),
+        (512, "TEMPORARY", "backward", "Net_0", "aten::threshold_backward", "net.py", 5),
     ]
     assert trace.missing == ("Nothing ran on a GPU while it was recorded: activities=[CPU, CUDA].",)
 

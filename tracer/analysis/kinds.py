@@ -6,7 +6,7 @@ recording, `snapshots/classify_blocks.py` for an allocator snapshot.
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, unique
 
 
 class Kind(IntEnum):
@@ -74,6 +74,7 @@ def meaning_of(words: str) -> str:
 _BY_WORDS = {word: kind for kind in Kind for word in (kind.name, kind.words)}
 
 
+@unique
 class Evidence(IntEnum):
     """How a block's kind is known. Numbers are names and no order; each table of rules has its own."""
 
@@ -146,6 +147,7 @@ class Evidence(IntEnum):
     FREED_BEHIND_BACKWARD = 76
     AROUND_BACKWARD = 77
     LIBRARYS_STATE = 78
+    FREED_BY_MAKER = 82
     GIVEN_TO_REDUCER = 79
     # Of a process that can be asked, or could when its recording began.
     REACHED = 80
@@ -164,6 +166,7 @@ EVIDENCE_TEXT = {
     Evidence.OPTIMIZER_KEPT: "made by the optimizer and kept",
     Evidence.WITHIN_OPTIMIZER: "made and freed by the optimizer",
     Evidence.NO_TENSOR: "never seen as a tensor, freed by its own operator",
+    Evidence.FREED_BY_MAKER: "made and freed by one operator; uses not recorded",
     Evidence.SEEN_BEFORE: "allocated before the recording, role unknown",
     Evidence.OUTSIDE: "made outside forward, backward and optimizer, and kept",
     Evidence.LISTED: "a module or an optimizer listed it",

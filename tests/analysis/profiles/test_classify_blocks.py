@@ -274,6 +274,27 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             ),
         ],
     ),
+    (
+        Evidence.FREED_BY_MAKER,
+        [
+            (
+                {
+                    **FORWARD,
+                    "has_tensor": False,
+                    "freed_by_maker": True,
+                    "freed": Phase.FORWARD,
+                    "is_without_grad": True,
+                    "knows_uses": False,
+                },
+                Kind.TEMPORARY,
+            ),
+            # In backward it may be a gradient of an activation, and nothing shows it.
+            (
+                {**BACKWARD, "has_tensor": False, "freed_by_maker": True, "freed": Phase.BACKWARD, "knows_uses": False},
+                Kind.TEMPORARY,
+            ),
+        ],
+    ),
     (Evidence.ACCUMULATED, [({**BACKWARD, "is_gradient": True, "is_recomputed": True, **INPUT}, Kind.GRADIENT)]),
     (
         Evidence.RECOMPUTED,

@@ -62,7 +62,11 @@ RULES: tuple[Rule, ...] = (
     Rule(Evidence.LISTED, "kind_of_category", ("is_listed", "not_seen_made or made_in_loop")),
     Rule(Evidence.REACHED, Kind.HELD, ("is_reached",)),
     Rule(Evidence.SEEN_BEFORE, Kind.BEFORE_RECORDING, ("not_seen_made",)),
-    Rule(Evidence.NO_TENSOR, Kind.WORKSPACE, ("not has_tensor", "freed_by_maker", "not is_compiled_buffer")),
+    Rule(
+        Evidence.NO_TENSOR, Kind.WORKSPACE, ("not has_tensor", "freed_by_maker", "not is_compiled_buffer", "knows_uses")
+    ),
+    # Where no uses are recorded, no tensor was seen either: a tensor inside of the operator, or scratch memory.
+    Rule(Evidence.FREED_BY_MAKER, Kind.TEMPORARY, ("freed_by_maker", "not knows_uses")),
     Rule(Evidence.ACCUMULATED, Kind.GRADIENT, ("made_in_backward", "is_gradient")),
     Rule(Evidence.RECOMPUTED, Kind.ACTIVATION, ("made_in_backward", "is_recomputed")),
     Rule(Evidence.LATER_BACKWARD, Kind.ACTIVATION, ("made_in_backward", "used_by_later_backward")),
