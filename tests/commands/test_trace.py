@@ -79,6 +79,23 @@ def test_the_files_of_a_run_are_written(file: Path, tmp_path: Path) -> None:
     assert json.loads(again.stdout)["devices"][0]["bytes"] == 0
 
 
+def test_diff_takes_traces_and_folders_of_runs(file: Path, tmp_path: Path) -> None:
+    assert invoke("trace", file, "--save-dir", tmp_path / "out", "--quiet").exit_code == 0
+    more = json.loads(file.read_text())
+    for event in more["traceEvents"]:
+        if event["name"] == "[memory]" and event["args"]["Addr"] == 0x3000:
+            event["args"]["Bytes"] *= 3
+            event["args"]["Total Allocated"] += 1024 if event["args"]["Bytes"] > 0 else 0
+    other = tmp_path / "more.json"
+    other.write_text(json.dumps(more))
+    for before in (file, tmp_path / "out"):
+        (device,) = json.loads(invoke("diff", before, other, "--json").stdout)["devices"]
+        assert device["bytes"] == 1024, before
+        assert [change["bytes"] for change in device["by_line"] if change["bytes"]] == [1024]
+    assert "cannot be compared with a trace" in invoke("diff", file, tmp_path / "nothing").stderr
+    assert "--help" not in invoke("diff", file, file).stderr
+
+
 def test_a_trace_without_allocations_says_so_and_has_times(tmp_path: Path) -> None:
     events = [chrome.operator("aten::mm", 0, 9, External_id=4), chrome.kernel("mm", 3, 4, launched_by=4)]
     file = chrome.write(tmp_path / "trace.json", events)

@@ -11,7 +11,7 @@ import typer
 from tracer.commands.common import SNAPSHOT_NAME, errors_for_people, say_all, snapshot_path
 from tracer.commands.options import option
 from tracer.commands.run_options import Quiet, Top
-from tracer.errors import OutputError, SnapshotError
+from tracer.errors import OutputError, RecordingError, SnapshotError
 from tracer.exporters.screen.next_commands import after_diff
 from tracer.exporters.screen.terminal import screen
 from tracer.results.files import PEAK
@@ -20,14 +20,14 @@ from tracer.snapshot.load import load_snapshot
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tracer.analysis.peak_diff import PeakDiff
+    from tracer.analysis.peak_diff import PeakDiff, SavedPeak
 
 PEAK_NAME = PEAK.file_name
-_HINT = "Name two snapshots, or two folders that a run wrote (of one rank each)."
+_HINT = "Name two snapshots, two traces, or two folders that a run wrote (of one rank each)."
 
 
 def diff(
-    before: Annotated[Path, typer.Argument(help="A snapshot, or a --save-dir.")],
+    before: Annotated[Path, typer.Argument(help="A snapshot, a trace, or a --save-dir.")],
     after: Annotated[Path, typer.Argument(help="The one to compare with it.")],
     fail_above: Annotated[
         str | None,
@@ -40,7 +40,8 @@ def diff(
 ) -> None:
     """Say what changed between two peaks, to the byte.
 
-    Two folders that runs wrote are compared by category, module, operator and line; two snapshots by kind and stack.
+    Two folders that runs wrote, and traces of torch.profiler's, are compared by category, module, operator and line;
+    two snapshots by kind and stack.
     """
     with errors_for_people():
         with screen(is_shown=as_json or not quiet) as console:
@@ -157,11 +158,16 @@ def _instead(folder: Path, before: Path, after: Path) -> str:
 
 
 def compare(before: Path, after: Path) -> tuple[PeakDiff, ...]:
-    """Compare two profiled runs, or two snapshots, device by device.
+    """Compare two profiled runs, or traces of torch.profiler's, or two snapshots, device by device.
 
     Raises:
         SnapshotError: One of them cannot be read.
+        RecordingError: A trace cannot be read.
     """
+    if any(map(_is_trace, (before, after))):
+        from tracer.analysis.peak_diff import diff_peaks
+
+        return (diff_peaks(_peak_of(before), _peak_of(after)),)
     if _what_to_compare(before, after) == PEAK_NAME:
         from tracer.analysis.peak_diff import diff_peaks
         from tracer.exporters.json_documents.peak import read_peak_json
@@ -171,3 +177,34 @@ def compare(before: Path, after: Path) -> tuple[PeakDiff, ...]:
     from tracer.analysis.snapshots.diff import diff_snapshots
 
     return diff_snapshots(*sides)
+
+
+def _is_trace(path: Path) -> bool:
+    """Whether this is a trace; anything but JSON is left to whoever reads snapshots."""
+    if not path.is_file() or ".json" not in path.name:
+        return False
+    from tracer.trace.load import is_trace
+
+    return is_trace(path)
+
+
+def _peak_of(path: Path) -> SavedPeak:
+    """The peak of a trace, or of a run by its folder.
+
+    Raises:
+        SnapshotError: It is neither.
+        RecordingError: The trace cannot be read, or has no memory.
+    """
+    if path.is_dir() and (path / PEAK_NAME).is_file():
+        from tracer.exporters.json_documents.peak import read_peak_json
+
+        return read_peak_json(path / PEAK_NAME)
+    if not _is_trace(path):
+        raise SnapshotError(f"{path} cannot be compared with a trace.", hint="Name another trace, or a run's folder.")
+    from tracer.analysis.profiles.eager_comparison import saved_peak
+    from tracer.results.trace_report import explain_trace
+
+    results = explain_trace(path).results
+    if results is None or results.findings is None:
+        raise RecordingError(f"{path} has no allocations to compare.", hint="Trace with profile_memory=True.")
+    return saved_peak(results.findings)

@@ -15,6 +15,7 @@ from tracer.errors import RecordingError
 from tracer.snapshot.remarks import Remarks
 from tracer.trace.device_work import DeviceWork
 from tracer.trace.events import EventReader
+from tracer.trace.head import EVENTS_KEY
 from tracer.trace.host_order import HostRows
 from tracer.trace.missing import missing_sentences
 from tracer.trace.recording import recording_of
@@ -89,6 +90,16 @@ def _process_id(tables: TraceTables) -> int:
     rows = tables.operators["thread"] if len(tables.operators) else tables.memory["thread"]
     process = threads[int(np.bincount(rows).argmax())][0] if len(rows) else 0
     return process if type(process) is int else 0
+
+
+def is_trace(path: Path) -> bool:
+    """Whether a file begins like a trace: an object with the list of events near its beginning.
+
+    Raises:
+        RecordingError: It cannot be read.
+    """
+    head = next(pieces_of(path, Remarks()), "") if path.is_file() else ""
+    return head.lstrip().startswith("{") and f'"{EVENTS_KEY}"' in head
 
 
 def _no_text(file: str) -> None:
