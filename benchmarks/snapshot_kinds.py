@@ -70,7 +70,7 @@ class Verdict:
 def judge(path: Path, truth: Mapping[str, Any], *, without_cpp: bool = False) -> Verdict:
     """Compare one recording's kinds with the truth."""
     snapshot = load_snapshot(path)
-    replayed = replay_snapshot(_only_python(snapshot) if without_cpp else snapshot)
+    replayed = replay_snapshot(only_python(snapshot) if without_cpp else snapshot)
     expected = {(entry, address): (size, word) for entry, address, size, word in truth["blocks"]}
     found = _kinds_at_peak(replayed, truth["peak_requested_bytes"])
     if found.keys() != expected.keys():
@@ -95,7 +95,7 @@ def _kinds_at_peak(replayed: ReplayedSnapshot, peak_bytes: int) -> dict[tuple[in
     return {key: (of_words[kind], evidence) for key, (kind, evidence) in zip(keys, kinds, strict=True)}
 
 
-def _only_python(snapshot: Snapshot) -> Snapshot:
+def only_python(snapshot: Snapshot) -> Snapshot:
     """The snapshot without its C++ frames; stacks that become equal become one, as they were recorded so."""
     stacks = snapshot.stacks
     keep = np.array([is_python(frame) for frame in stacks.frames], dtype=np.bool_)
