@@ -127,6 +127,7 @@ class Evidence(IntEnum):
     CONSTRUCTED = 45
     COLLECTIVE_STACK = 46
     LEFT_BY_BACKWARD = 47
+    HELD_OVER_STEP = 48
     # Of recordings again.
     LISTED = 60
     HELD_BY_GRAPH = 61
@@ -235,6 +236,7 @@ EVIDENCE_TEXT = {
         "likely: a constructor of the program made it, and nothing but an optimizer's step ever freed it"
     ),
     Evidence.LEFT_BY_BACKWARD: "likely: backward made it, of a parameter's size, and nothing ever freed it",
+    Evidence.HELD_OVER_STEP: "likely: made outside of backward, and in use until after the step of an optimizer",
     Evidence.ONE_SET_OF_SIZES: (
         "likely: there before the recording and never freed, only forward ran, and its sizes are no copies of others"
     ),

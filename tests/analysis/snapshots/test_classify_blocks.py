@@ -29,6 +29,8 @@ BACKWARD = {"has_stack": True, "in_backward": True}
 STEP = {"has_stack": True, "in_step": True}
 SILENT = {"in_silence": True, "has_cpp": False}
 RELEASED = {**GONE, "freed_by_autograd": True}
+UNCLEAR = {**GONE, "may_meet_backward": True}
+HELD = {**UNCLEAR, "meets_backward": True, "meets_step": True}
 
 # One row per rule, in the table's order: blocks that this rule decides, and what they are. What a later rule knows too
 # is among them, so that the order is seen.
@@ -213,8 +215,13 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
     (
         Evidence.MODULE_CALL_STACK,
         Kind.ACTIVATION,
-        [{**MODULE, "meets_backward": True}, {**MODULE, **GONE, "meets_backward": True, "may_meet_backward": True}],
+        [
+            {**MODULE, "meets_backward": True},
+            {**MODULE, **UNCLEAR, "meets_backward": True},
+            {**MODULE, **HELD},
+        ],
     ),
+    (Evidence.HELD_OVER_STEP, Kind.HELD, [{**OUTSIDE, **HELD}]),
     (Evidence.ALIVE_AT_END, Kind.ACTIVATION, [MODULE, {**MODULE, "is_long_lived": True}]),
     (Evidence.ONE_SET_OF_SIZES, Kind.PARAMETER, [{**BEFORE, "has_only_forward": True, "is_one_set": True}]),
     (
@@ -235,7 +242,6 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
 )
 
 
-UNCLEAR = {**GONE, "may_meet_backward": True}
 # Blocks that lack one condition of a rule.
 NEARLY: tuple[tuple[Block, Kind, Evidence], ...] = (
     *(
@@ -259,6 +265,13 @@ NEARLY: tuple[tuple[Block, Kind, Evidence], ...] = (
             {**OUTSIDE, "meets_backward": True},
             {**BACKWARD, "in_module": True},
             {**MODULE, **UNCLEAR},
+            {**MODULE, "stack_made_temporaries": True},
+            HELD,
+            {**OUTSIDE, "meets_backward": True, "meets_step": True},
+            {**OUTSIDE, **HELD, "meets_backward": False},
+            {**OUTSIDE, **HELD, "meets_step": False},
+            {**OUTSIDE, **HELD, "in_module_setup": True},
+            {**OUTSIDE, **HELD, "constructor": 3},
             {**BEFORE, "is_one_set": True},
             {**BEFORE, "has_only_forward": True},
         )

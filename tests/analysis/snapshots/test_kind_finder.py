@@ -353,3 +353,81 @@ class TestPythonAlone:
         blocks = [block(BASE + 8 * MIB * num_assignments, 3 * MIB), block(BASE + 56 * MIB, 7 * MIB)]
         groups = explain(tmp_path / "s", trace, [segment(BASE, 64 * MIB, blocks)]).peak.groups
         assert {group.site.line: group.kind for group in groups}[59 + num_assignments] == kind
+
+
+CALL = frame("_call_impl", f"{TORCH}/nn/modules/module.py", 1500)
+TORCHS_STEP = [frame("step", f"{TORCH}/optim/adam.py", 220), STEP, MAIN]
+CLOSURE = [frame("closure", "/home/me/train.py", 30), *TORCHS_STEP]
+
+
+class TestCut:
+    """Recordings that end anywhere, and steps that call the program back."""
+
+    def kinds(self, path: Path, trace: list[Row], blocks: list[Row], **more: Any) -> dict[int, str]:
+        device = explain(path, trace, [segment(BASE, 64 * MIB, blocks)], **more)
+        return {group.bytes // MIB: group.kind for group in device.peak.groups}
+
+    @pytest.mark.parametrize("is_annotated", [False, True])
+    def test_a_closure_in_a_step_is_no_step(self, tmp_path: Path, is_annotated: bool) -> None:
+        trace = [
+            entry("alloc", BASE + 16 * MIB, MIB, time_us=11, frames=TORCHS_STEP),
+            entry("alloc", BASE + 48 * MIB, 7 * MIB, time_us=11, frames=[MALLOC, *TORCHS_STEP]),
+            entry("alloc", BASE, 5 * MIB, time_us=12, frames=[UNWIND, MALLOC, MUL, MODEL, CALL, *CLOSURE]),
+            entry("alloc", BASE + 32 * MIB, 2 * MIB, time_us=13, frames=[UNWIND, MALLOC, MUL, *CLOSURE]),
+            entry("alloc", BASE + 8 * MIB, 3 * MIB, time_us=14, frames=BACKWARD),
+            *freed(BASE, 5 * MIB, time_us=15, frames=FREE_BACKWARD),
+            *freed(BASE + 32 * MIB, 2 * MIB, time_us=15, frames=FREE_BACKWARD),
+            entry("alloc", BASE + 24 * MIB, MIB, time_us=16, frames=TORCHS_STEP),
+            *freed(BASE + 48 * MIB, 7 * MIB, time_us=17, frames=TORCHS_STEP),
+            entry("alloc", BASE + 40 * MIB, 1, time_us=20, frames=FORWARD),
+        ]
+        region = [
+            {"name": "Optimizer.step#Adam.step", "stage": stage, "device": 0, "time_us": time}
+            for stage, time in (("START", 10), ("END", 18))
+        ]
+        blocks = [block(BASE + at * MIB, size) for at, size in ((8, 3 * MIB), (16, MIB), (24, MIB), (40, 1))]
+        more = {"external_annotations": region} if is_annotated else {}
+        kinds = self.kinds(tmp_path / "s", trace, blocks, **more)
+        assert kinds == {
+            1: "optimizer state", 5: "activation", 2: "activation", 3: "gradient", 7: "temporary",
+        }  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("inside", "kind"),
+        [
+            ([CALL], "activation"),
+            ([frame("backward", f"{TORCH}/_tensor.py", 600)], "activation"),
+            # Of a class of tensors: its operators are its own, and no call of the program's.
+            ([frame("__torch_dispatch__", "/home/me/quantised.py", 5)], "optimizer state"),
+        ],
+    )
+    def test_what_other_optimizers_call_is_told_by_its_frames(
+        self, tmp_path: Path, inside: list[Row], kind: str
+    ) -> None:
+        step = [frame("step", "/home/me/optimizer.py", 9), STEP, MAIN]
+        trace = [
+            entry("alloc", BASE, MIB, frames=[UNWIND, MALLOC, MUL, *inside, *step]),
+            *freed(BASE, MIB, frames=FREE_BACKWARD),
+            entry("alloc", BASE + 8 * MIB, 1, frames=FORWARD),
+        ]
+        assert self.kinds(tmp_path / "s", trace, [block(BASE + 8 * MIB, 1)])[1] == kind
+
+    def test_a_variable_holds_it_over_the_step(self, tmp_path: Path) -> None:
+        """The others of its stack are temporary; this one is let go of when the variable is set again."""
+        trace = [
+            entry("alloc", BASE, MIB, frames=FORWARD),
+            *freed(BASE, MIB, frames=FREE_FORWARD),
+            entry("alloc", BASE + 8 * MIB, 5 * MIB, frames=FORWARD),
+            entry("alloc", BASE + 16 * MIB, 1, frames=BACKWARD),
+            entry("alloc", BASE + 24 * MIB, 1, frames=IN_STEP),
+            *freed(BASE + 8 * MIB, 5 * MIB, frames=FREE_FORWARD),
+        ]
+        assert self.kinds(tmp_path / "s", trace, [])[5] == "held"
+
+    def test_alive_at_the_end_where_its_stack_made_temporaries(self, tmp_path: Path) -> None:
+        """As in an inference that is cut within a layer: who knows whether it will be freed as the others were."""
+        inside = [UNWIND, MALLOC, MODEL, CALL, MAIN]
+        before = [entry("alloc", BASE, MIB, frames=inside), *freed(BASE, MIB, frames=FREE_FORWARD)]
+        trace = [*before, entry("alloc", BASE, 5 * MIB, frames=inside)]
+        assert self.kinds(tmp_path / "s", trace, [block(BASE, 5 * MIB)])[5] == "not known"
+        assert self.kinds(tmp_path / "t", trace[-1:], [block(BASE, 5 * MIB)])[5] == "activation"

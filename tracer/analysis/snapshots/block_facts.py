@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.analysis.snapshots.phases import Stretches, runs_of, steps_of, zero_grads_of
+from tracer.analysis.snapshots.phases import Stretches, runs_of, steps_of, whole_steps_of, zero_grads_of
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.stack_facts import Fact, has
 from tracer.arrays import Bools, Ints
@@ -53,6 +53,7 @@ class BlockFacts:
         may_meet_backward: Backward may have run while it was in use: an entry of it, or one without a stack.
         stack_kind: What every other block of the same stack is that is proved, as a `Kind`; -1 where they differ, and
             where it cannot be that, since what nobody frees is not temporary.
+        stack_made_temporaries: Of the same stack's blocks some were freed again before any backward ran.
         is_constructed: Made by constructors, kept or freed by a step, and there are as many gradients of its size.
         is_replacing: Made by the stack that made what took the place of a known parameter.
         has_size_of_staying: A block of its size was there before and is never freed.
@@ -94,6 +95,7 @@ class BlockFacts:
     has_only_forward: Bools
     may_meet_backward: Bools
     stack_kind: Ints
+    stack_made_temporaries: Bools
     is_constructed: Bools
     is_replacing: Bools
     has_size_of_staying: Bools
@@ -139,6 +141,7 @@ class DevicePhases:
         self.of_entry = facts[state.trace.stack]
         stacked = has(self.of_entry, Fact.STACK)
         self.steps = steps_of(snapshot, state, self.of_entry)
+        self.whole_steps = whole_steps_of(snapshot, state, self.of_entry)
         self.zero_grads = zero_grads_of(snapshot, state, self.of_entry)
         self.has_cpp = bool(has(facts, Fact.CPP).any())
         trains = (
@@ -190,7 +193,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         freed_in_silence=is_silent & free_is_known & _is_stackless(state, lives.free_entry),
         data_was_set=has(freed, Fact.SET_DATA),
         grad_was_set=has(freed, Fact.SET_GRAD),
-        outlives_step=in_step & (end >= phases.steps.end_after(begin)),
+        outlives_step=in_step & (end >= phases.whole_steps.end_after(begin)),
         meets_step=end > phases.steps.next_start(begin),
         meets_backward=_changes(phases.num_backward, begin, end),
         is_long_lived=_num_started(phases.steps, end) - _num_started(phases.steps, begin) >= 2,
@@ -198,6 +201,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         has_only_forward=no | phases.has_only_forward,
         may_meet_backward=_changes(phases.num_maybe_backward, begin, end),
         stack_kind=np.full(len(lives), -1, dtype=np.int64),
+        stack_made_temporaries=no,
         is_constructed=no,
         is_replacing=no,
         has_size_of_staying=no,

@@ -62,7 +62,16 @@ LIKELY: Final[tuple[Rule, ...]] = (
     Rule(Evidence.GRADIENTS_SIZES, Kind.PARAMETER, ("is_as_many_as_gradients",)),
     Rule(Evidence.AUTOCAST_COPY, Kind.ACTIVATION, ("outside", "in_autocast")),
     Rule(Evidence.MODULE_CALL_STACK, Kind.ACTIVATION, ("outside", "in_module", "meets_backward", "not is_long_lived")),
-    Rule(Evidence.ALIVE_AT_END, Kind.ACTIVATION, ("outside", "in_module", "is_at_end", "not meets_backward")),
+    Rule(
+        Evidence.HELD_OVER_STEP,
+        Kind.HELD,
+        ("outside", "not is_at_end", "meets_backward", "meets_step", "not in_module_setup", "not in_constructor"),
+    ),
+    Rule(
+        Evidence.ALIVE_AT_END,
+        Kind.ACTIVATION,
+        ("outside", "in_module", "is_at_end", "not meets_backward", "not stack_made_temporaries"),
+    ),
     Rule(Evidence.ONE_SET_OF_SIZES, Kind.PARAMETER, ("has_only_forward", "is_one_set")),
 )
 RULES: Final[tuple[Rule, ...]] = (*PROOFS, *LIKELY, Rule(Evidence.UNPROVED, Kind.UNKNOWN))

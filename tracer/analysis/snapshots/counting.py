@@ -66,6 +66,8 @@ def with_counts(facts: BlockFacts, lives: Lives, kind: Ints, stack_kind: Ints) -
     return replace(
         facts,
         stack_kind=_stack_kinds(facts, np.maximum(stack_kind[lives.stack], NONE)),
+        stack_made_temporaries=facts.has_stack
+        & np.isin(lives.stack, lives.stack[_is_freed_before_backward(facts, kind)]),
         is_left_by_backward=is_left,
         has_size_of_staying=has_size_of(size, np.append(size[staying], parameters)),
         is_as_many_as_gradients=as_many,
@@ -103,7 +105,14 @@ def _stack_kinds(facts: BlockFacts, stack_kind: Ints) -> Ints:
     """What the others of each block's stack are, but for temporary where a block has outlived what made it."""
     stays = facts.is_at_end & (facts.in_step | facts.outlives_backward | facts.meets_backward | facts.meets_step)
     stays &= ~(facts.in_backward & ~facts.outlives_backward & ~facts.meets_step)
+    # What forward made and outlived backward and the step is held by somebody.
+    stays |= facts.outside & facts.meets_backward & facts.meets_step
     return np.where(facts.has_stack & ~(stays & (stack_kind == Kind.TEMPORARY)), stack_kind, NONE)
+
+
+def _is_freed_before_backward(facts: BlockFacts, kind: Ints) -> Bools:
+    found: Bools = facts.outside & ~facts.is_at_end & ~facts.may_meet_backward & (kind == Kind.UNKNOWN)
+    return found
 
 
 def copies_per_gradient(facts: BlockFacts, lives: Lives, kind: Ints, is_not_known: Bools) -> tuple[int, int]:

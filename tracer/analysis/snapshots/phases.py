@@ -69,6 +69,17 @@ def steps_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stretches:
     return _without(annotated, runs_of((calls | has(facts, Fact.ENGINE)) & ~own, stacked), np.flatnonzero(calls))
 
 
+def whole_steps_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stretches:
+    """The same with what their closures evaluate, each from its first entry to its last."""
+    annotated = _annotated(snapshot, state, "Optimizer.step#")
+    if annotated is not None:
+        return annotated
+    calls, own = has(facts, Fact.CLOSURE), has(facts, Fact.OPTIMIZER_STEP)
+    # A closure's backward runs on a thread of its own: that stack does not show the step, and does not end it.
+    is_elsewhere = has(facts, Fact.ENGINE) & ~own & ~calls & calls.any()
+    return runs_of(own | calls, has(facts, Fact.STACK) & ~is_elsewhere)
+
+
 def _without(stretches: Stretches, parts: Stretches, wanted: Ints) -> Stretches:
     """The stretches without those parts, of those stretches that have a wanted entry; the rest of each stays, if empty.
 
