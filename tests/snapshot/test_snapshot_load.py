@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import pickle
 import struct
 import subprocess
@@ -596,3 +597,46 @@ def test_our_own_kernels_are_in_no_stack() -> None:
     assert [strings[file] for file in files] == ["/home/me/tracer/values.py"]
     with_ours, alone, without = (stack_of[number] for number in ids)
     assert with_ours == without != alone == stack_of[0]
+
+
+def test_what_is_no_file_says_what_it_is(tmp_path: Path) -> None:
+    loop, pipe = tmp_path / "loop", tmp_path / "pipe"
+    loop.symlink_to(loop)
+    os.mkfifo(pipe)
+    for path, what in ((loop, "leads back to itself"), (pipe, "a pipe or"), (Path(os.devnull), "a device")):
+        with pytest.raises(SnapshotError, match=what):
+            load_snapshot(path)
+
+
+def not_utf8(path: Path, *, hostile: bool = False) -> Path:
+    """A pickle in which one frame has a name that is not UTF-8; a hostile one asks for a function behind it."""
+    objects: dict[str, Any] = {**snapshot([entry("alloc", 512, 1, frames=[frame("XXname")])])}
+    if hostile:
+        objects["zzz"] = os.getcwd
+    path.write_bytes(pickle.dumps(objects, protocol=4).replace(b"XXname", b"X\xffname"))
+    return path
+
+
+def test_a_name_that_is_not_utf8_is_marked(tmp_path: Path) -> None:
+    found = load_snapshot(not_utf8(tmp_path / "s"))
+    assert [found.stacks[stack][0].name for stack in found.devices[0].trace.stack.tolist()] == ["X?name"]
+    assert any("not UTF-8" in remark for remark in found.remarks)
+    text = json.dumps(snapshot([entry("alloc", 512, 1, frames=[frame("XXname")])])).encode()
+    (tmp_path / "json").write_bytes(text.replace(b"XXname", b"X\xffname"))
+    assert "X?name" in [one.name for one in load_snapshot(tmp_path / "json").stacks.frames]
+
+
+def test_where_a_name_is_not_utf8_nothing_is_called_either(tmp_path: Path) -> None:
+    with pytest.raises(SnapshotError, match="asks for the Python object"):
+        load_snapshot(not_utf8(tmp_path / "s", hostile=True))
+
+
+def test_a_block_without_a_size_counts_with_what_was_asked_for(tmp_path: Path) -> None:
+    piece = block(1024, 700)
+    del piece["size"]
+    found = load_snapshot(write(tmp_path / "s", snapshot([], [segment(1024, 2048, [piece])])))
+    assert found.devices[0].blocks.size.tolist() == [1024]
+    assert sum("no size" in remark for remark in found.remarks) == 1
+    del piece["requested_size"]
+    with pytest.raises(SnapshotError, match="has no size"):
+        load_snapshot(write(tmp_path / "s", snapshot([], [segment(1024, 2048, [piece])])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -361,7 +362,15 @@ def _moments(
     replayed: ReplayedSnapshot, device: ReplayedDevice, questions: Questions, before_oom: int | None
 ) -> Moments:
     """The answers to what is asked of one device beside its peak."""
-    from tracer.analysis.snapshots.moments import Moments, between, entry_at, held_at, last_before, step_levels
+    from tracer.analysis.snapshots.moments import (
+        Moments,
+        between,
+        entries_between,
+        entry_at,
+        held_at,
+        last_before,
+        step_levels,
+    )
     from tracer.snapshot.actions import Action
 
     sites = replayed.sites
@@ -370,7 +379,7 @@ def _moments(
     is_for_others = not ran_out and any(len(other.state.trace.where(Action.OOM)) for other in replayed.devices)
     at = [moment for moment in questions.at if moment != "oom" or not is_for_others]
     is_between = questions.between is not None and not ("oom" in questions.between and is_for_others)
-    pair = [entry_at(device, moment) for moment in questions.between or ()] if is_between else []
+    pair = entries_between(device, questions.between) if is_between and questions.between else ()
     asks_last = before_oom is not None and (ran_out or len(replayed.devices) == 1)
     return Moments(
         device=device.state.device,
@@ -422,13 +431,14 @@ def _check_outputs(paths: Sequence[Path], outputs: Sequence[Path]) -> None:
     """
     from tracer.exporters.files import check_folder
 
-    taken = [path.resolve() for path in paths]
+    # Of a link that leads back to itself, pathlib's `resolve` raises.
+    taken = [os.path.realpath(path) for path in paths]
     for out in outputs:
         if out.is_dir():
             raise OutputError(f"{out} is a folder.")
-        if out.resolve() in taken:
+        if os.path.realpath(out) in taken:
             raise OutputError(f"{out} is named twice.")
-        taken.append(out.resolve())
+        taken.append(os.path.realpath(out))
         check_folder(out.parent)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import importlib
 import io
 import lzma
+import stat
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,6 +58,18 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
                 yield unpacked if hasattr(unpacked, "peek") else io.BufferedReader(cast(Any, unpacked))
         else:
             yield file
+
+
+def why_no_file(path: Path) -> str:
+    """What is wrong with a path at which no ordinary file lies, as the end of a sentence."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return "does not exist"
+    except OSError as error:
+        is_loop = error.errno == errno.ELOOP
+        return "is a link that leads back to itself" if is_loop else f"cannot be looked at: {error.strerror}"
+    return "is a directory" if stat.S_ISDIR(mode) else "is no file, but a pipe or a device"
 
 
 def _unpacker(kind: str, file: IO[bytes], path: Path) -> IO[bytes]:

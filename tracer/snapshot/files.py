@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import IO, Any, Final
@@ -12,6 +13,8 @@ from tracer.snapshot.remarks import Remarks
 from tracer.snapshot.unpickling import DataOnlyUnpickler, is_torchs_magic
 
 HOW_TO_RECORD = "Record one with torch.cuda.memory._record_memory_history() and torch.cuda.memory._dump_snapshot(path)."
+# Each costs another reading of the file.
+_MOST_ODD_TEXTS: Final = 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -22,11 +25,43 @@ def read_objects(path: Path, remarks: Remarks) -> Any:
         SnapshotError: The file is missing, unreadable, truncated, of another kind, or asks for Python globals.
     """
     try:
-        with opened(path) as file:
-            return _decode(file, path, remarks)
+        try:
+            with opened(path) as file:
+                return _decode(file, path, remarks)
+        except UnicodeDecodeError as error:
+            with opened(path) as file:
+                return _decode_marked(file.read(), error, path, remarks)
     except OSError as error:
         reason = error.strerror or str(error)
         raise SnapshotError(f"Cannot read {path}: {reason}.", hint="Check the path and its permissions.") from error
+
+
+def _decode_marked(content: bytes, error: UnicodeDecodeError, path: Path, remarks: Remarks) -> Any:
+    """The objects of a file with texts that are not UTF-8, as names of C++ need not be: a mark for each wrong byte.
+
+    Raises:
+        SnapshotError: There are many such texts, or the file is refused for another reason.
+    """
+    for _ in range(_MOST_ODD_TEXTS):
+        odd = bytes(error.object)
+        remarks.add("A text is not UTF-8 and is read with ? where it is not", "it is", odd[:80])
+        content = content.replace(odd, _marked(odd))
+        try:
+            return _decode(io.BufferedReader(io.BytesIO(content)), path, remarks)
+        except UnicodeDecodeError as another:
+            error = another
+    raise SnapshotError(f"{path} {_complaint(content[:16], error)}", hint=HOW_TO_RECORD)
+
+
+def _marked(text: bytes) -> bytes:
+    """The text with marks, as long as it was: a pickle says how long each is."""
+    while True:
+        try:
+            text.decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            text = text[: error.start] + b"?" * (error.end - error.start) + text[error.end :]
+        else:
+            return text
 
 
 def _decode(file: IO[bytes], path: Path, remarks: Remarks) -> Any:
@@ -38,7 +73,7 @@ def _decode(file: IO[bytes], path: Path, remarks: Remarks) -> Any:
         if head.removeprefix(_BYTE_ORDER_MARK).lstrip()[:1] in (b"{", b"["):
             return json.loads(file.read().removeprefix(_BYTE_ORDER_MARK), object_hook=_FrameSharing())
         return _unpickled(file, remarks)
-    except (SnapshotError, OSError):
+    except (SnapshotError, OSError, UnicodeDecodeError):
         raise
     except MemoryError as error:
         raise SnapshotError(

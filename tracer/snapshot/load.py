@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracer.collector import paused_gc
 from tracer.errors import SnapshotError
+from tracer.snapshot.containers import why_no_file
 from tracer.snapshot.reader import RawSnapshot, columns_of, read_raw
 from tracer.snapshot.sandbox import read_isolated
 
@@ -28,8 +29,9 @@ def load_snapshot(path: Path, *, isolated: bool = True) -> Snapshot:
         SnapshotError: The file is missing, truncated, of another kind, damaged or hostile.
     """
     if not path.is_file():
-        what = "is a directory" if path.is_dir() else "does not exist"
-        raise SnapshotError(f"{path} {what}.", hint="Name the file that torch.cuda.memory._dump_snapshot() wrote.")
+        raise SnapshotError(
+            f"{path} {why_no_file(path)}.", hint="Name the file that torch.cuda.memory._dump_snapshot() wrote."
+        )
     raw = read_isolated(path) if isolated else read_raw(path)
     return to_snapshot(raw, path)
 

@@ -25,6 +25,8 @@ _ODD_STREAM = "A stream is no number of a stream and is read as 0"
 _ODD_TIME = "A time is no number of microseconds and is read as near as can be"
 _ODD_STACK = "A stack is no list of frames and is left out"
 _ODD_FREE = "An out-of-memory entry does not say how much the device had free"
+_ODD_BLOCK_SIZE = "A block has no size; it counts with what was asked for"
+_SMALLEST_BYTES: Final = 512
 _ODD_STATE = "The state of a block is unknown; it counts as in use if it begins with 'active'"
 _ODD_NOTE = "An annotation is none and is left out"
 
@@ -224,14 +226,26 @@ def _pool(value: object, texts: Texts) -> int:
 
 def _block_addresses(blocks: list[Row], segment_address: int, where: Where) -> array[int]:
     """The blocks' addresses; torch 2.0 and older wrote none, there they follow from the sizes."""
-    sizes = ints(blocks, "size", where)
     if blocks and "address" in blocks[0]:
         return ints(blocks, "address", where)
     out = array("q")
-    for size in sizes:
+    for size in ints(blocks, "size", where):
         out.append(segment_address)
         segment_address = min(segment_address + size, INT64_MAX)
     return out
+
+
+def _block_sizes(blocks: list[Row], where: Where) -> array[int]:
+    """The blocks' sizes; where one is missing, what was asked for has to do, rounded as the allocator does."""
+
+    def asked(index: int) -> object:
+        found = blocks[index].get("requested_size", MISSING)
+        if type(found) is not int:
+            return MISSING
+        where.remark(index, _ODD_BLOCK_SIZE, found)
+        return -(-found // _SMALLEST_BYTES) * _SMALLEST_BYTES
+
+    return ints(blocks, "size", where, default=asked)
 
 
 def _block_columns(blocks: list[Row], addresses: array[int], stacks: StackTable, remarks: Remarks) -> Columns:
@@ -242,7 +256,7 @@ def _block_columns(blocks: list[Row], addresses: array[int], stacks: StackTable,
     requested = [_requested(block, item) for block, item in zip(blocks, history, strict=True)]
     return {
         "block.address": addresses,
-        "block.size": ints(blocks, "size", where),
+        "block.size": _block_sizes(blocks, where),
         "block.requested_size": ints(requested, "requested_size", where),
         "block.state": states,
         "block.stack": _stack_ids(framed, stacks, where),

@@ -12,6 +12,7 @@ import numpy as np
 from tracer.capture.recording import Recording
 from tracer.collector import paused_gc
 from tracer.errors import RecordingError
+from tracer.snapshot.containers import why_no_file
 from tracer.snapshot.remarks import Remarks
 from tracer.trace.device_work import DeviceWork
 from tracer.trace.events import EventReader
@@ -62,8 +63,9 @@ def load_trace(path: Path) -> TraceFile:
         RecordingError: The file is missing, of another kind or hostile, or has nothing of torch's.
     """
     if not path.is_file():
-        what = "is a directory" if path.is_dir() else "does not exist"
-        raise RecordingError(f"{path} {what}.", hint="Name a file that prof.export_chrome_trace(path) wrote.")
+        raise RecordingError(
+            f"{path} {why_no_file(path)}.", hint="Name a file that prof.export_chrome_trace(path) wrote."
+        )
     remarks, tables = Remarks(), TraceTables()
     with paused_gc():
         reader = EventReader(pieces_of(path, remarks), remarks)

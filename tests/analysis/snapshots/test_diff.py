@@ -43,7 +43,7 @@ class TestDiff:
         ]
         (diff,) = diff_snapshots(*sides)
         assert (diff.before.phase, diff.after.phase) == (None, "backward")
-        assert "was in an unknown phase and is in backward now" in printed_diff((diff,))
+        assert "was in no phase that the recording shows and is in backward now" in printed_diff((diff,))
         assert "The peak was" not in printed_diff(diff_snapshots(sides[0], sides[0]))
 
     def test_a_device_on_one_side_only(self, tmp_path: Path) -> None:

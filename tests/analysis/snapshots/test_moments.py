@@ -15,7 +15,16 @@ from tests.allocator.recorded import Program
 from tests.analysis.snapshots.test_findings import BASE, FORWARD, IN_STEP, MIB, load
 from tests.snapshot.dumps import Row, block, entry, freed, segment, snapshot
 from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot, replay_snapshot
-from tracer.analysis.snapshots.moments import Moments, between, entry_at, held_at, last_before, step_levels
+from tracer.analysis.snapshots.moments import (
+    Moments,
+    between,
+    entries_between,
+    entry_at,
+    entry_words,
+    held_at,
+    last_before,
+    step_levels,
+)
 from tracer.errors import SnapshotError
 from tracer.exporters.json_documents.moments import moments_values
 from tracer.exporters.screen.snapshot_moments import print_moments
@@ -43,7 +52,7 @@ def five(path: Path) -> tuple[ReplayedSnapshot, ReplayedDevice]:
     ("moment", "found"),
     [
         ("start", -1), ("end", 5), ("oom", 5), ("peak", 4), ("0", 0), ("4", 4), ("20us", 1), ("29us", 1), ("9us", -1),
-        ("30us", 3), ("0s", 0), ("0.00002s", 3), ("1s", 5),
+        ("30us", 3), ("0s", 0), ("0.00002s", 3), ("0.001s", 5),
     ],
 )  # fmt: skip
 def test_how_a_person_names_a_moment(tmp_path: Path, moment: str, found: int) -> None:
@@ -51,7 +60,7 @@ def test_how_a_person_names_a_moment(tmp_path: Path, moment: str, found: int) ->
     assert entry_at(device, moment) == found
 
 
-@pytest.mark.parametrize("moment", ["6", "now", "-1", "1.5", "1.5us", "", "9" * 20])
+@pytest.mark.parametrize("moment", ["6", "1s", "99999s", "9000us", "now", "-1", "1.5", "1.5us", "", "9" * 20])
 def test_what_is_no_moment_is_one_sentence(tmp_path: Path, moment: str) -> None:
     _, device = five(tmp_path / "s")
     with pytest.raises(SnapshotError) as caught:
@@ -122,3 +131,12 @@ def test_laws_on_any_program(seed: int, data: st.DataObject) -> None:
         moments = Moments(device.state.device, (held,), change, latest, step_levels(device))
         json.dumps(moments_values(moments))
         print_moments(moments, Console(file=io.StringIO()), top=2)
+
+
+def test_moments_in_the_wrong_order_are_said(tmp_path: Path) -> None:
+    _, device = five(tmp_path / "s")
+    assert entries_between(device, ("start", "peak")) == (-1, 4)
+    with pytest.raises(SnapshotError, match="peak is later than start") as caught:
+        entries_between(device, ("peak", "start"))
+    assert caught.value.hint == "Write --between start peak."
+    assert [entry_words(-1), entry_words(4000)] == ["the start of the recording", "after entry 4,000"]

@@ -16,6 +16,8 @@ from tracer.snapshot.actions import Action
 
 START = -1
 _US_PER_S = 1_000_000
+# Times are shown in milliseconds: what a person copies may lie as much behind the last entry.
+_ROUNDING_US = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,33 @@ def _entry_at_time(device: ReplayedDevice, value: float, unit: str) -> int:
     if not len(times) or times[0] < 0:
         raise SnapshotError(f"The entries of device {device.state.device} have no times.", hint=_WORDS)
     wanted = int(value) if unit == "us" else int(times[0]) + round(value * _US_PER_S)
+    if wanted > times[-1] + _ROUNDING_US:
+        length = (int(times[-1]) - int(times[0])) / _US_PER_S
+        raise SnapshotError(
+            f"Device {device.state.device} has no entry so late: the last one is {length:,.3f} s after the first.",
+            hint=_WORDS,
+        )
     return int(np.searchsorted(times, wanted, side="right")) - 1
+
+
+def entries_between(device: ReplayedDevice, moments: tuple[str, str]) -> tuple[int, int]:
+    """The entries of two moments.
+
+    Raises:
+        SnapshotError: The first is later than the second, or one of them is no moment.
+    """
+    first, last = (entry_at(device, moment) for moment in moments)
+    if first > last:
+        raise SnapshotError(
+            f"On device {device.state.device} {moments[0]} is later than {moments[1]}.",
+            hint=f"Write --between {moments[1]} {moments[0]}.",
+        )
+    return first, last
+
+
+def entry_words(entry: int) -> str:
+    """A moment in words: right after an entry, or the start of the recording."""
+    return f"after entry {entry:,}" if entry >= 0 else "the start of the recording"
 
 
 def held_at(device: ReplayedDevice, sites: Sites, entry: int) -> Held:

@@ -91,7 +91,7 @@ def _place(category: str, module: str, operators: str, where: str) -> tuple[str,
 def phase_words(phase: str | None) -> str:
     """A moment's phase with its preposition: `in backward`, `in the optimizer's step`, `at the start of ...`."""
     if not phase:
-        return "in an unknown phase"
+        return "in no phase that the recording shows"
     if phase.startswith("the "):
         return f"at {phase}"
     return "in the optimizer's step" if phase == "optimizer" else f"in {phase}"

@@ -7,7 +7,7 @@ from itertools import islice
 
 from rich.console import Console
 
-from tracer.analysis.snapshots.moments import Between, Moments, StepLevel
+from tracer.analysis.snapshots.moments import Between, Moments, StepLevel, entry_words
 from tracer.exporters.screen.snapshot import print_groups
 from tracer.exporters.screen.text import print_rows, say, signed
 from tracer.units import format_bytes, some
@@ -25,7 +25,7 @@ def print_moments(found: Moments, console: Console, *, top: int) -> None:
         _print_between(found.between, console, top)
     if found.before_oom is not None:
         last = found.before_oom
-        made = f"made from entry {last.first:,} on"
+        made = f"made from entry {last.first:,} on" if last.first >= 0 else "made before the recording or in it"
         what = f"the last {format_bytes(last.bytes)} in use at entry {last.entry:,} were {made}"
         _say(console, f"Device {found.device}: {what}")
         print_groups("Made last before it ran out of memory", last.groups, console, top)
@@ -54,9 +54,8 @@ def _print_steps(device: int, steps: Sequence[StepLevel], console: Console, top:
 def _print_between(found: Between, console: Console, top: int) -> None:
     change = signed(found.last_bytes - found.first_bytes)
     sizes = f"{format_bytes(found.first_bytes)} -> {format_bytes(found.last_bytes)}"
-    _say(
-        console, f"Device {found.device}, from after entry {found.first:,} to after {found.last:,}: {change} ({sizes})"
-    )
+    first, last = entry_words(found.first), entry_words(found.last)
+    _say(console, f"Device {found.device}, from {first} to {last}: {change} ({sizes})")
     print_groups("What came", found.came, console, top)
     print_groups("What went", found.went, console, top)
 
