@@ -42,7 +42,8 @@ ROOMS: dict[str, set[str]] = {
     "tracer.exporters": {*_FOUND, "tracer.results"},
     "tracer.timeline_tracer": _WRITES,
     "tracer.runs": {*_WRITES, *_NULL_GPU, "tracer.timeline_tracer", "tracer.workloads"},
-    "tracer.integrations": {"tracer.errors", "tracer.runs"},
+    "tracer.integrations": {*_WRITES, "tracer.runs"},
+    "tracer.__main__": {"tracer.commands"},
     "tracer.commands": {*_WRITES, *_NULL_GPU, "tracer.runs", "tracer.workloads"},
     "tracer": set(),  # the map of the house; it loads its public names when they are first used
     "models": {"tracer.workloads"},

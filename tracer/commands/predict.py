@@ -86,7 +86,14 @@ def _predict(options: Options, devices: Devices | None, *, is_there: bool) -> bo
     largest = advice = None
     if options.script is not None:
         assert devices is not None  # checked with the options
-        answer = predict_script(options, devices)
+        answer = predict_script(
+            options.script,
+            options.arguments,
+            devices,
+            is_module=options.is_module,
+            num_steps=options.num_steps,
+            quiet=options.screen.quiet,
+        )
     else:
         engine = _engine(options, devices, is_there=is_there)
         answer = engine.predict(options.workload)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -115,8 +116,18 @@ def _start(options: Options, devices: Devices) -> None:
     process.restart_on([replace(card, name=card.name or A100.name)] * devices.count)
 
 
-def predict_script(options: Options, devices: Devices) -> Prediction:
+def predict_script(
+    script: str, arguments: Sequence[str], devices: Devices, *, is_module: bool, num_steps: int, quiet: bool
+) -> Prediction:
     """Run a script there until its first steps are recorded.
+
+    Args:
+        script: Its path, or a module's name.
+        arguments: Its own.
+        devices: What this process runs on.
+        is_module: Whether it is a module.
+        num_steps: That are run; 0 for as many as it takes until memory repeats.
+        quiet: Whether notes are left out.
 
     Raises:
         TracerError: There is no such script, or nothing was found in it.
@@ -125,8 +136,6 @@ def predict_script(options: Options, devices: Devices) -> Prediction:
     from tracer.results.failure import is_out_of_memory
     from tracer.runs.null_prediction import predict_script as predicted
 
-    script, arguments = options.script or "", list(options.arguments)
-    is_module = options.is_module
     check_script(script, is_module=is_module)
 
     raised: list[Exception] = []
@@ -140,14 +149,14 @@ def predict_script(options: Options, devices: Devices) -> Prediction:
             return run_script(
                 profile,
                 script,
-                arguments,
+                list(arguments),
                 is_module=is_module,
-                quiet=options.screen.quiet,
+                quiet=quiet,
                 is_answer=is_answer,
             )
 
     settings = {"script": script, "arguments": " ".join(arguments)}
-    answer = predicted(run, devices, num_steps=options.num_steps, settings=settings)
+    answer = predicted(run, devices, num_steps=num_steps, settings=settings)
     if answer is None and raised:
         raise TracerError(
             f"{script} itself ended with {type(raised[0]).__name__}, before three steps of it were recorded.",

@@ -1,0 +1,190 @@
+"""Limits of GPU memory in tests: judged by hand, and run by pytest on the null GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.null_gpu.started import needs_null_gpu
+from tracer.analysis.peak_diff import SavedPeak, diff_peaks
+from tracer.analysis.peak_row import PeakRow
+from tracer.errors import SnapshotError
+from tracer.exporters.json_documents.baseline import read_baseline, write_baseline
+from tracer.exporters.markdown import write_markdown
+from tracer.integrations.pytest_plugin import MARK, Limits, _judged
+from tracer.runs.process_memory import ProcessPeak
+from tracer.units import MIB
+
+ROOT = Path(__file__).resolve().parents[1]
+PLUGIN = "tracer.integrations.pytest_plugin"
+
+
+def peak(*rows: tuple[str, int]) -> SavedPeak:
+    made = tuple(
+        PeakRow(size, 1, kind, None, "", "", None, "aten::mm", f"net/{kind}.py", line)
+        for line, (kind, size) in enumerate(rows, 1)
+    )
+    return SavedPeak("cuda:0", sum(size for _, size in rows), None, made)
+
+
+def judged(now: SavedPeak, limits: Limits, before: SavedPeak | None = None, caveat: str = "") -> tuple[list[str], str]:
+    return _judged(ProcessPeak(now, now.bytes, caveat), limits, before)
+
+
+def test_as_much_as_the_limit_is_allowed_and_one_byte_more_is_explained() -> None:
+    now = peak(("gradient", MIB), ("parameter", 3 * MIB))
+    assert judged(now, Limits(4 * MIB, "h100", "1%")) == ([], "   4.00 MiB on h100, 4.00 MiB allowed")
+    (first, *rows), _ = judged(now, Limits(4 * MIB - 1, "h100", "1%"))
+    assert first == "4.00 MiB were allocated at most on h100; the limit is 4.00 MiB, 1 B less."
+    assert [row.split() for row in rows] == [
+        ["3.00", "MiB", "parameter", "net/parameter.py:2", "aten::mm"],
+        ["1.00", "MiB", "gradient", "net/gradient.py:1", "aten::mm"],
+        ["4.00", "MiB", "sum"],
+    ]
+
+
+def test_growth_since_the_baseline_fails_above_its_limit_with_what_grew() -> None:
+    before, now = peak(("gradient", 100 * MIB), ("input", MIB)), peak(("gradient", 102 * MIB), ("input", MIB))
+    assert judged(now, Limits(None, None, "2%"), before)[0] == []
+    lines, words = judged(now, Limits(None, None, "1.9%"), before, caveat="Nothing was computed.")
+    assert lines[0] == "cuda:0: peak grew 2.0 %, the limit is 1.9 %." and lines[2:] == ["Nothing was computed."]
+    assert lines[1].split() == ["+2.00", "MiB", "gradient", "net/gradient.py:1", "aten::mm"]
+    assert words.endswith("+2,097,152 B since the baseline")
+
+
+def test_many_rows_are_cut_and_sum_to_the_peak() -> None:
+    (_, *rows), _ = judged(peak(*[(f"kind{n}", (20 - n) * MIB) for n in range(12)]), Limits(0, None, "1%"))
+    assert len(rows) == 10 and "4 more" in rows[8] and rows[9].split() == ["174.00", "MiB", "sum"]
+    assert sum(float(row.split()[0]) for row in rows[:9]) == 174
+
+
+def test_a_baseline_is_read_as_it_was_written(tmp_path: Path) -> None:
+    peaks = {"b": peak(("input", 3)), "a": peak(("gradient", 5), ("input", 1))}
+    path = tmp_path / "peaks.json"
+    write_baseline(peaks, path)
+    assert read_baseline(path) == peaks and list(json.loads(path.read_text())["peaks"]) == ["a", "b"]
+
+
+HEAD = '{"format": "torch-timeline baseline", "version": '
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "{}", "[" * 100_000, HEAD + '1, "peaks": []}', HEAD + '2, "peaks": {}}'),
+        HEAD + '1, "peaks": {"a": {"device": "x", "peak_bytes": 1, "rows": []}}}',
+    ],
+)
+def test_what_is_no_baseline_is_a_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "peaks.json").write_text(text)
+    with pytest.raises(SnapshotError, match=r"peaks\.json"):
+        read_baseline(tmp_path / "peaks.json")
+
+
+def test_markdown_shows_names_as_they_are(tmp_path: Path) -> None:
+    before = peak(("input", MIB))
+    now = SavedPeak("cuda:0", 2 * MIB, None, (PeakRow(2 * MIB, 1, "a|b", None, "", "", "<img>", "*@x*", "n.py", 1),))
+    write_markdown("train.py on `h100`", diff_peaks(before, now), ["It grew."], tmp_path / "c.md")
+    text = (tmp_path / "c.md").read_text()
+    assert "| +2.00 MiB | a\\|b | \\<img\\> | \\*\\@x\\* | n.py:1 |" in text and "on \\`h100\\`" in text
+    assert "Peak 1.00 MiB → 2.00 MiB (+1,048,576 B, +100.0 %)" in text and "\nIt grew.\n" in text
+
+
+TESTS = """
+import pytest, torch
+
+@pytest.fixture(scope="module")
+def model():
+    return torch.nn.Linear(1024, 1024, bias=False).cuda()
+
+def test_plain(): pass
+
+@pytest.mark.gpu_memory("8 MiB", on="h100")
+def test_step(model):
+    held = torch.empty(FLOATS, device="cuda")
+
+@pytest.mark.gpu_memory(on="t4:1GiB")
+@pytest.mark.parametrize("text", ["a::b"])
+def test_out_of_memory(model, text):
+    torch.empty(1 << 29, device="cuda")
+
+@pytest.mark.gpu_memory("1 GiB")
+def test_no_card(): pass
+
+def test_behind(): pass
+"""
+
+
+@needs_null_gpu
+@pytest.mark.slow
+def test_marked_tests_run_on_the_null_gpu_in_processes_of_their_own(tmp_path: Path) -> None:
+    """The layer has 4 MiB. 3 MiB more fit into the limit; 3.5 MiB more as well, and are 7 % more than before."""
+
+    def run(num_floats: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "test_it.py").write_text(TESTS.replace("FLOATS", str(num_floats)))
+        command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider", "-n", "2", "-rA", *arguments]
+        command += ["--gpu-memory-baseline", "peaks.json"]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=500, check=False
+        )
+
+    first = run(3 * MIB // 4, "--gpu-memory-update")
+    assert "1 failed, 3 passed, 1 skipped" in first.stdout, first.stdout + first.stderr
+    assert "E     " in first.stdout and "torch.OutOfMemoryError" in first.stdout
+    assert "test_it.py:17: OutOfMemoryError" in first.stdout  # the test's own line, and none of ours
+    assert "7.00 MiB on h100, 8.00 MiB allowed" in first.stdout
+    assert "needs a GPU, or a card in its mark" in first.stdout
+    known = read_baseline(tmp_path / "peaks.json")
+    assert {name: one.bytes for name, one in known.items()} == {"test_it.py::test_step": 7 * MIB}
+    assert sorted(row.bytes for row in known["test_it.py::test_step"].rows) == [3 * MIB, 4 * MIB]
+    again = run(7 * MIB // 8, "-k", "step")
+    assert "1 failed" in again.stdout and "h100: peak grew 7.1 %, the limit is 1 %." in again.stdout
+    assert "512.00 KiB" in again.stdout and "test_it.py:12" in again.stdout
+
+
+@needs_null_gpu
+@pytest.mark.slow
+def test_check_fails_where_a_script_has_grown(tmp_path: Path) -> None:
+    def run(*arguments: str, width: int) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "train.py").write_text(TRAIN.replace("WIDTH", str(width)))
+        command = [sys.executable, "-m", "tracer", "check", "train.py", "--on", "t4", *arguments]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, check=False
+        )
+
+    assert "peaks.json" in run(width=512).stderr
+    written = run("--update", width=512)
+    assert written.returncode == 0 and "Wrote peaks.json" in written.stderr
+    same = run(width=512)
+    assert same.returncode == 0 and "No change." in same.stdout
+    grown = run("--markdown", "c.md", width=640)
+    assert grown.returncode == 3 and "train.py on t4: peak grew" in grown.stderr
+    assert "train.py" in (tmp_path / "c.md").read_text()
+
+
+TRAIN = """
+import torch
+net = torch.nn.Linear(512, WIDTH, device="cuda")
+optimizer = torch.optim.AdamW(net.parameters())
+for _ in range(6):
+    x = torch.randn(64, 512, device="cuda")
+    y = net(x)
+    y[y.sum(1) > 0].square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
+
+
+def test_the_mark_takes_what_it_says(pytestconfig: pytest.Config) -> None:
+    assert Limits._of_mark("20 GiB", on="h100", fail_above="1%") == Limits(20 << 30, "h100", "1%")
+    assert Limits._of_mark(on=None, fail_above="2%") == Limits(None, None, "2%")
+    assert MARK == "gpu_memory"

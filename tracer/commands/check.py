@@ -1,0 +1,184 @@
+"""`torch-timeline check`: whether a script needs more GPU memory than it did, asked without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tracer.commands.common import errors_for_people, kept_import_path, not_said, say_all
+from tracer.commands.on_card import OnOptions, start_on, values_on
+from tracer.commands.options import number, option, with_options
+from tracer.commands.predict_on import predict_script
+from tracer.commands.run_options import AsJson, ScreenOptions
+from tracer.commands.usage import OUTPUTS, QUESTIONS, SCHEDULE
+from tracer.errors import TracerError
+from tracer.exporters.screen.terminal import say
+from tracer.exporters.screen.terminal import screen as terminal
+from tracer.null_gpu.job.place import Place
+
+if TYPE_CHECKING:
+    from tracer.analysis.peak_diff import PeakDiff, SavedPeak
+    from tracer.results.prediction import Prediction
+    from tracer.runs.null_job import Job
+
+_GREW = 3
+_HANDED_TO = "TORCH_TIMELINE_PEAKS"
+"""Variable of a job's ranks: the folder that each leaves its peak in."""
+
+
+@with_options
+def check(
+    script: Annotated[str, typer.Argument(help="An unchanged script; with --module, a module's name.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="The script's own, behind --.")] = None,
+    *,
+    module: Annotated[bool, option("SCRIPT names a module, as in `python -m`.", None, "--module", "-m")] = False,
+    on: OnOptions,
+    steps: Annotated[
+        int, number("That are run; 0 for as many as it takes until memory repeats.", SCHEDULE, least=0)
+    ] = 0,
+    baseline: Annotated[
+        Path, option("Peaks to compare with, by script, arguments and card.", QUESTIONS, metavar="<path>")
+    ] = Path("peaks.json"),
+    fail_above: Annotated[
+        str,
+        option("Exit with 3 if the peak grew by more than 2%, or by more than 64MiB.", QUESTIONS, metavar="<limit>"),
+    ] = "1%",
+    update: Annotated[
+        bool, option("Write the peak to the baseline, and compare nothing.", QUESTIONS, "--update")
+    ] = False,
+    markdown: Annotated[
+        Path | None, option("Also write what changed, to be put under a pull request.", OUTPUTS, metavar="<path>")
+    ] = None,
+    as_json: AsJson = False,
+    screen: ScreenOptions,
+) -> None:
+    """Fail if a script's peak of GPU memory has grown since the baseline was written, without a GPU.
+
+    The script runs on the null GPU until its memory repeats, as by predict. Of a job it is the worst rank's peak.
+
+        torch-timeline check train.py --on 8xh100 --update
+
+        torch-timeline check train.py --on 8xh100 --fail-above 2%
+    """
+    from tracer.analysis.peak_diff import diff_peaks
+    from tracer.analysis.threshold import parse_threshold
+
+    grown: list[str] = []
+    with errors_for_people(), kept_import_path():
+        threshold = parse_threshold(fail_above)
+        if on.on is None:
+            raise TracerError("On which GPU is the script to run? --on is missing.", hint="Add --on h100, say.")
+        name = f"{shlex.join([*(['-m'] if module else []), script, *(arguments or [])])} on {on.on}"
+        known = _known(baseline, name, update=update)
+        job = on.job if Place.here() is None else None
+        if job is not None:
+            peak = _worst_of(job, quiet=screen.quiet)
+        else:
+            devices = start_on(on.on)
+            with values_on(on.answers):
+                answer = predict_script(
+                    script, arguments or [], devices, is_module=module, num_steps=steps, quiet=screen.quiet
+                )
+            peak = _peak(answer, name)
+            if folder := os.environ.get(_HANDED_TO):
+                _hand_on(peak, Path(folder))
+                return
+        if update:
+            _write(baseline, {**known, name: peak}, name, peak, quiet=screen.quiet)
+            return
+        diff = diff_peaks(known[name], peak)
+        grown = [threshold.sentence(name, diff)] if threshold.is_exceeded_by(diff) else []
+        if markdown is not None:
+            from tracer.exporters.markdown import write_markdown
+
+            write_markdown(name, diff, grown, markdown)
+        _print(diff, name, baseline, screen, as_json=as_json)
+        say_all(grown)
+    if grown:
+        raise typer.Exit(_GREW)
+
+
+def _peak(answer: Prediction, name: str) -> SavedPeak:
+    """The peak with its rows.
+
+    Raises:
+        TracerError: Memory ran out.
+    """
+    from tracer.analysis.profiles.eager_comparison import saved_peak
+
+    findings = answer.results.findings
+    if findings is None or answer.failed_at is not None:
+        raise TracerError(f"Out of memory: {name}.", hint="run or predict with the same --on explain it.")
+    return saved_peak(findings)
+
+
+def _known(baseline: Path, name: str, *, update: bool) -> Mapping[str, SavedPeak]:
+    """What the baseline has.
+
+    Raises:
+        TracerError: It cannot be read, or has not what it is asked for.
+    """
+    from tracer.exporters.json_documents.baseline import read_baseline
+
+    if update and not baseline.exists():
+        return {}
+    known = read_baseline(baseline)
+    if not update and name not in known:
+        raise TracerError(f"{baseline} has no peak of {name}.", hint="Write it with --update.")
+    return known
+
+
+def _worst_of(job: Job, *, quiet: bool) -> SavedPeak:
+    """The command again as each rank that can differ; the peak of the one that has most.
+
+    Raises:
+        Exit: A rank has failed.
+    """
+    from tracer.exporters.json_documents.peak import read_peak_json
+    from tracer.runs.null_job import run_job
+
+    with tempfile.TemporaryDirectory(prefix="peaks-") as folder:
+        os.environ[_HANDED_TO] = folder
+        try:
+            done = run_job(job, None, tell=not_said if quiet else say)
+        finally:
+            del os.environ[_HANDED_TO]
+        if done.status:
+            raise typer.Exit(done.status)
+        peaks = [read_peak_json(path) for path in sorted(Path(folder).iterdir())]
+    return max(peaks, key=lambda peak: peak.bytes)
+
+
+def _hand_on(peak: SavedPeak, folder: Path) -> None:
+    from tracer.exporters.json_documents.peak import saved_peak_document
+
+    place = Place.here()
+    name = f"{place.rank if place is not None else 0}.json"
+    (folder / name).write_text(json.dumps(saved_peak_document(peak)), encoding="utf-8")
+
+
+def _write(baseline: Path, peaks: Mapping[str, SavedPeak], name: str, peak: SavedPeak, *, quiet: bool) -> None:
+    from tracer.exporters.json_documents.baseline import write_baseline
+    from tracer.units import format_bytes
+
+    write_baseline(peaks, baseline)
+    if not quiet:
+        say(f"Wrote {baseline}: {format_bytes(peak.bytes)} for {name}.")
+
+
+def _print(diff: PeakDiff, name: str, baseline: Path, options: ScreenOptions, *, as_json: bool) -> None:
+    from tracer.exporters.json_documents.diff import peak_diffs_json
+    from tracer.exporters.screen.diff import print_peak_diffs
+
+    with terminal(is_shown=as_json or not options.quiet) as console:
+        if as_json:
+            console.file.write(peak_diffs_json([diff], before=str(baseline), after=name) + "\n")
+        else:
+            print_peak_diffs([diff], console, before=str(baseline), after=name, top=options.top)
