@@ -86,6 +86,33 @@ def test_calls_that_torch_put_under_thread_0_belong_to_that_of_the_operators(tmp
     assert any("thread" in sentence for sentence in trace.remarks)
 
 
+def test_calls_of_another_thread_under_thread_0_enclose_nothing(tmp_path: Path) -> None:
+    rows = found(tmp_path, chrome.training_step())[1].peak.rows
+    events = chrome.training_step()
+    for event in events:
+        if event["cat"] == "python_function":
+            event["tid"] = 0
+    poll = chrome.call("monitor.py(9): poll", 8.5, 12, 51, thread=0)
+    assert found(tmp_path, [*events, poll])[1].peak.rows == rows
+
+
+def test_of_two_that_begin_at_once_the_longer_encloses(tmp_path: Path) -> None:
+    events = [chrome.operator("aten::inner", 9, 4), chrome.operator("aten::outer", 9, 8),
+              chrome.memory(10, 0x1000, 512, 512)]  # fmt: skip
+    assert [row.op for row in found(tmp_path, events)[1].peak.rows] == ["aten::outer"]
+
+
+def test_an_allocation_at_the_end_of_an_operator_is_the_operators(tmp_path: Path) -> None:
+    events = [chrome.operator("aten::empty", 9, 8), chrome.memory(17, 0x1000, 512, 512)]
+    assert [row.op for row in found(tmp_path, events)[1].peak.rows] == ["aten::empty"]
+
+
+def test_a_compiled_region_without_calls_of_python(tmp_path: Path) -> None:
+    events = [chrome.operator("Torch-Compiled Region: 0/0", 0, 50), chrome.operator("CompiledFunction", 1, 40),
+              chrome.operator("aten::empty_strided", 2, 4), chrome.memory(3, 0x1000, 512, 512)]  # fmt: skip
+    assert found(tmp_path, events)[1].peak.peak_bytes == 512
+
+
 def test_a_damaged_end_costs_what_is_damaged(tmp_path: Path) -> None:
     packed = gzip.compress(chrome.text_of(chrome.training_step() * 200).encode())
     path = tmp_path / "trace.json.gz"
