@@ -107,12 +107,6 @@ def test_an_allocation_at_the_end_of_an_operator_is_the_operators(tmp_path: Path
     assert [row.op for row in found(tmp_path, events)[1].peak.rows] == ["aten::empty"]
 
 
-def test_a_compiled_region_without_calls_of_python(tmp_path: Path) -> None:
-    events = [chrome.operator("Torch-Compiled Region: 0/0", 0, 50), chrome.operator("CompiledFunction", 1, 40),
-              chrome.operator("aten::empty_strided", 2, 4), chrome.memory(3, 0x1000, 512, 512)]  # fmt: skip
-    assert found(tmp_path, events)[1].peak.peak_bytes == 512
-
-
 def test_a_damaged_end_costs_what_is_damaged(tmp_path: Path) -> None:
     packed = gzip.compress(chrome.text_of(chrome.training_step() * 200).encode())
     path = tmp_path / "trace.json.gz"
