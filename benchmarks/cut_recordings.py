@@ -4,8 +4,10 @@
 
 Programs of tests/truth and drawn ones (`benchmarks.random_programs`) run on the null GPU under torch's own recording;
 `benchmarks.recorded_program` notes beside it what each block is. Each recording is cut at 20 entries: history up to
-there, segments as they were then; five of the cuts, at each quarter, are a request that failed. Judged are the blocks
-at each cut's peak, in requested bytes. `--keep` leaves the recordings in a folder and takes those that are there.
+there, segments as they were then; in four of the cuts, one in each quarter, the next request fails. Judged are the
+blocks at each cut's peak, in requested bytes.
+
+`--keep` leaves the recordings in a folder and takes those that are there.
 The rules may be mended on the half of the programs named `mended`; the other half judges. Exits with 1 if a target is
 missed.
 """
