@@ -48,7 +48,7 @@ from tracer.exporters.page.snapshot_page import oom_section, oom_sentences, rese
 from tracer.exporters.page.space import page_space
 from tracer.exporters.python_stacks import PythonStacks
 from tracer.exporters.screen.paths import source_place
-from tracer.units import format_bytes
+from tracer.units import format_bytes, some
 
 # Below this part of the peak, a thousandth, a row says nothing.
 _LEAST_SHARE = 1000
@@ -89,7 +89,7 @@ def timeline_page(
         title="Memory of a training run",
         device=peak.device,
         caveat=caveat,
-        subtitle=f"{len(times):,} events in {len(cycle.attribution.step_names)} recorded steps",
+        subtitle=f"{some(len(times), 'event')} in {some(len(cycle.attribution.step_names), 'recorded step')}",
         times=times,
         series=series_by_kind(lifetimes, cycle.blocks),
         lines=_reserved(cycle),
