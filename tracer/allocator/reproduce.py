@@ -77,8 +77,8 @@ class _TooDifferentError(Exception):
     """There is no point in going on."""
 
 
-_ALLOC, _FREE, _REQUEST, _COMPLETE, _SEGMENT = map(
-    int, (Op.ALLOC, Op.FREE, Op.REQUEST_FREE, Op.COMPLETE_FREE, Op.SEGMENT)
+_ALLOC, _FREE, _REQUEST, _COMPLETE, _SEGMENT, _OOM = map(
+    int, (Op.ALLOC, Op.FREE, Op.REQUEST_FREE, Op.COMPLETE_FREE, Op.SEGMENT, Op.OOM)
 )
 
 
@@ -213,7 +213,9 @@ class _Run:
                 at += 1
             self._wait_ends = at
             event = self._history.segment_events[self._history.operand[at]] if code[at : at + 1] == [_SEGMENT] else None
-            self._is_waiting = event is not None and event.is_release
+            # A request that fails has emptied the cache too, also where nothing could be given back.
+            has_failed = code[at : at + 1] == [_OOM]
+            self._is_waiting = has_failed or (event is not None and event.is_release)
         return self._is_waiting
 
     def _finish(self, number: int, block: Block) -> None:

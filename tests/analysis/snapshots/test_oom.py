@@ -165,6 +165,11 @@ class TestModelled:
         event = self.failed(program, 31 * MIB)
         assert event.cause == "other pools"
         assert "expandable" not in event.advice
+        # Tried on the allocator: what the advice says of the cache is so.
+        assert "empty_cache() does not help" in event.advice
+        program.allocator.empty_cache()
+        with pytest.raises(OutOfMemoryError):
+            program.allocator.allocate(31 * MIB)
 
     def test_holes_of_its_own_are_fragmentation(self) -> None:
         # Two segments of 20 MiB with 9 free in each: 18 in all, and no piece of 10.
@@ -182,6 +187,9 @@ def test_a_block_of_its_own_that_is_large_enough_was_kept_whole(tmp_path: Path) 
     (event,) = explain(tmp_path / "s", [oom], [segment(BASE, 40 * MIB, [block(BASE, 20 * MIB)])]).oom
     assert (event.cause, event.usable_largest_free_bytes) == ("kept whole", 20 * MIB)
     assert "max_split_size_mb" in event.advice
+    said = {"allocator_settings": {"max_split_size": -1}}
+    (event,) = explain(tmp_path / "t", [oom], [segment(BASE, 40 * MIB, [block(BASE, 20 * MIB)])], **said).oom
+    assert event.cause == "kept whole" and "max_split_size_mb" not in event.advice
 
 
 def test_what_waits_for_another_stream_is_named_as_the_cause(tmp_path: Path) -> None:

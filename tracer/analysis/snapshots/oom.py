@@ -131,6 +131,7 @@ def _explain(
         usable=usable_after(state, replay, entry, is_small=round_size(asked) <= SMALL_BYTES),
         is_expandable=bool(snapshot.settings.get("expandable_segments")) or bool(state.segments.is_expandable.any()),
         groups=group_rows(lives, lives.alive_after(entry), kinds=kinds, sites=sites),
+        splits_all=snapshot.settings.get("max_split_size") == -1,
     )
     return OutOfMemory(
         entry=entry,

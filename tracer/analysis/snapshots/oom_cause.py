@@ -37,6 +37,7 @@ class Failure:
         usable: Of the memory that this request may be served from.
         is_expandable: Segments grow in place.
         groups: What was in use.
+        splits_all: The recording says that no block is kept whole (`max_split_size` is -1).
     """
 
     asked_bytes: int
@@ -45,6 +46,7 @@ class Failure:
     usable: Usable
     is_expandable: bool
     groups: Sequence[Group]
+    splits_all: bool = False
 
     @property
     def others_free_bytes(self) -> int:
@@ -118,16 +120,22 @@ def _other_pools(failure: Failure) -> str:
     )
     return (
         f"{piece} to another stream or pool (CUDA graphs have their own), which this request may not use. "
-        "Fragmentation is not the cause: allocate and free on one stream, or call torch.cuda.empty_cache() between the "
-        "two."
+        "Fragmentation is not the cause: allocate and free on one stream. torch.cuda.empty_cache() does not help: the "
+        "allocator itself gave back all that it could before it failed."
     )
 
 
 def _kept_whole(failure: Failure) -> str:
+    size = format_bytes(failure.usable.largest_free_bytes)
+    large = f"A free block of {size} is large enough, and this request may use it"
+    if failure.splits_all:
+        return (
+            f"{large}: it became free while the request failed, which torch does not look at again, or what the "
+            "recording says of streams and pools is not all. Catch the error, and ask again."
+        )
     return (
-        f"A free block of {format_bytes(failure.usable.largest_free_bytes)} is large enough, and this request may use "
-        "it. The allocator keeps large blocks whole under max_split_size_mb; without that setting it would have been "
-        "split."
+        f"{large}. The allocator keeps large blocks whole under max_split_size_mb; without that setting it would have "
+        "been split."
     )
 
 
