@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from tracer.analysis.snapshots.moments import Moments
 
 
-_MOST_SINGLE_PAGES = 6
 SQLITE_READERS = "sqlite3, or Skyline's readers"
 
 
@@ -208,12 +207,10 @@ def show_job(
 def _write_job(finding: JobFinding, html: Path, *, dask: str | None, named: Sequence[Path]) -> None:
     if finding.worst is None:
         raise SnapshotError("None of the recordings can be read, so there is nothing to draw.")
-    from tracer.exporters.page.job_page import worth_a_page, write_job_page
-    from tracer.runs.job_pages import read_pages
+    from tracer.runs.job_pages import write_job
 
-    single = read_pages(worth_a_page(finding, _MOST_SINGLE_PAGES), dask=dask)
-    with _hint_for_outputs(), FilesInTurn([html]) as turn, turn.writing(html):
-        write_job_page(finding, html, single=single, run={"recordings": ", ".join(map(str, named))})
+    with _hint_for_outputs():
+        write_job(finding, html, run={"recordings": ", ".join(map(str, named))}, dask=dask)
 
 
 @dataclass(frozen=True, slots=True)

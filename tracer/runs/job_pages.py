@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future
 from pathlib import Path
 from typing import Any
 
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
-from tracer.analysis.snapshots.job import RankPeak
+from tracer.analysis.snapshots.job import JobFinding, RankPeak
 from tracer.analysis.snapshots.timeline import device_timeline
 from tracer.errors import SnapshotError
 from tracer.exporters.page.data import page_data
+from tracer.exporters.page.job_page import worth_a_page, write_job_page
 from tracer.exporters.page.snapshot_page import snapshot_page
 from tracer.runs.job import executor_for, num_processes_for
+from tracer.runs.termination import FilesInTurn
 from tracer.snapshot.load import load_snapshot
+
+_MOST_SINGLE_PAGES = 6
+
+
+def write_job(
+    finding: JobFinding, path: Path, *, run: Mapping[str, str | int | float], dask: str | None = None
+) -> None:
+    """Write the page of a job, with those of the ranks that a reader wants to look into.
+
+    Args:
+        finding: At least one rank of it can be read.
+        path: Where to; a file that is there is replaced.
+        run: What to say of the recordings, by name.
+        dask: See `read_job`.
+
+    Raises:
+        OutputError: The file cannot be written.
+        MissingPackageError: Dask is not installed.
+        TracerError: Its scheduler cannot be reached.
+    """
+    single = read_pages(worth_a_page(finding, _MOST_SINGLE_PAGES), dask=dask)
+    with FilesInTurn([path]) as turn, turn.writing(path):
+        write_job_page(finding, path, single=single, run=run)
 
 
 def read_pages(ranks: Sequence[RankPeak], *, dask: str | None = None) -> dict[str, dict[str, Any]]:

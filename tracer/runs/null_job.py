@@ -22,6 +22,7 @@ from tracer.null_gpu.cards import Devices
 from tracer.null_gpu.job.place import Place, groups_left, nccl_left
 from tracer.null_gpu.job.ranks import ranks_that_differ
 from tracer.results.null_job import NullJob, RankRun
+from tracer.runs.null_job_page import write_ranks_page
 from tracer.runs.ranks import RanksSummary, rank_folder, read_some, write_ranks
 from tracer.runs.termination import Termination
 
@@ -96,9 +97,11 @@ def run_job(job: Job, save_dir: Path | None, *, tell: Callable[[str], None], is_
         runs += _side_by_side(job, others, folder, save_dir, tell)
         runs = [replace(run, nccl=nccl_left(folder, run.rank)) for run in runs]
         summary = read_some(folder, [run.rank for run in runs], job.world_size)
+    runs = [_with_peak(run, summary) for run in runs]
     if save_dir is not None:
         write_ranks(summary, save_dir)
-    return NullJob(job.devices, job.per_node, tuple(_with_peak(run, summary) for run in runs))
+        write_ranks_page(runs, save_dir, tell=tell)
+    return NullJob(job.devices, job.per_node, tuple(runs))
 
 
 def _with_peak(run: RankRun, summary: RanksSummary) -> RankRun:

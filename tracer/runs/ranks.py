@@ -22,7 +22,7 @@ from tracer.runs.rank_store import RankStore
 from tracer.units import format_bytes
 
 RANK_FILE = "rank.json"
-SUMMARY_JSON, SUMMARY_TEXT = "ranks.json", "ranks.txt"
+SUMMARY_JSON, SUMMARY_TEXT, SUMMARY_PAGE = "ranks.json", "ranks.txt", "ranks.html"
 WAIT_S, WAIT_AFTER_FAILURE_S = 20.0, 5.0
 """How long rank 0 waits for the others. torchrun kills what is left of a failed run after 30 seconds."""
 
