@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
@@ -78,6 +79,7 @@ class Block:
         packed: How many saved tensors of it are not released.
         becomes_gradient: At a later time it was some parameter's `.grad`.
         becomes_state: At the end of a step of the optimizer that made it, it was in its state.
+        is_collectives: Handed to a collective, received into, or what FSDP copies into or out of for a collective.
         added_to: Sums that backward added something to, and got this. The engine writes into the sum, and does not
             where somebody looks on.
         line: The innermost line of the project's code or a library's, outside harness and torch; of the engine's work,
@@ -98,6 +100,7 @@ class Block:
     packed: int = 0
     becomes_gradient: bool = False
     becomes_state: bool = False
+    is_collectives: bool = False
     added_to: list[Block] = field(default_factory=list)
     seen_as: Alive | None = None
 
@@ -119,6 +122,7 @@ class Alive:
     from_nothing: bool = False
     becomes_gradient: bool = False
     becomes_state: bool = False
+    is_collectives: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +251,10 @@ class Bookkeeper:
             for one, block in zip(instant.blocks, blocks, strict=True):
                 if id(one) not in final:
                     final[id(one)] = replace(
-                        one, becomes_gradient=block.becomes_gradient, becomes_state=block.becomes_state
+                        one,
+                        becomes_gradient=block.becomes_gradient,
+                        becomes_state=block.becomes_state,
+                        is_collectives=block.is_collectives,
                     )
             found.append(replace(instant, blocks=tuple(final[id(one)] for one in instant.blocks)))
         return tuple(found)
@@ -394,6 +401,24 @@ class Bookkeeper:
             with self._lock:
                 self._note_instant(op)
 
+    def note_collective(self, op: str, arguments: tuple[Any, ...], written: object) -> None:
+        """Note buffers of what is sent between ranks, and gradients that FSDP puts into one.
+
+        Args:
+            op: An operator.
+            arguments: All of them by position.
+            written: What else it writes into, and results.
+        """
+        name, chosen = op.split(".")[1], object()
+        if op.startswith("c10d.") and name != "send":
+            chosen = arguments[0] if "allgather" in name else arguments  # what is gathered is the parameter's own
+        elif op.startswith("fsdp."):
+            chosen = (arguments, written) if name == "all_gather_copy_in" else written
+            for storage in storages_in(arguments if name == "chunk_cat" else ()):
+                self._enter(storage, op, made=False).becomes_gradient = True
+        for storage in storages_in(chosen):
+            self._enter(storage, op, made=False).is_collectives = True
+
     def _see(self, tensor: Tensor, op: str, *, made: bool) -> None:
         for storage in storages_of(tensor):
             self._enter(storage, op, made=made)
@@ -453,6 +478,7 @@ class Bookkeeper:
 
     # ---- the peak ----------------------------------------------------------------------------------------------------
     def _note_instant(self, op: str) -> None:
+        self._measure_collectives()
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         new = [size for key, size in self._foreign.items() if key not in self._old]
         self.foreign_bytes = max(self.foreign_bytes, sum(new))
@@ -467,6 +493,12 @@ class Bookkeeper:
             self._largest[here] = found
         else:
             self._near_peak.append(found)
+
+    def _measure_collectives(self) -> None:
+        """FSDP frees its buffers by their storages' sizes, which is no operator."""
+        for key, block in self._live.items():
+            if block.is_collectives and (storage := block.reference()) is not None:
+                self._measure(key, block, storage)
 
     def _alive(self) -> Iterator[tuple[Alive, Block]]:
         holders, seen = self._holders(), set[int]()
@@ -559,12 +591,15 @@ class _Mode(TorchDispatchMode):
         self.book = book
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(each, FakeTensor) for each in types):  # DTensor asks what the result's shape would be
+            return func(*args, **(kwargs or {}))
         # A subclass that dispatches itself does so now, and its inner operators come back here.
         if any(hasattr(each, "__torch_dispatch__") and _dispatches(each) for each in types):
             return NotImplemented
         kwargs, name = kwargs or {}, str(func)
         self.book.before_operator(name, (args, kwargs))
         results = func(*args, **kwargs)
+        self.book.note_collective(name, args, (kwargs.get("out"), results))
         self.book.after_operator(
             name, results, arguments=args, from_nothing=not any(True for _ in tensors_in((args, kwargs)))
         )

@@ -7,6 +7,7 @@ import importlib.util
 from tests.truth import (  # noqa: F401  they enter their own
     programs_addresses,
     programs_holders,
+    programs_jobs,
     programs_models,
     programs_processes,
     programs_torch,

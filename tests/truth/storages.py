@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 from torch._C import _functorch
+from torch._subclasses.fake_tensor import FakeTensor
 
 _PARTS_OF_LAYOUT = {
     torch.sparse_coo: ("_indices", "_values"),
@@ -35,6 +36,8 @@ def tensors_in(value: object) -> Iterator[Tensor]:
 
 def parts_of(tensor: Tensor) -> Iterator[Tensor]:
     """The plain tensors behind one; none for fake, meta and opaque ones."""
+    if isinstance(tensor, FakeTensor):
+        return
     while _functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
     if hasattr(tensor, "__tensor_flatten__"):

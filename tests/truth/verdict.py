@@ -28,11 +28,11 @@ from tests.truth.running import (
 from tests.truth.sentences import false_sentences
 
 HELD = frozenset(holder.value for holder in Holder)
-ACTIVATION, WORKSPACE = "ACTIVATION", "WORKSPACE"
+ACTIVATION, WORKSPACE, COMMUNICATION = "ACTIVATION", "WORKSPACE", "COMMUNICATION"
 # What operators make for torch to keep for a library, whatever a graph keeps of it meanwhile.
 _LIBRARYS = ("aten._cudnn_init_dropout_state.default",)
 # A block that the bookkeeper proves nothing about may be called anything but these.
-_FALSE_OF_OTHERS = HELD | {"UNKNOWN"}
+_FALSE_OF_OTHERS = HELD | {"UNKNOWN", COMMUNICATION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +250,8 @@ def proven_kind(block: Alive, *, knows_batch: bool = True) -> str | None:
     """
     if block.op in _LIBRARYS:
         return WORKSPACE
+    if block.is_collectives and not block.becomes_gradient and not _is_anothers(block):
+        return COMMUNICATION
     if block.holder is not None:
         return block.holder.value
     if block.becomes_gradient and block.phase is not Phase.BEFORE:
@@ -259,6 +261,11 @@ def proven_kind(block: Alive, *, knows_batch: bool = True) -> str | None:
     if not knows_batch and block.from_nothing and block.phase is Phase.OTHER:
         return None
     return ACTIVATION if block.packed and block.phase is not Phase.BEFORE else None
+
+
+def _is_anothers(block: Alive) -> bool:
+    """Whether it is held, and not just while a module has its gathered parameters in the place of its own."""
+    return block.holder is not None and (block.holder is not Holder.PARAMETER or block.phase is Phase.BEFORE)
 
 
 def kinds(claimed: Iterable[tuple[int, str]], alive: Iterable[Alive], *, knows_batch: bool) -> Share:
@@ -277,7 +284,7 @@ def kinds(claimed: Iterable[tuple[int, str]], alive: Iterable[Alive], *, knows_b
     false_of_others = _FALSE_OF_OTHERS if knows_batch else _FALSE_OF_OTHERS - {Holder.INPUT.value}
     total = Share()
     for size in {size for size, _ in true}:
-        sure = {kind: true[size, kind] for kind in (*HELD, ACTIVATION, WORKSPACE) if true[size, kind]}
+        sure = {kind: true[size, kind] for kind in (*HELD, ACTIVATION, WORKSPACE, COMMUNICATION) if true[size, kind]}
         right = sum(min(number, told[size, kind]) for kind, number in sure.items())
         absent = sum(number for (bytes_, _), number in true.items() if bytes_ == size) - number_told[size]
         missing = sum(sure.values()) - right - max(0, absent)

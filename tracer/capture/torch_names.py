@@ -44,7 +44,7 @@ _OPTIMIZERS_FOLDER = "torch/optim/"
 STEP_WRAPPER = "wrapper"
 
 
-# Functions of FSDP2 and FSDP that make the buffers of their collectives, themselves or in what they call; "" is any.
+# Functions of FSDP2, FSDP and pipelines that make the buffers of what is sent, themselves or in what they call; "" is any.
 _COLLECTIVES = {
     "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py": ("",),
     "torch/distributed/fsdp/_fully_shard/_fsdp_param.py": (
@@ -61,6 +61,8 @@ _COLLECTIVES = {
         "_use_low_precision_shard",
     ),
     "torch/distributed/fsdp/_runtime_utils.py": ("_reduce_grad", "_reduce_grad_no_shard"),
+    "torch/distributed/pipelining/_recv_buffers.py": ("allocate_buffer",),
+    "torch/distributed/pipelining/stage.py": ("_create_act_recv_info", "_create_grad_recv_info"),
 }
 # Those of DDP, whose buckets C++ makes: no Python is between.
 _DDP_FILE, _DDP_FUNCTIONS = "torch/nn/parallel/distributed.py", ("_ddp_init_helper", "_pre_forward")

@@ -61,7 +61,7 @@ class Facts(Conditions):
         is_recomputed_by_compiled: It is a buffer in which a compiled backward computes a result of forward's again.
         is_taken_over_by_compiled: A compiled backward has put something else where that was.
         is_freed_inside_compiled: The invocation of generated code that made it freed it.
-        is_of_collective: Made where FSDP or DDP makes the buffers of its collectives.
+        is_of_collective: Made where FSDP, DDP or a pipeline makes the buffers of what is sent.
         is_given_to_collective: Not seen being made, and a collective or what fills its buffers was given it.
         is_given_to_reducer: Not seen being made, and DDP's reducer filled or read it.
         is_without_grad: Made by an operator that ran with gradients off, in a call of a model that did so throughout.

@@ -28,7 +28,7 @@ from tracer.capture.recording import Recording
 
 RULES: tuple[Rule, ...] = (
     # A model may be called with what the program has computed, and the batch of an earlier step is none any more. The
-    # indices of a sparse gradient may be the batch itself.
+    # indices of a sparse gradient may be the batch itself. A module has what FSDP gathers as its parameters for a while.
     Rule(
         Evidence.HELD_OBJECT,
         "kind_of_role",
@@ -37,6 +37,7 @@ RULES: tuple[Rule, ...] = (
             "not is_observed_batch or not is_over",
             "not is_observed_argument or not is_computed",
             "not is_observed_gradient or not is_source",
+            "not is_lent or not is_of_collective",
         ),
     ),
     Rule(Evidence.OF_COLLECTIVE, Kind.COMMUNICATION, ("is_of_collective",)),

@@ -91,6 +91,11 @@ class Conditions:
         return _truths(self.role == Role.GRADIENT)
 
     @property
+    def is_lent(self) -> PerBlock[Bool]:
+        """As a parameter or an argument, which are known by who has them at a moment."""
+        return _truths(np.isin(self.role, (Role.PARAMETER, Role.ARGUMENT)))
+
+    @property
     def not_seen_made(self) -> PerBlock[Bool]:
         """It was there before the recording, or was made where the profiler does not record."""
         return _truths(self.made == NONE)

@@ -28,7 +28,7 @@ class BlockFacts:
         has_stack: The stack that made it is known.
         in_workspace: That stack is in a library's workspace.
         in_state_setup: It is where torch's optimizers create their state.
-        in_collective: It is where FSDP or DDP makes the buffers of its collectives.
+        in_collective: It is where FSDP, DDP or a pipeline makes the buffers of what is sent.
         in_accumulate: It is in the node that writes .grad.
         in_module_setup: It is where modules create or move parameters and buffers.
         constructor: The outermost constructor of the program's that it is in, and not in a module's call; -1 for none.

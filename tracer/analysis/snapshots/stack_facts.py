@@ -34,7 +34,7 @@ class Fact(IntFlag):
     AUTOCAST = 8192  # autocast makes a copy in fewer bits
     BACKWARD_CALL = 16384  # inside the call of backward, on the side of the program
     CONSTRUCTOR = 32768  # inside a constructor of the program's
-    COLLECTIVE = 65536  # where FSDP or DDP makes the buffers of its collectives
+    COLLECTIVE = 65536  # where FSDP, DDP or a pipeline makes the buffers of what is sent
     LAYER = 262144  # inside the forward of a linear, convolutional or embedding layer, which has one weight
     CLOSURE = 131072  # inside what an optimizer's step calls to evaluate the model, and so not the step's own
 
