@@ -163,10 +163,11 @@ def _fraction(share: Share | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--programs", nargs="+", choices=names(), default=names(), metavar="NAME")
+    parser.add_argument("--programs", nargs="+", choices=names(on_device=True), metavar="NAME")
     parser.add_argument("--details", action="store_true", help="say below the table what is wrong")
     parser.add_argument("--on", metavar="CARD", help="on this card, as the null GPU has it")
     options = parser.parse_args()
+    options.programs = options.programs or names(on_device=options.on is not None)
     if options.on is None:
         _run(options, HEADER, judge, row_of, total_row, details_of)
         return

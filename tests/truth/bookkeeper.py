@@ -414,7 +414,7 @@ class Bookkeeper:
             chosen = arguments[0] if "allgather" in name else arguments  # what is gathered is the parameter's own
         elif op.startswith("fsdp."):
             chosen = (arguments, written) if name == "all_gather_copy_in" else written
-            for storage in storages_in(arguments if name == "chunk_cat" else ()):
+            for storage in storages_in(arguments if name.startswith("chunk_cat") else ()):
                 self._enter(storage, op, made=False).becomes_gradient = True
         for storage in storages_in(chosen):
             self._enter(storage, op, made=False).is_collectives = True

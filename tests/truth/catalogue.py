@@ -18,11 +18,14 @@ from tests.truth.program import PROGRAMS, Entry, Program
 _PREFIX = "workload:"
 
 
-def names() -> list[str]:
-    """Of all programs whose packages are installed."""
-    return [name for name, entry in PROGRAMS.items() if all(map(importlib.util.find_spec, entry.needs))] + [
-        f"{_PREFIX}{name}" for name in _workloads()
+def names(*, on_device: bool = False) -> list[str]:
+    """Of all programs whose packages are installed; with those that run on a device alone, or without."""
+    own = [
+        name
+        for name, entry in PROGRAMS.items()
+        if all(map(importlib.util.find_spec, entry.needs)) and (on_device or not entry.on_device)
     ]
+    return own + [f"{_PREFIX}{name}" for name in _workloads()]
 
 
 def entry_of(name: str) -> Entry:

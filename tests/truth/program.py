@@ -86,6 +86,7 @@ class Entry:
         slow: Whether it takes long.
         cycles: How many times some steps are recorded; what lay at an address in one says nothing of the next.
         needs: Packages that it imports.
+        on_device: Whether it runs on a device alone.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Entry:
     slow: bool = False
     cycles: int = 1
     needs: tuple[str, ...] = ()
+    on_device: bool = False
 
 
 PROGRAMS: dict[str, Entry] = {}

@@ -48,7 +48,9 @@ class Block(nn.Module):
 
     def compute(self, x: Tensor) -> Tensor:
         query, key, value = self.qkv(self.norm(x)).unflatten(-1, (-1, 3, 32)).movedim(2, 1).unbind(3)
-        attended = F.scaled_dot_product_attention(*(part.contiguous() for part in (query, key, value)), is_causal=True)
+        attended = F.scaled_dot_product_attention(
+            query.contiguous(), key.contiguous(), value.contiguous(), is_causal=True
+        )
         x = x + self.out(attended.movedim(1, 2).flatten(2))
         hidden: Tensor = self.down(F.gelu(self.up(self.other_norm(x))))
         return x + hidden
@@ -116,13 +118,13 @@ def _fully_sharded(model: Words, **options: Any) -> Words:
     return model
 
 
-@program()
+@program(on_device=True)
 def fsdp2() -> Program:
     _start()
     return _trained(_fully_sharded(Words()))
 
 
-@program()
+@program(on_device=True)
 def fsdp2_in_fewer_bits() -> Program:
     """Gathered in 16 bits, reduced in 32; blocks are computed again."""
     _start()
@@ -130,7 +132,7 @@ def fsdp2_in_fewer_bits() -> Program:
     return _trained(_fully_sharded(Words(is_checkpointed=True), mp_policy=policy))
 
 
-@program()
+@program(on_device=True)
 def fsdp2_kept_gathered() -> Program:
     """Parameters stay whole between forward and backward, and gradients of four micro-batches are not reduced."""
     _start()
@@ -151,20 +153,20 @@ def fsdp2_kept_gathered() -> Program:
     return Program(step, model, [optimizer], batch)
 
 
-@program()
+@program(on_device=True)
 def hsdp() -> Program:
     _start()
     return _trained(_fully_sharded(Words(), mesh=_mesh(2, 2, names=("copies", "parts"))))
 
 
-@program()
+@program(on_device=True)
 def fsdp1() -> Program:
     _start()
     model = FullyShardedDataParallel(Words(), auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=there())
     return _trained(model)
 
 
-@program()
+@program(on_device=True)
 def fsdp1_with_original_parameters() -> Program:
     _start()
     model = FullyShardedDataParallel(
@@ -177,13 +179,13 @@ def fsdp1_with_original_parameters() -> Program:
 # ---- copies ----------------------------------------------------------------------------------------------------------
 
 
-@program()
+@program(on_device=True)
 def data_parallel() -> Program:
     _start()
     return _trained(nn.parallel.DistributedDataParallel(Words(), bucket_cap_mb=1))
 
 
-@program()
+@program(on_device=True)
 def data_parallel_with_views_of_buckets() -> Program:
     _start()
     model = nn.parallel.DistributedDataParallel(Words(), bucket_cap_mb=1, gradient_as_bucket_view=True)
@@ -205,13 +207,13 @@ def _in_columns_and_rows(model: Words, mesh: DeviceMesh) -> Words:
     return model
 
 
-@program()
+@program(on_device=True)
 def tensor_parallel() -> Program:
     _start()
     return _trained(_in_columns_and_rows(Words(), _mesh(4, names=("parts",))), _one_by_one)
 
 
-@program()
+@program(on_device=True)
 def sequence_parallel() -> Program:
     """Between the layers each rank has a part of the sequence."""
     _start()
@@ -233,7 +235,7 @@ def sequence_parallel() -> Program:
     return _trained(model, _one_by_one)
 
 
-@program()
+@program(on_device=True)
 def sharded_and_tensor_parallel() -> Program:
     _start()
     mesh = _mesh(2, 2, names=("data", "parts"))
@@ -247,9 +249,7 @@ def _pipeline(numbers: list[int], schedule_of: Callable[..., Any]) -> Program:
     _start()
     parts = nn.ModuleList(nn.Sequential(Block(), Block()) for _ in numbers)
     num_stages = 4 * len(numbers)
-    stages = [
-        PipelineStage(part, number, num_stages, there()) for part, number in zip(parts, numbers, strict=True)
-    ]
+    stages = [PipelineStage(part, number, num_stages, there()) for part, number in zip(parts, numbers, strict=True)]
     schedule = schedule_of(stages if len(stages) > 1 else stages[0], n_microbatches=8, loss_fn=F.mse_loss)
     optimizer, batch = torch.optim.AdamW(parts.parameters()), Batch()
 
@@ -261,11 +261,11 @@ def _pipeline(numbers: list[int], schedule_of: Callable[..., Any]) -> Program:
     return Program(step, parts, [optimizer], batch)
 
 
-@program()
+@program(on_device=True)
 def first_stage_of_a_pipeline() -> Program:
     return _pipeline([0], Schedule1F1B)
 
 
-@program()
+@program(on_device=True)
 def stages_of_an_interleaved_pipeline() -> Program:
     return _pipeline([0, 4], ScheduleInterleaved1F1B)

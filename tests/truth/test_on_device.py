@@ -25,6 +25,10 @@ SAMPLE = (
     "forward_in_a_thread_pool",
     "sparse_embedding_gradients",
     "workload:lbfgs",
+    "fsdp2",
+    "data_parallel",
+    "tensor_parallel",
+    "first_stage_of_a_pipeline",
 )
 pytestmark = [needs_null_gpu, pytest.mark.slow]
 

@@ -44,7 +44,8 @@ _OPTIMIZERS_FOLDER = "torch/optim/"
 STEP_WRAPPER = "wrapper"
 
 
-# Functions of FSDP2, FSDP and pipelines that make the buffers of what is sent, themselves or in what they call; "" is any.
+# Functions of FSDP2, FSDP and pipelines that make the buffers of what is sent, themselves or in what they call; "" is
+# any.
 _COLLECTIVES = {
     "torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py": ("",),
     "torch/distributed/fsdp/_fully_shard/_fsdp_param.py": (

@@ -105,6 +105,9 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
         Evidence.OF_COLLECTIVE,
         [
             ({**FORWARD, "is_of_collective": True, "freed": Phase.BACKWARD}, Kind.COMMUNICATION),
+            # A module has what FSDP has gathered as its parameters, and what another stage has sent as its argument.
+            ({**FORWARD, "is_of_collective": True, "role": Role.PARAMETER}, Kind.COMMUNICATION),
+            ({"is_of_collective": True, "role": Role.ARGUMENT}, Kind.COMMUNICATION),
             # A module lists what FSDP has gathered as its parameters.
             (
                 {"is_of_collective": True, "is_listed": True, "category": Category.PARAMETER},

@@ -192,6 +192,9 @@ def test_spans_name_modules(span: str, modules: tuple[str, ...] | None) -> None:
 
 
 def test_only_some_functions_of_some_files_make_such_buffers() -> None:
+    assert makes_collectives_buffers("torch/distributed/pipelining/_recv_buffers.py", "allocate_buffer")
+    assert makes_collectives_buffers("torch/distributed/pipelining/stage.py", "_create_act_recv_info")
+    assert not makes_collectives_buffers("torch/distributed/pipelining/stage.py", "forward_one_chunk")
     folder = "torch/distributed/fsdp/_fully_shard"
     assert makes_collectives_buffers(f"{folder}/_fsdp_collectives.py", "anything")
     assert makes_collectives_buffers(f"{folder}/_fsdp_param.py", "alloc_storage")

@@ -28,7 +28,8 @@ from tracer.capture.recording import Recording
 
 RULES: tuple[Rule, ...] = (
     # A model may be called with what the program has computed, and the batch of an earlier step is none any more. The
-    # indices of a sparse gradient may be the batch itself. A module has what FSDP gathers as its parameters for a while.
+    # indices of a sparse gradient may be the batch itself. A module has what FSDP gathers as its parameters only for a
+    # while.
     Rule(
         Evidence.HELD_OBJECT,
         "kind_of_role",
