@@ -157,6 +157,7 @@ def test_older_recordings_do_not_name_the_pool_of_an_entry() -> None:
 )
 # A request fails, and what came back from another stream while it emptied the cache is large enough.
 @example(seed=1986, expandable=False, capacity=300 * MIB, streams=1, waits=True, version=(2, 12))
+@example(seed=2090322421, expandable=False, capacity=331 * MIB, streams=1, waits=True, version=(2, 12))
 def test_any_modelled_recording_comes_out(
     seed: int, expandable: bool, capacity: int | None, streams: int, waits: bool, version: tuple[int, int]
 ) -> None:

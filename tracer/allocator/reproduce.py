@@ -148,7 +148,7 @@ class _Run:
                 elif what == _SEGMENT:
                     group.append(self._history.segment_events[number])
                 else:
-                    if group and group[0].is_release:
+                    if group and group[0].is_release and what != _OOM:
                         self._empty_cache(position)
                     if what == _FREE:
                         freed, live[number] = live[number], None
@@ -232,7 +232,7 @@ class _Run:
     def _failed_request(self, position: int, number: int) -> None:
         size, stream = self._history.failed[number]
         home = self.allocator.home(size <= SMALL_BYTES, stream)
-        self._before_request(position, size, home)
+        self._before_request(position, size, home, has_failed=True)
         self._driver.is_exhausted = True
         try:
             self.allocator.give_back(self.allocator.serve(size, size, home))
@@ -242,11 +242,13 @@ class _Run:
         self._driver.is_exhausted = False
         self._compare(position)
 
-    def _before_request(self, position: int, size: int, home: FreeBlocks) -> None:
+    def _before_request(self, position: int, size: int, home: FreeBlocks, *, has_failed: bool = False) -> None:
         """Segments were taken or given back before a request: was it the program, or the allocator for the request?"""
         self._set_users(0)
         if self._group and self._group[0].is_release:
-            if self.allocator.has_free_block(size, home) or self._fits_below_the_peak(size):
+            # A driver whose memory lies in pieces refuses what it had at another time: a failure shows that it did.
+            had_enough = not has_failed and self._fits_below_the_peak(size)
+            if self.allocator.has_free_block(size, home) or had_enough:
                 self._release_cached(position)
             elif self._settings.garbage_collection_threshold > 0:
                 self._collect_garbage()
