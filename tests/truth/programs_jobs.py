@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, ShardingStrategy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -249,6 +248,8 @@ def _pipeline(numbers: list[int], schedule_of: Callable[..., Any]) -> Program:
     _start()
     parts = nn.ModuleList(nn.Sequential(Block(), Block()) for _ in numbers)
     num_stages = 4 * len(numbers)
+    from torch.distributed.pipelining import PipelineStage  # it keeps a tensor: not where other programs run
+
     stages = [PipelineStage(part, number, num_stages, there()) for part, number in zip(parts, numbers, strict=True)]
     schedule = schedule_of(stages if len(stages) > 1 else stages[0], n_microbatches=8, loss_fn=F.mse_loss)
     optimizer, batch = torch.optim.AdamW(parts.parameters()), Batch()
@@ -263,9 +264,13 @@ def _pipeline(numbers: list[int], schedule_of: Callable[..., Any]) -> Program:
 
 @program(on_device=True)
 def first_stage_of_a_pipeline() -> Program:
+    from torch.distributed.pipelining import Schedule1F1B
+
     return _pipeline([0], Schedule1F1B)
 
 
 @program(on_device=True)
 def stages_of_an_interleaved_pipeline() -> Program:
+    from torch.distributed.pipelining import ScheduleInterleaved1F1B
+
     return _pipeline([0, 4], ScheduleInterleaved1F1B)

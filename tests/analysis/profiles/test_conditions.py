@@ -14,7 +14,7 @@ from tracer.analysis.profiles.torch_categories import Category
 from tracer.capture.objects.known_storages import Role
 
 OBSERVED = ("has_no_role", "was_named", "was_saved_before", "is_librarys")
-BATCHES = ("is_observed_batch", "is_observed_argument", "is_observed_gradient")
+BATCHES = ("is_observed_batch", "is_observed_argument", "is_observed_gradient", "is_lent")
 MADE = ("not_seen_made", "made_in_forward", "made_in_backward", "made_in_optimizer", "made_in_loop")
 FREED = ("freed_in_forward", "freed_in_backward", "freed_in_loop")
 TORCHS = ("torch_says_parameter", "torch_says_input", "torch_says_activation")
@@ -30,9 +30,9 @@ TORCHS = ("torch_says_parameter", "torch_says_input", "torch_says_activation")
         (BATCHES, {"role": Role.INPUT}, "is_observed_batch"),
         (BATCHES, {"role": Role.LEAF}, "is_observed_batch"),
         (BATCHES, {"role": Role.LEAF, "is_trained": True}, ""),
-        (BATCHES, {"role": Role.ARGUMENT}, "is_observed_batch is_observed_argument"),
+        (BATCHES, {"role": Role.ARGUMENT}, "is_observed_batch is_observed_argument is_lent"),
         (BATCHES, {"role": Role.GRADIENT}, "is_observed_gradient"),
-        (BATCHES, {"role": Role.PARAMETER}, ""),
+        (BATCHES, {"role": Role.PARAMETER}, "is_lent"),
         (MADE, {"made": NONE}, "not_seen_made"),
         (MADE, {"made": Phase.FORWARD}, "made_in_forward"),
         (MADE, {"made": Phase.BACKWARD}, "made_in_backward"),
