@@ -165,6 +165,8 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
                 {**BEFORE, "is_given_to_reducer": True, "is_given_to_collective": True, "is_reached": True},
                 Kind.COMMUNICATION,
             ),
+            # Nobody has seen it.
+            ({**BEFORE, "is_given_to_reducer": True, "is_given_to_collective": True}, Kind.COMMUNICATION),
         ],
     ),
     (
