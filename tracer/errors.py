@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import signal
+from typing import ClassVar
 
 
 class TracerError(Exception):
     """A mistake or a circumstance that the person at the keyboard can act on.
 
-    The command line prints the message and the hint on stderr, without a traceback, and exits with status 1. Anything
+    The command line prints the message and the hint on stderr, without a traceback, and exits with its status. Anything
     that is not a `TracerError` is a fault of this program and keeps its traceback.
 
     Attributes:
         hint: What to do about it, one sentence, or the empty string.
+        exit_status: With which the command line ends.
     """
+
+    exit_status: ClassVar[int] = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -25,6 +29,12 @@ class TracerError(Exception):
         return (f"Error: {self}", f"Hint: {self.hint}") if self.hint else (f"Error: {self}",)
 
 
+class UsageError(TracerError):
+    """What was asked for cannot be meant, on whatever machine and with whatever files: a value that an option lacks."""
+
+    exit_status = 2
+
+
 class RecordingError(TracerError):
     """A profiler recording lacks what an analysis needs, or has a shape that this version does not know."""
 
@@ -33,7 +43,7 @@ class SnapshotError(TracerError):
     """A file is not a readable allocator snapshot."""
 
 
-class SettingsError(TracerError):
+class SettingsError(UsageError):
     """Settings of the caching allocator that torch would refuse, or that name another allocator."""
 
 

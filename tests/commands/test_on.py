@@ -91,7 +91,7 @@ def test_several_devices_with_a_memory_of_their_own(started: list[list[Card]]) -
 def test_an_unknown_card_is_one_sentence_with_the_nearest_names(started: list[list[Card]], script: str) -> None:
     for command in (("--on", "rtx 4095"), ("run", "--on", "rtx 4095", script), ("predict", *GPT, "--on", "rtx 4095")):
         result = called(*command)
-        assert result.exit_code == 1 and not started
+        assert result.exit_code == 2 and not started
         assert "Error: There is no card rtx 4095" in result.stderr and "RTX-4090" in result.stderr
 
 
@@ -118,7 +118,7 @@ def test_an_unknown_card_is_one_sentence_with_the_nearest_names(started: list[li
 )
 def test_what_makes_no_sense_is_refused(arguments: tuple[str, ...], error: str, started: list[list[Card]]) -> None:
     result = called(*arguments)
-    assert result.exit_code == 1 and error in result.stderr and not started
+    assert result.exit_code == 2 and error in result.stderr and not started
 
 
 def test_where_it_cannot_be_a_prediction_is_rehearsed(not_here: None) -> None:

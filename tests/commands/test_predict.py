@@ -122,7 +122,7 @@ def test_a_batch_that_does_not_fit_is_offered_in_micro_batches(tmp_path: Path) -
 )
 def test_mistakes_are_one_sentence(arguments: tuple[str, ...], words: str) -> None:
     result = predict(*arguments)
-    assert result.exit_code == 1 and words in result.stderr and "Traceback" not in result.stderr
+    assert result.exit_code == 2 and words in result.stderr and "Traceback" not in result.stderr
 
 
 @pytest.mark.usefixtures("alone")

@@ -105,10 +105,10 @@ def test_what_ended_the_run_is_told(tmp_path: Path) -> None:
 # ---- every way to get it wrong ---------------------------------------------------------------------------------------
 
 
-def sentence(*arguments: object) -> str:
+def sentence(*arguments: object, status: int = 1) -> str:
     """The error of a command that writes nothing, one line and a hint."""
     code, out, err = run("report", *arguments)
-    assert (code, out) == (1, "")
+    assert (code, out) == (status, "")
     error, hint = err.splitlines()
     assert hint.startswith("Hint: ")
     return error
@@ -120,8 +120,8 @@ def test_a_folder_without_a_recording_is_told_so(tmp_path: Path) -> None:
 
 
 def test_an_output_that_there_is_not(kept: Path, tmp_path: Path) -> None:
-    assert sentence(kept, "--only", "peak.json") == "Error: There is no output peak.json."
-    assert sentence(kept, "--only", "keep-recording") == "Error: There is no output keep-recording."
+    assert sentence(kept, "--only", "peak.json", status=2) == "Error: There is no output peak.json."
+    assert sentence(kept, "--only", "keep-recording", status=2) == "Error: There is no output keep-recording."
     save_kept_run(tmp_path / "recording.npz", dataclasses.replace(kept_on_cpu(), timings=None))
     assert sentence(tmp_path, "--only", "cuda-timing") == "Error: The recording has nothing for cuda_timing.txt."
     assert names_in(tmp_path) == {"recording.npz"}

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Protocol
 
-from tracer.errors import TracerError
+from tracer.errors import UsageError
 from tracer.units import GIB, KIB, MIB, format_bytes
 
 
@@ -56,15 +56,15 @@ def parse_threshold(text: str) -> Threshold:
     """Read `5%`, `100MiB`, `2 GiB`, `4096B` and the like.
 
     Raises:
-        TracerError: The text is none of these, or a number that does not say of what.
+        UsageError: The text is none of these, or a number that does not say of what.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%|B|[KMGkmg]i?B?)?\s*", text)
     if not found:
-        raise TracerError(f"{text!r} is not a threshold.", hint="Write a percentage or a size, as in 5% or 100MiB.")
+        raise UsageError(f"{text!r} is not a threshold.", hint="Write a percentage or a size, as in 5% or 100MiB.")
     number, unit = float(found.group(1)), found.group(2)
     if unit is None:
         bare = text.strip()
-        raise TracerError(
+        raise UsageError(
             f"A threshold of {bare} could be percent or bytes.", hint=f"Write {bare}%, {bare}MiB or {bare}B."
         )
     if unit == "%":

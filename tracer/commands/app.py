@@ -16,7 +16,6 @@ from tracer.commands.usage import Command, Program
 
 app = typer.Typer(
     cls=Program,
-    add_completion=False,
     no_args_is_help=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

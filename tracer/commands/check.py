@@ -18,7 +18,7 @@ from tracer.commands.options import number, option, with_options
 from tracer.commands.predict_on import predict_script
 from tracer.commands.run_options import AsJson, ScreenOptions
 from tracer.commands.usage import OUTPUTS, QUESTIONS, SCHEDULE
-from tracer.errors import TracerError
+from tracer.errors import TracerError, UsageError
 from tracer.exporters.screen.terminal import say
 from tracer.exporters.screen.terminal import screen as terminal
 from tracer.null_gpu.job.place import Place
@@ -74,7 +74,7 @@ def check(
     with errors_for_people(), kept_import_path():
         threshold = parse_threshold(fail_above)
         if on.on is None:
-            raise TracerError("On which GPU is the script to run? --on is missing.", hint="Add --on h100, say.")
+            raise UsageError("On which GPU is the script to run? --on is missing.", hint="Add --on h100, say.")
         name = f"{shlex.join([*(['-m'] if module else []), script, *(arguments or [])])} on {on.on}"
         known = _known(baseline, name, update=update)
         job = on.job if Place.here() is None else None

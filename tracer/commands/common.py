@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from tracer.errors import Terminated, TracerError
+from tracer.errors import Terminated, TracerError, UsageError
 from tracer.exporters.screen.terminal import say
 from tracer.results.files import SNAPSHOT
 
@@ -18,18 +18,20 @@ SNAPSHOT_NAME = SNAPSHOT.file_name
 
 @contextmanager
 def errors_for_people() -> Iterator[None]:
-    """The one place where a mistake of the user's, or an early end, becomes a line or two and exit status 1."""
+    """The one place where a mistake of the user's, or an early end, becomes a line or two and an exit status."""
+    status = 1
     try:
         yield
     except TracerError as error:
         say_all(error.lines)
+        status = error.exit_status
     except Terminated:
         say("Error: Ended by SIGTERM.")
     except KeyboardInterrupt as error:
         say(f"Error: {str(error) or 'Interrupted.'}")
     else:
         return
-    raise typer.Exit(1)
+    raise typer.Exit(status)
 
 
 @contextmanager
@@ -53,21 +55,25 @@ def not_said(line: str) -> None:
 
 
 def was_given(context: typer.Context, parameter: str) -> bool:
-    """Whether the user wrote the option, rather than leaving it at its default."""
+    """Whether the user named the option, here or in pyproject.toml, rather than leaving it at its default."""
+    return _source(context, parameter) not in (None, "DEFAULT")
+
+
+def _source(context: typer.Context, parameter: str) -> str | None:
     source = context.get_parameter_source(parameter)
-    return source is not None and source.name != "DEFAULT"
+    return source.name if source is not None else None
 
 
 def refuse(context: typer.Context, parameters: Iterable[str], where: str) -> None:
-    """An option that would have no effect is a mistake.
+    """An option that would have no effect is a mistake, but for one of pyproject.toml, which is for many commands.
 
     Raises:
-        TracerError: One of them was given.
+        UsageError: One of them was given.
     """
     for parameter in parameters:
-        if was_given(context, parameter):
+        if _source(context, parameter) == "COMMANDLINE":
             name = parameter.removeprefix("model_") if parameter == "model_input" else parameter.replace("_", "-")
-            raise TracerError(f"--{name} has a meaning only {where}.", hint="Leave it out.")
+            raise UsageError(f"--{name} has a meaning only {where}.", hint="Leave it out.")
 
 
 def snapshot_path(path: Path) -> Path:

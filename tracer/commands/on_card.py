@@ -14,7 +14,7 @@ import typer
 from tracer.commands.common import not_said
 from tracer.commands.options import number, option
 from tracer.commands.usage import DEVICE
-from tracer.errors import TracerError
+from tracer.errors import UsageError
 from tracer.exporters.screen.terminal import say, screen
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import MAX_DEVICES, Devices, devices_of
@@ -70,15 +70,15 @@ class OnOptions:
         """
         devices = devices_of(self.on) if self.on is not None else None
         if devices is not None and self.one_process and devices.count > MAX_DEVICES:
-            raise TracerError(f"{self.on}: a process sees 1 to {MAX_DEVICES} GPUs.", hint="Leave out --one-process.")
+            raise UsageError(f"{self.on}: a process sees 1 to {MAX_DEVICES} GPUs.", hint="Leave out --one-process.")
         if devices is None or devices.count == 1 or self.one_process:
             if self.rank is not None:
-                raise TracerError("--rank has a meaning only for a job.", hint="Add --on 128xh100, say.")
+                raise UsageError("--rank has a meaning only for a job.", hint="Add --on 128xh100, say.")
             return None
         from tracer.runs.null_job import Job
 
         if self.per_node > MAX_DEVICES:
-            raise TracerError(f"A process sees {MAX_DEVICES} GPUs at most.", hint=f"Write --per-node {MAX_DEVICES}.")
+            raise UsageError(f"A process sees {MAX_DEVICES} GPUs at most.", hint=f"Write --per-node {MAX_DEVICES}.")
         return Job(devices, min(self.per_node, devices.count), None if self.rank is None else _numbers(self.rank))
 
     @property
@@ -89,7 +89,7 @@ class OnOptions:
             TracerError: It is not of the form that it must have, or there is no `--on`.
         """
         if self.answer and self.on is None:
-            raise TracerError("--answer has a meaning only with --on.", hint="Add --on h100, say.")
+            raise UsageError("--answer has a meaning only with --on.", hint="Add --on h100, say.")
         return dict(map(parse_answer, self.answer))
 
 
@@ -100,7 +100,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:
-        raise TracerError(f"{text} is no list of ranks.", hint="Write --rank 0,7,64.") from None
+        raise UsageError(f"{text} is no list of ranks.", hint="Write --rank 0,7,64.") from None
 
 
 def run_ranks(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tracer.commands.predict_engines import Engine
-from tracer.errors import TracerError
+from tracer.errors import UsageError
 from tracer.results.prediction import LargestSize
 from tracer.runs.largest import MOST, Trial, fitting_micro_batches, largest_fitting
 from tracer.units import format_bytes
@@ -85,14 +85,14 @@ def _varied(options: Options) -> _Varied:
         )
     if asked == "--largest-tokens":
         if workload.hf_config is None:
-            raise TracerError("--largest-tokens has a meaning only with --hf-config.", hint="Leave it out.")
+            raise UsageError("--largest-tokens has a meaning only with --hf-config.", hint="Leave it out.")
         return _Varied(
             "--tokens", "Tokens", workload.tokens or 512, 64, _most_tokens(workload),
             lambda size: replace(workload, tokens=size),
         )  # fmt: skip
     found = [match for text in workload.model_input if (match := _IMAGE.match(text))]
     if not found:
-        raise TracerError("--largest-image needs an image to vary.", hint="Add --input 3x224x224, say.")
+        raise UsageError("--largest-image needs an image to vary.", hint="Add --input 3x224x224, say.")
 
     def of_size(size: int) -> PredictedWorkload:
         inputs = [_IMAGE.sub(rf"\g<1>x{size}x{size}", text) for text in workload.model_input]

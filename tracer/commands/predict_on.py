@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tracer.commands.common import refuse, was_given
-from tracer.errors import TracerError
+from tracer.errors import TracerError, UsageError
 from tracer.exporters.screen.terminal import say
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import A100, Devices, devices_of
@@ -36,7 +36,7 @@ def check(options: Options) -> Devices | None:
     """
     place, is_script = options.place, options.script is not None
     if place.on and place.gpu_memory:
-        raise TracerError(
+        raise UsageError(
             "--on and --gpu-memory are the same question in two forms.", hint="Write --on h100:40GiB for another size."
         )
     if place.device == "cpu":
@@ -44,14 +44,14 @@ def check(options: Options) -> Devices | None:
     if is_script:
         refuse(options.context, (*_OF_MODELS, *_OF_SEARCHES), "without a script")
         if place.card_text is None:
-            raise TracerError("On which GPU is the script to run? --on is missing.", hint="Add --on h100, say.")
+            raise UsageError("On which GPU is the script to run? --on is missing.", hint="Add --on h100, say.")
         if place.engine == "rehearsal":
-            raise TracerError("A script cannot be rehearsed: it runs on the null GPU.", hint="Leave out --engine.")
+            raise UsageError("A script cannot be rehearsed: it runs on the null GPU.", hint="Leave out --engine.")
     else:
         refuse(options.context, _OF_SCRIPTS, "with a script")
         options.workload.check(options.context)
         if options.largest.asked and place.card_text is None:
-            raise TracerError(
+            raise UsageError(
                 f"{options.largest.asked} has a meaning only with --on or --gpu-memory.", hint="Add --on 24GiB."
             )
     devices = devices_of(place.card_text) if place.card_text is not None else None
@@ -67,16 +67,16 @@ def check(options: Options) -> Devices | None:
 def _check_cpu(options: Options) -> None:
     place = options.place
     if place.on:
-        raise TracerError("--on names a GPU, and --device cpu is none.", hint="Leave one of them out.")
+        raise UsageError("--on names a GPU, and --device cpu is none.", hint="Leave one of them out.")
     if place.gpu_memory or place.settings:
-        raise TracerError("--gpu-memory and --settings have a meaning only for a GPU.", hint="Leave out --device cpu.")
+        raise UsageError("--gpu-memory and --settings have a meaning only for a GPU.", hint="Leave out --device cpu.")
     if place.engine == "null-gpu" or options.script is not None:
-        raise TracerError("The CPU's own behaviour is rehearsed, of a model.", hint="Leave out --device cpu.")
+        raise UsageError("The CPU's own behaviour is rehearsed, of a model.", hint="Leave out --device cpu.")
 
 
 def _check_fno(options: Options) -> None:
     if not any(was_given(options.context, option) for option in _OF_THE_FNO):
-        raise TracerError(
+        raise UsageError(
             "What is to be predicted? Neither a model nor a script is named.",
             hint="Name a script, --model package.module:factory or --hf-config config.json; with --n-modes 32, say, it "
             "is the built-in FNO.",

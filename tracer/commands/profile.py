@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -24,7 +26,7 @@ from tracer.commands.run_options import (
 )
 from tracer.commands.usage import DEVICE, QUESTIONS, SCHEDULE
 from tracer.commands.workload_options import ProfiledWorkload, chosen_device, device_of_rank, import_backends
-from tracer.errors import OutputError, TracerError
+from tracer.errors import OutputError, TracerError, UsageError
 from tracer.exporters.screen.terminal import say, screen
 from tracer.results.files import TIMING
 from tracer.runs.termination import Termination
@@ -121,6 +123,14 @@ class Built(NamedTuple):
     settings: Mapping[str, object]
 
 
+def _print_version(is_wanted: bool) -> None:
+    """What a report of a fault begins with; torch is not loaded for it."""
+    if is_wanted:
+        version = import_module("tracer").__version__
+        print(f"torch-timeline {version}, torch {metadata.version('torch')}, Python {platform.python_version()}")
+        raise typer.Exit
+
+
 @with_options
 def profile(
     context: typer.Context,
@@ -154,13 +164,23 @@ def profile(
     ] = 0,
     screen: ScreenOptions,
     advice: AdviceOptions,
+    version: Annotated[
+        bool,
+        option(
+            "Print the versions of this program, torch and Python.",
+            None,
+            "--version",
+            is_eager=True,
+            callback=_print_version,
+        ),
+    ] = False,
 ) -> None:
-    """Explain every byte of a training run's memory peak.
+    """Show what filled GPU memory at its peak, down to the line of code.
 
     Without a command, trains a Fourier Neural Operator for a few steps under torch's profiler, says what filled the
-    device at its worst moment, and writes the results to --save-dir.
+    device at its peak, and writes the results to --save-dir.
 
-        python main.py --batch-size 16 --device cuda:0
+        torch-timeline --batch-size 16 --device cuda:0
     """
     if context.invoked_subcommand is not None:
         return
@@ -177,7 +197,7 @@ def _profile(options: Options) -> bool:
     """The command, on the null GPU if it is named; False if the run or a file failed."""
     answers = options.on.answers
     if options.on.on is not None and not options.device.startswith("cuda"):
-        raise TracerError(f"--on names a GPU, and --device {options.device} is none.", hint="Leave one out.")
+        raise UsageError(f"--on names a GPU, and --device {options.device} is none.", hint="Leave one out.")
     run_ranks(options.on, options.save_dir, quiet=options.screen.quiet)
     if options.on.on is not None:
         devices = start_on(options.on.on)
@@ -202,7 +222,7 @@ def _profile_here(options: Options) -> bool:
         text = device_of_rank(text, rank.local_index)
     device = chosen_device(text, named=named, say=not_said if options.screen.quiet else say)
     if options.workload.compare_eager and rank is not None:
-        raise TracerError(
+        raise UsageError(
             "--compare-eager is for a run of one process.",
             hint="Profile twice, and compare a rank of both by `diff A/rank0 B/rank0`.",
         )
@@ -264,13 +284,13 @@ def _adviser(
         refuse(options.context, ("verify", "gpu_memory"), "with --advise")
         return None
     if options.num_watched:
-        raise TracerError("--advise is for a profiled run, and --watch has no profiler.", hint="Leave one of them out.")
+        raise UsageError("--advise is for a profiled run, and --watch has no profiler.", hint="Leave one of them out.")
     if not is_alone:
-        raise TracerError("--advise is for a run of one process.", hint="Leave it out, or run without torchrun.")
+        raise UsageError("--advise is for a run of one process.", hint="Leave it out, or run without torchrun.")
     try:
         target_bytes = parse_memory(asked.gpu_memory) if asked.gpu_memory else None
     except ValueError as error:
-        raise TracerError(str(error), hint="Write the GPU's memory as 16GiB, 80GiB or 8192MiB.") from None
+        raise UsageError(str(error), hint="Write the GPU's memory as 16GiB, 80GiB or 8192MiB.") from None
 
     def build_there() -> Workload:
         torch.manual_seed(options.workload.seed)

@@ -12,7 +12,7 @@ from tracer.commands.common import errors_for_people, not_said
 from tracer.commands.options import option
 from tracer.commands.run_options import NUM_ROWS, Quiet, Top
 from tracer.commands.usage import OUTPUTS
-from tracer.errors import RecordingError, TracerError
+from tracer.errors import RecordingError, UsageError
 from tracer.exporters.screen.next_commands import after_run
 from tracer.exporters.screen.terminal import say, screen
 from tracer.results.files import RECORDING
@@ -107,7 +107,7 @@ def _check_names(only: Collection[str]) -> None:
     names = [output.name for output in OUTPUTS if output.file is not RECORDING]
     for name in only:
         if name not in names:
-            raise TracerError(f"There is no output {name}.", hint=f"Name one of {', '.join(names)}.")
+            raise UsageError(f"There is no output {name}.", hint=f"Name one of {', '.join(names)}.")
 
 
 def _unwanted(only: Collection[str], results: RunResults) -> Collection[str]:

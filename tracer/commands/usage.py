@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tracer.errors import TracerError
+from tracer.commands.defaults import FILE_NAME, Defaults, did_you_mean, read_defaults
+from tracer.errors import TracerError, UsageError
 from tracer.exporters.screen.next_commands import from_checkout
 from tracer.exporters.screen.terminal import say
 
@@ -26,6 +29,9 @@ SCREEN = "Screen"
 _ARGUMENTS, _OTHER = "Arguments", "Options"
 _ORDER = (_ARGUMENTS, MODEL, STEP, FNO, DEVICE, SCHEDULE, QUESTIONS, ALLOCATOR, OUTPUTS, SCREEN, _OTHER)
 _USAGE_STATUS = 2
+_WIDEST_NAME = 30
+_OURS = re.compile(r"(?:torch-timeline|python main\.py)(?= )")
+"""The program in examples of help texts, which name it as it was called."""
 
 
 class _Explained:
@@ -34,6 +40,16 @@ class _Explained:
     def format_usage(self: Any, ctx: Any, formatter: Any) -> None:
         """Write the command as it is called."""
         formatter.write_usage(_program(ctx), " ".join(self.collect_usage_pieces(ctx)))
+
+    def format_help_text(self: Any, ctx: Any, formatter: Any) -> None:
+        """Write what the command does; its examples name the program as it was called."""
+        program = _program(ctx.find_root())
+        with formatter.indentation():
+            for paragraph in _OURS.sub(lambda _: program, self.help or "").split("\n\n"):
+                formatter.write_paragraph()
+                lead, is_example = " " * formatter.current_indent, paragraph.startswith(" ")
+                text = paragraph.splitlines() if is_example else _fold(paragraph, formatter.width - len(lead))
+                formatter.write("".join(f"{lead}{line}\n" for line in text))
 
     def format_options(self: Any, ctx: Any, formatter: Any) -> None:
         """Write the options under their headings, for a terminal of 80 columns, where boxes leave the words no room."""
@@ -45,7 +61,7 @@ class _Explained:
                 groups.setdefault(heading, []).append(record)
         for heading in sorted(groups, key=_ORDER.index):
             with formatter.section(heading):
-                formatter.write_dl(groups[heading])
+                _write_records(groups[heading], formatter)
 
     def parse_args(self: Any, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments; what is wrong with them is said in words.
@@ -53,12 +69,13 @@ class _Explained:
         Raises:
             typer.Exit: With status 2.
         """
+        ctx.default_map = _defaults_of(ctx)
         try:
             return list(super().parse_args(ctx, args))  # type: ignore[misc]
         except Exception as error:
             if getattr(error, "exit_code", None) != _USAGE_STATUS:  # typer has no public class for all that have it
                 raise
-            _refuse(ctx, _in_words(error))
+            _refuse(ctx, _in_words(error, ctx), _hint(error, ctx))
 
 
 class Command(_Explained, TyperCommand):
@@ -80,8 +97,58 @@ class Program(_Explained, TyperGroup):
             typer.Exit: With status 2; there is no such command.
         """
         if self.get_command(ctx, args[0]) is None:
-            _refuse(ctx, f"There is no command {args[0]}.", _command_for(ctx, args[0]))
+            _refuse(ctx, f"There is no command {args[0]}.", _command_for(ctx, args[0], self.list_commands(ctx)))
         return super().resolve_command(ctx, args)
+
+
+def _defaults_of(ctx: Any) -> dict[str, Any]:
+    """Of this command's options, from pyproject.toml, which is read once and must name nothing that there is not."""
+    root = ctx.find_root()
+    if ctx is root:
+        try:
+            root.obj = _checked_defaults(ctx)
+        except UsageError as error:
+            _refuse(ctx, str(error), error.hint)
+    defaults: Defaults = root.obj
+    return defaults.of(None if ctx is root else ctx.command.name, _options(ctx.command, ctx))
+
+
+def _checked_defaults(ctx: Any) -> Defaults:
+    commands = {name: ctx.command.get_command(ctx, name) for name in ctx.command.list_commands(ctx)}
+    defaults = read_defaults(Path.cwd(), list(commands))
+    if defaults.path is not None:
+        options = {name: list(_options(command, ctx)) for name, command in commands.items()}
+        defaults.check({None: list(_options(ctx.command, ctx)), **options})
+    return defaults
+
+
+def _options(command: Any, ctx: Any) -> dict[str, Any]:
+    """The options of a command that may have a default, by name without dashes."""
+    return {
+        max(parameter.opts, key=len).removeprefix("--"): parameter
+        for parameter in command.get_params(ctx)
+        if parameter.param_type_name == "option" and not parameter.is_eager
+    }
+
+
+def _write_records(records: list[tuple[str, str]], formatter: Any) -> None:
+    """Write options and what they do in two columns, broken between words and never in one."""
+    width = max((len(name) for name, _ in records if len(name) <= _WIDEST_NAME), default=0)
+    lead = " " * formatter.current_indent
+    indent = formatter.current_indent + width + 2
+    for name, text in records:
+        folded = _fold(text, formatter.width - indent)
+        if len(name) > _WIDEST_NAME:
+            formatter.write(f"{lead}{name}\n")
+            first = " " * indent
+        else:
+            first = f"{lead}{name:{width}}  "
+        lines = (first + folded[0], *(" " * indent + line for line in folded[1:]))
+        formatter.write("".join(f"{line.rstrip()}\n" for line in lines))
+
+
+def _fold(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(width, 10), break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _record(parameter: Any, ctx: Any) -> tuple[str, str] | None:
@@ -97,26 +164,43 @@ def _record(parameter: Any, ctx: Any) -> tuple[str, str] | None:
     return ", ".join(names), parameter.help or ""
 
 
-def _in_words(error: Any) -> str:
+def _in_words(error: Any, ctx: Any) -> str:
     """What is wrong: with a parameter, its name, its value and why."""
+    if (unknown := getattr(error, "option_name", None)) is not None and hasattr(error, "possibilities"):
+        return f"There is no option {unknown}."
     if (parameter := getattr(error, "param", None)) is None:
         return str(error.format_message())
     name = max(parameter.opts, key=len) if parameter.param_type_name == "option" else parameter.name.upper()
     if not error.message:  # it is missing
         return f"{name} is missing: {parameter.help}" if getattr(parameter, "help", "") else f"{name} is missing."
     message = error.message.removeprefix("Value error, ").removesuffix(".").replace("'", "")
-    return f"{name} {message}."
+    source = ctx.get_parameter_source(parameter.name)
+    where = f" in {FILE_NAME}" if source is not None and source.name == "DEFAULT_MAP" else ""
+    return f"{name} {message}{where}."
 
 
-def _command_for(ctx: Any, name: str) -> str:
-    """What was meant, where a file's name stands in the place of a command's."""
+def _hint(error: Any, ctx: Any) -> str:
+    """What was meant, where a name is spelled much like one that there is."""
+    if (unknown := getattr(error, "option_name", None)) is None or not hasattr(error, "possibilities"):
+        return ""
+    names = [name for parameter in ctx.command.get_params(ctx) for name in (*parameter.opts, *parameter.secondary_opts)]
+    return _suggestion(ctx, unknown, [name for name in names if name.startswith("--")])
+
+
+def _suggestion(ctx: Any, name: str, known: Iterable[str]) -> str:
+    meant = did_you_mean(name, list(known))
+    return f"{meant} {_program(ctx)} --help lists what there is." if meant else ""
+
+
+def _command_for(ctx: Any, name: str, commands: list[str]) -> str:
+    """What was meant, where a file's name stands in the place of a command's, or a command is misspelt."""
     if name.endswith(".py"):
         return f"To profile a script: {_program(ctx)} run {name}"
     if Path(name).exists() and ".json" in name:
         return f"For a trace: {_program(ctx)} trace {name}"
     if Path(name).exists():
         return f"For a snapshot: {_program(ctx)} snapshot {name}"
-    return ""
+    return _suggestion(ctx, name, commands)
 
 
 def _program(ctx: Any) -> str:
@@ -128,4 +212,4 @@ def _refuse(ctx: Any, message: str, hint: str = "") -> NoReturn:
     error = TracerError(message, hint=hint or f"{_program(ctx)} --help lists what there is.")
     for line in error.lines:
         say(line)
-    raise typer.Exit(2)
+    raise typer.Exit(_USAGE_STATUS)

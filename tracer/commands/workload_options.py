@@ -15,7 +15,7 @@ import typer
 from tracer.commands.common import refuse
 from tracer.commands.options import number, option
 from tracer.commands.usage import FNO, MODEL, STEP
-from tracer.errors import TracerError, WorkloadError
+from tracer.errors import TracerError, UsageError, WorkloadError
 from tracer.exporters.screen.terminal import say
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class WorkloadOptions:
         try:
             _fno().check_fno_settings(**options)
         except ValueError as error:
-            raise TracerError(str(error), hint="--help lists the options.") from error
+            raise UsageError(str(error), hint="--help lists the options.") from error
 
     @property
     def settings(self) -> dict[str, object]:
@@ -256,7 +256,7 @@ def _numbers(option: str, text: str) -> int | tuple[int, ...]:
     try:
         numbers = tuple(int(part) for part in text.lower().split("x"))
     except ValueError:
-        raise TracerError(
+        raise UsageError(
             f"--{option.replace('_', '-')} {text} is not a size.",
             hint="Write one number, or one per axis such as 64x32.",
         ) from None
@@ -274,14 +274,17 @@ def _model_errors() -> Iterator[None]:
     """What cannot be built is an error with the line of the user's where it went wrong.
 
     Raises:
+        UsageError: An option has a wrong value.
         WorkloadError: It cannot be built.
     """
     from tracer.capture.sources.error_line import error_line
     from tracer.exporters.screen.failure import behind
-    from tracer.workloads.user_errors import UserModelError
+    from tracer.workloads.user_errors import UserModelError, WrongValueError
 
     try:
         yield
+    except WrongValueError as error:
+        raise UsageError(str(error), hint=error.hint) from error
     except UserModelError as error:
         at = error_line(error.__cause__) if error.__cause__ is not None else None
         raise WorkloadError(f"{error}{behind(at)}", hint=error.hint) from error
@@ -305,11 +308,11 @@ def chosen_device(text: str, *, named: bool, say: Callable[[str], None] = say) -
     try:
         device = torch.device(text)
     except RuntimeError:
-        raise TracerError(f"{text} is not the name of a device.", hint=_DEVICES_HINT) from None
+        raise UsageError(f"{text} is not the name of a device.", hint=_DEVICES_HINT) from None
     if device.type == "cpu":
         return torch.device("cpu")
     if not is_accelerator(device):
-        raise TracerError(f"Devices of type {device.type} are not supported.", hint=_DEVICES_HINT)
+        raise UsageError(f"Devices of type {device.type} are not supported.", hint=_DEVICES_HINT)
     there = num_devices(device)
     if there and with_index(device).index < there:
         return with_index(device)

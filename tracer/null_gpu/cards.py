@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from tracer.errors import TracerError
+from tracer.errors import UsageError
 from tracer.units import GIB, KIB, MIB, format_bytes, parse_memory
 
 CONTEXT_BYTES = 500 * MIB
@@ -228,12 +228,12 @@ def devices_of(text: str) -> Devices:
     assert found is not None  # every text has this form
     count, name, size = int(found[1] or 1), found[2], found[3]
     if not 1 <= count <= _MAX_RANKS:
-        raise TracerError(f"{text}: a job has 1 to {_MAX_RANKS:,} devices.", hint="Write 8xh100, say.")
+        raise UsageError(f"{text}: a job has 1 to {_MAX_RANKS:,} devices.", hint="Write 8xh100, say.")
     card = named_card(name)
     if card is None and size is None:
         card = _sized(name)
     if card is None:
-        raise TracerError(f"There is no card {name or text} in the table of GPUs.{_no_cuda(name)}", hint=_which(name))
+        raise UsageError(f"There is no card {name or text} in the table of GPUs.{_no_cuda(name)}", hint=_which(name))
     return Devices(card if size is None else replace(card, memory_bytes=_memory(size)), count)
 
 
@@ -250,8 +250,8 @@ def card_of(text: str) -> Card:
         return Card("", parse_memory(text))
     except ValueError as error:
         if "unit" in str(error):
-            raise TracerError(str(error), hint=f"Write {text}GiB, {text}MiB or {text}B.") from None
-        raise TracerError(
+            raise UsageError(str(error), hint=f"Write {text}GiB, {text}MiB or {text}B.") from None
+        raise UsageError(
             f"{text} is neither a size nor a card that is known here.", hint=f"Write 24GiB, or a card. {_which(text)}"
         ) from None
 
@@ -262,7 +262,7 @@ def _sized(text: str) -> Card | None:
         return Card("", parse_memory(text))
     except ValueError as error:
         if "unit" in str(error):
-            raise TracerError(str(error), hint=f"Write {text}GiB, {text}MiB or {text}B.") from None
+            raise UsageError(str(error), hint=f"Write {text}GiB, {text}MiB or {text}B.") from None
         return None
 
 
@@ -289,7 +289,7 @@ def _memory(text: str) -> int:
     try:
         return parse_memory(text)
     except ValueError as error:
-        raise TracerError(str(error), hint="Write the memory of the card as in h100:40GiB.") from None
+        raise UsageError(str(error), hint="Write the memory of the card as in h100:40GiB.") from None
 
 
 def _spelling(text: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from tracer.errors import TracerError
+from tracer.errors import UsageError
 from tracer.exporters.files import write_atomically
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import Devices
@@ -78,10 +78,10 @@ def run_job(job: Job, save_dir: Path | None, *, tell: Callable[[str], None], is_
 
     Raises:
         NullGpuError: The null GPU cannot be built here.
-        TracerError: A rank is asked for that the job does not have.
+        UsageError: A rank is asked for that the job does not have.
     """
     if wrong := [rank for rank in job.ranks or () if not 0 <= rank < job.world_size]:
-        raise TracerError(
+        raise UsageError(
             f"A job of {job.world_size:,} ranks has no rank {wrong[0]}.",
             hint=f"Name ranks from 0 to {job.world_size - 1}.",
         )

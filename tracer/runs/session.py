@@ -36,7 +36,7 @@ from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
 from tracer.capture.torch_private import torch_graph, torch_history, torch_profiler, torch_tensors
 from tracer.collector import paused_gc
-from tracer.errors import RecordingError, TracerError
+from tracer.errors import RecordingError, UsageError
 from tracer.results.null_run import caveat_of
 from tracer.results.run_history import RunHistory
 from tracer.runs.loop_session import LoopSession
@@ -75,9 +75,9 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.num_wait_steps < 0 or self.num_warmup_steps < 0:
-            raise TracerError("The numbers of wait and warmup steps cannot be negative.", hint="Use 0 or more.")
+            raise UsageError("The numbers of wait and warmup steps cannot be negative.", hint="Use 0 or more.")
         if self.num_active_steps < 1 or self.num_repeats < 1:
-            raise TracerError("A run needs at least 1 active step and 1 repeat.", hint="Use 1 or more.")
+            raise UsageError("A run needs at least 1 active step and 1 repeat.", hint="Use 1 or more.")
 
     @property
     def num_steps(self) -> int:

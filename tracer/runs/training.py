@@ -19,7 +19,7 @@ from tracer.capture.objects.parameter_origins import Parameter, describe_paramet
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.sources.error_line import error_line
 from tracer.capture.sources.project_files import project_root
-from tracer.errors import OutputError, RecordingError, TracerError
+from tracer.errors import OutputError, RecordingError, UsageError
 from tracer.exporters.screen.profile import NUM_ROWS
 from tracer.nested import leaves
 from tracer.results.failure import Failure
@@ -257,7 +257,7 @@ def _checked(screen: Screen | bool) -> Screen:
     if isinstance(screen, bool):
         return "full" if screen else "none"
     if screen not in get_args(Screen):
-        raise TracerError(f"There is no screen {screen!r}.", hint=f"Use {', '.join(get_args(Screen))}.")
+        raise UsageError(f"There is no screen {screen!r}.", hint=f"Use {', '.join(get_args(Screen))}.")
     return screen
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from tracer.workloads.shipped_models import is_shipped, shipped_model
-from tracer.workloads.user_errors import UserModelError, defined_at
+from tracer.workloads.user_errors import UserModelError, WrongValueError, defined_at
 
 __tracebackhide__ = True  # what raises here is to be looked for in the factory
 
@@ -33,7 +33,7 @@ def load_factory(name_of_factory: str) -> Any:
     """
     module_name, _, name = name_of_factory.rpartition(":")
     if not module_name or not name:
-        raise UserModelError(f"{name_of_factory} does not name a factory.", hint=_NAME_HINT)
+        raise WrongValueError(f"{name_of_factory} does not name a factory.", hint=_NAME_HINT)
     is_file = module_name.endswith(".py") or "/" in module_name
     _make_importable([Path(module_name).absolute().parent, Path.cwd()] if is_file else [Path.cwd()])
     module = _load_file(Path(module_name)) if is_file else _load_module(module_name)
@@ -133,7 +133,7 @@ def parse_arguments(option: str, arguments: Sequence[str]) -> dict[str, Any]:
     for argument in arguments:
         key, equals, text = argument.partition("=")
         if not equals or not key.strip().isidentifier():
-            raise UserModelError(f"{option} {argument} is not of the form key=value.", hint=f"{option} width=256")
+            raise WrongValueError(f"{option} {argument} is not of the form key=value.", hint=f"{option} width=256")
         try:
             values[key.strip()] = ast.literal_eval(text.strip())
         except (ValueError, SyntaxError):

@@ -17,7 +17,7 @@ from tracer.workloads.factory import parse_arguments
 from tracer.workloads.lora import with_adapters
 from tracer.workloads.meta_model import give_memory
 from tracer.workloads.module_steps import StepWorkload
-from tracer.workloads.user_errors import UserModelError
+from tracer.workloads.user_errors import UserModelError, WrongValueError
 from tracer.workloads.user_model import StepOptions, as_workload
 
 __tracebackhide__ = True  # what raises here is to be looked for in the configuration
@@ -57,9 +57,9 @@ def _check_tokens(tokens: int, config: Any, options: StepOptions) -> None:
     most = getattr(_of_text(config), "max_position_embeddings", None)
     least = _NUM_GENERATED + 1 if options.inference else 1
     if options.inputs:
-        raise UserModelError("--tokens and --input both say how long a sample is.", hint="Leave one out.")
+        raise WrongValueError("--tokens and --input both say how long a sample is.", hint="Leave one out.")
     if tokens < least:
-        raise UserModelError(f"--tokens {tokens} is too few.", hint=f"Use {least} or more.")
+        raise WrongValueError(f"--tokens {tokens} is too few.", hint=f"Use {least} or more.")
     if most is not None and tokens > most:
         raise UserModelError(
             f"--tokens {tokens} is more than the {most} positions of the model.",

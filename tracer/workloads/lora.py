@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from tracer.workloads.user_errors import UserModelError
+from tracer.workloads.user_errors import UserModelError, WrongValueError
 
 _HINT = "--lora 16, or with the layers --lora 16:q_proj,v_proj or --lora 16:all-linear"
 ALL = "all-linear"
@@ -28,7 +28,7 @@ def with_adapters(model: nn.Module, text: str) -> nn.Module:
     """
     rank, _, layers = text.partition(":")
     if not rank.isdigit() or int(rank) < 1:
-        raise UserModelError(f"--lora {text} has no rank.", hint=_HINT)
+        raise WrongValueError(f"--lora {text} has no rank.", hint=_HINT)
     try:
         peft: Any = import_module("peft")
     except ImportError:

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tracer.nested import leaves
 from tracer.workloads.random_inputs import Batch
-from tracer.workloads.user_errors import UserModelError, defined_at
+from tracer.workloads.user_errors import UserModelError, WrongValueError, defined_at
 
 __tracebackhide__ = True  # what raises here is to be looked for in the model
 
@@ -170,7 +170,7 @@ def loss_of(kind: Loss) -> Callable[[Any], Tensor]:
         "cross-entropy": cross_entropy,
     }
     if kind not in losses:
-        raise UserModelError(f"There is no loss {kind}.", hint=f"Use {', '.join(get_args(Loss))}.")
+        raise WrongValueError(f"There is no loss {kind}.", hint=f"Use {', '.join(get_args(Loss))}.")
     return losses[kind]
 
 

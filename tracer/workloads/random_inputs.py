@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tracer.workloads.user_errors import UserModelError
+from tracer.workloads.user_errors import WrongValueError
 
 HINT = (
     "Write --input 3x224x224, or --input ids=128:int64:0-50257: a name if the model takes it by keyword, "
@@ -70,20 +70,20 @@ def parse_input(text: str) -> InputSpec:
     """
     form = _FORM.fullmatch(text.strip())
     if form is None:
-        raise UserModelError(f"--input {text} is not a shape.", hint=HINT)
+        raise WrongValueError(f"--input {text} is not a shape.", hint=HINT)
     smallest, shape = _shapes(text, form["shape"])
     dtype = _dtype(text, form["dtype"] or "float32")
     if not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool):
         if form["range"] is None:
-            raise UserModelError(f"--input {text} has integers and does not say which.", hint=HINT)
+            raise WrongValueError(f"--input {text} has integers and does not say which.", hint=HINT)
         low, high = (int(end) for end in _RANGE.fullmatch(form["range"]).groups())  # type: ignore[union-attr]
         if low >= high:
-            raise UserModelError(f"--input {text} leaves no integer: {low} is not below {high}.", hint=HINT)
+            raise WrongValueError(f"--input {text} leaves no integer: {low} is not below {high}.", hint=HINT)
         if low < torch.iinfo(dtype).min or high - 1 > torch.iinfo(dtype).max:
-            raise UserModelError(f"--input {text}: {form['dtype']} cannot hold that range.", hint=HINT)
+            raise WrongValueError(f"--input {text}: {form['dtype']} cannot hold that range.", hint=HINT)
         return InputSpec(form["name"], shape, dtype, low, high, smallest)
     if form["range"] is not None:
-        raise UserModelError(f"--input {text}: only integers have a range.", hint=HINT)
+        raise WrongValueError(f"--input {text}: only integers have a range.", hint=HINT)
     return InputSpec(form["name"], shape, dtype, smallest=smallest)
 
 
@@ -94,7 +94,9 @@ def _shapes(text: str, shape: str) -> tuple[tuple[int, ...] | None, tuple[int, .
         return None, _shape(text, shape)
     smallest, largest = _shape(text, low), _shape(text, high)
     if any(less > more for less, more in zip(smallest, largest, strict=True)):
-        raise UserModelError(f"--input {text}: the smaller size comes first.", hint="--input ids=64..512:int64:0-50257")
+        raise WrongValueError(
+            f"--input {text}: the smaller size comes first.", hint="--input ids=64..512:int64:0-50257"
+        )
     return smallest, largest
 
 
@@ -104,16 +106,16 @@ def _shape(text: str, shape: str) -> tuple[int, ...]:
     try:
         sizes = tuple(int(part) for part in shape.lower().split("x"))
     except ValueError:
-        raise UserModelError(f"--input {text}: {shape or 'nothing'} is not a shape.", hint=HINT) from None
+        raise WrongValueError(f"--input {text}: {shape or 'nothing'} is not a shape.", hint=HINT) from None
     if min(sizes) < 1:
-        raise UserModelError(f"--input {text}: every size must be at least 1.", hint=HINT)
+        raise WrongValueError(f"--input {text}: every size must be at least 1.", hint=HINT)
     return sizes
 
 
 def _dtype(text: str, name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise UserModelError(f"--input {text}: torch has no dtype {name}.", hint=HINT)
+        raise WrongValueError(f"--input {text}: torch has no dtype {name}.", hint=HINT)
     return dtype
 
 

@@ -18,6 +18,10 @@ class UserModelError(ValueError):
         self.hint = hint
 
 
+class WrongValueError(UserModelError):
+    """A value that an option lacks, on whatever machine and with whatever model."""
+
+
 def defined_at(thing: Any) -> str:
     """` (file.py:12)` where a function, method or class is defined in Python, else nothing."""
     try:

@@ -34,7 +34,7 @@ from tracer.workloads.module_steps import (
     loss_of,
 )
 from tracer.workloads.random_inputs import HINT, InputSpec, parse_input, random_batches
-from tracer.workloads.user_errors import UserModelError, defined_at
+from tracer.workloads.user_errors import UserModelError, WrongValueError, defined_at
 
 _PARTS_OF_A_WORKLOAD = ["model", "optimizer", "device", "next_batch", "forward", "backward", "optimizer_step", "copy"]
 
@@ -70,9 +70,9 @@ class StepOptions:
     def __post_init__(self) -> None:
         for name, value in (("batch size", self.batch_size), ("number of micro-batches", self.accumulate)):
             if value < 1:
-                raise UserModelError(f"The {name} must be at least 1, not {value}.", hint="Use 1 or more.")
+                raise WrongValueError(f"The {name} must be at least 1, not {value}.", hint="Use 1 or more.")
         if self.amp not in get_args(Amp):
-            raise UserModelError(f"There is no mixed precision {self.amp}.", hint=f"Use {', '.join(get_args(Amp))}.")
+            raise WrongValueError(f"There is no mixed precision {self.amp}.", hint=f"Use {', '.join(get_args(Amp))}.")
 
     def check_inference(self) -> None:
         """Make sure that nothing is asked of a backward pass which there is not.
@@ -293,7 +293,7 @@ def _check_inputs(model: nn.Module, inputs: Sequence[InputSpec]) -> None:
     positional = [spec for spec in inputs if spec.name is None]
     keywords = {spec.name: spec for spec in inputs if spec.name is not None}
     if len(positional) + len(keywords) < len(inputs):
-        raise UserModelError("Two --input options have the same name.", hint=HINT)
+        raise WrongValueError("Two --input options have the same name.", hint=HINT)
     signature = inspect.signature(model.forward)
     try:
         signature.bind(*positional, **keywords)
@@ -336,9 +336,9 @@ def _optimizer(model: nn.Module, text: str) -> torch.optim.Optimizer | None:
         if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
     }
     if name.lower() not in kinds:
-        raise UserModelError(f"torch.optim has no {name}.", hint=f"Use none, {', '.join(sorted(kinds))}.")
+        raise WrongValueError(f"torch.optim has no {name}.", hint=f"Use none, {', '.join(sorted(kinds))}.")
     if inspect.signature(kinds[name.lower()].step).parameters["closure"].default is inspect.Parameter.empty:
-        raise UserModelError(
+        raise WrongValueError(
             f"{kinds[name.lower()].__name__} wants a closure, which evaluates the loss.",
             hint="Let the factory return a step function that calls optimizer.step(closure).",
         )
@@ -346,4 +346,4 @@ def _optimizer(model: nn.Module, text: str) -> torch.optim.Optimizer | None:
     try:
         return kinds[name.lower()](parameters, **values)
     except (TypeError, ValueError) as error:
-        raise UserModelError(f"{text} cannot be made: {error}.", hint="--optimizer sgd:lr=0.1,momentum=0.9") from None
+        raise WrongValueError(f"{text} cannot be made: {error}.", hint="--optimizer sgd:lr=0.1,momentum=0.9") from None

@@ -54,5 +54,16 @@ def test_a_table_is_whole_where_there_is_no_terminal() -> None:
     assert row.split() == ["1.00", "GiB", PATH]
 
 
+def test_a_table_breaks_no_word_on_a_narrow_terminal() -> None:
+    made = console(width=60, is_terminal=True)
+    filled = table("bytes", "share")
+    filled.add_column("where", overflow="fold")
+    filled.add_column("why it is there", overflow="fold")
+    filled.add_row("1,234,567,890", "12.5 %", Text(PATH), "because of this and that")
+    print_table("By line", filled, made)
+    assert PATH in printed(made)
+    assert {"because", "of", "this", "and", "that"} <= set(printed(made).split())
+
+
 def test_changes_have_a_sign() -> None:
     assert [signed(1024), signed(-1024), signed(0)] == ["+1.00 KiB", "-1.00 KiB", "0 B"]

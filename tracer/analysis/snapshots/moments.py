@@ -11,7 +11,7 @@ from tracer.analysis.snapshots.findings import ReplayedDevice
 from tracer.analysis.snapshots.groups import Group, group_rows
 from tracer.analysis.snapshots.sites import Sites
 from tracer.arrays import Ints
-from tracer.errors import SnapshotError
+from tracer.errors import SnapshotError, UsageError
 from tracer.snapshot.actions import Action
 
 START = -1
@@ -128,7 +128,8 @@ def entry_at(device: ReplayedDevice, moment: str) -> int:
             `2.5s` since the first entry.
 
     Raises:
-        SnapshotError: It is none of these, or the recording has no such moment.
+        UsageError: It is none of these.
+        SnapshotError: The recording has no such moment.
     """
     trace, num_entries = device.state.trace, len(device.state.trace)
     named = {"start": START, "peak": device.replay.peak_entry, "end": num_entries - 1}
@@ -141,7 +142,7 @@ def entry_at(device: ReplayedDevice, moment: str) -> int:
         return int(failures[0])
     found = re.fullmatch(r"(\d{1,19}(?:\.\d{1,6})?)(us|s)?", moment)
     if not found or ("." in found.group(1) and found.group(2) != "s"):
-        raise SnapshotError(f"{moment!r} is no moment of a recording.", hint=_WORDS)
+        raise UsageError(f"{moment!r} is no moment of a recording.", hint=_WORDS)
     if found.group(2):
         return _entry_at_time(device, float(found.group(1)), found.group(2))
     entry = int(moment)

@@ -15,8 +15,11 @@ UV_RUN = "UV_RUN_RECURSION_DEPTH"
 
 
 def program_name() -> str:
-    """How this program was called: installed, or from a checkout, by uv or by a Python of the user's own."""
-    return from_checkout() if Path(_CALLED_AS).name == "main.py" else "torch-timeline"
+    """How this program was called: installed, as a module, or from a checkout, by uv or another Python."""
+    called = Path(_CALLED_AS)
+    if called.name == "main.py":
+        return from_checkout()
+    return "python -m tracer" if called.name == "__main__.py" else "torch-timeline"
 
 
 def from_checkout() -> str:

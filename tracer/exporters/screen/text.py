@@ -1,7 +1,8 @@
 """Lines and tables of the screen: numbers to the right, names and paths whole, an empty line before each table.
 
 A path that is broken in two can neither be searched for nor copied. So words are never broken, and a table is folded to
-a width on a terminal alone: in a file or a pipe its lines are as long as they are.
+a width on a terminal alone, which it exceeds where its longest words do: in a file or a pipe its lines are as long as
+they are.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -71,13 +74,21 @@ def exact(size_bytes: int) -> str:
 
 
 class _UnwrappedTable:
-    """A table that is as wide as it is where there is no terminal."""
+    """A table without broken words: folded between them on a terminal, and as wide as it is where there is none."""
 
     def __init__(self, filled: Table) -> None:
         self._filled = filled
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if console.is_terminal:
-            yield self._filled
-        else:
+        if not console.is_terminal:
             yield from console.render(self._filled, options.update(width=_UNLIMITED))
+            return
+        for column in self._filled.columns:
+            cells = (column.header, column.footer, *column.cells)
+            column.min_width = max([column.min_width or 0, *(_longest_word(str(cell)) for cell in cells)])
+        least = Measurement.get(console, options, self._filled).minimum
+        yield from console.render(self._filled, options.update(width=max(options.max_width, least)))
+
+
+def _longest_word(text: str) -> int:
+    return max(map(cell_len, text.split()), default=0)

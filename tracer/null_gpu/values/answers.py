@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracer.errors import TracerError
+from tracer.errors import UsageError
 
 Answer = float | int | bool
 
@@ -23,4 +23,4 @@ def parse_answer(text: str) -> tuple[tuple[str, int], Answer]:
                 return (file, int(number)), kind(value)
             except ValueError:
                 continue
-    raise TracerError(f"{text!r} is not an answer.", hint="Write FILE:LINE=VALUE, such as train.py:12=0.5.")
+    raise UsageError(f"{text!r} is not an answer.", hint="Write FILE:LINE=VALUE, such as train.py:12=0.5.")

@@ -1,0 +1,134 @@
+"""`[tool.torch-timeline]` in pyproject.toml, and what the command line says of names that it does not know."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import main
+from tracer import __version__
+from tracer.commands.defaults import did_you_mean
+
+ROOT = Path(main.__file__).parent
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    return tmp_path / "pyproject.toml"
+
+
+def called(*arguments: str) -> Result:
+    return CliRunner().invoke(main.app, list(arguments), prog_name="main.py")
+
+
+def error(*arguments: str) -> str:
+    ended = called(*arguments)
+    assert ended.exit_code == 2 and "Traceback" not in ended.stderr
+    return ended.stderr
+
+
+def test_a_default_of_the_project_takes_the_place_of_ours(project: Path) -> None:
+    project.write_text('[tool.torch-timeline]\ngpu-memory = "much"\n')
+    assert "Error: much is not a size." in error("snapshot", "nowhere.pickle")
+    assert "nowhere.pickle does not exist" in called("snapshot", "nowhere.pickle", "--gpu-memory", "16GiB").stderr
+
+
+def test_a_commands_own_table_goes_before_the_shared_one(project: Path) -> None:
+    project.write_text(
+        '[tool.torch-timeline]\ngpu-memory = "16GiB"\n[tool.torch-timeline.snapshot]\ngpu-memory = "x"\n'
+    )
+    assert "Error: x is not a size." in error("snapshot", "nowhere.pickle")
+
+
+def test_what_may_be_repeated_is_a_list_or_one(project: Path) -> None:
+    for value in ('["nonsense"]', '"nonsense"'):
+        project.write_text(f"[tool.torch-timeline.snapshot]\nsettings = {value}\n")
+        assert "The setting 'nonsense' is not a name" in error("snapshot", "nowhere.pickle")
+
+
+def test_a_shared_default_is_no_mistake_where_a_command_has_no_use_for_it(project: Path) -> None:
+    project.write_text('[tool.torch-timeline]\nverify = true\ninput = "3x4"\ndevice = "tpu!"\n')
+    assert "tpu! is not the name of a device" in error()
+
+
+def test_an_option_called_as_a_command_is_the_programs(project: Path) -> None:
+    project.write_text('[tool.torch-timeline]\ntrace = true\ndevice = "tpu!"\n')
+    assert "tpu! is not the name of a device" in error()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "[tool.torch-timeline]\nsave-dirs = 1\n",
+            "[tool.torch-timeline] names an option save-dirs, and there is none.",
+        ),
+        ("[tool.torch-timeline]\nsave-dirs = 1\n", "Hint: Did you mean save-dir?"),
+        (
+            "[tool.torch-timeline.snapshot]\nbatch-size = 1\n",
+            "[tool.torch-timeline.snapshot] names an option batch-size",
+        ),
+        ("[tool.torch-timeline.snapshott]\ntop = 1\n", "[tool.torch-timeline.snapshott] names no command."),
+        ("[tool.torch-timeline.snapshott]\ntop = 1\n", "Hint: Did you mean snapshot?"),
+        ("[tool.torch-timeline]\ntop = 'many'\n", "--top many is not a whole number in pyproject.toml."),
+        ("[tool.torch-timeline\n", "pyproject.toml cannot be read: "),
+    ],
+)
+def test_what_the_table_has_wrong_is_one_sentence(project: Path, text: str, says: str) -> None:
+    project.write_text(text)
+    assert says in error("snapshot", "nowhere.pickle")
+
+
+def test_a_file_of_other_programs_is_nothing_to_us(project: Path) -> None:
+    project.write_text("[tool.black]\nnonsense = [\n")
+    assert "nowhere.pickle does not exist" in called("snapshot", "nowhere.pickle").stderr
+
+
+def test_only_what_is_spelled_alike_is_suggested() -> None:
+    assert did_you_mean("snapshott", ["snapshot", "diff"]) == "Did you mean snapshot?"
+    assert did_you_mean("foo", ["top", "on"]) == ""
+
+
+def test_the_version_is_told_without_loading_torch() -> None:
+    program = "import sys, main\ntry: main.app(['--version'])\nexcept SystemExit: print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    first, loaded = done.stdout.splitlines()
+    assert first.startswith(f"torch-timeline {__version__}, torch ") and loaded == "False"
+
+
+@pytest.mark.parametrize("words", [["main.py"], ["-m", "tracer"]])
+def test_help_names_the_program_as_it_was_called(words: list[str]) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
+    done = subprocess.run(
+        [sys.executable, *words, "run", "--help"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    name = " ".join(["python", *words])
+    assert f"Usage: {name} run" in done.stdout and f"  {name} run --save-dir profile train.py" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command", [[], ["run"], ["predict"], ["check"], ["snapshot"], ["trace"], ["diff"], ["report"]]
+)
+def test_at_60_columns_no_word_of_the_help_is_broken(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def words(columns: int) -> list[str]:
+        return CliRunner().invoke(main.app, [*command, "--help"], env={"COLUMNS": str(columns)}).stdout.split()
+
+    monkeypatch.setenv("TERM", "dumb")
+    assert words(60) == words(80)
+    assert max(map(len, called(*command, "--help").stdout.splitlines())) <= 80
+
+
+def test_a_shell_completes_commands_and_options() -> None:
+    environment = {
+        **os.environ, "_TORCH_TIMELINE_COMPLETE": "complete_bash", "COMP_WORDS": "torch-timeline sn", "COMP_CWORD": "1",
+    }  # fmt: skip
+    program = "from tracer.commands.app import app; app(prog_name='torch-timeline')"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["snapshot"]
