@@ -69,6 +69,11 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext tracer`: gives a notebook the cell magic `%%memory_timeline`."""
+    import_module("tracer.integrations.notebook").load(shell)
+
+
 def __dir__() -> list[str]:
     loaded = (name for name, value in globals().items() if name.startswith("__") or isinstance(value, ModuleType))
     return sorted({*__all__, *loaded})

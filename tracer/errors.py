@@ -22,6 +22,8 @@ class TracerError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:
+            self.add_note(f"Hint: {hint}")  # where the command line does not catch it, as in a notebook
 
     @property
     def lines(self) -> tuple[str, ...]:

@@ -1,29 +1,105 @@
-"""What a notebook shows where a result is the value of a cell: the headline, and the peak by kind and by line."""
+"""What a notebook shows where a result is the value of a cell: headline, bar, the peak by kind and line, the page.
+
+A kernel prints stderr on red ground, as if something had failed, so that the answer is displayed there and not printed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.findings import Findings
+from tracer.exporters.page.words import CATEGORY_COLORS
 from tracer.exporters.screen.profile import headline, line_name
 from tracer.units import format_bytes
 
 NUM_ROWS = 10
+_MAX_PAGE_BYTES = 8 << 20
+"""A larger page is not put into the notebook, which would be saved with it."""
+_LIGHT, _OTHER = 0, ("#9aa1aa", "#9aa1aa")
 
 
-def notebook_html(findings: Findings | None, num_steps: int | None = None) -> str:
-    """HTML that brings no style or script of its own; every text of the recording is escaped."""
+def notebook_html(
+    findings: Findings | None, num_steps: int | None = None, *, notes: Sequence[str] = (), page: Path | None = None
+) -> str:
+    """HTML that brings no style sheet or script of its own; every text of the recording is escaped.
+
+    Args:
+        findings: Of a run; None where nothing was recorded.
+        num_steps: How many steps it had, if that is known.
+        notes: Sentences below the headline.
+        page: The page that was written, to be shown in a frame; None for none.
+    """
+    told = "".join(f"<p>{escape(note)}</p>" for note in notes)
     if findings is None:
-        return "<p>Nothing was recorded.</p>"
+        return f"<p>Nothing was recorded.</p>{told}"
     peak = findings.worst.peak
     parts = (
         f"<p><strong>{escape(headline(findings, num_steps))}</strong></p>",
+        told,
+        _bar(peak.by_category(), peak.peak_bytes),
         _table("What filled it", peak.rows, lambda row: row.category, peak.peak_bytes),
         _table("By line", peak.rows, line_name, peak.peak_bytes),
+        _frame(page) if page is not None else "",
     )
     return "".join(parts)
+
+
+def display_in_notebook(thing: object) -> bool:
+    """Display something below the cell that runs; False where there is no notebook."""
+    if getattr(_shell(), "kernel", None) is None:
+        return False
+    import_module("IPython.display").display(thing)
+    return True
+
+
+def _shell() -> Any:
+    """The running IPython, which is not imported for it."""
+    ipython = sys.modules.get("IPython")
+    return None if ipython is None else ipython.get_ipython()
+
+
+class Paragraph:
+    """A sentence for a notebook."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(self._text)}</p>"
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _bar(sizes: dict[str, int], peak_bytes: int) -> str:
+    """One bar as wide as the cell, a part for each kind."""
+    parts = (
+        f'<span style="width:{100 * size / peak_bytes:.2f}%;background:{CATEGORY_COLORS.get(name, _OTHER)[_LIGHT]}"'
+        f' title="{escape(f"{name} {format_bytes(size)}")}"></span>'
+        for name, size in sizes.items()
+    )
+    return f'<div style="display:flex;height:14px;max-width:60em">{"".join(parts)}</div>'
+
+
+def _frame(page: Path) -> str:
+    """The page itself: the notebook keeps it, and it can reach nothing of the notebook."""
+    try:
+        size = page.stat().st_size
+        text = page.read_text(encoding="utf-8") if size <= _MAX_PAGE_BYTES else None
+    except OSError:
+        return ""
+    if text is None:
+        return f"<p>The page, {format_bytes(size)}: {escape(str(page))}</p>"
+    frame = (
+        f'<iframe sandbox="allow-scripts" style="width:100%;height:640px;border:0" srcdoc="{escape(text)}"></iframe>'
+    )
+    return f"<details open><summary>Memory over time</summary>{frame}</details>"
 
 
 def _table(title: str, rows: Iterable[PeakRow], name: Callable[[PeakRow], str], peak_bytes: int) -> str:

@@ -54,6 +54,7 @@ class LoopSession:
         self.num_steps_done = 0
         self.fault: Exception | None = None
         self.is_in_child = False
+        self._has_begun = False
         self._termination = Termination()
         self._forget_forks: Callable[[], object] = lambda: None
 
@@ -88,6 +89,7 @@ class LoopSession:
     # ------------------------------------------------------------------------------------------------- the life cycle
     def __enter__(self) -> Self:
         """Switch on."""
+        self._has_begun = True
         try:
             if self._folder is not None:
                 self._folder.take()
@@ -122,6 +124,18 @@ class LoopSession:
         finally:
             self._let_go()
             self._termination.close()
+
+    def _check_begun(self) -> None:
+        """A step outside of any block would be lost without a word.
+
+        Raises:
+            TracerError: The block has not begun.
+        """
+        if not self._has_begun:
+            raise TracerError(
+                f"{self._name} has not begun, so that this step is not seen.",
+                hint="Put the loop into a block: `with ... as session:`, and call session.step() in it.",
+            )
 
     def _let_go(self) -> None:
         """Keep nothing of the user's, and leave the folder to others."""

@@ -11,12 +11,14 @@ from tracer.capture.device.phase_timing import PhaseTimings
 from tracer.capture.objects.parameter_origins import Parameter
 from tracer.capture.run_origin import RunOrigin
 from tracer.capture.sources.error_line import error_line
+from tracer.exporters.files import check_folder
 from tracer.exporters.notebook import notebook_html
 from tracer.exporters.screen.profile import headline
 from tracer.results.failure import Failure, without_tracebacks
 from tracer.results.null_run import caveat_of, notes_of
 from tracer.results.run_results import RunResults
 from tracer.runs.null_values import values_read
+from tracer.runs.outputs import Written, write_outputs
 from tracer.runs.session import ProfileSession
 
 
@@ -27,7 +29,32 @@ class ShownResults(RunResults):
 
     def _repr_html_(self) -> str:
         """What a notebook shows of it."""
-        return notebook_html(self.findings, self.num_steps)
+        return self.html()
+
+    def html(self, *, notes: Sequence[str] = (), page: Path | None = None) -> str:
+        """The same, with further sentences, and with the page if it was written."""
+        first = [self.origin.caveat] if self.origin.caveat else []
+        return notebook_html(self.findings, self.num_steps, notes=[*first, *notes], page=page)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Allocated bytes at the largest peak: what the rows sum to. 0 where nothing was recorded."""
+        return self.findings.worst.peak.peak_bytes if self.findings is not None else 0
+
+    def save(self, folder: str | Path) -> tuple[Written, ...]:
+        """Write every file of a run.
+
+        Args:
+            folder: Where to; files of the same names are replaced.
+
+        Returns:
+            What became of each.
+
+        Raises:
+            OutputError: The folder cannot be written to.
+        """
+        check_folder(Path(folder))
+        return write_outputs(self, Path(folder))
 
     def __repr__(self) -> str:
         """What plain Python and IPython show of it: the answer in a line, and where the rest is."""

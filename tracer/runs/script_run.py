@@ -44,6 +44,11 @@ class ScriptTraining(TrainingProfile):
         longer = "record from the first one with --n-warmup-steps 0, or let the script train for longer"
         return longer if self.num_steps_done else ""
 
+    @property
+    def _to_record_the_first(self) -> str:
+        is_skipped = self.schedule.num_wait_steps or self.schedule.num_warmup_steps
+        return "--n-wait-steps 0 --n-warmup-steps 0 record from the first one" if is_skipped else ""
+
     def _complain(self, sentence: str) -> None:
         """A line on stderr: nobody looks for the line of the script that a warning would name."""
         say(f"Note: {sentence}")

@@ -285,7 +285,12 @@ class ProfileSession(LoopSession):
             self._is_on_meta = any(parameter.is_meta for _, parameter in self._objects.parameters())
 
     def step(self) -> None:
-        """End a step. Call it once per step of training, after the optimizer's step."""
+        """End a step. Call it once per step of training, after the optimizer's step.
+
+        Raises:
+            TracerError: The block has not begun.
+        """
+        self._check_begun()
         self.num_steps_done += 1
         if self._profiler is None:
             return

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
+from tracer.analysis.peak_row import PeakRow
 from tracer.capture.device.devices import allocator_counters
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.known_storages import Role, input_tensors
@@ -19,15 +20,17 @@ from tracer.capture.objects.parameter_origins import Parameter, describe_paramet
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.sources.error_line import error_line
 from tracer.capture.sources.project_files import project_root
-from tracer.errors import OutputError, RecordingError, UsageError
+from tracer.errors import OutputError, RecordingError, TracerError, UsageError
+from tracer.exporters.notebook import Paragraph, display_in_notebook
 from tracer.exporters.screen.profile import NUM_ROWS
 from tracer.nested import leaves
 from tracer.results.failure import Failure
+from tracer.results.files import PAGE
 from tracer.results.run_results import RunResults
 from tracer.runs.loop_session import warn_at_users_line
 from tracer.runs.outputs import Written, left_from_earlier, left_sentence, write_outputs, written_lines
 from tracer.runs.ranks import Rank, announce, peak_of
-from tracer.runs.results import run_results
+from tracer.runs.results import ShownResults, run_results
 from tracer.runs.session import ProfileSession, Schedule
 from tracer.runs.session_folder import SessionFolder
 from tracer.units import some
@@ -96,7 +99,7 @@ class TrainingProfile(ProfileSession):
         """
         self._screen, self._top = _checked(screen), top
         super().__init__(model, optimizer, device=device, schedule=schedule, trace=trace)
-        self.results: RunResults | None = None
+        self.results: ShownResults | None = None
         self.written: tuple[Written, ...] = ()
         self._is_announced = False
         self._keep_recording = keep_recording
@@ -121,6 +124,70 @@ class TrainingProfile(ProfileSession):
     def is_complete(self) -> bool:
         """Whether all that the schedule asks for is recorded; more steps would not be looked at."""
         return self.num_steps_done - self._num_steps_waited >= self.schedule.num_steps
+
+    @property
+    def peak_bytes(self) -> int:
+        """Allocated bytes at the largest peak; 0 where nothing was recorded.
+
+        Raises:
+            TracerError: The block has not ended.
+        """
+        return self._ended_results.peak_bytes
+
+    @property
+    def rows(self) -> tuple[PeakRow, ...]:
+        """What filled the device at the largest peak, the largest first; `pandas.DataFrame(session.rows)` is a table.
+
+        Raises:
+            TracerError: The block has not ended.
+        """
+        return self._ended_results.rows
+
+    def to_pandas(self) -> Any:
+        """The rows as a pandas.DataFrame.
+
+        Raises:
+            TracerError: The block has not ended, or pandas is not installed.
+        """
+        return self._ended_results.to_pandas()
+
+    def save(self, folder: str | Path) -> tuple[Written, ...]:
+        """Write every file once more, to another folder.
+
+        Raises:
+            TracerError: The block has not ended, or the folder cannot be written to.
+        """
+        return self._ended_results.save(folder)
+
+    @property
+    def _ended_results(self) -> ShownResults:
+        if self.results is None:
+            raise TracerError("The results are there when the block has ended.", hint="Ask for them behind it.")
+        return self.results
+
+    def __repr__(self) -> str:
+        """At a prompt: the answer in a line."""
+        if self.results is None:
+            return f"<{type(self).__name__}: {some(self.num_steps_done, 'step')} so far>"
+        return repr(self.results)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the answer, and the page in a frame."""
+        if self.results is None:
+            return f"<p>Profiling: {some(self.num_steps_done, 'step')} so far.</p>"
+        pages = [file.path for file in self.written if file.path.name == PAGE.file_name and file.error is None]
+        notes = [] if self.results.findings is not None else [self._what_is_missing()]
+        return self.results.html(notes=notes, page=next(iter(pages), None))
+
+    def _what_is_missing(self) -> str:
+        """Why nothing was recorded, and what to do about it."""
+        first = self._num_steps_waited + self.schedule.num_wait_steps + self.schedule.num_warmup_steps + 1
+        failure = self.results.failure if self.results is not None else None
+        if failure is None:
+            ended, advice = f"ended after {some(self.num_steps_done, 'step')}", self._if_too_short()
+        else:
+            ended, advice = f"failed in step {failure.step + 1}", self._to_record_the_first
+        return f"The loop {ended}, and the first one that is recorded is step {first}{f': {advice}' * bool(advice)}."
 
     def _describe_parameters(self) -> None:
         if self._objects is not None:
@@ -191,7 +258,7 @@ class TrainingProfile(ProfileSession):
 
         write_outputs(results, self.folder, leave_out=self._leave_out, tell=note)
 
-    def _results(self, error: BaseException | None) -> RunResults:
+    def _results(self, error: BaseException | None) -> ShownResults:
         assert self._objects is not None
         notes: list[str] = []
         findings = None
@@ -217,17 +284,15 @@ class TrainingProfile(ProfileSession):
     def _tell(self, error: BaseException | None) -> None:
         """The screen, where wanted; a warning for a loop that was too short, and for files that it did not write."""
         assert self.results is not None
-        if self.results.findings is None and error is None and (advice := self._if_too_short()):
-            first = self._num_steps_waited + self.schedule.num_wait_steps + self.schedule.num_warmup_steps + 1
-            self._complain(
-                f"The loop ended after {some(self.num_steps_done, 'step')}, and the first one that is recorded is step "
-                f"{first}: {advice}."
-            )
+        if self.results.findings is None and error is None and self._if_too_short():
+            self._complain(self._what_is_missing())
             if self._num_steps_waited:
                 self._complain(
                     f"For {some(self._num_steps_waited, 'step')} a torch.profiler of the program's own was waited for, "
                     "since torch has room for one."
                 )
+        if self._is_first_lost(error) and error is not None:
+            error.add_note(self._what_is_missing())
         if self._folder.is_another:
             self._complain(f"A session that is still running has {self.folder.parent}: the files are in {self.folder}.")
         if left := left_from_earlier(self.folder, self.written):
@@ -238,19 +303,32 @@ class TrainingProfile(ProfileSession):
             except OutputError as problem:
                 self._complain(f"{problem} {problem.hint}")
             return
-        if self._screen == "short" and self._folder.is_of_first_rank:
+        if self._screen == "short" and self._folder.is_of_first_rank and not display_in_notebook(self):
             say_in_short(self.results, self.folder, self.written)
         for file in self.written:
             if file.error is not None:
                 self._complain(" ".join(written_lines(file)))
+
+    def _is_first_lost(self, error: BaseException | None) -> bool:
+        """Whether the loop failed before anything was recorded, and the allocator's history does not explain it."""
+        assert self.results is not None
+        is_explained = self.results.findings is not None or self.results.failed_allocation is not None
+        return isinstance(error, Exception) and not is_explained
+
+    @property
+    def _to_record_the_first(self) -> str:
+        """How to have the first step recorded, where it is not; for an exception's note."""
+        is_skipped = self.schedule.num_wait_steps or self.schedule.num_warmup_steps
+        return "schedule=Schedule(0, 0, 1, 1) records from the first one" if is_skipped else ""
 
     def _if_too_short(self) -> str:
         """What to do about a loop that ended before anything was recorded; nothing where somebody else says it."""
         return "call session.step() after each step, or pass a shorter schedule=Schedule(...)"
 
     def _complain(self, sentence: str) -> None:
-        """Warn, at the line that ends the block."""
-        warn_at_users_line(sentence)
+        """Warn, at the line that ends the block; in a notebook, below the cell."""
+        if not display_in_notebook(Paragraph(sentence)):
+            warn_at_users_line(sentence)
 
 
 def _checked(screen: Screen | bool) -> Screen:

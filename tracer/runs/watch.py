@@ -214,7 +214,12 @@ class TrainingWatch(LoopSession):
         return False
 
     def step(self) -> None:
-        """End a step. Call it once per step of training, after the optimizer's step."""
+        """End a step. Call it once per step of training, after the optimizer's step.
+
+        Raises:
+            TracerError: The block has not begun.
+        """
+        self._check_begun()
         self.num_steps_done += 1
         if self._is_on:
             with self._never_the_loops_fault():

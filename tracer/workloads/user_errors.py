@@ -16,6 +16,8 @@ class UserModelError(ValueError):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:
+            self.add_note(f"Hint: {hint}")
 
 
 class WrongValueError(UserModelError):

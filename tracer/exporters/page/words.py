@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tracer.capture.torch_names import step_words
 from tracer.exporters.page.model import Page, PagePeak
+from tracer.exporters.screen.paths import source_place
 from tracer.units import format_bytes
 
 if TYPE_CHECKING:
@@ -86,13 +87,13 @@ def _where(peak: PagePeak) -> str:
         return f"The largest piece: {_piece(max(peak.rows, key=lambda row: row.bytes))}." if peak.rows else ""
     (file, line), rows = max(lines.items(), key=lambda item: sum(row.bytes for row in item[1]))
     size = sum(row.bytes for row in rows)
-    where = _file_name(file) + (f":{line}" if line else "")
+    where = source_place(_file_name(file), line)
     ops, modules = _some(row.op for row in rows), _some(row.module for row in rows)
     made_by = " in ".join(part for part in (ops, modules) if part)
     callers = {(row.caller_file, row.caller_line) for row in rows if row.caller_file}
     if len(callers) == 1:
         ((caller, caller_line),) = callers
-        where += f", called from {_file_name(caller)}:{caller_line}"
+        where += f", called from {source_place(_file_name(caller), caller_line)}"
     held = f"{format_bytes(size)}, {_percent(size, peak.bytes)}"
     return f"The line that holds most is {where}: {held}" + (f", made by {made_by}." if made_by else ".")
 

@@ -134,7 +134,7 @@ class Lanes {
     const ends = last >= this.columns.number.length ? "never freed in the recording" : `freed by ${timeline.whenText(last)}`;
     const lines = [
       [group.name, group.op, group.shape && `${group.dtype} ${group.shape}`].filter((one) => one).join(", "),
-      group.module, placeText(group) && `${placeText(group)}${group.caller_file ? `, from ${shortPath(group.caller_file)}:${group.caller_line}` : ""}`,
+      group.module, placeText(group) && `${placeText(group)}${group.caller_file ? `, from ${lineText(shortPath(group.caller_file), group.caller_line)}` : ""}`,
       first === 0 ? "there at the start of what is shown" : `made by ${timeline.whenText(first)}`, ends,
     ];
     const head = el("p", {}, swatch(group.category), `${group.category} ${formatBytes(moments.bytes[block])} (${exactBytes(moments.bytes[block])})`);

@@ -2,7 +2,7 @@
 // neither modules nor operators: its tree goes from files over functions to lines.
 
 const PATH_SEPARATOR = "\u0001";
-const placeText = (row) => (row.file ? `${shortPath(row.file).split("/").pop()}${row.line ? `:${row.line}` : ""}` : null);
+const placeText = (row) => (row.file ? lineText(shortPath(row.file).split("/").pop(), row.line) : null);
 
 // The labels that lead to a row, outermost first.
 const pathOfRow = (row, source) => {

@@ -27,7 +27,8 @@ const readAddress = () => {
 };
 const writeAddress = (parts) => {
   const given = Object.entries(parts).filter(([, value]) => value !== null);
-  history.replaceState(null, "", given.length ? `#${given.map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&")}` : location.pathname + location.search);
+  const address = given.length ? `#${given.map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&")}` : location.pathname + location.search;
+  if (location.protocol !== "about:") history.replaceState(null, "", address); // a frame of a notebook's has no address
 };
 
 // A part of the memory: a name for people, and a 1 for each group in it.

@@ -85,9 +85,12 @@ const copyText = async (text, button) => {
   setTimeout(() => (button.textContent = "copy"), 1200);
 };
 
+// A line of source; a notebook's cell is no file: `train.py:14`, `cell 3, line 14`.
+const lineText = (file, line) => (!line ? file : /^cell \d+$/.test(file) ? `${file}, line ${line}` : `${file}:${line}`);
+
 const sourceCell = (file, line) => {
   if (!file) return el("span", { class: "quiet" }, "no Python frame");
-  const whole = line ? `${file}:${line}` : file, shown = line ? `${shortPath(file)}:${line}` : shortPath(file);
+  const whole = lineText(file, line), shown = lineText(shortPath(file), line);
   const href = editorLink(file, line);
   const place = href
     ? el("a", { href, title: `Open ${whole} in VS Code`, class: "place" }, breakable(shown))

@@ -1,0 +1,109 @@
+"""`%%memory_timeline`: a notebook's cell, profiled as `torch-timeline run` profiles a script."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NoReturn
+
+from tracer.errors import UsageError
+from tracer.exporters.notebook import Paragraph, display_in_notebook
+from tracer.runs.script_run import ScriptProfile, ScriptTraining
+from tracer.runs.session import Schedule
+
+_DEFAULT = Schedule(0, 1, 3, 2)
+
+
+def load(shell: Any) -> None:
+    """Register the magic with a running IPython."""
+    shell.register_magic_function(partial(memory_timeline, shell), "cell", "memory_timeline")
+
+
+def memory_timeline(shell: Any, line: str, cell: str) -> None:
+    """Run a cell, and display what filled the device at the peak of the steps in it.
+
+    Models, optimizers and steps are found while it runs. In the notebook: `%load_ext tracer`, and in a cell's first
+    line `%%memory_timeline`, or `%%memory_timeline --save-dir profile --active 1 --warmup 0`.
+
+    Args:
+        shell: The running IPython.
+        line: What follows the magic's name.
+        cell: The rest of the cell.
+
+    Raises:
+        UsageError: The line has an option that there is not.
+    """
+    options = _options(line)
+    schedule = Schedule(options.wait, options.warmup, options.active, options.repeats)
+    profile = ScriptProfile(
+        lambda models, optimizers: CellTraining(models, optimizers, save_dir=options.save_dir, schedule=schedule)
+    )
+    profile.__enter__()
+    error: BaseException | None = None
+    try:
+        with _numbered_as_shown(shell):
+            # An empty line in the place of the magic: lines keep their numbers.
+            ran = shell.run_cell(f"\n{cell}", store_history=False)
+        error = ran.error_before_exec or ran.error_in_exec
+    except BaseException as problem:
+        error = problem
+        raise
+    finally:
+        profile.__exit__(type(error) if error is not None else None, error, getattr(error, "__traceback__", None))
+        for note in profile.notes:
+            _tell(note)
+
+
+@contextmanager
+def _numbered_as_shown(shell: Any) -> Iterator[None]:
+    """What runs inside has the number of the cell around it, which IPython has counted already."""
+    before = shell.execution_count
+    shell.execution_count = len(shell.user_ns.get("In", ())) - 1
+    try:
+        yield
+    finally:
+        shell.execution_count = before
+
+
+class CellTraining(ScriptTraining):
+    """A cell's: what it has to say is displayed below the cell."""
+
+    @property
+    def _to_record_the_first(self) -> str:
+        is_skipped = self.schedule.num_wait_steps or self.schedule.num_warmup_steps
+        return "--wait 0 --warmup 0 records from the first one" if is_skipped else ""
+
+    def _if_too_short(self) -> str:
+        """What the magic takes."""
+        return "`%%memory_timeline --warmup 0 --active 1` needs one" if self.num_steps_done else ""
+
+    def _complain(self, sentence: str) -> None:
+        _tell(sentence)
+
+
+def _tell(sentence: str) -> None:
+    if not display_in_notebook(Paragraph(sentence)):
+        print(sentence)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(
+            f"%%memory_timeline: {message}.", hint="It takes --save-dir, --wait, --warmup, --active, --repeats."
+        )
+
+
+def _options(line: str) -> argparse.Namespace:
+    parser = _Parser(prog="%%memory_timeline", add_help=False, allow_abbrev=False)
+    parser.add_argument("--save-dir", default="profiler_outputs")
+    for name, default in (
+        ("wait", _DEFAULT.num_wait_steps),
+        ("warmup", _DEFAULT.num_warmup_steps),
+        ("active", _DEFAULT.num_active_steps),
+        ("repeats", _DEFAULT.num_repeats),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    return parser.parse_args(shlex.split(line))
