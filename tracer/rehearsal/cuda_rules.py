@@ -7,7 +7,6 @@ out by name, so that what it explains can be measured.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tracer.capture.torch_private import torch_fake
+from tracer.capture.torch_private import torch_cublas, torch_fake
 from tracer.rehearsal import attention, cuda_autocast, fused_layers
 from tracer.rehearsal import convolution_workspaces as convolutions
 from tracer.rehearsal import kernel_scratch as kernels
@@ -24,7 +23,7 @@ from tracer.rehearsal.recorder import OperatorCall, Scratch
 from tracer.rehearsal.recurrent import recurrence
 from tracer.rehearsal.rule import Gpu, Replacement, Rule
 from tracer.rehearsal.saved_on_host import save_on_host
-from tracer.units import KIB, MIB
+from tracer.units import MIB
 from tracer.workloads.module_steps import ModuleWorkload
 from tracer.workloads.workload import Workload
 
@@ -114,7 +113,7 @@ _TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 def _cublas_workspace(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     """Of each call since torch 2.15; before, one for each thread that multiplies: that of forward, and autograd's."""
-    size_bytes = _cublas_workspace_bytes(gpu)
+    size_bytes = torch_cublas.workspace_bytes(gpu.card.capability)
     if not size_bytes:
         return
     if _TORCH >= (2, 15) and os.environ.get(_KEEPS_WORKSPACES) != "1":
@@ -126,14 +125,6 @@ def _cublas_workspace(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
         return
     taken.add(call.is_backward)
     yield Scratch(size_bytes, kept=True, name="cuBLAS")
-
-
-def _cublas_workspace_bytes(gpu: Gpu) -> int:
-    """What is set, as pairs of KiB and how many of them, else by the card."""
-    pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
-    if pairs:
-        return sum(int(size_kib) * int(count) * KIB for size_kib, count in pairs)
-    return 32 * MIB if gpu.card.capability >= (9, 0) else 4096 * KIB * 2 + 16 * KIB * 8
 
 
 def _is_by_cublaslt(call: OperatorCall) -> bool:

@@ -34,7 +34,7 @@ from tracer.capture.objects.moved_parameters import MovedParameters
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
-from tracer.capture.torch_private import torch_graph, torch_history, torch_profiler, torch_tensors
+from tracer.capture.torch_private import torch_cublas, torch_graph, torch_profiler, torch_tensors
 from tracer.collector import paused_gc
 from tracer.errors import RecordingError, UsageError
 from tracer.results.null_run import caveat_of
@@ -374,7 +374,7 @@ class ProfileSession(LoopSession):
             self._observer.observe(
                 itertools.chain(self._objects.tensors(), rest),
                 is_walk=is_walk,
-                workspaces={str(self.device): torch_history.cublas_workspaces(self.device)},
+                workspaces={str(self.device): torch_cublas.cublas_workspaces(self.device)},
             )
 
     @property

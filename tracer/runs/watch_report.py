@@ -29,7 +29,7 @@ from tracer.capture.objects.reached_tensors import Alike, unnamed_tensors
 from tracer.capture.sources.error_line import error_line
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns
-from tracer.capture.torch_private.torch_history import cublas_workspaces
+from tracer.capture.torch_private.torch_cublas import cublas_workspaces
 from tracer.errors import SnapshotError
 from tracer.results.null_run import caveat_of
 from tracer.results.watch_report import Event, HolderName, OutlivedMemory, WatchReport

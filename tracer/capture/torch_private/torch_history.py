@@ -76,36 +76,6 @@ def _record_history(of: torch.device, **options: Any) -> None:
     record(**{name: value for name, value in options.items() if takes_all or name in known})
 
 
-def cublas_workspaces(device: torch.device) -> list[tuple[int, int]]:
-    """Address and size of each block in use that is exactly as large as a workspace that torch allocates for cuBLAS.
-
-    Torch keeps one for each handle and stream, as no tensor, and tells nobody where. With a workspace for every call,
-    as from 2.15 on, there is none between two operators.
-
-    Args:
-        device: Any; other devices than CUDA's have none.
-
-    Source:
-        aten/src/ATen/cuda/CublasHandlePool.cpp.
-    """
-    names = ("_cuda_getCublasWorkspaceSize", "_cuda_getCublasLtWorkspaceSize")
-    has_workspaces = device.type == "cuda" and all(hasattr(torch._C, name) for name in names)
-    if not has_workspaces or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return []
-    sizes = {int(getattr(torch._C, name)()) for name in names} - {0}
-    snapshot: Any = torch.cuda.memory_snapshot
-    is_light = "include_traces" in inspect.signature(snapshot).parameters
-    found = []
-    for segment in snapshot(include_traces=False) if is_light else snapshot():
-        address = int(segment["address"])
-        for block in segment["blocks"]:
-            is_in_use = block["state"] == "active_allocated" and segment["device"] == device.index
-            if is_in_use and block.get("requested_size") in sizes:
-                found.append((address, int(block["requested_size"])))
-            address += int(block["size"])
-    return found
-
-
 def allocator_snapshot(device: torch.device) -> dict[str, Any]:
     """What `torch.cuda.memory._snapshot()` returns: segments as they are, and the recorded history."""
     snapshot: dict[str, Any] = _history_module(device)._snapshot(device)

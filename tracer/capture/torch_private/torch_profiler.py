@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from itertools import compress
+from operator import is_
 from pathlib import Path
 from typing import Any
 
@@ -191,8 +193,9 @@ def is_prepared(profiler: Any) -> bool:
 
 def prepared_profilers() -> list[Any]:
     """Every `torch.autograd.profiler.profile` that warms up or records now, whoever has made it."""
-    kind = torch.autograd.profiler.profile
-    return [profiler for profiler in gc.get_objects() if type(profiler) is kind and is_prepared(profiler)]
+    objects = gc.get_objects()
+    profilers = compress(objects, map(partial(is_, torch.autograd.profiler.profile), map(type, objects)))
+    return [profiler for profiler in profilers if is_prepared(profiler)]
 
 
 def is_recorded_by_profiler() -> bool:
