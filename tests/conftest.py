@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ os.environ.pop("UV_RUN_RECURSION_DEPTH", None)
 import torch
 from hypothesis import settings
 
+from tests.bytecode import remove_bytecode, share_bytecode
 from tests.training_steps import Recorded, record_workload
 from tracer.capture.objects.live_tensors import LiveTensors
 from tracer.null_gpu.process import is_active
@@ -30,6 +32,14 @@ ON_NULL_GPU = {
     "needs_values": "needs values that a device computed, and the null GPU computes none",
     "needs_kernels": "needs kernels in torch's profile, and the null GPU runs none",
 }
+
+
+def pytest_configure() -> None:
+    share_bytecode()
+
+
+def pytest_unconfigure() -> None:
+    remove_bytecode()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -49,6 +59,16 @@ def recorded() -> Callable[[str], Recorded]:
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions do not see what other tests of this process keep alive: a walk finds only what is named anyway."""
     monkeypatch.setattr("tracer.runs.session.live_tensors", lambda: LiveTensors((), is_complete=True))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_of_other_tests() -> None:
+    """What is alive by now, thousands of tests among it, is no business of a session's walks over all objects.
+
+    A third of the run's time went there. Frozen objects are outside of what the collector lists.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
