@@ -39,6 +39,7 @@ def pytest_configure() -> None:
 
 
 def pytest_unconfigure() -> None:
+    gc.unfreeze()
     remove_bytecode()
 
 

@@ -19,9 +19,9 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from tests.pieces import Pieces
 from tracer.errors import Terminated
+from tracer.results.files import RANK_JSON
 from tracer.runs.rank_store import RankStore
 from tracer.runs.ranks import (
-    RANK_FILE,
     Rank,
     RankPeak,
     RanksSummary,
@@ -50,7 +50,7 @@ def peak(index: int, size_bytes: int | None = 100, run: str = RUN, **categories:
 def leave(save_dir: Path, left: RankPeak) -> None:
     folder = rank_folder(save_dir, left.index)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / RANK_FILE).write_text(json.dumps(asdict(left)))
+    (folder / RANK_JSON).write_text(json.dumps(asdict(left)))
 
 
 # ---- who is who ------------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def test_whoever_announces_last_puts_all_together(tmp_path: Path) -> None:
 def test_a_file_that_is_none_is_a_rank_that_is_missing(tmp_path: Path, text: str) -> None:
     leave(tmp_path, peak(0))
     leave(tmp_path, peak(1))
-    (rank_folder(tmp_path, 1) / RANK_FILE).write_text(text)
+    (rank_folder(tmp_path, 1) / RANK_JSON).write_text(text)
     assert read_ranks(tmp_path, 2, run=RUN).missing == (1,)
 
 
@@ -253,7 +253,7 @@ def test_a_store_that_dies_or_hangs_is_given_up_and_files_are_left(
     was_alive = store.is_alive
     summary = finish(Rank(0, 2, 0, RUN), replace(peak(0), failure="ValueError: gone"), tmp_path, store)
     assert (was_alive, store.is_alive) == (True, False) and summary.missing == (1,)
-    assert json.loads((tmp_path / "rank0" / RANK_FILE).read_text())["index"] == 0
+    assert json.loads((tmp_path / "rank0" / RANK_JSON).read_text())["index"] == 0
     assert store.read([1]) == {}
 
 

@@ -35,6 +35,8 @@ TIMING = OutputFile("cuda-timing", "cuda_timing.txt", _TEXT, "Do not time the ph
 TRACE = OutputFile("trace", "trace.json.gz", "https://ui.perfetto.dev or chrome://tracing")
 RECORDING = OutputFile("keep-recording", "recording.npz", "the command `report`")
 ADVICE = OutputFile("advise", "advice.json", _JSON)
+RANK_JSON, RANKS_JSON, RANKS_TEXT, RANKS_PAGE = "rank.json", "ranks.json", "ranks.txt", "ranks.html"
+"""What a rank has to say in its own folder, and what the first one says of all of them, beside the folders."""
 OUTPUT_FILES = (
     *(MAX_MEM, PAGE, PEAK, MEMORY_REPORT, RUN_TIME_REPORT, SNAPSHOT, TIMING),
     *(TRACE, RECORDING, ADVICE),

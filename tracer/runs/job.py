@@ -17,8 +17,7 @@ from typing import Any
 from tracer.analysis.snapshots.job import RankPeak, rank_peak
 from tracer.analysis.snapshots.rank_role import rank_of
 from tracer.errors import MissingPackageError, SnapshotError, TracerError
-from tracer.results.files import SNAPSHOT
-from tracer.runs.ranks import RANK_FILE, SUMMARY_JSON
+from tracer.results.files import RANK_JSON, RANKS_JSON, SNAPSHOT
 from tracer.snapshot.load import load_snapshot
 
 SUFFIXES = (".pkl", ".pickle", ".pkl.gz", ".pickle.gz", ".json", ".zst")
@@ -59,7 +58,7 @@ def _inside(path: Path) -> Iterator[Path]:
         of_ranks = {file.parent for file in files if file.name == SNAPSHOT.file_name}
         for file in files:
             is_other_answer = file.parent in of_ranks and file.name != SNAPSHOT.file_name
-            if not is_other_answer and file.name not in (RANK_FILE, SUMMARY_JSON):
+            if not is_other_answer and file.name not in (RANK_JSON, RANKS_JSON):
                 yield file
     elif path.exists():
         yield path

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tracer.errors import TracerError
 from tracer.exporters.files import remove
-from tracer.results.files import PAGE, SNAPSHOT
+from tracer.results.files import PAGE, RANKS_PAGE, SNAPSHOT
 from tracer.results.null_job import RankRun
-from tracer.runs.ranks import SUMMARY_PAGE, rank_folder
+from tracer.runs.ranks import rank_folder
 
 
 def write_ranks_page(runs: Sequence[RankRun], save_dir: Path, *, tell: Callable[[str], None]) -> None:
@@ -21,7 +21,7 @@ def write_ranks_page(runs: Sequence[RankRun], save_dir: Path, *, tell: Callable[
         save_dir: Where their folders are.
         tell: Takes a line on what was written, or why it was not.
     """
-    path = save_dir / SUMMARY_PAGE
+    path = save_dir / RANKS_PAGE
     files = [file for run in runs if (file := _recording(run, save_dir)) is not None]
     if len(files) < 2:
         remove(path)

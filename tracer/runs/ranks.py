@@ -17,12 +17,11 @@ from typing import Any
 
 from tracer.exporters.files import remove, write_atomically
 from tracer.null_gpu.job.place import Place
+from tracer.results.files import RANK_JSON, RANKS_JSON, RANKS_TEXT
 from tracer.results.run_results import RunResults
 from tracer.runs.rank_store import RankStore
 from tracer.units import format_bytes
 
-RANK_FILE = "rank.json"
-SUMMARY_JSON, SUMMARY_TEXT, SUMMARY_PAGE = "ranks.json", "ranks.txt", "ranks.html"
 WAIT_S, WAIT_AFTER_FAILURE_S = 20.0, 5.0
 """How long rank 0 waits for the others. torchrun kills what is left of a failed run after 30 seconds."""
 
@@ -167,9 +166,9 @@ def begin(rank: Rank, save_dir: Path) -> None:
     Raises:
         OutputError: It cannot be removed, so that it could not be replaced either.
     """
-    remove(rank.folder(save_dir) / RANK_FILE)
+    remove(rank.folder(save_dir) / RANK_JSON)
     if rank.index == 0:
-        for name in (SUMMARY_JSON, SUMMARY_TEXT):
+        for name in (RANKS_JSON, RANKS_TEXT):
             remove(save_dir / name)
 
 
@@ -203,10 +202,10 @@ def leave(peak: RankPeak, rank: Rank, save_dir: Path, store: RankStore | None = 
     """
     text = json.dumps(asdict(peak), indent=1) + "\n"
     if rank.job_folder is not None:
-        write_atomically(rank_folder(rank.job_folder, rank.index) / RANK_FILE, text)
+        write_atomically(rank_folder(rank.job_folder, rank.index) / RANK_JSON, text)
     if store is not None:
         store.leave(rank.index, text)
-    write_atomically(rank.folder(save_dir) / RANK_FILE, text)
+    write_atomically(rank.folder(save_dir) / RANK_JSON, text)
 
 
 def finish(rank: Rank, peak: RankPeak, save_dir: Path, store: RankStore | None = None) -> RanksSummary | None:
@@ -313,8 +312,8 @@ def write_ranks(summary: RanksSummary, save_dir: Path) -> None:
     Raises:
         OutputError: One cannot be written.
     """
-    write_atomically(save_dir / SUMMARY_TEXT, summary_text(summary))
-    write_atomically(save_dir / SUMMARY_JSON, json.dumps(_as_json(summary), indent=1) + "\n")
+    write_atomically(save_dir / RANKS_TEXT, summary_text(summary))
+    write_atomically(save_dir / RANKS_JSON, json.dumps(_as_json(summary), indent=1) + "\n")
 
 
 def read_ranks(save_dir: Path, world_size: int, *, run: str, store: RankStore | None = None) -> RanksSummary:
@@ -335,7 +334,7 @@ def _in_file(save_dir: Path, index: int, run: str) -> RankPeak | None:
 
 def _text_of(save_dir: Path, index: int) -> str | None:
     try:
-        return (rank_folder(save_dir, index) / RANK_FILE).read_text(encoding="utf-8")
+        return (rank_folder(save_dir, index) / RANK_JSON).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
 
