@@ -101,8 +101,11 @@ def test_a_script_runs_to_its_end_and_its_peak_is_explained(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "arguments ['--epochs', '3'] __main__"
-    assert lines[-1] == "trained 19"
-    assert any(line.startswith("Peak: ") for line in lines)
+    # Behind the script's last line; one line in the middle of it.
+    assert lines[1] == "trained 19"
+    assert lines[2] == "" and lines[3].startswith("Peak: ")
+    meanwhile = f"Recorded: 6 files in {tmp_path / 'out'}. The answer follows when the script ends."
+    assert done.stderr.splitlines()[0] == meanwhile
     assert done.stderr.splitlines()[-1].endswith(f"`{from_checkout()} diff {tmp_path / 'out'} OTHER`.")
     assert "CPUAllocator" not in done.stderr, "torch says at the first chance that a block is older than the profiler"
     found = peak(tmp_path)
@@ -160,8 +163,21 @@ def test_an_exception_is_the_scripts_own_and_the_files_are_there(tmp_path: Path)
     trace = done.stderr[done.stderr.index("Traceback") :].splitlines()
     assert trace[1].strip() == 'File "train.py", line 12, in <module>'
     assert "ValueError: the data ran out" in trace
+    assert done.stdout.splitlines()[2].startswith("Peak: ")
+    assert not any(line.startswith("Wrote ") for line in done.stderr.partition("Traceback")[0].splitlines())
     assert "runpy" not in done.stderr
     assert peak(tmp_path)["peak_bytes"] > 0
+
+
+def test_before_a_first_step_that_fails_nothing_was_recorded(tmp_path: Path) -> None:
+    done = run(tmp_path, script(tmp_path, TRAIN.replace("    loss.backward", "    sys.exit() if number else 1 / 0")))
+    assert "The loop failed in step 1, and the first one that is recorded is step 2: --n-wait-steps 0" in done.stderr
+
+
+def test_quiet_prints_nothing_of_its_own(tmp_path: Path) -> None:
+    done = run(tmp_path, "--quiet", script(tmp_path, TRAIN))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["arguments [] __main__", "trained 19"]
 
 
 @pytest.mark.slow

@@ -51,8 +51,9 @@ def run(
 ) -> None:
     """Run a training script as it is, and explain the memory peak of its first steps.
 
-    Models, optimizers and steps are found while it runs. The files are written as soon as all is recorded, and the
-    script goes on. Options of this command come before the script's name. With --on it needs no GPU.
+    Models, optimizers and steps are found while it runs. The files are written as soon as all is recorded; the script
+    goes on, and the answer is printed when it ends. Options of this command come before the script's name. With --on it
+    needs no GPU.
 
         torch-timeline run --save-dir profile train.py --epochs 3
     """
@@ -160,6 +161,7 @@ def run_script(
             say_all(f"Note: {note}" for note in profile.notes)
         if profile.session is None and not profile.is_in_child:
             say("Nothing was recorded.")
+        profile.tell()
     return True
 
 

@@ -55,6 +55,7 @@ def memory_timeline(shell: Any, line: str, cell: str) -> None:
         profile.__exit__(type(error) if error is not None else None, error, getattr(error, "__traceback__", None))
         for note in profile.notes:
             _tell(note)
+        profile.tell()
 
 
 @contextmanager

@@ -20,11 +20,12 @@ from tracer.capture.objects.step_hooks import remove_hooks
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.capture.torch_private import torch_compile, torch_modules
 from tracer.errors import TracerError
-from tracer.exporters.screen.terminal import say
+from tracer.exporters.screen.terminal import say, say_beside_bars
 from tracer.runs.loop_session import fault_text
 from tracer.runs.steps_by_hand import StepsByHand
 from tracer.runs.training import TrainingProfile
 from tracer.runs.watch import TrainingWatch
+from tracer.units import some
 
 Session = TrainingProfile | TrainingWatch
 MakeSession = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], Session]
@@ -37,7 +38,25 @@ NO_STEP = (
 
 
 class ScriptTraining(TrainingProfile):
-    """As `run` profiles: its steps are found, and what it has to say stands among the lines of the command."""
+    """As `run` profiles: its steps are found, and what it has to say is one block behind the script's last line."""
+
+    _has_failed: bool | None = None
+    """Whether the script raised; None where there is nothing to tell, or all is told."""
+
+    def tell(self) -> None:
+        """Print what was found, when the script has ended; once."""
+        has_failed, self._has_failed = self._has_failed, None
+        if has_failed is not None:
+            super()._tell(has_failed=has_failed)
+
+    def tell_meanwhile(self) -> None:
+        """One line, while the script goes on: files are there, and the answer comes when it ends."""
+        if self._screen == "full" and self._folder.is_of_first_rank and self.results is not None:
+            written = some(sum(file.error is None for file in self.written), "file")
+            say_beside_bars(f"Recorded: {written} in {self.folder}. The answer follows when the script ends.")
+
+    def _tell(self, *, has_failed: bool) -> None:
+        self._has_failed = has_failed
 
     def _if_too_short(self) -> str:
         """Without any step, `ScriptProfile.notes` says why."""
@@ -124,6 +143,11 @@ class ScriptProfile:
         self._stop_watching = torch_compile.on_compile_start(self._compilation_begins)
         return self
 
+    def tell(self) -> None:
+        """Print what was found; the script has ended."""
+        if isinstance(self.session, ScriptTraining) and not self.is_in_child:
+            self.session.tell()
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -205,6 +229,8 @@ class ScriptProfile:
             self._close(None)
             if self._is_enough is not None:
                 raise FirstStepsDone
+            if isinstance(self.session, ScriptTraining):
+                self.session.tell_meanwhile()
 
     def _not_by_hand(self) -> None:
         by_hand, self._by_hand = self._by_hand, None

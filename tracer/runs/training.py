@@ -181,13 +181,13 @@ class TrainingProfile(ProfileSession):
 
     def _what_is_missing(self) -> str:
         """Why nothing was recorded, and what to do about it."""
-        first = self._num_steps_waited + self.schedule.num_wait_steps + self.schedule.num_warmup_steps + 1
         failure = self.results.failure if self.results is not None else None
         if failure is None:
             ended, advice = f"ended after {some(self.num_steps_done, 'step')}", self._if_too_short()
         else:
             ended, advice = f"failed in step {failure.step + 1}", self._to_record_the_first
-        return f"The loop {ended}, and the first one that is recorded is step {first}{f': {advice}' * bool(advice)}."
+        what_to_do = f": {advice}" if advice else ""
+        return f"The loop {ended}, and the first one that is recorded is step {self._first_recorded}{what_to_do}."
 
     def _describe_parameters(self) -> None:
         if self._objects is not None:
@@ -248,7 +248,9 @@ class TrainingProfile(ProfileSession):
             if self._folder.rank is not None:
                 self._folder.finish(peak_of(self._folder.rank, self.results))
         finally:
-            self._tell(error)
+            if error is not None and self._is_first_lost(error):
+                error.add_note(self._what_is_missing())
+            self._tell(has_failed=error is not None)
 
     def _write(self, results: RunResults) -> None:
         """All files; an interruption goes on its way, and what was written until then is known."""
@@ -281,18 +283,16 @@ class TrainingProfile(ProfileSession):
             keep_recording=self._keep_recording,
         )
 
-    def _tell(self, error: BaseException | None) -> None:
+    def _tell(self, *, has_failed: bool) -> None:
         """The screen, where wanted; a warning for a loop that was too short, and for files that it did not write."""
         assert self.results is not None
-        if self.results.findings is None and error is None and self._if_too_short():
+        if self.results.findings is None and not has_failed and self._if_too_short():
             self._complain(self._what_is_missing())
             if self._num_steps_waited:
                 self._complain(
                     f"For {some(self._num_steps_waited, 'step')} a torch.profiler of the program's own was waited for, "
                     "since torch has room for one."
                 )
-        if self._is_first_lost(error) and error is not None:
-            error.add_note(self._what_is_missing())
         if self._folder.is_another:
             self._complain(f"A session that is still running has {self.folder.parent}: the files are in {self.folder}.")
         if left := left_from_earlier(self.folder, self.written):
@@ -309,11 +309,16 @@ class TrainingProfile(ProfileSession):
             if file.error is not None:
                 self._complain(" ".join(written_lines(file)))
 
-    def _is_first_lost(self, error: BaseException | None) -> bool:
+    def _is_first_lost(self, error: BaseException) -> bool:
         """Whether the loop failed before anything was recorded, and the allocator's history does not explain it."""
         assert self.results is not None
         is_explained = self.results.findings is not None or self.results.failed_allocation is not None
-        return isinstance(error, Exception) and not is_explained
+        return isinstance(error, Exception) and not is_explained and self.num_steps_done + 1 < self._first_recorded
+
+    @property
+    def _first_recorded(self) -> int:
+        """The number of the first step that is recorded."""
+        return self._num_steps_waited + self.schedule.num_wait_steps + self.schedule.num_warmup_steps + 1
 
     @property
     def _to_record_the_first(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tracer.errors import OutputError
-from tracer.exporters.screen.terminal import say, screen
+from tracer.exporters.screen.terminal import say, say_beside_bars, screen
 
 ROOT = Path(__file__).resolve().parents[3]
 FULL = Path("/dev/full")
@@ -116,7 +116,7 @@ def test_without_stderr_nothing_is_said_and_least_of_all_on_stdout(monkeypatch: 
 PROGRAM = """
 import sys
 from tracer.errors import OutputError
-from tracer.exporters.screen.terminal import say, screen
+from tracer.exporters.screen.terminal import say, screen, say_beside_bars
 print("before")
 say("a line")
 try:
@@ -149,3 +149,14 @@ def test_a_failure_is_over_when_the_process_ends() -> None:
         assert "No space left on device" in ended.stderr
         ended = process(program, stderr=full)
         assert (ended.returncode, ended.stdout) == (0, "answer\n")
+
+
+def test_a_line_goes_beside_bars_of_tqdm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[str] = []
+    bars = SimpleNamespace(write=lambda line, file: seen.append(line))
+    monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace(tqdm=bars))
+    say_beside_bars("One line.")
+    assert (seen, capsys.readouterr().err) == (["One line."], "")
+    monkeypatch.delitem(sys.modules, "tqdm")
+    say_beside_bars("One line.")
+    assert capsys.readouterr().err == "One line.\n"

@@ -62,6 +62,16 @@ def say(line: str) -> None:
         _put(f"{line}\n", sys.stderr)
 
 
+def say_beside_bars(line: str) -> None:
+    """One line on stderr in the middle of somebody's program, whose progress bars stay whole."""
+    bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    if bars is None:  # rich's bars stand in the place of stderr and let lines pass
+        say(line)
+        return
+    with suppress(OSError):
+        bars.write(line, file=sys.stderr)
+
+
 class _Text(io.StringIO):
     """What rich prints, kept; it looks like the stream that it is for."""
 
