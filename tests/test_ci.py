@@ -1,4 +1,4 @@
-"""What the README promises of the tests is what the build machine runs."""
+"""What README.md and CONTRIBUTING.md promise of the tests is what the build machine runs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ def in_force(command: list[str]) -> list[str]:
     return [each for each in before if each[:2] == ["uv", "sync"]][-1]
 
 
-def test_the_readmes_command_runs_and_then_what_it_leaves_out() -> None:
-    (command,) = re.findall(r"^pip install uv && (uv run pytest.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_the_documented_command_runs_and_then_what_it_leaves_out() -> None:
+    (command,) = re.findall(
+        r"^pip install uv && (uv run pytest.*)$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
+    )
     for each in (shlex.split(command), [*shlex.split(command), "-m", "slow"]):
         assert "--all-groups" in in_force(each)
 

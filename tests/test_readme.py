@@ -1,4 +1,4 @@
-"""The README's samples of output are what its commands print."""
+"""The documents' samples of output are what their commands print."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.readme_samples import Sample, place_of, printed, samples
+from tests.document_samples import Sample, place_of, printed, samples
 
 SAMPLES = [pytest.param(sample, id=sample.command) for sample in samples()]
 

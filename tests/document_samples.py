@@ -1,7 +1,7 @@
-"""The samples of output in the README, made from the commands that print them.
+"""The samples of output in the documents, made from the commands that print them.
 
 A sample is a block of code behind a comment such as `<!-- printed by: uv run main.py --n-modes 16 -->`. A line `...` in
-it stands for lines that are left out. `python -m tests.readme_samples` writes them anew; where an output has become
+it stands for lines that are left out. `python -m tests.document_samples` writes them anew; where an output has become
 longer or shorter, the lines of the sample are a matter for a person.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RECORDINGS = ROOT.parent / "shared/realdata"
 _SAMPLE = re.compile(r"<!-- printed by: (?P<command>.*?)(?:, of (?P<recording>\S+))? -->\n```\n(?P<text>.*?)```", re.S)
 _LEFT_OUT = "..."
@@ -28,21 +28,24 @@ class Sample:
     """A sample.
 
     Attributes:
-        command: As the README has it.
+        document: Where it stands.
+        command: As the document has it.
         recording: The real recording that stands for `memory_snapshot.pkl`; None for a command without one.
         parts: Lines that follow each other, and what follows behind something left out.
     """
 
+    document: Path
     command: str
     recording: Path | None
     parts: tuple[tuple[str, ...], ...]
 
 
 def samples() -> Iterator[Sample]:
-    """Those of the README, in its order."""
-    for match in _SAMPLE.finditer(README.read_text(encoding="utf-8")):
-        recording = RECORDINGS / match["recording"] if match["recording"] else None
-        yield Sample(match["command"], recording, _parts(match["text"]))
+    """Those of all documents, in their order."""
+    for document in DOCUMENTS:
+        for match in _SAMPLE.finditer(document.read_text(encoding="utf-8")):
+            recording = RECORDINGS / match["recording"] if match["recording"] else None
+            yield Sample(document, match["command"], recording, _parts(match["text"]))
 
 
 def _parts(text: str) -> tuple[tuple[str, ...], ...]:
@@ -81,7 +84,6 @@ def _words(line: str) -> tuple[str, ...]:
 def _write() -> None:
     import tempfile
 
-    text = README.read_text(encoding="utf-8")
     for sample in samples():
         if sample.recording is not None and not sample.recording.exists():
             continue
@@ -90,9 +92,9 @@ def _write() -> None:
         made = [lines[(at := place_of(part, lines)) : at + len(part)] for part in sample.parts]
         before = f"\n{_LEFT_OUT}\n".join("\n".join(part) for part in sample.parts)
         after = f"\n{_LEFT_OUT}\n".join("\n".join(part) for part in made)
+        text = sample.document.read_text(encoding="utf-8")
         assert before in text
-        text = text.replace(before, after)
-    README.write_text(text, encoding="utf-8")
+        sample.document.write_text(text.replace(before, after), encoding="utf-8")
 
 
 if __name__ == "__main__":

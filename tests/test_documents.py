@@ -1,0 +1,252 @@
+"""README.md, CONTRIBUTING.md and docs/: links lead somewhere, commands are ones that there are, samples of code run.
+
+Every command of this program that stands in a block of code is read by the program's own parser. A block of Python is
+compiled, and what it imports of this program must be there; a block of README.md, recipes.md or notebooks.md is also
+run, in a folder with what it names. `<!-- not run: why -->` before a block says why it is not.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pickle
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import main
+from tests.exporters.snapshot_samples import out_of_memory
+from tests.null_gpu.started import needs_null_gpu
+
+ROOT = Path(main.__file__).parent
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+RUN = {"README.md", "recipes.md"}
+PROGRAMS = ("torch-timeline ", "uv run main.py", "python main.py", "python -m tracer")
+_BLOCK = re.compile(r"(?:<!-- not run: (?P<why>[^>]+) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```", re.M | re.S)
+_LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
+_IN_TABLE = re.compile(r"`((?:torch-timeline|uv run main\.py) [^`]+)`")
+
+
+@dataclass(frozen=True)
+class Block:
+    document: str
+    language: str
+    text: str
+    why_not_run: str | None
+
+    @property
+    def commands(self) -> list[str]:
+        """Lines that call this program, without what `uv run` takes itself."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        return [command for line in lines if (command := command_in(line)) is not None]
+
+
+def command_in(line: str) -> str | None:
+    line = re.sub(r"uv run (?:--\w+ \S+ )+main", "uv run main", line.strip().removeprefix("- run: "))
+    for program in PROGRAMS:
+        if line.startswith(program):
+            return line.removeprefix(program).strip()
+    return None
+
+
+@cache
+def blocks() -> list[Block]:
+    return [
+        Block(path.name, match["language"], match["text"], match["why"])
+        for path in DOCUMENTS
+        for match in _BLOCK.finditer(path.read_text(encoding="utf-8"))
+    ]
+
+
+def all_commands() -> Iterator[tuple[str, str]]:
+    for block in blocks():
+        if block.language in ("", "bash", "yaml"):
+            yield from ((block.document, command) for command in block.commands)
+    for path in DOCUMENTS:
+        if path.name != "CHANGELOG.md":
+            for quoted in _IN_TABLE.findall(path.read_text(encoding="utf-8")):
+                command = command_in(quoted)
+                # Names of formats such as `torch-timeline peak`, and `torch-timeline run` in a sentence, are none.
+                if command and len(command.split()) > 1 and not re.search(r"\b[A-Z]+\b|^[a-z-]+ [a-z]+$", command):
+                    yield path.name, command
+
+
+@cache
+def program() -> Any:
+    return typer.main.get_command(main.app)
+
+
+def check_command(command: str) -> None:
+    """Parse a command as the program does; nothing of it runs."""
+    words = shlex.split(command, comments=True)
+    context = program().make_context("torch-timeline", words, resilient_parsing=False)
+    rest = [*context._protected_args, *context.args]
+    if rest:
+        name, found, arguments = program().resolve_command(context, rest)
+        found.make_context(name, list(arguments), parent=context)
+
+
+# ---- links -----------------------------------------------------------------------------------------------------------
+
+
+def anchors(path: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+    broken = []
+    for target in _LINK.findall(text):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        found = (path.parent / file).resolve() if file else path
+        if not found.exists() or (anchor and found.suffix == ".md" and anchor not in anchors(found)):
+            broken.append(target)
+    assert broken == []
+
+
+def test_every_chapter_is_in_the_index() -> None:
+    named = set(_LINK.findall((ROOT / "docs/index.md").read_text()))
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"} <= named
+
+
+def test_the_readme_is_read_in_a_minute_and_its_pictures_are_small() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) <= 1000
+    pictures = [ROOT / target for target in _LINK.findall(text) if "pictures/" in target]
+    assert len(pictures) == 2 and all(picture.stat().st_size < 150_000 for picture in pictures)
+    assert b"http" not in re.sub(rb"http://www.w3.org\S+|https://www.textualize.io", b"", pictures[0].read_bytes())
+
+
+def test_the_folders_are_those_on_the_disk() -> None:
+    tree = (
+        (ROOT / "CONTRIBUTING.md").read_text().partition("## The folders")[2].partition("```\n")[2].partition("```")[0]
+    )
+    named = set(re.findall(r"^  (\w+)/ ", tree, re.M))
+    there = {path.name for path in (ROOT / "tracer").iterdir() if path.is_dir() and not path.name.startswith("_")}
+    assert named == there - {"trace", "rehearsal", "advice"} or named == there
+
+
+# ---- commands and samples --------------------------------------------------------------------------------------------
+
+
+def test_there_are_commands() -> None:
+    assert len(list(all_commands())) > 60
+
+
+@pytest.mark.parametrize("document", sorted({document for document, _ in all_commands()}))
+def test_commands_are_ones_that_there_are(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    wrong = []
+    for command in (command for name, command in all_commands() if name == document):
+        try:
+            check_command(command)
+        except (Exception, SystemExit) as error:
+            if getattr(error, "exit_code", getattr(error, "code", 1)) != 0:
+                wrong.append(command)
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "block", [pytest.param(block, id=block.document) for block in blocks() if block.language == "python"]
+)
+def test_samples_of_python_compile_and_what_they_import_is_there(block: Block) -> None:
+    text = re.sub(r"^%.*$", "", block.text, flags=re.M)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "tracer":
+            module = importlib.import_module(str(node.module))
+            assert all(hasattr(module, name.name) for name in node.names)
+
+
+TRAIN = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+model.to("cuda" if torch.cuda.is_available() else "cpu")
+optimizer = torch.optim.Adam(model.parameters())
+for number in range(12):
+    model(torch.randn(128, 64, device=next(model.parameters()).device)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+MODEL = "import torch\ndef build(): return torch.nn.Conv2d(3, 4, 3)\n"
+LOOP = """
+import torch
+def batches():
+    for _ in range(12):
+        model(torch.randn(128, 64)).square().mean().backward()
+        optimizer.step(); optimizer.zero_grad()
+        yield
+model = torch.nn.Linear(64, 8)
+optimizer = torch.optim.Adam(model.parameters())
+loader = batches()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the documents name is there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "file.py").write_text(MODEL)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "recordings").mkdir()
+    for name in ("memory_snapshot.pkl", "before.pkl", "after.pkl", "recordings/rank0.pkl", "recordings/rank1.pkl"):
+        (tmp_path / name).write_bytes(pickle.dumps(out_of_memory()))
+    return tmp_path
+
+
+def run_here(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+IN_RECIPES = [
+    pytest.param(command, id=command)
+    for block in blocks()
+    if block.document in RUN and not block.why_not_run and block.language in ("", "bash")
+    for command in block.commands
+]
+
+
+@pytest.mark.slow
+@needs_null_gpu
+@pytest.mark.parametrize("command", IN_RECIPES)
+def test_commands_of_the_readme_and_the_recipes_run(command: str, folder: Path) -> None:
+    if "--fail-above 2%" in command:
+        first = command.replace("--fail-above 2%", "--update")
+        assert run_here(str(ROOT / "main.py"), *shlex.split(first), folder=folder).returncode == 0
+    done = run_here(str(ROOT / "main.py"), *shlex.split(command), folder=folder)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param(block, id=block.document)
+        for block in blocks()
+        if block.document in RUN and block.language == "python"
+    ],
+)
+def test_loops_of_the_readme_and_the_recipes_run(block: Block, folder: Path) -> None:
+    (folder / "loop.py").write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n" + textwrap.dedent(LOOP) + block.text
+    )
+    done = run_here("loop.py", folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert any(path.is_dir() for path in folder.iterdir())
