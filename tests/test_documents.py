@@ -231,7 +231,7 @@ def test_commands_of_the_readme_and_the_recipes_run(command: str, folder: Path) 
         assert run_here(str(ROOT / "main.py"), *shlex.split(first), folder=folder).returncode == 0
     done = run_here(str(ROOT / "main.py"), *shlex.split(command), folder=folder)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout
+    assert done.stdout or done.stderr
 
 
 @pytest.mark.slow

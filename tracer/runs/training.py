@@ -21,6 +21,7 @@ from tracer.capture.objects.training_objects import Models, Optimizers, Training
 from tracer.capture.sources.error_line import error_line
 from tracer.capture.sources.project_files import project_root
 from tracer.errors import OutputError, RecordingError, TracerError, UsageError
+from tracer.exporters.loggers import loggers, scalars
 from tracer.exporters.notebook import Paragraph, display_in_notebook
 from tracer.exporters.screen.profile import NUM_ROWS
 from tracer.nested import leaves
@@ -74,6 +75,7 @@ class TrainingProfile(ProfileSession):
         trace: bool = False,
         keep_recording: bool = False,
         settings: Mapping[str, object] | None = None,
+        log_to: object = None,
     ) -> None:
         """Prepare; nothing is switched on.
 
@@ -92,10 +94,12 @@ class TrainingProfile(ProfileSession):
             trace: Whether to write trace.json.gz, the profiler's trace with memory above the operators.
             keep_recording: Whether to write recording.npz, from which `main.py report` writes every file again.
             settings: What to remember of the run.
+            log_to: Where figures of the peak and the page go when the block ends, on rank 0 only: `"tensorboard"`,
+                `"wandb"` or `"mlflow"`, a SummaryWriter or a run of `wandb.init()`, or several as a list.
 
         Raises:
             OutputError: The folder cannot be written to.
-            TracerError: There is no such screen.
+            TracerError: There is no such screen or logger.
         """
         self._screen, self._top = _checked(screen), top
         super().__init__(model, optimizer, device=device, schedule=schedule, trace=trace)
@@ -111,6 +115,7 @@ class TrainingProfile(ProfileSession):
         self._tell_of_optimizers(self._objects)
         self._project_root = project_root(next(iter(self._objects.models.values()), None))
         self._folder = SessionFolder(save_dir)
+        self._loggers = loggers(log_to, Path(save_dir)) if self._folder.is_of_first_rank else ()
 
     @property
     def folder(self) -> Path:
@@ -175,9 +180,8 @@ class TrainingProfile(ProfileSession):
         """What a notebook shows: the answer, and the page in a frame."""
         if self.results is None:
             return f"<p>Profiling: {some(self.num_steps_done, 'step')} so far.</p>"
-        pages = [file.path for file in self.written if file.path.name == PAGE.file_name and file.error is None]
         notes = [] if self.results.findings is not None else [self._what_is_missing()]
-        return self.results.html(notes=notes, page=next(iter(pages), None))
+        return self.results.html(notes=notes, page=self._page)
 
     def _what_is_missing(self) -> str:
         """Why nothing was recorded, and what to do about it."""
@@ -247,10 +251,27 @@ class TrainingProfile(ProfileSession):
         try:
             if self._folder.rank is not None:
                 self._folder.finish(peak_of(self._folder.rank, self.results))
+            self._log(self.results)
         finally:
             if error is not None and self._is_first_lost(error):
                 error.add_note(self._what_is_missing())
             self._tell(has_failed=error is not None)
+
+    def _log(self, results: RunResults) -> None:
+        """Figures and page, to other people's loggers; what they raise is said, and ends nothing."""
+        if results.findings is None:
+            return
+        for log in self._loggers:
+            try:
+                log(scalars(results.findings), results.num_steps, self._page)
+            except Exception as fault:
+                self._complain(f"The peak could not be logged: {type(fault).__name__}: {fault}")
+
+    @property
+    def _page(self) -> Path | None:
+        """The page, if it was written."""
+        pages = (file.path for file in self.written if file.path.name == PAGE.file_name and file.error is None)
+        return next(pages, None)
 
     def _write(self, results: RunResults) -> None:
         """All files; an interruption goes on its way, and what was written until then is known."""
