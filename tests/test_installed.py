@@ -13,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,3 +162,33 @@ def test_models_by_name_are_the_users_where_they_have_some_and_else_ours(install
     (tmp_path / "models" / "__init__.py").touch()
     ended = installed.run("python", "-c", textwrap.dedent(program), folder=tmp_path)
     assert "There is no module models.gpt" in ended.stderr
+
+
+@pytest.mark.slow
+def test_the_source_distribution_builds_a_wheel_and_passes_its_tests(tmp_path: Path) -> None:
+    quiet: dict[str, Any] = {"check": True, "capture_output": True}
+    build = [sys.executable, "-m", "hatchling", "build", "-d"]
+    subprocess.run([*build, tmp_path, "-t", "sdist"], cwd=ROOT, **quiet)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    shutil.unpack_archive(archive, tmp_path, filter="data")
+    unpacked = tmp_path / archive.name.removesuffix(".tar.gz")
+    subprocess.run([*build, tmp_path / "wheel", "-t", "wheel"], cwd=unpacked, **quiet)
+    assert len(list((tmp_path / "wheel").glob("*.whl"))) == 1
+    some = (
+        "tests/test_documents.py",
+        "tests/test_public_names.py",
+        "tests/test_ci.py",
+        "tests/commands/test_defaults.py",
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", "0", "-q", *some], cwd=unpacked, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stdout[-2000:]
+
+
+def test_metadata_is_complete_but_for_what_the_owner_decides() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {"classifiers", "keywords", "description", "readme", "requires-python"} <= project.keys()
+    assert "Typing :: Typed" in project["classifiers"] and (ROOT / "tracer/py.typed").exists()
+    if "license" not in project:
+        assert "**For the owner to decide**: the licence." in (ROOT / "CONTRIBUTING.md").read_text()

@@ -1,4 +1,25 @@
-"""Explains every byte of a training run's memory peak.
+"""Shows what filled GPU memory at the peak of a training run, down to the line of code.
+
+A tour of ten names:
+
+    profile_training    a block around your loop: records some steps, writes the files, says what filled the device
+    watch_training      the same for a whole training, without a profiler: explains what grows, and what ran out
+    Schedule            which steps are recorded: Schedule(wait, warmup, active, repeats)
+    ProfileSession      what profile_training is made of, without files
+    TimelineTracer      an `on_trace_ready` callback for a torch.profiler of your own
+    MemoryTimeline      bytes by category over time, as torch's own memory timeline
+    TracerError         what a mistake raises; its `hint` says what to do
+    integrations.transformers.TimelineCallback, integrations.lightning.TimelineCallback    for other people's trainers
+    integrations.pytest_plugin    `@pytest.mark.gpu_memory("20 GiB", on="h100")`
+    `%load_ext tracer`            gives a notebook the cell magic `%%memory_timeline`
+
+    with profile_training(model, optimizer, save_dir="profile") as session:
+        for batch in loader:
+            ...
+            session.step()
+    session.peak_bytes, session.rows
+
+On the command line: `torch-timeline --help`, or `python -m tracer --help`.
 
 The folders are the data flow: what happened, what it means, who wants to know.
 
