@@ -210,7 +210,7 @@ class _Workers(Executor):
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (ModuleNotFoundError("No module named 'tracer'\nand more"), "torch-timeline: No module named 'tracer'$"),
+        (ModuleNotFoundError("No module named 'tracer'\nand more"), "torch-timeline: No module named 'tracer'\nHint"),
         (("file", "rank"), "have another version of torch-timeline"),
     ],
 )  # fmt: skip

@@ -312,7 +312,7 @@ def a_loop_without_end_is_ended() -> None:
             assert (
                 "has read a value of the null GPU 50 times" in str(error)
                 and "--answer value_programs.py:" in error.hint
-                and error.__notes__ == [error.hint]
+                and error.__notes__ == [f"Hint: {error.hint}"]
             )
             return
     raise AssertionError("The loop ended by itself.")

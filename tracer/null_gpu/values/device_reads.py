@@ -133,12 +133,10 @@ class ReadLog:
         where = f"{read.line.file}:{read.line.number}"
         hint = f"Give the value that ends it: --answer {Path(read.line.file).name}:{read.line.number}=VALUE."
         if read.count >= self._guard.max_reads:
-            error = EndlessLoopError(
+            raise EndlessLoopError(
                 f"{where} has read a value of the null GPU {read.count:,} times, which looks like a loop without end.",
                 hint=hint,
             )
-            error.add_note(hint)  # it ends a script with the script's own traceback
-            raise error
 
 
 def _program_lines() -> Iterator[Line]:
