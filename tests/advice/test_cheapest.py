@@ -10,17 +10,19 @@ import torch
 from torch import nn
 
 from tracer.advice.change import Change
-from tracer.advice.planner import Outcome, _cheapest, _FirstBatch
-from tracer.advice.recommendation import Keeps
+from tracer.advice.planner import Outcome, _cheapest, _FirstBatch, _listed
+from tracer.advice.recommendation import Group, Keeps
 from tracer.rehearsal.rehearse import rehearse
 from tracer.workloads.module_steps import StepWorkload
 
 BASE_BYTES = 100
 
 
-def change(name: str, *, keeps: Keeps = Keeps.BITS, cost: str = "", settings: str = "") -> Change:
+def change(
+    name: str, *, keeps: Keeps = Keeps.BITS, cost: str = "", settings: str = "", group: Group = Group.MEMORY
+) -> Change:
     """One of a family of its own."""
-    return Change(name, name, keeps, (), cost=cost, settings=settings)
+    return Change(name, name, group, keeps, (), cost=cost, settings=settings)
 
 
 def outcome(changes: Sequence[Change], saved: int, saved_reserved: int | None = None) -> Outcome:
@@ -93,3 +95,13 @@ def test_where_parts_are_called_too_it_is_not_known_which_call_is_evaluation(
     with (batches := _FirstBatch(workload)):
         rehearsal = rehearse(workload, device="cpu", num_steps=1)
     assert batches.evaluate_with_gradients(rehearsal) is is_known
+
+
+def test_what_gives_up_less_is_listed_first_however_much_the_others_save() -> None:
+    found = [outcome((change(group.key, group=group),), 10 + 10 * group) for group in reversed(Group)]
+    assert [one.name for one in _listed(found, outcome((), 0))] == ["memory", "compute", "arithmetic", "training"]
+
+
+def test_of_two_that_suffice_the_one_that_gives_up_less_is_taken() -> None:
+    again = change("again", group=Group.COMPUTE, cost="time")
+    assert cheapest({change("other training", group=Group.TRAINING): 50, again: 50}, 60) == ["again"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tracer.advice.recommendation import Group
 from tracer.commands.app import app
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")
@@ -35,9 +36,8 @@ def test_a_run_is_followed_by_advice_on_screen_and_in_a_file(tmp_path: Path) -> 
     values = json.loads((tmp_path / "advice.json").read_text("utf-8"))
     assert values["target_bytes"] == 5 << 19
     assert values["fit"]["peak_bytes"] <= 5 << 19
-    assert [row["saves_bytes"] for row in values["rows"]] == sorted(
-        (row["saves_bytes"] for row in values["rows"]), reverse=True
-    )
+    order = [(Group[row["group"].upper()], -row["saves_bytes"]) for row in values["rows"]]
+    assert order == sorted(order)
     for row in values["rows"]:
         assert row["change"] in ended.stdout.replace("\n", " ") or len(row["change"]) > 20
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from tracer.advice.recommendation import Keeps
+from tracer.advice.recommendation import Group, Keeps
 from tracer.rehearsal.rehearse import Rehearsal
 from tracer.workloads.workload import Workload
 
@@ -23,6 +23,7 @@ class Change:
         name: In a few words, such as `checkpoint blocks.0 to blocks.2`.
         family: Of one family only one change is made.
         excludes: Families that make no sense together with it.
+        group: What it gives up.
         keeps: What it leaves as it was.
         lines: To paste; `model`, `optimizer`, `loss_fn` and `batch` are the program's own.
         apply: From a freshly built workload the changed one; it may be the same object.
@@ -33,6 +34,7 @@ class Change:
 
     name: str
     family: str
+    group: Group
     keeps: Keeps
     lines: tuple[str, ...]
     apply: Callable[[Workload], Workload] = lambda workload: workload

@@ -31,7 +31,7 @@ from tracer.advice.changes import (
     zero_grad,
 )
 from tracer.advice.flops import FlopCount
-from tracer.advice.recommendation import Keeps
+from tracer.advice.recommendation import Group, Keeps
 from tracer.allocator.settings import parse_settings
 from tracer.analysis.profiles.attribution import attribute
 from tracer.analysis.profiles.backward_passes import outermost_calls
@@ -102,6 +102,11 @@ class Outcome:
         return max((change.keeps for change in self.changes), default=Keeps.BITS)
 
     @property
+    def group(self) -> Group:
+        """What they give up: the last of their groups."""
+        return max((change.group for change in self.changes), default=Group.MEMORY)
+
+    @property
     def needed_bytes(self) -> int:
         """What a device must have: the most reserved, or on the CPU allocated."""
         return self.peak_bytes if self.reserved_bytes is None else self.reserved_bytes
@@ -149,7 +154,7 @@ class Advice:
     Attributes:
         device: "cpu" or "cuda": whose rules were followed.
         base: The program as it is: an outcome without changes.
-        outcomes: Of changes alone that save something, the best of each family first, then the others; the most first.
+        outcomes: Of changes alone that save something: by what they give up, and of one group the most first.
         together: Of the best ones together; None where no two of them save more than one alone.
         fit: What makes it fit; None where nobody asked.
         num_tried: How many rehearsals and replays.
@@ -166,10 +171,10 @@ class Advice:
 
     @property
     def best(self) -> tuple[Outcome, ...]:
-        """The best of each family, the most saved first."""
-        found: dict[str, Outcome] = {}
+        """The best of each family in each group, in the order of `outcomes`."""
+        found: dict[tuple[str, Group], Outcome] = {}
         for outcome in self.outcomes:
-            found.setdefault(outcome.changes[0].family, outcome)
+            found.setdefault((outcome.changes[0].family, outcome.group), outcome)
         return tuple(found.values())
 
 
@@ -357,10 +362,13 @@ class _FirstBatch:
 
 
 def _listed(outcomes: Iterable[Outcome], base: Outcome) -> tuple[Outcome, ...]:
-    """What saves enough, the most first; of one family what another one does not beat in bytes and in cost."""
+    """What saves enough, by group, in a group the most first.
+
+    Of one family what another one beats in bytes and in cost is left out.
+    """
     worth = [outcome for outcome in outcomes if outcome.gain_bytes >= LEAST_SHARE * base.needed_bytes]
     kept = [outcome for outcome in worth if not any(_is_beaten(outcome, other) for other in worth)]
-    return tuple(sorted(kept, key=lambda outcome: -outcome.gain_bytes))
+    return tuple(sorted(kept, key=lambda outcome: (outcome.group, -outcome.gain_bytes)))
 
 
 def _is_beaten(outcome: Outcome, other: Outcome) -> bool:
@@ -378,19 +386,20 @@ def _is_beaten(outcome: Outcome, other: Outcome) -> bool:
     )
 
 
-def _cost(outcome: Outcome) -> tuple[int, bool, float, int]:
-    """Sort key: changed results before additional operations, these before lines of code."""
+def _cost(outcome: Outcome) -> tuple[int, int, bool, float, int]:
+    """Sort key: what is given up before changed results, these before additional operations and lines of code."""
     costs = any(change.cost for change in outcome.changes)
-    return (int(outcome.keeps), costs, round(outcome.more_flops, 4), len(outcome.changes))
+    return (int(outcome.group), int(outcome.keeps), costs, round(outcome.more_flops, 4), len(outcome.changes))
 
 
 def _together(trials: _Trials, best: Sequence[Outcome]) -> Outcome | None:
     """The best of every family, one after the other, as long as each lowers the peak further.
 
-    What changes training is left out: it is for the person to decide.
+    What changes arithmetic or training is left out: it is for the person to decide.
     """
     safe = sorted(
-        (outcome for outcome in best if outcome.keeps < Keeps.CONVERGENCE), key=lambda outcome: -outcome.gain_bytes
+        (outcome for outcome in best if outcome.group < Group.ARITHMETIC and outcome.keeps < Keeps.CONVERGENCE),
+        key=lambda outcome: -outcome.gain_bytes,
     )
     current: Outcome | None = None
     for outcome in safe[: _MOST_TOGETHER + 2]:
@@ -428,7 +437,7 @@ def _cheapest(trials: _Trials, alone: Iterable[Outcome | None], target_bytes: in
     if enough:
         return min(enough, key=_cost)
     current: Outcome = trials.base
-    for outcome in sorted(useful, key=lambda outcome: (_cost(outcome)[:2], -outcome.gain_bytes)):
+    for outcome in sorted(useful, key=lambda outcome: (_cost(outcome)[:3], -outcome.gain_bytes)):
         # It takes the place of what it cannot stand beside, where that is better.
         others = tuple(change for change in current.changes if _go_together((change,), outcome.changes))
         further = trials.outcome((*others, *outcome.changes))
@@ -450,4 +459,4 @@ def _pruned(trials: _Trials, outcome: Outcome, target_bytes: int) -> Outcome:
 
 def _dearest_first(changes: Sequence[Change]) -> Iterator[Change]:
     with suppress(ValueError):
-        yield from sorted(changes, key=lambda change: (-int(change.keeps), not change.cost))
+        yield from sorted(changes, key=lambda change: (-int(change.group), -int(change.keeps), not change.cost))

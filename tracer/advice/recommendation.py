@@ -22,6 +22,34 @@ class Keeps(IntEnum):
         return ("same results", "results up to rounding", "other training")[self]
 
 
+class Group(IntEnum):
+    """What a change gives up, in the order in which people weigh it."""
+
+    MEMORY = 0
+    """Nothing but memory."""
+    COMPUTE = 1
+    """Time: something is computed again, or copied to the host and back."""
+    ARITHMETIC = 2
+    """Digits."""
+    TRAINING = 3
+    """The training as it is: its batches, its optimizer, what is trained."""
+
+    @property
+    def key(self) -> str:
+        """For programs."""
+        return self.name.lower()
+
+    @property
+    def words(self) -> str:
+        """A heading over the changes of this group."""
+        return (
+            "Changes nothing but memory",
+            "Costs compute or copies",
+            "Changes the arithmetic",
+            "Changes the training itself",
+        )[self]
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """A change made for real, on copies: before and after.
@@ -65,6 +93,7 @@ class Recommendation:
         needs: What has to hold, or nothing.
         how_found: `rehearsed`, `replayed`, or `measured`.
         measured: Where it was made for real.
+        group: What it gives up, a key of `Group`; of several together the last of theirs.
     """
 
     change: str
@@ -78,6 +107,7 @@ class Recommendation:
     needs: str
     how_found: str
     measured: Measured | None = None
+    group: str = Group.MEMORY.key
 
     @property
     def known_bytes(self) -> int:
@@ -131,7 +161,7 @@ class AdviceReport:
         device: That it is about.
         peak_bytes: Allocated at the peak, as it is.
         reserved_bytes: The most reserved, or None.
-        rows: What saves something, the best of each family, the most first.
+        rows: What saves something, the best of each family, by group, and in a group the most first.
         others: Further ones.
         together: The best ones together, or None.
         target_bytes: What it should fit into; None where nobody asked.

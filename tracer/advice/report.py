@@ -53,6 +53,7 @@ def _recommendation(outcome: Outcome, measured: Measured | None) -> Recommendati
         needs=" ".join(dict.fromkeys(change.needs for change in outcome.changes if change.needs)),
         how_found=_how_found(outcome, measured),
         measured=measured,
+        group=outcome.group.key,
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from tracer.advice.recommendation import AdviceReport, Recommendation
+from tracer.advice.recommendation import AdviceReport, Group, Recommendation, UnneededMemory
 from tracer.exporters.screen.advice import print_advice
 from tracer.units import MIB
 
@@ -21,3 +22,32 @@ def test_what_no_rehearsal_has_is_said_from_a_hundredth_of_the_peak_on(more_byte
     print_advice(report, Console(file=file, width=200))
     assert ("of the measured peak are not in the rehearsal of the same step" in file.getvalue()) == is_said
     assert "    paste" in file.getvalue()
+
+
+def _printed(report: AdviceReport) -> str:
+    file = io.StringIO()
+    print_advice(report, Console(file=file, width=200))
+    return file.getvalue()
+
+
+def test_a_heading_stands_over_the_changes_of_a_group() -> None:
+    printed = _printed(
+        AdviceReport(
+            "cpu", 10 * MIB, None, (ROW, replace(ROW, change="two"), replace(ROW, change="three", group="training"))
+        )
+    )
+    order = [Group.MEMORY.words, " one ", " two ", Group.TRAINING.words, " three "]
+    places = [printed.index(word) for word in order]
+    assert places == sorted(places)
+    assert printed.count(Group.MEMORY.words) == 1
+
+
+def test_why_a_change_could_not_be_tried_is_on_the_screen() -> None:
+    report = AdviceReport("cpu", 10 * MIB, None, (ROW,), num_tried=1, not_tried=(("fused", "no such kernel"),))
+    assert "Could not be tried: fused: no such kernel" in _printed(report)
+
+
+def test_behind_a_finding_stands_no_word_on_none_of_no_changes() -> None:
+    held = UnneededMemory("it", "less", (), 5 * MIB, 1, None, None, "", "", "same results", "found in the recording")
+    assert "None of 0" not in _printed(AdviceReport("cpu", 10 * MIB, None, (), found=(held,)))
+    assert "No change was tried" in _printed(AdviceReport("cpu", 10 * MIB, None, ()))

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from tracer.advice.change import BATCH_NORMS, Change, Situation
-from tracer.advice.recommendation import Keeps
+from tracer.advice.recommendation import Group, Keeps
 from tracer.advice.wrapped import Wrapped, inmost
 from tracer.nested import leaves
 from tracer.workloads.module_steps import StepWorkload
@@ -81,6 +81,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
             yield Change(
                 name=f"accumulate over {num_parts} parts of the batch",
                 family=FAMILY,
+                group=Group.TRAINING,
                 keeps=Keeps.CONVERGENCE if mixes else Keeps.ROUNDING,
                 lines=(
                     f"for part in zip(*(tensor.chunk({num_parts}) for tensor in batch)):",

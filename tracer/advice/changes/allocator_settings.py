@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracer.advice.change import Change, Situation
-from tracer.advice.recommendation import Keeps
+from tracer.advice.recommendation import Group, Keeps
 from tracer.analysis.snapshots.what_if import WORTH_TRYING
 
 
@@ -17,6 +17,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
         yield Change(
             name=f"PYTORCH_CUDA_ALLOC_CONF={settings}",
             family="allocator",
+            group=Group.MEMORY,
             keeps=Keeps.BITS,
             lines=(f"PYTORCH_CUDA_ALLOC_CONF={settings}",),
             settings=settings,

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from tracer.advice.change import BATCH_NORMS, Change, Part, Situation
-from tracer.advice.recommendation import Keeps
+from tracer.advice.recommendation import Group, Keeps
 from tracer.workloads.module_steps import repeated_blocks
 from tracer.workloads.workload import Workload
 
@@ -93,6 +93,7 @@ def _checkpointed(situation: Situation, names: Sequence[str], *, keeps_products:
     return Change(
         name=f"{what} {_words(order)}",
         family=FAMILY,
+        group=Group.COMPUTE,
         keeps=Keeps.BITS,
         lines=tuple(lines),
         apply=_applied(order, _contexts if keeps_products else None),

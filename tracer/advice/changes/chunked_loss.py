@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from tracer.advice.change import Change, Situation
-from tracer.advice.recommendation import Keeps
+from tracer.advice.recommendation import Group, Keeps
 from tracer.advice.wrapped import inmost, with_inmost
 from tracer.workloads.supervised import SupervisedWorkload
 from tracer.workloads.workload import Workload
@@ -33,6 +33,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
         yield Change(
             name=f"the loss in {chunks} chunks, each computed again in backward",
             family="loss",
+            group=Group.MEMORY,
             keeps=Keeps.ROUNDING,
             lines=(
                 "from torch.utils.checkpoint import checkpoint",

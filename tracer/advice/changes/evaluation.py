@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tracer.advice.change import Change, Situation
-from tracer.advice.recommendation import Keeps
+from tracer.advice.recommendation import Group, Keeps
 from tracer.workloads.workload import Workload
 
 
@@ -19,6 +19,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
     yield Change(
         name="no_grad in evaluation",
         family="evaluation",
+        group=Group.MEMORY,
         keeps=Keeps.BITS,
         lines=("model.eval()", "with torch.no_grad():  # or torch.inference_mode()", "    output = model(inputs)"),
         apply=_applied,

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from tracer.advice.change import Change, Situation
-from tracer.advice.recommendation import Keeps
+from tracer.advice.recommendation import Group, Keeps
 from tracer.workloads.workload import Workload
 
 _KINDS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.Hardtanh, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -22,6 +22,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
         yield Change(
             name=f"{', '.join(names)} in place",
             family="in place",
+            group=Group.MEMORY,
             keeps=Keeps.BITS,
             lines=(
                 "for module in model.modules():",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tracer.advice.change import Change, Situation
-from tracer.advice.recommendation import Keeps
+from tracer.advice.recommendation import Group, Keeps
 from tracer.advice.wrapped import Wrapped, inmost
 from tracer.workloads.module_steps import StepWorkload
 
@@ -34,6 +34,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
         name="saved tensors on the host (save_on_cpu)",
         family="offload",
         excludes=("checkpoint",),
+        group=Group.COMPUTE,
         keeps=Keeps.BITS,
         lines=(
             "with torch.autograd.graph.save_on_cpu(pin_memory=True):",

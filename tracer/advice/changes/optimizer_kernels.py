@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tracer.advice.change import Change, Situation, optimizer_options
-from tracer.advice.recommendation import Keeps
+from tracer.advice.recommendation import Group, Keeps
 from tracer.advice.wrapped import Wrapped, inmost, with_inmost
 from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.workload import Workload, num_micro_batches
@@ -27,6 +27,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
         yield Change(
             name=f"{name}(fused=True)",
             family=FAMILY,
+            group=Group.MEMORY,
             keeps=Keeps.ROUNDING,
             lines=(f"optimizer = torch.optim.{name}(model.parameters(), ..., fused=True)",),
             apply=_with_options(fused=True, foreach=False),
@@ -35,6 +36,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
         yield Change(
             name=f"{name}(foreach=False)",
             family=FAMILY,
+            group=Group.MEMORY,
             keeps=Keeps.ROUNDING,
             lines=(f"optimizer = torch.optim.{name}(model.parameters(), ..., foreach=False)",),
             apply=_with_options(foreach=False),
@@ -91,6 +93,7 @@ def _in_backward(situation: Situation, optimizer: torch.optim.Optimizer) -> Chan
         name=f"{name} steps in backward",
         family="gradients",
         excludes=("accumulate", FAMILY, "gradients let go of"),
+        group=Group.MEMORY,
         keeps=Keeps.ROUNDING,
         lines=(
             f"steppers = {{p: torch.optim.{name}([p], ...) for p in model.parameters() if p.requires_grad}}",

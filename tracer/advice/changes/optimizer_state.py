@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tracer.advice.change import Change, Situation, optimizer_options
-from tracer.advice.recommendation import Keeps
+from tracer.advice.recommendation import Group, Keeps
 from tracer.advice.wrapped import inmost, with_inmost
 from tracer.workloads.module_steps import StepWorkload
 from tracer.workloads.workload import Workload
@@ -38,6 +38,7 @@ def _instead(name: str, other: str, options: dict[str, Any]) -> Change:
     return Change(
         name=f"{other}({spelled}) instead of {name}",
         family=FAMILY,
+        group=Group.TRAINING,
         keeps=Keeps.CONVERGENCE,
         lines=(f"optimizer = torch.optim.{other}(model.parameters(), {arguments})",),
         apply=_replaced(getattr(torch.optim, other), options),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tracer.advice.change import Change, Situation
-from tracer.advice.recommendation import Keeps
+from tracer.advice.recommendation import Group, Keeps
 from tracer.advice.wrapped import Wrapped
 from tracer.workloads.module_steps import StepWorkload
 
@@ -34,6 +34,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
     yield Change(
         name="bfloat16 autocast",
         family="precision",
+        group=Group.ARITHMETIC,
         keeps=Keeps.CONVERGENCE,
         lines=(
             f'with torch.autocast("{situation.device}", dtype=torch.bfloat16):',

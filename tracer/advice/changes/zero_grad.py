@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tracer.advice.change import Change, Situation
-from tracer.advice.recommendation import Keeps
+from tracer.advice.recommendation import Group, Keeps
 from tracer.workloads.workload import Workload
 
 FAMILY = "gradients let go of"
@@ -22,6 +22,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
     yield Change(
         name="zero_grad(set_to_none=True) right after optimizer.step()",
         family=FAMILY,
+        group=Group.MEMORY,
         keeps=Keeps.BITS,
         lines=("optimizer.step()", "optimizer.zero_grad(set_to_none=True)"),
         apply=_applied,

@@ -8,15 +8,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tracer.advice.recommendation import AdviceReport, Measured, Recommendation, UnneededMemory
+from tracer.advice.recommendation import AdviceReport, Group, Measured, Recommendation, UnneededMemory
 from tracer.advice.unneeded import unneeded_sentence
 from tracer.exporters.screen.paths import short_path
 from tracer.exporters.screen.text import print_table, say, say_wrapped
 from tracer.units import format_bytes, some
 
-NUM_ROWS = 8
+NUM_ROWS = 12
 NUM_SNIPPETS = 3
 NUM_FOUND = 5
+NUM_NOT_TRIED = 5
 _VISIBLE_SHARE = 0.01
 
 
@@ -30,9 +31,7 @@ def print_advice(report: AdviceReport, console: Console, *, context_bytes: int =
     """
     print_unneeded(report.found, report.peak_bytes, console)
     if not report.rows:
-        say(console)
-        say(console, "What would help", style="bold")
-        say(console, f"None of {some(report.num_tried, 'change')} that were tried saves as much as 1 % of the peak.")
+        _print_none(report, console)
     else:
         _print_table(report, console)
     for sentence in _sentences(report, context_bytes):
@@ -44,6 +43,18 @@ def print_advice(report: AdviceReport, console: Console, *, context_bytes: int =
             console.print(Text(f"    {line}"), soft_wrap=True)
         if row.needs:
             say(console, row.needs, indent=2)
+
+
+def _print_none(report: AdviceReport, console: Console) -> None:
+    """That nothing helps; where nothing was tried, what was found stands alone."""
+    if not report.num_tried and report.found:
+        return
+    say(console)
+    say(console, "What would help", style="bold")
+    if report.num_tried:
+        say(console, f"None of {some(report.num_tried, 'change')} that were tried saves as much as 1 % of the peak.")
+    else:
+        say(console, "No change was tried.")
 
 
 def print_unneeded(found: Sequence[UnneededMemory], peak_bytes: int, console: Console) -> None:
@@ -69,7 +80,11 @@ def _print_table(report: AdviceReport, console: Console) -> None:
     table.add_column("change", overflow="fold", min_width=24)
     table.add_column("results and cost", overflow="fold", min_width=18)
     rows = [*report.rows[:NUM_ROWS], *([report.together] if report.together is not None else [])]
+    heading = ""
     for row in rows:
+        if row is not report.together and row.group != heading:
+            heading = row.group
+            table.add_row(*_heading(heading, has_reserved), style="bold")
         share = f"{100 * row.known_bytes / report.peak_bytes:.0f} %" if report.peak_bytes else ""
         cells = [format_bytes(row.known_bytes), share]
         if has_reserved:
@@ -78,6 +93,11 @@ def _print_table(report: AdviceReport, console: Console) -> None:
         name = f"together: {row.change}" if row is report.together else row.change
         table.add_row(*cells, Text(name), Text(cost))
     print_table("What would help", table, console)
+
+
+def _heading(group: str, has_reserved: bool) -> tuple[str, ...]:
+    """A row over the changes that give up the same."""
+    return (*("",) * (3 if has_reserved else 2), Group[group.upper()].words)
 
 
 _HOW = {"replayed": "replayed", "measured": "measured"}
@@ -97,9 +117,10 @@ def _sentences(report: AdviceReport, context_bytes: int) -> Iterator[str]:
     for row in (*report.rows, report.together, report.fit):
         if row is not None and row.measured is not None:
             yield _measured(row, row.measured)
-    if report.not_tried:
-        names = ", ".join(name for name, _ in report.not_tried[:3])
-        yield f"Could not be tried here: {names}; advice.json says why."
+    for name, reason in report.not_tried[:NUM_NOT_TRIED]:
+        yield f"Could not be tried: {name}: {reason}"
+    if len(report.not_tried) > NUM_NOT_TRIED:
+        yield f"{some(len(report.not_tried) - NUM_NOT_TRIED, 'change')} more could not be tried; advice.json has them."
 
 
 def _fit(report: AdviceReport, target_bytes: int, context_bytes: int) -> str:
