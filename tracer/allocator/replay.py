@@ -16,6 +16,7 @@ from tracer.allocator.sizes import SEGMENT_STEP_BYTES, SMALL_BYTES
 from tracer.allocator.state import NEWEST_TORCH
 
 BEFORE_THE_RECORDING = -1
+_NUM_PROBES = 8
 _ALLOC, _FREE, _REQUEST, _COMPLETE, _RELEASE, _OOM = map(
     int, (Op.ALLOC, Op.FREE, Op.REQUEST_FREE, Op.COMPLETE_FREE, Op.RELEASE, Op.OOM)
 )
@@ -65,6 +66,8 @@ class Outcome:
         num_driver_calls: Segments and pages taken and given back, which is what other settings cost in time.
         num_retries: How often the cache was emptied for a request.
         failure: The first request that could not be served; None if all could.
+        unserved: Trace entries of the requests that failed in the recording and could not be served here either, where
+            the replay went on after them.
     """
 
     reserved_peak_bytes: int
@@ -72,6 +75,7 @@ class Outcome:
     num_driver_calls: int
     num_retries: int
     failure: Failure | None
+    unserved: tuple[int, ...] = ()
 
 
 def program_of(history: History, releases_by_program: Sequence[int] = ()) -> Program:
@@ -102,22 +106,25 @@ def replay(
     *,
     capacity: int | None = None,
     torch_version: tuple[int, int] = NEWEST_TORCH,
+    goes_on: bool = False,
 ) -> Outcome:
     """Run a program's requests through an allocator that has nothing cached.
 
     What was there before the recording is allocated first. Requests that failed in the recording are made as well, and
-    what they get is freed at once. The first request that fails here ends the replay.
+    what they get is freed at once. The first request that fails here ends the replay, but for those that failed in the
+    recording where it `goes_on` after them, as the recorded program did.
 
     Args:
         program: The requests.
         settings: The allocator's.
         capacity: Bytes that it can reserve; None for no limit.
         torch_version: The torch whose rules hold.
+        goes_on: Failed requests of the recording may fail again.
     """
     allocator = CachingAllocator(
         settings, driver=PackingDriver(capacity), device_bytes=capacity, torch_version=torch_version
     )
-    run = _Run(program, settings, allocator)
+    run = _Run(program, settings, allocator, goes_on=goes_on)
     failure = run.failure()
     return Outcome(
         reserved_peak_bytes=allocator.peak_reserved_bytes,
@@ -125,13 +132,18 @@ def replay(
         num_driver_calls=allocator.num_driver_calls,
         num_retries=allocator.num_retries,
         failure=failure,
+        unserved=tuple(run.unserved),
     )
 
 
 class _Run:
     """One replay."""
 
-    def __init__(self, program: Program, settings: AllocatorSettings, allocator: CachingAllocator) -> None:
+    def __init__(
+        self, program: Program, settings: AllocatorSettings, allocator: CachingAllocator, *, goes_on: bool
+    ) -> None:
+        self.unserved: list[int] = []
+        self._goes_on = goes_on
         self._program, self._allocator = program, allocator
         self._requests = Requests(program.history, settings, allocator)
         self._live: list[Block | None] = [None] * len(program.history.lives)
@@ -166,7 +178,7 @@ class _Run:
         # The hottest loop of a replay.
         try:
             operations = zip(program.code, program.operand, strict=True)
-            for position, (what, number) in enumerate(operations):  # noqa: B007, the handler below needs it
+            for position, (what, number) in enumerate(operations):
                 if what == _ALLOC:
                     live[number] = serve(requested[number], size[number], home[number])
                 elif what == _FREE:
@@ -174,12 +186,12 @@ class _Run:
                     if freed is not None:
                         give_back(freed)
                 else:
-                    self._rare(what, number)
+                    self._rare(what, number, position)
         except OutOfMemoryError:
             self._position = position
             raise
 
-    def _rare(self, what: int, number: int) -> None:
+    def _rare(self, what: int, number: int, position: int) -> None:
         allocator, block = self._allocator, self._live[number] if what in (_REQUEST, _COMPLETE) else None
         if what == _REQUEST and block is not None:
             block.label = number
@@ -191,8 +203,18 @@ class _Run:
         elif what == _RELEASE:
             allocator.empty_cache()
         elif what == _OOM:
-            wanted, stream = self._program.history.failed[number]
+            self._ask_again(number, position)
+
+    def _ask_again(self, number: int, position: int) -> None:
+        """What failed in the recording."""
+        allocator = self._allocator
+        wanted, stream = self._program.history.failed[number]
+        try:
             allocator.give_back(allocator.serve(wanted, wanted, allocator.home(wanted <= SMALL_BYTES, stream)))
+        except OutOfMemoryError:
+            if not self._goes_on:
+                raise
+            self.unserved.append(self._program.entry[position])
 
 
 def smallest_capacity(
@@ -203,7 +225,11 @@ def smallest_capacity(
     resolution: int = SEGMENT_STEP_BYTES,
     torch_version: tuple[int, int] = NEWEST_TORCH,
 ) -> int:
-    """The least memory on which a history still runs, by bisection over replays.
+    """The least memory from which on a history runs, by bisection over replays.
+
+    More memory is not always better: where the cache is emptied earlier, what comes later may find its place. A few
+    sizes above the one found are tried as well, and where one fails, the search goes on above it. A smaller size may
+    still do.
 
     Args:
         program: The requests.
@@ -214,11 +240,19 @@ def smallest_capacity(
     """
     low = unlimited.allocated_peak_bytes // SEGMENT_STEP_BYTES - 1
     high = -(-unlimited.reserved_peak_bytes // SEGMENT_STEP_BYTES)
-    while low + 1 < high and (high - low) * SEGMENT_STEP_BYTES > resolution:
-        middle = (low + high) // 2
-        outcome = replay(program, settings, capacity=middle * SEGMENT_STEP_BYTES, torch_version=torch_version)
-        if outcome.failure is None:
-            high = middle
-        else:
-            low = middle
+
+    def runs(steps: int) -> bool:
+        outcome = replay(program, settings, capacity=steps * SEGMENT_STEP_BYTES, torch_version=torch_version)
+        return outcome.failure is None
+
+    most, fails = high, True
+    while fails:
+        while low + 1 < high and (high - low) * SEGMENT_STEP_BYTES > resolution:
+            middle = (low + high) // 2
+            low, high = (low, middle) if runs(middle) else (middle, high)
+        above = {high + 1, *(high + (most - high) * part // _NUM_PROBES for part in range(1, _NUM_PROBES))}
+        failing = [steps for steps in above if high < steps < most and not runs(steps)]
+        fails = bool(failing)
+        if fails:
+            low, high = max(failing), most
     return high * SEGMENT_STEP_BYTES

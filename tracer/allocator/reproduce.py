@@ -94,7 +94,7 @@ class _Run:
         device_bytes: int | None,
     ) -> None:
         self._history, self._start, self._settings = history, start, settings
-        self._driver = RecordedDriver()
+        self._driver = RecordedDriver(start.reserved_bytes)
         settings = replace(settings, per_process_memory_fraction=1.0)  # the recorded driver says what it refused
         self.allocator = CachingAllocator(
             settings, driver=self._driver, device_bytes=device_bytes, torch_version=torch_version
@@ -184,6 +184,7 @@ class _Run:
             given_up_at=self._given_up_at,
             releases_by_program=tuple(self._releases),
             num_retries=self.allocator.num_retries,
+            refused_bytes=self._driver.refused_bytes,
             has_counters=self.allocator.counts_segments,
             moments=moments,
         )

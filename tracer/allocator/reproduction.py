@@ -38,6 +38,7 @@ class Reproduction:
         given_up_at: The trace entry at which comparing ended because most decisions did not come out; else None.
         releases_by_program: Positions of operations at which the program emptied the cache.
         num_retries: How often the recorded allocator emptied its cache for a request.
+        refused_bytes: The least that the recorded driver refused: reserved then, and asked for; None if it never did.
         has_counters: Whether free blocks of one size were taken by the age of their segment, as since torch 2.13.
         moments: All blocks at the moments asked for; none where comparing was given up.
     """
@@ -55,6 +56,7 @@ class Reproduction:
     given_up_at: int | None
     releases_by_program: tuple[int, ...]
     num_retries: int
+    refused_bytes: int | None
     has_counters: bool
     moments: tuple[Moment, ...]
 

@@ -293,11 +293,11 @@ def show_snapshot(
         WritingInterrupted: Ctrl-C has come while the files were written.
     """
     memory = _checked_size(gpu_memory, "Write the GPU's memory as 16GiB, 80GiB or 8192MiB.")
-    wanted = _checked_settings(settings, search=search_settings)
+    wanted = _checked_settings(settings)
     outputs = [out for out in (html, sqlite) if out is not None]
     with _hint_for_outputs():
         _check_outputs([snapshot_path(path)], outputs)
-    explained = _explained(path, device, questions, wanted, memory)
+    explained = _explained(path, device, questions, _Tries(wanted, search_settings, memory))
     if outputs:
         with _hint_for_outputs():
             _write(explained.replayed, explained.finding, html=html, sqlite=sqlite, file=path)
@@ -308,9 +308,16 @@ def show_snapshot(
     return explained
 
 
-def _explained(
-    path: Path, device: int | None, questions: Questions, settings: Sequence[str], gpu_memory: int | None
-) -> Explained:
+@dataclass(frozen=True, slots=True)
+class _Tries:
+    """What to replay a recording under: settings, those worth a search, and a GPU of so many bytes."""
+
+    settings: Sequence[str]
+    searches: bool
+    gpu_memory: int | None
+
+
+def _explained(path: Path, device: int | None, questions: Questions, tries: _Tries) -> Explained:
     """Read a snapshot and answer everything that is asked of it."""
     before_oom = _checked_size(questions.before_oom, "Write how much to look at as 5GiB or 512MiB.")
     snapshot = load_snapshot(snapshot_path(path))
@@ -321,7 +328,9 @@ def _explained(
     return Explained(
         replayed,
         explain_replayed(replayed),
-        explain_allocator(replayed, settings=settings, gpu_memory=gpu_memory),
+        explain_allocator(
+            replayed, settings=tries.settings, search_settings=tries.searches, gpu_memory=tries.gpu_memory
+        ),
         [_moments(replayed, device, questions, before_oom) for device in replayed.devices],
     )
 
@@ -398,12 +407,11 @@ def _checked_size(text: str | None, hint: str) -> int | None:
         raise SettingsError(str(error), hint=hint) from None
 
 
-def _checked_settings(settings: Sequence[str], *, search: bool) -> Sequence[str]:
-    """Those asked for and those to search, each once; checked before a large file is read."""
+def _checked_settings(settings: Sequence[str]) -> Sequence[str]:
+    """Those asked for, each once; checked before a large file is read."""
     from tracer.allocator.settings import parse_settings
-    from tracer.analysis.snapshots.what_if import WORTH_TRYING
 
-    wanted = dict.fromkeys([*settings, *(WORTH_TRYING if search else ())])
+    wanted = dict.fromkeys(settings)
     for text in wanted:
         parse_settings(text)
     return list(wanted)

@@ -17,6 +17,7 @@ _SCALAR_SETTINGS = {
     "expandable_segments": bool,
     "max_split_size": int,
     "garbage_collection_threshold": float,
+    "graph_capture_record_stream_reuse": bool,
 }
 
 

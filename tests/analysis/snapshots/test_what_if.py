@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from tests.allocator.recorded import GIB, MIB
+import tracer.allocator.replay as replay_file
+from tests.allocator.recorded import GIB, MIB, Program
 from tests.analysis.snapshots.allocator_samples import explain, fragmented, screen
+from tracer.allocator.replay import Failure, Outcome, smallest_capacity
+from tracer.allocator.reserving import OutOfMemoryError
+from tracer.allocator.settings import AllocatorSettings
+from tracer.allocator.sizes import SEGMENT_STEP_BYTES
 from tracer.analysis.snapshots.what_if import WORTH_TRYING
 from tracer.errors import SettingsError
 
@@ -81,3 +89,74 @@ def test_what_is_worth_trying_can_be_tried() -> None:
     found = explain(fragmented().snapshot(), settings=WORTH_TRYING).what_if
     assert found is not None
     assert len(found.rows) == 1 + len(WORTH_TRYING)
+
+
+def full() -> Program:
+    """A request that fails although its memory is there, in pieces."""
+    program = Program(0, capacity=400 * MIB)
+    for piece in [program.allocator.allocate(100 * MIB) for _ in range(3)]:
+        program.allocator.free(piece)
+    kept = [program.allocator.allocate(60 * MIB) for _ in range(3)]
+    with pytest.raises(OutOfMemoryError):
+        program.allocator.allocate(150 * MIB)
+    assert kept
+    return program
+
+
+def test_other_settings_have_what_the_recording_had() -> None:
+    program = full()
+    found = explain(program.snapshot(), settings=("expandable_segments:True",)).what_if
+    assert found is not None and found.capacity is not None
+    recorded, expandable = found.rows
+    assert recorded.outcome.reserved_peak_bytes == program.allocator.peak_reserved_bytes == found.recorded_peak_bytes
+    assert program.allocator.peak_reserved_bytes <= found.capacity <= 400 * MIB
+    assert (found.num_failed, len(recorded.outcome.unserved), expandable.outcome.unserved) == (1, 1, ())
+    assert found.best is expandable
+    said = " ".join(screen(explain(program.snapshot(), settings=("expandable_segments:True",))).split())
+    assert "0 of 1 served as recorded" in said and "1 of 1 served expandable_segments:True" in said
+    assert "With PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, 1 of 1 failed request would" in said
+    assert "The recording reached what the device had for it" in said
+
+
+def test_a_search_names_what_saves_a_hundredth_and_what_the_recordings_torch_knew() -> None:
+    objects = fragmented().snapshot()
+    found = explain(objects, search_settings=True).what_if
+    assert found is not None
+    least = found.rows[0].outcome.reserved_peak_bytes // 100
+    assert all(row.saved_bytes >= least for row in found.rows[1:]) and len(found.rows) > 1
+    assert found.not_worth
+    assert not any(
+        "large_segment_size_mb" in text for text in [*found.not_worth, *(row.settings for row in found.rows)]
+    )
+    objects["allocator_settings"] = {
+        **objects.get("allocator_settings", {}),
+        "graph_capture_record_stream_reuse": False,
+    }
+    newer = explain(objects, search_settings=True).what_if
+    assert newer is not None and len(newer.rows) + len(newer.not_worth) == 1 + len(WORTH_TRYING)
+    asked = explain(fragmented().snapshot(), settings=("large_segment_size_mb:12",)).what_if
+    assert asked is not None and "came with torch 2.11, and an older one made" in asked.rows[1].remarks[0]
+
+
+def test_of_settings_that_save_as_much_the_simplest_is_named() -> None:
+    objects = fragmented().snapshot()
+    objects["allocator_settings"] = {
+        **objects.get("allocator_settings", {}),
+        "graph_capture_record_stream_reuse": False,
+    }
+    found = explain(objects, search_settings=True).what_if
+    assert found is not None and found.best.settings == "expandable_segments:True"
+
+
+def test_the_smallest_gpu_is_the_one_from_which_on_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where 5 and 6 steps do not run, and 4 do, 7 are the answer: nobody can buy the luck of 4."""
+    step = SEGMENT_STEP_BYTES
+
+    def runs(*_: object, capacity: int, **__: object) -> Outcome:
+        is_lucky = capacity // step in (2, 3, 4) or capacity // step >= 7
+        return replace(unlimited, failure=None if is_lucky else Failure(0, 1, 1, 1))
+
+    unlimited = Outcome(10 * step, 2 * step, 0, 0, None)
+    monkeypatch.setattr(replay_file, "replay", runs)
+    program: Any = None
+    assert smallest_capacity(program, AllocatorSettings(), unlimited=unlimited) == 7 * step

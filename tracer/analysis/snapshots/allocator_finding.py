@@ -36,24 +36,29 @@ class AllocatorFinding:
 
 
 def explain_allocator(
-    replayed: ReplayedSnapshot, *, settings: Sequence[str] = (), gpu_memory: int | None = None
+    replayed: ReplayedSnapshot,
+    *,
+    settings: Sequence[str] = (),
+    search_settings: bool = False,
+    gpu_memory: int | None = None,
 ) -> tuple[AllocatorFinding, ...]:
     """Replay every device of a snapshot through the model.
 
     Args:
         replayed: The snapshot.
         settings: Settings to try, spelled as in PYTORCH_CUDA_ALLOC_CONF.
+        search_settings: Also try those that are worth it, and keep what helps.
         gpu_memory: Bytes of a GPU to ask about.
 
     Raises:
         SettingsError: torch would not start with some of the settings.
     """
-    asked = bool(settings) or gpu_memory is not None
+    asked = bool(settings) or search_settings or gpu_memory is not None
     unasked = (NO_HISTORY,) if asked else ()
     found = []
     for device in replayed.devices:
         modelled = model_device(replayed.snapshot, device.state, device.replay)
-        asks = modelled is not None and modelled.history.num_allocations > 0 and (settings or gpu_memory is not None)
+        asks = modelled is not None and modelled.history.num_allocations > 0 and asked
         own = modelled.settings if modelled is not None else recorded_settings(replayed.snapshot.settings)
         lives = device.replay.lives
         found.append(
@@ -63,7 +68,9 @@ def explain_allocator(
                 agreement=tuple(agreement(modelled)) if modelled is not None else unasked,
                 at_peak=reserved_at_peak(modelled, replayed.sites) if modelled is not None else None,
                 at_end=reserved_at_end(replayed.snapshot, device.state, lives, replayed.sites, own),
-                what_if=what_if(modelled, settings, gpu_memory=gpu_memory) if modelled is not None and asks else None,
+                what_if=what_if(modelled, settings, search=search_settings, gpu_memory=gpu_memory)
+                if modelled is not None and asks
+                else None,
             )
         )
     return tuple(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,10 +17,13 @@ from tracer.allocator.settings import AllocatorSettings, recorded_settings
 from tracer.allocator.start_state import StartState, find_start
 from tracer.allocator.state import FIRST_TORCH_WITH_COUNTERS, NEWEST_TORCH
 from tracer.collector import paused_gc
+from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import Replay
 from tracer.units import format_bytes, some
 
+_SINCE_2_10 = "graph_capture_record_stream_reuse"
+"""A setting that snapshots tell since then. `large_segment_size_mb` came with torch 2.11, right after it."""
 OLDER_TORCH = (FIRST_TORCH_WITH_COUNTERS[0], FIRST_TORCH_WITH_COUNTERS[1] - 1)
 
 
@@ -36,6 +39,8 @@ class Modelled:
         peak_entry: The entry with the most in use while the most was reserved; -1 for the start.
         num_contradictions: Segment entries and blocks that do not fit the end state.
         num_unclear_sizes: Blocks from before the recording whose size nothing tells.
+        said_capacity_bytes: What was reserved and what the device had free, where a failed request says so.
+        knows_large_segments: The recording's torch may know `large_segment_size_mb`.
     """
 
     device: int
@@ -45,6 +50,8 @@ class Modelled:
     peak_entry: int
     num_contradictions: int
     num_unclear_sizes: int
+    said_capacity_bytes: int | None = None
+    knows_large_segments: bool = True
 
     @property
     def torch_version(self) -> tuple[int, int]:
@@ -57,10 +64,39 @@ class Modelled:
         return program_of(self.history, self.reproduction.releases_by_program)
 
     @cached_property
+    def capacity(self) -> int | None:
+        """What the device had for this process; None where the recording never reached it.
+
+        At least what it gave, and less than what it refused. What an out of memory says of it lies between; of retries
+        alone only the lower bound is sure, and the upper one is taken where a clean allocator needs it.
+        """
+        found = self.reproduction
+        if found.refused_bytes is None:
+            return None
+        most = max(found.refused_bytes - 1, found.recorded_peak_bytes)
+        least = max(min(self.said_capacity_bytes or 0, most), found.recorded_peak_bytes)
+        return least if self.at_capacity(self.settings, least).failure is None else most
+
+    @cached_property
     def baseline(self) -> Outcome:
-        """What the program needs at the recorded settings, from a clean allocator."""
+        """What the program reserves at the recorded settings and capacity, from a clean allocator."""
+        return self.at_capacity(self.settings, self.capacity)
+
+    @cached_property
+    def unlimited(self) -> Outcome:
+        """The same on a device without limit."""
+        return self.baseline if self.capacity is None else self.at_capacity(self.settings, None)
+
+    def at_capacity(self, settings: AllocatorSettings, capacity: int | None) -> Outcome:
+        """A replay under some settings; a request that failed in the recording may fail again.
+
+        Args:
+            settings: The allocator's. A memory fraction is left out: the capacity is what it left.
+            capacity: Bytes that can be reserved; None for no limit.
+        """
+        whole = replace(settings, per_process_memory_fraction=1.0)
         with paused_gc():
-            return replay(self.program, self.settings, torch_version=self.torch_version)
+            return replay(self.program, whole, capacity=capacity, torch_version=self.torch_version, goes_on=True)
 
 
 def model_device(snapshot: Snapshot, state: DeviceState, replayed: Replay) -> Modelled | None:
@@ -88,7 +124,17 @@ def model_device(snapshot: Snapshot, state: DeviceState, replayed: Replay) -> Mo
         peak_entry=peak_entry,
         num_contradictions=start.num_contradictions,
         num_unclear_sizes=start.num_unclear_sizes,
+        said_capacity_bytes=_said_capacity(state, replayed),
+        knows_large_segments=_SINCE_2_10 in snapshot.settings,
     )
+
+
+def _said_capacity(state: DeviceState, replayed: Replay) -> int | None:
+    """The least that failed requests say of the device: reserved then, and free."""
+    failed = state.trace.where(Action.OOM)
+    failed = failed[state.trace.addr[failed] >= 0]
+    said = replayed.reserved_bytes[failed + 1] + state.trace.addr[failed]
+    return int(said.min()) if len(said) else None
 
 
 def _best_reproduction(

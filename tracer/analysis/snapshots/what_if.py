@@ -15,12 +15,13 @@ from tracer.collector import paused_gc
 from tracer.snapshot.replay import BEFORE
 
 AS_RECORDED = ""
+_HUNDREDTH = 100
 _LONG_HISTORY = 200_000
 """Operations; above, the smallest capacity is found to a thousandth, since each step of the search is a replay."""
 WORTH_TRYING = (
     "expandable_segments:True",
-    "expandable_segments:True,large_segment_size_mb:12",
     "large_segment_size_mb:12",
+    "expandable_segments:True,large_segment_size_mb:12",
     "max_split_size_mb:512",
     "max_split_size_mb:128",
     "roundup_power2_divisions:8",
@@ -34,7 +35,7 @@ class SettingsOutcome:
 
     Attributes:
         settings: As they were spelled; empty for the recorded ones.
-        outcome: What came of a replay without limit.
+        outcome: What came of a replay with what the recording had, see `WhatIf.capacity`.
         saved_bytes: How much less was reserved at the peak than under the recorded settings; below zero for more.
         on_gpu: What came of a replay on the GPU asked about; None if there was none.
         smallest_gpu_bytes: The least memory on which the history runs; None if it was not asked for.
@@ -63,17 +64,30 @@ class WhatIf:
         rows: The recorded settings first, then those asked for in their order.
         gpu_memory: The memory of the GPU asked about.
         starts_clean: The recording begins with nothing allocated, so that no cache from before is missing in it.
+        capacity: What every row had, because the recording reached it; None where it did not, and there is no limit.
+        recorded_peak_bytes: The most that the recording itself had reserved.
+        num_failed: Requests that failed in the recording.
+        not_worth: Settings that were searched and save less than a hundredth; they have no row.
+        step_bytes: How exactly the smallest GPU was looked for.
     """
 
     device: int
     rows: tuple[SettingsOutcome, ...]
     gpu_memory: int | None
     starts_clean: bool
+    capacity: int | None = None
+    recorded_peak_bytes: int = 0
+    num_failed: int = 0
+    not_worth: tuple[str, ...] = ()
+    step_bytes: int = SEGMENT_STEP_BYTES
 
     @property
     def best(self) -> SettingsOutcome:
-        """The settings with the least reserved at the peak; of equals the one with the fewest driver calls."""
-        return min(self.rows, key=lambda row: (row.outcome.reserved_peak_bytes, row.outcome.num_driver_calls))
+        """The first of those that serve the most and are within a hundredth of the least reserved at the peak."""
+        served = min(_unserved(row) for row in self.rows)
+        rows = [row for row in self.rows if _unserved(row) == served]
+        least = min(row.outcome.reserved_peak_bytes for row in rows)
+        return next(row for row in rows if (row.outcome.reserved_peak_bytes - least) * _HUNDREDTH <= least)
 
     @property
     def runs(self) -> bool:
@@ -84,46 +98,76 @@ class WhatIf:
         return any(row.fits for row in self.rows[1:] or self.rows)
 
 
-def what_if(modelled: Modelled, settings: Sequence[str] = (), *, gpu_memory: int | None = None) -> WhatIf:
+def _unserved(row: SettingsOutcome) -> tuple[bool, int]:
+    return row.outcome.failure is not None, len(row.outcome.unserved)
+
+
+def what_if(
+    modelled: Modelled, settings: Sequence[str] = (), *, search: bool = False, gpu_memory: int | None = None
+) -> WhatIf:
     """Replay a history under other settings, each time from a clean allocator.
 
     Args:
         modelled: The recording.
         settings: Settings to try, spelled as in PYTORCH_CUDA_ALLOC_CONF.
+        search: Also try those that are `WORTH_TRYING` and that the recording's torch knows, and keep what helps.
         gpu_memory: Bytes that the allocator can have; None asks only for what is needed.
 
     Raises:
         SettingsError: torch would not start with some of the settings.
     """
     parsed = [(text, parse_settings(text)) for text in settings]
+    searched = [text for text in _searched(modelled) if text not in settings] if search else []
     with paused_gc():
         rows = [
             _row(modelled, text, settings, gpu_memory) for text, settings in [(AS_RECORDED, modelled.settings), *parsed]
         ]
+        found = [_row(modelled, text, parse_settings(text), gpu_memory) for text in searched]
+    helps = [row for row in found if _helps(row, rows[0])]
     return WhatIf(
         device=modelled.device,
-        rows=tuple(rows),
+        rows=(*rows, *helps),
         gpu_memory=gpu_memory,
         starts_clean=not (modelled.history.lives.begin == BEFORE).any(),
+        capacity=modelled.capacity,
+        recorded_peak_bytes=modelled.reproduction.recorded_peak_bytes,
+        num_failed=len(modelled.history.failed),
+        not_worth=tuple(row.settings for row in found if row not in helps),
+        step_bytes=_search_step(modelled.program, modelled.unlimited) if gpu_memory is not None else SEGMENT_STEP_BYTES,
     )
+
+
+def _searched(modelled: Modelled) -> list[str]:
+    """What is worth trying, and known to the torch of the recording."""
+    return [text for text in WORTH_TRYING if modelled.knows_large_segments or "large_segment_size_mb" not in text]
+
+
+def _helps(row: SettingsOutcome, recorded: SettingsOutcome) -> bool:
+    """Whether more is served, or as much with a hundredth less at the peak, or on a GPU a hundredth smaller."""
+    if _unserved(row) != _unserved(recorded):
+        return _unserved(row) < _unserved(recorded)
+    smallest, before = row.smallest_gpu_bytes, recorded.smallest_gpu_bytes
+    is_smaller = smallest is not None and before is not None and (before - smallest) * _HUNDREDTH >= before
+    return row.saved_bytes * _HUNDREDTH >= recorded.outcome.reserved_peak_bytes or is_smaller
 
 
 def _row(modelled: Modelled, text: str, settings: AllocatorSettings, gpu_memory: int | None) -> SettingsOutcome:
     program, version = modelled.program, modelled.torch_version
-    unlimited = modelled.baseline
-    if text != AS_RECORDED:
-        unlimited = replay_program(program, _without_limit(settings), torch_version=version)
+    outcome = modelled.baseline if text == AS_RECORDED else modelled.at_capacity(settings, modelled.capacity)
     smallest = on_gpu = None
     if gpu_memory is not None:
+        unlimited = outcome
+        if modelled.capacity is not None:
+            unlimited = modelled.unlimited if text == AS_RECORDED else modelled.at_capacity(settings, None)
         on_gpu = _on_gpu(program, settings, gpu_memory, unlimited, version)
         smallest = _smallest(program, settings, unlimited, version)
     return SettingsOutcome(
         settings=text,
-        outcome=unlimited,
-        saved_bytes=modelled.baseline.reserved_peak_bytes - unlimited.reserved_peak_bytes,
+        outcome=outcome,
+        saved_bytes=modelled.baseline.reserved_peak_bytes - outcome.reserved_peak_bytes,
         on_gpu=on_gpu,
         smallest_gpu_bytes=smallest,
-        remarks=tuple(_remarks(text, settings, unlimited, modelled.baseline, gpu_memory)),
+        remarks=tuple(_remarks(text, settings, outcome, modelled, gpu_memory)),
     )
 
 
@@ -150,21 +194,29 @@ def _smallest(
     """A memory fraction leaves a share of the device to the allocator, and that share is what has to suffice."""
     if not settings.per_process_memory_fraction:
         return None
-    is_long = len(program.code) > _LONG_HISTORY
     least = smallest_capacity(
         program,
         _without_limit(settings),
         unlimited=unlimited,
-        resolution=max(unlimited.reserved_peak_bytes >> 10, SEGMENT_STEP_BYTES) if is_long else SEGMENT_STEP_BYTES,
+        resolution=_search_step(program, unlimited),
         torch_version=version,
     )
     return int(-(-least // settings.per_process_memory_fraction))
 
 
+def _search_step(program: Program, unlimited: Outcome) -> int:
+    """A segment's step; of long histories a thousandth, see `_LONG_HISTORY`."""
+    is_long = len(program.code) > _LONG_HISTORY
+    return max(unlimited.reserved_peak_bytes >> 10, SEGMENT_STEP_BYTES) if is_long else SEGMENT_STEP_BYTES
+
+
 def _remarks(
-    text: str, settings: AllocatorSettings, outcome: Outcome, baseline: Outcome, gpu_memory: int | None
+    text: str, settings: AllocatorSettings, outcome: Outcome, modelled: Modelled, gpu_memory: int | None
 ) -> list[str]:
-    found = []
+    found, baseline = [], modelled.baseline
+    if "large_segment_size_mb" in text:
+        older = "" if modelled.knows_large_segments else ", and an older one made this recording"
+        found.append(f"large_segment_size_mb came with torch 2.11{older}.")
     if text != AS_RECORDED:
         found += known_trouble(settings, is_worse=outcome.reserved_peak_bytes > baseline.reserved_peak_bytes)
     if settings.garbage_collection_threshold and not (_has_limit(settings) and gpu_memory is not None):

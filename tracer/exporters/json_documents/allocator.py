@@ -53,6 +53,11 @@ def _what_if(asked: WhatIf) -> dict[str, Any]:
         "gpu_memory_bytes": asked.gpu_memory,
         "runs": asked.runs if asked.gpu_memory is not None else None,
         "starts_clean": asked.starts_clean,
+        "capacity_bytes": asked.capacity,
+        "recorded_peak_bytes": asked.recorded_peak_bytes,
+        "num_failed": asked.num_failed,
+        "not_worth": list(asked.not_worth),
+        "search_step_bytes": asked.step_bytes,
         "rows": [_row(row) for row in asked.rows],
     }
 

@@ -78,7 +78,9 @@ def _print_holders(holders: Sequence[Holder], console: Console, top: int) -> Non
 
 def _print_what_if(asked: WhatIf, modelled: Modelled, console: Console) -> None:
     on_gpu = asked.gpu_memory is not None
-    made = table("peak", "saved", "calls")
+    made = table("peak", "saved", "calls", *(["retries"] if asked.capacity is not None else []))
+    if asked.num_failed:
+        made.add_column("failed requests", overflow="fold")
     if asked.gpu_memory is not None:
         made.add_column(f"on {format_bytes(asked.gpu_memory)}", overflow="fold")
         made.add_column("smallest", justify="right", no_wrap=True)
@@ -86,9 +88,11 @@ def _print_what_if(asked: WhatIf, modelled: Modelled, console: Console) -> None:
     for row in asked.rows:
         outcome = row.outcome
         sizes = [format_bytes(outcome.reserved_peak_bytes), _saved(row)]
+        limited = [f"{outcome.num_retries:,}"] if asked.capacity is not None else []
+        limited += [_served(row, asked.num_failed)] if asked.num_failed else []
         fits = [_fits(row), "" if row.smallest_gpu_bytes is None else format_bytes(row.smallest_gpu_bytes)]
         name = "as recorded" if row.settings == AS_RECORDED else row.settings
-        made.add_row(*sizes, f"{outcome.num_driver_calls:,}", *(fits if on_gpu else []), Text(name))
+        made.add_row(*sizes, f"{outcome.num_driver_calls:,}", *limited, *(fits if on_gpu else []), Text(name))
     print_table("Reserved peak of the same requests under other settings", made, console)
     say(console)
     for sentence in _explanations(asked, modelled):
@@ -96,9 +100,15 @@ def _print_what_if(asked: WhatIf, modelled: Modelled, console: Console) -> None:
 
 
 def _saved(row: SettingsOutcome) -> str:
-    if row.settings == AS_RECORDED:
+    if row.settings == AS_RECORDED or row.outcome.failure is not None:
         return ""
     return format_bytes(row.saved_bytes)
+
+
+def _served(row: SettingsOutcome, num_failed: int) -> str:
+    if row.outcome.failure is not None:
+        return "fails earlier"
+    return f"{num_failed - len(row.outcome.unserved):,} of {num_failed:,} served"
 
 
 def _fits(row: SettingsOutcome) -> str:
@@ -111,10 +121,10 @@ def _fits(row: SettingsOutcome) -> str:
 
 
 def _explanations(asked: WhatIf, modelled: Modelled) -> list[str]:
-    sentences = []
+    sentences = _what_was_had(asked)
     for row in asked.rows:
         name = "As recorded" if row.settings == AS_RECORDED else row.settings
-        failure = row.on_gpu.failure if row.on_gpu is not None else None
+        failure = row.on_gpu.failure if row.on_gpu is not None else row.outcome.failure
         if failure is not None:
             where = where_it_fails(failure, modelled.history.num_entries)
             in_use = (
@@ -122,14 +132,61 @@ def _explanations(asked: WhatIf, modelled: Modelled) -> list[str]:
             )
             sentences.append(f"{name}: a request for {format_bytes(failure.size)} fails {where}, with {in_use}.")
         sentences += [f"{name}: {remark}" for remark in row.remarks]
+    if asked.not_worth:
+        others = some(len(asked.not_worth), "other setting", "saves/save")
+        sentences.append(f"{others} less than a hundredth: {'; '.join(asked.not_worth)}.")
     if len(asked.rows) > 1:
         sentences.append(_advice(asked))
     sentences.append(what_it_is_not(asked))
+    if asked.gpu_memory is not None:
+        sentences.append(_how_searched(asked))
+    return sentences
+
+
+def _how_searched(asked: WhatIf) -> str:
+    """What the smallest GPU is, and how exactly."""
+    below = [
+        "as recorded" if row.settings == AS_RECORDED else row.settings
+        for row in asked.rows
+        if row.fits and asked.gpu_memory is not None and asked.gpu_memory < (row.smallest_gpu_bytes or 0)
+    ]
+    lucky = (
+        f" It runs on {format_bytes(asked.gpu_memory or 0)} {' and '.join(below)}, but not on all between."
+        if below
+        else ""
+    )
+    return (
+        f"The smallest is the GPU from which on larger ones do, found by bisection in steps of "
+        f"{format_bytes(asked.step_bytes)}; where the cache happens to be emptied at a better moment, a smaller one "
+        f"may do.{lucky}"
+    )
+
+
+def _what_was_had(asked: WhatIf) -> list[str]:
+    """What every replay had, and how far the recorded settings give another peak than the recorded one."""
+    sentences = []
+    if asked.capacity is not None:
+        sentences.append(
+            f"The recording reached what the device had for it: each replay has {format_bytes(asked.capacity)} as well."
+        )
+    off = asked.rows[0].outcome.reserved_peak_bytes - asked.recorded_peak_bytes
+    if abs(off) * 100 >= asked.recorded_peak_bytes and asked.rows[0].outcome.failure is None:
+        sentences.append(
+            f"The recording itself had {format_bytes(asked.recorded_peak_bytes)} reserved, "
+            f"{format_bytes(abs(off))} {'less' if off > 0 else 'more'} than these requests from a clean allocator: "
+            "what was cached before the recording is not in the table."
+        )
     return sentences
 
 
 def _advice(asked: WhatIf) -> str:
     best, recorded = asked.best, asked.rows[0].outcome
+    served = len(recorded.unserved) - len(best.outcome.unserved)
+    if served > 0 and best.outcome.failure is None:
+        return (
+            f"With PYTORCH_CUDA_ALLOC_CONF={best.settings}, {served} of {some(asked.num_failed, 'failed request')} "
+            "would have been served."
+        )
     if best.saved_bytes * 100 < recorded.reserved_peak_bytes:
         return "None of these settings saves as much as a hundredth of the peak."
     percent = 100 * best.saved_bytes / recorded.reserved_peak_bytes
