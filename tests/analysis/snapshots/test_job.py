@@ -13,6 +13,7 @@ from tests.snapshot.dumps import block, entry, segment, snapshot
 from tracer.analysis.snapshots.diff import PeakSide
 from tracer.analysis.snapshots.job import JobFinding, RankPeak, explain_job, rank_peak
 from tracer.analysis.snapshots.rank_role import RankRole
+from tracer.exporters.page.job_page import job_page
 
 
 def peak(rank: int | None, size: int, *, oom: str = "", problem: str = "", kind: str = "activation") -> RankPeak:
@@ -87,6 +88,17 @@ def test_ranks_without_a_recording_and_those_that_cannot_be_read() -> None:
     assert [one.rank for one in finding.unreadable] == [1]
     assert numbers(finding) == [([0, 4], False)]
     assert explain_job([]).worst is None
+
+
+def test_a_second_recording_of_a_rank_hides_no_other() -> None:
+    twice = replace(peak(0, 30), file="old/rank0.pickle")
+    finding = explain_job([twice, *(peak(rank, 10) for rank in range(8) if rank != 6), peak(8, 0, problem="broken")])
+    assert finding.missing == (6,)
+    assert finding.num_ranks == "8 ranks in 9 recordings"
+    assert [rank.name for rank in finding.ranks[:3]] == ["rank 0 (rank0.pickle)", "rank 0 (r0)", "rank 1"]
+    assert finding.worst is not None and finding.worst.name == "rank 0 (rank0.pickle)"
+    assert "Worst of 8 ranks in 9 recordings: rank 0" in job_page(finding, (), run={}).answer[0]
+    assert explain_job([peak(0, 1), peak(1, 1)]).num_ranks == "2 ranks"
 
 
 def test_files_without_numbers_miss_nobody() -> None:

@@ -25,7 +25,7 @@ def test_by_hand() -> None:
     page = job_page(planted(), {"rank 5"}, run={})
     assert page.alarm == ("Rank 5 ran out of memory.", "At forward (model.py:7): too little.")
     assert page.answer == (
-        "Worst of 12 ranks: rank 5, with a peak of 1.27 GiB.",
+        "Worst of 13 ranks: rank 5, with a peak of 1.27 GiB.",
         "10 of them are alike, with a peak of 1000.00 MiB. Odd ones out: 5, 9.",
         "Beside rank 0, rank 5 has +300.00 MiB activation, most of it made by forward (model.py).",
         "1 recording cannot be read, and there is none of rank 7.",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 from typing import Any, Final
 
 from tracer.analysis.peak_diff import PeakDiff
@@ -11,6 +13,7 @@ from tracer.analysis.snapshots.diff import PeakSide, diff_sides, peak_side
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.rank_role import RankRole, rank_of, role_of_file, strategies_of
 from tracer.snapshot.columns import Snapshot
+from tracer.units import some
 
 ALIKE: Final = 0.02
 """Ranks whose kinds differ by less than this part of the peak are one group."""
@@ -33,6 +36,7 @@ class RankPeak:
         out_of_memory: Why it had no memory left, in a sentence, with the line; empty where it had.
         problem: Why it cannot be read; empty where it can.
         role: What part of the job it has, as far as names tell.
+        is_repeated: There are other recordings of the same rank.
     """
 
     file: str
@@ -46,11 +50,14 @@ class RankPeak:
     out_of_memory: str = ""
     problem: str = ""
     role: RankRole = field(default_factory=RankRole)
+    is_repeated: bool = False
 
     @property
     def name(self) -> str:
-        """`rank 3`, or the file."""
-        return f"rank {self.rank}" if self.rank is not None else self.file
+        """`rank 3`, with the file where there are more of that rank; or the file."""
+        if self.rank is None:
+            return self.file
+        return f"rank {self.rank} ({PurePath(self.file).name})" if self.is_repeated else f"rank {self.rank}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +104,15 @@ class JobFinding:
     typical: RankPeak | None
     difference: PeakDiff | None
 
+    @property
+    def num_ranks(self) -> str:
+        """How many ranks there are recordings of, in words; and of how many, where some rank has several."""
+        recordings = (*self.ranks, *self.unreadable)
+        numbers = {rank.rank for rank in recordings if rank.rank is not None}
+        number = len(numbers) + sum(rank.rank is None for rank in recordings)
+        ranks = some(number, "rank")
+        return ranks if number == len(recordings) else f"{ranks} in {len(recordings):,} recordings"
+
 
 def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> RankPeak:
     """Sum up one rank's recording: its worst device.
@@ -133,7 +149,9 @@ def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> Ra
 
 def explain_job(peaks: Sequence[RankPeak]) -> JobFinding:
     """Put ranks beside each other, whatever order they come in."""
-    ordered = sorted(peaks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.file))
+    times = Counter(rank.rank for rank in peaks if rank.rank is not None)
+    told = (replace(rank, is_repeated=times[rank.rank] > 1) for rank in peaks)
+    ordered = sorted(told, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.file))
     readable = _told_apart([rank for rank in ordered if not rank.problem])
     groups = _groups(readable)
     worst = max(readable, key=lambda rank: (bool(rank.out_of_memory), rank.peak_bytes), default=None)
@@ -153,9 +171,9 @@ def explain_job(peaks: Sequence[RankPeak]) -> JobFinding:
 
 
 def _missing(ranks: Sequence[RankPeak]) -> tuple[int, ...]:
-    """Numbers without a recording; a job counts from 0."""
+    """Numbers without a recording; a job counts from 0. Where a name has no number, nobody knows whose it is."""
     numbers = {rank.rank for rank in ranks if rank.rank is not None}
-    if len(numbers) < 2 or len(numbers) < len(ranks):
+    if len(numbers) < 2 or any(rank.rank is None for rank in ranks):
         return ()
     return tuple(number for number in range(max(numbers)) if number not in numbers)
 

@@ -49,12 +49,11 @@ def worth_a_page(finding: JobFinding, most: int) -> tuple[RankPeak, ...]:
 
 def job_page(finding: JobFinding, single: Collection[str], *, run: Mapping[str, str | int | float]) -> Page:
     """The content, without the pages of single ranks."""
-    total = len(finding.ranks) + len(finding.unreadable)
     return Page(
         title="Memory of a job",
         device=ALL_RANKS,
         source="snapshot",
-        subtitle=some(total, "rank"),
+        subtitle=finding.num_ranks,
         answer=_answer(finding),
         alarm=_alarm(finding),
         ranks=_ranks(finding, single),
@@ -75,7 +74,7 @@ def _alarm(finding: JobFinding) -> tuple[str, ...]:
     if not ran_out or finding.worst is None:
         return ()
     who = f"Rank {rank_names(ran_out)}" if len(ran_out) == 1 and ran_out[0].rank is not None else rank_names(ran_out)
-    many = who if len(ran_out) == 1 else f"{len(ran_out)} of {some(len(finding.ranks), 'rank')} ({rank_names(ran_out)})"
+    many = who if len(ran_out) == 1 else f"{len(ran_out)} of {finding.num_ranks} ({rank_names(ran_out)})"
     which = "" if len(ran_out) == 1 else f"{finding.worst.name}, the worst of them: "
     return (f"{many} ran out of memory.", _sentence(f"{which}at {finding.worst.out_of_memory}"))
 
@@ -87,7 +86,7 @@ def _answer(finding: JobFinding) -> tuple[str, ...]:
         return ("None of the recordings can be read.",)
     sentences = [f"The largest peak is {format_bytes(max(rank.peak_bytes for rank in finding.ranks))}."]
     if len(finding.ranks) > 1:
-        of_all = f"Worst of {some(len(finding.ranks), 'rank')}"
+        of_all = f"Worst of {finding.num_ranks}"
         sentences[0] = f"{of_all}: {worst.name}, with a peak of {format_bytes(worst.peak_bytes)}."
         odd = [rank for group in finding.groups if group.is_odd for rank in group.ranks]
         alike = finding.groups[0].ranks

@@ -44,8 +44,7 @@ def print_job(finding: JobFinding, console: Console, *, top: int = 10) -> None:
 
 
 def _headlines(finding: JobFinding) -> list[str]:
-    total = len(finding.ranks) + len(finding.unreadable)
-    lines = [f"{some(total, 'rank')}, {some(len(finding.groups), 'group')} of equal ones."]
+    lines = [f"{finding.num_ranks}, {some(len(finding.groups), 'group')} of equal ones."]
     if (worst := finding.worst) is not None:
         ran_out = f" It ran out of memory at {worst.out_of_memory}" if worst.out_of_memory else ""
         lines.append(f"Worst: {worst.name} with a peak of {format_bytes(worst.peak_bytes)} ({worst.file}).{ran_out}")
