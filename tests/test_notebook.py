@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
@@ -148,6 +149,23 @@ def test_a_page_that_is_large_is_named_and_not_kept_in_the_notebook(
     monkeypatch.setattr(notebook, "_MAX_PAGE_BYTES", 3)
     assert "iframe" not in notebook._frame(page) and str(page) in notebook._frame(page)
     assert notebook._frame(tmp_path / "none.html") == ""
+
+
+def test_in_a_notebook_nothing_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    displayed: list[object] = []
+    shell = SimpleNamespace(kernel=object(), compile=None)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=displayed.append))
+    for session in (
+        profile_training(net(), save_dir=tmp_path / "profile", schedule=Schedule(0, 0, 1, 1)),
+        watch_training(net(), save_dir=tmp_path / "watch"),
+    ):
+        with session:
+            session.step()
+    assert capsys.readouterr() == ("", "")
+    assert len(displayed) > 1 and "<br>Written: " in displayed[-1]._repr_html_()  # type: ignore[attr-defined]
 
 
 def test_the_magic_says_what_it_does_not_know() -> None:

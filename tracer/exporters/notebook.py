@@ -65,13 +65,13 @@ def _shell() -> Any:
 
 
 class Paragraph:
-    """A sentence for a notebook."""
+    """Some lines for a notebook."""
 
     def __init__(self, text: str) -> None:
         self._text = text
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(self._text)}</p>"
+        return f"<p>{escape(self._text).replace(chr(10), '<br>')}</p>"
 
     def __repr__(self) -> str:
         return self._text

@@ -35,6 +35,7 @@ from tracer.capture.torch_private import torch_history
 from tracer.errors import Terminated
 from tracer.exporters.json_documents.watch import write_watch_json
 from tracer.exporters.memory_snapshot import write_memory_snapshot
+from tracer.exporters.notebook import Paragraph, display_in_notebook
 from tracer.exporters.screen.terminal import say
 from tracer.exporters.screen.watch import short_watch_lines, write_watch_text
 from tracer.nested import leaves
@@ -351,10 +352,12 @@ class TrainingWatch(LoopSession):
         self._folder.finish(replace(peak, failure=peak.failure if error is not None else ""))
 
     def _tell(self, report: WatchReport, error: BaseException | None) -> None:
-        if self._says:
-            for line in short_watch_lines(report):
+        if not self._says:
+            return
+        lines = [*short_watch_lines(report), f"Written: {self.folder / WATCH_TEXT}, {WATCH_JSON}."]
+        if not display_in_notebook(Paragraph("\n".join(lines))):
+            for line in lines:
                 say(line)
-            say(f"Written: {self.folder / WATCH_TEXT}, {WATCH_JSON}.")
 
     def _moment(self, error: BaseException | None, snapshot: Mapping[str, Any] | None) -> Moment:
         return Moment(
