@@ -192,8 +192,7 @@ def steps():
         yield
 model = torch.nn.Linear(64, 8)
 optimizer = torch.optim.Adam(model.parameters())
-loader = steps()
-batches = [0] * 12
+loader = batches = steps()
 """
 
 
