@@ -72,6 +72,7 @@ class Situation:
         flops: Of one step.
         parts: Modules that could compute again, in the order of their calls.
         bytes_by_operator: Of the rows at the peak, by operator.
+        bytes_by_place: The same, by operator and module.
         batch_size: Size of the first axis of the batch's first tensor; 1 where there is none.
         evaluates_with_gradients: The model was called in evaluation mode with gradients on, and no backward went back.
     """
@@ -82,6 +83,7 @@ class Situation:
     flops: int
     parts: Sequence[Part]
     bytes_by_operator: Mapping[str, int] = field(default_factory=dict)
+    bytes_by_place: Mapping[tuple[str, str], int] = field(default_factory=dict)
     batch_size: int = 1
     evaluates_with_gradients: bool = False
 

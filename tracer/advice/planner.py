@@ -20,10 +20,12 @@ from tracer.advice.change import Change, Part, Situation, peak_bytes
 from tracer.advice.changes import (
     accumulate,
     allocator_settings,
+    attention,
     checkpoint,
     chunked_loss,
     evaluation,
     in_place,
+    model_loss,
     offload,
     optimizer_kernels,
     optimizer_state,
@@ -44,6 +46,8 @@ Build = Callable[[], Workload]
 """Makes the workload anew, with nothing in common with what it made before."""
 Device = Literal["cpu", "cuda"]
 KINDS: tuple[ModuleType, ...] = (
+    attention,
+    model_loss,
     checkpoint,
     evaluation,
     zero_grad,
@@ -59,7 +63,7 @@ KINDS: tuple[ModuleType, ...] = (
 """All kinds of changes. A new one is a file and a word here."""
 # In which they are made: modules and the loss, then which optimizer, then how it works, then what is around the step.
 _ORDER = (
-    *("checkpoint", "in place", "loss", "allocator", "evaluation"),
+    *("attention", "model loss", "checkpoint", "in place", "loss", "allocator", "evaluation"),
     *("optimizer state", "optimizer kernels", "gradients let go of", "gradients"),
     *("offload", "precision", "accumulate"),
 )
@@ -241,8 +245,11 @@ class _Trials:
         peak = find_in_cycle(rehearsal.recording, known=rehearsal.known, module_names=rehearsal.module_names).peak
         saved = dict.fromkeys(names, 0)
         by_operator: dict[str, int] = {}
+        by_place: dict[tuple[str, str], int] = {}
         for row in peak.rows:
             by_operator[row.op or ""] = by_operator.get(row.op or "", 0) + row.bytes
+            place = row.op or "", row.module or ""
+            by_place[place] = by_place.get(place, 0) + row.bytes
             if row.category == "ACTIVATION" and row.module is not None:
                 for name in names:
                     if row.module == name or row.module.startswith(f"{name}."):
@@ -259,6 +266,7 @@ class _Trials:
             flops=count.total // _NUM_STEPS,
             parts=sorted(parts, key=lambda part: part.order),
             bytes_by_operator=by_operator,
+            bytes_by_place=by_place,
             batch_size=batches.size,
             evaluates_with_gradients=batches.evaluate_with_gradients(rehearsal),
         )
@@ -362,13 +370,18 @@ class _FirstBatch:
 
 
 def _listed(outcomes: Iterable[Outcome], base: Outcome) -> tuple[Outcome, ...]:
-    """What saves enough, by group, in a group the most first.
+    """What saves enough, by group, in a group the most first, and last what is only about the allocator.
 
     Of one family what another one beats in bytes and in cost is left out.
     """
     worth = [outcome for outcome in outcomes if outcome.gain_bytes >= LEAST_SHARE * base.needed_bytes]
     kept = [outcome for outcome in worth if not any(_is_beaten(outcome, other) for other in worth)]
-    return tuple(sorted(kept, key=lambda outcome: (outcome.group, -outcome.gain_bytes)))
+    return tuple(sorted(kept, key=lambda outcome: (outcome.group, _is_of_allocator(outcome), -outcome.gain_bytes)))
+
+
+def _is_of_allocator(outcome: Outcome) -> bool:
+    """Whether it lowers what is reserved alone: behind what lowers the peak itself."""
+    return all(change.settings for change in outcome.changes)
 
 
 def _is_beaten(outcome: Outcome, other: Outcome) -> bool:

@@ -51,6 +51,8 @@ def candidates(situation: Situation) -> Iterator[Change]:
     for share in (0.25, 0.5, 0.75):
         some = by_worth[: round(share * len(parts))]
         chosen.setdefault(frozenset(part.name for part in some), sorted(some, key=lambda part: part.order))
+    for early in (in_order[: len(parts) // 3], in_order[: len(parts) // 2]):  # of a U-Net or a ResNet the largest
+        chosen.setdefault(frozenset(part.name for part in early), early)
     chosen.setdefault(frozenset(part.name for part in in_order[:-1]), in_order[:-1])
     chosen.setdefault(frozenset(part.name for part in in_order), in_order)
     for names in chosen.values():
@@ -91,7 +93,7 @@ def _checkpointed(situation: Situation, names: Sequence[str], *, keeps_products:
     ]
     what = "checkpoint all but matrix products of" if keeps_products else "checkpoint"
     return Change(
-        name=f"{what} {_words(order)}",
+        name=f"{what} {module_words(order)}",
         family=FAMILY,
         group=Group.COMPUTE,
         keeps=Keeps.BITS,
@@ -118,7 +120,7 @@ def _applied(names: Sequence[str], contexts: Callable[[], Any] | None) -> Callab
     return apply
 
 
-def _words(names: Sequence[str]) -> str:
+def module_words(names: Sequence[str]) -> str:
     """`blocks.0 to blocks.3, projection`: runs of neighbours in one list are shortened."""
     runs: list[list[str]] = []
     for name in names:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from tracer.advice.change import Change, Situation
+from tracer.advice.changes.checkpoint import module_words
 from tracer.advice.recommendation import Group, Keeps
 from tracer.advice.wrapped import Wrapped, inmost
 from tracer.workloads.module_steps import StepWorkload
+from tracer.workloads.workload import Workload
+
+_NEEDS = "The host has the memory for it, pinned."
+_WORTHWHILE = 0.002
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +47,48 @@ def candidates(situation: Situation) -> Iterator[Change]:
             "    loss = loss_fn(model(inputs), targets)",
         ),
         apply=_SavedOnHost,
-        needs="The host has the memory for it, pinned.",
+        needs=_NEEDS,
         cost="All that is saved is copied to the host and back in every step.",
     )
+    parts = sorted(situation.parts, key=lambda part: part.order)
+    some = [part.name for part in parts[: len(parts) // 2] if part.saved_bytes > _WORTHWHILE * situation.peak_bytes]
+    if some:
+        yield _of_modules(some)
+
+
+def _of_modules(names: Sequence[str]) -> Change:
+    return Change(
+        name=f"saved tensors of {module_words(names)} on the host (save_on_cpu)",
+        family="offload",
+        excludes=("checkpoint",),
+        group=Group.COMPUTE,
+        keeps=Keeps.BITS,
+        lines=(
+            "def on_host(forward):",
+            "    def call(*args, **kwargs):",
+            "        with torch.autograd.graph.save_on_cpu(pin_memory=True):",
+            "            return forward(*args, **kwargs)",
+            "    return call",
+            f"for name in ({', '.join(map(repr, names))},):",
+            "    block = model.get_submodule(name)",
+            "    block.forward = on_host(block.forward)",
+        ),
+        apply=partial(_modules_on_host, names),
+        needs=_NEEDS,
+        cost="What these modules save is copied to the host and back in every step.",
+    )
+
+
+def _modules_on_host(names: Sequence[str], workload: Workload) -> Workload:
+    for name in names:
+        block = workload.model.get_submodule(name)
+        block.forward = _on_host(block.forward)
+    return workload
+
+
+def _on_host(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.autograd.graph.save_on_cpu(pin_memory=True):
+            return forward(*args, **kwargs)
+
+    return call

@@ -29,7 +29,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
             family=FAMILY,
             group=Group.MEMORY,
             keeps=Keeps.ROUNDING,
-            lines=(f"optimizer = torch.optim.{name}(model.parameters(), ..., fused=True)",),
+            lines=_set("fused=True, foreach=False"),
             apply=_with_options(fused=True, foreach=False),
         )
     if options.get("foreach") and not options.get("fused"):  # the rules of CUDA have made a default of None true
@@ -38,12 +38,20 @@ def candidates(situation: Situation) -> Iterator[Change]:
             family=FAMILY,
             group=Group.MEMORY,
             keeps=Keeps.ROUNDING,
-            lines=(f"optimizer = torch.optim.{name}(model.parameters(), ..., foreach=False)",),
+            lines=_set("foreach=False"),
             apply=_with_options(foreach=False),
             cost="A kernel for each parameter and operation: slow with many small parameters.",
         )
     if _can_step_in_backward(situation):
         yield _in_backward(situation, optimizer)
+
+
+def _set(options: str) -> tuple[str, ...]:
+    """To paste behind the line that makes the optimizer; the same as its arguments."""
+    return (
+        f"for group in optimizer.param_groups:  # or where it is made: {options}",
+        f"    group.update({options})",
+    )
 
 
 def _can_be_fused(optimizer: torch.optim.Optimizer) -> bool:
@@ -88,7 +96,7 @@ def _can_step_in_backward(situation: Situation) -> bool:
 
 
 def _in_backward(situation: Situation, optimizer: torch.optim.Optimizer) -> Change:
-    name = type(optimizer).__name__
+    name, rate = type(optimizer).__name__, float(optimizer_options(optimizer).get("lr", 1e-3))
     return Change(
         name=f"{name} steps in backward",
         family="gradients",
@@ -96,7 +104,7 @@ def _in_backward(situation: Situation, optimizer: torch.optim.Optimizer) -> Chan
         group=Group.MEMORY,
         keeps=Keeps.ROUNDING,
         lines=(
-            f"steppers = {{p: torch.optim.{name}([p], ...) for p in model.parameters() if p.requires_grad}}",
+            f"steppers = {{p: torch.optim.{name}([p], lr={rate!r}) for p in model.parameters() if p.requires_grad}}",
             "def step(parameter):",
             "    steppers[parameter].step()",
             "    parameter.grad = None",

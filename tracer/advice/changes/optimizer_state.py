@@ -34,13 +34,13 @@ def candidates(situation: Situation) -> Iterator[Change]:
 
 def _instead(name: str, other: str, options: dict[str, Any]) -> Change:
     spelled = ", ".join(f"{key}={value!r}" for key, value in options.items() if key != "lr")
-    arguments = ", ".join(part for part in ("lr=...", spelled) if part)
+    arguments = "".join(f", {key}={value!r}" for key, value in options.items())
     return Change(
         name=f"{other}({spelled}) instead of {name}",
         family=FAMILY,
         group=Group.TRAINING,
         keeps=Keeps.CONVERGENCE,
-        lines=(f"optimizer = torch.optim.{other}(model.parameters(), {arguments})",),
+        lines=(f"optimizer = torch.optim.{other}(model.parameters(){arguments})",),
         apply=_replaced(getattr(torch.optim, other), options),
         needs="Retune the learning rate.",
     )
