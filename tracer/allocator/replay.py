@@ -94,9 +94,13 @@ def program_of(history: History, releases_by_program: Sequence[int] = ()) -> Pro
             operand.append(0)
             entry.append(entries[position])
         if what != Op.SEGMENT:
-            code.append(what)
-            operand.append(history.operand[position])
-            entry.append(entries[position])
+            # A request that fails has waited for other streams, and does not look at what came free: it comes first.
+            at = len(code)
+            while what == _OOM and at and code[at - 1] == _COMPLETE:
+                at -= 1
+            code.insert(at, what)
+            operand.insert(at, history.operand[position])
+            entry.insert(at, entries[position])
     return Program(history, code, operand, entry)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from io import StringIO
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from tests.allocator.recorded import MIB, Program
 from tests.snapshot.dumps import frame
+from tracer.allocator.reserving import OutOfMemoryError
 from tracer.analysis.snapshots.allocator_finding import AllocatorFinding, explain_allocator
 from tracer.analysis.snapshots.findings import replay_snapshot
 from tracer.analysis.snapshots.reserved import Reserved
@@ -44,4 +46,16 @@ def fragmented() -> Program:
     for size in range(30, 90, 3):
         blocks = [program.allocator.allocate(size * MIB), program.allocator.allocate(2 * MIB)]
         program.allocator.free(blocks[0])
+    return program
+
+
+def full() -> Program:
+    """A request that fails although its memory is there, in pieces."""
+    program = Program(0, capacity=400 * MIB)
+    for piece in [program.allocator.allocate(100 * MIB) for _ in range(3)]:
+        program.allocator.free(piece)
+    kept = [program.allocator.allocate(60 * MIB) for _ in range(3)]
+    with pytest.raises(OutOfMemoryError):
+        program.allocator.allocate(150 * MIB)
+    assert kept
     return program

@@ -22,6 +22,7 @@ def failure(**changes: Any) -> Failure:
         memory=Fragmentation(100 * MIB, (100 - one["free"]) * MIB, one["free"] * MIB, one["largest"] * MIB),
         usable=Usable(one["usable"] * MIB, one["largest"] * MIB, 10 * MIB, one["later"] * MIB),
         is_expandable=one.get("expandable", False),
+        serves=lambda _: one.get("serves"),
         groups=(),
     )
 
@@ -52,5 +53,21 @@ def test_causes_rule_each_other_out(changes: dict[str, Any], cause: Cause) -> No
 )
 def test_only_fragmentation_is_told_to_set_expandable_segments(changes: dict[str, Any]) -> None:
     assert "expandable_segments" not in advice_on(failure(**changes))
-    assert "expandable_segments:True" in advice_on(failure(usable=40))
-    assert "expandable_segments:True" not in advice_on(failure(usable=40, expandable=True))
+    assert "expandable_segments:True" in advice_on(failure(usable=40, serves=True))
+    assert "expandable_segments:True" not in advice_on(failure(usable=40, expandable=True, serves=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({"usable": 40}, "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        ({"later": 40}, "synchronize with it before this line"),
+        ({}, "Allocate and free on one stream"),
+        ({"largest": 40}, "Take that setting away"),
+    ],
+)
+def test_an_advice_is_given_if_the_request_is_then_served(changes: dict[str, Any], advice: str) -> None:
+    assert advice in advice_on(failure(**changes, serves=True))
+    refuted, unknown = (advice_on(failure(**changes, serves=served)) for served in (False, None))
+    assert advice not in refuted and "fails here as well" in refuted
+    assert advice not in unknown and "record from the start" in unknown

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 import tracer.allocator.replay as replay_file
-from tests.allocator.recorded import GIB, MIB, Program
-from tests.analysis.snapshots.allocator_samples import explain, fragmented, screen
+from tests.allocator.recorded import GIB, MIB
+from tests.analysis.snapshots.allocator_samples import explain, fragmented, full, screen
 from tracer.allocator.replay import Failure, Outcome, smallest_capacity
-from tracer.allocator.reserving import OutOfMemoryError
 from tracer.allocator.settings import AllocatorSettings
 from tracer.allocator.sizes import SEGMENT_STEP_BYTES
 from tracer.analysis.snapshots.what_if import WORTH_TRYING
@@ -89,18 +88,6 @@ def test_what_is_worth_trying_can_be_tried() -> None:
     found = explain(fragmented().snapshot(), settings=WORTH_TRYING).what_if
     assert found is not None
     assert len(found.rows) == 1 + len(WORTH_TRYING)
-
-
-def full() -> Program:
-    """A request that fails although its memory is there, in pieces."""
-    program = Program(0, capacity=400 * MIB)
-    for piece in [program.allocator.allocate(100 * MIB) for _ in range(3)]:
-        program.allocator.free(piece)
-    kept = [program.allocator.allocate(60 * MIB) for _ in range(3)]
-    with pytest.raises(OutOfMemoryError):
-        program.allocator.allocate(150 * MIB)
-    assert kept
-    return program
 
 
 def test_other_settings_have_what_the_recording_had() -> None:

@@ -87,16 +87,20 @@ class Modelled:
         """The same on a device without limit."""
         return self.baseline if self.capacity is None else self.at_capacity(self.settings, None)
 
-    def at_capacity(self, settings: AllocatorSettings, capacity: int | None) -> Outcome:
+    def at_capacity(
+        self, settings: AllocatorSettings, capacity: int | None, *, program: Program | None = None
+    ) -> Outcome:
         """A replay under some settings; a request that failed in the recording may fail again.
 
         Args:
             settings: The allocator's. A memory fraction is left out: the capacity is what it left.
             capacity: Bytes that can be reserved; None for no limit.
+            program: The requests; by default the recorded ones.
         """
+        asked = program or self.program
         whole = replace(settings, per_process_memory_fraction=1.0)
         with paused_gc():
-            return replay(self.program, whole, capacity=capacity, torch_version=self.torch_version, goes_on=True)
+            return replay(asked, whole, capacity=capacity, torch_version=self.torch_version, goes_on=True)
 
 
 def model_device(snapshot: Snapshot, state: DeviceState, replayed: Replay) -> Modelled | None:

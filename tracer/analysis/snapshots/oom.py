@@ -11,6 +11,7 @@ from tracer.analysis.snapshots.groups import Group, group_rows
 from tracer.analysis.snapshots.kind_finder import KindFinder
 from tracer.analysis.snapshots.oom_cause import Cause, Failure, advice_on, cause_of, fits_without_fragmentation
 from tracer.analysis.snapshots.sites import Site, Sites
+from tracer.analysis.snapshots.trials import Trials
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import Replay, replay
@@ -77,7 +78,8 @@ def explain_ooms(
         sites: The deciding frame of every stack.
     """
     entries = state.trace.where(Action.OOM)[:MAX_EXPLAINED].tolist()
-    return tuple(_explain(entry, snapshot, state, replay, kinds, sites) for entry in entries)
+    trials = Trials(snapshot, state, replay)
+    return tuple(_explain(entry, snapshot, state, replay, kinds, sites, trials) for entry in entries)
 
 
 def last_failed_allocation(
@@ -102,7 +104,7 @@ def last_failed_allocation(
     sites = Sites(snapshot.stacks)
     replayed = replay(state, snapshot.settings)
     kinds = KindFinder(snapshot, state, replayed.lives, sites, held=held)
-    return _explain(int(entries[-1]), snapshot, state, replayed, kinds, sites)
+    return _explain(int(entries[-1]), snapshot, state, replayed, kinds, sites, Trials(snapshot, state, replayed))
 
 
 def device_out_of_memory(snapshot: Snapshot) -> int | None:
@@ -119,7 +121,13 @@ def device_out_of_memory(snapshot: Snapshot) -> int | None:
 
 
 def _explain(
-    entry: int, snapshot: Snapshot, state: DeviceState, replay: Replay, kinds: KindFinder, sites: Sites
+    entry: int,
+    snapshot: Snapshot,
+    state: DeviceState,
+    replay: Replay,
+    kinds: KindFinder,
+    sites: Sites,
+    trials: Trials,
 ) -> OutOfMemory:
     trace, lives = state.trace, replay.lives
     asked, device_free = int(trace.size[entry]), int(trace.addr[entry])
@@ -132,6 +140,7 @@ def _explain(
         is_expandable=bool(snapshot.settings.get("expandable_segments")) or bool(state.segments.is_expandable.any()),
         groups=group_rows(lives, lives.alive_after(entry), kinds=kinds, sites=sites),
         splits_all=snapshot.settings.get("max_split_size") == -1,
+        serves=lambda trial: trials.serves(trial, entry),
     )
     return OutOfMemory(
         entry=entry,

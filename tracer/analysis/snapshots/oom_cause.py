@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -11,6 +11,7 @@ from tracer.analysis.snapshots.classify_blocks import NOT_KNOWN
 from tracer.analysis.snapshots.fragmentation import Fragmentation, Usable
 from tracer.analysis.snapshots.groups import Group
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES
+from tracer.analysis.snapshots.trials import Trial
 from tracer.units import format_bytes
 
 Cause = Literal["limit", "pending frees", "fragmentation", "other pools", "kept whole", "too little", "not known"]
@@ -38,6 +39,7 @@ class Failure:
         is_expandable: Segments grow in place.
         groups: What was in use.
         splits_all: The recording says that no block is kept whole (`max_split_size` is -1).
+        serves: Whether the request is served in a replay under a change; None where a replay cannot tell.
     """
 
     asked_bytes: int
@@ -47,6 +49,7 @@ class Failure:
     is_expandable: bool
     groups: Sequence[Group]
     splits_all: bool = False
+    serves: Callable[[Trial], bool | None] = lambda _: None
 
     @property
     def others_free_bytes(self) -> int:
@@ -95,8 +98,13 @@ def _limit(_: Failure) -> str:
 def _pending(failure: Failure) -> str:
     return (
         f"{format_bytes(failure.usable.pending_bytes)} had been freed and were waiting for another stream; with them "
-        "the request fits. Fragmentation is not the cause: let fewer steps run ahead of the other stream "
-        "(record_stream), or synchronize with it before this line."
+        "the request fits. Fragmentation is not the cause. "
+        + _if_served(
+            failure,
+            "free at once",
+            "Let fewer steps run ahead of the other stream (record_stream), or synchronize with it before this line",
+            "frees that wait for no stream",
+        )
     )
 
 
@@ -106,8 +114,11 @@ def _fragmentation(failure: Failure) -> str:
             "It would have fit if the free memory were in one piece, although segments are expandable: look for many "
             "small blocks that stay between large ones."
         )
-    return (
-        "It would have fit if the free memory were in one piece: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+    return "It would have fit if the free memory were in one piece. " + _if_served(
+        failure,
+        "expandable segments",
+        "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        "expandable_segments:True",
     )
 
 
@@ -120,8 +131,9 @@ def _other_pools(failure: Failure) -> str:
     )
     return (
         f"{piece} to another stream or pool (CUDA graphs have their own), which this request may not use. "
-        "Fragmentation is not the cause: allocate and free on one stream. torch.cuda.empty_cache() does not help: the "
-        "allocator itself gave back all that it could before it failed."
+        "Fragmentation is not the cause. "
+        + _if_served(failure, "one stream", "Allocate and free on one stream", "one stream and one pool for all")
+        + " torch.cuda.empty_cache() does not help: the allocator itself gave back all that it could before it failed."
     )
 
 
@@ -133,10 +145,22 @@ def _kept_whole(failure: Failure) -> str:
             f"{large}: it became free while the request failed, which torch does not look at again, or what the "
             "recording says of streams and pools is not all. Catch the error, and ask again."
         )
-    return (
-        f"{large}. The allocator keeps large blocks whole under max_split_size_mb; without that setting it would have "
-        "been split."
+    return f"{large}. The allocator keeps large blocks whole under max_split_size_mb. " + _if_served(
+        failure, "split all", "Take that setting away", "that setting away"
     )
+
+
+def _if_served(failure: Failure, trial: Trial, advice: str, change: str) -> str:
+    """An advice only if a replay under it serves the request; else that it does not, or that nothing can be told."""
+    served = failure.serves(trial)
+    if served:
+        return f"{advice}: in a replay of the recording with {change}, the request is served."
+    if served is None:
+        return (
+            "What would help cannot be tried on this recording, of which a replay does not fail here: record from the "
+            "start of the program."
+        )
+    return f"A replay with {change} fails here as well, so that does not help. {_where_to_look(failure.groups)}".strip()
 
 
 def _too_little(failure: Failure) -> str:
