@@ -30,7 +30,7 @@ from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.timeline import device_timeline
 from tracer.exporters.page.html import write_pages
 from tracer.exporters.page.job_page import job_page
-from tracer.exporters.page.model import Page, PageAdvice
+from tracer.exporters.page.model import Page, PageAdvice, Section, Table
 from tracer.exporters.page.snapshot_page import snapshot_page
 from tracer.exporters.page.timeline_page import timeline_page
 from tracer.snapshot.load import load_snapshot
@@ -214,7 +214,10 @@ def test_the_table_sorts_filters_and_sums(opened: Callable[..., Any]) -> None:
         assert column(tab, 5) == ["net.2"]
         assert "1 of 4 rows, 1 block, 500 B (500 B), 5.6\u00a0% of the peak." in tab.locator(".filters p").inner_text()
         checks = tab.locator(".check").all_inner_texts()
-        assert checks == ["✓ The categories sum to the peak, 9,000 B.", "✓ The rows sum to the peak, 9,000 B."]
+        assert checks == [
+            "✓ The categories sum to the peak, 9,000 B.",
+            "✓ The rows, with the 3 that the filter hides, sum to the peak, 9,000 B.",
+        ]
         link = tab.locator(".blocks a.place").first
         assert link.get_attribute("href") == "vscode://file/srv/project/models/net.py:123"
 
@@ -278,6 +281,7 @@ def test_two_moments_are_compared(opened: Callable[..., Any], recorded: Callable
         came, went = (int(lifetimes.size_bytes[rows].sum()) for rows in (stays & ~was, was & ~stays))
         titles = [cell.get_attribute("title") for cell in tab.locator(".breakdown tfoot td").all()]
         assert titles == [f"{came:,} B", f"{went:,} B", f"{came - went:,} B"]
+        assert tab.locator(".blocks h3").inner_text() == "What came and what went"
         check = tab.locator(".blocks .check").inner_text()
         assert check == f"✓ What came less what went is the change, {counted[last] - counted[first]:,} B."
         tab.get_by_role("button", name="Stop comparing").click()
@@ -286,6 +290,72 @@ def test_two_moments_are_compared(opened: Callable[..., Any], recorded: Callable
         tab.keyboard.press("c")
         tab.keyboard.press("ArrowRight")
         assert tab.locator(".when").inner_text().startswith("From")
+
+
+def test_a_filtered_table_says_that_all_rows_sum_to_the_peak(opened: Callable[..., Any]) -> None:
+    with opened(samples.small_page()) as tab:
+        tab.get_by_label("Filter rows by text").fill("gelu")
+        assert rows_text(tab).startswith("1 of 4 rows")
+        check = tab.locator(".blocks .check").inner_text()
+        assert check == "✓ The rows, with the 3 that the filter hides, sum to the peak, 9,000 B."
+
+
+STACKS = (
+    ("gelu (/srv/net.py:3)", "call (/opt/lib/python3.11/site-packages/torch/nn.py:9)", "main (/srv/train.py:70)"),
+    ("add (/srv/net.py:9)", "main (/srv/train.py:70)"),
+    ("c10::alloc", "torch::run"),
+    ("gelu (/srv/net.py:3)", "check (/srv/train.py:90)"),
+)
+
+
+def tiles(tab: Any) -> list[str]:
+    """Names and sizes of the tree's tiles, top down, without kinds."""
+    named = tab.locator(".icicle [role=treeitem]").all()
+    return [", ".join(tile.get_attribute("aria-label").split(", ")[:2]) for tile in named]
+
+
+def test_the_tree_is_a_flame_graph_by_caller_and_inverted(opened: Callable[..., Any]) -> None:
+    page = samples.small_page()
+    assert page.peak is not None
+    with opened(replace(page, peak=replace(page.peak, stacks=STACKS))) as tab:
+        assert tab.locator(".icicle").bounding_box()["width"] > 1000
+        tab.get_by_role("button", name="By caller").click()
+        assert tiles(tab)[1:] == [
+            "main (srv/train.py:70), 6.35 KiB",
+            "call (torch/nn.py:9), 3.42 KiB",
+            "gelu (srv/net.py:3), 3.42 KiB",
+            "add (srv/net.py:9), 2.93 KiB",
+            "torch::run, 1.95 KiB",
+            "c10::alloc, 1.95 KiB",
+            "check (srv/train.py:90), 500 B",
+            "gelu (srv/net.py:3), 500 B",
+        ]
+        tab.get_by_label("Hide library frames").check()
+        assert not any("torch" in tile for tile in tiles(tab))
+        assert "c10::alloc, 1.95 KiB" in tiles(tab)
+        tab.get_by_label("Search in the tree").fill("gelu")
+        assert tab.locator(".tile.is-found").count() == 2
+        assert tab.locator(".map-side [role=status]").inner_text().startswith("Found 3.91 KiB (4,000 B)")
+        tab.get_by_role("button", name="By allocating line").click()
+        assert "gelu (srv/net.py:3), 3.91 KiB" in tiles(tab)
+        tab.get_by_role("treeitem", name="gelu", exact=False).first.click()
+        assert rows_text(tab).startswith("2 of 4 rows, 3 blocks, 3.91 KiB (4,000 B)")
+
+
+def test_on_a_phone_rows_of_a_comparison_stand_in_columns(opened: Callable[..., Any]) -> None:
+    rows = tuple((1000 * number, number, 1001 * number, "1 -> 2", f"module.{number}") for number in range(-9, 9))
+    table = Table("By module", ("change", "before", "after", "blocks", "module"), rows)
+    page = replace(samples.empty_page(), sections=(Section("What changed", (), (table,)),))
+    with opened(page) as tab:
+        tab.set_viewport_size({"width": 390, "height": 844})
+        tab.reload()
+        tab.wait_for_selector("html[data-drawn]")
+        assert tab.locator(".flows tbody tr").count() == 6
+        lefts = [
+            {round(cell.bounding_box()["x"]) for cell in tab.locator(f".flows tbody td:nth-child({place})").all()}
+            for place in range(1, 6)
+        ]
+        assert [len(places) for places in lefts] == [1] * 5
 
 
 def test_the_tree_opens_by_mouse_and_keyboard_and_chooses_for_all(opened: Callable[..., Any]) -> None:

@@ -33,6 +33,7 @@ _SCRIPTS = (
     "frames.js",
     "tree.js",
     "icicle.js",
+    "flames.js",
     "table.js",
     "answer.js",
     "ranks.js",

@@ -20,7 +20,7 @@ const findingTable = (table) => {
     if (typeof value === "string") return breakable(value);
     return el("span", { class: "two" }, el("span", {}, breakable(value.words)), value.file ? sourceCell(value.file, value.line) : null);
   };
-  const limit = 15, body = el("tbody");
+  const limit = isNarrow() ? 6 : 15, body = el("tbody");
   const row = (cells) => el("tr", {}, cells.map((value, index) => el("td", { class: isBytes[index] ? "number" : null, "data-label": table.columns[index] }, cell(value, index))));
   const show = (count) => body.replaceChildren(...table.rows.slice(0, count).map(row));
   const more = el("p", { class: "more" });

@@ -1,6 +1,6 @@
 // The tree drawn from its root downwards, each node as wide as its bytes. A node is a button: it opens, and is chosen.
 
-const TILE = 26, LEAST_WIDTH = 7, MAX_DEPTH = 14;
+const TILE = 26, LEAST_WIDTH = 7, MAX_DEPTH = 48;
 
 class Icicle {
   constructor(view, paths, colorOf, title) {
@@ -10,6 +10,8 @@ class Icicle {
     this.path = "";
     this.rest = null;
     this.width = 0;
+    this.joins = true;
+    this.wanted = [];
     this.element.addEventListener("keydown", (event) => this.key(event));
   }
 
@@ -17,10 +19,27 @@ class Icicle {
   show(rows, groups, rootLabel, bytesOf = (row) => row.bytes) {
     this.groups = groups;
     this.root = buildTree(rows, this.paths, bytesOf);
-    this.root.label = rootLabel;
+    Object.assign(this.root, { label: rootLabel, rows: rows.filter((row) => bytesOf(row) > 0), bytesOf });
     this.rest = null;
     this.draw(this.width);
   }
+
+  // The tree anew, by other labels. Frames of a stack stay apart, also where each has one caller only.
+  arrange(paths, joins) {
+    Object.assign(this, { paths, joins });
+    this.path = "";
+  }
+
+  // Marks what has all of the words in its name, and says how much lies at or below such names.
+  search(text) {
+    this.wanted = text.toLowerCase().split(/\s+/).filter((word) => word);
+    this.draw();
+    if (!this.wanted.length) return;
+    const found = this.root.rows.filter((row) => this.labelsOf(row).some((label) => this.isWanted(label))), bytes = found.reduce((sum, row) => sum + this.root.bytesOf(row), 0);
+    this.status.textContent = `Found ${formatBytes(bytes)} (${exactBytes(bytes)}), ${percent(bytes, this.root.bytes)}.`;
+  }
+  labelsOf(row) { return this.paths[row.group].split(PATH_SEPARATOR); }
+  isWanted(label) { return this.wanted.length > 0 && this.wanted.every((word) => label.toLowerCase().includes(word)); }
 
   // Opens a node of the tree, as the table does for a chosen row.
   open(path) {
@@ -36,6 +55,7 @@ class Icicle {
     const width = this.width || 600, focused = document.activeElement?.closest?.(".icicle") === this.element ? document.activeElement.dataset.path : null;
     const open = findNode(this.root, this.path), above = lineage(this.root, open);
     this.tiles = [];
+    this.deepest = above.length + MAX_DEPTH;
     above.forEach((node, depth) => this.tile(node, 0, width, depth, depth < above.length - 1));
     if (this.rest) {
       this.tile(this.rest, 0, width, above.length, true);
@@ -51,7 +71,7 @@ class Icicle {
   }
 
   below(parent, left, width, depth) {
-    if (depth >= MAX_DEPTH) return;
+    if (depth >= this.deepest) return;
     const children = largestFirst(parent), one = width / (parent.bytes || 1);
     let at = left;
     children.some((child, index) => {
@@ -67,7 +87,7 @@ class Icicle {
         if (bytes * one >= 1.5) this.tile(smaller, at, bytes * one, depth);
         return true;
       }
-      const { last, label } = joined(child);
+      const { last, label } = this.joins ? joined(child) : { last: child, label: child.label };
       this.tile(last, at, child.bytes * one, depth, false, label);
       this.below(last, at, child.bytes * one, depth + 1);
       at += child.bytes * one;
@@ -78,10 +98,10 @@ class Icicle {
   tile(node, left, width, depth, isAbove = false, label = node.label) {
     const color = node.category ? this.colorOf(node.category) : null, size = formatBytes(node.bytes), isChosen = this.view.part?.path === node.path && node.path !== "";
     const element = el("button", {
-      type: "button", class: `tile${isAbove ? " above" : ""}${node.category ? " leaf" : ""}${isChosen ? " is-chosen" : ""}`, role: "treeitem", "aria-level": depth + 1, "aria-selected": isChosen,
+      type: "button", class: `tile${isAbove ? " above" : ""}${node.category ? " leaf" : ""}${isChosen ? " is-chosen" : ""}${this.isWanted(label) ? " is-found" : this.wanted.length ? " is-other" : ""}`, role: "treeitem", "aria-level": depth + 1, "aria-selected": isChosen,
       "aria-label": `${label}, ${size}, ${percent(node.bytes, this.root.bytes)}${node.category ? `, ${node.category}` : ""}`, "data-path": node.path,
       style: { left: `${left}px`, width: `${Math.max(1, width - 1)}px`, top: `${depth * TILE}px`, ...(color ? { backgroundColor: color, color: readableOn(color) } : { backgroundImage: this.stripe(node) }) },
-    }, width > 34 ? el("span", {}, label.replace(/^aten::/, "")) : null, width > 130 && depth > 0 ? el("small", {}, size) : null);
+    }, width > 34 ? el("span", {}, fittingLabel(label.replace(/^aten::/, ""), width > 130 ? width - 80 : width)) : null, width > 130 && depth > 0 ? el("small", {}, size) : null);
     element.addEventListener("click", () => this.choose(node));
     element.addEventListener("pointerenter", () => this.say(node));
     element.addEventListener("focus", () => this.say(node));

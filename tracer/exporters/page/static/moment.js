@@ -7,21 +7,21 @@ class MomentSection {
   constructor(data, columns, moments, view, colorOf, timeline) {
     Object.assign(this, { data, columns, moments, view, colorOf, timeline });
     this.what = "came";
-    const paths = groupPaths(moments.groups, data.source);
-    this.paths = paths;
-    this.icicle = new Icicle(view, paths, colorOf, `What was in use by ${LEVELS[data.source]}. The table below has the same numbers.`);
+    this.controls = new TreeControls(moments, data.source, (paths) => this.arrange(paths), (text) => this.icicle.search(text));
+    this.paths = this.controls.partPaths;
+    this.icicle = new Icicle(view, this.paths, colorOf, `What was in use by ${LEVELS[data.source]}. The table below has the same numbers.`);
     this.parts = {
       when: el("p", { class: "when", role: "status" }), tools: el("div", { class: "tools" }), breakdown: el("div", { class: "breakdown" }),
-      small: el("p", { class: "quiet small" }), check: el("div"), switch: el("div", { class: "tools" }),
+      small: el("p", { class: "quiet small" }), check: el("div"), switch: el("div", { class: "tools" }), heading: el("h3"),
     };
     this.table = this.makeTable();
     const { when, tools, breakdown, small, check } = this.parts;
     section("peak", "What was in use",
       el("div", { class: "moment" }, when, tools),
       el("div", { class: "split" }, breakdown,
-        el("div", { class: "map-side" }, this.parts.switch, this.icicle.element, this.icicle.status,
-          el("p", { class: "quiet small how" }, `By ${LEVELS[data.source]}; the width is bytes. A click opens and chooses, the arrow keys move, Backspace goes out.`))),
-      el("div", { class: "blocks" }, el("h3", {}, "Every block in use"), this.filters, this.table.element, small, check));
+        el("div", { class: "map-side" }, this.parts.switch, this.controls.element, this.icicle.element, this.icicle.status,
+          el("p", { class: "quiet small how" }, `By ${LEVELS[data.source]}, or by call stack where there is one; the width is bytes. A click opens and chooses, the arrow keys move, Backspace goes out.`))),
+      el("div", { class: "blocks" }, this.parts.heading, this.filters, this.table.element, small, check));
     view.listen((change) => this.changed(change));
     window.addEventListener("beforeprint", this.print = () => this.table.showAll(true));
     this.update();
@@ -44,8 +44,9 @@ class MomentSection {
     this.showWhen(pair);
     this.showBreakdown(pair);
     this.showIcicle(pair, bytesOf);
+    this.smallBytes = found.smallBytes;
+    this.parts.heading.textContent = pair ? "What came and what went" : "Every block in use";
     this.filter();
-    this.showCheck(pair, found.smallBytes);
   }
 
   // ------------------------------------------------------------------------------------------------------- words
@@ -129,7 +130,8 @@ class MomentSection {
       : el("p", { class: "check bad" }, `\u2717 The ${what} sum to ${exactBytes(sum)}, ${name} is ${exactBytes(whole)}: ${exactBytes(Math.abs(whole - sum))} ${sum < whole ? "are missing" : "too many"}.`);
   }
 
-  showCheck(pair, smallBytes) {
+  // Of all rows, so that it says so where not all of them are shown.
+  showCheck(pair, smallBytes, hidden) {
     const { check, small } = this.parts, { rest } = this.data.peak ?? {};
     const sum = this.rows.reduce((total, row) => total + (pair ? row.change : row.bytes), 0) + (!this.moments.canMove && rest ? rest.bytes : 0);
     small.textContent = [
@@ -141,10 +143,16 @@ class MomentSection {
     check.replaceChildren(pair
       ? (sum === grown ? el("p", { class: "check good" }, `\u2713 What came less what went is the change, ${exactBytes(grown)}.`)
         : el("p", { class: "check bad" }, `\u2717 What came less what went is ${exactBytes(sum)}, the allocator's count changed by ${exactBytes(grown)}.`))
-      : this.sumCheck(sum, this.counted(this.view.row), "rows"));
+      : this.sumCheck(sum, this.counted(this.view.row), hidden ? `rows, with the ${grouped(hidden)} that the filter hides,` : "rows"));
   }
 
   // -------------------------------------------------------------------------------------------------------- tree
+  arrange(paths) {
+    this.paths = paths;
+    this.icicle.arrange(paths, this.controls.by === "parts");
+    this.update();
+  }
+
   showIcicle(pair, bytesOf) {
     const whole = this.rows.reduce((sum, row) => sum + bytesOf(row), 0);
     const name = pair ? `What ${this.what}` : this.isPeak ? "Peak" : "In use";
@@ -199,6 +207,7 @@ class MomentSection {
     this.tables.moment.element.hidden = Boolean(pair);
     this.tables.pair.element.hidden = !pair;
     (pair ? this.tables.pair : this.tables.moment).update(shown);
+    this.showCheck(pair, this.smallBytes, rows.length - shown.length);
   }
 
   // The size is a button: the row is shown on the timeline and in the tree.

@@ -1,8 +1,11 @@
 // Tables that sort by their headers, which are buttons.
 
+// Where a table's row is a card, fewer of them are shown at first.
+const isNarrow = () => window.innerWidth <= 560;
+
 // columns: {label, value(row), cell(row), numeric}. Ties keep the order in which the rows came. On a narrow screen a row
 // that folds has a line for each of its cells.
-const sortableTable = ({ caption, columns, rows, sortedBy = 0, limit = 25, isChosen = () => false, folds = true }) => {
+const sortableTable = ({ caption, columns, rows, sortedBy = 0, limit = isNarrow() ? 8 : 25, isChosen = () => false, folds = true }) => {
   const state = { column: sortedBy, descending: columns[sortedBy].numeric ?? false, rows, all: false };
   const body = el("tbody"), more = el("p", { class: "more" });
   const headers = columns.map((column, index) => {
