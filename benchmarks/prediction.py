@@ -7,14 +7,16 @@
     python -m benchmarks.prediction --cudnn                  with the workspaces that the cuDNN here would take
     python -m benchmarks.prediction --cudnn --deterministic  of its engines those that give the same result each time
     python -m benchmarks.prediction --kinds cnn              convolution networks alone
+    python -m benchmarks.prediction --engine null-gpu        torch's own CUDA code alone; `rehearsal` for the other
 
 Needs ../shared/truth and says so without it. The runs of transformers were measured with version 4.51.3:
 `uv run --with transformers==4.51.3 --group integrations python -m benchmarks.prediction`; timm's rows need timm, and
 LitGPT's litgpt.
 
-Each run is predicted in a process of its own: its program is built on the CPU and rehearsed, and torch's allocator is
-modelled with the card's memory less 250 MiB for the driver's context. Convolutions' workspaces are left out unless
-asked for: the runs had other versions of cuDNN, which choose otherwise. No number is fitted to the runs, except one
+Each run is predicted in a process of its own, twice: run on the null GPU by torch's own CUDA code and allocator, and
+built on the CPU and rehearsed, with a model of that allocator; both with the card's memory less 250 MiB for the
+driver's context. Convolutions' workspaces are left out unless asked for: the runs had other versions of cuDNN, which
+choose otherwise. CUBLAS_WORKSPACE_CONFIG is heeded by both. No number is fitted to the runs, except one
 constant for whole-device figures of each collection, the median of what is left, which is printed. Seconds are the
 process's own, building included and imports not; host memory is the highest resident set of that process.
 """
@@ -40,6 +42,7 @@ from typing import Any
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 from benchmarks.engine import as_markdown
+from benchmarks.published_on_null_gpu import on_null_gpu
 from benchmarks.published_programs import Unknown, program_of
 from benchmarks.published_runs import TRUTH, PublishedRun, published_runs
 from tracer.null_gpu.cards import CARDS, UNNAMED, Card
@@ -50,6 +53,7 @@ COMPUTE_CAPABILITIES = {
     "A10G": (8, 6), "A100": (8, 0), "H100": (9, 0), "B200": (10, 0),
 }  # fmt: skip
 OURS = "ours"
+NULL_GPU, REHEARSAL = "null-gpu", "rehearsal"
 GROUPS: dict[str, Callable[[PublishedRun], bool]] = {
     "xMem, transformers": lambda run: run.collection == "xmem" and run.kind != "cnn",
     "xMem, convolution networks": lambda run: run.collection == "xmem" and run.kind == "cnn",
@@ -77,6 +81,7 @@ class Prediction:
         host_bytes: Its largest resident set.
         parameter_bytes: Of the model.
         problem: Why there is no prediction; empty where there is one.
+        engine: Which of the two it is by.
     """
 
     run: PublishedRun
@@ -90,6 +95,7 @@ class Prediction:
     host_bytes: int = 0
     parameter_bytes: int = 0
     problem: str = ""
+    engine: str = REHEARSAL
 
     @property
     def figure_bytes(self) -> int:
@@ -144,6 +150,16 @@ def predict(run: PublishedRun, without: Sequence[str], asks_cudnn: bool = False)
     )
 
 
+def run_on_null_gpu(run: PublishedRun, asks_cudnn: bool) -> Prediction:
+    """Run it there; nothing is stated as a range."""
+    variables = {} if asks_cudnn else {"NULL_GPU_CUDNN_WORKSPACE": "0"}
+    card = replace(card_of_run(run) or UNNAMED, capability=compute_capability(run.card))
+    answer = on_null_gpu(run, card, variables)
+    reserved_bytes = answer.get("reserved_bytes", 0)
+    sizes = dict.fromkeys(("least_bytes", "most_bytes", "may_take_bytes"), reserved_bytes)
+    return Prediction(run=run, engine=NULL_GPU, **sizes, **answer)
+
+
 def card_of_run(run: PublishedRun) -> Card | None:
     """The card that it ran on, as far as it is in our table."""
     name = run.card.replace(" ", "-")
@@ -157,7 +173,7 @@ def compute_capability(card: str) -> tuple[int, int]:
 
 
 def predict_all(
-    runs: Sequence[PublishedRun], without: Sequence[str], num_processes: int, asks_cudnn: bool
+    runs: Sequence[PublishedRun], engine: str, without: Sequence[str], num_processes: int, asks_cudnn: bool
 ) -> Iterator[Prediction]:
     """Predict each in a process of its own, so many at a time."""
     context = multiprocessing.get_context("fork")
@@ -167,7 +183,7 @@ def predict_all(
         while waiting and len(at_work) < num_processes:
             run = waiting.pop(0)
             receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_in_child, args=(run, without, asks_cudnn, sender))
+            process = context.Process(target=_in_child, args=(run, engine, without, asks_cudnn, sender))
             process.start()
             sender.close()
             at_work[receiver] = process, run
@@ -178,18 +194,19 @@ def predict_all(
                 yield ready.recv()
             except EOFError:
                 process.join()
-                yield Prediction(run, problem=f"its process ended with {process.exitcode}")
+                yield Prediction(run, engine=engine, problem=f"its process ended with {process.exitcode}")
             process.join()
 
 
-def _in_child(run: PublishedRun, without: Sequence[str], asks_cudnn: bool, sender: Connection) -> None:
+def _in_child(run: PublishedRun, engine: str, without: Sequence[str], asks_cudnn: bool, sender: Connection) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what libraries say of deprecated arguments
     try:
-        sender.send(predict(run, without, asks_cudnn))
+        is_there = engine == NULL_GPU
+        sender.send(run_on_null_gpu(run, asks_cudnn) if is_there else predict(run, without, asks_cudnn))
     except Unknown as missing:
-        sender.send(Prediction(run, problem=str(missing)))
+        sender.send(Prediction(run, engine=engine, problem=str(missing)))
     except Exception:
-        sender.send(Prediction(run, problem=traceback.format_exc().strip().splitlines()[-1][:200]))
+        sender.send(Prediction(run, engine=engine, problem=traceback.format_exc().strip().splitlines()[-1][:200]))
     sender.close()
 
 
@@ -347,6 +364,27 @@ def range_table(predictions: Sequence[Prediction]) -> list[list[str]]:
     return table
 
 
+def engine_table(there: Sequence[Prediction], rehearsed: Sequence[Prediction]) -> list[list[str]]:
+    """How far the rehearsal's peaks are from those of torch's own code, where a run fits in both."""
+    table = [["runs", "n", "allocated: same bytes", "within 0.1 %", "median %", "max %", "reserved: median %", "max %"]]
+    pairs = [
+        (true, other) for true in there for other in rehearsed if true.run == other.run and true.fits == other.fits
+    ]
+    pairs = [(true, other) for true, other in pairs if true.fits]
+    for group, belongs in (GROUPS | {"all": lambda _: True}).items():
+        members = [(true, other) for true, other in pairs if belongs(true.run)]
+        if not members:
+            continue
+        allocated = [abs(100 * (other.allocated_bytes / true.allocated_bytes - 1)) for true, other in members]
+        reserved = [abs(100 * (other.reserved_bytes / true.reserved_bytes - 1)) for true, other in members]
+        table.append([
+            group, f"{len(members)}", f"{sum(size == 0 for size in allocated)}",
+            f"{sum(size <= 0.1 for size in allocated)}", f"{median(allocated):.3f}", f"{max(allocated):.2f}",
+            f"{median(reserved):.3f}", f"{max(reserved):.2f}",
+        ])  # fmt: skip
+    return table
+
+
 def cost_table(predictions: Sequence[Prediction]) -> list[list[str]]:
     """What a prediction costs."""
     table = [["runs", "n", "median s", "worst s", "median host MiB", "worst host MiB", "over 2 x parameters + 1.5 GB"]]
@@ -406,6 +444,7 @@ def main() -> None:
     parser.add_argument("--cudnn", action="store_true", help="ask the cuDNN here for convolutions' workspaces")
     parser.add_argument("--deterministic", action="store_true", help="torch.backends.cudnn.deterministic")
     parser.add_argument("--kinds", nargs="+", metavar="KIND", help="only models of these kinds, such as cnn")
+    parser.add_argument("--engine", choices=(NULL_GPU, REHEARSAL), help="one of the two alone")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also every prediction, for scripts")
     options = parser.parse_args()
@@ -419,29 +458,42 @@ def main() -> None:
         import torch
 
         torch.backends.cudnn.deterministic = True
-    found = _predicted(runs, (), options)
-    moved, constants = with_constants(found)
-    for table in (error_table, family_table, outcome_table, range_table, difference_table, cost_table):
-        rows = table(found if table in (outcome_table, cost_table, difference_table) else moved)
-        if len(rows) > 1:
-            print(f"\n{as_markdown(rows)}")
-    for name, constant in constants.items():
-        print(f"\nThe constant of {name}, context and libraries of a whole device: {constant / MIB:.0f} MiB.")
+    engines = (options.engine,) if options.engine else (NULL_GPU, REHEARSAL)
+    by_engine = {engine: _predicted(runs, engine, (), options) for engine in engines}
+    for engine, found in by_engine.items():
+        print(f"\n## {engine}")
+        _print_tables(found)
+    if len(engines) > 1:
+        print(f"\n{as_markdown(engine_table(by_engine[NULL_GPU], by_engine[REHEARSAL]))}")
     if options.without:
-        left_out = {rule: _predicted(runs, (rule,), options) for rule in options.without}
+        moved, _ = with_constants(by_engine.get(REHEARSAL, []))
+        left_out = {rule: _predicted(runs, REHEARSAL, (rule,), options) for rule in options.without}
         print(f"\n{as_markdown(rule_table(moved, left_out))}")
 
 
-def _predicted(runs: Sequence[PublishedRun], without: Sequence[str], options: argparse.Namespace) -> list[Prediction]:
+def _print_tables(found: Sequence[Prediction]) -> None:
+    moved, constants = with_constants(found)
+    for table in (error_table, family_table, outcome_table, range_table, difference_table, cost_table):
+        rows = table(found if table in (outcome_table, cost_table, difference_table) else moved)
+        has_ranges = table is not range_table or any(each.engine == REHEARSAL for each in found)
+        if len(rows) > 1 and has_ranges:
+            print(f"\n{as_markdown(rows)}")
+    for name, constant in constants.items():
+        print(f"\nThe constant of {name}, context and libraries of a whole device: {constant / MIB:.0f} MiB.")
+
+
+def _predicted(
+    runs: Sequence[PublishedRun], engine: str, without: Sequence[str], options: argparse.Namespace
+) -> list[Prediction]:
     """All that could be, in the order of the runs; the others are named."""
     found = []
-    for each in predict_all(runs, without, options.processes, options.cudnn):
+    for each in predict_all(runs, engine, without, options.processes, options.cudnn):
         found.append(each)
         if options.each or each.problem:
             print(line_of(each), flush=True)
     found.sort(key=lambda each: runs.index(each.run))
     if options.json and not without:
-        options.json.write_text(json.dumps([asdict(each) for each in found]), "utf-8")
+        options.json.with_suffix(f".{engine}.json").write_text(json.dumps([asdict(each) for each in found]), "utf-8")
     return [each for each in found if not each.problem]
 
 
