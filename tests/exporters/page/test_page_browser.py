@@ -437,6 +437,74 @@ def test_blocks_are_read_by_keyboard(opened: Callable[..., Any], tmp_path: Path)
         assert not kept.is_visible()
 
 
+def shown_bytes(tab: Any) -> tuple[float, float]:
+    """What of the vertical axis is shown."""
+    low, top = tab.evaluate("(({ low, top }) => [low, top])(document.querySelector('.plot').dataset)")
+    return float(low), float(top)
+
+
+def sizes_seen(tab: Any) -> list[str]:
+    """Of the blocks under twenty points from top to bottom; empty where none is."""
+    area, sizes = plot_area(tab), []
+    for step in range(20):
+        tab.mouse.move(area["x"] + area["width"] / 2, area["y"] + area["height"] * step / 24)
+        settled(tab)
+        size = re.search(r"\(([\d,]+ B)\)", tab.locator(".frame .tip").inner_text())
+        sizes.append(size[1] if size else "")
+    return sizes
+
+
+def test_small_blocks_appear_as_the_bytes_are_zoomed(opened: Callable[..., Any], tmp_path: Path) -> None:
+    """A block of 64 KiB on top of one of 1 GiB is less than a pixel high: a drag frames the edge, again and again."""
+    edge = BASE + (1 << 30)
+    trace = [entry("alloc", BASE, 1 << 30), entry("alloc", edge, 1 << 16)]
+    values = snapshot(trace, [segment(BASE, 2 << 30, [block(BASE, 1 << 30), block(edge, 1 << 16)])])
+    with opened(page_of(load(tmp_path / "s", values))) as tab:
+        tab.get_by_role("button", name="Each block").click()
+        tab.locator(".frame").focus()
+        whole = shown_bytes(tab)
+        for _ in range(4):
+            seen = sizes_seen(tab)
+            first = next(step for step, size in enumerate(seen) if size)
+            area = plot_area(tab)
+            tab.mouse.move(area["x"] + 1, area["y"] + area["height"] * max(0, first - 1.5) / 24)
+            tab.mouse.down()
+            tab.mouse.move(area["x"] + area["width"] - 1, area["y"] + area["height"] * (first + 1) / 24, steps=3)
+            tab.mouse.up()
+            settled(tab)
+        low, top = shown_bytes(tab)
+        assert 0 < low < 1 << 30 < top and top - low < 1 << 20
+        assert "65,536 B" in sizes_seen(tab)
+        tab.keyboard.press("t")
+        raised = shown_bytes(tab)
+        assert raised[0] > low
+        tab.keyboard.press("r")
+        assert raised[0] < shown_bytes(tab)[0] and shown_bytes(tab)[1] < raised[1]
+        tab.keyboard.press("0")
+        assert shown_bytes(tab) == whole
+
+
+def test_keys_move_and_zoom_and_are_listed(opened: Callable[..., Any], recorded: Callable[[str], Recorded]) -> None:
+    cycle = find_in_cycle(recorded("fno_2d_new_zeros").recordings[0])
+    with opened(timeline_page(put_together([cycle]), run={})) as tab:
+        tab.locator(".frame").focus()
+        whole = view(tab)
+        tab.keyboard.press("w")
+        near = view(tab)
+        assert whole[0] < near[0] and near[1] < whole[1]
+        tab.keyboard.press("d")
+        assert view(tab)[0] > near[0]
+        tab.keyboard.press("a")
+        assert view(tab) == pytest.approx(near)
+        tab.keyboard.press("s")
+        assert view(tab) == pytest.approx(whole)
+        tab.keyboard.press("?")
+        keys = tab.get_by_role("dialog", name="Keys of the timeline")
+        assert "zoom the bytes" in keys.inner_text()
+        keys.get_by_role("button", name="Close").click()
+        assert not keys.is_visible()
+
+
 def pages_of(replayed: ReplayedSnapshot) -> list[Page]:
     finding = explain_replayed(replayed)
     timelines = [device_timeline(replayed.snapshot, d.state, d.replay, kinds=d.kinds) for d in replayed.devices]

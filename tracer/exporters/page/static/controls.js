@@ -1,7 +1,22 @@
 // The timeline's section: buttons, legend, keys and mouse around the drawing.
 
-const KEYS_HELP = "A click or the arrow keys choose the moment that is shown below, Shift with an arrow goes further; + and - zoom, 0 shows all, P goes to the peak, C compares.";
-const BLOCKS_HELP = "The up and down arrow keys go from block to block, Enter keeps one with its whole stack.";
+const KEYS_HELP = "A click or the arrow keys choose the moment that is shown below, a drag zooms; W and S zoom, A and D move, P goes to the peak, C compares, ? shows all keys.";
+const BLOCKS_HELP = "The up and down arrow keys go from block to block, Enter keeps one with its whole stack; R and F zoom the bytes.";
+const KEYS = [
+  ["← →", "the moment before and after; with Shift further"],
+  ["↑ ↓, Enter", "of each block: the next one, and keep it below with its whole stack"],
+  ["W S, + -", "zoom in and out"],
+  ["A D", "move the view to the left and right"],
+  ["R F", "zoom the bytes in and out"],
+  ["T G", "move the bytes up and down"],
+  ["0", "show all of both; a double click, too"],
+  ["P", "the peak"],
+  ["C", "compare the chosen moment with another"],
+  ["Esc", "let go of what was chosen"],
+  ["drag", "zoom into what is framed, of both axes; after “Pan”, move"],
+  ["Ctrl and wheel", "zoom; with Shift, the bytes"],
+  ["?", "this list"],
+];
 
 const timelineSection = (data, columns, colorOf, view) => {
   const timeline = new Timeline(data, columns, colorOf, view);
@@ -14,6 +29,7 @@ const timelineSection = (data, columns, colorOf, view) => {
     readout: el("p", { class: "readout quiet", "aria-live": "polite" }, KEYS_HELP),
     kept: el("div", { class: "kept", role: "status", hidden: true }),
     key: el("p", { class: "key quiet lane-key", hidden: true }),
+    keys: keyList(),
   };
   const { rule, chosen, other, zoomed, tip, readout, key, kept } = timeline.parts;
   const frame = el("div", { class: "frame", tabindex: "0", role: "group", "aria-label": `Memory over time. ${KEYS_HELP}` },
@@ -22,10 +38,14 @@ const timelineSection = (data, columns, colorOf, view) => {
   const section = document.getElementById("timeline");
   section.append(
     el("div", { class: "head" }, el("h2", { id: "timeline-title" }, "Memory over time"), toolbar(timeline)),
-    legend(timeline), key, frame, kept, el("div", { class: "below" }, phaseKey(data), readout));
+    legend(timeline), key, frame, kept, timeline.parts.keys, el("div", { class: "below" }, phaseKey(data), readout));
   section.hidden = false;
   return timeline;
 };
+
+const keyList = () => el("dialog", { class: "keys", "aria-label": "Keys of the timeline" },
+  el("table", {}, el("tbody", {}, KEYS.map(([keys, what]) => el("tr", {}, el("th", { scope: "row" }, keys), el("td", {}, what))))),
+  el("form", { method: "dialog" }, el("button", { class: "button" }, "Close")));
 
 const toolbar = (timeline) => {
   const button = (label, title, onclick, spoken = null) => el("button", { type: "button", class: "button", title, "aria-label": spoken, onclick }, label);
@@ -44,7 +64,8 @@ const toolbar = (timeline) => {
     timeline.hasStack && timeline.data.blocks ? laneControls(timeline, button) : null,
     timeline.hasStack ? button("Zoom to peak", "Key P", () => timeline.zoomToPeak()) : null,
     button("+", "Zoom in", () => timeline.zoom(0.5), "Zoom in"), button("\u2212", "Zoom out", () => timeline.zoom(2), "Zoom out"),
-    pan, button("Whole run", "Key 0; also a double click", () => timeline.setView(null)), canOrder ? order : null);
+    pan, button("Whole run", "Key 0; also a double click", () => timeline.setView(null, null)), canOrder ? order : null,
+    button("?", "All keys", () => timeline.parts.keys.showModal(), "All keys"));
 };
 
 // Kinds as layers, or each block; blocks have a choice of colours.
@@ -61,7 +82,7 @@ const laneControls = (timeline, button) => {
     key.hidden = !named.length;
     key.replaceChildren(...named.map(([name, color]) => el("span", {}, el("span", { class: "swatch", style: { backgroundColor: color }, "aria-hidden": "true" }), name)));
   };
-  const blocks = button("Each block", "Every large block by itself, stacked in the order of allocation", () => {
+  const blocks = button("Each block", "Every block by itself, stacked in the order of allocation", () => {
     timeline.showsLanes = !timeline.showsLanes && timeline.lanes !== null;
     blocks.setAttribute("aria-pressed", timeline.showsLanes);
     timeline.parts.readout.textContent = timeline.showsLanes ? `${KEYS_HELP} ${BLOCKS_HELP}` : KEYS_HELP;
@@ -107,14 +128,19 @@ const listen = (timeline, frame) => {
   frame.addEventListener("wheel", (event) => {
     if (!(event.ctrlKey || event.metaKey)) return;
     event.preventDefault();
-    timeline.zoom(event.deltaY > 0 ? 1.25 : 0.8, timeline.plot.value(timeline.inPlot(event.clientX, 0)[0]));
+    const [x, y] = timeline.inPlot(event.clientX, event.clientY), by = event.deltaY || event.deltaX; // Shift turns the wheel sideways
+    if (event.shiftKey) timeline.zoomBytes(by > 0 ? 1.25 : 0.8, timeline.plot.byteAt(y));
+    else timeline.zoom(by > 0 ? 1.25 : 0.8, timeline.plot.value(x));
   }, { passive: false });
   frame.addEventListener("keydown", (event) => {
     const far = event.shiftKey ? 40 : 1, { chosen } = timeline;
     const actions = {
       ...(timeline.showsLanes ? { ArrowUp: () => timeline.moveBlock(1), ArrowDown: () => timeline.moveBlock(-1), Enter: () => timeline.keepBlock() } : {}),
       ArrowRight: () => choose(timeline, timeline.step(far)), ArrowLeft: () => choose(timeline, timeline.step(-far)),
-      "+": () => timeline.zoom(0.5), "=": () => timeline.zoom(0.5), "-": () => timeline.zoom(2), 0: () => timeline.setView(null),
+      "+": () => timeline.zoom(0.5), "=": () => timeline.zoom(0.5), "-": () => timeline.zoom(2), 0: () => timeline.setView(null, null),
+      w: () => timeline.zoom(0.5), s: () => timeline.zoom(2), a: () => timeline.move(-0.25, 0), d: () => timeline.move(0.25, 0),
+      r: () => timeline.zoomBytes(0.5), f: () => timeline.zoomBytes(2), t: () => timeline.move(0, 0.25), g: () => timeline.move(0, -0.25),
+      "?": () => timeline.parts.keys.showModal(),
       p: () => { timeline.zoomToPeak(); choose(timeline, timeline.peakRow()); },
       c: () => chosen.set({ other: chosen.other === null ? chosen.row : null }),
       Escape: () => { timeline.setCursor(null); timeline.parts.kept.hidden = true; chosen.set({ other: null, part: null }); },
@@ -134,41 +160,52 @@ const listenToMouse = (timeline, frame) => {
     zoomed.hidden = true;
     start = null;
   };
+  const heightOf = (event) => {
+    const { area, base } = timeline.plot;
+    return Math.min(base, Math.max(area.top, start.y + event.clientY - start.atY));
+  };
+  // A drag along the time zooms the time alone.
+  const isTall = (y) => Math.abs(y - start.y) > 24;
   frame.addEventListener("pointerdown", (event) => {
-    const [x] = timeline.inPlot(event.clientX, event.clientY), { area } = timeline.plot;
-    if (event.button === 0 && x >= area.left && x <= area.right) start = { x, at: event.clientX, view: timeline.shownView, moved: false };
+    const [x, y] = timeline.inPlot(event.clientX, event.clientY), { area } = timeline.plot;
+    if (event.button === 0 && x >= area.left && x <= area.right) start = { x, y, at: event.clientX, atY: event.clientY, view: timeline.shownView, bytes: timeline.bytes, moved: false };
   });
   frame.addEventListener("pointermove", (event) => {
     if (!start) {
       timeline.point(event.clientX, event.clientY);
       return;
     }
-    const { area } = timeline.plot, x = Math.min(area.right, Math.max(area.left, start.x + event.clientX - start.at));
+    const { area } = timeline.plot, x = Math.min(area.right, Math.max(area.left, start.x + event.clientX - start.at)), y = heightOf(event);
     if (!start.moved && Math.abs(x - start.x) < 5) return;
     if (!start.moved) frame.setPointerCapture?.(event.pointerId);
     start.moved = true;
     timeline.setCursor(null);
     if (timeline.drag === "pan") {
       const [from, to] = start.view, by = ((start.x - x) / area.width) * (to - from);
-      timeline.setView([from + by, to + by]);
+      const { plot } = timeline, raise = start.bytes && ((y - start.y) / (plot.base - area.top)) * (start.bytes[1] - start.bytes[0]);
+      timeline.setView([from + by, to + by], start.bytes && start.bytes.map((one) => one + raise));
     } else {
       zoomed.hidden = false;
-      Object.assign(zoomed.style, { left: `${Math.min(x, start.x)}px`, width: `${Math.abs(x - start.x)}px` });
+      const tall = isTall(y);
+      Object.assign(zoomed.style, { left: `${Math.min(x, start.x)}px`, width: `${Math.abs(x - start.x)}px`, top: tall ? `${Math.min(y, start.y)}px` : "", height: tall ? `${Math.abs(y - start.y)}px` : "", bottom: tall ? "auto" : "" });
     }
   });
   frame.addEventListener("pointerup", (event) => {
     if (!start) return;
-    const { x, moved } = start, { area } = timeline.plot, to = Math.min(area.right, Math.max(area.left, x + event.clientX - start.at));
+    const { x, y, moved } = start, { plot } = timeline, { area } = plot, yEnd = heightOf(event), tall = isTall(yEnd), to = Math.min(area.right, Math.max(area.left, x + event.clientX - start.at));
     end();
     if (!moved) {
       timeline.point(event.clientX, event.clientY);
       choose(timeline, timeline.rowAtPixel(to), event.shiftKey);
       timeline.keepBlock();
     }
-    else if (timeline.drag === "zoom") timeline.setView([x, to].sort((a, b) => a - b).map((one) => timeline.plot.value(one)));
+    else if (timeline.drag === "zoom") {
+      const bytes = tall ? [y, yEnd].sort((a, b) => b - a).map((one) => plot.byteAt(one)) : timeline.bytes;
+      timeline.setView([x, to].sort((a, b) => a - b).map((one) => plot.value(one)), bytes);
+    }
   });
   frame.addEventListener("pointercancel", end);
   frame.addEventListener("pointerleave", () => { if (!start) timeline.setCursor(null); });
-  frame.addEventListener("dblclick", () => timeline.setView(null));
+  frame.addEventListener("dblclick", () => timeline.setView(null, null));
 };
 

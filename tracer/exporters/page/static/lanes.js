@@ -1,5 +1,6 @@
 // Each block over time, stacked in the order of allocation: one pixel of the screen at a time, so that many thousand
-// blocks are drawn as fast as a few. What is too small to be seen is summed at the bottom, and so the heights add up.
+// blocks are drawn as fast as a few. Of blocks that share a pixel the uppermost is seen, in its colour, and zooming the
+// bytes takes them apart. What the file has no blocks of is summed at the bottom, and so the heights add up.
 
 const REST = -1, NOTHING = -2;
 
@@ -41,18 +42,23 @@ class Lanes {
 
   draw(timeline, pen) {
     const { plot } = timeline, { area, scale } = plot, { first, last, bytes, group } = this.moments;
-    const width = Math.round(area.width * scale), height = Math.round((plot.base - area.top) * scale), perByte = height / plot.top;
+    const width = Math.round(area.width * scale), height = Math.round((plot.base - area.top) * scale), perByte = height / (plot.top - plot.low), lowest = plot.low;
     if (width < 2 || height < 2) return;
     const image = pen.createImageData(width, height), pixels = new Uint32Array(image.data.buffer);
     const ids = new Int32Array(width * height).fill(NOTHING);
-    const packed = this.packedColors(timeline.chosen.part), rest = packedColor(cssColor("--rest"), 1), least = 0.5 / perByte;
+    const packed = this.packedColors(timeline.chosen.part), rest = packedColor(cssColor("--rest"), 1);
     this.rows = new Int32Array(width);
     let live = [], next = 0;
     for (let column = 0; column < width; column++) {
       const from = plot.value(area.left + column / scale), row = rowAt(timeline.x, timeline.totals, from, plot.value(area.left + (column + 1) / scale));
       if (column === 0 || row !== this.rows[column - 1]) {
         live = live.filter((block) => last[block] > row);
-        for (; next < first.length && first[next] <= row; next++) if (last[next] > row && bytes[next] >= least) live.push(next);
+        for (; next < first.length && first[next] <= row; next++) if (last[next] > row) live.push(next);
+      } else {
+        // The same moment: as the column before it.
+        for (let at = column; at < pixels.length; at += width) [pixels[at], ids[at]] = [pixels[at - 1], ids[at - 1]];
+        this.rows[column] = row;
+        continue;
       }
       this.rows[column] = row;
       let shown = 0;
@@ -64,7 +70,7 @@ class Lanes {
         low = fill(low, level, block, packed[group[block]]);
       }
       function fill(start, upTo, id, color) {
-        const end = Math.min(height, Math.round(upTo * perByte));
+        const end = Math.min(height, Math.round((upTo - lowest) * perByte));
         for (let y = start; y < end; y++) {
           const at = (height - 1 - y) * width + column;
           // A darker edge on top keeps two blocks of one colour apart.
@@ -74,7 +80,7 @@ class Lanes {
         return Math.max(start, end);
       }
     }
-    Object.assign(this, { ids, width, height, least });
+    Object.assign(this, { ids, width, height });
     // An image is not clipped or scaled, and knows nothing of what lies below it.
     const layer = document.createElement("canvas");
     layer.width = width;
@@ -122,7 +128,7 @@ class Lanes {
     const block = this.at(timeline, x, y);
     if (block === NOTHING) return null;
     const { moments } = this;
-    if (block === REST) return [el("p", {}, `Blocks below ${formatBytes(Math.max(this.least, moments.smallerThan))}, and those that no block explains, together`), el("p", { class: "quiet" }, timeline.whenText(row))];
+    if (block === REST) return [el("p", {}, moments.smallerThan ? `Blocks below ${formatBytes(moments.smallerThan)}, and what no block explains, together` : "What no block explains"), el("p", { class: "quiet" }, timeline.whenText(row))];
     const frames = firstFrames(framesOf(moments.stacks, moments.group[block]));
     return [...this.words(timeline, block), ...frames.map((line) => el("p", { class: "line quiet" }, line)), el("p", { class: "line quiet" }, `A click or Enter keeps this below${frames.length ? ", with the whole stack" : ""}.`)];
   }

@@ -13,9 +13,9 @@ class Plot {
   get width() { return Math.max(50, this.element.clientWidth - this.margin * 1 - 14); }
   get margin() { return this.element.clientWidth < 560 ? 60 : 78; }
 
-  // An empty canvas as large as its place. `view` is what the horizontal axis shows, `top` the highest byte, and the
-  // lowest part of the height, `floor`, is for the ribbon of steps.
-  begin(view, top, floor) {
+  // An empty canvas as large as its place. `view` is what the horizontal axis shows, `bytes` what the vertical one does,
+  // from its lowest to its highest byte, and the lowest part of the height, `floor`, is for the ribbon of steps.
+  begin(view, [low, top], floor) {
     const { clientWidth: width, clientHeight: height } = this.element;
     this.scale = Math.min(2, window.devicePixelRatio || 1);
     this.canvas.width = Math.round(width * this.scale);
@@ -23,13 +23,15 @@ class Plot {
     this.pen = this.canvas.getContext("2d");
     this.pen.scale(this.scale, this.scale);
     const left = this.margin, right = width - 14, bottom = height - 44;
-    Object.assign(this, { view, top, area: { left, top: 6, width: right - left, height: bottom - 6, right, bottom } });
+    Object.assign(this, { view, low, top, area: { left, top: 6, width: right - left, height: bottom - 6, right, bottom } });
     this.base = bottom - floor * this.area.height;
     this.labels.replaceChildren();
   }
 
   x(value) { return this.area.left + ((value - this.view[0]) / (this.view[1] - this.view[0])) * this.area.width; }
-  y(bytes) { return this.base - (bytes / this.top) * (this.base - this.area.top); }
+  // What lies below the axis' lowest byte ends at its lower edge.
+  y(bytes) { return Math.min(this.base, this.base - ((bytes - this.low) / (this.top - this.low)) * (this.base - this.area.top)); }
+  byteAt(y) { return this.low + ((this.base - y) / (this.base - this.area.top)) * (this.top - this.low); }
   // In the ribbon; shares of the whole height, from below.
   ribbonY(share) { return this.area.bottom - share * this.area.height; }
   value(x) { return this.view[0] + ((x - this.area.left) / this.area.width) * (this.view[1] - this.view[0]); }
@@ -60,7 +62,7 @@ class Plot {
   }
 
   byteAxis() {
-    const { pen, area } = this, { tickvals, ticktext } = byteTicks(this.top);
+    const { pen, area } = this, { tickvals, ticktext } = byteTicks(this.low, this.top);
     pen.strokeStyle = cssColor("--grid");
     pen.lineWidth = 1;
     tickvals.forEach((value, i) => {
@@ -93,14 +95,14 @@ class Plot {
   }
 }
 
-// Ticks at round numbers of a binary unit.
-const byteTicks = (top) => {
-  const unit = [...UNITS].reverse().find(([, one]) => top >= one) ?? UNITS[0];
-  const rough = top / unit[1] / 5, power = 10 ** Math.floor(Math.log10(rough));
+// Ticks at round numbers of a binary unit: of what is shown, not of how high up it lies.
+const byteTicks = (low, top) => {
+  const unit = [...UNITS].reverse().find(([, one]) => top - low >= one) ?? UNITS[0];
+  const rough = (top - low) / unit[1] / 5, power = 10 ** Math.floor(Math.log10(rough));
   const step = power * [1, 2, 5, 10].find((one) => one * power >= rough), tickvals = [], ticktext = [];
-  for (let tick = 0; tick * step * unit[1] <= top * 0.97; tick++) {
+  for (let tick = Math.ceil(low / unit[1] / step); tick * step * unit[1] <= low + (top - low) * 0.97; tick++) {
     tickvals.push(tick * step * unit[1]);
-    ticktext.push(tick ? `${Number((tick * step).toPrecision(6))} ${unit[0]}` : "0");
+    ticktext.push(tick ? `${Number((tick * step).toPrecision(12))} ${unit[0]}` : "0");
   }
   return { tickvals, ticktext };
 };

@@ -5,7 +5,7 @@ const MAX_BANDS = 1500;
 
 class Timeline {
   constructor(data, columns, colorOf, view) {
-    Object.assign(this, { data, columns, colorOf, chosen: view });
+    Object.assign(this, { data, columns, colorOf, chosen: view, bytes: null });
     this.plot = new Plot();
     this.hidden = new Set();
     this.mode = data.axis === "entry" && data.source === "profile" ? "order" : "time";
@@ -61,7 +61,9 @@ class Timeline {
     const columns = [...this.shown.map((index) => this.columns.values[index]), this.totals];
     const rows = rowsInView(this.x, columns, from, to, pixels * 1.5);
     const lines = this.columns.lines.filter((line) => !this.hidden.has(line.name)).map((line) => this.line(line, pixels));
-    this.plot.begin([from, to], this.top(rows, lines), this.floor);
+    const top = this.top(rows, lines);
+    this.plot.begin([from, to], this.bytes ?? [0, top], this.floor);
+    this.wholeTop = top;
     this.plot.byteAxis();
     this.ribbon();
     this.plot.inside((pen) => {
@@ -74,7 +76,8 @@ class Timeline {
     const whole = this.unit[0] === "entry" || !this.byTime;
     this.plot.xAxis({ title: this.axisTitle(), whole });
     this.plot.element.dataset.view = `${from} ${to}`;
-    this.plot.element.dataset.top = String(this.top(rows, lines));
+    this.plot.element.dataset.top = String(this.plot.top);
+    this.plot.element.dataset.low = String(this.plot.low);
     this.showCursor();
     this.showChosen();
   }
@@ -348,15 +351,35 @@ class Timeline {
   }
 
   // ------------------------------------------------------------------------------------------------------ view
-  setView(view) {
+  // Both axes; without bytes these stay as they are, and without anything all is shown.
+  setView(view, bytes = this.bytes) {
     const [least, most] = this.fullView;
     this.view = null;
+    this.bytes = view || bytes !== this.bytes ? this.withinBytes(bytes) : null;
     if (view && view[1] - view[0] < (most - least) * 0.999) {
       const width = Math.max(view[1] - view[0], (most - least) * 1e-7);
       const from = Math.min(Math.max(view[0], least), most - width);
       this.view = [from, from + width];
     }
     this.draw();
+  }
+  // At least a KiB high, and nothing below 0; null where all of it is shown.
+  withinBytes(bytes) {
+    if (!bytes) return null;
+    const most = this.wholeTop, height = Math.max(1024, bytes[1] - bytes[0]);
+    if (height >= most * 0.999) return null;
+    const low = Math.min(Math.max(0, bytes[0]), most - height);
+    return [low, low + height];
+  }
+  get shownBytes() { return this.bytes ?? [0, this.wholeTop]; }
+  zoomBytes(factor, center = null) {
+    const [low, high] = this.shownBytes, at = center ?? (this.pointed ? this.plot.byteAt(this.pointed[1]) : (low + high) / 2);
+    this.setView(this.shownView, [at - (at - low) * factor, at + (high - at) * factor]);
+  }
+  // By shares of what is shown.
+  move(right, up) {
+    const [from, to] = this.shownView, [low, high] = this.shownBytes, by = right * (to - from), raise = up * (high - low);
+    this.setView([from + by, to + by], this.bytes && [low + raise, high + raise]);
   }
   zoom(factor, center = null) {
     const [from, to] = this.shownView, at = center ?? (this.cursor === null ? (from + to) / 2 : this.x[this.cursor]);
