@@ -356,6 +356,8 @@ def test_on_a_phone_rows_of_a_comparison_stand_in_columns(opened: Callable[..., 
             for place in range(1, 6)
         ]
         assert [len(places) for places in lefts] == [1] * 5
+        tops = [tab.locator(".flows tbody tr:first-child td").nth(place).bounding_box()["y"] for place in range(3)]
+        assert tops[0] < tops[1] == tops[2]
 
 
 def test_the_tree_opens_by_mouse_and_keyboard_and_chooses_for_all(opened: Callable[..., Any]) -> None:
