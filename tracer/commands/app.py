@@ -6,6 +6,7 @@ import typer
 
 from tracer.commands.check import check
 from tracer.commands.diff import diff
+from tracer.commands.fit import fit
 from tracer.commands.predict import predict
 from tracer.commands.profile import profile
 from tracer.commands.report import report
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.callback(invoke_without_command=True)(profile)
 app.command(cls=Command, short_help="Profile an unchanged training script.", context_settings=CONTEXT)(run)
 app.command(cls=Command, short_help="Say whether a step fits on a GPU, without one.")(predict)
+app.command(cls=Command, short_help="Find the least change with which a script fits.", context_settings=CONTEXT)(fit)
 app.command(cls=Command, short_help="Fail if a script's peak has grown, without a GPU.")(check)
 app.command(cls=Command, short_help="Explain an allocator snapshot made anywhere.")(snapshot)
 app.command(cls=Command, short_help="Explain a trace that torch.profiler wrote anywhere.")(trace)

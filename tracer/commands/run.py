@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -47,6 +47,10 @@ def run(
         bool,
         option("Watch all of it without a profiler, and explain its memory when something happens.", None, "--watch"),
     ] = False,
+    apply: Annotated[
+        str,
+        option("Changes made from outside, as `fit` names them: checkpoint,bf16", None, "--apply", metavar="<names>"),
+    ] = "",
     screen: ScreenOptions,
 ) -> None:
     """Run a training script as it is, and explain the memory peak of its first steps.
@@ -59,6 +63,7 @@ def run(
     """
     with errors_for_people():
         answers = on.answers
+        _check_changes(apply)
         run_ranks(on, save_dir, quiet=screen.quiet)
         devices = start_on(on.on) if on.on is not None else None
     if devices is not None and not screen.quiet:
@@ -68,7 +73,7 @@ def run(
     from tracer.runs.script_run import ScriptProfile, ScriptTraining, ScriptWatch
 
     settings = {"script": script, "arguments": " ".join(arguments or [])}
-    with errors_for_people(), kept_import_path(), values_on(answers):
+    with errors_for_people(), kept_import_path(), values_on(answers), _made(apply) as notes:
         steps = schedule.schedule()
         check_folder(save_dir)
         check_script(script, is_module=module)
@@ -98,11 +103,37 @@ def run(
             )
         )
         succeeded = run_script(profile, script, arguments or [], is_module=module, quiet=screen.quiet)
+        say_all(notes() if not screen.quiet else ())
         results = profile.session.results if isinstance(profile.session, ScriptTraining) else None
         if devices is not None and results is not None and (said := elsewhere(results.device)):
             say(f"{said} {USE_CUDA}")
     if not succeeded:
         raise typer.Exit(1)
+
+
+def _check_changes(names: str) -> None:
+    """Settings of the allocator are set here, before torch reads them.
+
+    Raises:
+        UsageError: There is no such change.
+    """
+    if names:
+        from tracer.runs.script_changes import script_changes, set_allocator
+
+        set_allocator(script_changes(names))
+
+
+@contextmanager
+def _made(names: str) -> Iterator[Callable[[], Sequence[str]]]:
+    """Changes are made meanwhile; what is given says what could not be."""
+    if not names:
+        yield lambda: ()
+        return
+    from tracer.runs.applied_changes import AppliedChanges
+    from tracer.runs.script_changes import script_changes
+
+    with AppliedChanges(script_changes(names)) as applied:
+        yield lambda: applied.notes
 
 
 def check_script(script: str, *, is_module: bool) -> None:

@@ -1,0 +1,50 @@
+"""`fit` on the null GPU: a script that fits, one that needs changes, and one that nothing helps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(512, 2048), nn.Linear(2048, 512)
+
+    def forward(self, x):
+        return x + self.b(torch.relu(self.a(x)))
+
+model = nn.Sequential(*[Block() for _ in range(8)]).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(12):
+    optimizer.zero_grad()
+    model(torch.randn(16384, 512, device="cuda")).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("card", "status", "said", "answer"),
+    [
+        ("h100:8GiB", 0, "GiB left.", ""),
+        ("h100:1700MiB", 0, "as it is: out of memory", "run --apply checkpoint train.py --epochs 1"),
+        ("h100:300MiB", 3, "Nothing that can be made from outside", ""),
+    ],
+)
+def test_the_least_that_has_to_change_is_found(tmp_path: Path, card: str, status: int, said: str, answer: str) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT, "utf-8")
+    command = [sys.executable, str(ROOT / "main.py"), "fit", "--on", card, "train.py", "--epochs", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=dict(os.environ), check=False)
+    assert done.returncode == status, done.stderr
+    assert said in done.stderr
+    assert done.stdout.strip().removeprefix("python main.py ").endswith(answer) and bool(done.stdout) == bool(answer)

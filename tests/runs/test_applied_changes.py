@@ -1,0 +1,124 @@
+"""Changes of an unchanged script, made from outside: what each does to models and optimizers, and to nothing else."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tracer.errors import UsageError
+from tracer.runs.applied_changes import AppliedChanges, repeated_blocks
+from tracer.runs.script_changes import (
+    BF16,
+    BF16_WEIGHTS,
+    CHECKPOINT,
+    EXPANDABLE,
+    FUSED,
+    SCRIPT_CHANGES,
+    script_changes,
+    set_allocator,
+)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.num_calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.num_calls += 1
+        return x + torch.tanh(self.linear(x))
+
+
+def stacked() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Sequential(Block(), Block(), Block()))
+
+
+def test_names_are_put_in_the_order_of_what_they_give_up() -> None:
+    assert script_changes("bf16, checkpoint,expandable-segments") == (EXPANDABLE, CHECKPOINT, BF16)
+    assert script_changes("") == ()
+    assert list(SCRIPT_CHANGES) == sorted(SCRIPT_CHANGES, key=lambda change: change.group)
+    with pytest.raises(UsageError, match="There is no change fp8"):
+        script_changes("fp8")
+
+
+def test_settings_are_added_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    for _ in range(2):
+        set_allocator([EXPANDABLE, FUSED])
+        assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:True"
+
+
+def test_blocks_are_those_that_repeat_and_have_parts() -> None:
+    model = stacked()
+    assert list(repeated_blocks(model)) == list(model[1].children())  # type: ignore[union-attr]
+    assert list(repeated_blocks(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))) == []
+
+
+def test_blocks_compute_again_and_gradients_are_the_same() -> None:
+    plain, changed = stacked(), stacked()
+    plain(torch.ones(2, 4)).sum().backward()
+    with AppliedChanges([CHECKPOINT]) as applied:
+        changed(torch.ones(2, 4)).sum().backward()
+    assert applied.num_blocks == 3 and applied.notes == ()
+    assert [block.num_calls for block in repeated_blocks(changed)] == [2, 2, 2]  # type: ignore[misc]
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), changed.parameters(), strict=True))  # type: ignore[arg-type]
+
+
+def test_what_has_no_blocks_is_said() -> None:
+    with AppliedChanges([CHECKPOINT]) as applied:
+        nn.Linear(2, 2)(torch.ones(1, 2))
+    assert applied.notes == ("checkpoint: the model has no repeated blocks.",)
+
+
+def test_optimizers_are_fused_before_they_have_state() -> None:
+    early, late, other = (nn.Linear(2, 2) for _ in range(3))
+    optimizers = [
+        torch.optim.AdamW(early.parameters()),
+        torch.optim.AdamW(late.parameters()),
+        torch.optim.RMSprop(other.parameters()),
+    ]
+    late.weight.grad = torch.ones(2, 2)
+    optimizers[1].step()
+    for model in (early, late, other):
+        model.weight.grad = torch.ones(2, 2)
+    with AppliedChanges([FUSED]):
+        for optimizer in optimizers:
+            optimizer.step()
+    assert [optimizer.param_groups[0].get("fused") for optimizer in optimizers] == [True, None, None]
+    assert [optimizer.param_groups[0]["foreach"] for optimizer in optimizers] == [False, None, False]
+
+
+def test_weights_are_converted_and_the_optimizer_knows_them() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with AppliedChanges([BF16_WEIGHTS]):
+        model(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
+        optimizer.step()
+    assert model.weight is optimizer.param_groups[0]["params"][0]
+    assert model.weight.dtype == optimizer.state[model.weight]["exp_avg"].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_autocast_is_on_in_calls_alone(fails: bool) -> None:
+    seen: list[bool] = []
+
+    class Seeing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(torch.is_autocast_enabled("cpu"))
+            if fails:
+                raise ValueError
+            return x
+
+    model = nn.Sequential(nn.Linear(1, 1), Seeing(), Seeing())
+    with AppliedChanges([BF16]):
+        try:
+            model(torch.ones(1))
+        except ValueError:
+            assert fails
+        assert not torch.is_autocast_enabled("cpu")
+    assert seen == [True] * (1 if fails else 2)

@@ -1,0 +1,70 @@
+"""Changes of an unchanged script that need no hand in it: they are made from outside, see `applied_changes.py`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tracer.advice.recommendation import Group
+from tracer.errors import UsageError
+
+_SETTINGS = "PYTORCH_CUDA_ALLOC_CONF"
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptChange:
+    """One of them.
+
+    Attributes:
+        name: As `--apply` has it.
+        group: What it gives up.
+        words: What it does, for people.
+        settings: Of the allocator, where it is these and nothing else.
+    """
+
+    name: str
+    group: Group
+    words: str
+    settings: str = ""
+
+
+EXPANDABLE = ScriptChange(
+    "expandable-segments",
+    Group.MEMORY,
+    "segments grow, so that less is reserved and unused",
+    "expandable_segments:True",
+)
+FUSED = ScriptChange("fused-optimizer", Group.MEMORY, "the optimizer's step makes no copies of the parameters' size")
+CHECKPOINT = ScriptChange("checkpoint", Group.COMPUTE, "repeated blocks compute their activations again in backward")
+BF16 = ScriptChange("bf16", Group.ARITHMETIC, "the model runs under autocast in bfloat16")
+BF16_WEIGHTS = ScriptChange(
+    "bf16-weights",
+    Group.ARITHMETIC,
+    "weights, gradients and optimizer state are bfloat16; small updates are lost",
+)
+SCRIPT_CHANGES = (EXPANDABLE, FUSED, CHECKPOINT, BF16, BF16_WEIGHTS)
+
+
+def script_changes(text: str) -> tuple[ScriptChange, ...]:
+    """Those that a list names, in the order of what they give up.
+
+    Args:
+        text: Names with commas between them; none for an empty text.
+
+    Raises:
+        UsageError: There is none of such a name.
+    """
+    names = {name.strip() for name in text.split(",") if name.strip()}
+    if unknown := names - {change.name for change in SCRIPT_CHANGES}:
+        known = ", ".join(change.name for change in SCRIPT_CHANGES)
+        raise UsageError(f"There is no change {min(unknown)}.", hint=f"There are {known}.")
+    return tuple(change for change in SCRIPT_CHANGES if change.name in names)
+
+
+def set_allocator(changes: Sequence[ScriptChange]) -> None:
+    """Settings of the allocator are read when CUDA begins: before anything is allocated."""
+    there = [setting for setting in os.environ.get(_SETTINGS, "").split(",") if setting]
+    wanted = [change.settings for change in changes if change.settings and change.settings not in there]
+    if wanted:
+        os.environ[_SETTINGS] = ",".join([*there, *wanted])
