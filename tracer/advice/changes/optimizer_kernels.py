@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -76,8 +78,15 @@ def _with_options(**options: bool) -> Callable[[Workload], Workload]:
 # ---- stepping in backward --------------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False)
 class _StepInBackward(Wrapped):
-    """Every parameter is updated as soon as its gradient is there, which then goes."""
+    """Every parameter is updated as soon as its gradient is there, which then goes.
+
+    Attributes:
+        steppers: That update; nobody else holds them.
+    """
+
+    steppers: _Steppers
 
     def copy(self) -> None:
         """None: hooks of parameters are not copied with them."""
@@ -129,13 +138,25 @@ def _stepping_in_backward(workload: Workload) -> Workload:
             if parameter.requires_grad:
                 steppers[parameter] = _one(of_kind, parameter, options)
 
+    # The collector does not look through these hooks: one that held its optimizer would keep the model for ever.
+    kept = _Steppers(steppers)
+    found = weakref.ref(kept)
+
     def step(parameter: torch.Tensor) -> None:
-        steppers[parameter].step()
-        parameter.grad = None
+        if (there := found()) is not None:
+            there.of[parameter].step()
+            parameter.grad = None
 
     for parameter in steppers:
         parameter.register_post_accumulate_grad_hook(step)  # type: ignore[no-untyped-call]
-    return _StepInBackward(with_inmost(workload, optimizer=None))
+    return _StepInBackward(with_inmost(workload, optimizer=None), kept)
+
+
+class _Steppers:
+    """An optimizer for each parameter."""
+
+    def __init__(self, of: dict[torch.Tensor, torch.optim.Optimizer]) -> None:
+        self.of = of
 
 
 def _one(of_kind: Any, parameter: torch.Tensor, options: dict[str, Any]) -> torch.optim.Optimizer:
