@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -13,7 +15,8 @@ from torch import nn
 
 from tests.truth.isolate import in_fresh_process
 from tracer.errors import TracerError
-from tracer.runs.script_run import ScriptProfile
+from tracer.runs.script_run import ScriptProfile, ScriptTraining
+from tracer.runs.session import Schedule
 
 
 def num_steps(profile: ScriptProfile) -> int:
@@ -52,6 +55,47 @@ def test_a_users_mistake_ends_it() -> None:
 
     with pytest.raises(TracerError, match="The folder is not there"):
         num_steps(ScriptProfile(make_session))
+
+
+def test_no_recording_begins_in_the_operator_in_which_another_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator that torch began to record writes its end into that recording, if any is on: into freed memory."""
+    happened: list[str] = []
+
+    def noted(owner: type, name: str, word: str) -> None:
+        does = getattr(owner, name)
+
+        def note(*args: Any, **kwargs: Any) -> Any:
+            happened.append(word)
+            return does(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, note)
+
+    noted(torch.autograd.profiler.record_function, "__enter__", "(")
+    noted(torch.autograd.profiler.record_function, "__exit__", ")")
+    noted(torch.profiler.profile, "start_trace", "+")
+    noted(torch.profiler.profile, "stop_trace", "-")
+    sessions: list[ScriptTraining] = []
+
+    def make_session(models: Any, optimizers: Any) -> ScriptTraining:
+        schedule = Schedule(0, 0, 1, 3)
+        sessions.append(ScriptTraining(models, optimizers, save_dir=tmp_path, schedule=schedule, screen=False))
+        return sessions[0]
+
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    with ScriptProfile(make_session):
+        for _ in range(7):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    (session,) = sessions
+    assert session.is_complete
+    text = "".join(happened)
+    assert text.count("+") == text.count("-") == 3
+    # What was open when a recording ended has ended, and another step's has begun, before the next one begins.
+    assert all(")(" in between for between in re.findall(r"-([^+-]*)\+", text))
+    assert len(re.findall(r"-[^+-]*\+", text)) == 2
 
 
 def calls_at_a_step() -> tuple[int, int]:

@@ -40,6 +40,7 @@ NO_STEP = (
 class ScriptTraining(TrainingProfile):
     """As `run` profiles: its steps are found, and what it has to say is one block behind the script's last line."""
 
+    _steps_end_in_operators = True
     _has_failed: bool | None = None
     """Whether the script raised; None where there is nothing to tell, or all is told."""
 

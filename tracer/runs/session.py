@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakSet
 
 import torch
@@ -84,16 +84,29 @@ class Schedule:
         """Steps of a whole run: all cycles, and one more, so that the last one is complete whatever torch's version."""
         return self.num_repeats * (self.num_wait_steps + self.num_warmup_steps + self.num_active_steps) + 1
 
-    def for_torch(self) -> Any:
-        """As `torch.profiler.profile` takes it."""
+    @property
+    def is_back_to_back(self) -> bool:
+        """Whether one cycle begins in the very call in which the one before ends."""
+        return self.num_repeats > 1 and self.num_wait_steps == self.num_warmup_steps == 0
+
+    def for_torch(self, *, is_apart: bool = False) -> Any:
+        """As `torch.profiler.profile` takes it.
+
+        Args:
+            is_apart: Whether a step that is not recorded separates cycles which are back to back otherwise. It has to
+                where steps end inside an operator: what is open when a recording ends writes, at its own end, into
+                that recording's freed memory once the next has begun.
+        """
+        is_apart = is_apart and self.is_back_to_back
         with warnings.catch_warnings():
             # Without a warmup the first step is slower, which no size depends on.
             warnings.filterwarnings("ignore", message="Profiler won't be using warmup")
             return torch.profiler.schedule(
-                wait=self.num_wait_steps,
+                wait=1 if is_apart else self.num_wait_steps,
                 warmup=self.num_warmup_steps,
                 active=self.num_active_steps,
                 repeat=self.num_repeats,
+                skip_first_wait=int(is_apart),
             )
 
 
@@ -110,6 +123,9 @@ class ProfileSession(LoopSession):
         module_names: Dotted names of the model's modules by `id()`.
         waste: What the peak held that nobody needs; there when all is recorded, or the block has ended.
     """
+
+    _steps_end_in_operators: ClassVar[bool] = False
+    """Whether `step` is called where torch has begun to record an operator, as in an optimizer's own hook."""
 
     def __init__(
         self,
@@ -198,7 +214,7 @@ class ProfileSession(LoopSession):
 
     def _new_profiler(self) -> Any:
         """torch's, whose schedule begins behind the steps that were waited for."""
-        schedule = self.schedule.for_torch()
+        schedule = self.schedule.for_torch(is_apart=self._steps_end_in_operators)
 
         def action(step: int) -> ProfilerAction:
             own = step - self._num_steps_waited
