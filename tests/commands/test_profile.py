@@ -457,6 +457,7 @@ def test_a_folder_that_cannot_be_is_refused_before_anything_runs(
         (["--no-such-option"], "There is no option --no-such-option.", "--help lists"),
         (["--n-mode", "3"], "There is no option --n-mode.", "Did you mean --n-modes or --model? python main.py --help"),
         (["snapshott"], "There is no command snapshott.", "Did you mean snapshot? python main.py --help lists"),
+        (["run", "--advise", "a.py"], "There is no option --advise.", "python main.py fit --each --on rtx-4090"),
         (["run", "--save-dirs", "x", "a.py"], "There is no option --save-dirs.", "Did you mean --save-dir?"),
         (["--seed"], "Option '--seed' requires an argument.", "--help lists"),
         (["no-such-command"], "There is no command no-such-command.", "--help lists"),

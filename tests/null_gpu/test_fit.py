@@ -48,3 +48,18 @@ def test_the_least_that_has_to_change_is_found(tmp_path: Path, card: str, status
     assert done.returncode == status, done.stderr
     assert said in done.stderr
     assert done.stdout.strip().removeprefix("python main.py ").endswith(answer) and bool(done.stdout) == bool(answer)
+
+
+def test_each_change_alone_says_what_it_saves(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT, "utf-8")
+    command = [sys.executable, str(ROOT / "main.py"), "fit", "--each", "--on", "h100:8GiB", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=dict(os.environ), check=False)
+    assert done.returncode == 0, done.stderr
+    found = {line.partition(":")[0]: line for line in done.stdout.splitlines()}
+    assert list(found) == [
+        "as it is", "expandable-segments", "fused-optimizer", "checkpoint", "bf16", "bf16-weights",
+    ]  # fmt: skip
+    assert "at the peak" not in found["as it is"]
+    assert "the same peak" in found["expandable-segments"]
+    # The hidden tensor of a block is 16,384 x 2,048 x 4 bytes, 128 MiB; of eight blocks one at a time has it, not all.
+    assert "896.00 MiB less at the peak" in found["checkpoint"]

@@ -59,6 +59,7 @@ def fit(
     script: Annotated[str, typer.Argument(help="An unchanged script; with --module, a module's name.")],
     arguments: Annotated[list[str] | None, typer.Argument(help="What follows is the script's own.")] = None,
     module: Annotated[bool, option("SCRIPT names a module, as in `python -m`.", None, "--module", "-m")] = False,
+    each: Annotated[bool, option("Try each change alone, and say what it saves, fit or not.", None, "--each")] = False,
     *,
     on: OnOptions,
     steps: Annotated[
@@ -72,6 +73,8 @@ def fit(
     3 if nothing helps.
 
         torch-timeline fit --on rtx-4090 train.py --epochs 3
+
+        torch-timeline fit --each --on rtx-4090 train.py --epochs 3
     """
     with errors_for_people(), kept_import_path():
         if on.on is None:
@@ -82,6 +85,10 @@ def fit(
         check_script(script, is_module=module)
         if asked := os.environ.get(_TRIAL):
             _try_here(json.loads(asked), on, script, arguments or [], is_module=module, num_steps=steps)
+            return
+        if each:
+            if not _each(devices.card):
+                raise typer.Exit(_DOES_NOT_FIT)
             return
         found = _least(devices.card)
         if found is None:
@@ -97,6 +104,24 @@ def fit(
         print(f"{program_name()} run --apply {names} {command}")
 
 
+def _each(card: Card) -> bool:
+    """Print what each change alone comes to, in the order of what they give up; whether anything fits."""
+    from tracer.runs.script_changes import SCRIPT_CHANGES
+
+    base = _try((), card)
+    print("\n".join(_words(base, card)))
+    is_any = base.fits
+    for change in SCRIPT_CHANGES:
+        try:
+            tried = _try((change,), card)
+        except TracerError as error:
+            say(str(error))  # the others can be tried all the same
+            continue
+        is_any |= tried.fits
+        print("\n".join(_words(tried, card, base)), flush=True)
+    return is_any
+
+
 def _least(card: Card) -> Tried | None:
     """The first set that fits, without what it does not need; None if none does."""
     from tracer.runs.script_changes import BF16, BF16_WEIGHTS, CHECKPOINT, EXPANDABLE, FUSED
@@ -105,7 +130,7 @@ def _least(card: Card) -> Tried | None:
     changes: tuple[ScriptChange, ...] = ()
     full: set[tuple[ScriptChange, ...]] = set()
     for more in steps:
-        tried = _try((*changes, *more), card)
+        tried = _told((*changes, *more), card)
         # What could not be made is of no use in a larger set either.
         changes = tuple(
             change for change in tried.changes if not any(n.startswith(f"{change.name}:") for n in tried.notes)
@@ -120,13 +145,13 @@ def _without_idle(tried: Tried, card: Card, full: set[tuple[ScriptChange, ...]])
     """The same without each change that it fits without, what gives up most first; of `full` it is known already."""
     for change in sorted(tried.changes, key=lambda change: -change.group):
         fewer = tuple(other for other in tried.changes if other is not change)
-        if fewer and fewer not in full and (without := _try(fewer, card)).fits:
+        if fewer and fewer not in full and (without := _told(fewer, card)).fits:
             tried = without
     return tried
 
 
 def _try(changes: Sequence[ScriptChange], card: Card) -> Tried:
-    """This command again, in a process of its own, with changes; says what came of it.
+    """This command again, in a process of its own, with changes.
 
     Raises:
         TracerError: The script ended otherwise than for want of memory.
@@ -151,22 +176,44 @@ def _try(changes: Sequence[ScriptChange], card: Card) -> Tried:
                 hint="What it said is above.",
             )
         values: dict[str, Any] = json.loads(answer.read_text("utf-8"))
-    tried = Tried(tuple(changes), values["fits"], values["allocated"], values["reserved"], tuple(values["notes"]))
-    _say(tried, card)
+    return Tried(tuple(changes), values["fits"], values["allocated"], values["reserved"], tuple(values["notes"]))
+
+
+def _told(changes: Sequence[ScriptChange], card: Card) -> Tried:
+    """`_try`, which takes a while each time, with what came of it on stderr."""
+    tried = _try(changes, card)
+    for line in _words(tried, card):
+        say(line)
     return tried
 
 
-def _say(tried: Tried, card: Card) -> None:
+def _words(tried: Tried, card: Card, base: Tried | None = None) -> tuple[str, ...]:
+    """What came of it.
+
+    Args:
+        tried: It.
+        card: That it ran on.
+        base: The script as it is, to compare with; None to leave that out.
+    """
     what = ", ".join(change.name for change in tried.changes) or "as it is"
     if tried.fits:
         left = card.usable_bytes - tried.reserved_bytes
         came = f"fits with {format_bytes(left)} left" if left >= 0 else "fits, after the cache was given back"
         sizes = f"{format_bytes(tried.allocated_bytes)} allocated, {format_bytes(tried.reserved_bytes)} reserved"
-        say(f"{what}: {sizes}; {came}.")
+        line = f"{what}: {sizes}{_difference(tried, base)}; {came}."
     else:
-        say(f"{what}: out of memory, with {format_bytes(tried.allocated_bytes)} allocated.")
-    for note in tried.notes:
-        say(f"  {note}")
+        line = f"{what}: out of memory, with {format_bytes(tried.allocated_bytes)} allocated."
+    return line, *(f"  {note}" for note in tried.notes)
+
+
+def _difference(tried: Tried, base: Tried | None) -> str:
+    """Of the peaks, where both have one: what ran out of memory has none."""
+    if base is None or not base.fits:
+        return ""
+    saved_bytes = base.allocated_bytes - tried.allocated_bytes
+    if saved_bytes == 0:
+        return ", the same peak"
+    return f", {format_bytes(abs(saved_bytes))} {'less' if saved_bytes > 0 else 'more'} at the peak"
 
 
 def _try_here(

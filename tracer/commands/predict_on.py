@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tracer.commands.common import refuse, was_given
 from tracer.errors import TracerError, UsageError
+from tracer.exporters.screen.next_commands import program_name
 from tracer.exporters.screen.terminal import say
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import A100, Devices, devices_of
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from tracer.runs.script_run import ScriptProfile
 
 _SETTINGS_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
-_OF_MODELS = ("model", "model_input", "model_arg", "hf_config", "batch_size", "tokens", "lora", "advise", "optimizer")
+_OF_MODELS = ("model", "model_input", "model_arg", "hf_config", "batch_size", "tokens", "lora", "optimizer")
 _OF_SEARCHES = ("largest_batch", "largest_tokens", "largest_image")
 _OF_SCRIPTS = ("module", "steps")
 _OF_THE_FNO = ("in_channels", "out_channels", "hidden_channels", "data_size", "n_modes", "n_layers", "data", "spectrum")
@@ -43,6 +44,11 @@ def check(options: Options) -> Devices | None:
         _check_cpu(options)
     if is_script:
         refuse(options.context, (*_OF_MODELS, *_OF_SEARCHES), "without a script")
+        if options.advise:
+            raise UsageError(
+                "--advise has a meaning only without a script.",
+                hint=f"{program_name()} fit --each --on {place.on or 'rtx-4090'} {options.script} tries changes on it.",
+            )
         if place.card_text is None:
             raise UsageError("On which GPU is the script to run? --on is missing.", hint="Add --on h100, say.")
         if place.engine == "rehearsal":
