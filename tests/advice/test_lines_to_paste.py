@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from tests.advice.programs import PROGRAMS
-from tests.advice.test_language_models import language_model, naive
 from tracer.advice.changes import optimizer_kernels
 from tracer.advice.planner import KINDS, _Trials
 from tracer.workloads.supervised import SupervisedWorkload
 
 pytest.importorskip("transformers")
+from tests.advice.test_language_models import language_model, naive
+
 _PROGRAMS = {"stack": PROGRAMS["stack"], "lstm": PROGRAMS["lstm"], "language model": language_model}
 
 
