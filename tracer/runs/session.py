@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 from weakref import WeakSet
 
@@ -66,12 +66,19 @@ _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Which steps are profiled: `repeats` cycles of wait, warmup and active steps."""
+    """Which steps are profiled: `repeats` cycles of wait, warmup and active steps.
+
+    Attributes:
+        is_apart: Whether a step that is not recorded separates cycles even without wait and warmup. It has to where
+            steps end inside an operator, as in an optimizer's own hook: what is open when a recording ends writes, at
+            its own end, into that recording's freed memory once the next has begun.
+    """
 
     num_wait_steps: int = 1
     num_warmup_steps: int = 1
     num_active_steps: int = 3
     num_repeats: int = 2
+    is_apart: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.num_wait_steps < 0 or self.num_warmup_steps < 0:
@@ -82,31 +89,25 @@ class Schedule:
     @property
     def num_steps(self) -> int:
         """Steps of a whole run: all cycles, and one more, so that the last one is complete whatever torch's version."""
-        return self.num_repeats * (self.num_wait_steps + self.num_warmup_steps + self.num_active_steps) + 1
+        cycle = self.num_wait_steps + self.num_warmup_steps + self.num_active_steps
+        return self.num_repeats * cycle + (self.num_repeats - 1) * self._num_steps_apart + 1
 
     @property
-    def is_back_to_back(self) -> bool:
-        """Whether one cycle begins in the very call in which the one before ends."""
-        return self.num_repeats > 1 and self.num_wait_steps == self.num_warmup_steps == 0
+    def _num_steps_apart(self) -> int:
+        """Between two cycles."""
+        return int(self.is_apart and self.num_wait_steps == self.num_warmup_steps == 0)
 
-    def for_torch(self, *, is_apart: bool = False) -> Any:
-        """As `torch.profiler.profile` takes it.
-
-        Args:
-            is_apart: Whether a step that is not recorded separates cycles which are back to back otherwise. It has to
-                where steps end inside an operator: what is open when a recording ends writes, at its own end, into
-                that recording's freed memory once the next has begun.
-        """
-        is_apart = is_apart and self.is_back_to_back
+    def for_torch(self) -> Any:
+        """As `torch.profiler.profile` takes it."""
         with warnings.catch_warnings():
             # Without a warmup the first step is slower, which no size depends on.
             warnings.filterwarnings("ignore", message="Profiler won't be using warmup")
             return torch.profiler.schedule(
-                wait=1 if is_apart else self.num_wait_steps,
+                wait=self.num_wait_steps + self._num_steps_apart,
                 warmup=self.num_warmup_steps,
                 active=self.num_active_steps,
                 repeat=self.num_repeats,
-                skip_first_wait=int(is_apart),
+                skip_first_wait=self._num_steps_apart,
             )
 
 
@@ -151,7 +152,7 @@ class ProfileSession(LoopSession):
         objects = TrainingObjects(model, optimizer)
         super().__init__(objects, device=device)
         self.device_is_named = device is not None
-        self.schedule = schedule
+        self.schedule = replace(schedule, is_apart=True) if self._steps_end_in_operators else schedule
         self.device_of_failure = self.device
         self._gradients_seen = GradientsSeen()
         self._is_timed = not caveat_of(self.device)
@@ -214,7 +215,7 @@ class ProfileSession(LoopSession):
 
     def _new_profiler(self) -> Any:
         """torch's, whose schedule begins behind the steps that were waited for."""
-        schedule = self.schedule.for_torch(is_apart=self._steps_end_in_operators)
+        schedule = self.schedule.for_torch()
 
         def action(step: int) -> ProfilerAction:
             own = step - self._num_steps_waited

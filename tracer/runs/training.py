@@ -128,8 +128,7 @@ class TrainingProfile(ProfileSession):
     @property
     def is_complete(self) -> bool:
         """Whether all that the schedule asks for is recorded; more steps would not be looked at."""
-        between = self.schedule.num_repeats - 1 if self._steps_end_in_operators and self.schedule.is_back_to_back else 0
-        return self.num_steps_done - self._num_steps_waited >= self.schedule.num_steps + between
+        return self.num_steps_done - self._num_steps_waited >= self.schedule.num_steps
 
     @property
     def peak_bytes(self) -> int:
