@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tracer.errors import UsageError
-from tracer.runs.applied_changes import AppliedChanges, repeated_blocks
+from tracer.runs.applied_changes import AppliedChanges
 from tracer.runs.script_changes import (
     BF16,
     BF16_WEIGHTS,
@@ -20,6 +20,7 @@ from tracer.runs.script_changes import (
     script_changes,
     set_allocator,
 )
+from tracer.workloads.module_steps import repeated_blocks
 
 
 class Block(nn.Module):
@@ -53,12 +54,6 @@ def test_settings_are_added_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:True"
 
 
-def test_blocks_are_those_that_repeat_and_have_parts() -> None:
-    model = stacked()
-    assert list(repeated_blocks(model)) == list(model[1].children())  # type: ignore[union-attr]
-    assert list(repeated_blocks(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))) == []
-
-
 def test_blocks_compute_again_and_gradients_are_the_same() -> None:
     plain, changed = stacked(), stacked()
     plain(torch.ones(2, 4)).sum().backward()
@@ -67,6 +62,36 @@ def test_blocks_compute_again_and_gradients_are_the_same() -> None:
     assert applied.num_blocks == 3 and applied.notes == ()
     assert [block.num_calls for block in repeated_blocks(changed)] == [2, 2, 2]  # type: ignore[misc]
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), changed.parameters(), strict=True))  # type: ignore[arg-type]
+
+
+def test_a_model_whose_part_was_called_before_computes_it_again_once() -> None:
+    model = stacked()
+    with AppliedChanges([CHECKPOINT]) as applied:
+        model[1](torch.ones(2, 4)).sum().backward()
+        model(torch.ones(2, 4)).sum().backward()
+    assert applied.num_blocks == 3
+    assert [block.num_calls for block in repeated_blocks(model)] == [4, 4, 4]  # type: ignore[misc]
+
+
+def test_models_that_follow_each_other_in_memory_are_all_changed() -> None:
+    with AppliedChanges([BF16_WEIGHTS]):
+        for _ in range(10):
+            model = nn.Linear(2, 2)
+            model(torch.ones(1, 2))
+            assert model.weight.dtype == torch.bfloat16
+            del model
+
+
+def test_complex_weights_stay_what_they_are() -> None:
+    model = nn.Linear(2, 2)
+    model.spectrum = nn.Parameter(torch.full((2,), 1 + 2j))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with AppliedChanges([BF16_WEIGHTS, FUSED]):
+        loss = model(torch.ones(1, 2, dtype=torch.bfloat16)).sum() + (model.spectrum * 1j).real.sum()
+        loss.backward()
+        optimizer.step()
+    assert model.spectrum.dtype == torch.complex64 and model.spectrum.imag.abs().min() > 1
+    assert (optimizer.param_groups[0]["fused"], optimizer.param_groups[0]["foreach"]) == (None, False)
 
 
 def test_what_has_no_blocks_is_said() -> None:

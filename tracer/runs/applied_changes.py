@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -13,7 +14,9 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
+from tracer.advice.changes.optimizer_kernels import can_be_fused
 from tracer.runs.script_changes import BF16, BF16_WEIGHTS, CHECKPOINT, FUSED, ScriptChange
+from tracer.workloads.module_steps import repeated_blocks
 
 _FUSED_ON_CUDA = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
@@ -27,9 +30,10 @@ class AppliedChanges:
         self._hooks = ExitStack()
         self._depth = 0
         self._autocast = ExitStack()
-        self._seen: set[int] = set()
+        # Weak: what a program has replaced is not kept, and its `id` is another's soon.
+        self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.num_blocks = 0
-        """How many modules compute again."""
+        """How many modules compute again; a model that has its own switch for it is one."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -62,14 +66,25 @@ class AppliedChanges:
         self._depth += 1
         if self._depth > 1:
             return
-        if id(module) not in self._seen:
-            self._seen.add(id(module))
-            self.num_blocks += _checkpoint(module) if CHECKPOINT in self._changes else 0
+        if module not in self._seen:
+            if CHECKPOINT in self._changes:
+                self._checkpoint(module)
             if BF16_WEIGHTS in self._changes:
-                module.to(torch.bfloat16)  # the same parameters, of which the optimizer knows
+                _convert(module)
+            # All inside, too: backward calls them by themselves where they compute again.
+            self._seen.update(module.modules())
         if self._changes & {BF16, BF16_WEIGHTS}:
             device = next((parameter.device.type for parameter in module.parameters()), "cuda")
             self._autocast.enter_context(torch.autocast(device, torch.bfloat16))
+
+    def _checkpoint(self, module: nn.Module) -> None:
+        if num_models := _switch_on(module):
+            self.num_blocks += num_models
+            return
+        for block in repeated_blocks(module):
+            if block not in self._seen:
+                block.forward = _computed_again(block, block.forward)
+                self.num_blocks += 1
 
     def _after_call(self, module: nn.Module, args: Any, output: Any) -> None:
         self._depth -= 1
@@ -77,30 +92,25 @@ class AppliedChanges:
             self._autocast.close()
 
 
-def _checkpoint(model: nn.Module) -> int:
-    """Have the repeated blocks of a model compute again; how many they are."""
-    for module in model.modules():
-        if getattr(module, "supports_gradient_checkpointing", False):  # a model of Hugging Face knows its own
-            module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
-            config: Any = getattr(module, "config", None)
-            if hasattr(config, "use_cache"):
-                config.use_cache = False
-            return 1
-    found = list(repeated_blocks(model))
-    for block in found:
-        block.forward = _computed_again(block, block.forward)
-    return len(found)
+def _switch_on(module: nn.Module) -> int:
+    """Have models of Hugging Face, which know their own blocks, compute them again; how many models there are."""
+    if not getattr(module, "supports_gradient_checkpointing", False):
+        return sum(_switch_on(child) for child in module.children())
+    module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+    config: Any = getattr(module, "config", None)
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+    return 1
 
 
-def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The outermost modules of which a list or a sequence has several of one class, each with modules of its own."""
-    is_container = isinstance(module, nn.ModuleList | nn.Sequential)
-    large = [child for child in module.children() if is_container and any(True for _ in child.children())]
-    if len(large) > len({type(child) for child in large}):
-        yield from large
-        return
-    for child in module.children():
-        yield from repeated_blocks(child)
+def _convert(module: nn.Module) -> None:
+    """To bfloat16, what is real: `module.to` would drop the imaginary part of complex weights.
+
+    The parameters stay the same, of which the optimizer knows.
+    """
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(torch.bfloat16)
 
 
 def _computed_again(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,7 +127,7 @@ def _fuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Before its first step: state that is there already was made for the other kernels."""
     if optimizer.state:
         return
-    is_fused = type(optimizer) in _FUSED_ON_CUDA
+    is_fused = type(optimizer) in _FUSED_ON_CUDA and can_be_fused(optimizer)
     for group in optimizer.param_groups:
         if group.get("foreach", False) is not False or is_fused:
             group["foreach"] = False

@@ -25,7 +25,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
     if optimizer is None:
         return
     options, name = optimizer_options(optimizer), type(optimizer).__name__
-    if "fused" in options and not options["fused"] and _can_be_fused(optimizer):
+    if "fused" in options and not options["fused"] and can_be_fused(optimizer):
         yield Change(
             name=f"{name}(fused=True)",
             family=FAMILY,
@@ -56,7 +56,7 @@ def _set(options: str) -> tuple[str, ...]:
     )
 
 
-def _can_be_fused(optimizer: torch.optim.Optimizer) -> bool:
+def can_be_fused(optimizer: torch.optim.Optimizer) -> bool:
     """Fused kernels take real floating point parameters.
 
     Source: the check in `Adam.__init__`, torch/optim/adam.py.
