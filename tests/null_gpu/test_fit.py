@@ -63,3 +63,18 @@ def test_each_change_alone_says_what_it_saves(tmp_path: Path) -> None:
     assert "the same peak" in found["expandable-segments"]
     # The hidden tensor of a block is 16,384 x 2,048 x 4 bytes, 128 MiB; of eight blocks one at a time has it, not all.
     assert "896.00 MiB less at the peak" in found["checkpoint"]
+
+
+def test_a_change_that_a_script_does_not_bear_is_said_and_left_out(tmp_path: Path) -> None:
+    script = SCRIPT.replace(
+        "return x + ", "assert not torch.is_autocast_enabled(), 'no autocast here'\n        return x + "
+    )
+    (tmp_path / "train.py").write_text(script, "utf-8")
+    command = [sys.executable, str(ROOT / "main.py"), "fit", "--on", "h100:1000MiB", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=dict(os.environ), check=False)
+    assert done.returncode == 3, done.stderr
+    tried = "expandable-segments, fused-optimizer, checkpoint"
+    # What comes after bf16 is tried without it, here in vain.
+    for name in ("bf16", "bf16-weights"):
+        assert f"{tried}, {name}: the script ended with an error before a step was done.\n" in done.stderr
+    assert done.stderr.count("\n  AssertionError: no autocast here\n") == 2

@@ -45,6 +45,8 @@ class Tried:
         allocated_bytes: At most; where it does not fit, until memory ran out.
         reserved_bytes: The same.
         notes: What could not be made, a sentence each.
+        has_ended_before: Whether the script ended before a step, otherwise than for want of memory: it does not bear
+            the changes.
     """
 
     changes: tuple[ScriptChange, ...]
@@ -52,6 +54,7 @@ class Tried:
     allocated_bytes: int
     reserved_bytes: int
     notes: tuple[str, ...] = ()
+    has_ended_before: bool = False
 
 
 @with_options
@@ -112,11 +115,7 @@ def _each(card: Card) -> bool:
     print("\n".join(_words(base, card)))
     is_any = base.fits
     for change in SCRIPT_CHANGES:
-        try:
-            tried = _try((change,), card)
-        except TracerError as error:
-            say(str(error))  # the others can be tried all the same
-            continue
+        tried = _try((change,), card)
         is_any |= tried.fits
         print("\n".join(_words(tried, card, base)), flush=True)
     return is_any
@@ -131,6 +130,8 @@ def _least(card: Card) -> Tried | None:
     full: set[tuple[ScriptChange, ...]] = set()
     for more in steps:
         tried = _told((*changes, *more), card)
+        if tried.has_ended_before:
+            continue
         # What could not be made is of no use in a larger set either.
         changes = tuple(
             change for change in tried.changes if not any(n.startswith(f"{change.name}:") for n in tried.notes)
@@ -154,7 +155,7 @@ def _try(changes: Sequence[ScriptChange], card: Card) -> Tried:
     """This command again, in a process of its own, with changes.
 
     Raises:
-        TracerError: The script ended otherwise than for want of memory.
+        TracerError: The script ended otherwise than for want of memory, and without any change.
     """
     from tracer.runs.script_changes import set_allocator
 
@@ -170,13 +171,18 @@ def _try(changes: Sequence[ScriptChange], card: Card) -> Tried:
             [sys.executable, *sys.orig_argv[1:]], env=variables, capture_output=True, text=True, check=False
         )
         if not answer.is_file():
+            if changes:
+                return Tried(tuple(changes), False, 0, 0, _last_said(done.stderr), has_ended_before=True)
             sys.stderr.write(done.stderr)
-            raise TracerError(
-                f"The script did not get to a step{' with ' + ', '.join(names) if names else ''}.",
-                hint="What it said is above.",
-            )
+            raise TracerError("The script did not get to a step.", hint="What it said is above.")
         values: dict[str, Any] = json.loads(answer.read_text("utf-8"))
     return Tried(tuple(changes), values["fits"], values["allocated"], values["reserved"], tuple(values["notes"]))
+
+
+def _last_said(text: str) -> tuple[str, ...]:
+    """The last line of a script's own traceback, which our words follow."""
+    own = [line for line in text.splitlines() if line.strip() and not line.startswith(("Error: ", "Hint: "))]
+    return tuple(own[-1:])
 
 
 def _told(changes: Sequence[ScriptChange], card: Card) -> Tried:
@@ -201,6 +207,8 @@ def _words(tried: Tried, card: Card, base: Tried | None = None) -> tuple[str, ..
         came = f"fits with {format_bytes(left)} left" if left >= 0 else "fits, after the cache was given back"
         sizes = f"{format_bytes(tried.allocated_bytes)} allocated, {format_bytes(tried.reserved_bytes)} reserved"
         line = f"{what}: {sizes}{_difference(tried, base)}; {came}."
+    elif tried.has_ended_before:
+        line = f"{what}: the script ended with an error before a step was done."
     else:
         line = f"{what}: out of memory, with {format_bytes(tried.allocated_bytes)} allocated."
     return line, *(f"  {note}" for note in tried.notes)
