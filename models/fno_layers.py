@@ -151,6 +151,7 @@ class GridEmbedding(nn.Module):
     """Append the coordinates k / N of each axis as channels, [B, C, N...] to [B, C + d, N...].
 
     The grid is kept for the next forward. It is no buffer: it follows from the input and belongs in no state dict.
+    Compiled code computes it where it is used: in a CUDA graph, what one replay leaves is gone in the next.
     """
 
     def __init__(self) -> None:
@@ -159,8 +160,17 @@ class GridEmbedding(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Put the coordinates behind the data."""
+        grid = _coordinates(x) if torch.compiler.is_compiling() else self._kept(x)
+        return torch.cat([x, grid.expand(x.shape[0], *grid.shape)], dim=1)
+
+    def _kept(self, x: Tensor) -> Tensor:
         grid = self._grid
         if grid is None or (grid.shape[1:], grid.device, grid.dtype) != (x.shape[2:], x.device, x.dtype):
-            axes = [torch.linspace(0, 1, n + 1, device=x.device)[:-1] for n in x.shape[2:]]
-            grid = self._grid = torch.stack(torch.meshgrid(*axes, indexing="ij")).to(x.dtype)
-        return torch.cat([x, grid.expand(x.shape[0], *grid.shape)], dim=1)
+            grid = self._grid = _coordinates(x)
+        return grid
+
+
+def _coordinates(x: Tensor) -> Tensor:
+    """Coordinates of a batch's points, [d, N...]."""
+    axes = [torch.linspace(0, 1, n + 1, device=x.device)[:-1] for n in x.shape[2:]]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij")).to(x.dtype)

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from tracer.capture.device.device_blocks import pool_bytes
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import (
     NOTHING_COMPILED,
@@ -102,7 +104,12 @@ class CompileWatch:
         eager = _run_as_they_are(named)
         graphs = (self._graphs.get(path) or eager.get(path) or _without_nodes(path) for path in sorted(named))
         return CompiledCode(
-            tuple(graphs), self._functions(), self._breaks(), tuple(self._budgets), self._cuda_graphs_left_out()
+            tuple(graphs),
+            self._functions(),
+            self._breaks(),
+            tuple(self._budgets),
+            self._cuda_graphs_left_out(),
+            cuda_graphs_bytes(),
         )
 
     def _cuda_graphs_left_out(self) -> tuple[str, ...]:
@@ -120,6 +127,13 @@ class CompileWatch:
         found = torch_compile.graph_breaks()[self._breaks_before :]
         breaks = (GraphBreak(_first_line(reason), _innermost(stack)) for reason, stack in found)
         return tuple(dict.fromkeys(breaks))
+
+
+def cuda_graphs_bytes() -> int:
+    """What is reserved now for the pools in which torch.compile's CUDA graphs work, of all devices."""
+    num_devices = torch.cuda.device_count() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
+    pools = ((device, torch_compile.cuda_graph_pool(device)) for device in range(num_devices))
+    return sum(pool_bytes(device, pool) for device, pool in pools if pool is not None)
 
 
 def compiled_wrapper_names(module_names: Mapping[int, str]) -> dict[int, str]:

@@ -21,6 +21,7 @@ from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.capture.compile_watch import CompileWatch, compiled_wrapper_names
 from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory
+from tracer.capture.device.device_blocks import device_blocks
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.gradients_seen import GradientsSeen
 from tracer.capture.objects.known_storages import (
@@ -34,7 +35,7 @@ from tracer.capture.objects.moved_parameters import MovedParameters
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
-from tracer.capture.torch_private import torch_cublas, torch_graph, torch_profiler, torch_tensors
+from tracer.capture.torch_private import torch_graph, torch_profiler, torch_tensors
 from tracer.collector import paused_gc
 from tracer.errors import RecordingError, UsageError
 from tracer.results.null_run import caveat_of
@@ -391,7 +392,7 @@ class ProfileSession(LoopSession):
             self._observer.observe(
                 itertools.chain(self._objects.tensors(), rest),
                 is_walk=is_walk,
-                workspaces={str(self.device): torch_cublas.cublas_workspaces(self.device)},
+                blocks={str(self.device): device_blocks(self.device)},
             )
 
     @property

@@ -18,6 +18,7 @@ from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory
 from tracer.analysis.snapshots.outlived_steps import OutlivedGroup, StepEnds, first_whole_step, outlived_groups
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.steps.step_findings import explain_steps
+from tracer.capture.device.device_blocks import device_blocks
 from tracer.capture.device.device_ledger import DeviceLedger, device_ledger
 from tracer.capture.device.devices import device_memory, is_accelerator
 from tracer.capture.device.host_memory import host_total_bytes
@@ -29,7 +30,6 @@ from tracer.capture.objects.reached_tensors import Alike, unnamed_tensors
 from tracer.capture.sources.error_line import error_line
 from tracer.capture.sources.source_line import SourceLine
 from tracer.capture.step_columns import StepColumns
-from tracer.capture.torch_private.torch_cublas import cublas_workspaces
 from tracer.errors import SnapshotError
 from tracer.results.null_run import caveat_of
 from tracer.results.watch_report import Event, HolderName, OutlivedMemory, WatchReport
@@ -182,8 +182,8 @@ class _Explanation:
         walk = live_tensors()
         if not walk.is_complete:
             self._notes.append("More graphs are alive than were followed: some of what they keep may be missing.")
-        workspaces = {str(self._device): cublas_workspaces(self._device)}
-        observer.observe((*self._moment.tensors(), *walk.tensors), workspaces=workspaces)
+        blocks = {str(self._device): device_blocks(self._device)}
+        observer.observe((*self._moment.tensors(), *walk.tensors), blocks=blocks)
         return observer.observations()
 
     # ---------------------------------------------------------------------------------------------- what has stayed

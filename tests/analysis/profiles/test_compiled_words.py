@@ -81,6 +81,13 @@ def test_cuda_graphs_that_were_not_made_are_told(left_out: tuple[str, ...], word
     assert said.startswith(f"CUDA graphs were asked for, as mode=reduce-overhead does, and not made: {words}. ")
 
 
+def test_what_cuda_graphs_have_reserved_is_told() -> None:
+    code = CompiledCode(GRAPHS, cuda_graphs_left_out=("a.",), cuda_graphs_bytes=3 << 20)
+    reserved, left_out = compiled_sentences(found(code))[1:3]
+    assert reserved.startswith("3.00 MiB are reserved for CUDA graphs, which nothing else may use. ")
+    assert left_out.startswith("CUDA graphs were asked for, as mode=reduce-overhead does, and not made: a. ")
+
+
 def test_a_memory_budget_is_told_against_the_default() -> None:
     tensors = [RecomputedTensor(1024 * size, SourceLine("net.py", size) if size else None, "a") for size in range(5)]
     budgets = (MemoryBudget(0.5, 1024, 4096, tuple(tensors[:3])), MemoryBudget(0.5, 0, 8192, tuple(tensors[2:])))

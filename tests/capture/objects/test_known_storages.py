@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.histories import known_of
+from tracer.capture.device.device_blocks import DeviceBlocks
 from tracer.capture.objects import known_storages
 from tracer.capture.objects.known_storages import (
     KnownStorages,
@@ -204,12 +205,24 @@ def test_what_no_walk_found_and_what_goes_after_the_end_is_not_watched() -> None
 def test_a_workspace_is_where_no_tensor_lies() -> None:
     tensor = torch.zeros(4)
     observer = StorageObserver()
-    blocks = [(tensor.data_ptr(), 16), (1 << 20, 8519680)]
-    observer.observe([(Role.HELD, "tensor", tensor)], workspaces={"cpu": blocks})
+    blocks = DeviceBlocks(workspaces=((tensor.data_ptr(), 16), (1 << 20, 8519680)))
+    observer.observe([(Role.HELD, "tensor", tensor)], blocks={"cpu": blocks})
     found = rows(observer.observations())
     assert [(name, role) for name, role, *_ in found] == [("tensor", Role.HELD), ("cuBLAS", Role.WORKSPACE)]
     assert found[1][2:4] == (1 << 20, 8519680)
     assert observer.observations().words_at() == {}
+
+
+def test_a_tensor_in_idle_memory_holds_nothing_until_a_look_says_otherwise() -> None:
+    """As CUDA graphs leave them behind: the allocator counts their memory as free."""
+    idle, used = torch.zeros(4), torch.zeros(4)
+    begin = idle.data_ptr()
+    observer = StorageObserver()
+    observer.observe([*inputs(idle, used)], blocks={"cpu": DeviceBlocks(idle=((begin - 8, begin + 64),))})
+    observer.observe(inputs(idle))
+    assert [name for name, *_ in rows(observer.observations())] == ["x1"]
+    observer.observe(inputs(idle), blocks={"cpu": DeviceBlocks(idle=((begin + 1, begin + 64),))})
+    assert [name for name, *_ in rows(observer.observations())] == ["x1", "x0"]
 
 
 def test_a_wrappers_own_storage_has_no_memory() -> None:

@@ -44,6 +44,7 @@ CODE = CompiledCode(
     (GraphBreak("because", LINE), GraphBreak("because", None)),
     (MemoryBudget(0.1, 5, 12, (RecomputedTensor(7, LINE, "blocks.0"), RecomputedTensor(0, None, ""))),),
     ("skipping cudagraphs due to mutated inputs", ""),
+    3 << 20,
 )
 
 

@@ -72,17 +72,22 @@ def _why(function: CompiledFunction) -> str:
 
 
 def _cuda_graphs(code: CompiledCode) -> list[str]:
-    """What `mode="reduce-overhead"` asks for, and does not get everywhere."""
-    left_out = code.cuda_graphs_left_out
+    """What `mode="reduce-overhead"` asks for, what it costs, and that it does not get it everywhere."""
+    left_out, size_bytes = code.cuda_graphs_left_out, code.cuda_graphs_bytes
+    reserved = [
+        f"{format_bytes(size_bytes)} are reserved for CUDA graphs, which nothing else may use. While a graph is "
+        "replayed, torch counts what it works with as free: so it is in what is reserved, and in no row."
+    ]
     if not left_out:
-        return []
+        return reserved if size_bytes else []
     told = [reason.rstrip(".") for reason in left_out if reason] or ["this device has none"]
     more = [f"{_count(len(told) - _NUM_SHOWN, 'more reason')}"] if len(told) > _NUM_SHOWN else []
     why = "; ".join([*told[:_NUM_SHOWN], *more])
-    return [
+    missing = (
         f"CUDA graphs were asked for, as mode=reduce-overhead does, and not made: {why}. "
         "What is not in one allocates in every step, as it does without that mode."
-    ]
+    )
+    return [*reserved, missing] if size_bytes else [missing]
 
 
 def _recomputed(findings: Findings) -> list[str]:

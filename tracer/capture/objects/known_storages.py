@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 import weakref
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import groupby, repeat
+from operator import itemgetter
 from types import MappingProxyType
 
 import numpy as np
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from tracer.arrays import Int, Ints, PerObservation
+from tracer.capture.device.device_blocks import DeviceBlocks
 from tracer.capture.objects.plain_tensors import storages_with_memory
 from tracer.capture.objects.storage_columns import address_of, device_of, plain_storages, size_of
 from tracer.capture.torch_private import torch_graph, torch_tensors
@@ -134,6 +137,7 @@ class StorageObserver:
         self._names = _Numbered()
         self._devices = _Numbered()
         self._walks_ns: list[int] = []
+        self._idle: dict[int, tuple[tuple[int, int], ...]] = {}
         self._watched: dict[tuple[int, int], _WatchedStorage] = {}
         # When each ended, in order. It takes its own time, since a call back to Python would be an event of the
         # recording.
@@ -144,15 +148,17 @@ class StorageObserver:
         tensors: Iterable[Observed],
         *,
         is_walk: bool = False,
-        workspaces: Mapping[str, Iterable[tuple[int, int]]] = MappingProxyType({}),
+        blocks: Mapping[str, DeviceBlocks] = MappingProxyType({}),
     ) -> None:
         """Note where tensors lie now. A storage that comes twice has the role and name of the first time.
+
+        A storage in memory of a private pool that is not in use holds nothing: CUDA graphs leave such tensors behind.
 
         Args:
             tensors: Role, name and tensor of each.
             is_walk: Whether these are all that Python can reach.
-            workspaces: Of each device, address and size of what may be a library's workspace: it is one where no tensor
-                lies.
+            blocks: Of each device, its allocator's. What may be a library's workspace is one where no tensor lies;
+                what is idle stays so until the next look that has blocks.
         """
         now = time.time_ns()
         if is_walk:
@@ -174,15 +180,24 @@ class StorageObserver:
             place = row[1], row[5]
             if row[1] and row[2] and place not in found:
                 found[place] = row, storage
+        for text, of_device in blocks.items():
+            self._idle[self._devices[text]] = of_device.idle
+        if any(self._idle.values()):  # else without a call
+            found = {place: entry for place, entry in found.items() if not self._is_idle(*place)}
         self._rows += [row for row, _ in found.values()]
         cpu = self._devices.get("cpu")
         for row, storage in [
             entry for entry in found.values() if entry[0][5] == cpu and (is_walk or entry[0][3] in BATCH)
         ]:
             self._watch(storage, row[1], row[5])
-        for text, at, size in [(text, *block) for text, blocks in workspaces.items() for block in blocks]:
+        for text, at, size in [(text, *block) for text, of in blocks.items() for block in of.workspaces]:
             if (at, device := self._devices[text]) not in found:
                 self._rows.append((now, at, size, int(Role.WORKSPACE), self._names["cuBLAS"], device))
+
+    def _is_idle(self, address: int, device: int) -> bool:
+        idle = self._idle.get(device, ())
+        place = bisect_right(idle, address, key=itemgetter(0)) - 1
+        return place >= 0 and address < idle[place][1]
 
     def _parts(self, tensors: list[Observed]) -> list[_Part]:
         """Role, name, storage and device of each; a tensor that is not plain has as many as it has parts."""

@@ -130,6 +130,7 @@ class CompiledCode:
         budgets: Of the graphs that were given one.
         cuda_graphs_left_out: Why CUDA graphs, which were asked for, were not made, each reason once; "" where torch
             does not say, as on a device that has none.
+        cuda_graphs_bytes: Reserved at the end for the pools in which CUDA graphs work, of all devices.
     """
 
     graphs: tuple[CompiledGraph, ...] = ()
@@ -137,6 +138,7 @@ class CompiledCode:
     breaks: tuple[GraphBreak, ...] = ()
     budgets: tuple[MemoryBudget, ...] = ()
     cuda_graphs_left_out: tuple[str, ...] = ()
+    cuda_graphs_bytes: int = 0
 
     @property
     def num_recompilations(self) -> int:

@@ -206,6 +206,13 @@ def cuda_graphs_left_out() -> tuple[int, list[str]]:
     return int(count), [str(reason) for reason in reasons if reason]
 
 
+def cuda_graph_pool(device_index: int) -> tuple[int, int] | None:
+    """The private pool of the allocator in which torch.compile's CUDA graphs of a device work; None without one."""
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    manager = trees.get_manager(device_index, create_if_none_exists=False) if trees is not None else None
+    return None if manager is None else tuple(manager.cuda_graphs_thread_pool)
+
+
 def graph_breaks() -> list[tuple[str, Any]]:
     """Torch's reason for every break of a graph so far, and the user's stack there, outermost first."""
     utils = sys.modules.get("torch._dynamo.utils")

@@ -1,11 +1,9 @@
-"""Workspaces that torch's allocator gives to cuBLAS and cublasLt: their sizes, and where the kept ones are."""
+"""Sizes of the workspaces that torch's allocator gives to cuBLAS and cublasLt."""
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
-from typing import Any
 
 import torch
 
@@ -29,33 +27,12 @@ def workspace_bytes(capability: tuple[int, int]) -> int:
     return 32 * MIB if is_large else 4096 * KIB * 2 + 16 * KIB * 8
 
 
-def cublas_workspaces(device: torch.device) -> list[tuple[int, int]]:
-    """Address and size of each block in use that is exactly as large as a workspace that torch allocates for cuBLAS.
-
-    Torch keeps one for each handle and stream, as no tensor, and tells nobody where. With a workspace for every call,
-    as from 2.15 on, there is none between two operators.
+def workspace_sizes(device: torch.device) -> set[int]:
+    """Bytes of a workspace of cuBLAS's and of one of cublasLt's: torch tells them since 2.13.
 
     Args:
-        device: Any; other devices than CUDA's have none.
+        device: A CUDA device.
     """
-    if device.type != "cuda" or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return []
-    sizes = _sizes_bytes(device)
-    snapshot: Any = torch.cuda.memory_snapshot
-    is_light = "include_traces" in inspect.signature(snapshot).parameters
-    workspaces = []
-    for segment in snapshot(include_traces=False) if is_light else snapshot():
-        address = int(segment["address"])
-        for block in segment["blocks"]:
-            is_in_use = block["state"] == "active_allocated" and segment["device"] == device.index
-            if is_in_use and block.get("requested_size") in sizes:
-                workspaces.append((address, int(block["requested_size"])))
-            address += int(block["size"])
-    return workspaces
-
-
-def _sizes_bytes(device: torch.device) -> set[int]:
-    """Of cuBLAS and of cublasLt: torch tells them since 2.13."""
     names = ("_cuda_getCublasWorkspaceSize", "_cuda_getCublasLtWorkspaceSize")
     if all(hasattr(torch._C, name) for name in names):
         return {int(getattr(torch._C, name)()) for name in names} - {0}

@@ -45,6 +45,7 @@ def compiled_columns(code: CompiledCode) -> Arrays:
         "breaks": [{"reason": graph_break.reason, **_line(graph_break.line)} for graph_break in code.breaks],
         "budgets": [_budget(budget) for budget in code.budgets],
         "cuda_graphs_left_out": list(code.cuda_graphs_left_out),
+        "cuda_graphs_bytes": code.cuda_graphs_bytes,
     }
     return {_NAME: np.frombuffer(json.dumps(document).encode(), np.uint8)}
 
@@ -113,6 +114,7 @@ def compiled_from(columns: Columns) -> CompiledCode:
         ),
         budgets=tuple(map(_budget_from, document.documents("budgets", at_most=_MAX))),
         cuda_graphs_left_out=document.texts("cuda_graphs_left_out"),
+        cuda_graphs_bytes=document.number_or_none("cuda_graphs_bytes") or 0,  # older files have none
     )
 
 

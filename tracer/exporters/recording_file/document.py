@@ -55,6 +55,10 @@ class Document:
             raise RecordingError(f"{name} of the recording is not a number from 0 to 2**53.", hint=DAMAGED)
         return value
 
+    def number_or_none(self, name: str) -> int | None:
+        """A whole number from 0 on, or none."""
+        return None if self._values.get(name) is None else self.number(name)
+
     def truth(self, name: str) -> bool:
         """True or false."""
         return bool(self._value(name, bool))

@@ -1,0 +1,76 @@
+"""Which of the allocator's blocks may be a library's workspace, and what private pools do not use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tracer.capture.device.device_blocks import DeviceBlocks, device_blocks, pool_bytes
+from tracer.units import MIB
+
+DEVICE = torch.device("cuda", 0)
+SMALL_BYTES = 8_519_680
+
+
+@pytest.fixture
+def blocks_on_an_a100(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workspace of each library is in use in the first segment, and a freed one; the last is a private pool's."""
+
+    def block(size: int, state: str = "active_allocated") -> dict[str, Any]:
+        return {"size": size, "requested_size": size, "state": state}
+
+    first = [block(512), block(SMALL_BYTES), block(MIB), block(SMALL_BYTES, "inactive"), block(32 * MIB)]
+    segments = [
+        {"address": 1 << 30, "device": 0, "blocks": first},
+        {"address": 1 << 31, "device": 1, "blocks": [block(SMALL_BYTES)]},
+        {
+            "address": 1 << 29,
+            "device": 0,
+            "segment_pool_id": (0, 1),
+            "total_size": 4 * MIB,
+            "blocks": [block(512, "inactive"), block(1024), block(2048, "inactive")],
+        },
+    ]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.delenv("CUBLASLT_WORKSPACE_SIZE", raising=False)
+
+
+@pytest.mark.usefixtures("blocks_on_an_a100")
+def test_where_torch_does_not_tell_the_sizes_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_cuda_getCublasWorkspaceSize", "_cuda_getCublasLtWorkspaceSize"):
+        monkeypatch.delattr(torch._C, name, raising=False)
+    start = (1 << 30) + 512
+    assert device_blocks(DEVICE).workspaces == ((start, SMALL_BYTES), (start + SMALL_BYTES, MIB))
+    monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "0")
+    assert device_blocks(DEVICE).workspaces == ((start, SMALL_BYTES),)
+
+
+@pytest.mark.usefixtures("blocks_on_an_a100")
+def test_where_torch_tells_the_sizes_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getCublasWorkspaceSize", lambda: 512, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCublasLtWorkspaceSize", lambda: 0, raising=False)
+    assert device_blocks(DEVICE).workspaces == ((1 << 30, 512),)
+
+
+def test_other_devices_have_none() -> None:
+    assert device_blocks(torch.device("cpu")) == DeviceBlocks()
+
+
+@pytest.mark.usefixtures("blocks_on_an_a100")
+def test_what_a_private_pool_does_not_use_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getCublasWorkspaceSize", lambda: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCublasLtWorkspaceSize", lambda: 0, raising=False)
+    begin = 1 << 29
+    assert device_blocks(DEVICE).idle == ((begin, begin + 512), (begin + 1536, begin + 3584))
+    assert device_blocks(torch.device("cuda", 1)).idle == ()
+
+
+@pytest.mark.usefixtures("blocks_on_an_a100")
+@pytest.mark.parametrize(("device", "pool", "size_bytes"), [(0, (0, 1), 4 * MIB), (1, (0, 1), 0), (0, (0, 2), 0)])
+def test_bytes_of_a_pool_are_those_of_its_device(device: int, pool: tuple[int, int], size_bytes: int) -> None:
+    assert pool_bytes(device, pool) == size_bytes

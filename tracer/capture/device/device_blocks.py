@@ -1,0 +1,64 @@
+"""Blocks of a device's allocator: what may be a library's workspace, and what private pools do not use."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tracer.capture.torch_private.torch_cublas import workspace_sizes
+
+_Block = tuple[int, Mapping[str, Any]]
+_DEFAULT_POOL = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBlocks:
+    """What a look at the allocator's segments says; empty for other devices than CUDA's.
+
+    Attributes:
+        workspaces: Address and bytes of each block in use that is exactly as large as a workspace that torch allocates
+            for cuBLAS. Torch keeps one for each handle and stream, as no tensor, and tells nobody where. With a
+            workspace for every call, as from 2.15 on, there is none between two operators.
+        idle: Begin and end of each piece of a private pool that is not in use, by address. Replayed CUDA graphs work
+            in such memory, and tensors of theirs refer to it, while the allocator counts it as free.
+    """
+
+    workspaces: tuple[tuple[int, int], ...] = ()
+    idle: tuple[tuple[int, int], ...] = ()
+
+
+def device_blocks(device: torch.device) -> DeviceBlocks:
+    """Look at the allocator of a device."""
+    if device.type != "cuda" or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return DeviceBlocks()
+    segments = [segment for segment in _segments() if segment["device"] == device.index]
+    private = [segment for segment in segments if tuple(segment.get("segment_pool_id", _DEFAULT_POOL)) != _DEFAULT_POOL]
+    sizes = workspace_sizes(device)
+    blocks = ((address, block.get("requested_size"), block["state"]) for address, block in _blocks(segments))
+    workspaces = ((at, size) for at, size, state in blocks if state == "active_allocated" and size in sizes)
+    idle = ((at, at + int(block["size"])) for at, block in _blocks(private) if block["state"] == "inactive")
+    return DeviceBlocks(tuple((at, int(size)) for at, size in workspaces), tuple(sorted(idle)))
+
+
+def pool_bytes(device_index: int, pool: tuple[int, int]) -> int:
+    """Reserved for a private pool of a CUDA device."""
+    mine = (s for s in _segments() if s["device"] == device_index and tuple(s.get("segment_pool_id", ())) == pool)
+    return sum(int(segment["total_size"]) for segment in mine)
+
+
+def _segments() -> Any:
+    snapshot: Any = torch.cuda.memory_snapshot
+    is_light = "include_traces" in inspect.signature(snapshot).parameters
+    return snapshot(include_traces=False) if is_light else snapshot()
+
+
+def _blocks(segments: Iterable[Mapping[str, Any]]) -> Iterator[_Block]:
+    for segment in segments:
+        address = int(segment["address"])
+        for block in segment["blocks"]:
+            yield address, block
+            address += int(block["size"])
