@@ -373,6 +373,17 @@ def a_gradient_in_a_larger_block_is_explained() -> None:
     assert levels.tolist() == lives.allocator_bytes.tolist()
 
 
+def scratch_of_a_transform() -> None:
+    """As large as cufftGetSize told it for these sizes, see fft.c."""
+    for columns in (100, 700, 1500):
+        field = torch.zeros(100, columns, dtype=torch.complex64, device="cuda")
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+        result = torch.fft.fft2(field)
+        scratch = torch.cuda.memory_stats()["requested_bytes.all.peak"] - before - result.nbytes
+        assert scratch == 800 * columns, (columns, scratch)
+
+
 def compiled() -> None:
     model = torch.compile(nn.Sequential(nn.Linear(64, 64), nn.GELU()).cuda())
     model(torch.randn(8, 64, device="cuda")).sum().backward()

@@ -31,6 +31,7 @@ TOGETHER = (
     "time_is_counted_in_launches",
     "the_system_management_interface",
     "a_gradient_in_a_larger_block_is_explained",
+    "scratch_of_a_transform",
     "a_function_that_nobody_wrote",
 )
 

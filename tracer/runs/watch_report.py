@@ -160,7 +160,7 @@ class _Explanation:
         if not any(state.device == index for state in columns.devices):
             return None
         self._device = torch.device(self._device.type, index)
-        held = {index: _held_now(self._known(), str(self._device))}
+        held = {index: held_now(self._known(), str(self._device))}
         replayed = replay_snapshot(columns, device=index, held_now=held)
         finding = explain_replayed(replayed).devices[0]
         one = replayed.devices[0]
@@ -280,19 +280,27 @@ def _holding(holders: Iterable[Holder], addresses: Collection[int]) -> list[Hold
     return [holder for count, holder in sorted(counted, key=lambda pair: -pair[0]) if count]
 
 
-def _held_now(known: KnownStorages, device: str) -> HeldNow:
+def held_now(known: KnownStorages, device: str) -> HeldNow:
+    """What a walk says of the memory of a device, by address.
+
+    Args:
+        known: One look at all that Python can reach.
+        device: As `str(torch.device)` writes it.
+    """
     named: dict[int, str] = {}
-    of_role: dict[Role, set[int]] = {Role.SAVED: set(), Role.HELD: set()}
+    saved: set[int] = set()
+    reached: set[int] = set()
+    unnamed = {Role.SAVED: saved, Role.HELD: reached, Role.LEAF: reached}
     at = known.devices.index(device) if device in known.devices else -1
     columns = (known.address.tolist(), known.role.tolist(), known.device.tolist())
     for address, role, where in zip(*columns, strict=True):
-        if where != at:
+        if where != at or role == Role.IDLE:
             continue
-        if role in of_role:
-            of_role[Role(role)].add(address)
+        if role in unnamed:
+            unnamed[Role(role)].add(address)
         else:
             named.setdefault(address, _WORDS[Role(role)])
-    return HeldNow(named, frozenset(of_role[Role.SAVED]), frozenset(of_role[Role.HELD]))
+    return HeldNow(named, frozenset(saved), frozenset(reached))
 
 
 def _words_of(error: BaseException | None) -> str:

@@ -62,6 +62,28 @@ def test_what_a_walk_did_not_find_was_made_since() -> None:
     assert unseen_keys(recording, replace(WALK, walks_ns=WALK.walks_ns + 1000), 0, order).tolist() == []
 
 
+def test_what_lies_in_idle_memory_was_not_made() -> None:
+    """Key 1, at 500, is in the piece that begins at 480; pieces of an earlier look say nothing."""
+    recording = recording_of(events(3), KEYS)
+    order = allocator_order(recording, 0)
+
+    def unseen(*looks: tuple[int, int, int, Role, str]) -> list[int]:
+        return unseen_keys(recording, walked(known_of(*looks), -5), 0, order).tolist()
+
+    held = (-5, 100, 40, Role.HELD, "")
+    assert unseen(held, (-5, 480, 30, Role.IDLE, ""), (-2, 900, 1, Role.INPUT, "x")) == []
+    assert unseen(held, (-5, 480, 20, Role.IDLE, "")) == [1]
+    assert unseen((-9, 480, 30, Role.IDLE, ""), held) == [1]
+    assert unseen(held, (-5, 480, 30, Role.IDLE, ""), (-3, 501, 30, Role.IDLE, "")) == [1]
+
+
+def test_idle_memory_is_no_block() -> None:
+    known = walked(known_of((-5, 100, 40, Role.HELD, ""), (-5, 480, 30, Role.IDLE, "")), -5)
+    recording = recording_of(events(3), KEYS)
+    assert observed_before(recording, known, 0, allocator_order(recording, 0)) == {100: 40}
+    assert sorted(follow_blocks(recording, known, 0).address.tolist()) == [100, 10_000, 10_001, 10_002]
+
+
 def test_it_counts_from_the_beginning_of_its_step_until_its_last_use_there() -> None:
     # Steps begin at 0 and 35. Key 1 is used at 12 and 22 in the first, at 52 in the second; key 0 at 62.
     recording = with_steps(recording_of(events(8), KEYS), 0, 35)

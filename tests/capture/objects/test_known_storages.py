@@ -220,9 +220,11 @@ def test_a_tensor_in_idle_memory_holds_nothing_until_a_look_says_otherwise() -> 
     observer = StorageObserver()
     observer.observe([*inputs(idle, used)], blocks={"cpu": DeviceBlocks(idle=((begin - 8, begin + 64),))})
     observer.observe(inputs(idle))
-    assert [name for name, *_ in rows(observer.observations())] == ["x1"]
-    observer.observe(inputs(idle), blocks={"cpu": DeviceBlocks(idle=((begin + 1, begin + 64),))})
-    assert [name for name, *_ in rows(observer.observations())] == ["x1", "x0"]
+    piece = ("", Role.IDLE, begin - 8, 72, "cpu")
+    assert rows(observer.observations()) == [("x1", Role.INPUT, used.data_ptr(), 16, "cpu"), piece]
+    observer.observe(inputs(idle), blocks={"cpu": DeviceBlocks()})
+    assert rows(observer.observations())[2:] == [("x0", Role.INPUT, begin, 16, "cpu")]
+    assert observer.observations().words_at() == {begin: "input", used.data_ptr(): "input"}
 
 
 def test_a_wrappers_own_storage_has_no_memory() -> None:

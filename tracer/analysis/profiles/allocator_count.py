@@ -219,7 +219,7 @@ def _before_bytes(
     allocations, keys, end = recording.allocations, recording.keys, len(events)
     seen = rows_before(recording, known, device, events)
     taken = dict(zip(known.address[seen].tolist(), known.size_bytes[seen].tolist(), strict=True)) if known else {}
-    old = np.setdiff1d(keys_not_made(recording, device), unseen_keys(recording, known, device, events))
+    old = np.setdiff1d(keys_not_made(recording, known, device, events), unseen_keys(recording, known, device, events))
     for address, size_bytes in zip(keys.address[old].tolist(), keys.size_bytes[old].tolist(), strict=True):
         taken.setdefault(address, size_bytes)
     frees = np.flatnonzero(foreign)

@@ -10,7 +10,7 @@ from bisect import bisect_right
 
 import numpy as np
 
-from tracer.arrays import Int, PerBlock, PerEvent, PerUnrecorded, Rows
+from tracer.arrays import Bools, Int, Ints, PerBlock, PerEvent, PerUnrecorded, Rows
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX
@@ -20,6 +20,37 @@ _FOREVER = int(np.iinfo(np.int64).max)
 
 def observations_of(recording: Recording, known: KnownStorages | None, device: int) -> Rows:
     """Rows of `KnownStorages` on a device of a recording, in any cycle."""
+    rows = _rows_on(recording, known, device)
+    return rows[known.role[rows] != Role.IDLE] if known is not None else rows
+
+
+def is_idle(
+    recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int], address: Ints
+) -> Bools:
+    """Of each address whether it lay in memory of a private pool that was not in use at the last look before a cycle.
+
+    Tensors that CUDA graphs leave behind lie there, and operators use them, while the allocator counts it as free.
+
+    Returns:
+        As long as `address`.
+    """
+    rows = _rows_on(recording, known, device)
+    if known is None or not len(rows):
+        return np.zeros(len(address), np.bool_)
+    since, first = _since_ns(recording, known, device, events), _first_ns(recording, events)
+    time_ns = known.time_ns[rows]
+    pieces = rows[(known.role[rows] == Role.IDLE) & (time_ns >= since) & (time_ns <= first)]
+    pieces = pieces[known.time_ns[pieces] == known.time_ns[pieces].max(initial=0)]
+    order = np.argsort(known.address[pieces])
+    begin = known.address[pieces][order]
+    end = begin + known.size_bytes[pieces][order]
+    place = np.searchsorted(begin, address, side="right") - 1
+    inside = place >= 0
+    inside[inside] = address[inside] < end[place[inside]]
+    return inside
+
+
+def _rows_on(recording: Recording, known: KnownStorages | None, device: int) -> Rows:
     name = recording.devices[device]
     if known is None or name not in known.devices:
         return np.empty(0, np.int64)

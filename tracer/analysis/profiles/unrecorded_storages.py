@@ -10,7 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.analysis.profiles.observed_storages import last_walk_ns, let_go_at, observations_of, observed_before
+from tracer.analysis.profiles.observed_storages import (
+    is_idle,
+    last_walk_ns,
+    let_go_at,
+    observations_of,
+    observed_before,
+)
 from tracer.arrays import Bool, Int, PerEvent, PerNode, PerUnrecorded, Rows
 from tracer.capture.objects.known_storages import BATCH, KnownStorages
 from tracer.capture.recording import Recording
@@ -107,7 +113,7 @@ def _before(recording: Recording, known: KnownStorages | None, device: int, even
     others: list[tuple[int, int, int, int]] = []
     unseen = set(unseen_keys(recording, known, device, events).tolist())
     is_cpu = recording.devices[device] == "cpu"
-    for key in keys_not_made(recording, device).tolist():
+    for key in keys_not_made(recording, known, device, events).tolist():
         address = int(keys.address[key])
         if key not in unseen and by_address.get(address, (0, -1, -1))[1] < 0:
             by_address[address] = (_held(recording, observed, device, key, freed), key, int(keys.allocation_id[key]))
@@ -149,12 +155,13 @@ def _rounding_bytes(recording: Recording, device: int, events: PerEvent[Int]) ->
     return min(common & -common, MAX_ROUNDING_BYTES) if common else MAX_ROUNDING_BYTES
 
 
-def keys_not_made(recording: Recording, device: int) -> Rows:
-    """Rows of `Recording.keys` on a device that no recorded allocation made."""
+def keys_not_made(recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int]) -> Rows:
+    """Rows of `Recording.keys` on a device that no recorded allocation made, but for those in idle memory."""
     allocations, keys = recording.allocations, recording.keys
     made = np.zeros(len(keys.id), bool)
     made[allocations.key[(allocations.key >= 0) & (allocations.size_bytes > 0)]] = True
-    return np.flatnonzero((keys.device == device) & ~made)
+    rows = np.flatnonzero((keys.device == device) & ~made)
+    return rows[~is_idle(recording, known, device, events, keys.address[rows])]
 
 
 def _with_what_the_counter_held(
@@ -191,7 +198,7 @@ def unseen_keys(recording: Recording, known: KnownStorages | None, device: int, 
     none = np.empty(0, np.int64)
     if last_walk_ns(recording, known, events) is None:
         return none
-    keys = keys_not_made(recording, device)
+    keys = keys_not_made(recording, known, device, events)
     there = list(observed_before(recording, known, device, events))
     is_old = np.isin(recording.keys.address[keys], np.array(there, np.int64))
     if recording.devices[device] == "cpu":

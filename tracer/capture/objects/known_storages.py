@@ -47,6 +47,8 @@ class Role(IntEnum):
     """What a library keeps for its own work, as cuBLAS does: in no tensor, and as large as such a workspace."""
     LEAF = 9
     """A leaf in no module and no optimizer that backward has given a gradient: a parameter if the program trains it."""
+    IDLE = 10
+    """No tensor, but a piece of a private pool that is not in use. CUDA graphs leave tensors behind in such memory."""
 
 
 _WORDS = {Role.ARGUMENT: "input"}
@@ -56,7 +58,10 @@ BATCH = (Role.INPUT, Role.ARGUMENT)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownStorages:
-    """Observations in time order, columns [H]. A storage that several tensors share appears once per observation."""
+    """Observations in time order, columns [H].
+
+    A storage that several tensors share appears once per observation. A row whose role is IDLE is no storage.
+    """
 
     time_ns: PerObservation[Int]
     address: PerObservation[Int]
@@ -92,7 +97,7 @@ class KnownStorages:
         """
         wanted = [device in (None, name) for name in self.devices]
         columns = zip(self.address.tolist(), self.role.tolist(), self.device.tolist(), strict=True)
-        unnamed = (Role.HELD, Role.SAVED, Role.WORKSPACE, Role.LEAF)
+        unnamed = (Role.HELD, Role.SAVED, Role.WORKSPACE, Role.LEAF, Role.IDLE)
         named = ((address, role) for address, role, at in columns if wanted[at] and role not in unnamed)
         return {address: _WORDS.get(Role(role), Role(role).name.lower().replace("_", " ")) for address, role in named}
 
@@ -152,7 +157,7 @@ class StorageObserver:
     ) -> None:
         """Note where tensors lie now. A storage that comes twice has the role and name of the first time.
 
-        A storage in memory of a private pool that is not in use holds nothing: CUDA graphs leave such tensors behind.
+        A storage in memory of a private pool that is not in use holds nothing, and is not noted.
 
         Args:
             tensors: Role, name and tensor of each.
@@ -190,6 +195,8 @@ class StorageObserver:
             entry for entry in found.values() if entry[0][5] == cpu and (is_walk or entry[0][3] in BATCH)
         ]:
             self._watch(storage, row[1], row[5])
+        for text, (at, end) in [(text, piece) for text, of in blocks.items() for piece in of.idle]:
+            self._rows.append((now, at, end - at, int(Role.IDLE), self._names[""], self._devices[text]))
         for text, at, size in [(text, *block) for text, of in blocks.items() for block in of.workspaces]:
             if (at, device := self._devices[text]) not in found:
                 self._rows.append((now, at, size, int(Role.WORKSPACE), self._names["cuBLAS"], device))
