@@ -165,6 +165,20 @@ def aot_eager() -> Program:
     return _whole_model(model, _pairs, F.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), backend="aot_eager")
 
 
+def _layers_of_torch(**options: Any) -> Program:
+    """A model without code of its own: no line is in it, and what it allocates has the one that calls it."""
+    model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 32))
+    return _whole_model(model, _pairs, F.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), **options)
+
+
+def layers_of_torch() -> Program:
+    return _layers_of_torch()
+
+
+def layers_of_torch_eager() -> Program:
+    return _layers_of_torch(backend="aot_eager")
+
+
 def dynamic_shapes() -> Program:
     model, sizes = _mlp(), [128, 192, 256, 320, 384, 448, 512]
 
@@ -253,7 +267,7 @@ def memory_budget() -> Program:
     return replace(program, compiled=compiled)
 
 
-PROGRAMS = (gpt, resnet, fno, graph_break, step_function, checkpointed)
+PROGRAMS = (gpt, resnet, fno, graph_break, step_function, checkpointed, layers_of_torch)
 WITHOUT_INDUCTOR = (
     aot_eager,
     graph_break_eager,
@@ -262,6 +276,7 @@ WITHOUT_INDUCTOR = (
     optimizer_step,
     checkpointed_eager,
     memory_budget,
+    layers_of_torch_eager,
 )
 BEFORE = (compiled_before,)
 SCHEDULE = Schedule(num_wait_steps=2, num_warmup_steps=1, num_active_steps=2, num_repeats=1)
@@ -369,13 +384,13 @@ def figures(name: str, build: Callable[[], Program]) -> dict[str, Any]:
     found |= {"report_is_same": again, "watch_fault": repr(session._compile_watch.fault)}
     total = dict.fromkeys(("compiled", "with_line", "copies", "with_module", "in_module"), 0)
     lines = set()
-    columns = (peak.blocks.allocation, peak.blocks.size_bytes, peak.blocks.module)
-    for allocation, size_bytes, module in zip(*(column.tolist() for column in columns), strict=True):
+    columns = (peak.blocks.allocation, peak.blocks.size_bytes, peak.blocks.module, peak.blocks.frame)
+    for allocation, size_bytes, module, frame in zip(*(column.tolist() for column in columns), strict=True):
         if (origin := origin_of(cycle.attribution, allocation)) is None:
             continue
         total["compiled"] += size_bytes
+        total["with_line"] += size_bytes if frame >= 0 else 0
         if origin.line is not None:
-            total["with_line"] += size_bytes
             total["copies"] += size_bytes * origin.is_copy
             lines.add(tuple(origin.line))
             if origin.node is not None and origin.node.module_id >= 0:

@@ -218,7 +218,9 @@ def _node(node: Any, *, is_backward: bool) -> CompiledNode:
     is_recomputed = is_backward and node.op == "call_function" and meta.get("partitioner_tag") == "is_forward"
     is_recomputed &= _computed(node) is node and not _is_item(node)
     stack = meta.get("stack_trace")
-    return CompiledNode(str(node.name), _lines(stack), module_id, module, is_recomputed, bool(stack))
+    # Torch leaves out lines of its own: of modules of torch.nn that no other module calls no line is left.
+    has_stack = bool(stack) or bool(_module_stack(meta))
+    return CompiledNode(str(node.name), _lines(stack), module_id, module, is_recomputed, has_stack)
 
 
 def _meta(node: Any) -> dict[str, Any]:
@@ -249,12 +251,16 @@ def _lines(stack_trace: str | None) -> tuple[SourceLine, ...]:
 
 def _module(meta: dict[str, Any]) -> tuple[int, str]:
     """`id()` and name of the innermost module around a node, or of the one that it is the backward of."""
-    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
+    stack = _module_stack(meta)
     if not stack:
         return -1, ""
     key, (name, *_) = list(stack.items())[-1]
     number = str(key).partition("@")[0]
     return int(number) if number.isdecimal() else -1, _ROOT.sub("", str(name))
+
+
+def _module_stack(meta: dict[str, Any]) -> dict[str, Any]:
+    return meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
 
 
 def _run_as_they_are(paths: set[str]) -> dict[str, CompiledGraph]:

@@ -37,8 +37,8 @@ class CompiledNode:
         module_id: `id()` of the innermost module around it, or -1.
         module: That module's name as torch.compile found it, such as `blocks.0.fc`, or "".
         is_recomputed: Whether it is forward's, and backward computes it again.
-        has_stack: Whether torch knows its stack; if that has no such lines, it was made for the line that called the
-            compiled code.
+        has_stack: Whether torch knows its stack, or at least its modules; without such lines it was made for the line
+            that called the compiled code.
     """
 
     name: str
