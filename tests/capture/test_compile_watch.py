@@ -85,7 +85,9 @@ def test_a_node_that_a_pass_has_put_in_says_what_its_parts_say() -> None:
 @pytest.mark.parametrize("stack", ["nn_module_stack", "fwd_nn_module_stack"])
 def test_a_node_of_torchs_own_modules_is_made_for_the_line_that_called_the_graph(stack: str) -> None:
     """Torch leaves out its own lines: what it knows of such a node are the modules around it."""
-    found = _node(fx_node("mm", **{stack: {"7@1": ("L['fn'].0", nn.Linear)}}), is_backward=False)
+    node = fx_node("mm")
+    node.meta[stack] = {"7@1": ("L['fn'].0", nn.Linear)}
+    found = _node(node, is_backward=False)
     assert (found.lines, found.module, found.has_stack) == ((), "0", True)
 
 
