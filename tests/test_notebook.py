@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 import sys
 import traceback
 from pathlib import Path
@@ -171,3 +172,21 @@ def test_in_a_notebook_nothing_is_printed(
 def test_the_magic_says_what_it_does_not_know() -> None:
     with pytest.raises(UsageError, match="unrecognized arguments: --nonsense"):
         memory_timeline(SimpleNamespace(), "--nonsense", "pass")
+
+
+def test_a_cell_that_trains_nothing_is_explained_by_its_calls(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = net()
+
+    def run_cell(cell: str, *, store_history: bool) -> Any:
+        with torch.no_grad():
+            model(torch.ones(3, 4))
+        return SimpleNamespace(error_before_exec=None, error_in_exec=None)
+
+    shell = SimpleNamespace(run_cell=run_cell, execution_count=1, user_ns={})
+    memory_timeline(shell, f"--inference --save-dir {shlex.quote(str(tmp_path / 'calls'))}", "")
+    assert (tmp_path / "calls" / "peak.json").is_file()
+    memory_timeline(shell, f"--save-dir {shlex.quote(str(tmp_path / 'steps'))}", "")
+    assert "--inference explains such calls" in capsys.readouterr().out
+    assert not (tmp_path / "steps").exists()

@@ -143,6 +143,31 @@ def test_steps_that_replay_cuda_graphs_are_explained_to_the_byte(mode: str, tmp_
     assert "made where the profiler does not record" not in run.stdout
 
 
+INFERENCE = """
+import torch
+from torch import nn
+net = nn.Sequential(nn.Linear(1000, 5000), nn.GELU(), nn.Linear(5000, 1000)).cuda()
+kept = torch.zeros(1 << 20, device="cuda")
+with torch.inference_mode():
+    for number in range(4):
+        net(torch.randn(400 - 10 * number, 1000, device="cuda"))
+"""
+
+
+def test_a_script_without_training_is_explained_from_its_first_call(tmp_path: Path) -> None:
+    (tmp_path / "infer.py").write_text(INFERENCE, "utf-8")
+    run = called(tmp_path, "run", "--inference", "--on", "h100", "--save-dir", "out", "infer.py")
+    assert run.returncode == 0, run.stderr
+    peak = peak_of(tmp_path / "out")
+    sizes: dict[str, int] = {}
+    for row in peak["rows"]:
+        sizes[row["category"]] = sizes.get(row["category"], 0) + row["bytes"]
+    assert sum(sizes.values()) == peak["allocator_peak_bytes"] == peak["peak_bytes"]
+    assert peak["step"] == "ProfilerStep#0" and {"PARAMETER", "EVALUATION", "INPUT", "HELD"} <= sizes.keys()
+    # The weights have sizes that the allocator rounds up, without splitting the rest off: all of a block is theirs.
+    assert "BEFORE_RECORDING" not in sizes and sizes["PARAMETER"] > 4 * 1000 * 5000 * 2 + 4 * 6000
+
+
 def test_out_of_memory_is_torchs_own_and_explained(tmp_path: Path) -> None:
     run = called(tmp_path, "--on", "h100:1GiB", "--batch-size", "64", "--save-dir", "out")
     assert run.returncode == 1

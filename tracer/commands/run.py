@@ -47,6 +47,10 @@ def run(
         bool,
         option("Watch all of it without a profiler, and explain its memory when something happens.", None, "--watch"),
     ] = False,
+    inference: Annotated[
+        bool,
+        option("The script trains nothing: each call of a model is a step, from the first one on.", None),
+    ] = False,
     apply: Annotated[
         str,
         option("Changes made from outside, as `fit` names them: checkpoint,bf16", None, "--apply", metavar="<names>"),
@@ -74,7 +78,7 @@ def run(
 
     settings = {"script": script, "arguments": " ".join(arguments or [])}
     with errors_for_people(), kept_import_path(), values_on(answers), _made(apply) as notes:
-        steps = schedule.schedule()
+        steps = (schedule.of_calls() if inference else schedule).schedule()
         check_folder(save_dir)
         check_script(script, is_module=module)
         profile = ScriptProfile(
@@ -100,7 +104,8 @@ def run(
                     keep_recording=requested.keep_recording,
                     settings=settings,
                 )
-            )
+            ),
+            is_inference=inference,
         )
         succeeded = run_script(profile, script, arguments or [], is_module=module, quiet=screen.quiet)
         say_all(notes() if not screen.quiet else ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,6 +49,13 @@ class ScriptSchedule(ScheduleOptions):
     """The same of somebody's script, of which no step needs to pass first."""
 
     n_wait_steps: _WaitSteps = 0
+
+    def of_calls(self) -> ScriptSchedule:
+        """For inference: without a warmup, unless more than one step of it was asked for.
+
+        A first call takes most where it is the one that reads a prompt.
+        """
+        return replace(self, n_warmup_steps=0) if self.n_warmup_steps == ScriptSchedule.n_warmup_steps else self
 
 
 @dataclass(frozen=True, kw_only=True)

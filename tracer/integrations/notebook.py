@@ -37,9 +37,11 @@ def memory_timeline(shell: Any, line: str, cell: str) -> None:
         UsageError: The line has an option that there is not.
     """
     options = _options(line)
-    schedule = Schedule(options.wait, options.warmup, options.active, options.repeats)
+    warmup = options.warmup if options.warmup is not None else 0 if options.inference else _DEFAULT.num_warmup_steps
+    schedule = Schedule(options.wait, warmup, options.active, options.repeats)
     profile = ScriptProfile(
-        lambda models, optimizers: CellTraining(models, optimizers, save_dir=options.save_dir, schedule=schedule)
+        lambda models, optimizers: CellTraining(models, optimizers, save_dir=options.save_dir, schedule=schedule),
+        is_inference=options.inference,
     )
     profile.__enter__()
     error: BaseException | None = None
@@ -93,7 +95,8 @@ def _tell(sentence: str) -> None:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(
-            f"%%memory_timeline: {message}.", hint="It takes --save-dir, --wait, --warmup, --active, --repeats."
+            f"%%memory_timeline: {message}.",
+            hint="It takes --save-dir, --wait, --warmup, --active, --repeats, --inference.",
         )
 
 
@@ -102,9 +105,10 @@ def _options(line: str) -> argparse.Namespace:
     parser.add_argument("--save-dir", default="profiler_outputs")
     for name, default in (
         ("wait", _DEFAULT.num_wait_steps),
-        ("warmup", _DEFAULT.num_warmup_steps),
+        ("warmup", None),
         ("active", _DEFAULT.num_active_steps),
         ("repeats", _DEFAULT.num_repeats),
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--inference", action="store_true")
     return parser.parse_args(shlex.split(line))

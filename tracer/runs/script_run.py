@@ -23,6 +23,7 @@ from tracer.errors import TracerError
 from tracer.exporters.screen.terminal import say, say_beside_bars
 from tracer.runs.loop_session import fault_text
 from tracer.runs.steps_by_hand import StepsByHand
+from tracer.runs.steps_of_calls import StepsOfCalls
 from tracer.runs.training import TrainingProfile
 from tracer.runs.watch import TrainingWatch
 from tracer.units import some
@@ -31,6 +32,7 @@ Session = TrainingProfile | TrainingWatch
 MakeSession = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], Session]
 
 NO_MODEL = "No training was found: no model with parameters to be trained was called, and no optimizer made a step."
+NO_CALL = "No model was called."
 NO_STEP = (
     "No optimizer of torch's kind made a step, and the end of a step was not found otherwise. Use profile_training in "
     "the script, with a call of session.step()."
@@ -94,22 +96,33 @@ class ScriptProfile:
     Where no model is called, as where tensors are trained that are in none, it starts when the first step has ended.
 
     A step ends when every optimizer that takes part has stepped: those that are alive at the first one's step, but for
-    those that let another step twice meanwhile. Where none is alive that updates a model, see `StepsByHand`. The files
-    are written as soon as all is recorded, and the script goes on.
+    those that let another step twice meanwhile. Where none is alive that updates a model, see `StepsByHand`. In
+    inference the first call of any model begins the session, and each call is a step. The files are written as soon as
+    all is recorded, and the script goes on.
 
     Attributes:
         session: The profile; None until a model was called.
         is_in_child: Whether this process was forked by the one that began; it is silent then.
     """
 
-    def __init__(self, make_session: MakeSession, *, is_enough: Callable[[], bool] | None = None) -> None:
+    def __init__(
+        self,
+        make_session: MakeSession,
+        *,
+        is_enough: Callable[[], bool] | None = None,
+        is_inference: bool = False,
+    ) -> None:
         """Prepare.
 
         Args:
             make_session: Makes the profile of some models by name and some optimizers.
             is_enough: Asked after each step whether the script ends, by `FirstStepsDone`; it also does when all is
                 recorded. None to let it go on.
+            is_inference: The script trains nothing.
         """
+        self._is_inference = is_inference
+        self._of_calls: StepsOfCalls | None = None
+        self._has_called = False
         self._is_enough = is_enough
         self.session: Session | None = None
         self._make_session = make_session
@@ -131,8 +144,13 @@ class ScriptProfile:
         if self._fault is not None:
             return (f"The script was not profiled, and went on: {fault_text(self._fault)}",)
         if self.session is None:
-            return (NO_MODEL,)
+            return (NO_CALL if self._is_inference else f"{NO_MODEL}{self._of_inference}",)
         return () if self.session.is_complete or self._has_stepped or self._has_failed else (NO_STEP,)
+
+    @property
+    def _of_inference(self) -> str:
+        """What to do where models were called all the same."""
+        return " It called a model without training it: --inference explains such calls." if self._has_called else ""
 
     def __enter__(self) -> Self:
         """Look out for models and steps."""
@@ -154,6 +172,8 @@ class ScriptProfile:
     ) -> None:
         """Look no longer; write what was recorded, if that was not done yet. A forked child does nothing."""
         self._forget_forks()
+        if self._of_calls is not None and error is None:
+            self._step_ended()
         self._look_no_longer()
         self._has_failed = error is not None
         self._close(error)
@@ -164,12 +184,12 @@ class ScriptProfile:
 
     def _called(self, module: nn.Module, args: Any) -> None:
         """Before any module's call, until a session begins or something is compiled, whose code would contain it."""
+        self._has_called = True
         if self._by_hand is not None:
             self._by_hand.called(module)
-        elif (
-            self.session is None
-            and torch.is_grad_enabled()
-            and any(parameter.requires_grad for parameter in module.parameters())
+        elif self.session is None and (
+            self._is_inference
+            or (torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()))
         ):
             self._begin(module)
 
@@ -184,6 +204,9 @@ class ScriptProfile:
             self._look_no_longer()
 
     def _begin_session(self, module: nn.Module | None) -> None:
+        if self._is_inference and module is not None:
+            self._begin_inference(module)
+            return
         optimizers = objects_of((torch.optim.Optimizer,))
         trained = {
             id(parameter)
@@ -202,8 +225,17 @@ class ScriptProfile:
         else:
             self._unhook_modules()
 
+    def _begin_inference(self, module: nn.Module) -> None:
+        alive = [model for model in objects_of((nn.Module,)) if not torch_compile.is_graph_of_compiler(model)]
+        # A loss or a layer of its own is no model; what is called is one in any case.
+        models = [model for model in outermost(alive) if model is module or any(True for _ in model.parameters())]
+        self.session = self._make_session(named(models), ())
+        self.session.__enter__()
+        self._unhook_modules()
+        self._of_calls = StepsOfCalls(models, module, self._step_ended)
+
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._is_over:
+        if self._is_over or self._is_inference:
             return
         if self.session is None:
             self._begin(None)
@@ -246,6 +278,9 @@ class ScriptProfile:
 
     def _look_no_longer(self) -> None:
         self._not_by_hand()
+        of_calls, self._of_calls = self._of_calls, None
+        if of_calls is not None:
+            of_calls.stop()
         self._unhook_modules()
         unhook_optimizers, self._unhook_optimizers = self._unhook_optimizers, _nothing
         remove_hooks([unhook_optimizers])

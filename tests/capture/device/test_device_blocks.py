@@ -74,3 +74,13 @@ def test_what_a_private_pool_does_not_use_is_idle(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(("device", "pool", "size_bytes"), [(0, (0, 1), 4 * MIB), (1, (0, 1), 0), (0, (0, 2), 0)])
 def test_bytes_of_a_pool_are_those_of_its_device(device: int, pool: tuple[int, int], size_bytes: int) -> None:
     assert pool_bytes(device, pool) == size_bytes
+
+
+@pytest.mark.usefixtures("blocks_on_an_a100")
+def test_what_a_storage_takes_is_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getCublasWorkspaceSize", lambda: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCublasLtWorkspaceSize", lambda: 0, raising=False)
+    first, freed = 1 << 30, (1 << 30) + 512 + SMALL_BYTES + MIB
+    sizes = device_blocks(DEVICE).sizes
+    assert sizes[first] == 512 and sizes[first + 512] == SMALL_BYTES and sizes[(1 << 29) + 512] == 1024
+    assert freed not in sizes and 1 << 31 not in sizes

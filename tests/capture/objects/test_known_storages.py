@@ -227,6 +227,15 @@ def test_a_tensor_in_idle_memory_holds_nothing_until_a_look_says_otherwise() -> 
     assert observer.observations().words_at() == {begin: "input", used.data_ptr(): "input"}
 
 
+def test_a_storage_takes_what_the_allocators_block_does() -> None:
+    """A block may be larger than what was asked for; a look without blocks has the storage's own size."""
+    tensor, other = torch.zeros(4), torch.zeros(4)
+    observer = StorageObserver()
+    observer.observe(inputs(tensor, other), blocks={"cpu": DeviceBlocks(sizes={tensor.data_ptr(): 512})})
+    observer.observe(inputs(tensor), blocks={"cuda:0": DeviceBlocks(sizes={tensor.data_ptr(): 512})})
+    assert [size for *_, size, _ in rows(observer.observations())] == [512, 16, 16]
+
+
 def test_a_wrappers_own_storage_has_no_memory() -> None:
     """Python may hold the storage of a subclass that wraps others: asked for its address, it raises."""
 

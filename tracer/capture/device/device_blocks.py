@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,10 +25,13 @@ class DeviceBlocks:
             workspace for every call, as from 2.15 on, there is none between two operators.
         idle: Begin and end of each piece of a private pool that is not in use, by address. Replayed CUDA graphs work
             in such memory, and tensors of theirs refer to it, while the allocator counts it as free.
+        sizes: Bytes of each block in use, by address: what a storage there takes. It is more than the storage where the
+            rest of a piece was too little to split off.
     """
 
     workspaces: tuple[tuple[int, int], ...] = ()
     idle: tuple[tuple[int, int], ...] = ()
+    sizes: Mapping[int, int] = field(default_factory=dict)
 
 
 def device_blocks(device: torch.device) -> DeviceBlocks:
@@ -37,11 +40,17 @@ def device_blocks(device: torch.device) -> DeviceBlocks:
         return DeviceBlocks()
     segments = [segment for segment in _segments() if segment["device"] == device.index]
     private = [segment for segment in segments if tuple(segment.get("segment_pool_id", _DEFAULT_POOL)) != _DEFAULT_POOL]
-    sizes = workspace_sizes(device)
-    blocks = ((address, block.get("requested_size"), block["state"]) for address, block in _blocks(segments))
-    workspaces = ((at, size) for at, size, state in blocks if state == "active_allocated" and size in sizes)
-    idle = ((at, at + int(block["size"])) for at, block in _blocks(private) if block["state"] == "inactive")
-    return DeviceBlocks(tuple((at, int(size)) for at, size in workspaces), tuple(sorted(idle)))
+    in_use = [(address, block) for address, block in _blocks(segments) if block["state"] == "active_allocated"]
+    wanted = workspace_sizes(device)
+    asked = ((address, block.get("requested_size")) for address, block in in_use)
+    idle = (
+        (address, address + int(block["size"])) for address, block in _blocks(private) if block["state"] == "inactive"
+    )
+    return DeviceBlocks(
+        workspaces=tuple((address, int(size)) for address, size in asked if size in wanted),
+        idle=tuple(sorted(idle)),
+        sizes={address: int(block["size"]) for address, block in in_use},
+    )
 
 
 def pool_bytes(device_index: int, pool: tuple[int, int]) -> int:

@@ -189,7 +189,10 @@ class StorageObserver:
             self._idle[self._devices[text]] = of_device.idle
         if any(self._idle.values()):  # else without a call
             found = {place: entry for place, entry in found.items() if not self._is_idle(*place)}
-        self._rows += [row for row, _ in found.values()]
+        noted = [row for row, _ in found.values()]
+        for text, of_device in blocks.items():
+            noted = _with_sizes(noted, self._devices[text], of_device.sizes)
+        self._rows += noted
         cpu = self._devices.get("cpu")
         for row, storage in [
             entry for entry in found.values() if entry[0][5] == cpu and (is_walk or entry[0][3] in BATCH)
@@ -271,6 +274,14 @@ class StorageObserver:
             walks_ns=np.array(self._walks_ns, np.int64),
             threads=tuple(self.threads),
         )
+
+
+def _with_sizes(rows: list[_Row], device: int, sizes: Mapping[int, int]) -> list[_Row]:
+    """The rows, those of a device as large as the allocator's blocks at their addresses."""
+    return [
+        (now, at, sizes.get(at, size) if where == device else size, role, name, where)
+        for now, at, size, role, name, where in rows
+    ]
 
 
 def _plain_parts(tensors: list[Observed]) -> list[_Part] | None:
