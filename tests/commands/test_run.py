@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 import textwrap
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tracer.commands.run import _of_script
 from tracer.exporters.screen.next_commands import from_checkout
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -167,6 +169,17 @@ def test_an_exception_is_the_scripts_own_and_the_files_are_there(tmp_path: Path)
     assert not any(line.startswith("Wrote ") for line in done.stderr.partition("Traceback")[0].splitlines())
     assert "runpy" not in done.stderr
     assert peak(tmp_path)["peak_bytes"] > 0
+
+
+def test_frames_that_are_hidden_are_not_in_a_traceback() -> None:
+    """As those behind the null GPU's operators; what started the script is not there either."""
+    script, hidden = {"__name__": "__main__"}, {"__name__": "hidden", "__tracebackhide__": True}
+    for name, of in (("train.py", script), ("kernels.py", hidden)):
+        exec(compile("def call(function, *rest): function(*rest)", name, "exec"), of)
+    with pytest.raises(ZeroDivisionError) as caught:
+        script["call"](hidden["call"], script["call"], hidden["call"], lambda: 1 / 0)  # type: ignore[operator]
+    files = [Path(frame.filename).name for frame in traceback.extract_tb(_of_script(caught.value))]
+    assert files == ["train.py", "train.py", Path(__file__).name]
 
 
 def test_before_a_first_step_that_fails_nothing_was_recorded(tmp_path: Path) -> None:

@@ -214,8 +214,22 @@ def _as_main(script: str, arguments: list[str], *, is_module: bool) -> Iterator[
 
 
 def _of_script(error: BaseException) -> TracebackType | None:
-    """The traceback from the script's first frame on: what started it explains nothing."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_globals.get("__name__") != "__main__":
+    """The traceback from the script's first frame on, without ours.
+
+    What started the script explains nothing, and neither does what computes values behind the null GPU's operators.
+    """
+    frames = list(_parts(error.__traceback__))
+    names = [frame.tb_frame.f_globals.get("__name__") for frame in frames]
+    if "__main__" not in names:
+        return error.__traceback__
+    shown: TracebackType | None = None
+    for frame in reversed(frames[names.index("__main__") :]):
+        if not frame.tb_frame.f_globals.get("__tracebackhide__"):
+            shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return shown or error.__traceback__
+
+
+def _parts(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
         trace = trace.tb_next
-    return trace or error.__traceback__
