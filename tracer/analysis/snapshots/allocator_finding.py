@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tracer.allocator.settings import recorded_settings
 from tracer.analysis.snapshots.findings import ReplayedSnapshot
+from tracer.analysis.snapshots.first_changes import FirstChanges, first_changes
 from tracer.analysis.snapshots.modelled import Modelled, agreement, model_device
 from tracer.analysis.snapshots.reserved import Reserved, reserved_at_end, reserved_at_peak
 from tracer.analysis.snapshots.what_if import WhatIf, what_if
@@ -25,6 +26,7 @@ class AllocatorFinding:
         at_peak: Why so much was reserved when the most was; None if the model cannot say.
         at_end: Why so much was reserved when the snapshot was taken.
         what_if: Other settings and devices, if any were asked about.
+        first: What to try first; None where nothing can be replayed.
     """
 
     device: int
@@ -33,6 +35,7 @@ class AllocatorFinding:
     at_peak: Reserved | None
     at_end: Reserved
     what_if: WhatIf | None
+    first: FirstChanges | None = None
 
 
 def explain_allocator(
@@ -58,7 +61,7 @@ def explain_allocator(
     found = []
     for device in replayed.devices:
         modelled = model_device(replayed.snapshot, device.state, device.replay)
-        asks = modelled is not None and modelled.history.num_allocations > 0 and asked
+        can_replay = modelled is not None and modelled.history.num_allocations > 0
         own = modelled.settings if modelled is not None else recorded_settings(replayed.snapshot.settings)
         lives = device.replay.lives
         found.append(
@@ -69,7 +72,10 @@ def explain_allocator(
                 at_peak=reserved_at_peak(modelled, replayed.sites) if modelled is not None else None,
                 at_end=reserved_at_end(replayed.snapshot, device.state, lives, replayed.sites, own),
                 what_if=what_if(modelled, settings, search=search_settings, gpu_memory=gpu_memory)
-                if modelled is not None and asks
+                if modelled is not None and can_replay and asked
+                else None,
+                first=first_changes(device, replayed.sites, replayed.snapshot.stacks, modelled)
+                if modelled is not None and can_replay
                 else None,
             )
         )

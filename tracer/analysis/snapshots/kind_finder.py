@@ -22,7 +22,7 @@ from tracer.analysis.snapshots.counting import (
 )
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.stack_facts import Fact, has
-from tracer.arrays import Ints
+from tracer.arrays import Bools, Ints
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, Lives
 
@@ -112,6 +112,11 @@ class KindFinder:
             if entry >= 0 and run >= 0 and entry < end[run]:
                 return phase
         return ""
+
+    @property
+    def met_backward(self) -> Bools:
+        """Whether backward ran while each block was in use [lives]."""
+        return self._facts.meets_backward
 
     @cached_property
     def backward_lines(self) -> BackwardLines:

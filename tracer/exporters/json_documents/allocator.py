@@ -21,6 +21,7 @@ def allocator_values(found: AllocatorFinding) -> dict[str, Any]:
         "reserved_at_peak": _reserved(found.at_peak) if found.at_peak is not None else None,
         "reserved_at_end": _reserved(found.at_end),
         "what_if": _what_if(found.what_if) if found.what_if is not None else None,
+        "first_changes": [asdict(change) for change in found.first.changes] if found.first is not None else None,
     }
 
 

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tracer.analysis.snapshots.allocator_finding import AllocatorFinding
+from tracer.analysis.snapshots.first_changes import LEAST_PERCENT, FirstChanges
 from tracer.analysis.snapshots.modelled import Modelled
 from tracer.analysis.snapshots.reserved import Holder, Reserved
 from tracer.analysis.snapshots.what_if import AS_RECORDED, SettingsOutcome, WhatIf, where_it_fails
@@ -34,6 +35,8 @@ def print_allocator(findings: Sequence[AllocatorFinding], console: Console, *, t
         _print_holders(moment.holders, console, top)
         if found.what_if is not None and found.modelled is not None:
             _print_what_if(found.what_if, found.modelled, console)
+        if found.first is not None:
+            _print_first(found.first, console)
 
 
 def _print_reserved(found: AllocatorFinding, console: Console) -> None:
@@ -74,6 +77,24 @@ def _print_holders(holders: Sequence[Holder], console: Console, top: int) -> Non
         counts = (sum(h.num_segments for h in rest), sum(h.num_blocks for h in rest))
         made.add_row(*sizes, *(f"{number:,}" for number in counts), f"{len(rest)} more")
     print_table("What keeps free memory in its segments", made, console)
+
+
+def _print_first(first: FirstChanges, console: Console) -> None:
+    """What to try first, or that nothing helps."""
+    if not first.changes:
+        say(console)
+        most = "serves a failed request" if first.num_failed else f"lowers the peak by {LEAST_PERCENT} %"
+        say(console, f"Nothing that was tried on a replay {most}.", indent=2)
+        return
+    made = table("allocated", "with it", "reserved", "with it", *(["served"] if first.num_failed else []))
+    made.add_column("change", overflow="fold")
+    for change in first.changes:
+        allocated = (change.allocated_before_bytes, change.allocated_bytes)
+        sizes = (*allocated, change.reserved_before_bytes, change.reserved_bytes)
+        served = [f"{change.num_served} of {first.num_failed}"] if first.num_failed else []
+        where = f" ({place(change.site)})" if change.site is not None else ""
+        made.add_row(*map(format_bytes, sizes), *served, Text(change.words + where))
+    print_table("What to try first: peaks of a replay as recorded, and with the change", made, console)
 
 
 def _print_what_if(asked: WhatIf, modelled: Modelled, console: Console) -> None:

@@ -1,0 +1,170 @@
+"""What to try first: programs of a few blocks, the peaks with and without each change worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.allocator.recorded import MIB
+from tests.allocator.recording_allocator import RecordingAllocator
+from tests.analysis.snapshots.allocator_samples import explain, fragmented, full, screen
+from tests.snapshot.dumps import frame
+from tracer.allocator.blocks import Block
+from tracer.analysis.snapshots.first_changes import FirstChange
+
+MODULE = [
+    frame("forward", "/home/me/model.py", 7),
+    frame("_call_impl", "/x/torch/nn/modules/module.py", 1),
+    frame("main", "/home/me/train.py", 3),
+]
+HEAD = [frame("head", "/home/me/model.py", 9), *MODULE]
+LOOP = [frame("main", "/home/me/train.py", 3)]
+LOSS = [
+    frame("cross_entropy", "/x/torch/nn/functional.py", 9),
+    frame("main", "/home/me/train.py", 4),
+]
+BACKWARD = [frame("torch::autograd::Engine::evaluate_function(x)", "??", 0)]
+ACCUMULATE = [frame("torch::autograd::AccumulateGrad::apply(x)", "??", 0), *BACKWARD]
+STEP = [frame("step", "/x/torch/optim/sgd.py", 5), frame("main", "/home/me/train.py", 5)]
+FOREACH = [frame("_multi_tensor_sgd", "/x/torch/optim/sgd.py", 9), *STEP]
+ZERO_GRAD = [frame("zero_grad", "/x/torch/optim/optimizer.py", 2), frame("main", "/home/me/train.py", 2)]
+
+
+class Recorded:
+    """A program on a modelled device, each request and free with a stack; sizes in MiB."""
+
+    def __init__(self) -> None:
+        self.allocator = RecordingAllocator()
+        self._frames: list[Any] = []
+
+    def make(self, size: int, frames: Any) -> Block:
+        block = self.allocator.allocate(size * MIB)
+        self._note(frames)
+        return block
+
+    def free(self, block: Block, frames: Any) -> None:
+        self.allocator.free(block)
+        self._note(frames)
+
+    def _note(self, frames: Any) -> None:
+        self._frames += [frames] * (len(self.allocator.history) - len(self._frames))
+
+    def changes(self) -> dict[str, FirstChange]:
+        """By their first two words."""
+        objects = self.allocator.snapshot()
+        for row, frames in zip(objects["device_traces"][0], self._frames, strict=True):
+            row["frames"] = frames
+        first = explain(objects).first
+        assert first is not None
+        return {" ".join(change.words.split()[:2]): change for change in first.changes}
+
+
+def allocated(change: FirstChange) -> tuple[int, int]:
+    return change.allocated_before_bytes // MIB, change.allocated_bytes // MIB
+
+
+def test_fused_makes_no_temporaries() -> None:
+    program = Recorded()
+    weights = program.make(100, MODULE)
+    temporaries = [program.make(20, FOREACH) for _ in range(10)]
+    for block in temporaries:
+        program.free(block, FOREACH)
+    found = program.changes()
+    assert allocated(found["give the"]) == (300, 100)
+    assert "10 blocks" in found["give the"].words
+    assert weights
+
+
+def test_a_variable_that_lives_into_the_next_iteration() -> None:
+    program, held = Recorded(), None
+    for _ in range(3):
+        hidden, logits = program.make(100, MODULE), program.make(50, HEAD)
+        if held is not None:
+            program.free(held, LOOP)
+        program.free(hidden, BACKWARD)
+        program.free(program.make(20, BACKWARD), BACKWARD)
+        program.free(program.make(20, STEP), STEP)
+        held = logits
+    found = program.changes()
+    assert allocated(found["let go"]) == (200, 150)
+    assert found["let go"].site is not None
+    assert found["let go"].site.file == "/home/me/model.py"
+
+
+def test_gradients_that_wait_for_zero_grad() -> None:
+    program, gradient = Recorded(), None
+    weight = program.make(60, MODULE)
+    for _ in range(3):
+        hidden = program.make(100, MODULE)
+        if gradient is not None:
+            program.free(gradient, ZERO_GRAD)
+        program.free(hidden, BACKWARD)
+        gradient = program.make(60, ACCUMULATE)
+        program.free(program.make(10, STEP), STEP)
+    found = program.changes()
+    assert allocated(found["call zero_grad(set_to_none=True)"]) == (220, 160)
+    assert weight
+
+
+def test_the_loss_in_parts() -> None:
+    program = Recorded()
+    hidden = program.make(100, MODULE)
+    log_softmax = program.make(80, LOSS)
+    program.free(program.make(20, BACKWARD), BACKWARD)
+    program.free(log_softmax, BACKWARD)
+    program.free(hidden, BACKWARD)
+    assert allocated(program.changes()["compute the"]) == (200, 140)
+
+
+def test_emptying_between_phases() -> None:
+    """The 120 MiB of forward are too few for the 125 of the optimizer's, which take a segment of 126."""
+    program = Recorded()
+    program.free(program.make(120, MODULE), BACKWARD)
+    program.free(program.make(2, BACKWARD), BACKWARD)
+    program.free(program.make(125, STEP), STEP)
+    found = program.changes()
+    change = next(change for words, change in found.items() if words.startswith("call torch.cuda.empty_cache"))
+    assert (change.reserved_before_bytes, change.reserved_bytes) == (246 * MIB, 126 * MIB)
+
+
+def test_the_line_that_fills_the_peak_comes_last() -> None:
+    program = Recorded()
+    kept = [program.make(30, MODULE) for _ in range(4)] + [program.make(100, [frame("load", "/home/me/data.py", 2)])]
+    for block in kept[:4]:
+        program.free(block, BACKWARD)
+    found = program.changes()
+    assert list(found) == ["look at"]
+    assert allocated(found["look at"]) == (220, 100)
+    assert "4 blocks there (activation)" in found["look at"].words
+
+
+def test_no_more_than_three_and_none_below_a_hundredth() -> None:
+    program = Recorded()
+    large = program.make(1000, [])
+    program.free(program.make(9, FOREACH), FOREACH)
+    assert program.changes() == {}
+    assert large
+
+
+def test_expandable_segments_where_the_peak_is_in_pieces() -> None:
+    found = explain(fragmented().snapshot())
+    assert found.first is not None
+    (change,) = found.first.changes
+    assert change.words == "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    assert change.reserved_bytes < change.reserved_before_bytes
+    assert "What to try first" in screen(found)
+
+
+def test_of_a_failed_request_only_what_serves_it() -> None:
+    found = explain(full().snapshot())
+    assert found.first is not None
+    assert [(change.words, change.num_served) for change in found.first.changes] == [
+        ("set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", 1)
+    ]
+    assert "1 of 1" in screen(found)
+
+
+def test_that_nothing_helps_is_one_line() -> None:
+    program = Recorded()
+    large = program.make(1000, [])
+    assert "Nothing that was tried on a replay lowers the peak by 1 %." in screen(explain(program.allocator.snapshot()))
+    assert large

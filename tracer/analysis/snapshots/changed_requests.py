@@ -1,0 +1,123 @@
+"""A recorded program with other requests or other settings: what a replay under a change is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tracer.allocator.blocks import DEFAULT_POOL
+from tracer.allocator.history import Op
+from tracer.allocator.replay import Outcome, Program
+from tracer.allocator.settings import AllocatorSettings
+from tracer.analysis.snapshots.modelled import Modelled
+from tracer.arrays import Ints
+
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Changed:
+    """What is replayed.
+
+    Attributes:
+        settings: The allocator's.
+        program: What it is asked for.
+    """
+
+    settings: AllocatorSettings
+    program: Program
+
+    def outcome(self, modelled: Modelled) -> Outcome:
+        """What comes of it with the memory that the recording had."""
+        return modelled.at_capacity(self.settings, modelled.capacity, program=self.program)
+
+
+def with_expandable_segments(modelled: Modelled) -> Changed:
+    """Segments that grow in place."""
+    return Changed(replace(modelled.settings, expandable_segments=True), modelled.program)
+
+
+def splitting_all(modelled: Modelled) -> Changed:
+    """No block is kept whole."""
+    return Changed(replace(modelled.settings, max_split_size=None), modelled.program)
+
+
+def on_one_stream(modelled: Modelled) -> Changed:
+    """One stream and one pool."""
+    history = modelled.program.history
+    together = replace(
+        history,
+        stream=np.zeros_like(history.stream),
+        pool=np.zeros_like(history.pool),
+        pools=(DEFAULT_POOL,),
+        failed=tuple((size, 0) for size, _ in history.failed),
+    )
+    return Changed(modelled.settings, replace(modelled.program, history=together))
+
+
+def freeing_at_once(modelled: Modelled) -> Changed:
+    """No free waits for another stream."""
+    program = modelled.program
+    rows = [
+        (int(Op.FREE) if code == Op.REQUEST_FREE else code, operand, entry)
+        for code, operand, entry in zip(program.code, program.operand, program.entry, strict=True)
+        if code != Op.COMPLETE_FREE or program.history.waits_at_start[operand]
+    ]
+    code, operand, entry = map(list, zip(*rows, strict=True))
+    return Changed(modelled.settings, Program(program.history, code, operand, entry))
+
+
+def without_blocks(modelled: Modelled, rows: Ints) -> Changed:
+    """Some blocks are never asked for; what frees them then has nothing to free."""
+    program = modelled.program
+    lives = program.history.lives
+    dropped = np.zeros(len(lives), dtype=np.bool_)
+    dropped[rows] = True
+    code, operand = np.array(program.code), np.array(program.operand)
+    is_alloc = code == Op.ALLOC
+    kept = ~is_alloc
+    kept[is_alloc] = ~dropped[operand[is_alloc]]
+    begin = np.where(dropped, _NEVER, lives.begin)
+    return Changed(
+        modelled.settings,
+        Program(
+            replace(program.history, lives=replace(lives, begin=begin)),
+            code[kept].tolist(),
+            operand[kept].tolist(),
+            np.array(program.entry)[kept].tolist(),
+        ),
+    )
+
+
+def with_smaller_blocks(modelled: Modelled, rows: Ints, divisor: int) -> Changed:
+    """Some blocks are a fraction of their size, rounded up."""
+    program = modelled.program
+    size = program.history.lives.requested_bytes.copy()
+    size[rows] = -(-size[rows] // divisor)
+    lives = replace(program.history.lives, requested_bytes=size)
+    return Changed(modelled.settings, replace(program, history=replace(program.history, lives=lives)))
+
+
+def with_earlier_frees(modelled: Modelled, rows: Ints, entry: Ints) -> Changed:
+    """Some blocks are freed right before an entry each; what frees them later finds nothing to free."""
+    return _with_operations(modelled, Op.FREE, rows, entry)
+
+
+def emptying_at(modelled: Modelled, entry: Ints) -> Changed:
+    """The program empties the cache right before some entries."""
+    return _with_operations(modelled, Op.RELEASE, np.zeros_like(entry), entry)
+
+
+def _with_operations(modelled: Modelled, op: Op, operand: Ints, entry: Ints) -> Changed:
+    program = modelled.program
+    entries = np.array(program.entry, dtype=np.int64)
+    order = np.argsort(entry, kind="stable")
+    at = np.searchsorted(entries, entry[order], side="left")
+    changed = Program(
+        program.history,
+        np.insert(np.array(program.code), at, int(op)).tolist(),
+        np.insert(np.array(program.operand), at, operand[order]).tolist(),
+        np.insert(entries, at, entry[order]).tolist(),
+    )
+    return Changed(modelled.settings, changed)
