@@ -25,6 +25,8 @@ GONE = {"is_at_end": False}
 BEFORE = {"is_before": True}
 OUTSIDE = {"has_stack": True}
 MODULE = {**OUTSIDE, "in_module": True}
+LOSS = {**OUTSIDE, "in_functional": True}
+KEPT = {**MODULE, "is_kept_by_forward": True}
 BACKWARD = {"has_stack": True, "in_backward": True}
 STEP = {"has_stack": True, "in_step": True}
 SILENT = {"in_silence": True, "has_cpp": False}
@@ -221,8 +223,12 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
             {**MODULE, **HELD},
         ],
     ),
-    (Evidence.HELD_OVER_STEP, Kind.HELD, [{**OUTSIDE, **HELD}]),
-    (Evidence.ALIVE_AT_END, Kind.ACTIVATION, [MODULE, {**MODULE, "is_long_lived": True}]),
+    (
+        Evidence.HELD_OVER_STEP,
+        Kind.HELD,
+        [{**LOSS, **HELD}, {**MODULE, **HELD, "is_long_lived": True}],
+    ),
+    (Evidence.ALIVE_AT_END, Kind.ACTIVATION, [KEPT, {**KEPT, "is_long_lived": True}]),
     (Evidence.ONE_SET_OF_SIZES, Kind.PARAMETER, [{**BEFORE, "has_only_forward": True, "is_one_set": True}]),
     (
         Evidence.UNPROVED,
@@ -265,13 +271,16 @@ NEARLY: tuple[tuple[Block, Kind, Evidence], ...] = (
             {**OUTSIDE, "meets_backward": True},
             {**BACKWARD, "in_module": True},
             {**MODULE, **UNCLEAR},
-            {**MODULE, "stack_made_temporaries": True},
+            {**KEPT, "stack_made_temporaries": True},
+            MODULE,
             HELD,
-            {**OUTSIDE, "meets_backward": True, "meets_step": True},
-            {**OUTSIDE, **HELD, "meets_backward": False},
-            {**OUTSIDE, **HELD, "meets_step": False},
-            {**OUTSIDE, **HELD, "in_module_setup": True},
-            {**OUTSIDE, **HELD, "constructor": 3},
+            {**HELD, "in_functional": True},
+            {**OUTSIDE, **HELD},  # a batch, which lives until the next is there
+            {**LOSS, "meets_backward": True, "meets_step": True},
+            {**LOSS, **HELD, "meets_backward": False},
+            {**LOSS, **HELD, "meets_step": False},
+            {**LOSS, **HELD, "in_module_setup": True},
+            {**LOSS, **HELD, "constructor": 3},
             {**BEFORE, "is_one_set": True},
             {**BEFORE, "has_only_forward": True},
         )
@@ -362,6 +371,7 @@ def possible(table: BlockFacts) -> Any:
     no |= table.has_only_forward & (table.in_backward | table.in_step | table.freed_in_step | table.meets_backward)
     no |= table.is_constructed & (table.is_before | (table.constructor == NONE))
     no |= (table.constructor != NONE) & (table.in_backward | table.in_step | table.in_module)
+    no |= table.is_kept_by_forward & ~(table.outside & table.in_module & table.is_at_end & ~table.meets_backward)
     return ~no
 
 

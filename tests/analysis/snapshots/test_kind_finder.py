@@ -248,7 +248,11 @@ class TestKinds:
         call = frame("_call_impl", f"{TORCH}/nn/modules/module.py", 1500)
         end = [segment(BASE, 2 * MIB, [block(BASE, MIB)])]
         made = entry("alloc", BASE, MIB, frames=[UNWIND, MALLOC, MODEL, call, MAIN])
-        assert self.kind(tmp_path, [made], end) == "activation"
+        places = [BASE + 2 * number * MIB for number in range(5)]
+        five = [{**made, "addr": place} for place in places]
+        all_five = [segment(BASE, 16 * MIB, [block(place, MIB) for place in places])]
+        assert self.kind(tmp_path, five, all_five) == "activation"
+        assert self.kind(tmp_path, five[:4], all_five) == "not known", "of so few who knows what inference keeps"
         ran = entry("alloc", BASE + MIB, 1, frames=BACKWARD)
         assert self.kind(tmp_path, [made, ran], end) == "activation"
         steps = [entry("alloc", BASE + MIB, 1, frames=frames) for frames in (BACKWARD, IN_STEP, FORWARD, IN_STEP)]
@@ -428,6 +432,25 @@ class TestCut:
         """As in an inference that is cut within a layer: who knows whether it will be freed as the others were."""
         inside = [UNWIND, MALLOC, MODEL, CALL, MAIN]
         before = [entry("alloc", BASE, MIB, frames=inside), *freed(BASE, MIB, frames=FREE_FORWARD)]
-        trace = [*before, entry("alloc", BASE, 5 * MIB, frames=inside)]
-        assert self.kinds(tmp_path / "s", trace, [block(BASE, 5 * MIB)])[5] == "not known"
-        assert self.kinds(tmp_path / "t", trace[-1:], [block(BASE, 5 * MIB)])[5] == "activation"
+        places = [BASE + 8 * number * MIB for number in range(5)]
+        made = [entry("alloc", place, 5 * MIB, frames=inside) for place in places]
+        blocks = [block(place, 5 * MIB) for place in places]
+        assert self.kinds(tmp_path / "s", [*before, *made], blocks)[25] == "not known"
+        assert self.kinds(tmp_path / "t", made, blocks)[25] == "activation"
+
+    @pytest.mark.parametrize(("num_freed", "kind"), [(6, "activation"), (7, "not known")])
+    def test_a_forward_that_keeps_a_third_of_what_it_makes_trains(
+        self, tmp_path: Path, num_freed: int, kind: str
+    ) -> None:
+        """Of three early blocks in use, and four late ones that nothing is said of; each of the freed has its line."""
+        trace = []
+        for line in range(num_freed):
+            inside = [UNWIND, MALLOC, frame("forward", "/home/me/model.py", 100 + line), CALL, MAIN]
+            trace += [entry("alloc", BASE, MIB, frames=inside), *freed(BASE, MIB, frames=FREE_FORWARD)]
+        places = [BASE + 8 * number * MIB for number in range(7)]
+        made = [(place, 5 * MIB if number < 3 else MIB) for number, place in enumerate(places)]
+        for line, (place, size) in enumerate(made):
+            inside = [UNWIND, MALLOC, frame("forward", "/home/me/model.py", line), CALL, MAIN]
+            trace.append(entry("alloc", place, size, frames=inside))
+        found = explain(tmp_path / "s", trace, [segment(BASE, 64 * MIB, [block(*parts) for parts in made])])
+        assert {(group.bytes // MIB, group.kind) for group in found.peak.groups} == {(5, kind), (1, "not known")}

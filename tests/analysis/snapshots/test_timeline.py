@@ -57,7 +57,7 @@ def check(replayed: ReplayedSnapshot) -> None:
         assert [KINDS[number] for number in one.kinds.kind_numbers(rows)] == plain
 
 
-NAMELESS = (Role.HELD, Role.ARGUMENT, Role.SAVED, Role.LEAF)
+NAMELESS = (Role.HELD, Role.ARGUMENT, Role.SAVED, Role.LEAF, Role.IDLE)
 ROLES = [role.name.lower().replace("_", " ") for role in Role if role not in NAMELESS]
 
 

@@ -33,6 +33,7 @@ class BlockFacts:
         in_module_setup: It is where modules create or move parameters and buffers.
         constructor: The outermost constructor of the program's that it is in, and not in a module's call; -1 for none.
         in_module: It is inside the call of a module.
+        in_functional: It is inside a function of torch.nn.functional.
         in_autocast: It is where autocast makes a copy.
         in_backward: It is in a node that autograd evaluates.
         in_step: It was made in an optimizer's step.
@@ -53,6 +54,8 @@ class BlockFacts:
         may_meet_backward: Backward may have run while it was in use: an entry of it, or one without a stack.
         stack_kind: What every other block of the same stack is that is proved, as a `Kind`; -1 where they differ, and
             where it cannot be that, since what nobody frees is not temporary.
+        is_kept_by_forward: In use where modules have made several blocks since, and at least a third of those made as
+            early are in use: inference keeps the latest alone.
         stack_made_temporaries: Of the same stack's blocks some were freed again before any backward ran.
         is_constructed: Made by constructors, kept or freed by a step, and there are as many gradients of its size.
         is_replacing: Made by the stack that made what took the place of a known parameter.
@@ -76,6 +79,7 @@ class BlockFacts:
     in_module_setup: Bools
     constructor: Ints
     in_module: Bools
+    in_functional: Bools
     in_autocast: Bools
     in_backward: Bools
     in_step: Bools
@@ -95,6 +99,7 @@ class BlockFacts:
     has_only_forward: Bools
     may_meet_backward: Bools
     stack_kind: Ints
+    is_kept_by_forward: Bools
     stack_made_temporaries: Bools
     is_constructed: Bools
     is_replacing: Bools
@@ -182,6 +187,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         in_module_setup=has(born, Fact.MODULE_SETUP),
         constructor=np.where(runs_later, -1, sites.constructors[lives.stack]),
         in_module=has(born, Fact.MODULE_FORWARD),
+        in_functional=has(born, Fact.FUNCTIONAL),
         in_autocast=has(born, Fact.AUTOCAST),
         in_backward=has(born, Fact.ENGINE),
         in_step=in_step,
@@ -201,6 +207,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         has_only_forward=no | phases.has_only_forward,
         may_meet_backward=_changes(phases.num_maybe_backward, begin, end),
         stack_kind=np.full(len(lives), -1, dtype=np.int64),
+        is_kept_by_forward=no,
         stack_made_temporaries=no,
         is_constructed=no,
         is_replacing=no,

@@ -65,13 +65,17 @@ LIKELY: Final[tuple[Rule, ...]] = (
     Rule(
         Evidence.HELD_OVER_STEP,
         Kind.HELD,
-        ("outside", "not is_at_end", "meets_backward", "meets_step", "not in_module_setup", "not in_constructor"),
+        (
+            "outside",
+            "in_module or in_functional",
+            "not is_at_end",
+            "meets_backward",
+            "meets_step",
+            "not in_module_setup",
+            "not in_constructor",
+        ),
     ),
-    Rule(
-        Evidence.ALIVE_AT_END,
-        Kind.ACTIVATION,
-        ("outside", "in_module", "is_at_end", "not meets_backward", "not stack_made_temporaries"),
-    ),
+    Rule(Evidence.ALIVE_AT_END, Kind.ACTIVATION, ("is_kept_by_forward", "not stack_made_temporaries")),
     Rule(Evidence.ONE_SET_OF_SIZES, Kind.PARAMETER, ("has_only_forward", "is_one_set")),
 )
 RULES: Final[tuple[Rule, ...]] = (*PROOFS, *LIKELY, Rule(Evidence.UNPROVED, Kind.UNKNOWN))

@@ -18,6 +18,10 @@ from tracer.snapshot.stacks import NO_STACK
 NONE, SEVERAL = -1, -2
 # To one parameter's .data in one step: weight decay, momentum, the update.
 _MAX_ASSIGNMENTS = 4
+_NUM_LATEST = 4
+"""Blocks of a forward that may be temporary still: what a module has made and not handed on yet, and a residual."""
+_LEAST_KEPT = 3
+"""One in so many of the earlier blocks is in use where a forward keeps them for backward."""
 
 
 def kinds_of_stacks(stack: Int32s, kind: Ints, num_stacks: int) -> Ints:
@@ -66,6 +70,7 @@ def with_counts(facts: BlockFacts, lives: Lives, kind: Ints, stack_kind: Ints) -
     return replace(
         facts,
         stack_kind=_stack_kinds(facts, np.maximum(stack_kind[lives.stack], NONE)),
+        is_kept_by_forward=_is_kept_by_forward(facts, lives),
         stack_made_temporaries=facts.has_stack
         & np.isin(lives.stack, lives.stack[_is_freed_before_backward(facts, kind)]),
         is_left_by_backward=is_left,
@@ -84,6 +89,21 @@ def _is_left_by_backward(facts: BlockFacts, size: Ints, of_parameters: Ints) -> 
     made = (facts.in_backward | facts.in_silence) & ~facts.is_before & facts.is_at_end & ~facts.in_module
     of_results = has_size_of(size, size[facts.outside & facts.in_module])
     found: Bools = made & has_size_of(size, of_parameters) & (facts.outlives_backward | ~of_results)
+    return found
+
+
+def _is_kept_by_forward(facts: BlockFacts, lives: Lives) -> Bools:
+    """Which blocks of modules, since the last backward, are earlier than the latest, where forward keeps enough.
+
+    Where none of several was freed, forward keeps the latest too.
+    """
+    last = lives.begin[facts.in_backward].max(initial=NONE)
+    rows = np.flatnonzero(facts.outside & facts.in_module & ~facts.meets_backward & (lives.begin > last))
+    rows = rows[np.argsort(lives.begin[rows], kind="stable")]
+    earlier = rows if len(rows) > _NUM_LATEST and facts.is_at_end[rows].all() else rows[:-_NUM_LATEST]
+    found = np.zeros(len(facts), dtype=np.bool_)
+    kept = earlier[facts.is_at_end[earlier]]
+    found[kept] = len(kept) * _LEAST_KEPT >= len(earlier)
     return found
 
 

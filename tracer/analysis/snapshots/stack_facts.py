@@ -36,6 +36,7 @@ class Fact(IntFlag):
     CONSTRUCTOR = 32768  # inside a constructor of the program's
     COLLECTIVE = 65536  # where FSDP, DDP or a pipeline makes the buffers of what is sent
     LAYER = 262144  # inside the forward of a linear, convolutional or embedding layer, which has one weight
+    FUNCTIONAL = 524288  # inside a function of torch.nn.functional
     CLOSURE = 131072  # inside what an optimizer's step calls to evaluate the model, and so not the step's own
 
 
@@ -174,6 +175,8 @@ def _python_facts(frame: Frame) -> Fact:
         facts |= Fact.MODULE_SETUP
     if path in _LAYERS and frame.name in ("forward", "_conv_forward"):
         facts |= Fact.LAYER
+    if path == "nn/functional.py":
+        facts |= Fact.FUNCTIONAL
     if path == "nn/modules/module.py" and frame.name in _MODULE_CALLS:
         facts |= Fact.MODULE_FORWARD
     return facts
