@@ -182,6 +182,13 @@ for number in range(12):
     optimizer.step()
     optimizer.zero_grad()
 """
+GENERATE = """
+import torch
+model = torch.nn.Linear(64, 64)
+with torch.no_grad():
+    for number in range(5):
+        model(torch.randn(8, 64))
+"""
 MODEL = "import torch\ndef build(): return torch.nn.Conv2d(3, 4, 3)\n"
 LOOP = """
 import torch
@@ -234,6 +241,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(recorded: Path, tmp_path: Path) -> Path:
     """What the documents name is there."""
     (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "generate.py").write_text(GENERATE)
     (tmp_path / "file.py").write_text(MODEL)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for name in ("recordings", "traces"):

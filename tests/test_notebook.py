@@ -188,5 +188,5 @@ def test_a_cell_that_trains_nothing_is_explained_by_its_calls(
     memory_timeline(shell, f"--inference --save-dir {shlex.quote(str(tmp_path / 'calls'))}", "")
     assert (tmp_path / "calls" / "peak.json").is_file()
     memory_timeline(shell, f"--save-dir {shlex.quote(str(tmp_path / 'steps'))}", "")
-    assert "--inference explains such calls" in capsys.readouterr().out
+    assert "--inference, `run` explains such calls" in capsys.readouterr().out
     assert not (tmp_path / "steps").exists()

@@ -143,6 +143,33 @@ def test_steps_that_replay_cuda_graphs_are_explained_to_the_byte(mode: str, tmp_
     assert "made where the profiler does not record" not in run.stdout
 
 
+FORGETS = (
+    TRAIN.replace("range(20)", "range(12)")
+    + """
+kept = []
+for number in range(int(__import__("sys").argv[1])):
+    kept.append(net(torch.randn(16384, width, device="cuda")))
+"""
+)
+
+
+@pytest.mark.parametrize(("num_calls", "is_full"), [(2, False), (100, True)])
+def test_more_memory_after_the_recorded_steps_is_told_and_its_end_explained(
+    num_calls: int, is_full: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(FORGETS, "utf-8")
+    run = called(tmp_path, "run", "--on", "rtx4090:8GiB", "--save-dir", "out", "train.py", str(num_calls))
+    assert run.returncode == is_full, run.stderr
+    assert "Note: The script has held more than the peak below: " in run.stderr
+    assert peak_of(tmp_path / "out")["unexplained_bytes"] == 0
+    watch = tmp_path / "out" / "later" / "watch.txt"
+    assert watch.exists() == is_full == ("See out/later/watch.txt" in run.stderr)
+    if is_full:
+        said = watch.read_text("utf-8")
+        line = 1 + next(row for row, text in enumerate(FORGETS.splitlines()) if "kept.append" in text)
+        assert "Step 13, out of memory" in said and f"train.py:{line}" in said
+
+
 INFERENCE = """
 import torch
 from torch import nn

@@ -15,7 +15,8 @@ from torch import nn
 
 from tests.truth.isolate import in_fresh_process
 from tracer.errors import TracerError
-from tracer.runs.script_run import ScriptProfile, ScriptTraining
+from tracer.runs.script_run import ScriptProfile
+from tracer.runs.script_sessions import ScriptTraining
 from tracer.runs.session import Schedule
 
 

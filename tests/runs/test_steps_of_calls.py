@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from tracer.results.run_results import RunResults
-from tracer.runs.script_run import NO_CALL, NO_MODEL, ScriptProfile, ScriptTraining
+from tracer.runs.script_run import NO_CALL, NO_MODEL, ScriptProfile
+from tracer.runs.script_sessions import ScriptTraining
 from tracer.runs.session import Schedule
 from tracer.runs.steps_of_calls import StepsOfCalls
 
@@ -92,7 +93,9 @@ def test_without_the_option_it_is_named_where_a_model_was_called(tmp_path: Path)
 
     profile, results = recorded(tmp_path, calls)
     assert results is None
-    assert profile.notes == (f"{NO_MODEL} It called a model without training it: --inference explains such calls.",)
+    assert profile.notes == (
+        f"{NO_MODEL} It called a model without training it: with --inference, `run` explains such calls.",
+    )
     assert recorded(tmp_path, lambda: None)[0].notes == (NO_MODEL,)
     assert recorded(tmp_path, lambda: None, is_inference=True)[0].notes == (NO_CALL,)
 

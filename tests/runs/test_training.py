@@ -21,7 +21,7 @@ from tracer.analysis.profiles.attribution import Phase
 from tracer.capture.objects.known_storages import Role
 from tracer.errors import OutputError, Terminated, TracerError
 from tracer.runs import outputs
-from tracer.runs.script_run import ScriptTraining, ScriptWatch
+from tracer.runs.script_sessions import ScriptTraining, ScriptWatch
 from tracer.runs.session import Schedule
 from tracer.runs.termination import WritingInterrupted
 from tracer.runs.training import Screen, TrainingProfile, profile_training

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 __tracebackhide__ = True  # a line of this file explains nothing about the script
 
+LATER = "later"
+"""Below the folder of the results: what is said of memory that ends, or grows, after the recorded steps."""
 CONTEXT = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 
 
@@ -74,7 +76,8 @@ def run(
         say_where(devices)
     from tracer.exporters.files import check_folder
     from tracer.results.null_run import USE_CUDA, elsewhere
-    from tracer.runs.script_run import ScriptProfile, ScriptTraining, ScriptWatch
+    from tracer.runs.script_run import ScriptProfile
+    from tracer.runs.script_sessions import LaterWatch, ScriptTraining, ScriptWatch
 
     settings = {"script": script, "arguments": " ".join(arguments or [])}
     with errors_for_people(), kept_import_path(), values_on(answers), _made(apply) as notes:
@@ -104,6 +107,17 @@ def run(
                     keep_recording=requested.keep_recording,
                     settings=settings,
                 )
+            ),
+            make_later=None
+            if watch
+            else lambda models, optimizers: LaterWatch(
+                models,
+                optimizers,
+                save_dir=save_dir / LATER,
+                device=device,
+                on_signal=None,
+                screen="none" if screen.quiet else "short",
+                settings=settings,
             ),
             is_inference=inference,
         )

@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 from tracer.errors import UsageError
 from tracer.exporters.notebook import Paragraph, display_in_notebook
-from tracer.runs.script_run import ScriptProfile, ScriptTraining
+from tracer.runs.script_run import ScriptProfile
+from tracer.runs.script_sessions import ScriptTraining
 from tracer.runs.session import Schedule
 
 _DEFAULT = Schedule(0, 1, 3, 2)

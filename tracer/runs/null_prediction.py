@@ -20,7 +20,8 @@ from tracer.results.run_results import RunResults
 from tracer.runs.largest import Trial
 from tracer.runs.outputs import OUTPUTS
 from tracer.runs.prediction import NUM_STEPS, on_card
-from tracer.runs.script_run import ScriptProfile, ScriptTraining
+from tracer.runs.script_run import ScriptProfile
+from tracer.runs.script_sessions import ScriptTraining
 from tracer.runs.session import Schedule
 from tracer.runs.step_requests import StepRequests
 from tracer.runs.workload_run import run_profile

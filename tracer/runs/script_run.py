@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -14,19 +14,20 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from tracer.capture.device.devices import is_accelerator
 from tracer.capture.forked_child import in_forked_child
 from tracer.capture.objects.live_tensors import objects_of
 from tracer.capture.objects.step_hooks import remove_hooks
-from tracer.capture.objects.training_objects import TrainingObjects
-from tracer.capture.torch_private import torch_compile, torch_modules
+from tracer.capture.torch_private import torch_compile
 from tracer.errors import TracerError
-from tracer.exporters.screen.terminal import say, say_beside_bars
+from tracer.exporters.screen.terminal import say
 from tracer.runs.loop_session import fault_text
+from tracer.runs.script_models import callable_alive, named, trained_alive
+from tracer.runs.script_sessions import LaterWatch, ScriptTraining
 from tracer.runs.steps_by_hand import StepsByHand
 from tracer.runs.steps_of_calls import StepsOfCalls
 from tracer.runs.training import TrainingProfile
 from tracer.runs.watch import TrainingWatch
-from tracer.units import some
 
 Session = TrainingProfile | TrainingWatch
 MakeSession = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], Session]
@@ -39,51 +40,7 @@ NO_STEP = (
 )
 
 
-class ScriptTraining(TrainingProfile):
-    """As `run` profiles: its steps are found, and what it has to say is one block behind the script's last line."""
-
-    _steps_end_in_operators = True
-    _has_failed: bool | None = None
-    """Whether the script raised; None where there is nothing to tell, or all is told."""
-
-    def tell(self) -> None:
-        """Print what was found, when the script has ended; once."""
-        has_failed, self._has_failed = self._has_failed, None
-        if has_failed is not None:
-            super()._tell(has_failed=has_failed)
-
-    def tell_meanwhile(self) -> None:
-        """One line, while the script goes on: files are there, and the answer comes when it ends."""
-        if self._screen == "full" and self._folder.is_of_first_rank and self.results is not None:
-            written = some(sum(file.error is None for file in self.written), "file")
-            say_beside_bars(f"Recorded: {written} in {self.folder}. The answer follows when the script ends.")
-
-    def _tell(self, *, has_failed: bool) -> None:
-        self._has_failed = has_failed
-
-    def _if_too_short(self) -> str:
-        """Without any step, `ScriptProfile.notes` says why."""
-        longer = "record from the first one with --n-warmup-steps 0, or let the script train for longer"
-        return longer if self.num_steps_done else ""
-
-    @property
-    def _to_record_the_first(self) -> str:
-        is_skipped = self.schedule.num_wait_steps or self.schedule.num_warmup_steps
-        return "--n-wait-steps 0 --n-warmup-steps 0 record from the first one" if is_skipped else ""
-
-    def _complain(self, sentence: str) -> None:
-        """A line on stderr: nobody looks for the line of the script that a warning would name."""
-        say(f"Note: {sentence}")
-
-    def _tell_of_optimizers(self, objects: TrainingObjects) -> None:
-        """Nothing: nobody said which optimizer belongs to which model, and latents and prompts are trained so."""
-
-
-class ScriptWatch(TrainingWatch):
-    """As `run --watch` watches."""
-
-    def _tell_of_optimizers(self, objects: TrainingObjects) -> None:
-        """Nothing, as in `ScriptTraining`."""
+MakeLater = Callable[[dict[str, nn.Module], Sequence[torch.optim.Optimizer]], LaterWatch]
 
 
 class FirstStepsDone(BaseException):
@@ -102,6 +59,7 @@ class ScriptProfile:
 
     Attributes:
         session: The profile; None until a model was called.
+        later: Watches the script from when all is recorded; None until then, and where nobody asked for it.
         is_in_child: Whether this process was forked by the one that began; it is silent then.
     """
 
@@ -109,6 +67,7 @@ class ScriptProfile:
         self,
         make_session: MakeSession,
         *,
+        make_later: MakeLater | None = None,
         is_enough: Callable[[], bool] | None = None,
         is_inference: bool = False,
     ) -> None:
@@ -116,6 +75,7 @@ class ScriptProfile:
 
         Args:
             make_session: Makes the profile of some models by name and some optimizers.
+            make_later: Makes what watches them when all is recorded; None for nothing.
             is_enough: Asked after each step whether the script ends, by `FirstStepsDone`; it also does when all is
                 recorded. None to let it go on.
             is_inference: The script trains nothing.
@@ -125,7 +85,8 @@ class ScriptProfile:
         self._has_called = False
         self._is_enough = is_enough
         self.session: Session | None = None
-        self._make_session = make_session
+        self.later: LaterWatch | None = None
+        self._make_session, self._make_later = make_session, make_later
         self._unhook_modules: Callable[[], None] = _nothing
         self._unhook_optimizers: Callable[[], None] = _nothing
         self._stop_watching: Callable[[], None] | None = None
@@ -150,7 +111,8 @@ class ScriptProfile:
     @property
     def _of_inference(self) -> str:
         """What to do where models were called all the same."""
-        return " It called a model without training it: --inference explains such calls." if self._has_called else ""
+        said = " It called a model without training it: with --inference, `run` explains such calls."
+        return said if self._has_called else ""
 
     def __enter__(self) -> Self:
         """Look out for models and steps."""
@@ -165,7 +127,7 @@ class ScriptProfile:
     def tell(self) -> None:
         """Print what was found; the script has ended."""
         if isinstance(self.session, ScriptTraining) and not self.is_in_child:
-            self.session.tell()
+            self.session.tell(self.later.explained_in if self.later is not None else None)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -177,6 +139,8 @@ class ScriptProfile:
         self._look_no_longer()
         self._has_failed = error is not None
         self._close(error)
+        if self.later is not None:
+            self.later.__exit__(kind, error, trace)
 
     def _leave_to_parent(self) -> None:
         self.is_in_child = self._is_over = True
@@ -207,15 +171,7 @@ class ScriptProfile:
         if self._is_inference and module is not None:
             self._begin_inference(module)
             return
-        optimizers = objects_of((torch.optim.Optimizer,))
-        trained = {
-            id(parameter)
-            for optimizer in optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
-        alive = [model for model in objects_of((nn.Module,)) if not torch_compile.is_graph_of_compiler(model)]
-        models = [model for model in outermost(alive) if model is module or _holds(model, module, trained)]
+        optimizers, trained, models = trained_alive(module)
         self.session = self._make_session(named(models or ([] if module is None else [module])), optimizers)
         self.session.__enter__()
         if module is not None and not any(
@@ -226,16 +182,14 @@ class ScriptProfile:
             self._unhook_modules()
 
     def _begin_inference(self, module: nn.Module) -> None:
-        alive = [model for model in objects_of((nn.Module,)) if not torch_compile.is_graph_of_compiler(model)]
-        # A loss or a layer of its own is no model; what is called is one in any case.
-        models = [model for model in outermost(alive) if model is module or any(True for _ in model.parameters())]
+        models = callable_alive(module)
         self.session = self._make_session(named(models), ())
         self.session.__enter__()
         self._unhook_modules()
         self._of_calls = StepsOfCalls(models, module, self._step_ended)
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._is_over or self._is_inference:
+        if self._is_inference or (self._is_over and self.later is None):
             return
         if self.session is None:
             self._begin(None)
@@ -252,18 +206,40 @@ class ScriptProfile:
             self._step_ended()
 
     def _step_ended(self) -> None:
+        if self.later is not None:
+            self.later.step()
         if self._is_over or self.session is None:
             return
         self._has_stepped = True
         self.session.step()
         is_enough = self._is_enough is not None and self._is_enough()
         if is_enough or self.session.is_complete:
+            self._all_is_recorded()
+
+    def _all_is_recorded(self) -> None:
+        make_later = self._make_later if self._by_hand is None else None
+        if make_later is None:
             self._look_no_longer()
-            self._close(None)
-            if self._is_enough is not None:
-                raise FirstStepsDone
-            if isinstance(self.session, ScriptTraining):
-                self.session.tell_meanwhile()
+        self._close(None)
+        if self._is_enough is not None:
+            raise FirstStepsDone
+        if isinstance(self.session, ScriptTraining):
+            self.session.tell_meanwhile()
+        if make_later is not None:
+            self._watch_later(make_later)
+
+    def _watch_later(self, make_later: MakeLater) -> None:
+        """Watch the rest, on a device whose allocator tells; what goes wrong is a note, and the script goes on."""
+        if self.session is None or not is_accelerator(self.session.device):
+            return
+        try:
+            optimizers, _, models = trained_alive(None)
+            self.later = make_later(named(callable_alive(None) if self._is_inference else models), optimizers)
+            self.later.num_steps_done = self.session.num_steps_done
+            self.later.__enter__()
+        except Exception as fault:
+            self.later = None
+            say(f"Note: What comes now is not watched: {fault_text(fault)}")
 
     def _not_by_hand(self) -> None:
         by_hand, self._by_hand = self._by_hand, None
@@ -315,32 +291,3 @@ def _hook_modules(called: Callable[[nn.Module, Any], None]) -> Callable[[], None
             warnings.filters.remove(ignored)  # type: ignore[attr-defined]
 
     return remove
-
-
-def outermost(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """Those that are in no other."""
-    modules = list(modules)
-    inner = {id(child) for module in modules for child in torch_modules.child_modules(module).values()}
-    return [module for module in modules if id(module) not in inner]
-
-
-def _holds(model: nn.Module, module: nn.Module | None, trained: set[int]) -> bool:
-    """Whether a model has a module inside, or parameters that an optimizer updates."""
-    return any(child is module for child in model.modules()) or any(
-        id(parameter) in trained for parameter in model.parameters()
-    )
-
-
-def named(models: Sequence[nn.Module]) -> dict[str, nn.Module]:
-    """Models by their class's name, with a number where several have it; one alone needs no name."""
-    if len(models) == 1:
-        return {"": models[0]}
-    names: dict[str, nn.Module] = {}
-    for model in models:
-        name = kind = type(model).__name__
-        number = 1
-        while name in names:
-            number += 1
-            name = f"{kind}_{number}"
-        names[name] = model
-    return names

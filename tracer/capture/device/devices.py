@@ -96,6 +96,12 @@ def allocated_bytes(device: torch.device) -> int | None:
     return int(value) if value is not None else None
 
 
+def peak_allocated_bytes(device: torch.device) -> int | None:
+    """The most that the allocator of an accelerator has handed out so far; None where it does not say."""
+    value = _answer(device, "max_memory_allocated") if is_accelerator(device) else None
+    return int(value) if value is not None else None
+
+
 def reserved_bytes(device: torch.device) -> int | None:
     """What the allocator of an accelerator has reserved now; None where it does not say."""
     value = _answer(device, "memory_reserved") if is_accelerator(device) else None

@@ -1,0 +1,132 @@
+"""The sessions of a script that knows nothing of them: what each says, and when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from tracer.capture.device.devices import peak_allocated_bytes
+from tracer.capture.objects.training_objects import TrainingObjects
+from tracer.exporters.screen.terminal import say, say_beside_bars
+from tracer.results.failure import is_out_of_memory
+from tracer.runs.training import TrainingProfile
+from tracer.runs.watch import WATCH_JSON, WATCH_SNAPSHOT, WATCH_TEXT, TrainingWatch
+from tracer.units import format_bytes, some
+
+_MUCH_MORE = 1.01
+
+
+class ScriptTraining(TrainingProfile):
+    """As `run` profiles: its steps are found, and what it has to say is one block behind the script's last line."""
+
+    _steps_end_in_operators = True
+    _has_failed: bool | None = None
+    """Whether the script raised; None where there is nothing to tell, or all is told."""
+    _peak_before_bytes = _peak_recorded_bytes = 0
+    """The allocator's own peak when the session began, and when it ended."""
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        self._peak_before_bytes = peak_allocated_bytes(self.device) or 0
+        return super().__enter__()
+
+    def tell(self, explained_in: Path | None = None) -> None:
+        """Print what was found, when the script has ended; once.
+
+        Args:
+            explained_in: A file on memory that has ended, or grew, after the recorded steps.
+        """
+        has_failed, self._has_failed = self._has_failed, None
+        if has_failed is not None:
+            if self._screen == "full" and self._folder.is_of_first_rank and (note := self._of_another_time()):
+                say(f"Note: {note}{f' See {explained_in}.' if explained_in is not None else ''}")
+            super()._tell(has_failed=has_failed)
+
+    def _of_another_time(self) -> str:
+        """Where the script has held more than at any time that was recorded; "" where it has not."""
+        findings = self.results.findings if self.results is not None else None
+        if findings is None or findings.worst.peak.device != str(self.device):
+            return ""
+        at_end_bytes = peak_allocated_bytes(self.device) or 0
+        return larger_elsewhere(
+            findings.worst.peak.allocator_peak_bytes, self._peak_before_bytes, self._peak_recorded_bytes, at_end_bytes
+        )
+
+    def tell_meanwhile(self) -> None:
+        """One line, while the script goes on: files are there, and the answer comes when it ends."""
+        if self._screen == "full" and self._folder.is_of_first_rank and self.results is not None:
+            written = some(sum(file.error is None for file in self.written), "file")
+            say_beside_bars(f"Recorded: {written} in {self.folder}. The answer follows when the script ends.")
+
+    def _tell(self, *, has_failed: bool) -> None:
+        self._has_failed = has_failed
+        self._peak_recorded_bytes = peak_allocated_bytes(self.device) or 0
+
+    def _if_too_short(self) -> str:
+        """Without any step, `ScriptProfile.notes` says why."""
+        longer = "record from the first one with --n-warmup-steps 0, or let the script train for longer"
+        return longer if self.num_steps_done else ""
+
+    @property
+    def _to_record_the_first(self) -> str:
+        is_skipped = self.schedule.num_wait_steps or self.schedule.num_warmup_steps
+        return "--n-wait-steps 0 --n-warmup-steps 0 record from the first one" if is_skipped else ""
+
+    def _complain(self, sentence: str) -> None:
+        """A line on stderr: nobody looks for the line of the script that a warning would name."""
+        say(f"Note: {sentence}")
+
+    def _tell_of_optimizers(self, objects: TrainingObjects) -> None:
+        """Nothing: nobody said which optimizer belongs to which model, and latents and prompts are trained so."""
+
+
+def larger_elsewhere(recorded_bytes: int, before_bytes: int, until_then_bytes: int, at_end_bytes: int) -> str:
+    """A sentence on a time of a script at which more was allocated than at the peak that is explained.
+
+    Args:
+        recorded_bytes: The peak of the recorded steps.
+        before_bytes: The allocator's peak until the first step.
+        until_then_bytes: Until all was recorded.
+        at_end_bytes: Until the script's end.
+
+    Returns:
+        "" where it was less, or not 1 % more.
+    """
+    if max(before_bytes, until_then_bytes, at_end_bytes) <= _MUCH_MORE * recorded_bytes:
+        return ""
+    if at_end_bytes > until_then_bytes:
+        return (
+            f"The script has held more than the peak below: {format_bytes(at_end_bytes)}, after the recorded steps. "
+            "--n-wait-steps records later ones."
+        )
+    if until_then_bytes > before_bytes:
+        return (
+            f"The script has held more than the peak below: {format_bytes(until_then_bytes)}, in a step that was not "
+            "recorded. With --n-wait-steps 0 --n-warmup-steps 0 the first one is."
+        )
+    return f"The script has held more than the peak below: {format_bytes(before_bytes)}, before its first step."
+
+
+class ScriptWatch(TrainingWatch):
+    """As `run --watch` watches."""
+
+    def _tell_of_optimizers(self, objects: TrainingObjects) -> None:
+        """Nothing, as in `ScriptTraining`."""
+
+
+class LaterWatch(ScriptWatch):
+    """As `run` watches what comes after the recorded steps: it has something to say where memory ends or grows."""
+
+    @property
+    def explained_in(self) -> Path | None:
+        """The file that says it; None where there was nothing to say."""
+        return self.folder / WATCH_TEXT if self.report is not None else None
+
+    def _switch_on(self) -> None:
+        for name in (WATCH_TEXT, WATCH_JSON, WATCH_SNAPSHOT):  # an earlier run's
+            (self.folder / name).unlink(missing_ok=True)
+        super()._switch_on()
+
+    def _last_words(self, error: BaseException | None) -> None:
+        if error is not None and is_out_of_memory(error):
+            super()._last_words(error)
