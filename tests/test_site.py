@@ -49,9 +49,7 @@ def test_links_lead_from_page_to_page(site: Path) -> None:
     assert 'href="files.html"' in (site / "CONTRIBUTING.html").read_text()
 
 
-@pytest.mark.parametrize(
-    "link", ["[x](nowhere.md)", "[x](recipes.md#nowhere)", "[x](../benchmarks/results.md#nowhere)"]
-)
+@pytest.mark.parametrize("target", ["nowhere.md", "recipes.md#nowhere", "../benchmarks/results.md#nowhere"])
 def test_a_link_that_leads_nowhere_ends_the_build(target: str, tmp_path: Path) -> None:
     for name in ("mkdocs.yml", "CONTRIBUTING.md", "CHANGELOG.md", "README.md"):
         shutil.copy(ROOT / name, tmp_path / name)
