@@ -217,7 +217,10 @@ class ScriptProfile:
             self._all_is_recorded()
 
     def _all_is_recorded(self) -> None:
-        make_later = self._make_later if self._by_hand is None else None
+        assert self.session is not None
+        # A loop without an optimizer has no steps that could be counted on; a CPU's allocator tells nothing.
+        can_go_on = self._by_hand is None and is_accelerator(self.session.device)
+        make_later = self._make_later if can_go_on else None
         if make_later is None:
             self._look_no_longer()
         self._close(None)
@@ -226,19 +229,18 @@ class ScriptProfile:
         if isinstance(self.session, ScriptTraining):
             self.session.tell_meanwhile()
         if make_later is not None:
-            self._watch_later(make_later)
+            self._watch_later(make_later, self.session.num_steps_done)
 
-    def _watch_later(self, make_later: MakeLater) -> None:
-        """Watch the rest, on a device whose allocator tells; what goes wrong is a note, and the script goes on."""
-        if self.session is None or not is_accelerator(self.session.device):
-            return
+    def _watch_later(self, make_later: MakeLater, num_steps_done: int) -> None:
+        """Watch the rest; what goes wrong in that is a note, and the script goes on."""
         try:
             optimizers, _, models = trained_alive(None)
             self.later = make_later(named(callable_alive(None) if self._is_inference else models), optimizers)
-            self.later.num_steps_done = self.session.num_steps_done
+            self.later.num_steps_done = num_steps_done
             self.later.__enter__()
         except Exception as fault:
             self.later = None
+            self._look_no_longer()
             say(f"Note: What comes now is not watched: {fault_text(fault)}")
 
     def _not_by_hand(self) -> None:
