@@ -93,7 +93,7 @@ def test_on_the_cpu_nobody_tells_what_comes_later(tmp_path: Path) -> None:
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
         assert profile.later is None
-        assert not torch.optim.optimizer._global_optimizer_post_hooks, "nobody listens any more"
+        assert profile._unhook_optimizers is script_run._nothing, "nobody listens any more"
 
 
 def test_what_an_earlier_run_has_said_goes(tmp_path: Path) -> None:
