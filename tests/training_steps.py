@@ -6,6 +6,7 @@ milliseconds per step and a few thousand events.
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -100,6 +101,7 @@ def record(
         The `kineto_results` of each cycle.
     """
     kept: list[Any] = []
+    gc.collect()  # what other tests have left is freed now, and not in the recording
     with profile(
         activities=list(activities),
         schedule=schedule(wait=0, warmup=1, active=n_active, repeat=n_cycles),
