@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -167,6 +168,41 @@ def test_check_fails_where_a_script_has_grown(tmp_path: Path) -> None:
     assert "train.py" in (tmp_path / "c.md").read_text()
 
 
+@needs_null_gpu
+@pytest.mark.slow
+def test_a_small_repository_fails_on_growth_of_three_percent(tmp_path: Path) -> None:
+    """The line of the workflow in docs/ci.md, and a marked test with its baseline: 2 % is let through by the first."""
+    workflow = (ROOT / "docs/ci.md").read_text()
+    (line,) = re.findall(r"- run: torch-timeline (check train.py .*--markdown.*)", workflow)
+    check = ["tracer", *line.split()]
+    marked = ["pytest", "-p", PLUGIN, "-p", "no:cacheprovider", "-n", "0", "--gpu-memory-baseline", "tests.json"]
+
+    def run(*arguments: str, width: int) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "train.py").write_text(TRAIN.replace("512", "2048").replace("WIDTH", str(width)))
+        (tmp_path / "test_train.py").write_text(TRAIN_TEST)
+        return subprocess.run(
+            [sys.executable, "-m", *arguments],
+            cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+
+    for update in ([*check, "--update"], [*marked, "--gpu-memory-update"]):
+        written = run(*update, width=2048)
+        assert written.returncode == 0, written.stdout + written.stderr
+    assert run(*check, width=2072).returncode == 0
+    grown = run(*check, width=2152)
+    assert grown.returncode == 3 and re.search(r"peak grew 3\.\d %", grown.stderr), grown.stderr
+    assert "train.py" in (tmp_path / "memory.md").read_text()
+    failed = run(*marked, width=2152)
+    assert failed.returncode == 1 and re.search(r"peak grew 3\.\d %", failed.stdout), failed.stdout
+
+
+TRAIN_TEST = """
+import pytest, runpy
+
+@pytest.mark.gpu_memory("1 GiB", on="h100")
+def test_training():
+    runpy.run_path("train.py")
+"""
 TRAIN = """
 import torch
 net = torch.nn.Linear(512, WIDTH, device="cuda")
