@@ -22,7 +22,8 @@ from tests.training_steps import WORKLOADS, record_workload
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
 from tracer.capture.profiler.event_tree import read_recording
-from tracer.capture.profiler.profiler_trace import ProfilerTrace, TraceStore
+from tracer.capture.profiler.profiler_trace import ProfilerTrace
+from tracer.capture.profiler.trace_store import TraceStore
 from tracer.errors import OutputError, RecordingError
 from tracer.exporters.trace import memory_events, write_trace
 from tracer.timeline_tracer import TimelineTracer
@@ -338,7 +339,7 @@ def test_no_room_for_it_is_told_when_it_is_wanted(tmp_path: Path, monkeypatch: p
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tracer.capture.profiler.profiler_trace.tempfile.TemporaryFile", refuse)
+    monkeypatch.setattr("tracer.capture.profiler.trace_store.tempfile.TemporaryFile", refuse)
     one = traced(record_workload("no_optimizer", n_cycles=1).results[0])
     with pytest.raises(OutputError, match="No space left on device"):
         write_trace(one.trace, one.cycle, tmp_path / "trace.json.gz")

@@ -19,7 +19,7 @@ from tests.training_steps import record_workload
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
 from tracer.capture.profiler.event_tree import read_recording
-from tracer.capture.profiler.profiler_trace import TraceStore
+from tracer.capture.profiler.trace_store import TraceStore
 from tracer.capture.recording import Recording
 from tracer.capture.sources.source_files import whole_path
 from tracer.trace.load import load_trace
@@ -30,12 +30,17 @@ WITH_INLINE_OPERATORS = ["fno_2d_new_zeros", "functional_model"]
 
 # What was a tensor, what backward used, and which gradients an operator took are not in a trace.
 KNOWN_TO_DIFFER = {
-    ("GRADIENT", "AUTOGRAD_DETAIL"),
-    ("HELD", "ACTIVATION"),
+    ("HELD", "UNKNOWN"),
     ("AUTOGRAD_DETAIL", "TEMPORARY"),
     ("ACTIVATION", "TEMPORARY"),
     ("WORKSPACE", "TEMPORARY"),
 }
+
+
+# A gradient without evidence in the trace: neither zero_grad nor a later step of the optimizer's is in it.
+WITHOUT_EVIDENCE = {"lbfgs": {("GRADIENT", "AUTOGRAD_DETAIL")}}
+# Nested backward: the run was not told that AccumulateGrad took them, the trace has `zero_grad` let go of them.
+KNOWN_BETTER = {"checkpointing_reentrant": {("AUTOGRAD_DETAIL", "GRADIENT")}}
 
 
 @cache
@@ -105,4 +110,5 @@ def test_kinds_of_a_trace_are_the_runs_or_need_what_operators_used(name: str) ->
     differs = kinds[0] != kinds[1]
     size = run.lifetimes.size_bytes[run.lifetimes.allocation >= 0]
     pairs = {(Kind(a).name, Kind(b).name) for a, b in zip(kinds[0][differs], kinds[1][differs], strict=True)}
-    assert pairs <= KNOWN_TO_DIFFER, (pairs - KNOWN_TO_DIFFER, size[differs].sum(), size.sum())
+    known = KNOWN_TO_DIFFER | WITHOUT_EVIDENCE.get(name, set()) | KNOWN_BETTER.get(name, set())
+    assert pairs <= known, (pairs - known, size[differs].sum(), size.sum())

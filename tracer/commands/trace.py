@@ -91,13 +91,13 @@ def show_traces(
         OutputError: A file cannot be written, or there is nothing to write.
     """
     wanted = {name: path for name, path in (files or {}).items() if path is not None}
-    found = _traces(paths)
-    if len(found) > 1:
+    recordings = _traces(paths)
+    if len(recordings) > 1:
         if wanted or save_dir is not None:
             raise TracerError("Files are written of one trace.", hint="Name the trace of one rank.")
-        _show_job(found, console, device=device, as_json=as_json)
+        _show_job(recordings, console, device=device, as_json=as_json)
         return True
-    (path,) = found
+    (path,) = recordings
     _check_outputs(path, wanted.values(), save_dir)
     from tracer.exporters.json_documents.header import this_command
     from tracer.results.trace_report import explain_trace
@@ -121,13 +121,13 @@ def _traces(paths: Sequence[Path]) -> list[Path]:
     Raises:
         RecordingError: A folder has none.
     """
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for path in paths:
         inside = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES)) if path.is_dir() else [path]
         if not inside:
             raise RecordingError(f"{path} has no trace.", hint=f"Traces end in {', '.join(_SUFFIXES)}.")
-        found |= dict.fromkeys(inside)
-    return list(found)
+        files |= dict.fromkeys(inside)
+    return list(files)
 
 
 def _show_job(paths: Sequence[Path], console: Console, *, device: str | None, as_json: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -63,10 +62,11 @@ def explain_trace(path: Path, *, device: str | None = None, command: str = "") -
     trace = load_trace(path)
     findings = _findings(trace, device)
     attribution = findings.worst.attribution if findings is not None else attribute(trace.recording)
+    times = _times(trace, attribution)
     return TraceReport(
         file=str(path),
-        results=None if findings is None else _results(trace, findings, path, command),
-        times=_times(trace, attribution),
+        results=None if findings is None else _results(trace, findings, times, path, command),
+        times=times,
         rank=_rank(trace.header),
         notes=trace.remarks,
         missing=trace.missing,
@@ -118,7 +118,7 @@ def _times(trace: TraceFile, attribution: Attribution) -> TraceTimes | None:
     return find_times(trace.recording, attribution, trace.work)
 
 
-def _results(trace: TraceFile, findings: Findings, path: Path, command: str) -> RunResults:
+def _results(trace: TraceFile, findings: Findings, times: TraceTimes | None, path: Path, command: str) -> RunResults:
     recording = trace.recording
     files = {recording.strings[file] for file in np.unique(recording.frames.file[recording.frames.user]).tolist()}
     return RunResults(
@@ -137,11 +137,12 @@ def _results(trace: TraceFile, findings: Findings, path: Path, command: str) -> 
             command=command,
             date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
             torch=NOT_SAID,
-            python=platform.python_version(),
+            python=NOT_SAID,
             device_name=_device_name(trace.header),
         ),
         project_names={file: file for file in files},
         device=findings.device,
+        times=times,
     )
 
 

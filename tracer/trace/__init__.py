@@ -5,6 +5,7 @@ events         the events in its text, some thousands at a time
 tables         the events that say something, packed row by row
 host_order     which of them ran on which thread, in which order
 places         names of Python functions and the files that they are in
+launches       which operator launched what does not say it
 recording      the rows as the columns of a `Recording`
 load           the door: a path in, a `TraceFile` out
 """

@@ -10,10 +10,14 @@ import numpy as np
 
 from tracer.arrays import Bool, Column, Int, Ints
 from tracer.capture.device.device_kernels import Kernels
+from tracer.capture.recording import Ops
 from tracer.trace.host_order import in_ns
-from tracer.trace.tables import TraceTables, WorkKind
+from tracer.trace.launches import names_operators, operators_of_calls
+from tracer.trace.tables import Table, TraceTables, WorkKind
 
 # Kernels of NCCL, RCCL, oneCCL and MSCCL, as their libraries name them.
+_CUPTIS_DEFAULT_STREAM = 7
+_OF_ALL = ("names", "default_stream")
 _COLLECTIVE = re.compile(r"^(void )?(nccl|rccl|oneccl|msccl)", re.IGNORECASE)
 
 
@@ -34,6 +38,7 @@ class DeviceWork:
         thread: That operator's thread, numbered as in the recording; -1 for none.
         group: Index in `names`: the ranks that a collective is of, as the trace has them; -1 where it does not say.
         names: Of kernels and groups.
+        default_stream: The number of CUDA's default stream; -1 where that is not known.
     """
 
     start_ns: Ints
@@ -48,6 +53,7 @@ class DeviceWork:
     thread: Ints
     group: Ints
     names: tuple[str, ...]
+    default_stream: int = -1
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -66,17 +72,18 @@ class DeviceWork:
 
     def take(self, rows: Column[Any]) -> DeviceWork:
         """Some rows."""
-        columns = {name: getattr(self, name)[rows] for name in self.__dataclass_fields__ if name != "names"}
-        return DeviceWork(**columns, names=self.names)
+        columns = {name: getattr(self, name)[rows] for name in self.__dataclass_fields__ if name not in _OF_ALL}
+        return DeviceWork(**columns, names=self.names, default_stream=self.default_stream)
 
 
-def device_work(tables: TraceTables, thread_of: dict[int, int], base_ns: int) -> DeviceWork:
+def device_work(tables: TraceTables, thread_of: dict[int, int], base_ns: int, ops: Ops) -> DeviceWork:
     """The work of all devices in a trace.
 
     Args:
         tables: Of the trace.
         thread_of: Numbers of threads in the recording, by those of the tables.
         base_ns: What times count from.
+        ops: Of the recording, of which one launched what says no operator itself.
     """
     work, operators, calls = tables.work, tables.operators, tables.calls
     start = in_ns(work["start_us"], base_ns)
@@ -85,11 +92,18 @@ def device_work(tables: TraceTables, thread_of: dict[int, int], base_ns: int) ->
     names = tuple(tables.names)
     used = np.unique(work["name"])
     collective = used[[_COLLECTIVE.match(names[name]) is not None for name in used.tolist()]] if len(used) else used
-    operator = _row_of(operators["external_id"], work["external_id"])
+    operator = np.where(names_operators(work), _row_of(operators["external_id"], work["external_id"]), -1)
     call = _row_of(calls["correlation"], work["correlation"])
-    call_end = in_ns(calls["start_us"], base_ns) + np.maximum(in_ns(calls["duration_us"], 0), 0)
+    call_start = in_ns(calls["start_us"], base_ns)
+    call_end = call_start + np.maximum(in_ns(calls["duration_us"], 0), 0)
     operator_start = in_ns(operators["start_us"], base_ns)
-    threads = np.array([thread_of.get(thread, -1) for thread in operators["thread"].tolist()], Int)
+    number_of = np.array([thread_of.get(thread, -1) for thread in range(len(tables.threads))], Int)
+    operator_ns, thread = _of(operator_start, operator), _of(number_of[operators["thread"]], operator)
+    lost = np.flatnonzero((operator < 0) & (call >= 0))
+    by_call = call[lost]
+    found = operators_of_calls(ops, number_of[calls["thread"][by_call]], call_start[by_call], call_end[by_call])
+    lost, found = lost[found >= 0], found[found >= 0]
+    operator_ns[lost], thread[lost] = ops.start_ns[found], ops.thread[found]
     return DeviceWork(
         start_ns=start,
         end_ns=start + np.maximum(in_ns(work["duration_us"], 0), 0),
@@ -99,11 +113,18 @@ def device_work(tables: TraceTables, thread_of: dict[int, int], base_ns: int) ->
         stream=work["stream"].astype(Int),
         name=work["name"].astype(Int),
         launched_ns=_of(call_end, call),
-        operator_ns=_of(operator_start, operator),
-        thread=_of(threads, operator),
+        operator_ns=operator_ns,
+        thread=thread,
         group=work["group"].astype(Int),
         names=names,
+        default_stream=_default_stream(calls, names),
     )
+
+
+def _default_stream(calls: Table, names: tuple[str, ...]) -> int:
+    """CUPTI numbers the default stream of the first context 7; ROCm's numbers are those of queues."""
+    called = (names[name] for name in np.unique(calls["name"]).tolist())
+    return _CUPTIS_DEFAULT_STREAM if any(name.startswith("cuda") for name in called) else -1
 
 
 def _row_of(ids: Column[Any], wanted: Column[Any]) -> Ints:

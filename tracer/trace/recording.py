@@ -18,7 +18,7 @@ import numpy as np
 from tracer.capture.profiler.event_columns import ALLOCATION_ROW, CALL_ROW, OP_ROW, SPAN_ROW, EventTables, to_columns
 from tracer.capture.profiler.inline_operators import TextOf
 from tracer.capture.recording import Frames, OpKind, Recording
-from tracer.capture.torch_names import ENGINE_PREFIX, OPTIMIZER_PREFIXES, STEP_PREFIX, is_backward_node
+from tracer.capture.torch_names import ENGINE_PREFIX, LOADER_PREFIX, OPTIMIZER_PREFIXES, STEP_PREFIX, is_backward_node
 from tracer.trace.device_work import DeviceWork, device_work
 from tracer.trace.host_order import HostRows, Source
 from tracer.trace.places import Place, called, is_ours, is_users, line_of
@@ -30,7 +30,7 @@ _DEVICE_TYPES: Final = {
     20: "privateuseone",
 }  # fmt: skip
 _OPERATOR, _ENGINE, _BACKWARD_NODE = int(OpKind.OPERATOR), int(OpKind.ENGINE), int(OpKind.BACKWARD_NODE)
-_REGIONS = (STEP_PREFIX, *OPTIMIZER_PREFIXES)
+_REGIONS = (STEP_PREFIX, *OPTIMIZER_PREFIXES, LOADER_PREFIX)
 
 Context = tuple[int, int, int, bool, str]
 """Of what a row encloses: when it ends; the innermost call and the operator with a row of its own; whether an operator
@@ -57,7 +57,7 @@ def recording_of(tables: TraceTables, rows: HostRows, base_ns: int, text_of: Tex
         reader.read(thread, rows.of(thread))
     reader.num_events = tables.num_events
     recording = to_columns(reader, frames_of=_frames, text_of=text_of)
-    work = device_work(tables, reader.thread_of, base_ns)
+    work = device_work(tables, reader.thread_of, base_ns, recording.ops)
     return replace(recording, kernels=work.kernels()), work
 
 

@@ -34,6 +34,9 @@ PLAIN: dict[str, Any] = {
     "freed_by_maker": False,
     "is_listed": False,
     "is_gradient": False,
+    "freed_by_zero_grad": False,
+    "meets_step": False,
+    "is_of_gradients_size": False,
     "is_recomputed": False,
     "category": Category.UNTAGGED,
     "names_no_parameter": False,
@@ -46,6 +49,8 @@ PLAIN: dict[str, Any] = {
     "used_by_backward": False,
     "used_by_later_backward": False,
     "outlived_backward": False,
+    "is_replaced": False,
+    "is_past_release": False,
     "went_back": False,
     "is_without_grad": False,
     "is_of_collective": False,
@@ -62,6 +67,9 @@ BEFORE = {"made": NONE}
 FORWARD, BACKWARD, OPTIMIZER = {"made": Phase.FORWARD}, {"made": Phase.BACKWARD}, {"made": Phase.OPTIMIZER}
 INPUT = {"category": Category.INPUT}
 TRAINED = {**FORWARD, "went_back": True}
+# Of a trace, which does not say what used a tensor; and what backward left for the optimizer, as gradients are.
+BEHIND = {"freed": Phase.OTHER, "outlived_backward": True, "outlived_step": False}
+TRACED, LEFT = {"knows_uses": False}, {"meets_step": True, "is_of_gradients_size": True}
 
 
 def facts(*blocks: dict[str, Any]) -> Facts:
@@ -310,6 +318,14 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
     ),
     (Evidence.LATER_BACKWARD, [({**BACKWARD, "used_by_later_backward": True}, Kind.ACTIVATION)]),
     (
+        Evidence.FREED_BY_ZERO_GRAD,
+        [
+            ({**BACKWARD, **TRACED, "freed_by_zero_grad": True}, Kind.GRADIENT),
+            ({**BACKWARD, **TRACED, **LEFT, "freed_by_zero_grad": True}, Kind.GRADIENT),
+        ],
+    ),
+    (Evidence.BACKWARD_TO_STEP, [({**BACKWARD, **TRACED, **LEFT}, Kind.GRADIENT)]),
+    (
         Evidence.MADE_IN_BACKWARD,
         [
             (BACKWARD, Kind.AUTOGRAD_DETAIL),
@@ -387,6 +403,7 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             ({**TRAINED, "freed": Phase.OTHER, "category": Category.ACTIVATION}, Kind.TEMPORARY),
         ],
     ),
+    (Evidence.KEPT_BEHIND_BACKWARD, [({**TRAINED, **TRACED, **BEHIND, "is_past_release": True}, Kind.UNKNOWN)]),
     (
         Evidence.FREED_BEHIND_BACKWARD,
         [
@@ -419,7 +436,21 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
     (Evidence.FREED_IN_FORWARD, [({**FORWARD, "freed": Phase.FORWARD}, Kind.TEMPORARY)]),
     (
         Evidence.NO_BACKWARD_YET,
-        [(FORWARD, Kind.ACTIVATION), ({**FORWARD, "freed": Phase.OTHER, "outlived_step": False}, Kind.ACTIVATION)],
+        [
+            (FORWARD, Kind.ACTIVATION),
+            ({**FORWARD, "freed": Phase.OTHER, "outlived_step": False}, Kind.ACTIVATION),
+            # Of a call that the backward around it did not go back to: a teacher's.
+            (
+                {
+                    **FORWARD,
+                    "freed": Phase.OTHER,
+                    "knows_uses": False,
+                    "outlived_backward": True,
+                    "outlived_step": False,
+                },
+                Kind.ACTIVATION,
+            ),
+        ],
     ),
     (
         Evidence.AROUND_BACKWARD,
@@ -430,6 +461,7 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
             ),
         ],
     ),
+    (Evidence.UNTIL_NEXT_BATCH, [({**TRACED, "freed": Phase.OTHER, "is_replaced": True}, Kind.INPUT)]),
     (Evidence.WITHIN_LOOP, [({"freed": Phase.OTHER, "outlived_step": False}, Kind.TEMPORARY)]),
     (
         Evidence.OUTSIDE,
@@ -445,6 +477,35 @@ EXAMPLES: tuple[tuple[Evidence, list[tuple[dict[str, Any], Kind]]], ...] = (
 # Blocks that lack one condition of a rule, and what they are instead.
 NEARLY: tuple[tuple[dict[str, Any], Kind, Evidence], ...] = (
     ({"category": Category.PARAMETER, "names_no_parameter": True}, Kind.HELD, Evidence.OUTSIDE),
+    # An output that is kept, where uses are known; one that is kept over the step; and what was freed in forward.
+    ({**TRAINED, **BEHIND, "is_past_release": True}, Kind.HELD, Evidence.HELD_AFTER_BACKWARD),
+    (
+        {**TRAINED, **TRACED, **BEHIND, "outlived_step": True, "is_past_release": True},
+        Kind.HELD,
+        Evidence.HELD_AFTER_BACKWARD,
+    ),
+    (
+        {**FORWARD, **TRACED, "freed": Phase.FORWARD, "outlived_step": False, "is_past_release": True},
+        Kind.TEMPORARY,
+        Evidence.FREED_IN_FORWARD,
+    ),
+    (
+        {"went_back": True, **TRACED, **BEHIND, "is_past_release": True},
+        Kind.INPUT,
+        Evidence.AROUND_BACKWARD,
+    ),
+    # A batch that training did not use, as far as uses are known.
+    ({"freed": Phase.OTHER, "is_replaced": True}, Kind.HELD, Evidence.OUTSIDE),
+    # What AccumulateGrad was not given is no gradient, where uses are known.
+    ({**BACKWARD, "freed_by_zero_grad": True}, Kind.AUTOGRAD_DETAIL, Evidence.MADE_IN_BACKWARD),
+    ({**BACKWARD, **LEFT}, Kind.AUTOGRAD_DETAIL, Evidence.MADE_IN_BACKWARD),
+    # What a hook keeps, of another size; and what is as large as a gradient, and gone before the step.
+    ({**BACKWARD, **TRACED, "meets_step": True}, Kind.AUTOGRAD_DETAIL, Evidence.MADE_IN_BACKWARD),
+    ({**BACKWARD, **TRACED, "is_of_gradients_size": True}, Kind.AUTOGRAD_DETAIL, Evidence.MADE_IN_BACKWARD),
+    # Gradients that were there before are from before; what forward or the optimizer makes is none.
+    ({**BEFORE, **TRACED, "freed_by_zero_grad": True}, Kind.BEFORE_RECORDING, Evidence.SEEN_BEFORE),
+    ({**OPTIMIZER, **TRACED, **LEFT}, Kind.OPTIMIZER_STATE, Evidence.OPTIMIZER_KEPT),
+    ({**OPTIMIZER, **TRACED, "freed_by_zero_grad": True}, Kind.OPTIMIZER_STATE, Evidence.OPTIMIZER_KEPT),
     ({**BEFORE, "names_no_parameter": True}, Kind.BEFORE_RECORDING, Evidence.SEEN_BEFORE),
     ({**INPUT, "is_target": True}, Kind.HELD, Evidence.OUTSIDE),
     ({**BEFORE, "is_target": True}, Kind.BEFORE_RECORDING, Evidence.SEEN_BEFORE),
@@ -486,11 +547,6 @@ NEARLY: tuple[tuple[dict[str, Any], Kind, Evidence], ...] = (
         {"went_back": True, "knows_uses": False, "outlived_backward": True, "outlived_step": False},
         Kind.INPUT,
         Evidence.AROUND_BACKWARD,
-    ),
-    (
-        {**FORWARD, "freed": Phase.OTHER, "knows_uses": False, "outlived_backward": True, "outlived_step": False},
-        Kind.ACTIVATION,
-        Evidence.NO_BACKWARD_YET,
     ),
     (
         {**TRAINED, "freed": Phase.OTHER, "outlived_backward": True, "outlived_step": False},

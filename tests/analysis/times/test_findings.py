@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,17 @@ def times_of(path: Path, events: list[chrome.Event]) -> TraceTimes | None:
 def test_the_cause_in_one_sentence(tmp_path: Path, events: list[chrome.Event], sentence: str) -> None:
     times = times_of(tmp_path, events)
     assert times is not None and cause(times).startswith(sentence)
+
+
+@pytest.mark.parametrize("write", [chrome.region, chrome.operator])
+def test_loading_data_is_said_beside_the_wait_for_the_host(tmp_path: Path, write: Any) -> None:
+    """torch writes a named region around each batch; before 1.12 it was called an operator."""
+    loads = write("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 72, 13)
+    launched = [chrome.launch("cudaLaunchKernel", 80, 10, correlation=1), chrome.kernel("relu", 91, 9, correlation=1)]
+    times = times_of(tmp_path, [loads, *launched])
+    assert times is not None
+    assert (times.total.loading_ns, times.total.loading_wait_ns) == (13_000, 13_000)
+    assert cause(times).endswith("; for 14 % of that the host is loading data.")
 
 
 def test_of_several_devices_it_is_the_one_that_worked_most(tmp_path: Path) -> None:

@@ -62,6 +62,17 @@ def test_a_step_goes_until_the_next_one_begins() -> None:
     assert [step.launched_wait_ns for step in steps] == [5 + 5, 3 + 5]
 
 
+def test_loading_data_is_a_part_of_the_step_and_of_what_the_device_waits() -> None:
+    # The device waits for the host from 0 to 6 and from 20 to 30; the host loads from 2 to 8 and from 25 to 40.
+    work = work_of([(10, 20, "kernel", 6), (40, 50, "kernel", 30)])
+    loading = np.array([2, 25]), np.array([8, 40])
+    steps, _ = step_times(work, [("a", 0, 28), ("b", 28, 50)], (0, 50), loading=loading)
+    assert [(step.loading_ns, step.loading_wait_ns) for step in steps] == [(6 + 3, 4 + 3), (12, 2)]
+    assert [step.host_wait_ns for step in steps] == [6 + 8, 2]
+    both = steps[0] + steps[1]
+    assert (both.loading_ns, both.loading_wait_ns) == (21, 9)
+
+
 KINDS = st.sampled_from(["kernel", "nccl", "copy"])
 ROWS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20), KINDS, st.integers(-1, 60)), max_size=10)
 

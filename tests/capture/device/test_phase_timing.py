@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tracer.capture.device import phase_timing
-from tracer.capture.device.phase_timing import PHASES, PhaseTimer, PhaseTimings, time_phases
+from tracer.capture.device.phase_timing import PhaseTimer, time_phases
+from tracer.capture.device.phase_timings import PHASES, PhaseTimings
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:1")
 MS = 1_000_000

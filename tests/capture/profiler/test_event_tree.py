@@ -18,9 +18,9 @@ from tests.training_steps import WORKLOADS, Recorded, build_workload, record, to
 from tracer.analysis.profiles.attribution import attribute
 from tracer.analysis.profiles.memory_timeline import memory_timeline
 from tracer.analysis.profiles.torch_categories import categorize
-from tracer.capture.device.device_kernels import read_kernels
 from tracer.capture.profiler import event_tree
 from tracer.capture.profiler.event_tree import read_recording
+from tracer.capture.profiler.kernel_events import read_kernels
 from tracer.capture.recording import CallKind, OpKind, Recording
 from tracer.capture.torch_private import torch_profiler
 from tracer.errors import RecordingError

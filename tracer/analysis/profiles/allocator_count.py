@@ -134,18 +134,18 @@ def _reporters_books(recording: Recording, events: PerEvent[Int]) -> tuple[PerEv
         )
     )
     mapped, foreign = (np.zeros(len(events), np.bool_) for _ in range(2))
-    made: dict[int, bool] = {}  # by address, whether it is mapped
+    is_mapped_at: dict[int, bool] = {}  # by address, whether it is mapped
     counted = 0  # the counter after the event before
     for event in range(len(events)):
         if size[event] > 0:
-            made[address[event]] = mapped[event] = total[event] == 0
+            is_mapped_at[address[event]] = mapped[event] = total[event] == 0
         else:
-            maker = made.pop(address[event], None)
+            maker = is_mapped_at.pop(address[event], None)
             foreign[event] = maker is None
             if maker is None:
                 maker = total[event] == 0 and (
                     counted + size[event] != 0
-                    or _counter_before_next(event, total, size, address, is_assumed, made) == counted
+                    or _counter_before_next(event, total, size, address, is_assumed, is_mapped_at) == counted
                 )
             mapped[event] = maker
         if not mapped[event] and not is_assumed[event]:
@@ -159,7 +159,7 @@ def _counter_before_next(
     size: Sequence[int],
     address: Sequence[int],
     is_assumed: Sequence[bool],
-    made: Mapping[int, bool],
+    is_mapped_at: Mapping[int, bool],
 ) -> int | None:
     """What the CPU's counter had right before the next event that certainly is the allocator's; None without one.
 
@@ -171,13 +171,13 @@ def _counter_before_next(
         size: [D]
         address: [D]
         is_assumed: [D]
-        made: What is there at each address, as far as it is known: whether it is mapped.
+        is_mapped_at: What is there at each address, as far as it is known: whether it is mapped.
     """
     mapped_since: set[int] = set()
     for later in range(event + 1, len(total)):
         if is_assumed[later]:
             continue
-        is_own = size[later] < 0 and address[later] not in mapped_since and made.get(address[later]) is False
+        is_own = size[later] < 0 and address[later] not in mapped_since and is_mapped_at.get(address[later]) is False
         if total[later] != 0 or is_own:
             return total[later] - size[later]
         if size[later] > 0:
@@ -217,19 +217,21 @@ def _before_bytes(
     beside them.
     """
     allocations, keys, end = recording.allocations, recording.keys, len(events)
-    seen = rows_before(recording, known, device, events)
-    taken = dict(zip(known.address[seen].tolist(), known.size_bytes[seen].tolist(), strict=True)) if known else {}
+    observed = rows_before(recording, known, device, events)
+    size_at = (
+        dict(zip(known.address[observed].tolist(), known.size_bytes[observed].tolist(), strict=True)) if known else {}
+    )
     old = np.setdiff1d(keys_not_made(recording, known, device, events), unseen_keys(recording, known, device, events))
     for address, size_bytes in zip(keys.address[old].tolist(), keys.size_bytes[old].tolist(), strict=True):
-        taken.setdefault(address, size_bytes)
+        size_at.setdefault(address, size_bytes)
     frees = np.flatnonzero(foreign)
     reported: dict[int, int] = {}
     for position, event in zip(frees.tolist(), events[frees].tolist(), strict=True):
         address = int(allocations.address[event])
-        taken.setdefault(address, -int(allocations.size_bytes[event]))
+        size_at.setdefault(address, -int(allocations.size_bytes[event]))
         reported.setdefault(address, position)
-    address, size_bytes = np.array(list(taken), np.int64), np.array(list(taken.values()), np.int64)
-    ends = np.array([reported.get(place, end) for place in taken], np.int64)
+    address, size_bytes = np.array(list(size_at), np.int64), np.array(list(size_at.values()), np.int64)
+    ends = np.array([reported.get(place, end) for place in size_at], np.int64)
     ends = np.minimum(ends, reused_at(recording, events, address, size_bytes))
     ends = np.minimum(ends, let_go_at(recording, known, device, events, address))
     return alive_bytes(size_bytes, np.full(len(address), -1, np.int64), ends, end)

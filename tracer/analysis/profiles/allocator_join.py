@@ -84,8 +84,8 @@ def join_history(snapshot: Snapshot, device: str, lifetimes: BlockLifetimes) -> 
     if state is None or not len(state.trace):
         return None
     trace = state.trace
-    made = trace.where(Action.ALLOC)
-    entry = join_entries(made, trace.addr[made], trace.size[made], lifetimes)
+    alloc_entries = trace.where(Action.ALLOC)
+    entry = join_entries(alloc_entries, trace.addr[alloc_entries], trace.size[alloc_entries], lifetimes)
     replayed = replay_device(state, snapshot.settings)
     lives = replayed.lives
     block_of_entry = np.full(len(trace), -1, np.int64)
@@ -118,17 +118,21 @@ def join_entries(entry: Ints, address: Ints, size_bytes: Ints, lifetimes: BlockL
     Returns:
         [B] an entry for each block, or -1.
     """
-    found = np.full(len(lifetimes.address), -1, np.int64)
-    made = np.flatnonzero(lifetimes.allocation >= 0)
-    made = made[np.argsort(lifetimes.made_at[made], kind="stable")]
-    at, row = pairs_from_end(address, lifetimes.address[made])
-    fits = size_bytes[at] <= lifetimes.size_bytes[made[row]]
-    found[made[row[fits]]] = entry[at[fits]]
-    return found
+    entry_of_block = np.full(len(lifetimes.address), -1, np.int64)
+    blocks = np.flatnonzero(lifetimes.allocation >= 0)
+    blocks = blocks[np.argsort(lifetimes.made_at[blocks], kind="stable")]
+    at, row = pairs_from_end(address, lifetimes.address[blocks])
+    fits = size_bytes[at] <= lifetimes.size_bytes[blocks[row]]
+    entry_of_block[blocks[row[fits]]] = entry[at[fits]]
+    return entry_of_block
 
 
 def pairs_from_end(address: Ints, other: Ints) -> tuple[Rows, Rows]:
     """Where two lists of addresses that end together are one: the last of each address, the one before it, and so on.
+
+    Args:
+        address: The first list, oldest first.
+        other: The second list, oldest first.
 
     Returns:
         Positions in the first one, and as many in the second one.
@@ -168,15 +172,19 @@ def in_use_at(history: JoinedHistory, lifetimes: BlockLifetimes, position: int) 
         return None
     entry = int(history.entry[maker[0]])
     lives = history.replay.lives
-    held = lives.alive_after(entry)
-    is_pending = _pending(history, held, entry)
-    rows = held[~is_pending]
+    alive_rows = lives.alive_after(entry)
+    is_pending = _pending(history, alive_rows, entry)
+    rows = alive_rows[~is_pending]
     alive = lifetimes.alive_at(position)
-    by_entry = {made: row for row, made in zip(alive.tolist(), history.entry[alive].tolist(), strict=True) if made >= 0}
+    by_entry = {
+        alloc_entry: row
+        for row, alloc_entry in zip(alive.tolist(), history.entry[alive].tolist(), strict=True)
+        if alloc_entry >= 0
+    }
     by_address = {int(lifetimes.address[row]): row for row in alive.tolist() if history.entry[row] < 0}
     block = [
-        by_entry.get(made, -1) if made in by_entry else by_address.get(address, -1)
-        for made, address in zip(lives.alloc_entry[rows].tolist(), lives.addr[rows].tolist(), strict=True)
+        by_entry.get(alloc_entry, -1) if alloc_entry in by_entry else by_address.get(address, -1)
+        for alloc_entry, address in zip(lives.alloc_entry[rows].tolist(), lives.addr[rows].tolist(), strict=True)
     ]
     return InUse(
         block=np.array(block, np.int64),
@@ -184,7 +192,7 @@ def in_use_at(history: JoinedHistory, lifetimes: BlockLifetimes, position: int) 
         size_bytes=lives.allocated_bytes[rows],
         requested_bytes=lives.requested_bytes[rows],
         stack=lives.stack[rows].astype(np.int64),
-        pending_bytes=int(lives.allocated_bytes[held[is_pending]].sum()),
+        pending_bytes=int(lives.allocated_bytes[alive_rows[is_pending]].sum()),
         memory=fragmentation_after(history.state, history.replay, entry),
     )
 

@@ -187,12 +187,12 @@ class _Attributor:
         """
         calls, asking = self.recording.calls, backward_calls(self.recording)
         outermost = np.flatnonzero(calls.parent < 0)
-        found: dict[int, int] = {}
+        call_of_op: dict[int, int] = {}
         for ask in asking.tolist():
             inside = (calls.start_ns[outermost] >= calls.start_ns[ask]) & (calls.end_ns[outermost] <= calls.end_ns[ask])
             other = outermost[inside & (calls.thread[outermost] != calls.thread[ask]) & (outermost > ask)]
-            found |= dict.fromkeys(other.tolist(), ask)
-        return found
+            call_of_op |= dict.fromkeys(other.tolist(), ask)
+        return call_of_op
 
     def _module_path(self, paths: list[str], parent: int, pointer: int, name: str) -> str:
         known = self.module_names.get(pointer)

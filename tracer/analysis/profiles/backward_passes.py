@@ -66,11 +66,11 @@ def outermost_calls(recording: Recording, attribution: Attribution) -> Outermost
 def records_grad(recording: Recording) -> PerOp[Bool]:
     """[O] operators that ran with gradients on, which the profiler numbers, and what a custom function calls."""
     ops = recording.ops
-    found = (ops.kind == OpKind.OPERATOR) & (ops.sequence_number >= 0)
+    is_recorded = (ops.kind == OpKind.OPERATOR) & (ops.sequence_number >= 0)
     above = np.where(ops.parent >= 0, ops.parent, 0)
-    while (more := (ops.parent >= 0) & found[above] & ~found & (ops.kind == OpKind.OPERATOR)).any():
-        found = found | more
-    return np.asarray(found, np.bool_)
+    while (more := (ops.parent >= 0) & is_recorded[above] & ~is_recorded & (ops.kind == OpKind.OPERATOR)).any():
+        is_recorded = is_recorded | more
+    return np.asarray(is_recorded, np.bool_)
 
 
 def loader_calls(recording: Recording) -> TimeSpans:

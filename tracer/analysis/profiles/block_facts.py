@@ -7,17 +7,18 @@ from typing import TypeVar
 
 import numpy as np
 
-from tracer.analysis.profiles.attribution import Attribution
+from tracer.analysis.profiles.attribution import Attribution, Phase
 from tracer.analysis.profiles.backward_passes import backward_passes, outermost_calls, records_grad
 from tracer.analysis.profiles.block_lifetimes import BlockLifetimes
 from tracer.analysis.profiles.collectives import given_to_collectives, given_to_reducer
 from tracer.analysis.profiles.conditions import NONE, Conditions
 from tracer.analysis.profiles.dropout_states import dropout_states
+from tracer.analysis.profiles.left_gradients import freed_by_zero_grad, met_a_step, of_gradients_sizes
 from tracer.analysis.profiles.observed_storages import rows_before
 from tracer.analysis.profiles.storage_uses import StorageUses, storage_uses
 from tracer.analysis.profiles.time_spans import enclosing, merged
 from tracer.analysis.profiles.torch_categories import Categories, Category
-from tracer.arrays import Bool, Column, Int, PerBlock, PerKey, PerOp
+from tracer.arrays import Bool, Bools, Column, Int, Ints, PerAllocation, PerBlock, PerKey, PerOp
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import STEP_PREFIX
@@ -42,6 +43,9 @@ class Facts(Conditions):
         freed_by_maker: The operator that made it freed it.
         is_listed: A module or an optimizer that was called listed it, as what `category` says.
         is_gradient: AccumulateGrad made or took it.
+        freed_by_zero_grad: An optimizer's `zero_grad` freed it, and the operator that made it ran with gradients off.
+        meets_step: Alive when an optimizer's step began, the next one behind the backward pass that made it.
+        is_of_gradients_size: As large as what AccumulateGrad took in that pass, and no more of that size outlived it.
         is_recomputed: Made by a module that ran again inside backward.
         category: torch's category.
         names_no_parameter: Nothing in the whole recording was listed or observed as a parameter.
@@ -54,6 +58,9 @@ class Facts(Conditions):
         used_by_backward: An autograd node used it or let go of it.
         used_by_later_backward: Made in one backward pass with gradients on, and used in a later one.
         outlived_backward: Alive when the next backward pass after it had ended.
+        is_replaced: Alive until the next step, behind a backward pass of its own step, and freed there before a model
+            was called; in the last step, as large as such a block of the same operator.
+        is_past_release: The next backward pass after it let go of what forward had made.
         went_back: Made in a call of a model that some backward pass went back to, or before one, outside of all calls.
         is_dropout_state: Not seen being made, and the random state of a recurrent layer's dropout.
         is_compiled_buffer: Generated code asked for it, and named it.
@@ -77,6 +84,9 @@ class Facts(Conditions):
     freed_by_maker: PerBlock[Bool]
     is_listed: PerBlock[Bool]
     is_gradient: PerBlock[Bool]
+    freed_by_zero_grad: PerBlock[Bool]
+    meets_step: PerBlock[Bool]
+    is_of_gradients_size: PerBlock[Bool]
     is_recomputed: PerBlock[Bool]
     category: PerBlock[Int]
     names_no_parameter: PerBlock[Bool]
@@ -89,6 +99,8 @@ class Facts(Conditions):
     used_by_backward: PerBlock[Bool]
     used_by_later_backward: PerBlock[Bool]
     outlived_backward: PerBlock[Bool]
+    is_replaced: PerBlock[Bool]
+    is_past_release: PerBlock[Bool]
     went_back: PerBlock[Bool]
     is_without_grad: PerBlock[Bool]
     is_of_collective: PerBlock[Bool]
@@ -162,6 +174,9 @@ class _Finder:
             freed_by_maker=(self.maker >= 0) & (self.maker == freer),
             is_listed=self._is_listed(category),
             is_gradient=self._was_accumulated() | self._in_accumulate_grad(),
+            freed_by_zero_grad=freed_by_zero_grad(recording, self.freed_ns) & ~_at(records, self.maker, False),
+            meets_step=met_a_step(recording, self.passes, self.made_ns, self.freed_ns),
+            is_of_gradients_size=of_gradients_sizes(recording, lifetimes, self.passes, self.made_ns, self.freed_ns),
             is_recomputed=_at(self.attribution.op_recomputed, self.maker, False),
             category=category,
             names_no_parameter=np.full(len(self.allocation), names_none),
@@ -174,6 +189,8 @@ class _Finder:
             used_by_backward=self._of_key(uses.used_by_backward),
             used_by_later_backward=self._used_by_later_backward(records),
             outlived_backward=self._outlived_backward(),
+            is_replaced=self._is_replaced(),
+            is_past_release=self._is_past_release(phase),
             went_back=went_back,
             is_without_grad=is_without_grad,
             is_of_collective=_at(self.attribution.allocation_is_collectives, self.allocation, False),
@@ -219,6 +236,10 @@ class _Finder:
         found: PerBlock[Bool] = np.zeros(len(key), bool)
         for which, keys in listed.items():
             found |= (category == which) & np.isin(key, keys)
+        # A gradient from before may be freed without a record, and its number be another block's, of any size.
+        of_parameters = self.lifetimes.size_bytes[np.isin(key, recording.parameter_keys)]
+        if recording.devices[self.lifetimes.device] == "cpu" and len(of_parameters):
+            found &= (category != Category.GRADIENT) | np.isin(self.lifetimes.size_bytes, of_parameters)
         return found
 
     def _was_accumulated(self) -> PerBlock[Bool]:
@@ -245,9 +266,7 @@ class _Finder:
 
     def _is_over(self, time_ns: int) -> PerBlock[Bool]:
         """[B] alive at the moment, and last used before the step began that the moment is in."""
-        spans, strings = self.recording.spans, self.recording.strings
-        rows = [row for row, name in enumerate(spans.name.tolist()) if strings[name].startswith(STEP_PREFIX)]
-        starts = spans.start_ns[np.array(rows, np.int64)]
+        starts = self._step_starts()
         start_ns = int(starts[starts <= time_ns].max(initial=NONE))
         last_ns = _at(self.uses.last_used_ns, self.lifetimes.key, _FOREVER)
         # What compiled code reads, no operator reads: of storages from before it says nothing that none did.
@@ -264,6 +283,35 @@ class _Finder:
         start_ns, end_ns = self.passes
         last = np.searchsorted(start_ns, self.made_ns, side="right")
         return np.asarray(self.freed_ns > np.append(end_ns, _FOREVER)[last], np.bool_)
+
+    def _is_replaced(self) -> PerBlock[Bool]:
+        step_ns, (start_ns, end_ns) = self._step_starts(), self.passes
+        calls_ns = np.sort(outermost_calls(self.recording, self.attribution).start_ns)
+        following = np.searchsorted(start_ns, self.made_ns, side="right")
+        used_ns, let_go_ns = np.append(start_ns, _FOREVER)[following], np.append(end_ns, _FOREVER)[following]
+        made_in = np.searchsorted(step_ns, self.made_ns, side="right")
+        of_step = (self.made_ns >= 0) & (made_in == np.searchsorted(step_ns, used_ns, side="right"))
+        call_ns = np.append(calls_ns, _FOREVER)[np.searchsorted(calls_ns, let_go_ns, side="right")]
+        freed_in = np.searchsorted(step_ns, self.freed_ns, side="right")
+        is_gone = of_step & (freed_in == made_in + 1) & (self.freed_ns < call_ns)
+        # At the end of the recording the last batch is still there.
+        name = _at(self.recording.ops.name, self.maker, NONE)
+        alike = self.lifetimes.size_bytes * (len(self.recording.strings) + 1) + name
+        is_last = of_step & (self.freed_ns == _FOREVER) & (call_ns == _FOREVER) & np.isin(alike, alike[is_gone])
+        return np.asarray(is_gone | is_last, np.bool_)
+
+    def _step_starts(self) -> Ints:
+        spans, strings = self.recording.spans, self.recording.strings
+        rows = [row for row, name in enumerate(spans.name.tolist()) if strings[name].startswith(STEP_PREFIX)]
+        return np.sort(spans.start_ns[np.array(rows, np.int64)])
+
+    def _is_past_release(self, phase: PerAllocation[Int]) -> PerBlock[Bool]:
+        start_ns, end_ns = self.passes
+        of_forward = _at(phase, self.allocation, NONE) == Phase.FORWARD
+        let_go_in = enclosing(start_ns, end_ns, self.freed_ns[of_forward])
+        releases: Bools = np.zeros(len(start_ns) + 1, np.bool_)
+        releases[let_go_in[let_go_in >= 0]] = True
+        return np.asarray(releases[np.searchsorted(start_ns, self.made_ns, side="right")], np.bool_)
 
     def _calls(self, records: PerOp[Bool]) -> tuple[PerBlock[Bool], PerBlock[Bool]]:
         """[B] whether a backward pass went back to where it was made, and whether gradients were off there."""

@@ -74,26 +74,26 @@ def follow_blocks(recording: Recording, known: KnownStorages | None, device: int
     events = allocator_order(recording, device)
     size, number = allocations.size_bytes[events], allocations.allocation_id[events]
     end = len(events)
-    made, freed = np.flatnonzero(size > 0), np.flatnonzero(size < 0)
+    allocated, freed = np.flatnonzero(size > 0), np.flatnonzero(size < 0)
     freed_of = dict(zip(number[freed].tolist(), freed.tolist(), strict=True))
     others = unrecorded_storages(recording, known, device, events)
     none = np.full(len(others.address), -1, np.int64)
 
-    all_size = np.concatenate([others.size_bytes, size[made]])
-    all_address = np.concatenate([others.address, allocations.address[events][made]])
-    made_at = np.concatenate([others.made_at, made])
+    all_size = np.concatenate([others.size_bytes, size[allocated]])
+    all_address = np.concatenate([others.address, allocations.address[events][allocated]])
+    made_at = np.concatenate([others.made_at, allocated])
     freed_at = np.concatenate(
-        [others.freed_at, np.array([freed_of.get(n, end) for n in number[made].tolist()], np.int64)]
+        [others.freed_at, np.array([freed_of.get(n, end) for n in number[allocated].tolist()], np.int64)]
     )
     return BlockLifetimes(
         device=device,
         size_bytes=all_size,
         address=all_address,
-        allocation=np.concatenate([none, events[made]]),
-        key=np.concatenate([others.key, allocations.key[events][made]]),
+        allocation=np.concatenate([none, events[allocated]]),
+        key=np.concatenate([others.key, allocations.key[events][allocated]]),
         made_at=made_at,
         freed_at=freed_at,
-        died_unseen=np.concatenate([others.died_unseen, np.zeros(len(made), bool)]),
+        died_unseen=np.concatenate([others.died_unseen, np.zeros(len(allocated), bool)]),
         observed_as=observed_blocks(recording, known, device, events, all_address, made_at, freed_at),
         events=events,
         count=allocator_count(recording, known, device, events, others),

@@ -117,6 +117,11 @@ def _without_the_dead(
 def breakdown(device: str, cycles: Sequence[CycleBreakdown], *, num_left_out: int = 0) -> Breakdown:
     """Put cycles together.
 
+    Args:
+        device: Its name.
+        cycles: Of the whole cycles, in order.
+        num_left_out: Cycles that were cut short, and are not among them.
+
     Raises:
         ValueError: There are none.
     """

@@ -81,8 +81,10 @@ def growth_sentences(growth: Growth | None, *, file_name: Callable[[str], str] =
     if rest:
         rest_bytes = sum(place.bytes_per_step for place in rest)
         parts.append(f"{format_bytes(rest_bytes)} from {some(len(rest), 'more place')}")
-    made = f" {'; '.join(parts)}." if parts else " it is not known from where."
-    return (f"Memory grows by {format_bytes(growth.bytes_per_step)} a step, which outlives the step after it:{made}",)
+    origins = f" {'; '.join(parts)}." if parts else " it is not known from where."
+    return (
+        f"Memory grows by {format_bytes(growth.bytes_per_step)} a step, which outlives the step after it:{origins}",
+    )
 
 
 def _growing(place: GrowingPlace, file_name: Callable[[str], str]) -> str:
@@ -97,5 +99,5 @@ def left_out(findings: Findings) -> tuple[str, ...]:
     if not count:
         return ()
     cycles = some(count, "cycle", "was/were")
-    here = "" if findings.worst.is_whole else ", and the peak shown is in one that was cut"
-    return (f"{cycles} cut short by the end of the run: means (max_mem.txt) leave that out{here}.",)
+    of_peak = "" if findings.worst.is_whole else ", and the peak shown is in one that was cut"
+    return (f"{cycles} cut short by the end of the run: means (max_mem.txt) leave that out{of_peak}.",)

@@ -72,6 +72,13 @@ RULES: tuple[Rule, ...] = (
     Rule(Evidence.ACCUMULATED, Kind.GRADIENT, ("made_in_backward", "is_gradient")),
     Rule(Evidence.RECOMPUTED, Kind.ACTIVATION, ("made_in_backward", "is_recomputed")),
     Rule(Evidence.LATER_BACKWARD, Kind.ACTIVATION, ("made_in_backward", "used_by_later_backward")),
+    # Without uses, as in a trace from elsewhere.
+    Rule(Evidence.FREED_BY_ZERO_GRAD, Kind.GRADIENT, ("made_in_backward", "not knows_uses", "freed_by_zero_grad")),
+    Rule(
+        Evidence.BACKWARD_TO_STEP,
+        Kind.GRADIENT,
+        ("made_in_backward", "not knows_uses", "meets_step", "is_of_gradients_size"),
+    ),
     Rule(Evidence.MADE_IN_BACKWARD, Kind.AUTOGRAD_DETAIL, ("made_in_backward",)),
     Rule(Evidence.OPTIMIZER_KEPT, Kind.OPTIMIZER_STATE, ("made_in_optimizer", "outlived_step")),
     Rule(Evidence.WITHIN_OPTIMIZER, Kind.TEMPORARY, ("made_in_optimizer",)),
@@ -88,6 +95,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(Evidence.WITHOUT_GRAD, Kind.EVALUATION, ("made_in_forward", "is_without_grad")),
     Rule(Evidence.WITHIN_FORWARD, Kind.TEMPORARY, ("made_in_forward", "went_back", "not outlived_backward")),
+    # An output of the model's, or a loss: whether backward also used it, a trace does not say.
+    Rule(
+        Evidence.KEPT_BEHIND_BACKWARD,
+        Kind.UNKNOWN,
+        ("made_in_forward", "went_back", "not knows_uses", "not outlived_step", "is_past_release"),
+    ),
     Rule(
         Evidence.FREED_BEHIND_BACKWARD,
         Kind.ACTIVATION,
@@ -98,6 +111,8 @@ RULES: tuple[Rule, ...] = (
     Rule(Evidence.FREED_IN_FORWARD, Kind.TEMPORARY, ("made_in_forward", "freed_in_forward")),
     Rule(Evidence.NO_BACKWARD_YET, Kind.ACTIVATION, ("made_in_forward",)),
     Rule(Evidence.AROUND_BACKWARD, Kind.INPUT, ("not knows_uses", "outlived_backward", "not outlived_step")),
+    # `for batch in loader` keeps the old one until there is a new one.
+    Rule(Evidence.UNTIL_NEXT_BATCH, Kind.INPUT, ("not knows_uses", "is_replaced")),
     Rule(Evidence.WITHIN_LOOP, Kind.TEMPORARY, ("freed_in_loop", "not outlived_step")),
     Rule(Evidence.OUTSIDE, Kind.HELD),
 )

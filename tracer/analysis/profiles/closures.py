@@ -28,8 +28,8 @@ def closure_calls(recording: Recording) -> Rows:
 
     A closure is what torch's optimizer calls; of one outside torch it is what its `step` calls.
     """
-    found = {_closure(recording, row) for row in backward_calls(recording).tolist()}
-    return np.array(sorted(found - {-1}), np.int64)
+    rows = {_closure(recording, row) for row in backward_calls(recording).tolist()}
+    return np.array(sorted(rows - {-1}), np.int64)
 
 
 def _closure(recording: Recording, row: int) -> int:

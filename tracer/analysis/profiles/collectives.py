@@ -27,16 +27,16 @@ def made_for_collectives(recording: Recording) -> PerAllocation[Bool]:
     makes = np.array([*(makes_collectives_buffers(*place) for place in places), False], np.bool_)
     buckets = np.array([*(makes_buckets(*place) for place in places), False], np.bool_)
     call, time_ns = recording.allocations.call, recording.allocations.time_ns
-    found = np.zeros(len(call), np.bool_)
+    is_for_collective = np.zeros(len(call), np.bool_)
     making = makes[calls.function]
     for thread in np.unique(calls.thread[making]).tolist():
         rows = np.flatnonzero(making & (calls.thread == thread))
         inside = enclosing(*merged(calls.start_ns[rows], calls.end_ns[rows]), time_ns) >= 0
-        found |= inside & (call >= 0) & (calls.thread[call] == thread)
+        is_for_collective |= inside & (call >= 0) & (calls.thread[call] == thread)
     if buckets.any():
         innermost = np.where((call >= 0) & (calls.kind[call] == CallKind.C_FUNCTION), calls.parent[call], call)
-        found |= (innermost >= 0) & buckets[calls.function[innermost]]
-    return found
+        is_for_collective |= (innermost >= 0) & buckets[calls.function[innermost]]
+    return is_for_collective
 
 
 def carried_modules(
@@ -54,13 +54,13 @@ def carried_modules(
     rows = np.flatnonzero(chosen)
     rows = rows[np.argsort(times_ns[rows], kind="stable")]
     sharded = _sharded_modules(recording, module_names)
-    found: dict[int, str | None] = {}
+    name_of_row: dict[int, str | None] = {}
     for span in np.argsort(spans.start_ns, kind="stable").tolist():  # the innermost last
         if (carried := names[span]) is not None:
             first, last = np.searchsorted(times_ns[rows], (spans.start_ns[span], spans.end_ns[span]))
             whole = [_below_the_root(name, sharded) for name in carried]
-            found |= dict.fromkeys(rows[first:last].tolist(), _common(whole))
-    return {row: name for row, name in found.items() if name is not None}
+            name_of_row |= dict.fromkeys(rows[first:last].tolist(), _common(whole))
+    return {row: name for row, name in name_of_row.items() if name is not None}
 
 
 def _sharded_modules(recording: Recording, module_names: Mapping[int, str]) -> list[str]:
@@ -104,21 +104,27 @@ def given_to_reducer(recording: Recording) -> PerKey[Bool]:
 
 
 def common_modules(recording: Recording, op_module: PerOp[Int], modules: tuple[str, ...]) -> PerKey[Int]:
-    """[K] the module that holds all whose gradients DDP put into a bucket, as index of `modules`; -1 for none."""
-    found = np.full(len(recording.keys.id), -1, np.int64)
+    """[K] the module that holds all whose gradients DDP put into a bucket, as index of `modules`; -1 for none.
+
+    Args:
+        recording: One cycle.
+        op_module: [O] Index in `modules` of each operator's module; -1 for none.
+        modules: Paths of modules.
+    """
+    module_of_key = np.full(len(recording.keys.id), -1, np.int64)
     keys, ops = _edges_inside(recording, COLLECTIVE_PREFIXES)
     for key in np.unique(keys).tolist():
         carried = np.unique(op_module[ops[keys == key]])
         names = [modules[module] for module in carried.tolist() if module >= 0]
         if names and (name := _common(names)) in modules:
-            found[key] = modules.index(name)
-    return found
+            module_of_key[key] = modules.index(name)
+    return module_of_key
 
 
 def _are_used_in(recording: Recording, prefixes: tuple[str, ...]) -> PerKey[Bool]:
-    found = np.zeros(len(recording.keys.id), np.bool_)
-    found[_edges_inside(recording, prefixes)[0]] = True
-    return found
+    is_used = np.zeros(len(recording.keys.id), np.bool_)
+    is_used[_edges_inside(recording, prefixes)[0]] = True
+    return is_used
 
 
 def _edges_inside(recording: Recording, prefixes: tuple[str, ...]) -> tuple[Rows, Ints]:

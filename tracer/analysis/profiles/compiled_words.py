@@ -99,10 +99,10 @@ def _recomputed(findings: Findings) -> list[str]:
     cycle = findings.worst
     blocks = zip(cycle.peak.blocks.allocation.tolist(), cycle.peak.blocks.size_bytes.tolist(), strict=True)
     origins = ((origin_of(cycle.attribution, allocation), size_bytes) for allocation, size_bytes in blocks)
-    held = sum(size_bytes for origin, size_bytes in origins if origin is not None and origin.is_recomputed)
+    recomputed_bytes = sum(size_bytes for origin, size_bytes in origins if origin is not None and origin.is_recomputed)
     return [
         f"Compiled backward computes {_count(again, 'operator')} of forward again; "
-        f"{format_bytes(held)} of the peak hold what came of that."
+        f"{format_bytes(recomputed_bytes)} of the peak hold what came of that."
     ]
 
 
@@ -110,9 +110,9 @@ def _budgets(code: CompiledCode, file_name: _FileName) -> list[str]:
     sentences = []
     for budget in sorted({graph.budget for graph in code.budgets}):
         mine = [graph for graph in code.budgets if graph.budget == budget]
-        kept, by_default = sum(graph.kept_bytes for graph in mine), sum(graph.default_bytes for graph in mine)
+        kept_bytes, by_default = sum(graph.kept_bytes for graph in mine), sum(graph.default_bytes for graph in mine)
         sentences.append(
-            f"With an activation_memory_budget of {budget:g} forward keeps {format_bytes(kept)} for backward; by "
+            f"With an activation_memory_budget of {budget:g} forward keeps {format_bytes(kept_bytes)} for backward; by "
             f"default it would keep {format_bytes(by_default)}.{_computed_again(mine, file_name)}"
         )
     return sentences

@@ -12,14 +12,14 @@ def most_held_bytes(recordings: Sequence[Recording]) -> dict[str, int]:
 
     The CPU is left out: its counter begins with the recording.
     """
-    held: dict[str, int] = {}
+    most_bytes: dict[str, int] = {}
     for recording in recordings:
         device, total = recording.allocations.device, recording.allocations.total_allocated_bytes
         for index, name in enumerate(recording.devices):
             mine = total[device == index]
             if name != "cpu" and len(mine):
-                held[name] = max(held.get(name, 0), int(mine.max()))
-    return dict(sorted(held.items(), key=lambda item: (-item[1], item[0])))
+                most_bytes[name] = max(most_bytes.get(name, 0), int(mine.max()))
+    return dict(sorted(most_bytes.items(), key=lambda item: (-item[1], item[0])))
 
 
 def default_device(recordings: Sequence[Recording]) -> str:

@@ -224,8 +224,8 @@ def put_together(cycles: Sequence[CycleFindings], *, compiled: CompiledCode = NO
     device = cycles[0].peak.device
     averaged = _averaged(cycles)
     means = breakdown(device, [cycle.breakdown for cycle in averaged], num_left_out=len(cycles) - len(averaged))
-    held = most_held_bytes([cycle.recording for cycle in cycles])
-    others = {name: bytes_ for name, bytes_ in held.items() if name != device and bytes_}
+    bytes_by_device = most_held_bytes([cycle.recording for cycle in cycles])
+    others = {name: bytes_ for name, bytes_ in bytes_by_device.items() if name != device and bytes_}
     growth = find_growth([cycle.survivors for cycle in cycles])
     return Findings(device, tuple(cycles), means, growth, others, compiled)
 

@@ -78,24 +78,24 @@ def _grows_in_every_cycle(cycles: Sequence[Survivors]) -> bool:
 def _growth(cycles: Sequence[Survivors]) -> Growth:
     num_judged = sum(cycle.num_judged for cycle in cycles)
     net = sum(int(cycle.changes()[0].sum()) for cycle in cycles)
-    made: dict[Site, dict[int, int]] = defaultdict(lambda: defaultdict(int))  # blocks by site and size
+    blocks: dict[Site, dict[int, int]] = defaultdict(lambda: defaultdict(int))  # blocks by site and size
     ended: dict[int, int] = defaultdict(int)  # blocks by size
     for cycle in cycles:
         for site, size in zip(cycle.site.tolist(), cycle.size_bytes.tolist(), strict=True):
             if site >= 0:
-                made[cycle.sites[site]][size] += 1
+                blocks[cycle.sites[site]][size] += 1
             else:
                 ended[-size] += 1
-    _take_off(made, ended)
-    totals = {site: sum(size * count for size, count in sizes.items()) for site, sizes in made.items()}
+    _take_off(blocks, ended)
+    totals = {site: sum(size * count for size, count in sizes.items()) for site, sizes in blocks.items()}
     places = [GrowingPlace(site, total // num_judged) for site, total in totals.items() if total]
     return Growth(net // num_judged, num_judged, tuple(sorted(places, key=lambda place: -place.bytes_per_step)))
 
 
-def _take_off(made: dict[Site, dict[int, int]], ended: dict[int, int]) -> None:
+def _take_off(blocks: dict[Site, dict[int, int]], ended: dict[int, int]) -> None:
     """Of blocks of one size that ended, as many were replaced by new ones: first at the site that made most of them."""
     for size, count in ended.items():
-        for sizes in sorted((sizes for sizes in made.values() if size in sizes), key=lambda sizes: -sizes[size]):
-            taken = min(count, sizes[size])
-            sizes[size] -= taken
-            count -= taken
+        for sizes in sorted((sizes for sizes in blocks.values() if size in sizes), key=lambda sizes: -sizes[size]):
+            num_freed = min(count, sizes[size])
+            sizes[size] -= num_freed
+            count -= num_freed

@@ -89,12 +89,12 @@ def last_peak(cycle: CycleFindings) -> int:
     lifetimes = cycle.lifetimes
     total = lifetimes.allocator_bytes
     step = cycle.attribution.allocation_step[lifetimes.events]
-    found = peak_position(lifetimes)
+    peak = peak_position(lifetimes)
     for number in range(len(cycle.attribution.step_names) - 1, -1, -1):
         rows = np.flatnonzero(step == number)
-        if len(rows) and total[rows].max() >= _AS_HIGH * total[found]:
+        if len(rows) and total[rows].max() >= _AS_HIGH * total[peak]:
             return int(rows[np.argmax(total[rows])])
-    return found
+    return peak
 
 
 def idle_blocks(cycle: CycleFindings) -> IdleBlocks:
@@ -199,9 +199,9 @@ class _Finder:
 
     # --------------------------------------------------------------------------------------------------------- uses
     def _last(self, chosen: PerEdge[Bool]) -> PerKey[Int]:
-        found: PerKey[Int] = np.full(self.num_keys, _NEVER, np.int64)
-        np.maximum.at(found, self.cycle.recording.flow.edge_key[chosen], self.edge_ns[chosen])
-        return found
+        last_ns: PerKey[Int] = np.full(self.num_keys, _NEVER, np.int64)
+        np.maximum.at(last_ns, self.cycle.recording.flow.edge_key[chosen], self.edge_ns[chosen])
+        return last_ns
 
     def _is_idle(self) -> Bools:
         last_ns = _at(self._last(self.reads), self.key, _NEVER)
@@ -258,9 +258,9 @@ class _Finder:
         is_left = (used_in >= 0) & (self._time_of(freed, _FOREVER) > _at(self.passes[1], used_in, _FOREVER))
 
         def of_passes(chosen: PerBlock[Bool], weight: PerBlock[Int]) -> Ints:
-            found: Ints = np.zeros(num_passes, np.int64)
-            np.add.at(found, used_in[chosen], weight[chosen])
-            return found
+            sums: Ints = np.zeros(num_passes, np.int64)
+            np.add.at(sums, used_in[chosen], weight[chosen])
+            return sums
 
         sizes, ones = lifetimes.size_bytes, np.ones(len(lifetimes.key), np.int64)
         leaves_most: Bools = of_passes(is_left, sizes) > _LEFT_BEHIND * of_passes(used_in >= 0, sizes)
@@ -287,13 +287,13 @@ class _Finder:
         ):
             uses.setdefault(key, []).append((time_ns, zeroes))
         is_from_earlier = self._step() < self.peak_step
-        found = [
+        is_idle = [
             bool(gradient) and self._is_idle_now(uses.get(key, []), earlier)
             for gradient, key, earlier in zip(
                 is_gradient.tolist(), self.key.tolist(), is_from_earlier.tolist(), strict=True
             )
         ]
-        return np.array(found, np.bool_)
+        return np.array(is_idle, np.bool_)
 
     def _is_idle_now(self, uses: list[tuple[int, bool]], is_from_earlier: bool) -> bool:
         """By the uses of one gradient in their order: when, and whether that sets it to zero."""
@@ -329,12 +329,12 @@ class _Finder:
         while len(weights) > 1 and _bytes_of(weights & left) >= _ENOUGH_OF_A_COPY * _bytes_of(weights):
             wanted += weights & left
             left -= weights & left
-        found = none.copy()
+        is_unused = none.copy()
         for at in np.flatnonzero(others).tolist():
             if wanted[int(sizes[at])]:
                 wanted[int(sizes[at])] -= 1
-                found[at] = True
-        return found
+                is_unused[at] = True
+        return is_unused
 
     # ---------------------------------------------------------------------------------------------------- conversions
     def _is_widened(self) -> Bools:

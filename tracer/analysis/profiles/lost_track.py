@@ -93,8 +93,8 @@ def _origins(recording: Recording, categories: Categories) -> dict[int, int]:
         if backward:
             continue
         lost = (key_of[slot] for slot in inputs if untagged[slot])
-        made = (key_of[slot] for slot in inputs if key_of[slot] in from_nothing)
-        source = next(lost, next(made, -1))
+        sources = (key_of[slot] for slot in inputs if key_of[slot] in from_nothing)
+        source = next(lost, next(sources, -1))
         for slot in outputs:
             if untagged[slot]:
                 key = key_of[slot]
@@ -105,10 +105,10 @@ def _origins(recording: Recording, categories: Categories) -> dict[int, int]:
 def _allocation_of_key(recording: Recording) -> PerKey[Int]:
     """[K] row of the allocation that made each key, -1 for what was there before."""
     allocations = recording.allocations
-    made = np.full(len(recording.keys.id), -1, np.int64)
+    allocation_of_key = np.full(len(recording.keys.id), -1, np.int64)
     rows = np.flatnonzero((allocations.key >= 0) & (allocations.size_bytes > 0))
-    made[allocations.key[rows]] = rows
-    return made
+    allocation_of_key[allocations.key[rows]] = rows
+    return allocation_of_key
 
 
 def _site(

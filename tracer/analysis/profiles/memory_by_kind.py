@@ -50,7 +50,7 @@ def memory_by_kind(lifetimes: BlockLifetimes, blocks: ClassifiedBlocks) -> tuple
     Returns:
         The kinds that occur, torch's first and in torch's order.
     """
-    found = []
+    levels = []
     end = len(lifetimes.events)
     for kind in _ORDER:
         mine = blocks.kind == kind
@@ -58,5 +58,5 @@ def memory_by_kind(lifetimes: BlockLifetimes, blocks: ClassifiedBlocks) -> tuple
             continue
         size_bytes, made_at = lifetimes.size_bytes[mine], lifetimes.made_at[mine]
         level = alive_bytes(size_bytes, made_at, lifetimes.freed_at[mine], end)
-        found.append(KindLevel(kind, int(size_bytes[made_at < 0].sum()), level))
-    return tuple(found)
+        levels.append(KindLevel(kind, int(size_bytes[made_at < 0].sum()), level))
+    return tuple(levels)

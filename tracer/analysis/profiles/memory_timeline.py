@@ -11,7 +11,6 @@ import numpy.typing as npt
 from tracer.analysis.profiles.devices_held import default_device
 from tracer.analysis.profiles.torch_categories import Categories, Category, categorize
 from tracer.arrays import Int, Ints, PerTimelineRow
-from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
 
 _PREEXISTING, _CREATE, _INCREMENT_VERSION, _DESTROY = 1, 2, 3, 4
@@ -52,6 +51,8 @@ class MemoryTimeline:
         Raises:
             RecordingError: Nothing was recorded.
         """
+        from tracer.capture.profiler.event_tree import read_recording  # it alone needs torch
+
         recording = read_recording(profiler)
         return memory_timeline(recording, categorize(recording), device=device)
 

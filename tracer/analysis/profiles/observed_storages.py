@@ -19,7 +19,13 @@ _FOREVER = int(np.iinfo(np.int64).max)
 
 
 def observations_of(recording: Recording, known: KnownStorages | None, device: int) -> Rows:
-    """Rows of `KnownStorages` on a device of a recording, in any cycle."""
+    """Rows of `KnownStorages` on a device of a recording, in any cycle.
+
+    Args:
+        recording: One cycle.
+        known: Observations of live tensors; None where nobody looked.
+        device: Index into `recording.devices`.
+    """
     rows = _rows_on(recording, known, device)
     return rows[known.role[rows] != Role.IDLE] if known is not None else rows
 
@@ -30,6 +36,13 @@ def is_idle(
     """Of each address whether it lay in memory of a private pool that was not in use at the last look before a cycle.
 
     Tensors that CUDA graphs leave behind lie there, and operators use them, while the allocator counts it as free.
+
+    Args:
+        recording: One cycle.
+        known: Observations of live tensors; None where nobody looked.
+        device: Index into `recording.devices`.
+        events: The device's rows of `recording.allocations`, in allocator order [D].
+        address: Of the storages to ask about.
 
     Returns:
         As long as `address`.
@@ -61,6 +74,12 @@ def observations_in(recording: Recording, known: KnownStorages | None, device: i
     """Rows of `KnownStorages` on a device from the last look before a recording to the first one after it.
 
     Whoever looks finds something on some device: a session has a model or an optimizer.
+
+    Args:
+        recording: One cycle.
+        known: Observations of live tensors; None where nobody looked.
+        device: Index into `recording.devices`.
+        events: The device's rows of `recording.allocations`, in allocator order [D].
     """
     rows = observations_of(recording, known, device)
     if known is None or not len(rows):
@@ -76,6 +95,12 @@ def observed_before(
     """Address and size of all that was observed in the last walk before the first event, or after it until then.
 
     Without a walk, of what was observed last before the first event.
+
+    Args:
+        recording: One cycle.
+        known: Observations of live tensors; None where nobody looked.
+        device: Index into `recording.devices`.
+        events: The device's rows of `recording.allocations`, in allocator order [D].
     """
     rows = rows_before(recording, known, device, events)
     if known is None:
@@ -84,13 +109,26 @@ def observed_before(
 
 
 def rows_before(recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int]) -> Rows:
-    """Of a cycle's observations those from before its first event: rows of `KnownStorages`."""
+    """Of a cycle's observations those from before its first event: rows of `KnownStorages`.
+
+    Args:
+        recording: One cycle.
+        known: Observations of live tensors; None where nobody looked.
+        device: Index into `recording.devices`.
+        events: The device's rows of `recording.allocations`, in allocator order [D].
+    """
     rows = observations_in(recording, known, device, events)
     return rows[known.time_ns[rows] <= _first_ns(recording, events)] if known is not None else rows
 
 
 def last_walk_ns(recording: Recording, known: KnownStorages | None, events: PerEvent[Int]) -> int | None:
-    """When all that Python can reach was last looked at before a device's first event; None without a walk."""
+    """When all that Python can reach was last looked at before a device's first event; None without a walk.
+
+    Args:
+        recording: One cycle.
+        known: Observations of live tensors; None where nobody looked.
+        events: The device's rows of `recording.allocations`, in allocator order [D].
+    """
     if known is None or not len(walks := known.walks_ns[known.walks_ns <= _first_ns(recording, events)]):
         return None
     return int(walks.max())
@@ -99,12 +137,20 @@ def last_walk_ns(recording: Recording, known: KnownStorages | None, events: PerE
 def let_go_at(
     recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int], address: PerUnrecorded[Int]
 ) -> PerUnrecorded[Int]:
-    """[U] position of the first event after a storage that a walk had found was seen to go; past the last if none."""
+    """[U] position of the first event after a storage that a walk had found was seen to go; past the last if none.
+
+    Args:
+        recording: One cycle.
+        known: Observations of live tensors; None where nobody looked.
+        device: Index into `recording.devices`.
+        events: The device's rows of `recording.allocations`, in allocator order [D].
+        address: [U] Of the storages whose allocation was not recorded.
+    """
     end, name = len(events), recording.devices[device]
-    found = np.full(len(address), end, np.int64)
+    position = np.full(len(address), end, np.int64)
     since = last_walk_ns(recording, known, events)
     if known is None or since is None or name not in known.devices or not end:
-        return found
+        return position
     times = recording.allocations.time_ns[events]
     mine = np.flatnonzero((known.ends_device == known.devices.index(name)) & (known.ends_ns >= since))
     first: dict[int, int] = {}
@@ -112,8 +158,8 @@ def let_go_at(
         first.setdefault(addr, time_ns)
     for row, addr in enumerate(address.tolist()):
         if addr in first:
-            found[row] = np.searchsorted(times, first[addr], side="left")
-    return found
+            position[row] = np.searchsorted(times, first[addr], side="left")
+    return position
 
 
 def observed_blocks(
@@ -128,6 +174,15 @@ def observed_blocks(
     """[B] the strongest observation of each block: the one alive at the address when it was looked at.
 
     That a tensor is reachable from Python says that it is there, and not what it is.
+
+    Args:
+        recording: One cycle.
+        known: Observations of live tensors; None where nobody looked.
+        device: Index into `recording.devices`.
+        events: The device's rows of `recording.allocations`, in allocator order [D].
+        address: [B] Where each block begins.
+        made_at: [B] Position in `events` at which it was made; -1 before them.
+        freed_at: [B] Position in `events` at which it was freed; their number if it never was.
     """
     observed = np.full(len(address), -1, np.int64)
     rows = observations_in(recording, known, device, events)
@@ -140,11 +195,11 @@ def observed_blocks(
         if addr in wanted:
             blocks.setdefault(addr, []).append(block)
     role = known.role.tolist()
-    made, freed = made_at.tolist(), freed_at.tolist()
+    begins, freed = made_at.tolist(), freed_at.tolist()
     for row, addr, now in zip(rows.tolist(), known.address[rows].tolist(), position.tolist(), strict=True):
         # Blocks of one address follow each other, so only the last one made by now can be alive.
         candidates = blocks.get(addr, [])
-        at = bisect_right(candidates, now, key=made.__getitem__) - 1
+        at = bisect_right(candidates, now, key=begins.__getitem__) - 1
         if at >= 0 and now < freed[candidates[at]]:
             block = candidates[at]
             if observed[block] < 0 or role[row] < role[observed[block]]:

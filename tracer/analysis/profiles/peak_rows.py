@@ -31,7 +31,12 @@ def recorded_op_name(recording: Recording, op: int) -> str | None:
 
 
 def origin_of(attribution: Attribution, allocation: int) -> Origin | None:
-    """Where a block of a compiled region comes from; None for any other."""
+    """Where a block of a compiled region comes from; None for any other.
+
+    Args:
+        attribution: Of the recording.
+        allocation: Row of `Recording.allocations`; -1 for a block that none recorded.
+    """
     origins = attribution.origins
     row = int(origins.row[allocation]) if origins is not None and allocation >= 0 else -1
     return origins.origins[row] if origins is not None and row >= 0 else None
@@ -51,6 +56,13 @@ def group_rows(
     history: JoinedHistory | None = None,
 ) -> tuple[tuple[PeakRow, ...], PerBlock[Int]]:
     """Put equal blocks together: same kind, evidence, phase, owner, name, shape and dtype. Largest first.
+
+    Args:
+        recording: One cycle.
+        attribution: Of the same recording.
+        known: Observations of live tensors; None where nobody looked.
+        blocks: Of the same recording, classified.
+        history: The allocator's own, joined with these blocks.
 
     Returns:
         The rows, and [B] the row of each block.
@@ -102,8 +114,8 @@ def group_blocks(
     np.add.at(is_unknown, row, blocks.requested_bytes < 0)
     sums = zip(sizes.tolist(), counts.tolist(), requested.tolist(), is_unknown.tolist(), strict=True)
     rows = [
-        PeakRow(total, count, *key, asked if not unknown else None, shape, dtype)  # type: ignore[arg-type, call-arg]
-        for (*key, shape, dtype), (total, count, asked, unknown) in zip(number, sums, strict=True)
+        PeakRow(total, count, *key, requested_bytes if not unknown else None, shape, dtype)  # type: ignore[arg-type, call-arg]
+        for (*key, shape, dtype), (total, count, requested_bytes, unknown) in zip(number, sums, strict=True)
     ]
     return tuple(rows), row
 

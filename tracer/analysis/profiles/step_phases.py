@@ -47,20 +47,26 @@ class StepPhase:
 
 
 def step_phases(recording: Recording, attribution: Attribution, lifetimes: BlockLifetimes) -> tuple[StepPhase, ...]:
-    """Lay out the phases of every step: in each, that which ends first comes first."""
+    """Lay out the phases of every step: in each, that which ends first comes first.
+
+    Args:
+        recording: One cycle.
+        attribution: Of the same recording.
+        lifetimes: Of one device's blocks in it; its allocator's bytes give the peak of each phase.
+    """
     event_step = attribution.allocation_step[lifetimes.events]
     event_phase = attribution.allocation_phase[lifetimes.events]
     stretches = _stretches(recording, attribution)
-    found = []
+    phases = []
     for step, name in enumerate(attribution.step_names):
         for phase in SHOWN:
-            here = stretches.get((step, phase))
-            if here is None:
+            spans = stretches.get((step, phase))
+            if spans is None:
                 continue
             level = lifetimes.allocator_bytes[(event_step == step) & (event_phase == phase)]
-            peak_bytes = int(np.max(level, initial=_in_use_at(here[0][0], recording, lifetimes)))
-            found.append((step, StepPhase(name, phase.name.lower(), tuple(here), peak_bytes)))
-    return tuple(phase for _, phase in sorted(found, key=lambda pair: (pair[0], pair[1].end_ns)))
+            peak_bytes = int(np.max(level, initial=_in_use_at(spans[0][0], recording, lifetimes)))
+            phases.append((step, StepPhase(name, phase.name.lower(), tuple(spans), peak_bytes)))
+    return tuple(phase for _, phase in sorted(phases, key=lambda pair: (pair[0], pair[1].end_ns)))
 
 
 def _in_use_at(time_ns: int, recording: Recording, lifetimes: BlockLifetimes) -> int:
@@ -83,7 +89,7 @@ def _stretches(recording: Recording, attribution: Attribution) -> dict[tuple[int
     if not len(first):
         return {}
     end_ns = np.maximum.reduceat(ops.end_ns[rows], first)
-    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    stretches: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for at, end in zip(first.tolist(), end_ns.tolist(), strict=True):
-        found.setdefault((int(step[at]), int(phase[at])), []).append((int(ops.start_ns[rows[at]]), end))
-    return found
+        stretches.setdefault((int(step[at]), int(phase[at])), []).append((int(ops.start_ns[rows[at]]), end))
+    return stretches

@@ -52,7 +52,13 @@ class StorageUses:
 
 
 def storage_uses(recording: Recording, categories: Categories, attribution: Attribution) -> StorageUses:
-    """Find what operators did with each storage."""
+    """Find what operators did with each storage.
+
+    Args:
+        recording: One cycle.
+        categories: torch's categories, of the same recording.
+        attribution: Of the same recording.
+    """
     return _Uses(recording, categories, attribution).run()
 
 
@@ -72,30 +78,32 @@ class _Uses:
         last_backward_ns = self._last(by_backward)
         is_given, moves, puts_together = self._makers(reads)
         is_inside = self._of_allocation(self.attribution.allocation_module, -1) >= 0
-        made = self.allocation >= 0
-        from_loader = made & (enclosing(*loader_calls(self.recording), self._made_ns()) >= 0)
+        was_allocated = self.allocation >= 0
+        from_loader = was_allocated & (enclosing(*loader_calls(self.recording), self._made_ns()) >= 0)
         return StorageUses(
             used_by_backward=last_backward_ns >= 0,
             last_used_by_backward_ns=last_backward_ns,
             last_used_ns=self._last(reads),
-            is_computed=made & (is_inside | (is_given & ~moves)) & ~from_loader,
-            is_source=self._sources(made & ~is_inside, is_given, moves, puts_together, from_loader, reads),
+            is_computed=was_allocated & (is_inside | (is_given & ~moves)) & ~from_loader,
+            is_source=self._sources(was_allocated & ~is_inside, is_given, moves, puts_together, from_loader, reads),
             is_trained=self._trained(reads),
-            is_target=self._targets(~made, reads),
+            is_target=self._targets(~was_allocated, reads),
         )
 
     # ------------------------------------------------------------------------------------------------ who made it
     def _allocations(self) -> PerKey[Int]:
         """[K] row of the allocation that made it, or -1."""
         allocations = self.recording.allocations
-        made: PerKey[Int] = np.full(self.num_keys, -1, np.int64)
+        allocation_of_key: PerKey[Int] = np.full(self.num_keys, -1, np.int64)
         rows = np.flatnonzero((allocations.key >= 0) & (allocations.size_bytes > 0))
-        made[allocations.key[rows]] = rows
-        return made
+        allocation_of_key[allocations.key[rows]] = rows
+        return allocation_of_key
 
     def _of_allocation(self, column: PerKey[Int], none: int) -> PerKey[Int]:
-        made = self.allocation >= 0
-        return np.where(made, column[np.where(made, self.allocation, 0)] if len(column) else none, none)
+        was_allocated = self.allocation >= 0
+        return np.where(
+            was_allocated, column[np.where(was_allocated, self.allocation, 0)] if len(column) else none, none
+        )
 
     def _made_ns(self) -> PerKey[Int]:
         return self._of_allocation(self.recording.allocations.time_ns, -1)
@@ -103,9 +111,9 @@ class _Uses:
     def _makers(self, reads: PerEdge[Bool]) -> tuple[PerKey[Bool], PerKey[Bool], PerKey[Bool]]:
         """[K] whether what made it was given tensors, only moves elements, and puts several tensors together."""
         edges, ops = self.recording.flow, self.recording.ops
-        given = np.bincount(edges.edge_node[reads], minlength=self.num_nodes) > 0
+        has_inputs = np.bincount(edges.edge_node[reads], minlength=self.num_nodes) > 0
         is_given: PerKey[Bool] = np.zeros(self.num_keys, bool)
-        is_given[edges.edge_key[edges.edge_allocated]] = given[edges.edge_node[edges.edge_allocated]]
+        is_given[edges.edge_key[edges.edge_allocated]] = has_inputs[edges.edge_node[edges.edge_allocated]]
         op = self._of_allocation(self.recording.allocations.op, -1)
         name = np.where(op >= 0, ops.name[op] if len(ops.name) else -1, -1)
         words = [text.removeprefix("aten::") for text in self.recording.strings]
@@ -122,9 +130,9 @@ class _Uses:
         edges = self.recording.flow
         given_several = np.bincount(edges.edge_node[reads], minlength=self.num_nodes) > 1
         written = reads & edges.edge_mutated & ~edges.edge_allocated & given_several[edges.edge_node]
-        found: PerKey[Bool] = np.zeros(self.num_keys, bool)
-        found[edges.edge_key[written]] = True
-        return found
+        is_trained: PerKey[Bool] = np.zeros(self.num_keys, bool)
+        is_trained[edges.edge_key[written]] = True
+        return is_trained
 
     # ------------------------------------------------------------------------------------------------ data from outside
     def _sources(
@@ -145,17 +153,17 @@ class _Uses:
         node_step: PerNode[Int] = np.full(self.num_nodes + 1, -1, np.int64)
         node_step[maker[maker >= 0]] = step[maker >= 0]
         was_there = step[edges.edge_key] < node_step[edges.edge_node]
-        found = outside & (~is_given | from_loader)
-        moved = outside & is_given & moves & ~found
+        is_source = outside & (~is_given | from_loader)
+        moved = outside & is_given & moves & ~is_source
         while True:
-            strange = reads & ~was_there & ~found[edges.edge_key]
+            strange = reads & ~was_there & ~is_source[edges.edge_key]
             is_pure: PerNode[Bool] = np.append(
                 np.bincount(edges.edge_node[strange], minlength=self.num_nodes) == 0, False
             )
-            new = moved & is_pure[maker] & ~found
+            new = moved & is_pure[maker] & ~is_source
             if not new.any():
-                return found & ~self._pieces(found & puts_together, maker, reads)
-            found = found | new
+                return is_source & ~self._pieces(is_source & puts_together, maker, reads)
+            is_source = is_source | new
 
     def _pieces(self, wholes: PerKey[Bool], maker: PerKey[Int], reads: PerEdge[Bool]) -> PerKey[Bool]:
         """[K] whether nothing was done with it but to put it together with others."""
@@ -178,21 +186,21 @@ class _Uses:
         with_parameter = self._nodes_with(forward & is_parameter[edges.edge_key])
         depends = self.categories.depends_on_parameter
         with_result = self._nodes_with(forward & depends[edges.edge_key])
-        found: PerKey[Bool] = np.zeros(self.num_keys, bool)
+        is_target: PerKey[Bool] = np.zeros(self.num_keys, bool)
         mine = forward & before[edges.edge_key] & ~depends[edges.edge_key]
-        found[edges.edge_key[mine & with_parameter[edges.edge_node]]] = True
-        rows = np.flatnonzero(mine & with_result[edges.edge_node] & ~found[edges.edge_key])
+        is_target[edges.edge_key[mine & with_parameter[edges.edge_node]]] = True
+        rows = np.flatnonzero(mine & with_result[edges.edge_node] & ~is_target[edges.edge_key])
         if len(rows):
             followed = _Followed(recording.flow, forward)
             for row in rows.tolist():
                 if not followed.leads_to(int(edges.edge_node[row]), with_parameter):
-                    found[edges.edge_key[row]] = True
-        return found
+                    is_target[edges.edge_key[row]] = True
+        return is_target
 
     def _nodes_with(self, chosen: PerEdge[Bool]) -> PerNode[Bool]:
-        found: PerNode[Bool] = np.zeros(self.num_nodes, bool)
-        found[self.recording.flow.edge_node[chosen]] = True
-        return found
+        has_edge: PerNode[Bool] = np.zeros(self.num_nodes, bool)
+        has_edge[self.recording.flow.edge_node[chosen]] = True
+        return has_edge
 
 
 class _Followed:
@@ -221,9 +229,9 @@ class _Followed:
     def _behind(self, node: int) -> list[int]:
         edges = self.edges
         mine = slice(*np.searchsorted(edges.edge_node, [node, node + 1]).tolist())
-        made = (edges.edge_allocated[mine] | edges.edge_mutated[mine]) & ~edges.edge_freed[mine]
-        found: list[int] = []
-        for key in edges.edge_key[mine][made].tolist():
+        results = (edges.edge_allocated[mine] | edges.edge_mutated[mine]) & ~edges.edge_freed[mine]
+        readers: list[int] = []
+        for key in edges.edge_key[mine][results].tolist():
             start, end = np.searchsorted(self.reader_keys, [key, key + 1]).tolist()
-            found += [reader for reader in edges.edge_node[self.readers[start:end]].tolist() if reader > node]
-        return found
+            readers += [reader for reader in edges.edge_node[self.readers[start:end]].tolist() if reader > node]
+        return readers

@@ -100,18 +100,18 @@ def find_survivors(
     ends = _last_events(attribution, lifetimes)[: len(attribution.step_names) - (not is_whole)]
     num_judged = max(0, len(ends) - 1)
     before = lifetimes.made_at < 0
-    made = np.where(before, -1, np.searchsorted(ends, lifetimes.made_at))
+    made_in = np.where(before, -1, np.searchsorted(ends, lifetimes.made_at))
     freed = np.searchsorted(ends, lifetimes.freed_at)
     counts = ~lifetimes.made_unseen & ~np.isin(blocks.kind, _LASTING)
-    survives = np.flatnonzero(counts & (made >= 0) & (made < num_judged) & (freed > made + 1))
+    survives = np.flatnonzero(counts & (made_in >= 0) & (made_in < num_judged) & (freed > made_in + 1))
     # Alive at the end of step f - 1, made before it, freed in step f: in exchange for what step f - 1 made.
-    ended = np.flatnonzero(counts & (freed >= 1) & (freed <= num_judged) & (made < freed - 1))
+    ended = np.flatnonzero(counts & (freed >= 1) & (freed <= num_judged) & (made_in < freed - 1))
     site, sites = _sites(recording, attribution, blocks, survives)
     return Survivors(
         num_judged=num_judged,
         is_complete=is_complete,
         held_before_bytes=int(lifetimes.size_bytes[before & (freed >= 1)].sum()) if num_judged else 0,
-        step=np.concatenate([made[survives], freed[ended] - 1]),
+        step=np.concatenate([made_in[survives], freed[ended] - 1]),
         size_bytes=np.concatenate([lifetimes.size_bytes[survives], -lifetimes.size_bytes[ended]]),
         site=np.concatenate([site, np.full(len(ended), -1, np.int64)]),
         sites=sites,

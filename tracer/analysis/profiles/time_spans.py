@@ -11,7 +11,12 @@ TimeSpans = tuple[Ints, Ints]
 
 
 def merged(start: Ints, end: Ints) -> TimeSpans:
-    """Spans in order, those that overlap made one."""
+    """Spans in order, those that overlap made one.
+
+    Args:
+        start: Of each span, in ns, in any order.
+        end: Of each span, in ns.
+    """
     order = np.argsort(start, kind="stable")
     start, end = start[order], np.maximum.accumulate(end[order]) if len(end) else end
     apart = np.ones(len(start), bool)
@@ -22,7 +27,13 @@ def merged(start: Ints, end: Ints) -> TimeSpans:
 
 
 def enclosing(start: Ints, end: Ints, times_ns: Ints) -> Ints:
-    """Index of the span that encloses each time, -1 where none does; spans are in order and do not overlap."""
+    """Index of the span that encloses each time, -1 where none does; spans are in order and do not overlap.
+
+    Args:
+        start: Of each span, in ns.
+        end: Of each span, in ns; it is no longer inside.
+        times_ns: Times to place, in any order.
+    """
     if not len(start):
         return np.full(len(times_ns), -1, np.int64)
     at = np.searchsorted(start, times_ns, side="right") - 1

@@ -68,7 +68,12 @@ class Categories:
     depends_on_parameter: PerKey[Bool]
 
     def of(self, keys: Ints, versions: Ints) -> Ints:
-        """Categories of (key, version) pairs; key -1, never a tensor, is UNTAGGED."""
+        """Categories of (key, version) pairs; key -1, never a tensor, is UNTAGGED.
+
+        Args:
+            keys: Rows of `Recording.keys`.
+            versions: Of the same, from 0 on.
+        """
         out = np.full(len(keys), int(Category.UNTAGGED), np.int64)
         tensors = keys >= 0
         out[tensors] = self.of_slot[self.flow.slot_offset[keys[tensors]] + versions[tensors]]
@@ -189,9 +194,9 @@ class _Passes:
         for node, inputs in enumerate(flow.inputs):
             for slot in inputs:
                 readers[ids[slot]].append(node)
-        found = np.zeros(self.num_slots, bool)
-        found[list(itertools.chain.from_iterable(flow.inputs))] = True
-        start = found & ((current == _GRADIENT) | (current == _PARAMETER))
+        is_input = np.zeros(self.num_slots, bool)
+        is_input[list(itertools.chain.from_iterable(flow.inputs))] = True
+        start = is_input & ((current == _GRADIENT) | (current == _PARAMETER))
         depends = np.zeros(len(self.by_id), bool)
         # Every node is followed once: an operator on lists has thousands of inputs and outputs.
         followed = bytearray(len(flow.inputs))

@@ -107,7 +107,7 @@ def _before(recording: Recording, known: KnownStorages | None, device: int, even
     """What must have been there: tensors without an allocation, frees without one, and what was observed before."""
     allocations, keys = recording.allocations, recording.keys
     size, number = allocations.size_bytes[events], allocations.allocation_id[events]
-    made, freed = (set(number[rows].tolist()) for rows in (size > 0, size < 0))
+    allocated, freed = (set(number[rows].tolist()) for rows in (size > 0, size < 0))
     observed = observed_before(recording, known, device, events)
     by_address = {address: (size_bytes, -1, -1) for address, size_bytes in observed.items()}
     others: list[tuple[int, int, int, int]] = []
@@ -118,13 +118,13 @@ def _before(recording: Recording, known: KnownStorages | None, device: int, even
         if key not in unseen and by_address.get(address, (0, -1, -1))[1] < 0:
             by_address[address] = (_held(recording, observed, device, key, freed), key, int(keys.allocation_id[key]))
     for event in np.flatnonzero((size < 0) & (allocations.key[events] < 0)).tolist():
-        if int(number[event]) not in made:
+        if int(number[event]) not in allocated:
             address = int(allocations.address[events][event])
             if by_address.get(address, (0, 0, 0))[1] < 0:
                 # A caching allocator hands out more than a tensor spans where the rest is too little to split off, and
                 # its free says so; the CPU's has the size of an earlier recording.
-                held = by_address[address][0] if is_cpu else -int(size[event])
-                by_address[address] = (held, -1, int(number[event]))
+                held_bytes = by_address[address][0] if is_cpu else -int(size[event])
+                by_address[address] = (held_bytes, -1, int(number[event]))
             else:
                 others.append((address, -int(size[event]), -1, int(number[event])))
     rounding = _rounding_bytes(recording, device, events)
@@ -140,11 +140,11 @@ def _held(recording: Recording, observed: dict[int, int], device: int, key: int,
     in a recording, which says nothing of this one.
     """
     keys = recording.keys
-    size_bytes, seen = int(keys.size_bytes[key]), observed.get(int(keys.address[key]))
-    if seen is None:
+    size_bytes, observed_bytes = int(keys.size_bytes[key]), observed.get(int(keys.address[key]))
+    if observed_bytes is None:
         return size_bytes
     is_stale = recording.devices[device] == "cpu" and int(keys.allocation_id[key]) in freed
-    return seen if is_stale else max(seen, size_bytes)
+    return observed_bytes if is_stale else max(observed_bytes, size_bytes)
 
 
 def _rounding_bytes(recording: Recording, device: int, events: PerEvent[Int]) -> int:
@@ -156,11 +156,18 @@ def _rounding_bytes(recording: Recording, device: int, events: PerEvent[Int]) ->
 
 
 def keys_not_made(recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int]) -> Rows:
-    """Rows of `Recording.keys` on a device that no recorded allocation made, but for those in idle memory."""
+    """Rows of `Recording.keys` on a device that no recorded allocation made, but for those in idle memory.
+
+    Args:
+        recording: One cycle.
+        known: Observations of live tensors; None where nobody looked.
+        device: Index into `recording.devices`.
+        events: The device's rows of `recording.allocations`, in allocator order [D].
+    """
     allocations, keys = recording.allocations, recording.keys
-    made = np.zeros(len(keys.id), bool)
-    made[allocations.key[(allocations.key >= 0) & (allocations.size_bytes > 0)]] = True
-    rows = np.flatnonzero((keys.device == device) & ~made)
+    was_allocated = np.zeros(len(keys.id), bool)
+    was_allocated[allocations.key[(allocations.key >= 0) & (allocations.size_bytes > 0)]] = True
+    rows = np.flatnonzero((keys.device == device) & ~was_allocated)
     return rows[~is_idle(recording, known, device, events, keys.address[rows])]
 
 
@@ -174,8 +181,8 @@ def _with_what_the_counter_held(
     if recording.devices[device] == "cpu" or not len(events):
         return table
     first = events[0]
-    held = int(recording.allocations.total_allocated_bytes[first] - recording.allocations.size_bytes[first])
-    rest = held - int(table.size_bytes[table.made_at < 0].sum())
+    before_bytes = int(recording.allocations.total_allocated_bytes[first] - recording.allocations.size_bytes[first])
+    rest = before_bytes - int(table.size_bytes[table.made_at < 0].sum())
     if rest <= 0:
         return table
     return UnrecordedStorages(
@@ -194,13 +201,19 @@ def unseen_keys(recording: Recording, known: KnownStorages | None, device: int, 
 
     Another thread made them, or a library outside torch, such as numpy. One whose free the CPU's allocator reports was
     made in an earlier cycle: it reports no other.
+
+    Args:
+        recording: One cycle.
+        known: Observations of live tensors; None where nobody looked.
+        device: Index into `recording.devices`.
+        events: The device's rows of `recording.allocations`, in allocator order [D].
     """
     none = np.empty(0, np.int64)
     if last_walk_ns(recording, known, events) is None:
         return none
     keys = keys_not_made(recording, known, device, events)
-    there = list(observed_before(recording, known, device, events))
-    is_old = np.isin(recording.keys.address[keys], np.array(there, np.int64))
+    addresses = list(observed_before(recording, known, device, events))
+    is_old = np.isin(recording.keys.address[keys], np.array(addresses, np.int64))
     if recording.devices[device] == "cpu":
         freed = recording.allocations.allocation_id[recording.allocations.size_bytes < 0]
         is_old |= np.isin(recording.keys.allocation_id[keys], freed)
@@ -249,12 +262,12 @@ def _inputs_let_go(recording: Recording, known: KnownStorages | None, device: in
     rows = observations_of(recording, known, device)
     if known is None or not len(rows):
         return {}
-    found: dict[int, list[int]] = {addr: [] for addr in known.address[rows[np.isin(known.role[rows], BATCH)]].tolist()}
+    times: dict[int, list[int]] = {addr: [] for addr in known.address[rows[np.isin(known.role[rows], BATCH)]].tolist()}
     mine = known.ends_device == known.devices.index(recording.devices[device])
     for addr, time_ns in zip(known.ends_address[mine].tolist(), known.ends_ns[mine].tolist(), strict=True):
-        if addr in found:
-            found[addr].append(time_ns)
-    return found
+        if addr in times:
+            times[addr].append(time_ns)
+    return times
 
 
 def _steps_of_nodes(recording: Recording) -> tuple[PerNode[Int], PerNode[Int]]:
@@ -274,37 +287,44 @@ def _handed_out_again(
 ) -> PerUnrecorded[Int]:
     """[U] position of the first allocation behind `after` that begins in each storage; one past the last if none."""
     allocations = recording.allocations
-    made = np.flatnonzero(allocations.size_bytes[events] > 0)
-    begin = allocations.address[events][made]
-    order = np.lexsort((made, begin))
+    allocated = np.flatnonzero(allocations.size_bytes[events] > 0)
+    begin = allocations.address[events][allocated]
+    order = np.lexsort((allocated, begin))
     low = np.searchsorted(begin[order], address, side="left")
     high = np.searchsorted(begin[order], address + size_bytes, side="left")
-    found = np.full(len(address), len(events), np.int64)
+    reuse = np.full(len(address), len(events), np.int64)
     for row in np.flatnonzero(high > low).tolist():
-        inside = made[order[low[row] : high[row]]]
+        inside = allocated[order[low[row] : high[row]]]
         later = inside[inside > after[row]]
         if len(later):
-            found[row] = later.min()
-    return found
+            reuse[row] = later.min()
+    return reuse
 
 
 def reused_at(
     recording: Recording, events: PerEvent[Int], address: PerUnrecorded[Int], size_bytes: PerUnrecorded[Int]
 ) -> PerUnrecorded[Int]:
-    """[U] position of the first allocation that overlaps each storage from before; one past the last if none."""
-    made = np.flatnonzero(recording.allocations.size_bytes[events] > 0)
-    made_address = recording.allocations.address[events][made]
-    made_size = recording.allocations.size_bytes[events][made]
+    """[U] position of the first allocation that overlaps each storage from before; one past the last if none.
+
+    Args:
+        recording: One cycle.
+        events: The device's rows of `recording.allocations`, in allocator order [D].
+        address: [U] Where each storage begins.
+        size_bytes: [U] Of the same.
+    """
+    allocated = np.flatnonzero(recording.allocations.size_bytes[events] > 0)
+    address_again = recording.allocations.address[events][allocated]
+    size_again = recording.allocations.size_bytes[events][allocated]
     died = np.full(len(address), len(events), np.int64)
-    if not len(address) or not len(made):
+    if not len(address) or not len(allocated):
         return died
     order = np.argsort(address, kind="stable")
     start, stop = address[order], (address + size_bytes)[order]
-    row = np.arange(len(made))
-    at = np.searchsorted(start, made_address + made_size, side="left") - 1
+    row = np.arange(len(allocated))
+    at = np.searchsorted(start, address_again + size_again, side="left") - 1
     while len(row):
-        overlaps = (at >= 0) & (stop[at] > made_address[row])
+        overlaps = (at >= 0) & (stop[at] > address_again[row])
         row, at = row[overlaps], at[overlaps]
-        np.minimum.at(died, order[at], made[row])
+        np.minimum.at(died, order[at], allocated[row])
         at = at - 1
     return died

@@ -116,10 +116,10 @@ GRAPH_OF = " -> graph of the tensor"
 
 def kinds_of(blocks: IdleBlocks, rules: Sequence[WasteRule] = RULES) -> Rows:
     """[I] `WasteKind` of each block by the first rule that holds, -1 for what is no waste."""
-    found = np.full(len(blocks), NO_KIND, np.int64)
+    kinds = np.full(len(blocks), NO_KIND, np.int64)
     for rule in rules:
-        found[(found == NO_KIND) & all_hold(rule.when, blocks)] = rule.kind
-    return found
+        kinds[(kinds == NO_KIND) & all_hold(rule.when, blocks)] = rule.kind
+    return kinds
 
 
 def find_waste(findings: Findings) -> tuple[Waste, ...]:
@@ -155,8 +155,8 @@ class _Groups:
             kind = WasteKind(int(self.kinds[at]))
             groups.setdefault((kind, self._line(kind, at, sites[at])), []).append(at)
         living = self._living()
-        made = [self._waste(kind, line, rows, sites, living) for (kind, line), rows in groups.items()]
-        return tuple(sorted(made, key=lambda waste: -waste.bytes))
+        causes = [self._waste(kind, line, rows, sites, living) for (kind, line), rows in groups.items()]
+        return tuple(sorted(causes, key=lambda waste: -waste.bytes))
 
     def _line(self, kind: WasteKind, at: int, site: Site) -> SourceLine | None:
         peak_ns = self.blocks.peak_ns
@@ -198,11 +198,11 @@ class _Groups:
         lifetimes = self.last.lifetimes
         rows = np.flatnonzero((lifetimes.freed_at >= len(lifetimes.events)) & (lifetimes.allocation >= 0))
         rows = rows[np.argsort(lifetimes.made_at[rows], kind="stable")]
-        found: dict[Site, list[tuple[int, int]]] = {}
+        by_site: dict[Site, list[tuple[int, int]]] = {}
         pairs = zip(lifetimes.address[rows].tolist(), lifetimes.size_bytes[rows].tolist(), strict=True)
         for site, pair in zip(_sites(self.last, rows), pairs, strict=True):
-            found.setdefault(site, []).append(pair)
-        return found
+            by_site.setdefault(site, []).append(pair)
+        return by_site
 
 
 def _sites(cycle: CycleFindings, rows: Rows) -> list[Site]:
@@ -210,7 +210,7 @@ def _sites(cycle: CycleFindings, rows: Rows) -> list[Site]:
     blocks = cycle.blocks
     known: dict[tuple[int, int, int, int], Site] = {}
     columns = (blocks.op[rows], blocks.module[rows], blocks.frame[rows], blocks.caller[rows])
-    found = []
+    sites = []
     for op, module, frame, caller in zip(*(column.tolist() for column in columns), strict=True):
         key = op, module, frame, caller
         if key not in known:
@@ -219,8 +219,8 @@ def _sites(cycle: CycleFindings, rows: Rows) -> list[Site]:
                 cycle.attribution.modules[module] if module >= 0 else None,
                 line_of_frame(cycle.recording, caller if caller >= 0 else frame),
             )
-        found.append(known[key])
-    return found
+        sites.append(known[key])
+    return sites
 
 
 class _Lines:
@@ -270,21 +270,21 @@ class _Lines:
 
 def users_lines(findings: Findings) -> frozenset[SourceLine]:
     """Every line of the user's that the recordings have seen at work."""
-    found: set[SourceLine] = set()
+    lines: set[SourceLine] = set()
     for cycle in findings.cycles:
         rows = np.flatnonzero(cycle.attribution.frame_whose == Whose.USERS)
-        found |= {line for row in rows.tolist() if (line := line_of_frame(cycle.recording, row)) is not None}
-    return frozenset(found)
+        lines |= {line for row in rows.tolist() if (line := line_of_frame(cycle.recording, row)) is not None}
+    return frozenset(lines)
 
 
 def merge_waste(wastes: Iterable[Waste]) -> tuple[Waste, ...]:
     """What one variable holds is one finding, and if graphs are part of it, it is about these; the largest first."""
-    found: dict[tuple[object, ...], Waste] = {}
+    merged: dict[tuple[object, ...], Waste] = {}
     for number, waste in enumerate(wastes):
         key = (waste.path.partition(GRAPH_OF)[0], waste.variable) if waste.path else (number,)
-        other = found.get(key)
-        found[key] = waste if other is None else _together(*sorted((other, waste), key=_weight))
-    return tuple(sorted(found.values(), key=lambda waste: -waste.bytes))
+        other = merged.get(key)
+        merged[key] = waste if other is None else _together(*sorted((other, waste), key=_weight))
+    return tuple(sorted(merged.values(), key=lambda waste: -waste.bytes))
 
 
 def _weight(waste: Waste) -> tuple[bool, bool, int]:

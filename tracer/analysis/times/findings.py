@@ -10,12 +10,17 @@ from operator import add
 import numpy as np
 
 from tracer.analysis.profiles.attribution import Attribution
+from tracer.analysis.profiles.time_spans import TimeSpans
+from tracer.analysis.times.lanes import WorkLane, work_lanes
 from tracer.analysis.times.ranks import Collectives, collectives_of
 from tracer.analysis.times.step_times import StepTimes, step_times
+from tracer.analysis.times.streams import StreamTimes, stream_times
 from tracer.analysis.times.work_rows import KernelRow, WorkRow, work_rows
 from tracer.capture.recording import Recording
-from tracer.capture.torch_names import STEP_PREFIX
+from tracer.capture.torch_names import LOADER_PREFIX, STEP_PREFIX
 from tracer.trace.device_work import DeviceWork
+
+_WORTH_SAYING_PCT = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +33,10 @@ class TraceTimes:
         rows: By who launched the work, the longest first; they sum to `work_ns`.
         kernels: By name and who launched it, the longest first; they sum to `work_ns`.
         work_ns: Of all kernels, copies and fills.
-        num_streams: On which they ran.
+        streams: On which they ran, by number.
         other_devices: Indices of further devices with work.
         collectives: Kernels of collectives, to be compared with other ranks'.
+        lanes: What ran when, by stream.
     """
 
     device: int
@@ -38,9 +44,10 @@ class TraceTimes:
     rows: tuple[WorkRow, ...]
     kernels: tuple[KernelRow, ...]
     work_ns: int
-    num_streams: int
+    streams: tuple[StreamTimes, ...]
     other_devices: tuple[int, ...]
     collectives: Collectives
+    lanes: tuple[WorkLane, ...]
 
     @property
     def total(self) -> StepTimes:
@@ -64,7 +71,7 @@ def find_times(recording: Recording, attribution: Attribution, work: DeviceWork)
     devices, index = np.unique(work.device, return_inverse=True)
     chosen = int(devices[np.bincount(index.reshape(-1), weights=work.duration_ns).argmax()])
     mine = work.take(work.device == chosen)
-    steps, waits = step_times(mine, _steps(recording), _window(recording, mine))
+    steps, waits = step_times(mine, _steps(recording), _window(recording, mine), loading=_loading(recording))
     rows, kernels = work_rows(recording, attribution, mine, waits)
     return TraceTimes(
         device=chosen,
@@ -72,9 +79,10 @@ def find_times(recording: Recording, attribution: Attribution, work: DeviceWork)
         rows=rows,
         kernels=kernels,
         work_ns=int(mine.duration_ns.sum()),
-        num_streams=len(np.unique(mine.stream)),
+        streams=stream_times(mine),
         other_devices=tuple(device for device in devices.tolist() if device != chosen),
         collectives=collectives_of(mine),
+        lanes=work_lanes(mine),
     )
 
 
@@ -83,6 +91,14 @@ def _steps(recording: Recording) -> list[tuple[str, int, int]]:
     columns = (spans.name.tolist(), spans.start_ns.tolist(), spans.end_ns.tolist())
     named = ((recording.strings[name], start, end) for name, start, end in zip(*columns, strict=True))
     return sorted((step for step in named if step[0].startswith(STEP_PREFIX)), key=lambda step: step[1])
+
+
+def _loading(recording: Recording) -> TimeSpans:
+    """When the program asked a DataLoader for its next batch."""
+    spans = recording.spans
+    asks = np.array([*(text.startswith(LOADER_PREFIX) for text in recording.strings), False], np.bool_)
+    rows = np.flatnonzero(asks[spans.name])
+    return spans.start_ns[rows], spans.end_ns[rows]
 
 
 def _window(recording: Recording, work: DeviceWork) -> tuple[int, int]:
@@ -110,7 +126,9 @@ def cause(times: TraceTimes, *, file_name: Callable[[str], str] = str) -> str:
     is_wait = part_ns == total.host_wait_ns
     where = _where(times.rows, (lambda row: row.host_wait_ns) if is_wait else (lambda row: row.total_ns), file_name)
     share = 100 * part_ns / total.wall_ns if total.wall_ns else 0.0
-    return f"{share:.0f} % of the time {name}{where}."
+    loading = 100 * total.loading_wait_ns / part_ns if is_wait and part_ns else 0.0
+    loads = f"; for {loading:.0f} % of that the host is loading data" if loading >= _WORTH_SAYING_PCT else ""
+    return f"{share:.0f} % of the time {name}{where}{loads}."
 
 
 def _where(rows: Iterable[WorkRow], of: Callable[[WorkRow], int], file_name: Callable[[str], str]) -> str:

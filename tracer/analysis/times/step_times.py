@@ -31,6 +31,8 @@ class StepTimes:
         host_wait_ns: Nothing runs, and what comes next was not launched yet.
         launched_wait_ns: Nothing runs, though what comes next was launched.
         overlapped_ns: Collectives' kernels that run while others compute; a part of `compute_ns`.
+        loading_ns: The program waits for a DataLoader's next batch, whatever the device does.
+        loading_wait_ns: Likewise, while the device waits for the host; a part of `host_wait_ns`.
     """
 
     name: str
@@ -41,6 +43,8 @@ class StepTimes:
     host_wait_ns: int
     launched_wait_ns: int
     overlapped_ns: int
+    loading_ns: int = 0
+    loading_wait_ns: int = 0
 
     @property
     def idle_ns(self) -> int:
@@ -52,6 +56,7 @@ class StepTimes:
         return StepTimes(name=self.name if self.name == other.name else "all", **sums)
 
 
+_NO_SPANS: TimeSpans = (np.empty(0, np.int64), np.empty(0, np.int64))
 _NUMBERS = tuple(name for name in StepTimes.__dataclass_fields__ if name != "name")
 
 
@@ -71,7 +76,11 @@ class HostWaits:
 
 
 def step_times(
-    work: DeviceWork, steps: Sequence[tuple[str, int, int]], window: tuple[int, int]
+    work: DeviceWork,
+    steps: Sequence[tuple[str, int, int]],
+    window: tuple[int, int],
+    *,
+    loading: TimeSpans = _NO_SPANS,
 ) -> tuple[tuple[StepTimes, ...], HostWaits]:
     """Divide the time of each step.
 
@@ -79,6 +88,7 @@ def step_times(
         work: Of one device.
         steps: Name, start and end of each, in order; none where they are not marked.
         window: From when to when there is something in the trace.
+        loading: When the program asked a DataLoader for a batch.
     """
     names = [name for name, *_ in steps] or ["all"]
     last = max(int(work.end_ns.max(initial=0)), steps[-1][2]) if steps else window[1]
@@ -93,9 +103,11 @@ def step_times(
     waits = host_waits(work, int(edges[0]), last)
     waiting = covered(waits.start_ns, waits.end_ns, edges)
     wall = np.diff(edges)
+    loads = covered(*loading, edges)
+    either = covered(np.append(waits.start_ns, loading[0]), np.append(waits.end_ns, loading[1]), edges)
     columns = (
         wall, compute, kernels - compute, busy - kernels, waiting, wall - busy - waiting,
-        communication - (kernels - compute),
+        communication - (kernels - compute), loads, waiting + loads - either,
     )  # fmt: skip
     rows = zip(names, *(column.tolist() for column in columns), strict=True)
     return tuple(StepTimes(*row) for row in rows), waits

@@ -13,6 +13,7 @@ from tracer.arrays import Ints
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import node_name
 from tracer.trace.device_work import DeviceWork
+from tracer.trace.launches import operators_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +80,7 @@ class KernelRow:
 
 def launching_operators(recording: Recording, work: DeviceWork) -> Ints:
     """[W] row in `Recording.ops` of the operator that Python or autograd called and that launched each, or -1."""
-    ops = recording.ops
-    found = np.full(len(work), -1, np.int64)
-    for thread in np.unique(work.thread[work.thread >= 0]).tolist():
-        rows, mine = np.flatnonzero(ops.thread == thread), np.flatnonzero(work.thread == thread)
-        if not len(rows):
-            continue
-        rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
-        at = np.searchsorted(ops.start_ns[rows], work.operator_ns[mine], side="right") - 1
-        op = np.where(at >= 0, rows[at], -1)
-        while (over := (op >= 0) & (ops.end_ns[op] < work.operator_ns[mine])).any():
-            op[over] = ops.parent[op[over]]
-        found[mine] = op
-    return found
+    return operators_at(recording.ops, work.thread, work.operator_ns)
 
 
 def work_rows(

@@ -42,12 +42,12 @@ def device_blocks(device: torch.device) -> DeviceBlocks:
     private = [segment for segment in segments if tuple(segment.get("segment_pool_id", _DEFAULT_POOL)) != _DEFAULT_POOL]
     in_use = [(address, block) for address, block in _blocks(segments) if block["state"] == "active_allocated"]
     wanted = workspace_sizes(device)
-    asked = ((address, block.get("requested_size")) for address, block in in_use)
+    requested_sizes = ((address, block.get("requested_size")) for address, block in in_use)
     idle = (
         (address, address + int(block["size"])) for address, block in _blocks(private) if block["state"] == "inactive"
     )
     return DeviceBlocks(
-        workspaces=tuple((address, int(size)) for address, size in asked if size in wanted),
+        workspaces=tuple((address, int(size)) for address, size in requested_sizes if size in wanted),
         idle=tuple(sorted(idle)),
         sizes={address: int(block["size"]) for address, block in in_use},
     )

@@ -107,14 +107,14 @@ def _pools(segments: Iterable[Mapping[str, Any]], device: torch.device) -> dict[
     Source: `MempoolId_t` in `c10/core/Allocator.h` and `MemPool` in `c10/cuda/CUDACachingAllocator.cpp`: (0, 0) is the
     default, (n, 0) what a graph's capture has made for itself, (0, n) what a program has asked for.
     """
-    found: dict[str, int] = {}
+    pools: dict[str, int] = {}
     for segment in segments:
         if segment.get("device") != device.index:
             continue
         of_graph, own = segment.get("segment_pool_id", (0, 0))
         name = GRAPH_POOL if of_graph else OWN_POOL if own else DEFAULT_POOL
-        found[name] = found.get(name, 0) + int(segment["total_size"])
-    return found
+        pools[name] = pools.get(name, 0) + int(segment["total_size"])
+    return pools
 
 
 def _processes(device: torch.device, nvml: Any) -> Processes | None:

@@ -68,12 +68,12 @@ def allocator_counters(device: torch.device) -> dict[str, int]:
     """What the allocator says of itself now, in bytes, which changes nothing; empty where it says nothing."""
     if not is_accelerator(device):
         return {}
-    asked = {
+    counter_names = {
         "allocated": "memory_allocated",
         "reserved": "memory_reserved",
         "largest allocated so far": "max_memory_allocated",
     }
-    state = {word: value for word, name in asked.items() if isinstance(value := _answer(device, name), int)}
+    state = {word: value for word, name in counter_names.items() if isinstance(value := _answer(device, name), int)}
     if (memory := device_memory(device)) is not None:
         state["free on the device"], state["device"] = memory
     return state

@@ -55,7 +55,7 @@ def pinned_bytes() -> tuple[int, int] | None:
     stats = getattr(torch.cuda, "host_memory_stats", None)
     if stats is None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
-    found = stats()
-    handed_out = found.get("active_bytes.current", found.get("allocated_bytes.current"))
-    held = found.get("allocated_bytes.current", found.get("segment_bytes.current", handed_out))
-    return None if handed_out is None or held is None else (int(handed_out), int(held))
+    figures = stats()
+    used_bytes = figures.get("active_bytes.current", figures.get("allocated_bytes.current"))
+    held_bytes = figures.get("allocated_bytes.current", figures.get("segment_bytes.current", used_bytes))
+    return None if used_bytes is None or held_bytes is None else (int(used_bytes), int(held_bytes))

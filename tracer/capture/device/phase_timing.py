@@ -5,40 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from statistics import fmean, pstdev
 from typing import Any
 
 import torch
 
 from tracer.capture.device import devices
+from tracer.capture.device.phase_timings import PHASES, PhaseTimings
 from tracer.units import NS_PER_MS
-
-PHASES = ("model_fwd", "loss_bk", "total_time", "opt_step")
-"""Names and order as the file format has them. total_time is all three phases and what lies between them."""
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseTimings:
-    """Durations of the phases over several steps.
-
-    Attributes:
-        device: Name as `str(torch.device)` writes it.
-        clock: The device's type in capitals, such as `CUDA`, for its events; `CPU` for the host's clock.
-        durations_ms: Per phase of `PHASES`, one duration per measured step.
-    """
-
-    device: str
-    clock: str
-    durations_ms: dict[str, tuple[float, ...]]
-
-    def mean_ms(self, phase: str) -> float:
-        """Mean over the steps."""
-        return fmean(self.durations_ms[phase])
-
-    def std_ms(self, phase: str) -> float:
-        """Population standard deviation over the steps, as `numpy.std` computes it."""
-        return pstdev(self.durations_ms[phase])
 
 
 class PhaseTimer:

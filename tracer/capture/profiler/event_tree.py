@@ -13,7 +13,6 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from tracer.capture.device.device_kernels import read_kernels
 from tracer.capture.profiler.event_columns import (
     ALLOCATED,
     ALLOCATION_ROW,
@@ -28,6 +27,7 @@ from tracer.capture.profiler.event_columns import (
     Interned,
     to_columns,
 )
+from tracer.capture.profiler.kernel_events import read_kernels
 from tracer.capture.recording import (
     CallKind,
     OpKind,

@@ -56,7 +56,7 @@ def _warn_of_older_blocks() -> None:
 def without_line(words: bytes) -> Iterator[None]:
     """Keep lines with these words off stderr, whoever in the process writes them; all others come when it ends."""
     try:
-        kept = os.dup(2)
+        stderr_copy = os.dup(2)
     except OSError:  # there is no stderr
         yield
         return
@@ -66,10 +66,10 @@ def without_line(words: bytes) -> Iterator[None]:
             try:
                 yield
             finally:
-                os.dup2(kept, 2)
+                os.dup2(stderr_copy, 2)
             file.seek(0)
             for line in file.read().splitlines(keepends=True):
                 if words not in line:
                     os.write(2, line)
     finally:
-        os.close(kept)
+        os.close(stderr_copy)

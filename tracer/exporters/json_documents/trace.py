@@ -58,7 +58,8 @@ def times_values(times: TraceTimes) -> dict[str, Any]:
         "device": times.device,
         "cause": cause(times),
         "work_us": times.work_ns / NS_PER_US,
-        "num_streams": times.num_streams,
+        "num_streams": len(times.streams),
+        "streams": [_in_us(asdict(stream)) for stream in times.streams],
         "other_devices": list(times.other_devices),
         "total": _step(times.total),
         "steps": [_step(step) for step in times.steps],
@@ -84,21 +85,21 @@ def _in_us(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def trace_job_json(found: JobTimes, *, command: str | None = None) -> str:
+def trace_job_json(job: JobTimes, *, command: str | None = None) -> str:
     """Several ranks beside each other as a JSON text.
 
     Args:
-        found: What `compare_ranks` returned.
+        job: What `compare_ranks` returned.
         command: That made the document.
     """
-    slowest = found.slowest
+    slowest = job.slowest
     values = {
         **json_header("trace job", VERSION, torch=None, command=command),
         "slowest": None if slowest is None else slowest.times.name,
-        "compared_collectives": found.num_compared,
-        "left_out_collectives": found.num_left_out,
-        "ranks": [_rank(row) for row in found.rows],
-        "unreadable": [{"file": file, "problem": problem} for file, problem in found.problems],
+        "compared_collectives": job.num_compared,
+        "left_out_collectives": job.num_left_out,
+        "ranks": [_rank(row) for row in job.rows],
+        "unreadable": [{"file": file, "problem": problem} for file, problem in job.problems],
     }
     return json.dumps(values, indent=2)
 

@@ -61,6 +61,8 @@ def print_times(times: TraceTimes, console: Console, *, top: int) -> None:
     steps = [*((step_words(step.name), step) for step in shown), *total]
     columns = ("computes", "collectives", "copies", "waits for host", "waits, launched", "step", "overlapped")
     print_rows(title, (*columns, ""), [(*_step_cells(step), name) for name, step in steps], console)
+    _print_loading(times.total, console)
+    _print_streams(times, console)
     _print_work(times, console, top)
     _print_kernels(times.kernels, console, top)
 
@@ -68,6 +70,28 @@ def print_times(times: TraceTimes, console: Console, *, top: int) -> None:
 def _step_cells(step: StepTimes) -> Iterable[str]:
     parts = (step.compute_ns, step.communication_ns, step.copies_ns, step.host_wait_ns, step.launched_wait_ns)
     return (_ms(value) for value in (*parts, step.wall_ns, step.overlapped_ns))
+
+
+def _print_loading(total: StepTimes, console: Console) -> None:
+    """How long the program waited for batches, where a DataLoader gives them."""
+    if not total.loading_ns:
+        return
+    share = 100 * total.loading_ns / total.wall_ns if total.wall_ns else 0.0
+    say_wrapped(
+        console,
+        f"Loading data: the host waits {_ms(total.loading_ns)} ms for batches, {share:.0f} % of the steps; for "
+        f"{_ms(total.loading_wait_ns)} ms of that the GPU waits for the host.",
+    )
+
+
+def _print_streams(times: TraceTimes, console: Console) -> None:
+    if len(times.streams) < 2:
+        return
+    rows = [
+        (_ms(stream.compute_ns), _ms(stream.communication_ns), _ms(stream.copies_ns), f"{stream.count:,}", stream.words)
+        for stream in times.streams
+    ]
+    print_rows("Streams, in ms", ("computes", "collectives", "copies", "kernels", ""), rows, console)
 
 
 def _print_work(times: TraceTimes, console: Console, top: int) -> None:

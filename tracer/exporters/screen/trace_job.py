@@ -12,40 +12,40 @@ from tracer.units import format_bytes, ms, some
 _MAX_ROWS = 64
 
 
-def print_trace_job(found: JobTimes, console: Console) -> None:
+def print_trace_job(job: JobTimes, console: Console) -> None:
     """Print who is slowest, and a row for each rank.
 
     Args:
-        found: What `compare_ranks` returned.
+        job: What `compare_ranks` returned.
         console: Where to print.
     """
-    say_wrapped(console, slowest_sentence(found), style="bold")
-    for file, problem in found.problems:
+    say_wrapped(console, slowest_sentence(job), style="bold")
+    for file, problem in job.problems:
         say(console, f"Not read, {file}: {problem}", style="yellow")
     shown = table("peak", "step, ms", "computes", "collectives", "waits for host", "waited", "waited for", "came last")
     for name in ("rank", "file"):
         shown.add_column(name)
-    for row in found.rows[:_MAX_ROWS]:
+    for row in job.rows[:_MAX_ROWS]:
         rank = row.times.rank
         shown.add_row(*_numbers(row), "-" if rank is None else str(rank), Text(row.times.file))
     title = "Rank by rank, ms a step; waited: in collectives, for ranks that came later"
-    if len(found.rows) > _MAX_ROWS:
-        title += f" (the first {_MAX_ROWS} of {len(found.rows):,})"
+    if len(job.rows) > _MAX_ROWS:
+        title += f" (the first {_MAX_ROWS} of {len(job.rows):,})"
     print_table(title, shown, console)
 
 
-def slowest_sentence(found: JobTimes) -> str:
+def slowest_sentence(job: JobTimes) -> str:
     """For whom the others wait, in a sentence or two."""
-    ranks = some(len(found.rows), "rank")
+    ranks = some(len(job.rows), "rank")
     left = ""
-    if found.num_left_out:
-        kernels = some(found.num_left_out, "kernel", "is/are")
+    if job.num_left_out:
+        kernels = some(job.num_left_out, "kernel", "is/are")
         left = f" {kernels} of collectives that not all ranks have, and not compared."
-    if (row := found.slowest) is None:
-        return f"{ranks}; in {some(found.num_compared, 'collective')} nobody waited for another.{left}"
+    if (row := job.slowest) is None:
+        return f"{ranks}; in {some(job.num_compared, 'collective')} nobody waited for another.{left}"
     return (
         f"{ranks}: the others wait most for {row.times.name}, {ms(row.waited_for_ns):,.3f} ms together; it came last "
-        f"in {row.num_last:,} of {some(found.num_compared, 'collective')}.{left}"
+        f"in {row.num_last:,} of {some(job.num_compared, 'collective')}.{left}"
     )
 
 

@@ -1,0 +1,53 @@
+"""Which operator launched a kernel, where the kernel does not say: the one that its driver's call was made in."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracer.arrays import Bool, Column, Int, Ints
+from tracer.capture.recording import Ops
+from tracer.trace.tables import Table
+
+
+def operators_at(ops: Ops, thread: Ints, moment_ns: Ints) -> Ints:
+    """The row of the innermost listed operator that was running on a thread at each moment, or -1.
+
+    Args:
+        ops: Of a recording.
+        thread: Numbered as in the recording; -1 for none.
+        moment_ns: As many.
+    """
+    found = np.full(len(moment_ns), -1, Int)
+    for number in np.unique(thread[thread >= 0]).tolist():
+        rows, mine = np.flatnonzero(ops.thread == number), np.flatnonzero(thread == number)
+        if not len(rows):
+            continue
+        rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
+        at = np.searchsorted(ops.start_ns[rows], moment_ns[mine], side="right") - 1
+        op = np.where(at >= 0, rows[at], -1)
+        while (over := (op >= 0) & (ops.end_ns[op] < moment_ns[mine])).any():
+            op[over] = ops.parent[op[over]]
+        found[mine] = op
+    return found
+
+
+def operators_of_calls(ops: Ops, thread: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
+    """The row of the operator that each call of the driver was made in, or -1.
+
+    Old traces have whole microseconds, so that an operator may begin where the call of the one before it ends: an
+    operator is named only if it is the innermost one at both ends of the call.
+    """
+    at_start, at_end = operators_at(ops, thread, start_ns), operators_at(ops, thread, end_ns)
+    return np.where(at_start == at_end, at_start, -1)
+
+
+def names_operators(work: Table) -> Column[Bool]:
+    """Whether the `External id` of each row is an operator's number.
+
+    Of kineto until 2023 it may be the correlation of the driver's call instead, in the whole file; those numbers may be
+    operators' all the same.
+    """
+    external, correlation = work["external_id"], work["correlation"]
+    is_linked = external > 0
+    is_correlation = bool(is_linked.any()) and bool((external[is_linked] == correlation[is_linked]).all())
+    return is_linked & (not is_correlation)
