@@ -237,7 +237,7 @@ def draw_and_report(replayed: ReplayedSnapshot, finding: SnapshotFinding, path: 
     for shown, one in enumerate(replayed.devices):
         timeline = device_timeline(replayed.snapshot, one.state, one.replay, kinds=one.kinds)
         page = snapshot_page(replayed, finding, shown, timeline, run={})
-        page_json([page_data(page)])
+        page_json({"pages": [page_data(page)]})
         assert not page.series or max(np.sum([one.values_bytes for one in page.series], axis=0)) == page.peak.bytes
         write_snapshot_report(snapshot_report(replayed, finding, shown, timeline, settings={}), path)
 

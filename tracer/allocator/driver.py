@@ -20,13 +20,25 @@ class Driver(Protocol):
         """What could still be reserved; None for no limit."""
 
     def reserve(self, size: int, stream: int, pool: PoolId) -> int | None:
-        """The address of a new segment; None if there is no memory left (`cudaMalloc`)."""
+        """The address of a new segment; None if there is no memory left (`cudaMalloc`).
+
+        Args:
+            size: Bytes, of a whole segment.
+            stream: The stream that asks.
+            pool: The private pool that asks, or the default one.
+        """
 
     def release(self, address: int, size: int) -> None:
         """Take a segment back (`cudaFree`)."""
 
     def reserve_range(self, size: int, stream: int, pool: PoolId) -> int:
-        """Addresses for an expandable segment, without memory behind them (`cuMemAddressReserve`)."""
+        """Addresses for an expandable segment, without memory behind them (`cuMemAddressReserve`).
+
+        Args:
+            size: Bytes of addresses.
+            stream: The stream that asks.
+            pool: The private pool that asks, or the default one.
+        """
 
     def map(self, address: int, size: int) -> bool:
         """Put memory behind addresses; False if there is none left (`cuMemCreate`, `cuMemMap`)."""
@@ -99,8 +111,8 @@ class PackingDriver:
         self.reserved -= size
 
     def _whole_chunks(self, size: int) -> int:
-        found = self._chunks.take_highest(_in_chunks(size))
-        return self._fresh(size) if found is None else found
+        address = self._chunks.take_highest(_in_chunks(size))
+        return self._fresh(size) if address is None else address
 
     def _fresh(self, size: int) -> int:
         self._lowest -= _in_chunks(size)

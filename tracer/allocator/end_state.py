@@ -41,14 +41,14 @@ def read_end(
     columns = (segments.stream, segments.is_small, segments.is_expandable, segments.address)
     stream, is_small, is_expandable, address = (column.tolist() for column in columns)
     base: dict[tuple[PoolId, int, bool], int] = {}
-    found = []
+    infos = []
     for row in rows:
         home = (pools[row], stream[row], is_small[row])
         pages = None
         if is_expandable[row] and page is not None:
             pages = (SMALL_SEGMENT_BYTES if is_small[row] else page, base.setdefault(home, address[row]))
-        found.append(SegmentInfo(*home, pages, tuple(blocks.get(row, ()))))
-    return tuple(found)
+        infos.append(SegmentInfo(*home, pages, tuple(blocks.get(row, ()))))
+    return tuple(infos)
 
 
 def _blocks_by_segment(state: DeviceState, life_at: Mapping[int, int]) -> dict[int, list[BlockInfo]]:
@@ -56,9 +56,11 @@ def _blocks_by_segment(state: DeviceState, life_at: Mapping[int, int]) -> dict[i
     order = np.argsort(blocks.address, kind="stable")
     requested = np.where(blocks.is_live, blocks.requested_size, 0)
     columns = (blocks.address, blocks.size, requested, blocks.state, segment_of(state, blocks.address))
-    found: dict[int, list[BlockInfo]] = {}
-    for address, size, asked, code, segment in zip(*(column[order].tolist() for column in columns), strict=True):
+    by_segment: dict[int, list[BlockInfo]] = {}
+    for address, size, requested_bytes, code, segment in zip(
+        *(column[order].tolist() for column in columns), strict=True
+    ):
         known = _STATES[code]
         life = -1 if known is FREE else life_at.get(address, -1)
-        found.setdefault(segment, []).append(BlockInfo(address, size, asked, known, life))
-    return found
+        by_segment.setdefault(segment, []).append(BlockInfo(address, size, requested_bytes, known, life))
+    return by_segment

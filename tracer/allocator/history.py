@@ -225,7 +225,12 @@ def _pool_number(text: str, place: int) -> PoolId:
 
 
 def segment_of(state: DeviceState, address: Ints) -> Ints:
-    """The segment of the end state that each address lies in, or -1."""
+    """The segment of the end state that each address lies in, or -1.
+
+    Args:
+        state: The device, for its end state.
+        address: Addresses in any order; the result is as long.
+    """
     segments = state.segments
     if not len(segments):
         return np.full(len(address), -1)

@@ -88,17 +88,17 @@ def program_of(history: History, releases_by_program: Sequence[int] = ()) -> Pro
     releases = set(releases_by_program)
     code, operand, entry = [], [], []
     entries = history.entry.tolist()
-    for position, what in enumerate(history.code):
+    for position, op in enumerate(history.code):
         if position in releases:
             code.append(_RELEASE)
             operand.append(0)
             entry.append(entries[position])
-        if what != Op.SEGMENT:
+        if op != Op.SEGMENT:
             # A request that fails has waited for other streams, and does not look at what came free: it comes first.
             at = len(code)
-            while what == _OOM and at and code[at - 1] == _COMPLETE:
+            while op == _OOM and at and code[at - 1] == _COMPLETE:
                 at -= 1
-            code.insert(at, what)
+            code.insert(at, op)
             operand.insert(at, history.operand[position])
             entry.insert(at, entries[position])
     return Program(history, code, operand, entry)
@@ -182,31 +182,31 @@ class _Run:
         # The hottest loop of a replay.
         try:
             operations = zip(program.code, program.operand, strict=True)
-            for position, (what, number) in enumerate(operations):
-                if what == _ALLOC:
+            for position, (op, number) in enumerate(operations):
+                if op == _ALLOC:
                     live[number] = serve(requested[number], size[number], home[number])
-                elif what == _FREE:
+                elif op == _FREE:
                     freed, live[number] = live[number], None
                     if freed is not None:
                         give_back(freed)
                 else:
-                    self._rare(what, number, position)
+                    self._rare(op, number, position)
         except OutOfMemoryError:
             self._position = position
             raise
 
-    def _rare(self, what: int, number: int, position: int) -> None:
-        allocator, block = self._allocator, self._live[number] if what in (_REQUEST, _COMPLETE) else None
-        if what == _REQUEST and block is not None:
+    def _rare(self, op: int, number: int, position: int) -> None:
+        allocator, block = self._allocator, self._live[number] if op in (_REQUEST, _COMPLETE) else None
+        if op == _REQUEST and block is not None:
             block.label = number
             allocator.request_free(block)
-        elif what == _COMPLETE and block is not None:
+        elif op == _COMPLETE and block is not None:
             self._live[number] = None
             if block.label == number:  # else an emptied cache waited for it, and it serves another life by now
                 allocator.finish(block)
-        elif what == _RELEASE:
+        elif op == _RELEASE:
             allocator.empty_cache()
-        elif what == _OOM:
+        elif op == _OOM:
             self._ask_again(number, position)
 
     def _ask_again(self, number: int, position: int) -> None:

@@ -59,18 +59,18 @@ def reproduce(
     """
     run = _Run(history, start, settings, torch_version, device_bytes)
     run.stops_at_difference = stop_at_difference
-    kept, begin = [], 0
+    read_moments, begin = [], 0
     try:
         for entry in moments:
             end = int(np.searchsorted(history.entry, entry, side="right"))
             run.operations(begin, end)
-            kept.append(moment(run.allocator))
+            read_moments.append(moment(run.allocator))
             begin = end
         run.operations(begin, len(history.code))
         run.end()
     except _TooDifferentError:
-        kept.clear()
-    return run.result(state, tuple(kept))
+        read_moments.clear()
+    return run.result(state, tuple(read_moments))
 
 
 class _TooDifferentError(Exception):
@@ -129,8 +129,8 @@ class _Run:
         num_placed = 0
         # The hottest loop of a replay: two of three operations are the first two.
         try:
-            for position, (what, number) in enumerate(zip(code, operand, strict=True), begin):
-                if what == _ALLOC:
+            for position, (op, number) in enumerate(zip(code, operand, strict=True), begin):
+                if op == _ALLOC:
                     size, home = requests.size[number], requests.home[number]
                     if group:
                         self._before_request(position, size, home)
@@ -145,17 +145,17 @@ class _Run:
                         self._differs(position)
                     if log or group:
                         self._compare(position)
-                elif what == _SEGMENT:
+                elif op == _SEGMENT:
                     group.append(self._history.segment_events[number])
                 else:
-                    if group and group[0].is_release and what != _OOM:
+                    if group and group[0].is_release and op != _OOM:
                         self._empty_cache(position)
-                    if what == _FREE:
+                    if op == _FREE:
                         freed, live[number] = live[number], None
                         if freed is not None:
                             give_back(freed)
                     else:
-                        self._rare(position, what, number)
+                        self._rare(position, op, number)
         finally:
             self._equal["addresses"] += num_placed
 
@@ -189,14 +189,14 @@ class _Run:
             moments=moments,
         )
 
-    def _rare(self, position: int, what: int, number: int) -> None:
-        if what == Op.OOM:
+    def _rare(self, position: int, op: int, number: int) -> None:
+        if op == Op.OOM:
             self._failed_request(position, number)
             return
         block = self._live[number]
-        if what == _REQUEST and block is not None:
+        if op == _REQUEST and block is not None:
             self.allocator.request_free(block)
-        elif what == _COMPLETE and block is not None:
+        elif op == _COMPLETE and block is not None:
             self._live[number] = None
             if self._group or self._is_before_release(position):
                 self._late.append((number, block))
@@ -262,8 +262,8 @@ class _Run:
         """
         if self._settings.max_split_size is not None or self._settings.garbage_collection_threshold:
             return False
-        asked = segment_size(size, self._settings.large_segment_size)
-        return self.allocator.reserved_bytes + asked <= self._recorded_peak
+        segment_bytes = segment_size(size, self._settings.large_segment_size)
+        return self.allocator.reserved_bytes + segment_bytes <= self._recorded_peak
 
     def _collect_garbage(self) -> None:
         """A memory limit is not recorded: old segments are released as often as the recording shows it."""

@@ -76,13 +76,15 @@ def compare_ends(recorded: Moment, modelled: Moment) -> tuple[Matched, Matched]:
         recorded: Segments of the snapshot.
         modelled: Segments of the model when it has replayed the recording.
     """
-    found = set(map(_without_lives, modelled))
+    modelled_segments = set(map(_without_lives, modelled))
     wanted = list(map(_without_lives, recorded))
-    blocks = {block for segment in found for block in segment.blocks}
-    num_segments = max(len(wanted), len(found))  # one too many is as wrong as one too few
+    blocks = {block for segment in modelled_segments for block in segment.blocks}
+    num_segments = max(len(wanted), len(modelled_segments))  # one too many is as wrong as one too few
     equal_blocks = sum(block in blocks for segment in wanted for block in segment.blocks)
     num_blocks = sum(len(segment.blocks) for segment in wanted)
-    return Matched(sum(segment in found for segment in wanted), num_segments), Matched(equal_blocks, num_blocks)
+    return Matched(sum(segment in modelled_segments for segment in wanted), num_segments), Matched(
+        equal_blocks, num_blocks
+    )
 
 
 def _without_lives(segment: SegmentInfo) -> SegmentInfo:

@@ -26,6 +26,11 @@ class OutOfMemoryError(Exception):
 def new_block(allocator: AllocatorState, size: int, home: FreeBlocks) -> Block:
     """Reserve more; where the driver has none, release what is cached, first little and then all.
 
+    Args:
+        allocator: What there is; its counts of retries and failures are kept.
+        size: Bytes, rounded already.
+        home: The free blocks of the pool and the stream that ask.
+
     Returns:
         A block that is in no list and large enough.
 
@@ -46,25 +51,25 @@ def new_block(allocator: AllocatorState, size: int, home: FreeBlocks) -> Block:
         block = _reserve(allocator, size, home)
     if block is None:
         allocator.num_ooms += 1
-        asked = segment_size(size, allocator.settings.large_segment_size)
-        raise OutOfMemoryError(size, asked, allocator.reserved_bytes, allocator.allocated_bytes)
+        segment_bytes = segment_size(size, allocator.settings.large_segment_size)
+        raise OutOfMemoryError(size, segment_bytes, allocator.reserved_bytes, allocator.allocated_bytes)
     return block
 
 
 def _reserve(allocator: AllocatorState, size: int, home: FreeBlocks) -> Block | None:
     """A new segment, or more pages of an expandable one (`alloc_block`)."""
-    asked = segment_size(size, allocator.settings.large_segment_size)
+    segment_bytes = segment_size(size, allocator.settings.large_segment_size)
     # Even where only pages are mapped, the limit is held against a whole segment.
-    if allocator.memory_limit is not None and allocator.reserved_bytes + asked > allocator.memory_limit:
+    if allocator.memory_limit is not None and allocator.reserved_bytes + segment_bytes > allocator.memory_limit:
         return None
     if home.pool.is_expandable:
         return expandable.expand(allocator, size, home)
-    address = allocator.driver.reserve(asked, home.stream, home.pool.owner)
+    address = allocator.driver.reserve(segment_bytes, home.stream, home.pool.owner)
     if address is None:
         return None
-    block = Block(allocator.next_counter() | address, asked, home)
+    block = Block(allocator.next_counter() | address, segment_bytes, home)
     allocator.heads[address] = block
-    allocator.adjust_reserved(asked, "segment_alloc", address, home)
+    allocator.adjust_reserved(segment_bytes, "segment_alloc", address, home)
     return block
 
 

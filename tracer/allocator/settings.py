@@ -69,18 +69,18 @@ def recorded_settings(recorded: Mapping[str, Any]) -> AllocatorSettings:
         settings = parse_settings(recorded.get("PYTORCH_CUDA_ALLOC_CONF", ""))
     except SettingsError:  # of a torch that knew other settings; the values below were in force all the same
         settings = AllocatorSettings()
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if "expandable_segments" in recorded:
-        found["expandable_segments"] = recorded["expandable_segments"]
+        options["expandable_segments"] = recorded["expandable_segments"]
     if recorded.get("max_split_size", -1) > 0:
-        found["max_split_size"] = recorded["max_split_size"]
+        options["max_split_size"] = recorded["max_split_size"]
     if recorded.get("garbage_collection_threshold", 0) > 0:
-        found["garbage_collection_threshold"] = recorded["garbage_collection_threshold"]
+        options["garbage_collection_threshold"] = recorded["garbage_collection_threshold"]
     if divisions := recorded.get("roundup_power2_divisions"):
         table = tuple(divisions.get(str(1 << i), 0) for i in range(NUM_INTERVALS))
         if all(map(_is_division, table)):
-            found["roundup_power2_divisions"] = table
-    return replace(settings, **found)
+            options["roundup_power2_divisions"] = table
+    return replace(settings, **options)
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:

@@ -51,7 +51,12 @@ def round_size(requested: int, divisions: Sequence[int] = NO_DIVISIONS) -> int:
 
 
 def round_sizes(requested: Int64s, divisions: Sequence[int] = NO_DIVISIONS) -> Int64s:
-    """`round_size` of many requests below 2**53 bytes [requests]."""
+    """`round_size` of many requests below 2**53 bytes [requests].
+
+    Args:
+        requested: Bytes asked for [requests].
+        divisions: `roundup_power2_divisions` for each interval.
+    """
     multiples = np.maximum(-(-requested // MIN_BLOCK_BYTES), 1) * MIN_BLOCK_BYTES
     if not any(divisions):
         return multiples
@@ -64,6 +69,10 @@ def round_sizes(requested: Int64s, divisions: Sequence[int] = NO_DIVISIONS) -> I
 
 def segment_size(size: int, large_segment_size: int = LARGE_SEGMENT_BYTES) -> int:
     """What is reserved from the driver for a rounded request that no free block can serve.
+
+    Args:
+        size: Bytes, rounded.
+        large_segment_size: Bytes of a segment for requests above 1 MiB and below 10 MiB.
 
     Source:
         `get_allocation_size`, same file.

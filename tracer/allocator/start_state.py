@@ -111,8 +111,8 @@ class _Undo:
     def event(self, event: SegmentEvent, entry: int) -> None:
         """Undo what one entry says."""
         if event.action == "segment_alloc":
-            found = self._plain.pop(event.address, None)
-            self.num_contradictions += found is None or found.size != event.size
+            block = self._plain.pop(event.address, None)
+            self.num_contradictions += block is None or block.size != event.size
         elif event.action == "segment_free":
             self.num_contradictions += event.address in self._plain
             self._plain[event.address] = Span(event.address, event.size, event.stream, event.pool, None)
@@ -128,13 +128,13 @@ class _Undo:
             for home, ranges in self._mapped.items()
             for address, size in ranges
         ]
-        found: list[Span] = []
+        spans: list[Span] = []
         for span in sorted([*self._plain.values(), *mapped], key=lambda span: (span.address, span.size)):
-            if found and found[-1].address + found[-1].size > span.address:
+            if spans and spans[-1].address + spans[-1].size > span.address:
                 self.num_contradictions += 1
             elif span.size:
-                found.append(span)
-        return found
+                spans.append(span)
+        return spans
 
     def _map(self, home: _Home, address: int, size: int) -> None:
         self._lowest[home] = min(self._lowest.get(home, address), address)

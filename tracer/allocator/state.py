@@ -131,8 +131,8 @@ class AllocatorState:
             self.private_pools[pool].users += 1
             return
         is_expandable = self.settings.expandable_segments and not own_allocator
-        made = PrivatePool(pool, is_expandable=is_expandable, no_split=no_split, use_on_oom=use_on_oom)
-        self.private_pools[pool] = made
+        private_pool = PrivatePool(pool, is_expandable=is_expandable, no_split=no_split, use_on_oom=use_on_oom)
+        self.private_pools[pool] = private_pool
 
     def home(self, is_small: bool, stream: int, pool: PoolId = DEFAULT_POOL) -> FreeBlocks:
         """The list that serves such requests.
@@ -148,10 +148,10 @@ class AllocatorState:
             private = self.private_pools[pool]
         pools = self if private is None else private
         half = pools.small if is_small else pools.large
-        found = half.by_stream.get(stream)
-        if found is None:
-            found = half.by_stream[stream] = self._new_home(half, stream, private)
-        return found
+        home = half.by_stream.get(stream)
+        if home is None:
+            home = half.by_stream[stream] = self._new_home(half, stream, private)
+        return home
 
     # The rest.
 

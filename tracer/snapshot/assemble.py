@@ -90,13 +90,13 @@ def _under(columns: Table, prefix: str) -> dict[str, NDArray[Any]]:
 
 def _by_device(columns: Table) -> dict[int, dict[str, NDArray[Any]]]:
     """The columns of each device's trace; a file may claim thousands of devices."""
-    found: dict[int, dict[str, NDArray[Any]]] = {}
+    tables: dict[int, dict[str, NDArray[Any]]] = {}
     for name, column in columns.items():
         table, _, rest = name.partition(".")
         if table == "trace":
             device, _, key = rest.partition(".")
-            found.setdefault(int(device), {})[key] = column
-    return found
+            tables.setdefault(int(device), {})[key] = column
+    return tables
 
 
 def _with_whole_times(trace: Trace) -> tuple[Trace, int]:

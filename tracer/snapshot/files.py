@@ -86,19 +86,19 @@ def _decode(file: IO[bytes], path: Path, remarks: Remarks) -> Any:
 
 def _unpickled(file: IO[bytes], remarks: Remarks) -> Any:
     """The first pickle of the file; of what torch.save wrote before its zip archives, the one that holds the data."""
-    found = DataOnlyUnpickler(file).load()
-    if is_torchs_magic(found):
+    content = DataOnlyUnpickler(file).load()
+    if is_torchs_magic(content):
         for _ in ("protocol", "system", "data"):
-            found = DataOnlyUnpickler(file).load()
+            content = DataOnlyUnpickler(file).load()
     elif rest := file.read(1):
         remarks.add("More follows the first pickle of the file and is not read", "it begins with", rest)
-    return found
+    return content
 
 
 def _complaint(head: bytes, error: Exception) -> str:
-    for start, what in _OTHER_FILES:
+    for start, format_name in _OTHER_FILES:
         if head.lstrip().lower().startswith(start):
-            return f"is {what}, not an allocator snapshot."
+            return f"is {format_name}, not an allocator snapshot."
     if head.startswith(ZIP_MAGIC):
         return "is a zip archive that cannot be read."
     if isinstance(error, EOFError) or "truncated" in str(error) or "exhausted before end" in str(error):

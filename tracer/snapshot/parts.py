@@ -28,8 +28,8 @@ def snapshot_parts(objects: Any, path: Path, remarks: Remarks) -> dict[str, Any]
         SnapshotError: The file holds something else.
     """
     if (other := _other_document(objects)) is not None:
-        what, hint = other
-        raise SnapshotError(f"{path} is {what}, not an allocator snapshot.", hint=hint)
+        format_name, hint = other
+        raise SnapshotError(f"{path} is {format_name}, not an allocator snapshot.", hint=hint)
     if type(objects) in (list, tuple):
         return {"segments": objects, "device_traces": []}
     parts = _unwrapped(objects, remarks)
@@ -66,9 +66,9 @@ def _unwrapped(objects: Any, remarks: Remarks) -> dict[str, Any] | None:
     inner = [(key, value) for key, value in objects.items() if _is_snapshot(value)]
     if len(inner) != 1:
         return None
-    key, found = inner[0]
+    key, content = inner[0]
     remarks.add("The snapshot lies inside another dict", "under the key", key)
-    return dict(found)
+    return dict(content)
 
 
 def _is_snapshot(value: Any) -> bool:
@@ -79,17 +79,17 @@ def settings_of(settings: Any) -> dict[str, Any]:
     """The settings that an explanation uses; all others are ignored."""
     if type(settings) is not dict:
         return {}
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for key, kind in _SCALAR_SETTINGS.items():
         if type(settings.get(key)) is kind:
-            found[key] = settings[key]
-    if len(found.get(_SPELLED_SETTINGS, "")) > 1000:
-        del found[_SPELLED_SETTINGS]
+            options[key] = settings[key]
+    if len(options.get(_SPELLED_SETTINGS, "")) > 1000:
+        del options[_SPELLED_SETTINGS]
     divisions = settings.get("roundup_power2_divisions")
     if type(divisions) is dict:
-        found["roundup_power2_divisions"] = {
+        options["roundup_power2_divisions"] = {
             key: value
             for key, value in list(divisions.items())[:64]
             if type(key) is str and len(key) < 20 and type(value) is int and 0 <= value <= 1 << 30
         }
-    return found
+    return options

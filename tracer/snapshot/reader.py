@@ -83,8 +83,8 @@ def columns_of(objects: Any, path: Path, remarks: Remarks | None = None) -> RawS
     stacks, texts = StackTable(remarks), Texts()
     columns = segment_columns(parts["segments"], stacks=stacks, texts=texts, remarks=remarks)
     for device, entries in enumerate(parts["device_traces"]):
-        found = trace_columns(entries, device=device, stacks=stacks, texts=texts, remarks=remarks)
-        columns |= {f"trace.{device}.{key}": column for key, column in found.items()}
+        trace = trace_columns(entries, device=device, stacks=stacks, texts=texts, remarks=remarks)
+        columns |= {f"trace.{device}.{key}": column for key, column in trace.items()}
     columns |= annotation_columns(parts.get("external_annotations") or [], texts=texts, remarks=remarks)
     table = stacks.by_value()
     strings = table.pop("strings")

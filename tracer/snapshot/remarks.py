@@ -32,8 +32,8 @@ class Remarks:
     def sentences(self) -> list[str]:
         """One for each kind, in the order of their first appearance."""
         return [
-            f"{what}: {count:,} {'time' if count == 1 else 'times'}, first {description}."
-            for what, (count, description) in self._found.items()
+            f"{oddity}: {count:,} {'time' if count == 1 else 'times'}, first {description}."
+            for oddity, (count, description) in self._found.items()
         ]
 
 

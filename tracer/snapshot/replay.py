@@ -144,21 +144,21 @@ class _Matching:
 
     def __init__(self, trace: Trace, blocks: Blocks, live: Ints) -> None:
         self._trace, self._blocks, self._live = trace, blocks, live
-        done, self.frees_by_request = _completing_action(trace)
+        freeing, self.frees_by_request = _completing_action(trace)
         entry = trace.where(Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED)
         entry = entry[np.argsort(trace.addr[entry], kind="stable")]
-        requests = self._preceding_requests(entry, done)
-        kept = (trace.action[entry] == Action.ALLOC) | (trace.action[entry] == done)
-        self.entry, self.free_entry = entry[kept], requests[kept]
+        requests = self._preceding_requests(entry, freeing)
+        is_kept = (trace.action[entry] == Action.ALLOC) | (trace.action[entry] == freeing)
+        self.entry, self.free_entry = entry[is_kept], requests[is_kept]
         self.addr = trace.addr[self.entry]
         self.is_alloc = trace.action[self.entry] == Action.ALLOC
         same = self.addr[1:] == self.addr[:-1]
         self.has_next = np.append(same, False)[: len(self.addr)]
         self.has_previous = np.append(False, same)[: len(self.addr)]
 
-    def _preceding_requests(self, entry: Ints, done: Action) -> Ints:
+    def _preceding_requests(self, entry: Ints, freeing: Action) -> Ints:
         """For each row the `free_requested` right before it at its address, or itself where it stands for the free."""
-        if done == Action.FREE_REQUESTED:
+        if freeing == Action.FREE_REQUESTED:
             return entry
         trace = self._trace
         follows = np.zeros(len(entry), dtype=np.bool_)
@@ -196,8 +196,8 @@ class _Matching:
         if not len(live_addr):
             return np.zeros(len(self.addr), dtype=np.bool_), np.full(len(self.addr), -1)
         at = np.minimum(np.searchsorted(live_addr, self.addr), len(live_addr) - 1)
-        found = live_addr[at] == self.addr
-        return found, np.where(found, self._live[at], -1)
+        is_live = live_addr[at] == self.addr
+        return is_live, np.where(is_live, self._live[at], -1)
 
     def _rows(
         self,

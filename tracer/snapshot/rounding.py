@@ -40,5 +40,5 @@ def rounded_sizes(requested: Ints, settings: Mapping[str, Any]) -> Ints:
 
 def _divisions(settings: Mapping[str, Any]) -> Ints:
     """The number of divisions for each interval of sizes; keys are its lower ends in MiB."""
-    found = settings.get("roundup_power2_divisions", {})
-    return np.array([found.get(str(1 << i), 0) for i in range(_NUM_INTERVALS)], dtype=np.int64)
+    divisions = settings.get("roundup_power2_divisions", {})
+    return np.array([divisions.get(str(1 << i), 0) for i in range(_NUM_INTERVALS)], dtype=np.int64)

@@ -87,12 +87,18 @@ def trace_columns(entries: object, *, device: int, stacks: StackTable, texts: Te
 def segment_columns(segments: object, *, stacks: StackTable, texts: Texts, remarks: Remarks) -> Columns:
     """Segments and, in the same order, their blocks, as columns named `segment.*` and `block.*`.
 
+    Args:
+        segments: As the snapshot has them.
+        stacks: Takes their stacks and gives them numbers.
+        texts: Takes their texts and gives them numbers.
+        remarks: Takes what is odd in them.
+
     Raises:
         SnapshotError: A segment or block is not what an allocator writes.
     """
     rows = as_rows(segments, "The list of segments", remarks)
     where = Where("Segment {}", 0, remarks)
-    found = {
+    own = {
         "address": ints(rows, "address", where),
         "total_size": ints(rows, "total_size", where),
         "device": ints(rows, "device", where, default=lambda _: 0),
@@ -108,15 +114,21 @@ def segment_columns(segments: object, *, stacks: StackTable, texts: Texts, remar
         pieces = as_rows(row.get("blocks") or [], f"The list of blocks of segment {number}", remarks)
         blocks.extend(pieces)
         place = Where(f"Block {{}} of segment {number}", 0, remarks)
-        addresses.extend(_block_addresses(pieces, found["address"][number], place))
+        addresses.extend(_block_addresses(pieces, own["address"][number], place))
         first_block.append(len(blocks))
-    found |= {"first_block": first_block, "stack": _stack_ids(rows, stacks, where)}
-    named = {f"segment.{key}": column for key, column in found.items()}
+    own |= {"first_block": first_block, "stack": _stack_ids(rows, stacks, where)}
+    named = {f"segment.{key}": column for key, column in own.items()}
     return {**named, **_block_columns(blocks, addresses, stacks, remarks)}
 
 
 def annotation_columns(annotations: object, *, texts: Texts, remarks: Remarks) -> Columns:
-    """External annotations (regions of the program) as columns named `annotation.*`; `device` -1 means all devices."""
+    """External annotations (regions of the program) as columns named `annotation.*`; `device` -1 means all devices.
+
+    Args:
+        annotations: As the snapshot has them.
+        texts: Takes their texts and gives them numbers.
+        remarks: Takes what is odd in them.
+    """
     rows = _notes(annotations, remarks)
     devices = [row.get("device", -1) for row in rows]
     return {
@@ -132,13 +144,13 @@ def _notes(annotations: object, remarks: Remarks) -> list[Row]:
     if type(annotations) not in (list, tuple):
         remarks.add(_ODD_NOTE, "all of them", annotations)
         return []
-    found = []
+    notes = []
     for index, note in enumerate(annotations):  # type: ignore[arg-type, var-annotated]
         if type(note) is dict and _is_small(note.get("time_us", -1)) and _is_small(note.get("device", -1)):
-            found.append({**note, "time_us": note.get("time_us", -1)})
+            notes.append({**note, "time_us": note.get("time_us", -1)})
         else:
             remarks.add(_ODD_NOTE, f"annotation {index}", note)
-    return found
+    return notes
 
 
 def _is_small(value: object) -> bool:
@@ -239,11 +251,11 @@ def _block_sizes(blocks: list[Row], where: Where) -> array[int]:
     """The blocks' sizes; where one is missing, what was asked for has to do, rounded as the allocator does."""
 
     def asked(index: int) -> object:
-        found = blocks[index].get("requested_size", MISSING)
-        if type(found) is not int:
+        size = blocks[index].get("requested_size", MISSING)
+        if type(size) is not int:
             return MISSING
-        where.remark(index, _ODD_BLOCK_SIZE, found)
-        return -(-found // _SMALLEST_BYTES) * _SMALLEST_BYTES
+        where.remark(index, _ODD_BLOCK_SIZE, size)
+        return -(-size // _SMALLEST_BYTES) * _SMALLEST_BYTES
 
     return ints(blocks, "size", where, default=asked)
 

@@ -70,14 +70,14 @@ class StackTable:
 
     def _id_of(self, frames: Frames) -> int:
         identity = tuple(map(id, frames))
-        found = self._by_identity.get(identity)
-        if found is None:
-            found = self._by_identity[identity] = len(self._stacks)
+        number = self._by_identity.get(identity)
+        if number is None:
+            number = self._by_identity[identity] = len(self._stacks)
             self._stacks.append(frames)
             depth = len(frames)
             key = id(frames[depth >> 2]) * 3 + id(frames[depth >> 1]) + depth
-            self._candidates.setdefault(key, (frames, found))
-        return found
+            self._candidates.setdefault(key, (frames, number))
+        return number
 
     def by_value(self) -> dict[str, array[int] | list[str]]:
         """Distinct frames and stacks by value.
@@ -90,7 +90,7 @@ class StackTable:
         """
         frames = _FrameTable(self._remarks)
         stacks: dict[tuple[int, ...], int] = {}
-        ids = (tuple(found for frame in s for found in frames.ids_of(frame)) for s in self._stacks)
+        ids = (tuple(number for frame in s for number in frames.ids_of(frame)) for s in self._stacks)
         stack_of_id = array("i", [stacks.setdefault(stack, len(stacks)) for stack in ids])
         offsets, flat = array("q", [0]), array("i")
         for stack in stacks:
@@ -125,13 +125,13 @@ class _FrameTable:
 
         torch puts these lines behind a frame of Inductor's code by itself, and into the frame for code of torch.fx.
         """
-        found = self._by_identity.get(id(frame))
-        if found is None:
+        numbers = self._by_identity.get(id(frame))
+        if numbers is None:
             value = self._value(frame)
             values = () if value is None or _OUR_KERNELS.search(value[1]) else (value, *self._original(frame))
-            found = tuple(self._by_value.setdefault(value, len(self._by_value)) for value in values)
-            self._by_identity[id(frame)] = found
-        return found
+            numbers = tuple(self._by_value.setdefault(value, len(self._by_value)) for value in values)
+            self._by_identity[id(frame)] = numbers
+        return numbers
 
     def _original(self, frame: dict[Any, Any]) -> list[tuple[str, str, int]]:
         """The lines of `fx_original_trace`, innermost first."""

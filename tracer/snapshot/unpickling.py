@@ -24,13 +24,13 @@ class DataOnlyUnpickler(pickle.Unpickler):
         Raises:
             SnapshotError: It is not on the list.
         """
-        found = _STAND_INS.get((module, name))
-        if found is None:
+        stand_in = _STAND_INS.get((module, name))
+        if stand_in is None:
             raise SnapshotError(
                 f"The pickle asks for the Python object {module[:80]}.{name[:80]}, which a snapshot never needs.",
                 hint="Do not load this file with pickle.load: it would run what the file says.",
             )
-        return found
+        return stand_in
 
     def persistent_load(self, pid: object) -> Any:
         """Nothing.

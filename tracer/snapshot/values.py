@@ -113,9 +113,9 @@ def lenient_ints(rows: list[Row], key: str, where: Where, what: str, *, unknown:
         unknown: What stands for a value that is missing or odd.
     """
     try:
-        found = array("q", [row[key] for row in rows])
-        if min(found, default=0) >= 0:
-            return found
+        values = array("q", [row[key] for row in rows])
+        if min(values, default=0) >= 0:
+            return values
     except (KeyError, TypeError, OverflowError):
         pass
     return array("q", (_lenient(row.get(key, MISSING), index, where, what, unknown) for index, row in enumerate(rows)))

@@ -134,7 +134,20 @@ def cross_attention(x: Tensor, a: Tensor, b: Tensor) -> None:
     (torch.softmax(query @ key.T, -1) @ value).sum().backward()
 
 
-@pytest.mark.parametrize("program", [two_losses, with_dead_ends, twice_differentiated, in_place, cross_attention])
+def rotated(x: Tensor, a: Tensor, b: Tensor) -> None:
+    """Looks up twice without a gradient, among matrix products that have one, and once with one."""
+    table, index = torch.randn(8, 8), torch.arange(8)
+    hidden = torch.softmax(a[index[: len(x) % 8 or 8]][0] + x, -1)
+    query = hidden @ a
+    key = hidden @ b
+    query = query * table[index][0]
+    key = key * table[index][0]
+    torch.softmax(query @ key.T, -1).sum().backward()
+
+
+@pytest.mark.parametrize(
+    "program", [two_losses, with_dead_ends, twice_differentiated, in_place, cross_attention, rotated]
+)
 @pytest.mark.parametrize("rows", [8, 16])
 def test_no_line_of_a_contrived_program_is_wrong(program: Callable[..., None], rows: int, tmp_path: Path) -> None:
     """Equal sizes throughout, so that only order and number can tell."""
@@ -157,6 +170,18 @@ def test_equal_operations_in_a_row_are_told_apart_by_their_number(tmp_path: Path
     verdict = judge(record(program), tmp_path)
     assert not verdict.wrong
     assert verdict.share > 0.5
+
+
+def test_operations_without_a_gradient_may_lie_among_them(tmp_path: Path) -> None:
+    """The three products are one run of backward, and two of forward."""
+    torch.manual_seed(0)
+    a, b = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8, 8))
+    recorder = record(lambda: rotated(torch.randn(4, 8), a, b))
+    assert judge(recorder, tmp_path).share > 0.4
+    snapshot = load_snapshot(write(tmp_path / "snapshot.pickle", recorder.snapshot()))
+    groups = explain_snapshot(snapshot).devices[0].never_freed
+    first = rotated.__code__.co_firstlineno
+    assert {first + 4, first + 5} <= {group.site.line for group in groups if group.site.frame == "backward of rotated"}
 
 
 def test_nothing_is_named_across_a_recomputation(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ STEP = {"has_stack": True, "in_step": True}
 SILENT = {"in_silence": True, "has_cpp": False}
 RELEASED = {**GONE, "freed_by_autograd": True}
 UNCLEAR = {**GONE, "may_meet_backward": True}
+BRIEF = {**GONE, "is_brief_workspace": True, "has_cpp": False}
 HELD = {**UNCLEAR, "meets_backward": True, "meets_step": True}
 
 # One row per rule, in the table's order: blocks that this rule decides, and what they are. What a later rule knows too
@@ -135,8 +136,15 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
             {**OUTSIDE, "in_module_setup": True},
             {**OUTSIDE, **GONE, "in_module_setup": True, "freed_in_step": True},
             {**OUTSIDE, **GONE, "in_module_setup": True, "freed_in_step": True, "may_meet_backward": True},
+            {**OUTSIDE, **BRIEF, "in_module_setup": True, "freed_in_step": True},
         ],
     ),
+    (
+        Evidence.WORKSPACE_BRIEF,
+        Kind.WORKSPACE,
+        [{**BRIEF, **OUTSIDE}, {**BRIEF, "in_silence": True, "freed_in_silence": True}],
+    ),
+    (Evidence.WORKSPACE_KEPT, Kind.WORKSPACE, [{"is_workspace_kept": True}, {**BEFORE, "is_workspace_kept": True}]),
     (
         Evidence.BEFORE_ANY_BACKWARD,
         Kind.TEMPORARY,
@@ -229,6 +237,7 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
         [{**LOSS, **HELD}, {**MODULE, **HELD, "is_long_lived": True}],
     ),
     (Evidence.ALIVE_AT_END, Kind.ACTIVATION, [KEPT, {**KEPT, "is_long_lived": True}]),
+    (Evidence.FROZEN_SET, Kind.PARAMETER, [{**BEFORE, "is_frozen_set": True}]),
     (Evidence.ONE_SET_OF_SIZES, Kind.PARAMETER, [{**BEFORE, "has_only_forward": True, "is_one_set": True}]),
     (
         Evidence.UNPROVED,
@@ -254,6 +263,8 @@ NEARLY: tuple[tuple[Block, Kind, Evidence], ...] = (
         (block, Kind.UNKNOWN, Evidence.UNPROVED)
         for block in (
             {**OUTSIDE, **UNCLEAR, "freed_by_zero_grad": True},
+            {**OUTSIDE, **UNCLEAR, **BRIEF, "has_cpp": True},
+            {**OUTSIDE, **UNCLEAR, **BRIEF, "is_brief_workspace": False},
             {**OUTSIDE, **UNCLEAR, "grad_was_set": True},
             {**BACKWARD, **BEFORE, **GONE, "meets_step": True},
             {**MODULE, **BEFORE, **RELEASED},
@@ -362,7 +373,10 @@ def possible(table: BlockFacts) -> Any:
         | (placed & ~table.has_stack)
         | (table.in_silence & (table.has_stack | table.is_before))
     )
-    no |= (table.is_as_many_as_gradients | table.is_one_set) & (table.has_stack | ~table.is_before | ~table.is_at_end)
+    no |= (table.is_as_many_as_gradients | table.is_one_set | table.is_frozen_set) & (
+        table.has_stack | ~table.is_before | ~table.is_at_end
+    )
+    no |= table.has_only_forward & table.is_frozen_set
     no |= table.in_silence & (table.stack_kind != NONE)
     no |= table.is_left_by_backward & ~(table.is_at_end & ~table.is_before & (table.in_backward | table.in_silence))
     no |= table.outlives_step & ~table.in_step
@@ -371,6 +385,8 @@ def possible(table: BlockFacts) -> Any:
     no |= table.has_only_forward & (table.in_backward | table.in_step | table.freed_in_step | table.meets_backward)
     no |= table.is_constructed & (table.is_before | (table.constructor == NONE))
     no |= (table.constructor != NONE) & (table.in_backward | table.in_step | table.in_module)
+    no |= table.is_brief_workspace & table.is_before
+    no |= table.is_workspace_kept & (table.has_stack | ~table.is_at_end)
     no |= table.is_kept_by_forward & ~(table.outside & table.in_module & table.is_at_end & ~table.meets_backward)
     return ~no
 

@@ -115,3 +115,66 @@ def test_the_start_is_a_phase_with_a_name(tmp_path: Path) -> None:
     in_backward = load(tmp_path / "b", snapshot([entry("alloc", BASE, 10, frames=BACKWARD), *freed(BASE, 10)]))
     (diff,) = diff_snapshots(held, in_backward)
     assert "was at the start of the recording and is in backward now" in printed_diff((diff,))
+
+
+class TestGrowth:
+    """How each kind and stack grew: by the most that it had in use at once, because two peaks are at other moments."""
+
+    def step(self, path: Path, size: int, *, weight: int = MIB) -> Snapshot:
+        """Activations of four blocks of this size, two at a time; at the largest moment there is only the weight."""
+        activation, parameter = (
+            [UNWIND, MALLOC, frame(name, "/home/me/model.py", 1)] for name in ("softmax", "make_weight")
+        )
+        trace: list[Row] = []
+        for _ in range(2):
+            trace += [entry("alloc", BASE + i * 64 * MIB, size, frames=activation) for i in range(2)]
+            trace += [row for i in range(2) for row in freed(BASE + i * 64 * MIB, size)]
+        trace.append(entry("alloc", BASE + 512 * MIB, weight, frames=parameter))
+        return load(path, snapshot(trace, [segment(BASE, 1024 * MIB, [block(BASE + 512 * MIB, weight)])]))
+
+    def test_of_what_is_at_one_peak_alone(self, tmp_path: Path) -> None:
+        before, after = self.step(tmp_path / "a", MIB, weight=4 * MIB), self.step(tmp_path / "b", 4 * MIB)
+        for sides, growth, sizes in (((before, after), 4, (0, 8 * MIB)), ((after, before), 1 / 4, (8 * MIB, 0))):
+            (diff,) = diff_snapshots(*sides)
+            softmax = next(change for change in diff.changes["stack"] if change.name[1].startswith("softmax"))
+            assert ((softmax.before_bytes, softmax.after_bytes), softmax.growth) == (sizes, growth)
+            assert sum(change.bytes for change in diff.changes["stack"]) == diff.bytes
+        text = printed_diff(diff_snapshots(before, after))
+        assert "8.00 MiB      x4  " in text and "Growth is that of the most that was in use at once" in text
+
+    def test_of_a_kind_and_not_the_sum_of_its_stacks(self, tmp_path: Path) -> None:
+        """Two stacks of one kind, one after the other, and then both at once."""
+
+        def one_kind(path: Path, *, together: bool) -> Snapshot:
+            frames = [[UNWIND, MALLOC, frame(name, "/home/me/model.py", 1)] for name in "fg"]
+            made = [entry("alloc", BASE + i * MIB, MIB, frames=stack) for i, stack in enumerate(frames)]
+            gone = [freed(BASE + i * MIB, MIB) for i in range(2)]
+            trace = [*made, *gone[0], *gone[1]] if together else [made[0], *gone[0], made[1], *gone[1]]
+            return load(path, snapshot(trace, []))
+
+        (diff,) = diff_snapshots(one_kind(tmp_path / "a", together=False), one_kind(tmp_path / "b", together=True))
+        assert [change.own_peaks for change in diff.changes["kind"]] == [(MIB, 2 * MIB)]
+        assert {change.growth for change in diff.changes["stack"]} == {1}
+
+    def test_of_next_to_nothing_is_none(self, tmp_path: Path) -> None:
+        few, enough = 65535, 65536
+        sizes = ((few, MIB), (MIB, few), (enough, enough))
+        found = []
+        for number, (was, now) in enumerate(sizes):
+            sides = side(tmp_path / f"a{number}", [LOOP], size=was), side(tmp_path / f"b{number}", [LOOP], size=now)
+            found += [change.growth for change in diff_snapshots(*sides)[0].changes["stack"]]
+        assert found == [None, None, 1]
+
+    def test_a_renamed_file_is_found_at_other_moments_too(self, tmp_path: Path) -> None:
+        """At one peak, in a file that has another name; before, it was in use at another moment."""
+
+        def run(path: Path, file: str, first: int, last: int) -> Snapshot:
+            f, g = ([UNWIND, MALLOC, in_file(name, file)] for name in "fg")
+            trace = [entry("alloc", BASE, first, frames=f), *freed(BASE, first), entry("alloc", BASE, last, frames=g)]
+            return load(path, snapshot([*trace, *freed(BASE, last)], []))
+
+        (diff,) = diff_snapshots(run(tmp_path / "a", "m.py", MIB, 2 * MIB), run(tmp_path / "b", "n.py", 3 * MIB, MIB))
+        assert {change.name[1]: change.growth for change in diff.changes["stack"]} == {
+            "f (me/n.py)": 3,
+            "g (me/n.py)": 1 / 2,
+        }

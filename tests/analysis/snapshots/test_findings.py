@@ -133,7 +133,7 @@ def test_the_json_has_the_promised_keys(tmp_path: Path) -> None:
     ]
     (group,) = device["groups"]
     assert list(group)[:3] == ["bytes", "count", "kind"]
-    assert list(group)[3:] == ["evidence", "is_before_recording", "frame", "file", "line", "stack"]
+    assert list(group)[3:] == ["evidence", "is_before_recording", "frame", "file", "line", "stack", "callers"]
     assert (group["bytes"], group["frame"], group["file"], group["line"]) == (100, "forward", "/home/me/model.py", 7)
     assert (device["peak_requested_bytes"], device["peak_allocated_bytes"]) == (100, 512)
     assert device["oom"][0]["asked_bytes"] == 9

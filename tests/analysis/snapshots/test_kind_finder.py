@@ -235,6 +235,30 @@ class TestKinds:
             device = explain(tmp_path / "s", grads, [segment(BASE, 16 * MIB, blocks)])
             assert {group.kind for group in device.peak.groups if group.is_before_recording} == {kind}
 
+    @pytest.mark.parametrize(
+        ("copies", "lines", "is_over", "kind"),
+        [(1, 5, True, "parameter"), (2, 5, True, "not known"), (1, 0, True, "not known"), (1, 5, False, "not known")],
+    )
+    def test_frozen_weights_have_no_gradients(
+        self, tmp_path: Path, copies: int, lines: int, is_over: bool, kind: str
+    ) -> None:
+        """Of five layers, beside adapters that are trained; with a copy of each it may be state, and who knows."""
+        at = iter(range(BASE, BASE + 999 * MIB, MIB))
+        weights = [block(next(at), size) for size in [MIB - 512] * 3 * copies + [MIB - 1024] * 2 * copies]
+        adapters = [block(next(at), 128 << 10) for _ in range(8)]
+        layer = frame("forward", f"{TORCH}/nn/modules/linear.py", 130)
+        trace = [
+            entry(
+                "alloc", next(at), 8192, frames=[UNWIND, MALLOC, layer, frame("forward", "/home/me/net.py", line), MAIN]
+            )
+            for line in range(lines)
+        ]
+        grads = [entry("alloc", next(at), 128 << 10, frames=[UNWIND, MALLOC, ACCUMULATE, ENGINE]) for _ in range(8)]
+        over = [entry("alloc", next(at), 1, frames=IN_STEP)] if is_over else []
+        live = [*weights, *adapters, *(block(row["addr"], row["size"]) for row in (*trace, *grads, *over))]
+        device = explain(tmp_path / "s", [*trace, *grads, *over], [segment(BASE, 999 * MIB, live)])
+        assert {group.kind for group in device.peak.groups if group.bytes % MIB and group.bytes > MIB / 2} == {kind}
+
     def test_freed_in_a_step_is_state(self, tmp_path: Path) -> None:
         gone = freed(BASE, MIB, frames=[UNWIND, frame("step", "/home/me/o.py", 5), STEP, MAIN])
         assert self.kind(tmp_path, gone) == "optimizer state"
@@ -303,6 +327,20 @@ class TestPythonAlone:
         assert found == [
             (3, "gradient", False), (3, "parameter", True), (5, "activation", False), (7, "temporary", False),
         ]  # fmt: skip
+
+    def test_cublas_workspaces_of_before(self, tmp_path: Path) -> None:
+        """One for each thread that called cuBLAS; no stack tells. They do not count among a model's sizes either."""
+        sizes = (8_519_680, 8_519_680, 8_519_680, MIB, MIB)
+        pieces = [block(BASE + 16 * number * MIB, size) for number, size in enumerate(sizes)]
+        forward = [MODEL, frame("_call_impl", f"{TORCH}/nn/modules/module.py", 1500), MAIN]
+        trace = [entry("alloc", BASE + 99 * MIB, 1, frames=forward), *freed(BASE + 99 * MIB, 1, frames=[MAIN])]
+        found = self.kinds(tmp_path / "s", trace, [segment(BASE, 128 * MIB, pieces)])
+        assert found == {3 * 8_519_680: "workspace", 2 * MIB: "not known", 1: "temporary"}
+
+    def test_an_optimizer_whose_constructor_makes_its_state(self, tmp_path: Path) -> None:
+        constructor = [frame("__init__", f"{TORCH}/optim/adagrad.py", 80), MAIN]
+        trace = [entry("alloc", BASE, MIB, frames=constructor)]
+        assert self.kinds(tmp_path / "s", trace, [segment(BASE, MIB, [block(BASE, MIB)])])[MIB] == "optimizer state"
 
     def test_without_a_training_silence_means_nothing(self, tmp_path: Path) -> None:
         trace = [entry("alloc", BASE, 5 * MIB, frames=PYTHON_FORWARD), *freed(BASE, 5 * MIB)]

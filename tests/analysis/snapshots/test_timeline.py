@@ -26,7 +26,7 @@ from tests.snapshot.dumps import REAL_FILES, Row, block, entry, freed, segment, 
 from tests.snapshot.explained import allocated_after
 from tracer.analysis.snapshots.classify_blocks import KINDS
 from tracer.analysis.snapshots.findings import ReplayedDevice, ReplayedSnapshot, explain_replayed, replay_snapshot
-from tracer.analysis.snapshots.timeline import DeviceTimeline, device_timeline
+from tracer.analysis.snapshots.timeline import DeviceTimeline, device_timeline, forward_runs
 from tracer.capture.objects.known_storages import Role
 from tracer.exporters.page.snapshot_page import snapshot_page
 from tracer.snapshot.load import load_snapshot
@@ -121,6 +121,24 @@ def test_phases_are_runs_of_entries(tmp_path: Path) -> None:
     ]
     (one,) = replay_snapshot(load(path, snapshot(trace))).devices
     assert [one.kinds.phase_at(entry) for entry in range(-1, 4)] == ["", "", "backward", "optimizer", ""]
+
+
+@pytest.mark.parametrize(
+    ("activations", "forward"),
+    [
+        # Two steps of backward and optimizer, and what the recording ends in.
+        ([2, 3, 41, 44, 80, 99], [(2, 10), (41, 50), (80, 100)]),
+        # What is made in backward, by checkpointing, is none; nor is what only an optimizer follows.
+        ([12, 25, 55], []),
+        ([0], [(0, 10)]),
+        ([70], [(70, 100)]),
+        ([], []),
+    ],
+)
+def test_forward_is_what_leads_to_backward(activations: list[int], forward: list[tuple[int, int]]) -> None:
+    backward, optimizer = (np.array([10, 50]), np.array([20, 60])), (np.array([30, 60]), np.array([40, 70]))
+    starts, ends = forward_runs(np.array(activations, np.int64), backward, optimizer, end=100)
+    assert [*zip(starts.tolist(), ends.tolist(), strict=True)] == forward
 
 
 def test_more_stretches_than_can_be_drawn_are_left_out_and_named(

@@ -88,9 +88,9 @@ def address_ranges(state: DeviceState) -> AddressRanges:
     )
     for address, size, stream, pool, is_small, is_expandable in zip(*ends, strict=True):
         home = (stream, pool, is_small, is_expandable)
-        found = _take(reserved, address, address + size, home)
+        pieces = _take(reserved, address, address + size, home)
         # The end state knows of what pool and size a range is; an entry of a mapped page does not.
-        rows += [(first, last, begin, num_entries, home) for first, last, begin, _ in found]
+        rows += [(first, last, begin, num_entries, home) for first, last, begin, _ in pieces]
     return _columns(sorted(rows))
 
 
@@ -98,7 +98,7 @@ def _take(reserved: list[_Open], first: int, last: int, home: _Home) -> list[_Op
     """Take the parts between two addresses out of what is reserved; what nothing reserved was there before."""
     start = max(bisect_left(reserved, (first,)) - 1, 0)
     stop = start
-    taken: list[_Open] = []
+    pieces: list[_Open] = []
     left: list[_Open] = []
     at = first
     while stop < len(reserved) and reserved[stop][0] < last:
@@ -113,13 +113,13 @@ def _take(reserved: list[_Open], first: int, last: int, home: _Home) -> list[_Op
             left.append((last, high, begin, of))
         low, high = max(low, first), min(high, last)
         if low > at:
-            taken.append((at, low, BEFORE, home))
-        taken.append((low, high, begin, of))
+            pieces.append((at, low, BEFORE, home))
+        pieces.append((low, high, begin, of))
         at = high
     if at < last:
-        taken.append((at, last, BEFORE, home))
+        pieces.append((at, last, BEFORE, home))
     reserved[start:stop] = left
-    return taken
+    return pieces
 
 
 def _columns(rows: list[_Row]) -> AddressRanges:

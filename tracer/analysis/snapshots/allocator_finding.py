@@ -56,15 +56,15 @@ def explain_allocator(
     Raises:
         SettingsError: torch would not start with some of the settings.
     """
-    asked = bool(settings) or search_settings or gpu_memory is not None
-    unasked = (NO_HISTORY,) if asked else ()
-    found = []
+    has_questions = bool(settings) or search_settings or gpu_memory is not None
+    unasked = (NO_HISTORY,) if has_questions else ()
+    findings = []
     for device in replayed.devices:
         modelled = model_device(replayed.snapshot, device.state, device.replay)
         can_replay = modelled is not None and modelled.history.num_allocations > 0
         own = modelled.settings if modelled is not None else recorded_settings(replayed.snapshot.settings)
         lives = device.replay.lives
-        found.append(
+        findings.append(
             AllocatorFinding(
                 device=device.state.device,
                 modelled=modelled,
@@ -72,11 +72,11 @@ def explain_allocator(
                 at_peak=reserved_at_peak(modelled, replayed.sites) if modelled is not None else None,
                 at_end=reserved_at_end(replayed.snapshot, device.state, lives, replayed.sites, own),
                 what_if=what_if(modelled, settings, search=search_settings, gpu_memory=gpu_memory)
-                if modelled is not None and can_replay and asked
+                if modelled is not None and can_replay and has_questions
                 else None,
                 first=first_changes(device, replayed.sites, replayed.snapshot.stacks, modelled)
                 if modelled is not None and can_replay
                 else None,
             )
         )
-    return tuple(found)
+    return tuple(findings)

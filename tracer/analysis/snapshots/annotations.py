@@ -27,8 +27,8 @@ def innermost_region(state: DeviceState, entries: Ints) -> Int32s:
     order = np.argsort(notes.time_us, kind="stable")
     open_after = np.array([OUTSIDE, *_open_regions(notes, order.tolist())], dtype=np.int32)
     time_us = state.trace.time_us[np.maximum(entries, 0)]
-    found = open_after[np.searchsorted(notes.time_us[order], time_us, side="right")]
-    return np.where((entries >= 0) & (time_us >= 0), found, none)
+    region = open_after[np.searchsorted(notes.time_us[order], time_us, side="right")]
+    return np.where((entries >= 0) & (time_us >= 0), region, none)
 
 
 def _open_regions(notes: Annotations, order: list[int]) -> list[int]:

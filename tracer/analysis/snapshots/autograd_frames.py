@@ -43,12 +43,12 @@ class AutogradFrames:
 def autograd_frames(stacks: Stacks) -> AutogradFrames:
     """Look at every frame once."""
     of_frames = [_FrameFacts.of(frame) for frame in stacks.frames]
-    seen = [_see([of_frames[number] for number in stacks.frame_ids(stack)]) for stack in range(len(stacks))]
-    nodes = {node for _, node, _, _ in seen if node}
+    frames_of_stacks = [_see([of_frames[number] for number in stacks.frame_ids(stack)]) for stack in range(len(stacks))]
+    nodes = {node for _, node, _, _ in frames_of_stacks if node}
     numbers: dict[str, int] = {}
     calls: dict[tuple[int, ...], int] = {}
     columns = np.full((4, len(stacks)), _NONE, dtype=np.int64)
-    for stack, (operation, node, depth, recomputes) in enumerate(seen):
+    for stack, (operation, node, depth, recomputes) in enumerate(frames_of_stacks):
         if operation:
             columns[0, stack] = numbers.setdefault(node_name(operation, nodes), len(numbers))
             columns[2, stack] = calls.setdefault(tuple(stacks.frame_ids(stack)[depth:]), len(calls))
@@ -62,9 +62,9 @@ def node_name(operation: str, nodes: set[str]) -> str:
     """What torch calls the node of an operation, with what C++ appends for an overload taken off if that fits."""
     base = operation.strip("_")
     parts = [part for part in base.split("_") if part]
-    for kept in range(len(parts), 0, -1):
-        name = "".join(part.title() for part in parts[:kept]).removesuffix("Forward")
-        if name in nodes and (kept == len(parts) or _OVERLOAD.match(parts[kept])):
+    for num_parts in range(len(parts), 0, -1):
+        name = "".join(part.title() for part in parts[:num_parts]).removesuffix("Forward")
+        if name in nodes and (num_parts == len(parts) or _OVERLOAD.match(parts[num_parts])):
             return name
     return base
 

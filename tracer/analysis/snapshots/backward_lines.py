@@ -3,13 +3,15 @@
 Autograd's engine has no Python frames, but evaluates the nodes in the reverse order of the operations of forward. An
 operation that always makes new memory is seen in forward: the operations of a stretch must contain what backward runs,
 read backwards, in its order. Two greedy readings, from either end, bound where in forward a run of equal nodes can lie;
-where both agree it is found. Operations that may also write in place are left out: that would leave no trace.
+where both agree it is found. So it is where there are as many blocks as all operations between the bounds make at most:
+operations without a gradient may lie among them. What may also write in place is left out: that would leave no trace.
 
 Shapes: S stacks, L blocks.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -90,6 +92,33 @@ class _Run:
     rows: list[int] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Operations:
+    """The operations of one name in forward.
+
+    Attributes:
+        rows: The first block of each, in their order.
+        places: The runs of forward that they are in.
+        starts: Of each run its first operation.
+    """
+
+    rows: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+
+    def append(self, place: int, rows: Sequence[int]) -> None:
+        """Add a run."""
+        self.places.append(place)
+        self.starts.append(len(self.rows))
+        self.rows += rows
+
+    def range(self, low: int, high: int) -> tuple[int, int]:
+        """The first operation of these runs, and the one past their last."""
+        past = bisect_right(self.places, high)
+        end = self.starts[past] if past < len(self.starts) else len(self.rows)
+        return self.starts[bisect_left(self.places, low)], end
+
+
 @dataclass(frozen=True, slots=True)
 class Matched:
     """What came of one backward pass.
@@ -127,14 +156,14 @@ class BackwardLines:
 
     def forward_stacks(self, rows: Ints) -> Ints:
         """The stack of the operation that each block is backward of; -1 where it is none or not known."""
-        found = np.full(len(rows), _NONE, dtype=np.int64)
+        stacks = np.full(len(rows), _NONE, dtype=np.int64)
         in_node = np.flatnonzero(self._frames.node[self._lives.stack[rows]] >= 0)
         passes = self._backwards.containing(self._lives.begin[rows[in_node]])
         for place, number in zip(in_node.tolist(), passes.tolist(), strict=True):
             forward = self.matched(number).forward.get(int(rows[place]), _NONE) if number >= 0 else _NONE
             if forward >= 0:
-                found[place] = self._lives.stack[forward]
-        return found
+                stacks[place] = self._lives.stack[forward]
+        return stacks
 
     def matched(self, number: int) -> Matched:
         """What came of one backward pass."""
@@ -149,13 +178,13 @@ class BackwardLines:
         is_open = True
         if before >= 0 and self._steps.end[before] >= since:
             since, is_open = min(int(self._steps.end[before]), start), False
-        made, done = self._between(since, start), self._between(start, end)
+        allocated, freed = self._between(since, start), self._between(start, end)
         stack = self._lives.stack
-        if self._frames.recomputes[stack[done]].any():
+        if self._frames.recomputes[stack[freed]].any():
             return Matched({})
-        operation, node = self._frames.operation[stack[made]], self._frames.node[stack[done]]
-        forward = list(zip(made[operation >= 0].tolist(), operation[operation >= 0].tolist(), strict=True))
-        backward = list(zip(done[node >= 0].tolist(), node[node >= 0].tolist(), strict=True))[::-1]
+        operation, node = self._frames.operation[stack[allocated]], self._frames.node[stack[freed]]
+        forward = list(zip(allocated[operation >= 0].tolist(), operation[operation >= 0].tolist(), strict=True))
+        backward = list(zip(freed[node >= 0].tolist(), node[node >= 0].tolist(), strict=True))[::-1]
         return _Matching(self._lives, self._frames, forward, backward).run(is_open=is_open)
 
     def _between(self, start: int, end: int) -> Ints:
@@ -186,51 +215,68 @@ class _Matching:
         Args:
             is_open: What was run before this stretch may belong to it; then its first run may have to do with that.
         """
-        places = self._places()
-        found: dict[int, int] = {}
-        contradicted = 0
-        pairs = [(made, done) for done, made in enumerate(places) if made >= 0]
-        for made, done in pairs:
-            part = self._shared_out(self._made[made], self._done[done])
+        matches: dict[int, int] = {}
+        contradicted = num_found = 0
+        of_name = self._operations_by_name()
+        for run, (low, high) in zip(self._done, self._bounds(), strict=False):
+            part = self._shared_out(of_name[run.name], run, low, high)
             contradicted += part is None
-            found |= part if part and (made or not is_open) else {}
-        trusted = contradicted * _PAIRS_PER_CONTRADICTION <= len(pairs)
-        return Matched(found if trusted else {}, contradicted, len(pairs))
+            num_found += low == high or part != {}
+            matches |= part if part and (low or not is_open) else {}
+        trusted = contradicted * _PAIRS_PER_CONTRADICTION <= num_found
+        return Matched(matches if trusted else {}, contradicted, num_found)
 
-    def _places(self) -> list[int]:
-        """For each run of backward its only possible run of forward, else -1; none if they cannot all have one."""
+    def _bounds(self) -> list[tuple[int, int]]:
+        """For each run of backward the first and the last run of forward that it may be of; none if it cannot be."""
         first = _embedded([run.name for run in self._done], [run.name for run in self._made])
         last = _embedded([run.name for run in self._done[::-1]], [run.name for run in self._made[::-1]])
         if first is None or last is None:
             return []
         last = [len(self._made) - 1 - place for place in last[::-1]]
-        return [low if low == high else _NONE for low, high in zip(first, last, strict=True)]
+        return list(zip(first, last, strict=True))
 
     def _instances(self, rows: Sequence[int]) -> list[int]:
         """The first block of each operation: its stack comes again with the next one."""
-        found: list[int] = []
+        instances: list[int] = []
         seen: set[int] = set()
         call = _NONE
         for row in rows:
             stack = int(self._stack[row])
             if int(self._call[stack]) != call or stack in seen:
-                found.append(row)
+                instances.append(row)
                 call, seen = int(self._call[stack]), set()
             seen.add(stack)
-        return found
+        return instances
 
-    def _shared_out(self, made: _Run, done: _Run) -> dict[int, int] | None:
-        """The operation of each of backward's blocks, where it is certain; None if number or sizes contradict."""
-        operations = self._instances(made.rows)
-        name = self._names[made.name]
+    def _operations_by_name(self) -> dict[int, _Operations]:
+        by_name: dict[int, _Operations] = {}
+        for place, run in enumerate(self._made):
+            by_name.setdefault(run.name, _Operations()).append(place, self._instances(run.rows))
+        return by_name
+
+    def _shared_out(self, operations: _Operations, run: _Run, low: int, high: int) -> dict[int, int] | None:
+        """The operation of each of backward's blocks, where it is certain; None if number or sizes contradict.
+
+        Args:
+            operations: All of the run's name.
+            run: A run of backward.
+            low: The first run of forward that it may be of.
+            high: The last one.
+        """
+        first, end = operations.range(low, high)
+        name = self._names[run.name]
         most = _AT_MOST.get(name)
-        full = None if most is None else most * len(operations)
-        if full is not None and len(done.rows) > full:
+        full = None if most is None else most * (end - first)
+        if full is not None and len(run.rows) > full:
             return None
-        if most is not None and len(done.rows) == full:
-            shared = {row: operations[place // most] for place, row in enumerate(done.rows)}
-            return shared if self._fits(name, operations, done.rows, most) else None
-        return dict.fromkeys(done.rows, operations[0]) if self._is_one_line(operations) else {}
+        if most is not None and len(run.rows) == full:
+            rows = operations.rows[first:end]
+            shared = {row: rows[place // most] for place, row in enumerate(run.rows)}
+            return shared if self._fits(name, rows, run.rows, most) else None
+        if low < high:
+            return {}
+        rows = operations.rows[first:end]
+        return dict.fromkeys(run.rows, rows[0]) if self._is_one_line(rows) else {}
 
     def _fits(self, name: str, operations: Sequence[int], rows: Sequence[int], share: int) -> bool:
         """Whether the sizes of gradients can be those of the operations' inputs."""

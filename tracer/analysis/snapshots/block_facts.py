@@ -12,6 +12,7 @@ import numpy as np
 from tracer.analysis.snapshots.phases import Stretches, runs_of, steps_of, whole_steps_of, zero_grads_of
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.stack_facts import Fact, has
+from tracer.analysis.snapshots.workspaces import WORKSPACE_BYTES, brief_workspaces
 from tracer.arrays import Bools, Ints
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE, Lives
@@ -27,6 +28,9 @@ class BlockFacts:
         is_at_end: It is in use at the end of the recording.
         has_stack: The stack that made it is known.
         in_workspace: That stack is in a library's workspace.
+        is_brief_workspace: It has the size of cuBLAS's workspace, and nothing else happened while it was in use. Where
+            other blocks of a common size stay, a layer made it, or it has no stack and there are such blocks of layers.
+        is_workspace_kept: It has the uncommon one of these sizes, no stack, and is never freed.
         in_state_setup: It is where torch's optimizers create their state.
         in_collective: It is where FSDP, DDP or a pipeline makes the buffers of what is sent.
         in_accumulate: It is in the node that writes .grad.
@@ -65,6 +69,8 @@ class BlockFacts:
         layer: The call of a layer with one weight that it is in, by its line and its callers'; -1 for none.
         is_one_set: What was there before and is never freed is as many as the layers that forward calls, or has sizes
             of which none repeat as copies would.
+        is_frozen_set: It was there before, is never freed and has no gradient of its size, and such blocks are as many
+            as the layers that forward calls.
         outlives_backward: It was in use when the run of backward that made it was over.
         is_left_by_backward: Backward made it and nothing freed it, and its size is a parameter's and no other's.
     """
@@ -73,6 +79,8 @@ class BlockFacts:
     is_at_end: Bools
     has_stack: Bools
     in_workspace: Bools
+    is_brief_workspace: Bools
+    is_workspace_kept: Bools
     in_state_setup: Bools
     in_collective: Bools
     in_accumulate: Bools
@@ -108,6 +116,7 @@ class BlockFacts:
     is_of_parameters_size: Bools
     layer: Ints
     is_one_set: Bools
+    is_frozen_set: Bools
     outlives_backward: Bools
     is_left_by_backward: Bools
 
@@ -122,14 +131,14 @@ class BlockFacts:
     @property
     def in_constructor(self) -> Bools:
         """Made in a constructor of the program's."""
-        found: Bools = self.constructor != -1
-        return found
+        is_inside: Bools = self.constructor != -1
+        return is_inside
 
     @property
     def has_stack_kind(self) -> Bools:
         """All that is proved of the other blocks of its stack is one kind."""
-        found: Bools = self.stack_kind != -1
-        return found
+        has_kind: Bools = self.stack_kind != -1
+        return has_kind
 
 
 class DevicePhases:
@@ -167,7 +176,14 @@ def _running_count(wanted: Bools) -> Ints:
 
 
 def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Sites) -> BlockFacts:
-    """What stacks and lives say of every block; what counting says is false, see `counting.with_counts`."""
+    """What stacks and lives say of every block; what counting says is false, see `counting.with_counts`.
+
+    Args:
+        state: The device.
+        lives: Its blocks.
+        phases: Its phases.
+        sites: Of the same snapshot.
+    """
     born, freed = sites.facts[lives.stack], _facts_of_frees(state, lives, sites.facts)
     has_stack, begin, end = has(born, Fact.STACK), lives.begin, lives.end
     in_step = has(born, Fact.OPTIMIZER_STEP) | (has_stack & (phases.steps.containing(begin) >= 0))
@@ -181,6 +197,8 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         is_at_end=end == len(state.trace),
         has_stack=has_stack,
         in_workspace=has(born, Fact.WORKSPACE),
+        is_brief_workspace=brief_workspaces(state, lives, has_stack, has(born, Fact.LAYER)),
+        is_workspace_kept=~has_stack & (lives.requested_bytes == WORKSPACE_BYTES) & (end == len(state.trace)),
         in_state_setup=has(born, Fact.OPTIMIZER_STATE),
         in_collective=has(born, Fact.COLLECTIVE),
         in_accumulate=has(born, Fact.ACCUMULATE_GRAD),
@@ -216,6 +234,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         is_of_parameters_size=no,
         layer=np.where(begin > BEFORE, sites.layers[lives.stack], -1),
         is_one_set=no,
+        is_frozen_set=no,
         outlives_backward=has(born, Fact.ENGINE) & (end >= phases.backwards.end_after(begin)),
         is_left_by_backward=no,
     )
@@ -236,15 +255,15 @@ def _facts_of_frees(state: DeviceState, lives: Lives, facts: Ints) -> Ints:
 def _is_stackless(state: DeviceState, entry: Ints) -> Bools:
     if not len(state.trace):
         return np.zeros(len(entry), dtype=np.bool_)
-    found: Bools = state.trace.stack[np.maximum(entry, 0)] == NO_STACK
-    return found
+    is_stackless: Bools = state.trace.stack[np.maximum(entry, 0)] == NO_STACK
+    return is_stackless
 
 
 def _changes(count: Ints, begin: Ints, end: Ints) -> Bools:
     """Whether something that is counted happened after `begin` and before `end`."""
     last = len(count) - 1
-    found: Bools = count[np.minimum(end, last)] != count[np.clip(begin, 0, last)]
-    return found
+    has_changed: Bools = count[np.minimum(end, last)] != count[np.clip(begin, 0, last)]
+    return has_changed
 
 
 def _num_started(stretches: Stretches, entry: Ints) -> Ints:

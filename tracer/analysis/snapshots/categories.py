@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from tracer.analysis.kinds import Kind
-from tracer.analysis.snapshots.classify_blocks import NOT_KNOWN
 from tracer.analysis.snapshots.findings import DeviceFinding
-from tracer.analysis.snapshots.groups import Group
-from tracer.analysis.snapshots.sites import BEFORE_RECORDING
+from tracer.analysis.snapshots.groups import Group, kind_of_group
 
 # In the order of a drawing's layers, lowest first.
 _LAYERS: Final = (
@@ -38,8 +36,7 @@ def category_of(group: Group, device: DeviceFinding) -> str:
         group: Blocks of one kind and line.
         device: Whose peak they are of.
     """
-    was_before = group.is_before_recording and group.kind == NOT_KNOWN and device.entries > 0
-    return CATEGORY_OF_KIND[BEFORE_RECORDING if was_before else group.kind]
+    return CATEGORY_OF_KIND[kind_of_group(group, has_history=device.entries > 0)]
 
 
 def peak_by_category(device: DeviceFinding) -> tuple[tuple[str, int], ...]:

@@ -69,29 +69,40 @@ def freeing_at_once(modelled: Modelled) -> Changed:
 
 
 def without_blocks(modelled: Modelled, rows: Ints) -> Changed:
-    """Some blocks are never asked for; what frees them then has nothing to free."""
+    """Some blocks are never asked for; what frees them then has nothing to free.
+
+    Args:
+        modelled: The recording as it was replayed.
+        rows: Blocks, as rows of its lives.
+    """
     program = modelled.program
     lives = program.history.lives
     dropped = np.zeros(len(lives), dtype=np.bool_)
     dropped[rows] = True
     code, operand = np.array(program.code), np.array(program.operand)
     is_alloc = code == Op.ALLOC
-    kept = ~is_alloc
-    kept[is_alloc] = ~dropped[operand[is_alloc]]
+    is_kept = ~is_alloc
+    is_kept[is_alloc] = ~dropped[operand[is_alloc]]
     begin = np.where(dropped, _NEVER, lives.begin)
     return Changed(
         modelled.settings,
         Program(
             replace(program.history, lives=replace(lives, begin=begin)),
-            code[kept].tolist(),
-            operand[kept].tolist(),
-            np.array(program.entry)[kept].tolist(),
+            code[is_kept].tolist(),
+            operand[is_kept].tolist(),
+            np.array(program.entry)[is_kept].tolist(),
         ),
     )
 
 
 def with_smaller_blocks(modelled: Modelled, rows: Ints, divisor: int) -> Changed:
-    """Some blocks are a fraction of their size, rounded up."""
+    """Some blocks are a fraction of their size, rounded up.
+
+    Args:
+        modelled: The recording as it was replayed.
+        rows: Blocks, as rows of its lives.
+        divisor: By which their requested bytes are divided.
+    """
     program = modelled.program
     size = program.history.lives.requested_bytes.copy()
     size[rows] = -(-size[rows] // divisor)
@@ -100,12 +111,23 @@ def with_smaller_blocks(modelled: Modelled, rows: Ints, divisor: int) -> Changed
 
 
 def with_earlier_frees(modelled: Modelled, rows: Ints, entry: Ints) -> Changed:
-    """Some blocks are freed right before an entry each; what frees them later finds nothing to free."""
+    """Some blocks are freed right before an entry each; what frees them later finds nothing to free.
+
+    Args:
+        modelled: The recording as it was replayed.
+        rows: Blocks, as rows of its lives.
+        entry: Of each, the entry of the history right before which it is freed.
+    """
     return _with_operations(modelled, Op.FREE, rows, entry)
 
 
 def emptying_at(modelled: Modelled, entry: Ints) -> Changed:
-    """The program empties the cache right before some entries."""
+    """The program empties the cache right before some entries.
+
+    Args:
+        modelled: The recording as it was replayed.
+        entry: Entries of the history.
+    """
     return _with_operations(modelled, Op.RELEASE, np.zeros_like(entry), entry)
 
 

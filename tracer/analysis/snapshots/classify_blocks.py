@@ -44,6 +44,8 @@ PROOFS: Final[tuple[Rule, ...]] = (
 )
 # What blocks prove of each other, and what is likely.
 LIKELY: Final[tuple[Rule, ...]] = (
+    Rule(Evidence.WORKSPACE_BRIEF, Kind.WORKSPACE, ("is_brief_workspace", "not has_cpp")),
+    Rule(Evidence.WORKSPACE_KEPT, Kind.WORKSPACE, ("is_workspace_kept",)),
     Rule(Evidence.BEFORE_ANY_BACKWARD, Kind.TEMPORARY, ("outside", "not is_at_end", "not may_meet_backward")),
     Rule(
         Evidence.FREED_IN_STEP, Kind.OPTIMIZER_STATE, ("is_before", "freed_in_step", "has_cpp or has_size_of_staying")
@@ -76,6 +78,7 @@ LIKELY: Final[tuple[Rule, ...]] = (
         ),
     ),
     Rule(Evidence.ALIVE_AT_END, Kind.ACTIVATION, ("is_kept_by_forward", "not stack_made_temporaries")),
+    Rule(Evidence.FROZEN_SET, Kind.PARAMETER, ("is_frozen_set",)),
     Rule(Evidence.ONE_SET_OF_SIZES, Kind.PARAMETER, ("has_only_forward", "is_one_set")),
 )
 RULES: Final[tuple[Rule, ...]] = (*PROOFS, *LIKELY, Rule(Evidence.UNPROVED, Kind.UNKNOWN))

@@ -42,11 +42,11 @@ def kinds_of_stacks(stack: Int32s, kind: Ints, num_stacks: int) -> Ints:
 def agreed(parts: Iterable[Ints]) -> Ints:
     """What several devices say of the same stacks [stacks]."""
     first, *others = parts
-    found = first
+    common = first
     for part in others:
-        same = (found == part) | (part == NONE)
-        found = np.where(found == NONE, part, np.where(same, found, SEVERAL))
-    return found
+        same = (common == part) | (part == NONE)
+        common = np.where(common == NONE, part, np.where(same, common, SEVERAL))
+    return common
 
 
 def with_counts(facts: BlockFacts, lives: Lives, kind: Ints, stack_kind: Ints) -> BlockFacts:
@@ -59,13 +59,16 @@ def with_counts(facts: BlockFacts, lives: Lives, kind: Ints, stack_kind: Ints) -
         stack_kind: Of each stack, see `kinds_of_stacks`.
     """
     size = lives.requested_bytes
-    staying = facts.is_before & facts.is_at_end & (kind == Kind.UNKNOWN) & ~facts.has_stack
+    staying = _is_staying(facts, kind == Kind.UNKNOWN)
     is_left = _is_left_by_backward(facts, size, size[staying | (facts.is_at_end & (kind == Kind.PARAMETER))])
     gradients = _gradients_at_once(facts, lives, np.where(is_left, Kind.GRADIENT, kind))
     # A step that is not over has replaced a part of the state: what it has let go of counts too.
     others = size[facts.is_before & facts.freed_in_open_step]
     is_over = bool((facts.outlives_backward | (facts.in_silence & facts.meets_step)).any())
     as_many = as_many_as(staying, size, *gradients, others=others, are_some=not is_over)
+    num_layers = _num_layers(facts, lives)
+    # What has no gradient once backward is over, where something else has.
+    frozen = staying & ~has_size_of(size, gradients[0]) & (is_over and len(gradients[0]) > 0 and num_layers > 0)
     parameters = size[as_many | facts.is_constructed | (kind == Kind.PARAMETER)]
     return replace(
         facts,
@@ -77,8 +80,14 @@ def with_counts(facts: BlockFacts, lives: Lives, kind: Ints, stack_kind: Ints) -
         has_size_of_staying=has_size_of(size, np.append(size[staying], parameters)),
         is_as_many_as_gradients=as_many,
         is_of_parameters_size=has_size_of(size, parameters),
-        is_one_set=staying & is_one_set(size, size[staying], _num_layers(facts, lives)),
+        is_one_set=staying & is_one_set(size, size[staying], num_layers),
+        is_frozen_set=frozen & is_one_set(size, size[frozen], num_layers),
     )
+
+
+def _is_staying(facts: BlockFacts, is_not_known: Bools) -> Bools:
+    """What was there before, is never freed, and may be of the model or of its optimizer."""
+    return facts.is_before & facts.is_at_end & is_not_known & ~facts.has_stack & ~facts.is_workspace_kept
 
 
 def _is_left_by_backward(facts: BlockFacts, size: Ints, of_parameters: Ints) -> Bools:
@@ -86,10 +95,10 @@ def _is_left_by_backward(facts: BlockFacts, size: Ints, of_parameters: Ints) -> 
 
     Gradients of results are on their way to the next node then, and never freed where the recording ends.
     """
-    made = (facts.in_backward | facts.in_silence) & ~facts.is_before & facts.is_at_end & ~facts.in_module
+    candidates = (facts.in_backward | facts.in_silence) & ~facts.is_before & facts.is_at_end & ~facts.in_module
     of_results = has_size_of(size, size[facts.outside & facts.in_module])
-    found: Bools = made & has_size_of(size, of_parameters) & (facts.outlives_backward | ~of_results)
-    return found
+    is_left: Bools = candidates & has_size_of(size, of_parameters) & (facts.outlives_backward | ~of_results)
+    return is_left
 
 
 def _is_kept_by_forward(facts: BlockFacts, lives: Lives) -> Bools:
@@ -101,10 +110,10 @@ def _is_kept_by_forward(facts: BlockFacts, lives: Lives) -> Bools:
     rows = np.flatnonzero(facts.outside & facts.in_module & ~facts.meets_backward & (lives.begin > last))
     rows = rows[np.argsort(lives.begin[rows], kind="stable")]
     earlier = rows if len(rows) > _NUM_LATEST and facts.is_at_end[rows].all() else rows[:-_NUM_LATEST]
-    found = np.zeros(len(facts), dtype=np.bool_)
-    kept = earlier[facts.is_at_end[earlier]]
-    found[kept] = len(kept) * _LEAST_KEPT >= len(earlier)
-    return found
+    is_kept = np.zeros(len(facts), dtype=np.bool_)
+    lasting = earlier[facts.is_at_end[earlier]]
+    is_kept[lasting] = len(lasting) * _LEAST_KEPT >= len(earlier)
+    return is_kept
 
 
 def _num_layers(facts: BlockFacts, lives: Lives) -> float:
@@ -131,8 +140,8 @@ def _stack_kinds(facts: BlockFacts, stack_kind: Ints) -> Ints:
 
 
 def _is_freed_before_backward(facts: BlockFacts, kind: Ints) -> Bools:
-    found: Bools = facts.outside & ~facts.is_at_end & ~facts.may_meet_backward & (kind == Kind.UNKNOWN)
-    return found
+    is_freed: Bools = facts.outside & ~facts.is_at_end & ~facts.may_meet_backward & (kind == Kind.UNKNOWN)
+    return is_freed
 
 
 def copies_per_gradient(facts: BlockFacts, lives: Lives, kind: Ints, is_not_known: Bools) -> tuple[int, int]:
@@ -147,7 +156,7 @@ def copies_per_gradient(facts: BlockFacts, lives: Lives, kind: Ints, is_not_know
         kind: What each is proved to be without counting, or `Kind.UNKNOWN`.
         is_not_known: Of each block, that its row says so: neither a rule nor the recording nor the program names it.
     """
-    staying = facts.is_before & facts.is_at_end & is_not_known & ~facts.has_stack
+    staying = _is_staying(facts, is_not_known)
     return copies_of(lives.requested_bytes[staying], *_gradients_at_once(facts, lives, kind))
 
 
@@ -169,10 +178,10 @@ def with_parameters(facts: BlockFacts, lives: Lives, kind: Ints) -> BlockFacts:
         kind: What the rules say so far [lives].
     """
     size = lives.requested_bytes
-    made = (facts.constructor != NONE) & (facts.is_at_end | facts.freed_in_step)
-    made &= ~has_size_of(size, size[facts.in_module_setup])
-    made &= _is_of_first_maker(made, size, facts.constructor, lives.begin)
-    facts = replace(facts, is_constructed=as_many_as(made, size, *_gradients_at_once(facts, lives, kind)))
+    constructed = (facts.constructor != NONE) & (facts.is_at_end | facts.freed_in_step)
+    constructed &= ~has_size_of(size, size[facts.in_module_setup])
+    constructed &= _is_of_first_maker(constructed, size, facts.constructor, lives.begin)
+    facts = replace(facts, is_constructed=as_many_as(constructed, size, *_gradients_at_once(facts, lives, kind)))
     return replace(facts, is_replacing=_is_replacing(facts, lives))
 
 
@@ -185,8 +194,8 @@ def _is_replacing(facts: BlockFacts, lives: Lives) -> Bools:
         stacks.append(lives.stack[news[facts.outlives_step[news]]])
         # What was assigned and does not outlive the step was replaced in it: decay first, then the update.
         olds = news[~facts.outlives_step[news] & facts.freed_in_step[news]]
-    found = np.unique(np.concatenate(stacks))
-    return facts.outlives_step & np.isin(lives.stack, found[found != NO_STACK])
+    distinct = np.unique(np.concatenate(stacks))
+    return facts.outlives_step & np.isin(lives.stack, distinct[distinct != NO_STACK])
 
 
 def _is_of_first_maker(chosen: Bools, size: Ints, maker: Ints, begin: Ints) -> Bools:
@@ -194,9 +203,9 @@ def _is_of_first_maker(chosen: Bools, size: Ints, maker: Ints, begin: Ints) -> B
     rows = np.flatnonzero(chosen)
     rows = rows[np.argsort(begin[rows], kind="stable")]
     sizes, first, rank = np.unique(size[rows], return_index=True, return_inverse=True)
-    found = np.zeros(len(size), dtype=np.bool_)
-    found[rows] = maker[rows] == maker[rows[first]][rank.reshape(-1)] if len(sizes) else False
-    return found
+    is_of_first = np.zeros(len(size), dtype=np.bool_)
+    is_of_first[rows] = maker[rows] == maker[rows[first]][rank.reshape(-1)] if len(sizes) else False
+    return is_of_first
 
 
 def _last_made_before(lives: Lives, rows: Ints) -> Ints:

@@ -1,16 +1,20 @@
-"""What changed between the peaks of two snapshots, by kind and by stack, to the byte."""
+"""What changed between the peaks of two snapshots, by kind and by stack, to the byte, and how each of them grew."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final
 
+import numpy as np
+
 from tracer.analysis.peak_diff import Change, PeakDiff, SavedPeak, largest_first
+from tracer.analysis.snapshots.classify_blocks import KINDS
 from tracer.analysis.snapshots.findings import ReplayedDevice, replay_snapshot
+from tracer.analysis.snapshots.own_peaks import own_peaks
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Sites
-from tracer.analysis.snapshots.stack_matching import Key, differing, match_stacks
+from tracer.analysis.snapshots.stack_matching import Key, differing, match_functions, match_stacks
 from tracer.snapshot.columns import DeviceState, Snapshot
 from tracer.snapshot.replay import BEFORE
 
@@ -28,7 +32,7 @@ def diff_snapshots(before: Snapshot, after: Snapshot) -> tuple[PeakDiff, ...]:
         SnapshotError: The end state of one of them contradicts itself.
     """
     replayed = [replay_snapshot(snapshot) for snapshot in (before, after)]
-    sides = [{device.state.device: peak_side(device, side.sites) for device in side.devices} for side in replayed]
+    sides = [{device.state.device: _whole_side(device, side.sites) for device in side.devices} for side in replayed]
     return tuple(
         diff_sides(device, sides[0].get(device, PeakSide()), sides[1].get(device, PeakSide()))
         for device in sorted({*sides[0], *sides[1]})
@@ -37,10 +41,23 @@ def diff_snapshots(before: Snapshot, after: Snapshot) -> tuple[PeakDiff, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PeakSide:
-    """One device's peak: bytes and number of its blocks by kind and stack without lines, and its phase."""
+    """One device's peak.
+
+    Attributes:
+        by_key: Bytes and number of its blocks, by kind and stack without lines.
+        phase: Where the peak is.
+        own_peaks: The most that each kind and stack had in use at once, also those that the peak has nothing of; a
+            kind as a whole has no stack. Empty where that was not asked for.
+    """
 
     by_key: Mapping[Key, tuple[int, int]] = field(default_factory=dict)
     phase: str = ""
+    own_peaks: Mapping[Key, int] = field(default_factory=dict)
+
+    @property
+    def not_at_peak(self) -> list[Key]:
+        """Kinds and stacks that were in use at other moments alone."""
+        return [key for key in self.own_peaks if key[1] and key not in self.by_key]
 
 
 def peak_side(device: ReplayedDevice, sites: Sites) -> PeakSide:
@@ -50,15 +67,33 @@ def peak_side(device: ReplayedDevice, sites: Sites) -> PeakSide:
     kinds = device.kinds.kinds_and_evidence(rows)
     before = (lives.begin[rows] == BEFORE).tolist()
     stacks: dict[tuple[int, bool], tuple[str, ...]] = {}
-    found: dict[Key, tuple[int, int]] = {}
+    totals: dict[Key, tuple[int, int]] = {}
     columns = (lives.stack[rows].tolist(), before, [kind for kind, _ in kinds], lives.requested_bytes[rows].tolist())
     for stack, is_before, kind, size in zip(*columns, strict=True):
         if (stack, is_before) not in stacks:
             stacks[stack, is_before] = _names(sites, stack, is_before)
         names = stacks[stack, is_before]
-        total, count = found.get((kind, names), (0, 0))
-        found[kind, names] = (total + size, count + 1)
-    return PeakSide(found, device.kinds.phase_at(peak_entry) or _start(device.state, peak_entry))
+        total, count = totals.get((kind, names), (0, 0))
+        totals[kind, names] = (total + size, count + 1)
+    return PeakSide(totals, device.kinds.phase_at(peak_entry) or _start(device.state, peak_entry))
+
+
+def _whole_side(device: ReplayedDevice, sites: Sites) -> PeakSide:
+    """The peak of a device, and what each kind and stack had at its own."""
+    return replace(peak_side(device, sites), own_peaks=_own_peaks(device, sites))
+
+
+def _own_peaks(device: ReplayedDevice, sites: Sites) -> dict[Key, int]:
+    lives = device.replay.lives
+    kind = device.kinds.kind_numbers(np.arange(len(lives)))
+    columns = np.column_stack((lives.stack, lives.begin == BEFORE, kind)).astype(np.int64)
+    distinct, of_block = np.unique(columns, axis=0, return_inverse=True)
+    keys: list[Key] = [(KINDS[number], _names(sites, stack, before)) for stack, before, number in distinct.tolist()]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    group = np.array([numbers[key] for key in keys], dtype=np.int64)[of_block.reshape(-1)]
+    peaks = dict(zip(numbers, own_peaks(lives, group, len(numbers)).tolist(), strict=True))
+    of_kinds = own_peaks(lives, kind, len(KINDS)).tolist()
+    return peaks | {(name, ()): most for name, most in zip(KINDS, of_kinds, strict=True)}
 
 
 def _start(state: DeviceState, entry: int) -> str:
@@ -84,10 +119,14 @@ def diff_sides(device: int, before_side: PeakSide, after_side: PeakSide) -> Peak
     """
     before, after = before_side.by_key, after_side.by_key
     pairs = match_stacks(before, after)
-    by_stack = [_change(key, pairs.get(key), before, after) for key in before]
-    new = after.keys() - pairs.values()
-    by_stack += [_change(None, key, before, after) for key in after if key in new]
-    changes = {"kind": largest_first(_by_kind(by_stack)), "stack": largest_first(by_stack)}
+    come = after.keys() - pairs.values()
+    # What one of the peaks has none of may have been in use at another moment of that side.
+    pairs |= match_functions([key for key in before if key not in pairs], after_side.not_at_peak)
+    olds = match_functions([key for key in after if key in come], before_side.not_at_peak)
+    by_stack = [_change(key, pairs.get(key), before_side, after_side) for key in before]
+    by_stack += [_change(olds.get(key), key, before_side, after_side) for key in after if key in come]
+    kinds = (_with_own_peaks(change, before_side, after_side) for change in _by_kind(by_stack))
+    changes = {"kind": largest_first(kinds), "stack": largest_first(by_stack)}
     return PeakDiff(_peak(device, before_side), _peak(device, after_side), changes)
 
 
@@ -95,16 +134,18 @@ def _peak(device: int, side: PeakSide) -> SavedPeak:
     return SavedPeak(f"device {device}", sum(size for size, _ in side.by_key.values()), side.phase or None)
 
 
-def _change(
-    old: Key | None, new: Key | None, before: Mapping[Key, tuple[int, int]], after: Mapping[Key, tuple[int, int]]
-) -> Change:
+def _change(old: Key | None, new: Key | None, before: PeakSide, after: PeakSide) -> Change:
     """What became of one stack; it has the frames of the second side where it is there."""
-    (before_bytes, before_count) = before[old] if old is not None else (0, 0)
-    (after_bytes, after_count) = after[new] if new is not None else (0, 0)
+    (before_bytes, before_count) = before.by_key.get(old, (0, 0)) if old is not None else (0, 0)
+    (after_bytes, after_count) = after.by_key.get(new, (0, 0)) if new is not None else (0, 0)
     key = old if new is None else new
     assert key is not None
     was, became = differing(old[1], new[1]) if old is not None and new is not None else ("", "")
-    return Change((key[0], *key[1]), before_bytes, after_bytes, before_count, after_count, was, became)
+    change = Change((key[0], *key[1]), before_bytes, after_bytes, before_count, after_count, was, became)
+    if not before.own_peaks or not after.own_peaks:
+        return change
+    was_most = before.own_peaks[old] if old is not None else 0
+    return replace(change, own_peaks=(was_most, after.own_peaks[new] if new is not None else 0))
 
 
 def _by_kind(changes: Iterable[Change]) -> Iterator[Change]:
@@ -114,3 +155,11 @@ def _by_kind(changes: Iterable[Change]) -> Iterator[Change]:
     for kind, group in of_kind.items():
         sums = (sum(map(attrgetter(name), group)) for name in _SUMMED)
         yield Change((kind,), *sums)
+
+
+def _with_own_peaks(change: Change, before: PeakSide, after: PeakSide) -> Change:
+    """That of a whole kind."""
+    if not before.own_peaks or not after.own_peaks:
+        return change
+    key = (change.name[0], ())
+    return replace(change, own_peaks=(before.own_peaks[key], after.own_peaks[key]))

@@ -171,12 +171,12 @@ def imbalance(devices: Sequence[DeviceFinding]) -> tuple[str, ...]:
         return ()
     worst, *others = ranked
     named = sorted(others, key=lambda device: device.device)[:_MAX_NAMED]
-    held = ", ".join(f"{format_bytes(device.peak.requested_bytes)} on device {device.device}" for device in named)
+    peaks = ", ".join(f"{format_bytes(device.peak.requested_bytes)} on device {device.device}" for device in named)
     more = f" and {len(others) - len(named)} more" if len(others) > len(named) else ""
     ran_out = ", and it ran out of memory" if worst.oom else ""
     return (
         f"The devices are used unevenly: device {worst.device} holds {format_bytes(worst.peak.requested_bytes)} at its "
-        f"peak{ran_out}, beside {held}{more}.",
+        f"peak{ran_out}, beside {peaks}{more}.",
     )
 
 

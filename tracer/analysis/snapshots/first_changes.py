@@ -106,8 +106,8 @@ def first_changes(device: ReplayedDevice, sites: Sites, stacks: Stacks, modelled
     tried = [(candidate, _tried(candidate, modelled)) for candidate in candidates]
     helping = [(candidate, change) for candidate, change in tried if change is not None and _helps(change, modelled)]
     helping.sort(key=lambda pair: (pair[0].is_whole_line, -pair[1].num_served, -pair[1].saved_bytes))
-    found = tuple(change for _, change in helping[:MAX_CHANGES])
-    return FirstChanges(found, len(modelled.baseline.unserved))
+    changes = tuple(change for _, change in helping[:MAX_CHANGES])
+    return FirstChanges(changes, len(modelled.baseline.unserved))
 
 
 def _tried(candidate: _Candidate, modelled: Modelled) -> FirstChange | None:
@@ -181,8 +181,8 @@ def _is_freed_by_program(device: ReplayedDevice, sites: Sites) -> Bools:
     stack = np.where(lives.free_entry >= 0, trace.stack[np.maximum(lives.free_entry, 0)], NO_STACK)
     # With `context="alloc"` a free repeats the allocation's stack.
     is_own = (stack != lives.stack) & has(sites.facts[stack], Fact.STACK)
-    found: Bools = is_own & ~has(sites.facts[stack], Fact.ENGINE, Fact.RELEASE_SAVED)
-    return found
+    is_freed: Bools = is_own & ~has(sites.facts[stack], Fact.ENGINE, Fact.RELEASE_SAVED)
+    return is_freed
 
 
 def _freed_sooner(device: ReplayedDevice, sites: Sites, rows: Ints) -> Iterator[_Candidate]:

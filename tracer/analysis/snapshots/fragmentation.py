@@ -67,8 +67,8 @@ def usable_after(state: DeviceState, replay: Replay, entry: int, *, is_small: bo
         state, replay, rows
     )
     holes = _hole_sizes(own, (lives.addr[rows], lives.allocated_bytes[rows]))
-    held = rows[~is_pending]
-    later = _hole_sizes(own, (lives.addr[held], lives.allocated_bytes[held]))
+    in_use = rows[~is_pending]
+    later = _hole_sizes(own, (lives.addr[in_use], lives.allocated_bytes[in_use]))
     return Usable(
         free_bytes=int(holes.sum()),
         largest_free_bytes=int(holes.max(initial=0)),
@@ -82,12 +82,18 @@ def _is_pending_at_end(state: DeviceState, replay: Replay, rows: Ints) -> Bools:
     blocks, lives = state.blocks, replay.lives
     pending = blocks.address[blocks.state == BlockState.ACTIVE_PENDING_FREE]
     is_live = (lives.end[rows] == len(state.trace)) & (lives.free_entry[rows] < 0) & (lives.begin[rows] == BEFORE)
-    found: Bools = is_live & np.isin(lives.addr[rows], pending)
-    return found
+    is_pending: Bools = is_live & np.isin(lives.addr[rows], pending)
+    return is_pending
 
 
 def fragmentation_after(state: DeviceState, replay: Replay, entry: int) -> Fragmentation:
-    """The state of the reserved memory right after an entry; after -1 means at the start of the recording."""
+    """The state of the reserved memory right after an entry; after -1 means at the start of the recording.
+
+    Args:
+        state: The device.
+        replay: Its replay.
+        entry: Of the history.
+    """
     rows = replay.lives.alive_after(entry)
     reserved = int(replay.reserved_bytes[entry + 1])
     allocated = int(replay.lives.allocated_bytes[rows].sum())
@@ -146,8 +152,8 @@ def _mapped_after(state: DeviceState, entry: int) -> _Mapped:
 
 def _is_small(size: Ints) -> Bools:
     """Small requests are served from segments of one size, also from the pages of expandable ones."""
-    found: Bools = size == SMALL_SEGMENT_BYTES
-    return found
+    is_small: Bools = size == SMALL_SEGMENT_BYTES
+    return is_small
 
 
 def _since(entries: Ints, entry: int) -> Ints:

@@ -47,8 +47,8 @@ def is_label(frame: Frame) -> bool:
 
 def torch_file(frame: Frame) -> str | None:
     """The file's path below `torch/`, with slashes, if it is one of torch's own."""
-    found = _TORCH_FILE.search(frame.file)
-    return (found.group(1) or found.group(2)).replace("\\", "/") if found else None
+    match = _TORCH_FILE.search(frame.file)
+    return (match.group(1) or match.group(2)).replace("\\", "/") if match else None
 
 
 def compiled_graph(frame: Frame) -> str:
@@ -58,10 +58,10 @@ def compiled_graph(frame: Frame) -> str:
         `PyCodeCache.write` and `get_path` in torch/_inductor/codecache.py; `_exec_with_source` and `recompile` in
         torch/fx/graph_module.py.
     """
-    found = _GENERATED_FILE.search(frame.file)
-    if found is None:
+    match = _GENERATED_FILE.search(frame.file)
+    if match is None:
         return ""
-    inductors, _, elsewhere, number, content = found.groups()
+    inductors, _, elsewhere, number, content = match.groups()
     return f"fx {number}" if number else (inductors or elsewhere or content)[:_GRAPH_LETTERS]
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tracer.analysis.snapshots.callers import CallerShare, callers_of
+from tracer.analysis.snapshots.classify_blocks import NOT_KNOWN
 from tracer.analysis.snapshots.kind_finder import KindFinder
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, NO_FRAMES, Site, Sites
 from tracer.arrays import Ints
@@ -24,6 +27,8 @@ class Group:
         site: The line to blame; of backward that of its operation of forward, where it is certain, and says so.
         stack: The stack of the most bytes, innermost frame first, without unwinder, allocator and interpreter.
         is_before_recording: They were there before the first entry.
+        callers: The same blocks by the first frame above the line that tells their stacks apart; empty where none does,
+            and where that was not asked for.
     """
 
     bytes: int
@@ -33,6 +38,13 @@ class Group:
     site: Site
     stack: tuple[str, ...]
     is_before_recording: bool
+    callers: tuple[CallerShare, ...] = ()
+
+
+def kind_of_group(group: Group, *, has_history: bool) -> str:
+    """A group's kind; what is not known and was there before a recording has one of its own, which says so."""
+    was_before = group.is_before_recording and group.kind == NOT_KNOWN and has_history
+    return BEFORE_RECORDING if was_before else group.kind
 
 
 def group_rows(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) -> tuple[Group, ...]:
@@ -47,12 +59,31 @@ def group_rows(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) -> 
     Returns:
         Groups whose bytes and counts sum to those of the rows.
     """
-    groups, _ = group_lives(lives, rows, kinds=kinds, sites=sites)
+    members, keys, _ = _gathered(lives, rows, kinds=kinds, sites=sites)
+    groups = [
+        replace(_group(key, parts, sites), callers=callers_of([_called(part) for part in parts], sites))
+        for key, parts in zip(keys, members, strict=True)
+    ]
     return tuple(sorted(groups, key=lambda g: (-g.bytes, g.kind, g.site.frame, g.site.file or "", g.site.line or 0)))
 
 
 def group_lives(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) -> tuple[tuple[Group, ...], Ints]:
-    """The same in no order, and the number of the group of each row."""
+    """The same in no order and without callers, and the number of the group of each row.
+
+    Args:
+        lives: All blocks.
+        rows: Those to gather.
+        kinds: Decides their kinds.
+        sites: The deciding frame of every stack.
+    """
+    members, keys, group_of_row = _gathered(lives, rows, kinds=kinds, sites=sites)
+    return tuple(_group(key, mine, sites) for key, mine in zip(keys, members, strict=True)), group_of_row
+
+
+def _gathered(
+    lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites
+) -> tuple[list[list[_Part]], Sequence[tuple[str, Site, bool]], Ints]:
+    """The parts of each group, what its blocks have in common, and the number of the group of each row."""
     gathered: dict[tuple[str, Site, bool], int] = {}
     parts, part_of_row = _parts(lives, rows, kinds)
     group_of_part: list[int] = []
@@ -67,8 +98,7 @@ def group_lives(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) ->
         else:
             members[group].append(part)
         group_of_part.append(group)
-    groups = tuple(_group(key, mine, sites) for key, mine in zip(gathered, members, strict=True))
-    return groups, np.array(group_of_part, np.int64)[part_of_row]
+    return members, list(gathered), np.array(group_of_part, np.int64)[part_of_row]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +112,11 @@ class _Part:
     stack: int
     forward: int
     is_before: bool
+
+
+def _called(part: _Part) -> tuple[int, int, int]:
+    """The stack to look at, of backward that of its operation of forward; bytes and number of blocks."""
+    return part.stack if part.forward < 0 else part.forward, part.bytes, part.count
 
 
 def _parts(lives: Lives, rows: Ints, kinds: KindFinder) -> tuple[list[_Part], Ints]:

@@ -77,8 +77,8 @@ class RankGroup:
         """What is to be said of all of them: `odd`, what they ran out of, and the part of the job that they share."""
         first, *others = self.ranks
         shared = (word for word in first.role.words if all(word in other.role.words for other in others))
-        said = (("odd", self.is_odd), ("ran out of memory", bool(first.out_of_memory)))
-        return (*(word for word, holds in said if holds), *shared)
+        labels = (("odd", self.is_odd), ("ran out of memory", bool(first.out_of_memory)))
+        return (*(word for word, holds in labels if holds), *shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,17 +130,17 @@ def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> Ra
     finding = explain_replayed(replayed)
     if finding.worst is None:
         return RankPeak(file, rank_of(file), role=role)
-    found = finding.devices[finding.worst]
-    oom = found.oom[-1] if found.oom else None
+    worst = finding.devices[finding.worst]
+    oom = worst.oom[-1] if worst.oom else None
     where = "" if oom is None else oom.site.frame + (f" ({oom.site.file}:{oom.site.line})" if oom.site.file else "")
     return RankPeak(
         file=file,
         rank=rank_of(file),
-        device=found.device,
-        entries=found.entries,
-        peak_bytes=found.peak.requested_bytes,
-        reserved_bytes=found.peak.reserved_bytes,
-        kinds=tuple((share.name, share.bytes) for share in found.peak.by_kind),
+        device=worst.device,
+        entries=worst.entries,
+        peak_bytes=worst.peak.requested_bytes,
+        reserved_bytes=worst.peak.reserved_bytes,
+        kinds=tuple((share.name, share.bytes) for share in worst.peak.by_kind),
         side=peak_side(replayed.devices[finding.worst], replayed.sites),
         out_of_memory="" if oom is None else f"{where}: {oom.advice}",
         role=role,

@@ -149,30 +149,30 @@ class KindFinder:
             _NUMBER_OF_KIND[kind[rows]].tolist(),
             evidence[rows].tolist(),
         )
-        found = [
+        pairs = [
             (KINDS[recorded], RECORDED_EVIDENCE)
             if recorded >= 0
-            else (KINDS[held], HELD_EVIDENCE)
-            if held >= 0
+            else (KINDS[held_kind], HELD_EVIDENCE)
+            if held_kind >= 0
             else (KINDS[ruled], _TEXT[how])
-            for recorded, held, ruled, how in zip(*columns, strict=True)
+            for recorded, held_kind, ruled, how in zip(*columns, strict=True)
         ]
-        for at, known in self._of_now(rows, [kind for kind, _ in found]).items():
-            found[at] = known
-        return found
+        for at, known in self._of_now(rows, [kind for kind, _ in pairs]).items():
+            pairs[at] = known
+        return pairs
 
     def _of_now(self, rows: Ints, kinds: Sequence[str]) -> dict[int, tuple[str, str]]:
         """Kind and evidence by position in `rows`, where what the program holds now says it; `kinds` are others'."""
         if self._held_now is NOTHING_HELD:
             return {}
-        held, found = self._held_now, {}
+        held, pairs = self._held_now, {}
         for at in np.flatnonzero(self._lives.end[rows] == len(self._state.trace)).tolist():
             address = int(self._lives.addr[rows[at]])
             if (kind := held.proved(address)) is not None:
-                found[at] = kind, held.evidence(address)
+                pairs[at] = kind, held.evidence(address)
             elif kinds[at] == NOT_KNOWN and address in held.reached:
-                found[at] = Kind.HELD.words, EVIDENCE_TEXT[Evidence.REACHED]
-        return found
+                pairs[at] = Kind.HELD.words, EVIDENCE_TEXT[Evidence.REACHED]
+        return pairs
 
     @cached_property
     def _kinds_and_evidence(self) -> tuple[Ints, Ints]:
@@ -206,8 +206,8 @@ class KindFinder:
         number = np.full(len(rows), -1, dtype=np.int64)
         if self._held:
             before = np.flatnonzero(lives.begin[rows] == BEFORE)
-            held = [self._held.get(address) for address in lives.addr[rows[before]].tolist()]
-            number[before] = [KINDS.index(kind) if kind is not None else -1 for kind in held]
+            held_kinds = [self._held.get(address) for address in lives.addr[rows[before]].tolist()]
+            number[before] = [KINDS.index(kind) if kind is not None else -1 for kind in held_kinds]
         return number
 
 
@@ -222,6 +222,13 @@ def kind_finders(
     """One for each device; what a stack makes on one of them counts on all.
 
     `held_now` is by the device's index.
+
+    Args:
+        snapshot: The whole snapshot.
+        devices: Each device and its blocks.
+        sites: Of the same snapshot.
+        held: Kinds by address of what the program held when the history began.
+        held_now: By index of the device, what the program held when the snapshot was taken.
     """
     now = held_now or {}
     finders = tuple(

@@ -18,23 +18,25 @@ def known_trouble(settings: AllocatorSettings, *, is_worse: bool) -> list[str]:
         settings: The settings.
         is_worse: The history at hand needs more under them.
     """
-    found = []
+    sentences = []
     if settings.expandable_segments and settings.max_split_size is not None:
         limit = settings.max_split_size
         both, alone = _held_apart(settings, limit), _held_apart(replace(settings, max_split_size=None), limit)
         if both > alone:
-            found.append(
+            sentences.append(
                 "max_split_size_mb keeps large free blocks of expandable segments from being used again (pytorch issue "
                 f"123548): a loop of {_ROUNDS} rounds reserves {format_bytes(both)} with both, {format_bytes(alone)} "
                 "with expandable segments alone."
             )
     if is_worse and settings.max_split_size is not None and not settings.expandable_segments:
-        found.append("max_split_size_mb leaves large free blocks to requests of nearly their size, and reserves anew.")
+        sentences.append(
+            "max_split_size_mb leaves large free blocks to requests of nearly their size, and reserves anew."
+        )
     if is_worse and any(parts > 1 for parts in settings.roundup_power2_divisions):
-        found.append(
+        sentences.append(
             "roundup_power2_divisions makes blocks larger than asked for, and here that costs more than it saves."
         )
-    return found
+    return sentences
 
 
 def _held_apart(settings: AllocatorSettings, limit: int) -> int:

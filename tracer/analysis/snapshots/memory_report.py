@@ -96,18 +96,18 @@ def snapshot_report(
         timeline: Of that device.
         settings: What to say of the recording.
     """
-    one, sites = replayed.devices[shown], replayed.sites
-    lives = one.replay.lives
-    rows = lives.alive_after(one.replay.peak_entry)
-    number = one.kinds.kind_numbers(rows)
+    device, sites = replayed.devices[shown], replayed.sites
+    lives = device.replay.lives
+    rows = lives.alive_after(device.replay.peak_entry)
+    number = device.kinds.kind_numbers(rows)
     weights = rows[number == KINDS.index("parameter")]
     activations = rows[number == KINDS.index("activation")]
     return SnapshotReport(
         finding=finding,
         shown=shown,
-        weights=_one_each(one, weights[np.argsort(lives.addr[weights], kind="stable")], sites),
-        activations=_by_stack(one, activations, sites),
-        levels=_levels(one, timeline),
+        weights=_one_each(device, weights[np.argsort(lives.addr[weights], kind="stable")], sites),
+        activations=_by_stack(device, activations, sites),
+        levels=_levels(device, timeline),
         settings=settings,
     )
 
@@ -134,10 +134,10 @@ def _entry(size: int, count: int, stack: int, sites: Sites) -> Entry:
 
 
 def _levels(device: ReplayedDevice, timeline: DeviceTimeline) -> Levels:
-    found, time_us = device.replay, device.state.trace.time_us
-    values = np.stack([found.requested_bytes, timeline.allocated_bytes, found.reserved_bytes], axis=1)
+    replay, time_us = device.replay, device.state.trace.time_us
+    values = np.stack([replay.requested_bytes, timeline.allocated_bytes, replay.reserved_bytes], axis=1)
     number = np.arange(len(values), dtype=np.int64)
-    rows = reduce_rows(number, values, num_buckets=NUM_BUCKETS, keep=[found.peak_entry + 1])
+    rows = reduce_rows(number, values, num_buckets=NUM_BUCKETS, keep=[replay.peak_entry + 1])
     entry = rows + START
     times = np.append(time_us, -1)[np.maximum(entry, 0)] if len(time_us) else np.full(len(rows), -1)
     return Levels(entry, np.asarray(times, np.int64), *values[rows].T)

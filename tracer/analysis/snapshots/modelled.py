@@ -70,11 +70,11 @@ class Modelled:
         At least what it gave, and less than what it refused. What an out of memory says of it lies between; of retries
         alone only the lower bound is sure, and the upper one is taken where a clean allocator needs it.
         """
-        found = self.reproduction
-        if found.refused_bytes is None:
+        reproduction = self.reproduction
+        if reproduction.refused_bytes is None:
             return None
-        most = max(found.refused_bytes - 1, found.recorded_peak_bytes)
-        least = max(min(self.said_capacity_bytes or 0, most), found.recorded_peak_bytes)
+        most = max(reproduction.refused_bytes - 1, reproduction.recorded_peak_bytes)
+        least = max(min(self.said_capacity_bytes or 0, most), reproduction.recorded_peak_bytes)
         return least if self.at_capacity(self.settings, least).failure is None else most
 
     @cached_property
@@ -97,10 +97,10 @@ class Modelled:
             capacity: Bytes that can be reserved; None for no limit.
             program: The requests; by default the recorded ones.
         """
-        asked = program or self.program
+        requests = program or self.program
         whole = replace(settings, per_process_memory_fraction=1.0)
         with paused_gc():
-            return replay(asked, whole, capacity=capacity, torch_version=self.torch_version, goes_on=True)
+            return replay(requests, whole, capacity=capacity, torch_version=self.torch_version, goes_on=True)
 
 
 def model_device(snapshot: Snapshot, state: DeviceState, replayed: Replay) -> Modelled | None:
@@ -108,6 +108,11 @@ def model_device(snapshot: Snapshot, state: DeviceState, replayed: Replay) -> Mo
 
     A snapshot does not say which torch made it. Where the rules of the newest one do not give every decision, those of
     older ones are tried, and the better ones kept.
+
+    Args:
+        snapshot: For its settings.
+        state: The device.
+        replayed: Its replay.
 
     Returns:
         None if the device has no history.
@@ -137,8 +142,8 @@ def _said_capacity(state: DeviceState, replayed: Replay) -> int | None:
     """The least that failed requests say of the device: reserved then, and free."""
     failed = state.trace.where(Action.OOM)
     failed = failed[state.trace.addr[failed] >= 0]
-    said = replayed.reserved_bytes[failed + 1] + state.trace.addr[failed]
-    return int(said.min()) if len(said) else None
+    capacities = replayed.reserved_bytes[failed + 1] + state.trace.addr[failed]
+    return int(capacities.min()) if len(capacities) else None
 
 
 def _best_reproduction(
@@ -159,10 +164,12 @@ def _best_reproduction(
 
     reached = {}
     for version in (OLDER_TORCH, NEWEST_TORCH):
-        found = under(version, to_the_end=False)
-        if found.is_exact:
-            return found
-        reached[version] = history.num_entries if found.first_difference is None else found.first_difference
+        reproduction = under(version, to_the_end=False)
+        if reproduction.is_exact:
+            return reproduction
+        reached[version] = (
+            history.num_entries if reproduction.first_difference is None else reproduction.first_difference
+        )
     return under(max(reached, key=lambda version: reached[version]), to_the_end=True)
 
 
@@ -181,21 +188,25 @@ def reserved_peak_entry(replayed: Replay) -> int:
 
 def agreement(modelled: Modelled) -> list[str]:
     """How many decisions came out, in sentences, and what it means where some did not."""
-    found = modelled.reproduction
-    if not found.addresses.recorded and not found.segments.recorded:
+    reproduction = modelled.reproduction
+    if not reproduction.addresses.recorded and not reproduction.segments.recorded:
         return ["The recording has no allocation, so there is no decision of the allocator to make again."]
-    parts = [f"{found.addresses.equal:,} of {found.addresses.recorded:,} addresses"]
-    for kind, name in ((found.segments, "segments"), (found.releases, "releases"), (found.failures, "failed requests")):
+    parts = [f"{reproduction.addresses.equal:,} of {reproduction.addresses.recorded:,} addresses"]
+    for kind, name in (
+        (reproduction.segments, "segments"),
+        (reproduction.releases, "releases"),
+        (reproduction.failures, "failed requests"),
+    ):
         if kind.recorded:
             parts.append(f"{kind.equal:,} of {kind.recorded:,} {name}")
-    parts.append(f"{found.end_blocks.equal:,} of {found.end_blocks.recorded:,} blocks at the end")
-    if found.is_exact:
+    parts.append(f"{reproduction.end_blocks.equal:,} of {reproduction.end_blocks.recorded:,} blocks at the end")
+    if reproduction.is_exact:
         exact = f"A model of torch's allocator repeats every decision in this recording: {', '.join(parts)}."
-        return [exact, *_retries(found.num_retries)]
-    if found.given_up_at is not None:
+        return [exact, *_retries(reproduction.num_retries)]
+    if reproduction.given_up_at is not None:
         return [
             f"A model of torch's allocator decides most of this recording differently ({parts[0]} agree), and was "
-            f"compared up to entry {found.given_up_at:,}: another allocator, or another torch, made it.",
+            f"compared up to entry {reproduction.given_up_at:,}: another allocator, or another torch, made it.",
             "What follows is what torch's allocator would need for the same requests, not what this one did.",
         ]
     return [
@@ -210,10 +221,10 @@ def _retries(number: int) -> list[str]:
 
 
 def _what_differs(modelled: Modelled) -> list[str]:
-    found = modelled.reproduction
+    reproduction = modelled.reproduction
     sentences = []
-    if found.first_difference is not None:
-        sentences.append(f"The first decision that differs is at entry {found.first_difference:,}.")
+    if reproduction.first_difference is not None:
+        sentences.append(f"The first decision that differs is at entry {reproduction.first_difference:,}.")
     if modelled.num_contradictions:
         sentences.append(f"{modelled.num_contradictions:,} entries or blocks contradict the segments at the end.")
     if modelled.num_unclear_sizes:
@@ -222,7 +233,7 @@ def _what_differs(modelled: Modelled) -> list[str]:
         number = modelled.history.num_unknown_actions
         entries = some(number, "entry", "has/have")
         sentences.append(f"{entries} an action that this version does not know: left out.")
-    off = found.peak_bytes - found.recorded_peak_bytes
+    off = reproduction.peak_bytes - reproduction.recorded_peak_bytes
     if off:
         sentences.append(
             f"The model's peak is {format_bytes(abs(off))} {'above' if off > 0 else 'below'} the recorded."

@@ -140,11 +140,11 @@ def entry_at(device: ReplayedDevice, moment: str) -> int:
         if not len(failures):
             raise SnapshotError(f"Device {device.state.device} did not run out of memory.", hint=_WORDS)
         return int(failures[0])
-    found = re.fullmatch(r"(\d{1,19}(?:\.\d{1,6})?)(us|s)?", moment)
-    if not found or ("." in found.group(1) and found.group(2) != "s"):
+    match = re.fullmatch(r"(\d{1,19}(?:\.\d{1,6})?)(us|s)?", moment)
+    if not match or ("." in match.group(1) and match.group(2) != "s"):
         raise UsageError(f"{moment!r} is no moment of a recording.", hint=_WORDS)
-    if found.group(2):
-        return _entry_at_time(device, float(found.group(1)), found.group(2))
+    if match.group(2):
+        return _entry_at_time(device, float(match.group(1)), match.group(2))
     entry = int(moment)
     if entry >= num_entries:
         last = f"the last one is {num_entries - 1:,}" if num_entries else "it has none"
@@ -173,6 +173,10 @@ def _entry_at_time(device: ReplayedDevice, value: float, unit: str) -> int:
 
 def entries_between(device: ReplayedDevice, moments: tuple[str, str]) -> tuple[int, int]:
     """The entries of two moments.
+
+    Args:
+        device: A replayed device.
+        moments: The earlier and the later one, as `entry_at` takes them.
 
     Raises:
         SnapshotError: The first is later than the second, or one of them is no moment.
@@ -267,9 +271,9 @@ def step_levels(device: ReplayedDevice) -> tuple[StepLevel, ...]:
     """What was in use as each visible step of the optimizer was over, and the most since the one before."""
     level, num_entries = device.replay.requested_bytes, len(device.state.trace)
     _, ends = device.kinds.optimizer_runs
-    found, before = [], 0
+    levels, before = [], 0
     for end in np.minimum(ends, num_entries).tolist():
         peak = int(level[before : end + 1].max())
-        found.append(StepLevel(entry=end, end_bytes=int(level[end]), peak_bytes=peak))
+        levels.append(StepLevel(entry=end, end_bytes=int(level[end]), peak_bytes=peak))
         before = end
-    return tuple(found)
+    return tuple(levels)

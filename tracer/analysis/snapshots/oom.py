@@ -130,13 +130,13 @@ def _explain(
     trials: Trials,
 ) -> OutOfMemory:
     trace, lives = state.trace, replay.lives
-    asked, device_free = int(trace.size[entry]), int(trace.addr[entry])
+    asked_bytes, device_free = int(trace.size[entry]), int(trace.addr[entry])
     stack = int(trace.stack[entry])
     failure = Failure(
-        asked_bytes=asked,
+        asked_bytes=asked_bytes,
         device_free_bytes=device_free if device_free >= 0 else None,
         memory=fragmentation_after(state, replay, entry),
-        usable=usable_after(state, replay, entry, is_small=round_size(asked) <= SMALL_BYTES),
+        usable=usable_after(state, replay, entry, is_small=round_size(asked_bytes) <= SMALL_BYTES),
         is_expandable=bool(snapshot.settings.get("expandable_segments")) or bool(state.segments.is_expandable.any()),
         groups=group_rows(lives, lives.alive_after(entry), kinds=kinds, sites=sites),
         splits_all=snapshot.settings.get("max_split_size") == -1,
@@ -145,7 +145,7 @@ def _explain(
     return OutOfMemory(
         entry=entry,
         time_us=int(trace.time_us[entry]),
-        asked_bytes=asked,
+        asked_bytes=asked_bytes,
         device_free_bytes=failure.device_free_bytes,
         requested_bytes=int(replay.requested_bytes[entry + 1]),
         allocated_bytes=failure.memory.allocated_bytes,

@@ -69,16 +69,16 @@ def fits_without_fragmentation(failure: Failure) -> bool:
 
 def cause_of(failure: Failure) -> Cause:
     """The cause, as far as the recording tells."""
-    asked, free, usable = failure.asked_bytes, failure.device_free_bytes, failure.usable
-    if free is not None and free >= segment_bytes(asked):
+    asked_bytes, free, usable = failure.asked_bytes, failure.device_free_bytes, failure.usable
+    if free is not None and free >= segment_bytes(asked_bytes):
         return "limit"
-    if usable.largest_free_bytes >= asked:
+    if usable.largest_free_bytes >= asked_bytes:
         return "kept whole"
-    if asked <= usable.largest_after_pending_bytes:
+    if asked_bytes <= usable.largest_after_pending_bytes:
         return "pending frees"
     if fits_without_fragmentation(failure):
         return "fragmentation"
-    if failure.memory.free_bytes + (free or 0) >= asked:
+    if failure.memory.free_bytes + (free or 0) >= asked_bytes:
         return "other pools"
     return "not known" if free is None else "too little"
 

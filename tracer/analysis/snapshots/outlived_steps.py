@@ -88,7 +88,7 @@ def outlived_groups(
     for at, (row, (kind, _)) in enumerate(zip(rows.tolist(), device.kinds.kinds_and_evidence(rows), strict=True)):
         if kind not in expected:
             groups.setdefault((sites.site(int(lives.stack[row])), kind), []).append(at)
-    found = []
+    outlived = []
     for (site, kind), chosen in groups.items():
         of = rows[chosen]
         recent = made_in[chosen] >= first_recorded
@@ -98,7 +98,7 @@ def outlived_groups(
             per_step = 0
         order = np.argsort(lives.begin[of], kind="stable")
         picked = np.unique(np.linspace(0, len(of) - 1, min(_NUM_SAMPLES, len(of))).astype(np.int64))
-        found.append(
+        outlived.append(
             OutlivedGroup(
                 site=site,
                 kind=kind,
@@ -108,23 +108,35 @@ def outlived_groups(
                 addresses=tuple(lives.addr[of[order[picked]]].tolist()),
             )
         )
-    return tuple(sorted(found, key=lambda group: (-group.bytes_per_step, -group.bytes, group.site.frame, group.kind)))
+    return tuple(
+        sorted(outlived, key=lambda group: (-group.bytes_per_step, -group.bytes, group.site.frame, group.kind))
+    )
 
 
 def steps_of_blocks(device: ReplayedDevice, ends: StepEnds) -> Ints:
-    """The step in which each block was made, from 1 [lives]; 0 for those from before the recording."""
+    """The step in which each block was made, from 1 [lives]; 0 for those from before the recording.
+
+    Args:
+        device: A replayed device.
+        ends: Of the run's steps.
+    """
     lives = device.replay.lives
     allocs = device.state.trace.where(Action.ALLOC)
     before = ends.num_allocations_now - len(allocs)
     number = before + np.searchsorted(allocs, lives.alloc_entry, side="left") + 1
     last = int(ends.step[-1]) if len(ends.step) else 0
     steps = np.append(ends.step, last + 1)
-    found = steps[np.searchsorted(ends.num_allocations, number, side="left")]
-    return np.where((lives.begin == BEFORE) | (lives.alloc_entry < 0), 0, found)
+    step = steps[np.searchsorted(ends.num_allocations, number, side="left")]
+    return np.where((lives.begin == BEFORE) | (lives.alloc_entry < 0), 0, step)
 
 
 def first_whole_step(device: ReplayedDevice, ends: StepEnds) -> int:
-    """The first step of which the recording has every allocation, and whose number is known; else the one behind."""
+    """The first step of which the recording has every allocation, and whose number is known; else the one behind.
+
+    Args:
+        device: A replayed device.
+        ends: Of the run's steps.
+    """
     first = ends.num_allocations_now - len(device.state.trace.where(Action.ALLOC))
     whole = np.flatnonzero(ends.num_allocations >= first)
     return int(ends.step[whole[0]]) + 1 if len(whole) else int(ends.step[-1]) + 1

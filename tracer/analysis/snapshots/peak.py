@@ -8,7 +8,7 @@ import numpy as np
 
 from tracer.analysis.snapshots.annotations import innermost_region
 from tracer.analysis.snapshots.fragmentation import Fragmentation, fragmentation_after
-from tracer.analysis.snapshots.groups import Group, group_rows
+from tracer.analysis.snapshots.groups import Group, group_rows, kind_of_group
 from tracer.analysis.snapshots.kind_finder import KindFinder
 from tracer.analysis.snapshots.private_pools import pool_words, pools_of_graphs
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING, Sites
@@ -42,7 +42,7 @@ class Peak:
         reserved_bytes: Reserved from the driver.
         before_recording_bytes: The part of the requested bytes that was there before the first entry.
         groups: By line and kind; they sum to the requested bytes, like the two below.
-        by_kind: By kind alone.
+        by_kind: By kind alone; what is not known and was there before the recording is a kind of its own.
         by_annotation: By the innermost region that was open at the allocation.
         by_stream: By the stream and the pool that the memory belongs to, as far as entries and segments tell.
         fragmentation: Of the reserved bytes.
@@ -83,6 +83,7 @@ def find_peak(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: 
     groups = group_rows(lives, rows, kinds=kinds, sites=sites)
     before = rows[lives.begin[rows] == BEFORE]
     fragmentation = fragmentation_after(state, replay, entry)
+    names = [kind_of_group(group, has_history=len(state.trace) > 0) for group in groups]
     return Peak(
         entry=entry,
         time_us=int(state.trace.time_us[entry]) if entry >= 0 else -1,
@@ -92,7 +93,7 @@ def find_peak(snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: 
         reserved_bytes=fragmentation.reserved_bytes,
         before_recording_bytes=int(lives.requested_bytes[before].sum()),
         groups=groups,
-        by_kind=_shares([(group.kind, group.bytes, group.count) for group in groups]),
+        by_kind=_shares([(kind, group.bytes, group.count) for kind, group in zip(names, groups, strict=True)]),
         by_annotation=_by_annotation(snapshot, state, replay, rows),
         by_stream=_by_stream(snapshot, state, replay, rows, pools_of_graphs(state, sites)),
         fragmentation=fragmentation,
@@ -116,12 +117,12 @@ def _by_annotation(snapshot: Snapshot, state: DeviceState, replay: Replay, rows:
     lives = replay.lives
     region = innermost_region(state, lives.alloc_entry[rows])
     names = np.where(lives.begin[rows] == BEFORE, -2, region)
-    found, name_of = np.unique(names, return_inverse=True)
-    size = np.zeros(len(found), dtype=np.int64)
+    distinct, name_of = np.unique(names, return_inverse=True)
+    size = np.zeros(len(distinct), dtype=np.int64)
     np.add.at(size, name_of.reshape(-1), lives.requested_bytes[rows])
-    count = np.bincount(name_of.reshape(-1), minlength=len(found))
+    count = np.bincount(name_of.reshape(-1), minlength=len(distinct))
     spelled = {-2: BEFORE_RECORDING, -1: NO_ANNOTATION}
-    triples = zip(found.tolist(), size.tolist(), count.tolist(), strict=True)
+    triples = zip(distinct.tolist(), size.tolist(), count.tolist(), strict=True)
     return _shares([(spelled.get(name) or snapshot.text(name), bytes_, num) for name, bytes_, num in triples])
 
 
@@ -130,7 +131,7 @@ def _by_stream(
 ) -> tuple[Share, ...]:
     """Of a block that no entry made or freed, the segment that it lies in tells."""
     lives, trace, segments = replay.lives, state.trace, state.segments
-    made = np.where(lives.alloc_entry[rows] >= 0, lives.alloc_entry[rows], lives.free_entry[rows])
+    entries = np.where(lives.alloc_entry[rows] >= 0, lives.alloc_entry[rows], lives.free_entry[rows])
     stream, pool = np.full(len(rows), _NOT_TOLD), np.full(len(rows), -1, dtype=np.int64)
     if len(segments):
         order = np.argsort(segments.address, kind="stable")
@@ -139,10 +140,10 @@ def _by_stream(
         inside = (offset >= 0) & (offset < segments.total_size[at])
         stream, pool = np.where(inside, segments.stream[at], stream), np.where(inside, segments.pool[at], pool)
     if len(trace):
-        known = made >= 0
-        stream = np.where(known, trace.stream[np.maximum(made, 0)], stream)
+        known = entries >= 0
+        stream = np.where(known, trace.stream[np.maximum(entries, 0)], stream)
         if (trace.pool >= 0).any():  # entries name their pool from torch 2.12 on
-            pool = np.where(known, trace.pool[np.maximum(made, 0)], pool)
+            pool = np.where(known, trace.pool[np.maximum(entries, 0)], pool)
     columns = (stream.tolist(), pool.tolist(), lives.requested_bytes[rows].tolist())
     return _shares([(_place(snapshot, s, p, of_graphs), size, 1) for s, p, size in zip(*columns, strict=True)])
 

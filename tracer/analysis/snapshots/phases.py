@@ -28,10 +28,10 @@ class Stretches:
 
     def containing(self, entry: Ints) -> Ints:
         """The stretch that each entry lies in, or -1."""
-        found = np.searchsorted(self.start, entry, side="right") - 1
+        stretch = np.searchsorted(self.start, entry, side="right") - 1
         if not len(self.start):
-            return found
-        return np.where((found >= 0) & (entry < self.end[np.maximum(found, 0)]), found, -1)
+            return stretch
+        return np.where((stretch >= 0) & (entry < self.end[np.maximum(stretch, 0)]), stretch, -1)
 
     def next_start(self, entry: Ints) -> Ints:
         """First entry of the next stretch after each entry; `FAR` where there is none."""
@@ -39,8 +39,8 @@ class Stretches:
 
     def end_after(self, entry: Ints) -> Ints:
         """The entry at which the stretch that each entry lies in is over; `FAR` where it lies in none."""
-        found = self.containing(entry)
-        return np.where(found >= 0, np.append(self.end, FAR)[found], FAR)
+        stretch = self.containing(entry)
+        return np.where(stretch >= 0, np.append(self.end, FAR)[stretch], FAR)
 
 
 def runs_of(wanted: Bools, stacked: Bools) -> Stretches:
@@ -60,6 +60,11 @@ def steps_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stretches:
     """The optimizer's steps; `facts` are those of the entries' stacks [entries].
 
     What a step has its closure evaluate is no part of it: a step that calls one is what lies between and behind.
+
+    Args:
+        snapshot: For the names of annotations.
+        state: The device.
+        facts: Of the stack of each entry [entries].
     """
     own, stacked = has(facts, Fact.OPTIMIZER_STEP), has(facts, Fact.STACK)
     annotated = _annotated(snapshot, state, "Optimizer.step#")
@@ -70,7 +75,13 @@ def steps_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stretches:
 
 
 def whole_steps_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stretches:
-    """The same with what their closures evaluate, each from its first entry to its last."""
+    """The same with what their closures evaluate, each from its first entry to its last.
+
+    Args:
+        snapshot: For the names of annotations.
+        state: The device.
+        facts: Of the stack of each entry [entries].
+    """
     annotated = _annotated(snapshot, state, "Optimizer.step#")
     if annotated is not None:
         return annotated
@@ -103,7 +114,13 @@ def _without(stretches: Stretches, parts: Stretches, wanted: Ints) -> Stretches:
 
 
 def zero_grads_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stretches:
-    """The calls of zero_grad."""
+    """The calls of zero_grad.
+
+    Args:
+        snapshot: For the names of annotations.
+        state: The device.
+        facts: Of the stack of each entry [entries].
+    """
     return _annotated(snapshot, state, "Optimizer.zero_grad#") or runs_of(
         has(facts, Fact.ZERO_GRAD), has(facts, Fact.STACK)
     )

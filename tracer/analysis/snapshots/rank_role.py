@@ -70,10 +70,10 @@ def rank_of(file: str) -> int | None:
     """
     path = PurePath(file)
     for part in (path.name, *reversed(path.parent.parts)):
-        if (found := _RANK.search(_without_roles(part))) is not None:
-            return int(found.group(1))
-    found = _NUMBER.search(_without_roles(path.stem))
-    return int(found.group(1)) if found is not None else None
+        if (match := _RANK.search(_without_roles(part))) is not None:
+            return int(match.group(1))
+    match = _NUMBER.search(_without_roles(path.stem))
+    return int(match.group(1)) if match is not None else None
 
 
 def _without_roles(text: str) -> str:
@@ -88,22 +88,22 @@ def role_of_file(file: str) -> RankRole:
     parts = (path.name, *reversed(path.parent.parts))
     stage, tensor, data = (_number(pattern, parts) for pattern in (_PIPELINE, _TENSOR, _DATA))
     for part in parts:
-        if (found := _MEGATRON.search(part)) is not None:
-            tensor = int(found.group(1)) if tensor is None else tensor
-            stage = int(found.group(2)) if stage is None and found.group(2) is not None else stage
+        if (match := _MEGATRON.search(part)) is not None:
+            tensor = int(match.group(1)) if tensor is None else tensor
+            stage = int(match.group(2)) if stage is None and match.group(2) is not None else stage
             break
     return RankRole(stage, tensor, data)
 
 
 def _number(pattern: re.Pattern[str], parts: Iterable[str]) -> int | None:
-    found = next((found for part in parts if (found := pattern.search(part)) is not None), None)
-    return int(found.group(1)) if found is not None else None
+    match = next((match for part in parts if (match := pattern.search(part)) is not None), None)
+    return int(match.group(1)) if match is not None else None
 
 
 def strategies_of(snapshot: Snapshot) -> tuple[str, ...]:
     """How the model is spread, by the files of all frames in a recording, in the order of `RankRole.strategies`."""
     torchs = {file for frame in snapshot.stacks.frames if (file := torch_file(frame)) is not None}
     others = {frame.file.replace("\\", "/") for frame in snapshot.stacks.frames}
-    found = [word for start, word in _STRATEGY_OF_TORCHS if any(file.startswith(start) for file in torchs)]
-    found += [word for inside, word in _STRATEGY_OF_OTHERS if any(inside in file for file in others)]
-    return tuple(dict.fromkeys(found))
+    strategies = [word for start, word in _STRATEGY_OF_TORCHS if any(file.startswith(start) for file in torchs)]
+    strategies += [word for inside, word in _STRATEGY_OF_OTHERS if any(inside in file for file in others)]
+    return tuple(dict.fromkeys(strategies))

@@ -100,13 +100,13 @@ def reserved_at_peak(modelled: Modelled, sites: Sites) -> Reserved | None:
     Returns:
         None if the model left the recording before.
     """
-    found = modelled.reproduction
-    left_at = found.first_difference
-    if not found.moments or (left_at is not None and left_at <= modelled.peak_entry):
+    reproduction = modelled.reproduction
+    left_at = reproduction.first_difference
+    if not reproduction.moments or (left_at is not None and left_at <= modelled.peak_entry):
         return None
     uses = _LaterUses(modelled.history.lives, modelled.peak_entry, _releases(modelled))
     account = _Account(modelled.settings, modelled.history.lives, sites, uses)
-    return account.of(found.moments[0], modelled.peak_entry)
+    return account.of(reproduction.moments[0], modelled.peak_entry)
 
 
 def reserved_at_end(
@@ -131,11 +131,11 @@ def reserved_at_end(
 def _releases(modelled: Modelled) -> Mapping[int, list[int]]:
     """The entries at which each segment was given back, by address."""
     history = modelled.history
-    found: dict[int, list[int]] = {}
+    releases: dict[int, list[int]] = {}
     for event, entry in zip(history.segment_events, history.segment_entry.tolist(), strict=True):
         if event.action == "segment_free":
-            found.setdefault(event.address, []).append(entry)
-    return found
+            releases.setdefault(event.address, []).append(entry)
+    return releases
 
 
 class _LaterUses:
@@ -226,9 +226,9 @@ class _Account:
             add(WAITING, block.size, 1)
             return
         rounded = min(round_size(block.requested, self._settings.roundup_power2_divisions), block.size)
-        asked = min(block.requested, rounded)
-        add(ASKED, asked, 1)
-        add(ROUNDING, rounded - asked, 1)
+        requested = min(block.requested, rounded)
+        add(ASKED, requested, 1)
+        add(ROUNDING, rounded - requested, 1)
         add(UNSPLIT, block.size - rounded, 1)
 
     def _plain(self, segment: SegmentInfo, add: Add) -> Iterator[_Shared]:
@@ -294,5 +294,5 @@ def _pool_name(pool: PoolId, is_small: bool) -> str:
 
 
 def _holders(sums: Mapping[tuple[Site, ...], list[int]]) -> tuple[Holder, ...]:
-    found = (Holder(sites, *numbers) for sites, numbers in sums.items())
-    return tuple(sorted(found, key=lambda holder: (-holder.free_bytes, str(holder.sites))))
+    holders = (Holder(sites, *numbers) for sites, numbers in sums.items())
+    return tuple(sorted(holders, key=lambda holder: (-holder.free_bytes, str(holder.sites))))

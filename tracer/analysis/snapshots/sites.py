@@ -95,10 +95,10 @@ class Sites:
     def is_captured(self) -> Bools:
         """Whether every stack is in what records a CUDA graph [stacks]."""
         of_frame = np.array([torch_file(frame) in _RECORDS_GRAPHS for frame in self._stacks.frames] or [False])
-        found = np.zeros(len(self._stacks), np.bool_)
+        is_captured = np.zeros(len(self._stacks), np.bool_)
         stack_of = np.repeat(np.arange(len(self._stacks)), np.diff(self._stacks.offset))
-        found[stack_of[of_frame[self._stacks.frame_of]]] = True
-        return found
+        is_captured[stack_of[of_frame[self._stacks.frame_of]]] = True
+        return is_captured
 
     @cached_property
     def labels(self) -> list[str]:
@@ -114,17 +114,22 @@ class Sites:
 
     def site(self, stack: int) -> Site:
         """The deciding frame of a stack."""
-        found = self._sites.get(stack)
-        if found is None:
-            found = self._sites[stack] = _deciding_site(self._stacks[stack])
-        return found
+        site = self._sites.get(stack)
+        if site is None:
+            site = self._sites[stack] = _deciding_site(self._stacks[stack])
+        return site
 
     def site_of_backward(self, stack: int, forward: int) -> Site:
-        """Of a block of backward: the line of its operation of forward where that stack is known (-1: it is not)."""
-        found = self.site(forward) if forward >= 0 else None
-        if found is None or found.file is None:
+        """Of a block of backward: the line of its operation of forward where that stack is known (-1: it is not).
+
+        Args:
+            stack: Number of the block's own stack.
+            forward: Number of the stack of its operation of forward.
+        """
+        site = self.site(forward) if forward >= 0 else None
+        if site is None or site.file is None:
             return self.site(stack)
-        return Site(f"backward of {found.frame}", found.file, found.line)
+        return Site(f"backward of {site.frame}", site.file, site.line)
 
     def readable(self, stack: int) -> tuple[str, ...]:
         """A stack for people, innermost first, without the plumbing."""
@@ -138,6 +143,12 @@ class Sites:
         """File and line of each frame outside of torch, Python's own library and passing libraries, innermost first."""
         frames = self._stacks[stack]
         return tuple((frame.file, frame.line) for frame in frames if is_python(frame) and is_users(frame))
+
+    def callers(self, stack: int) -> tuple[Site, ...]:
+        """The lines that led to the deciding frame, from its caller on outwards."""
+        python = [frame for frame in self._stacks[stack] if is_python(frame)]
+        chosen = [frame for frame in python if is_users(frame)] or python
+        return tuple(Site(frame.name, frame.file, frame.line) for frame in chosen[1:])
 
     def without_lines(self, stack: int) -> tuple[str, ...]:
         """What stays the same when lines move: the node or operation, and the functions and files that led to it."""
@@ -191,8 +202,8 @@ def _calls_no_graph(frame: Frame) -> bool:
 def _node_or_operation(frames: list[Frame]) -> str:
     """The innermost autograd node, or else the outermost operation, which is the one that was called."""
     names = [frame.name for frame in frames if not is_python(frame)]
-    node = next((found.group(1) for name in names if (found := _NODE.search(name))), "")
-    operations = [found.group(1) for name in names if (found := _OPERATION.search(name))]
+    node = next((match.group(1) for name in names if (match := _NODE.search(name))), "")
+    operations = [match.group(1) for name in names if (match := _OPERATION.search(name))]
     return node or (operations[-1] if operations else "")
 
 

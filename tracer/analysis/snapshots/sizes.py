@@ -42,8 +42,8 @@ def most_at_once(size: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
 
 def has_size_of(size: Ints, others: Ints) -> Bools:
     """Which blocks have the size of one of the others."""
-    found: Bools = np.isin(size, others)
-    return found
+    has_size: Bools = np.isin(size, others)
+    return has_size
 
 
 def as_many_as(
@@ -113,5 +113,5 @@ def is_one_set(size: Ints, staying: Ints, num_layers: float) -> Bools:
         return np.zeros(len(size), dtype=np.bool_)
     is_large = sizes >= _SHARE_OF_LARGEST * sizes[repeats].max()
     ratio = count[is_large].sum() / num_layers if num_layers else 0.0
-    one = _FEW_PER_LAYER < ratio < _MANY_PER_LAYER if num_layers else np.gcd.reduce(count[repeats]) == 1
-    return has_size_of(size, sizes[repeats & one])
+    is_per_layer = _FEW_PER_LAYER < ratio < _MANY_PER_LAYER if num_layers else np.gcd.reduce(count[repeats]) == 1
+    return has_size_of(size, sizes[repeats & is_per_layer])

@@ -58,6 +58,8 @@ _OPTIMIZER_STEPS = ("step", "wrapper", "_init_group", "_use_grad", "_multi_tenso
 _MODULE_SETUP_NAMES = ("__init__", "_apply", "convert", "reset_parameters", "to_empty", "register_buffer")
 _MODULE_CALLS = ("_call_impl", "_wrapped_call_impl", "_slow_forward", "__call__")
 _LAYERS = ("nn/modules/linear.py", "nn/modules/conv.py", "nn/modules/sparse.py")
+# Of torch.optim: schedules, and averages of a model, which are copies of its parameters.
+_NO_OPTIMIZERS = ("optim/lr_scheduler", "optim/swa_utils")
 _BACKWARD_CALLS = (("_tensor.py", "backward"), ("autograd/__init__.py", "backward"), ("autograd/__init__.py", "grad"))
 _OF_THE_MODEL = int(Fact.MODULE_FORWARD | Fact.BACKWARD_CALL | Fact.ENGINE)
 # What autograd calls on threads of its own: there it is the outermost Python frame.
@@ -100,29 +102,38 @@ def constructors_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
     """For every stack the number of its outermost constructor of the program's, -1 where there is none [stacks].
 
     Modules are made in constructors that call each other; the outermost is the model's, or an optimizer's.
+
+    Args:
+        stacks: Of a snapshot.
+        facts: Of every stack [stacks].
     """
     numbers: dict[tuple[str, str], int] = {}
-    found = np.full(len(stacks), -1, dtype=np.int64)
+    constructor = np.full(len(stacks), -1, dtype=np.int64)
     for stack in np.flatnonzero(has(facts, Fact.CONSTRUCTOR)).tolist():
         outermost = next(frame for frame in reversed(stacks[stack]) if _python_facts_of(frame) & Fact.CONSTRUCTOR)
-        found[stack] = numbers.setdefault((outermost.name, outermost.file), len(numbers))
-    return found
+        constructor[stack] = numbers.setdefault((outermost.name, outermost.file), len(numbers))
+    return constructor
 
 
 def layers_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
-    """A number for every stack in the forward of a layer with one weight, by its Python frames; else -1 [stacks]."""
+    """A number for every stack in the forward of a layer with one weight, by its Python frames; else -1 [stacks].
+
+    Args:
+        stacks: Of a snapshot.
+        facts: Of every stack [stacks].
+    """
     numbers: dict[tuple[int, ...], int] = {}
-    found = np.full(len(stacks), -1, dtype=np.int64)
+    layer = np.full(len(stacks), -1, dtype=np.int64)
     for stack in np.flatnonzero(has(facts, Fact.LAYER)).tolist():
         python = tuple(number for number in stacks.frame_ids(stack) if is_python(stacks.frames[number]))
-        found[stack] = numbers.setdefault(python, len(numbers))
-    return found
+        layer[stack] = numbers.setdefault(python, len(numbers))
+    return layer
 
 
 def has(facts: Ints, *wanted: Fact) -> Bools:
     """Which stacks prove one of these facts."""
-    found: Bools = (facts & sum(map(int, wanted))) != 0
-    return found
+    has_fact: Bools = (facts & sum(map(int, wanted))) != 0
+    return has_fact
 
 
 def _facts_of(frame: Frame) -> int:
@@ -184,8 +195,10 @@ def _python_facts(frame: Frame) -> Fact:
 
 def _optimizer_facts(name: str, path: str) -> Fact:
     facts = Fact.NONE
-    if name.startswith(_OPTIMIZER_STEPS) and "lr_scheduler" not in path:
+    if path.startswith(_NO_OPTIMIZERS):
+        return facts
+    if name.startswith(_OPTIMIZER_STEPS):
         facts |= Fact.OPTIMIZER_STEP
-    if name in ("_init_group", "load_state_dict"):
+    if name in ("__init__", "_init_group", "load_state_dict"):
         facts |= Fact.OPTIMIZER_STATE
     return facts

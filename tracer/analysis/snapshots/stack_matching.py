@@ -22,12 +22,18 @@ def match_stacks(before: Iterable[Key], after: Iterable[Key]) -> dict[Key, Key]:
         Pairs; what has no counterpart is not in it. No two have the same counterpart.
     """
     lefts, rights = dict.fromkeys(before), dict.fromkeys(after)
-    found = {key: key for key in lefts if key in rights}
-    rest = [key for key in lefts if key not in found], [key for key in rights if key not in found]
-    found |= _by_functions(*rest)
-    taken = set(found.values())
-    rest = [key for key in lefts if key not in found], [key for key in rights if key not in taken]
-    return found | _by_inner_frames(*rest)
+    matches = match_functions(lefts, rights)
+    taken = set(matches.values())
+    rest = [key for key in lefts if key not in matches], [key for key in rights if key not in taken]
+    return matches | _by_inner_frames(*rest)
+
+
+def match_functions(before: Iterable[Key], after: Iterable[Key]) -> dict[Key, Key]:
+    """Likewise, but equal ones and those with the same functions in other files alone."""
+    lefts, rights = dict.fromkeys(before), dict.fromkeys(after)
+    matches = {key: key for key in lefts if key in rights}
+    rest = [key for key in lefts if key not in matches], [key for key in rights if key not in matches]
+    return matches | _by_functions(*rest)
 
 
 def differing(before: Stack, after: Stack) -> tuple[str, str]:
@@ -50,11 +56,11 @@ def _by_functions(before: Sequence[Key], after: Sequence[Key]) -> dict[Key, Key]
     of_functions: dict[Hashable, list[Key]] = {}
     for kind, stack in after:
         of_functions.setdefault((kind, _functions(stack)), []).append((kind, stack))
-    found = {}
+    matches = {}
     for kind, stack in before:
         if candidates := of_functions.get((kind, _functions(stack))):
-            found[kind, stack] = candidates.pop(0)
-    return found
+            matches[kind, stack] = candidates.pop(0)
+    return matches
 
 
 def _by_inner_frames(before: Sequence[Key], after: Sequence[Key]) -> dict[Key, Key]:
@@ -80,8 +86,8 @@ def _by_inner_frames(before: Sequence[Key], after: Sequence[Key]) -> dict[Key, K
 def _common(stack: Stack, other: Stack) -> int:
     """How many frames are the same, from the innermost on."""
     same = 0
-    for here, there in zip(stack, other, strict=False):
-        if here != there:
+    for frame, counterpart in zip(stack, other, strict=False):
+        if frame != counterpart:
             break
         same += 1
     return same

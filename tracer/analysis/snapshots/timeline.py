@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 import numpy as np
 
+from tracer.analysis.kinds import Kind
 from tracer.analysis.snapshots.classify_blocks import KINDS, NOT_KNOWN
 from tracer.analysis.snapshots.kind_finder import KindFinder
 from tracer.analysis.snapshots.sites import BEFORE_RECORDING
@@ -18,10 +19,11 @@ from tracer.units import NS_PER_US
 START: Final = -1
 # A drawing counts in 53 bits; a longer span than this (104 days) is no time of a recording.
 _MAX_SPAN_US: Final = 2**53 // NS_PER_US
+_ACTIVATION: Final = KINDS.index(Kind.ACTIVATION.words)
 _OPTIMIZER_PREFIXES: Final = ("Optimizer.step#", "Optimizer.zero_grad#")
 MAX_STRETCHES: Final = 2000
 """Of one phase or of regions: more than pixels say nothing, and some of them would say something wrong."""
-Phase = Literal["region", "backward", "optimizer"]
+Phase = Literal["region", "forward", "backward", "optimizer"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +55,8 @@ class DeviceTimeline:
             known has a curve of its own.
         allocated_bytes: In use, rounded as far as known [entries + 1].
         reserved_bytes: Reserved from the driver [entries + 1].
-        stretches: Annotated regions, and what stacks or annotations show of backward and optimizer.
+        stretches: Annotated regions, what stacks or annotations show of backward and optimizer, and forward, from the
+            first activation that was made to the backward that follows.
         left_out: Phases of which there are more stretches than `MAX_STRETCHES`.
     """
 
@@ -77,19 +80,21 @@ def device_timeline(snapshot: Snapshot, state: DeviceState, replay: Replay, *, k
     """
     axis, times = _axis(state)
     lives, num_entries = replay.lives, len(state.trace)
-    found: tuple[tuple[Phase, list[Stretch]], ...] = (
+    number = kinds.kind_numbers(np.arange(len(lives)))
+    activations = np.sort(lives.begin[(number == _ACTIVATION) & (lives.begin != BEFORE)])
+    stretches_of: tuple[tuple[Phase, list[Stretch]], ...] = (
         ("region", _regions(snapshot, state, axis)),
-        *_phases(kinds, times),
+        *_phases(kinds, times, activations),
     )
-    drawn = [stretch for _, stretches in found if len(stretches) <= MAX_STRETCHES for stretch in stretches]
+    drawn = [stretch for _, stretches in stretches_of if len(stretches) <= MAX_STRETCHES for stretch in stretches]
     return DeviceTimeline(
         axis=axis,
         times=times,
-        curves=_curves(replay, kinds, num_entries),
+        curves=_curves(replay, number, num_entries),
         allocated_bytes=_level(lives.allocated_bytes, lives.begin, lives.end, num_entries),
         reserved_bytes=replay.reserved_bytes,
         stretches=tuple(sorted(drawn, key=lambda stretch: stretch.start)),
-        left_out=tuple(phase for phase, stretches in found if len(stretches) > MAX_STRETCHES),
+        left_out=tuple(phase for phase, stretches in stretches_of if len(stretches) > MAX_STRETCHES),
     )
 
 
@@ -101,12 +106,12 @@ def _axis(state: DeviceState) -> tuple[Literal["time", "entry"], Ints]:
     return "entry", np.arange(START, len(time_us), dtype=np.int64)
 
 
-def _curves(replay: Replay, kinds: KindFinder, num_entries: int) -> tuple[Curve, ...]:
+def _curves(replay: Replay, kind_number: Ints, num_entries: int) -> tuple[Curve, ...]:
     lives = replay.lives
-    number = kinds.kind_numbers(np.arange(len(lives)))
     # One more kind for what was there before and is not known.
     names = (*KINDS, BEFORE_RECORDING)
-    number[(number == KINDS.index(NOT_KNOWN)) & (lives.begin == BEFORE)] = len(KINDS)
+    is_unknown = (kind_number == KINDS.index(NOT_KNOWN)) & (lives.begin == BEFORE)
+    number = np.where(is_unknown, len(KINDS), kind_number)
     curves = []
     for index in np.unique(number).tolist():
         rows = np.flatnonzero(number == index)
@@ -126,18 +131,45 @@ def _level(size: Ints, begin: Ints, end: Ints, num_entries: int) -> Ints:
     return np.cumsum(level, out=level)
 
 
-def _phases(kinds: KindFinder, times: Ints) -> tuple[tuple[Phase, list[Stretch]], ...]:
-    """Backward and optimizer steps, from their entries; one that the recording does not end goes to its last entry."""
+def _phases(kinds: KindFinder, times: Ints, activations: Ints) -> tuple[tuple[Phase, list[Stretch]], ...]:
+    """The phases, from their entries; one that the recording does not end goes to its last entry."""
 
     def stretches(phase: Phase, runs: tuple[Ints, Ints]) -> list[Stretch]:
         last = len(times) - 1
         starts, ends = (times[np.minimum(entries + 1, last)].tolist() for entries in runs)
         return [Stretch(phase, phase, start, end) for start, end in zip(starts, ends, strict=True)]
 
+    forward = forward_runs(activations, kinds.backward_runs, kinds.optimizer_runs, end=len(times) - 1)
     return (
+        ("forward", stretches("forward", forward)),
         ("backward", stretches("backward", kinds.backward_runs)),
         ("optimizer", stretches("optimizer", kinds.optimizer_runs)),
     )
+
+
+def forward_runs(
+    activations: Ints, backward: tuple[Ints, Ints], optimizer: tuple[Ints, Ints], *, end: int
+) -> tuple[Ints, Ints]:
+    """What lies before each backward, from the first activation in it; and what the recording ends in, likewise.
+
+    Args:
+        activations: Entries at which one was made, ascending.
+        backward: First entry of each run, and the entry at which it is over.
+        optimizer: Likewise.
+        end: Number of entries.
+
+    Returns:
+        As of the others.
+    """
+    starts, ends = (np.append(*columns) for columns in zip(backward, optimizer, strict=True))
+    order = np.argsort(starts, kind="stable")
+    starts, ends, is_backward = starts[order], ends[order], order < len(backward[0])
+    following = np.searchsorted(starts, activations, side="right")
+    over = np.append(0, np.maximum.accumulate(ends))[following]
+    leads_to_backward = np.append(is_backward, True)[following]
+    outside = (activations >= over) & leads_to_backward
+    run, first = np.unique(following[outside], return_index=True)
+    return activations[outside][first], np.append(starts, end)[run]
 
 
 def _regions(snapshot: Snapshot, state: DeviceState, axis: str) -> list[Stretch]:
@@ -148,13 +180,13 @@ def _regions(snapshot: Snapshot, state: DeviceState, axis: str) -> list[Stretch]
     first_us, last_us = int(state.trace.time_us[0]), int(state.trace.time_us[-1])
     order = np.argsort(notes.time_us, kind="stable")
     columns = (notes.name[order].tolist(), notes.is_start[order].tolist(), notes.time_us[order].tolist())
-    found: list[Stretch] = []
+    regions: list[Stretch] = []
     opened: tuple[int, int] | None = None
     for name, is_start, time_us in zip(*columns, strict=True):
         at = (min(max(time_us, first_us), last_us) - first_us) * NS_PER_US
         if opened is None and is_start and not snapshot.text(name).startswith(_OPTIMIZER_PREFIXES):
             opened = (name, at)
         elif opened is not None and not is_start and name == opened[0]:
-            found.append(Stretch("region", snapshot.text(name), opened[1], at))
+            regions.append(Stretch("region", snapshot.text(name), opened[1], at))
             opened = None
-    return found
+    return regions

@@ -46,8 +46,8 @@ class Trials:
             return None
         if trial not in self._found:
             self._found[trial] = _TRIALS[trial](modelled).outcome(modelled)
-        found = self._found[trial]
-        return not _fails(found, entry) and (found.failure is None or found.failure.entry > entry)
+        outcome = self._found[trial]
+        return not _fails(outcome, entry) and (outcome.failure is None or outcome.failure.entry > entry)
 
     @cached_property
     def _modelled(self) -> Modelled | None:

@@ -122,8 +122,8 @@ def what_if(
         rows = [
             _row(modelled, text, settings, gpu_memory) for text, settings in [(AS_RECORDED, modelled.settings), *parsed]
         ]
-        found = [_row(modelled, text, parse_settings(text), gpu_memory) for text in searched]
-    helps = [row for row in found if _helps(row, rows[0])]
+        candidates = [_row(modelled, text, parse_settings(text), gpu_memory) for text in searched]
+    helps = [row for row in candidates if _helps(row, rows[0])]
     return WhatIf(
         device=modelled.device,
         rows=(*rows, *helps),
@@ -132,7 +132,7 @@ def what_if(
         capacity=modelled.capacity,
         recorded_peak_bytes=modelled.reproduction.recorded_peak_bytes,
         num_failed=len(modelled.history.failed),
-        not_worth=tuple(row.settings for row in found if row not in helps),
+        not_worth=tuple(row.settings for row in candidates if row not in helps),
         step_bytes=_search_step(modelled.program, modelled.unlimited) if gpu_memory is not None else SEGMENT_STEP_BYTES,
     )
 
@@ -213,18 +213,18 @@ def _search_step(program: Program, unlimited: Outcome) -> int:
 def _remarks(
     text: str, settings: AllocatorSettings, outcome: Outcome, modelled: Modelled, gpu_memory: int | None
 ) -> list[str]:
-    found, baseline = [], modelled.baseline
+    remarks, baseline = [], modelled.baseline
     if "large_segment_size_mb" in text:
         older = "" if modelled.knows_large_segments else ", and an older one made this recording"
-        found.append(f"large_segment_size_mb came with torch 2.11{older}.")
+        remarks.append(f"large_segment_size_mb came with torch 2.11{older}.")
     if text != AS_RECORDED:
-        found += known_trouble(settings, is_worse=outcome.reserved_peak_bytes > baseline.reserved_peak_bytes)
+        remarks += known_trouble(settings, is_worse=outcome.reserved_peak_bytes > baseline.reserved_peak_bytes)
     if settings.garbage_collection_threshold and not (_has_limit(settings) and gpu_memory is not None):
-        found.append(
+        remarks.append(
             "garbage_collection_threshold acts only under a memory limit: add per_process_memory_fraction, and "
             "--gpu-memory to say of what."
         )
-    return found
+    return remarks
 
 
 def where_it_fails(failure: Failure, num_entries: int) -> str:

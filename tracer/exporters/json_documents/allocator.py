@@ -11,17 +11,17 @@ from tracer.analysis.snapshots.reserved import Reserved
 from tracer.analysis.snapshots.what_if import SettingsOutcome, WhatIf
 
 
-def allocator_values(found: AllocatorFinding) -> dict[str, Any]:
+def allocator_values(finding: AllocatorFinding) -> dict[str, Any]:
     """One device; the rows of each moment sum to its `reserved_bytes`."""
-    modelled = found.modelled
+    modelled = finding.modelled
     return {
         "settings": asdict(modelled.settings) if modelled is not None else None,
         "reproduced": _reproduced(modelled.reproduction) if modelled is not None else None,
-        "agreement": list(found.agreement),
-        "reserved_at_peak": _reserved(found.at_peak) if found.at_peak is not None else None,
-        "reserved_at_end": _reserved(found.at_end),
-        "what_if": _what_if(found.what_if) if found.what_if is not None else None,
-        "first_changes": [asdict(change) for change in found.first.changes] if found.first is not None else None,
+        "agreement": list(finding.agreement),
+        "reserved_at_peak": _reserved(finding.at_peak) if finding.at_peak is not None else None,
+        "reserved_at_end": _reserved(finding.at_end),
+        "what_if": _what_if(finding.what_if) if finding.what_if is not None else None,
+        "first_changes": [asdict(change) for change in finding.first.changes] if finding.first is not None else None,
     }
 
 
@@ -49,17 +49,17 @@ def _reserved(reserved: Reserved) -> dict[str, Any]:
     }
 
 
-def _what_if(asked: WhatIf) -> dict[str, Any]:
+def _what_if(what_if: WhatIf) -> dict[str, Any]:
     return {
-        "gpu_memory_bytes": asked.gpu_memory,
-        "runs": asked.runs if asked.gpu_memory is not None else None,
-        "starts_clean": asked.starts_clean,
-        "capacity_bytes": asked.capacity,
-        "recorded_peak_bytes": asked.recorded_peak_bytes,
-        "num_failed": asked.num_failed,
-        "not_worth": list(asked.not_worth),
-        "search_step_bytes": asked.step_bytes,
-        "rows": [_row(row) for row in asked.rows],
+        "gpu_memory_bytes": what_if.gpu_memory,
+        "runs": what_if.runs if what_if.gpu_memory is not None else None,
+        "starts_clean": what_if.starts_clean,
+        "capacity_bytes": what_if.capacity,
+        "recorded_peak_bytes": what_if.recorded_peak_bytes,
+        "num_failed": what_if.num_failed,
+        "not_worth": list(what_if.not_worth),
+        "search_step_bytes": what_if.step_bytes,
+        "rows": [_row(row) for row in what_if.rows],
     }
 
 

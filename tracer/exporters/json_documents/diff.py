@@ -32,7 +32,8 @@ def change_values(change: Change, gathered_by: str) -> dict[str, Any]:
     if gathered_by in ("kind", "stack"):
         name = {"kind": change.name[0], "stack": list(change.name[1:])}
     counts = {"before_count": change.before_count, "after_count": change.after_count}
-    return {**name, **_sizes(change.before_bytes, change.after_bytes), **counts}
+    own = dict(zip(("before_own_peak_bytes", "after_own_peak_bytes"), change.own_peaks or (), strict=False))
+    return {**name, **_sizes(change.before_bytes, change.after_bytes), **counts, **own, "growth": change.growth}
 
 
 def _device(diff: PeakDiff) -> dict[str, Any]:

@@ -8,44 +8,44 @@ from tracer.analysis.snapshots.moments import Between, Held, LastBefore, Moments
 from tracer.exporters.json_documents.snapshot import group_values
 
 
-def moments_values(found: Moments) -> dict[str, Any]:
+def moments_values(moments: Moments) -> dict[str, Any]:
     """What was asked about one device, and its steps."""
     return {
-        "held": [_held(moment) for moment in found.held],
-        "between": _between(found.between) if found.between is not None else None,
-        "before_oom": _last(found.before_oom) if found.before_oom is not None else None,
+        "held": [_held(moment) for moment in moments.held],
+        "between": _between(moments.between) if moments.between is not None else None,
+        "before_oom": _last(moments.before_oom) if moments.before_oom is not None else None,
         "steps": [
-            {"entry": step.entry, "end_bytes": step.end_bytes, "peak_bytes": step.peak_bytes} for step in found.steps
+            {"entry": step.entry, "end_bytes": step.end_bytes, "peak_bytes": step.peak_bytes} for step in moments.steps
         ],
     }
 
 
-def _held(found: Held) -> dict[str, Any]:
+def _held(held: Held) -> dict[str, Any]:
     return {
-        "entry": found.entry,
-        "time_us": found.time_us if found.time_us >= 0 else None,
-        "phase": found.phase or None,
-        "requested_bytes": found.requested_bytes,
-        "reserved_bytes": found.reserved_bytes,
-        "groups": [group_values(group) for group in found.groups],
+        "entry": held.entry,
+        "time_us": held.time_us if held.time_us >= 0 else None,
+        "phase": held.phase or None,
+        "requested_bytes": held.requested_bytes,
+        "reserved_bytes": held.reserved_bytes,
+        "groups": [group_values(group) for group in held.groups],
     }
 
 
-def _between(found: Between) -> dict[str, Any]:
+def _between(between: Between) -> dict[str, Any]:
     return {
-        "first_entry": found.first,
-        "last_entry": found.last,
-        "first_bytes": found.first_bytes,
-        "last_bytes": found.last_bytes,
-        "came": [group_values(group) for group in found.came],
-        "went": [group_values(group) for group in found.went],
+        "first_entry": between.first,
+        "last_entry": between.last,
+        "first_bytes": between.first_bytes,
+        "last_bytes": between.last_bytes,
+        "came": [group_values(group) for group in between.came],
+        "went": [group_values(group) for group in between.went],
     }
 
 
-def _last(found: LastBefore) -> dict[str, Any]:
+def _last(last: LastBefore) -> dict[str, Any]:
     return {
-        "entry": found.entry,
-        "first_entry": found.first,
-        "bytes": found.bytes,
-        "groups": [group_values(group) for group in found.groups],
+        "entry": last.entry,
+        "first_entry": last.first,
+        "bytes": last.bytes,
+        "groups": [group_values(group) for group in last.groups],
     }

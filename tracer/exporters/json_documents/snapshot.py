@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tracer.analysis.snapshots.allocator_finding import AllocatorFinding
+from tracer.analysis.snapshots.callers import CallerShare
 from tracer.analysis.snapshots.findings import DeviceFinding, SnapshotFinding
 from tracer.analysis.snapshots.groups import Group
 from tracer.analysis.snapshots.oom import OutOfMemory
@@ -34,7 +35,9 @@ def snapshot_json(
         more: Other values of a device, by its index.
         command: That made the document.
     """
-    modelled = {found.device: {"allocator": allocator_values(found)} for found in allocator}
+    modelled = {
+        allocator_finding.device: {"allocator": allocator_values(allocator_finding)} for allocator_finding in allocator
+    }
     devices = [
         _device(device) | dict((more or {}).get(device.device, {})) | modelled.get(device.device, {})
         for device in finding.devices
@@ -51,13 +54,13 @@ def snapshot_json(
     return json.dumps(values, indent=2)
 
 
-def _device(found: DeviceFinding) -> dict[str, Any]:
-    peak = found.peak
+def _device(device: DeviceFinding) -> dict[str, Any]:
+    peak = device.peak
     return {
-        "device": found.device,
-        "entries": found.entries,
-        "first_time_us": found.first_time_us if found.first_time_us >= 0 else None,
-        "notes": list(found.notes),
+        "device": device.device,
+        "entries": device.entries,
+        "first_time_us": device.first_time_us if device.first_time_us >= 0 else None,
+        "notes": list(device.notes),
         "peak_entry": peak.entry,
         "peak_time_us": peak.time_us if peak.time_us >= 0 else None,
         "peak_phase": peak.phase or None,
@@ -65,18 +68,18 @@ def _device(found: DeviceFinding) -> dict[str, Any]:
         "peak_allocated_bytes": peak.allocated_bytes,
         "reserved_at_peak_bytes": peak.reserved_bytes,
         "before_recording_bytes": peak.before_recording_bytes,
-        "start_requested_bytes": found.start_requested_bytes,
-        "end_requested_bytes": found.end_requested_bytes,
-        "growth_bytes": found.growth_bytes,
-        "reserved_end_bytes": found.reserved_end_bytes,
+        "start_requested_bytes": device.start_requested_bytes,
+        "end_requested_bytes": device.end_requested_bytes,
+        "growth_bytes": device.growth_bytes,
+        "reserved_end_bytes": device.reserved_end_bytes,
         "fragmentation_at_peak": asdict(peak.fragmentation),
-        "fragmentation_at_end": asdict(found.end_fragmentation),
+        "fragmentation_at_end": asdict(device.end_fragmentation),
         "by_kind": [asdict(share) for share in peak.by_kind],
         "by_annotation": [asdict(share) for share in peak.by_annotation] if peak.has_annotations else [],
         "by_stream": [asdict(share) for share in peak.by_stream],
-        "oom": [_oom(event) for event in found.oom],
+        "oom": [_oom(event) for event in device.oom],
         "groups": [group_values(group) for group in peak.groups],
-        "never_freed": [group_values(group) for group in found.never_freed],
+        "never_freed": [group_values(group) for group in device.never_freed],
     }
 
 
@@ -92,7 +95,14 @@ def group_values(group: Group) -> dict[str, Any]:
         "file": group.site.file,
         "line": group.site.line,
         "stack": list(group.stack),
+        "callers": [_caller(share) for share in group.callers],
     }
+
+
+def _caller(share: CallerShare) -> dict[str, Any]:
+    site = share.site
+    where = {"frame": None, "file": None, "line": None} if site is None else asdict(site)
+    return {"bytes": share.bytes, "count": share.count, **where}
 
 
 def _oom(event: OutOfMemory) -> dict[str, Any]:

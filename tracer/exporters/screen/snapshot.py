@@ -21,6 +21,9 @@ from tracer.units import format_bytes, some
 
 MAX_DEVICES = 32
 """Shown in full; no machine has more, but a file may claim thousands."""
+# Of the bytes in a table, a group with less than this share is shown without its callers.
+_SHARE_WITH_CALLERS = 0.05
+_MOST_CALLERS = 4
 
 
 def print_snapshot(
@@ -53,20 +56,20 @@ def print_snapshot(
         say(console, f"{some(len(others), 'more device')} with peaks of {peak} at most (one of them: --device)")
 
 
-def _print_device(found: DeviceFinding, console: Console, top: int) -> None:
-    peak = found.peak
+def _print_device(device: DeviceFinding, console: Console, top: int) -> None:
+    peak = device.peak
     say(console)
-    history = f"{some(found.entries, 'entry')} of history"
-    say(console, f"Device {found.device}: {history}, peak {_when(peak, found)}", style="bold")
+    history = f"{some(device.entries, 'entry')} of history"
+    say(console, f"Device {device.device}: {history}, peak {_when(peak, device)}", style="bold")
     say(console, f"requested  {exact(peak.requested_bytes)}", indent=2)
     say(console, f"allocated  {exact(peak.allocated_bytes)}, the same as the allocator rounds it", indent=2)
     say(console, f"reserved   {exact(peak.reserved_bytes)}, taken from the device", indent=2)
     if peak.before_recording_bytes:
         before = exact(peak.before_recording_bytes)
         say(console, f"of the requested bytes, {before} were there before the recording", indent=2)
-    for note in found.notes:
+    for note in device.notes:
         say(console, f"Note: {note}", style="yellow", indent=2)
-    shown = _print_ooms(found, console, top)
+    shown = _print_ooms(device, console, top)
     if _rows(peak.groups) in shown:
         say(console)
         say(console, "The peak was at that moment: the table above says what filled it.")
@@ -77,8 +80,8 @@ def _print_device(found: DeviceFinding, console: Console, top: int) -> None:
         _print_shares("By annotation", peak.by_annotation, console, top)
     if len(peak.by_stream) > 1:
         _print_shares("By stream and pool", peak.by_stream, console, top)
-    _print_fragmentation(found, console)
-    _print_growth(found, console, top)
+    _print_fragmentation(device, console)
+    _print_growth(device, console, top)
 
 
 def _rows(groups: Sequence[Group]) -> tuple[tuple[object, ...], ...]:
@@ -86,11 +89,11 @@ def _rows(groups: Sequence[Group]) -> tuple[tuple[object, ...], ...]:
     return tuple((group.bytes, group.count, _kind(group), group.site) for group in groups)
 
 
-def _when(peak: Peak, found: DeviceFinding) -> str:
+def _when(peak: Peak, device: DeviceFinding) -> str:
     if peak.entry < 0:
-        return "at the start of the recording" if found.entries else "as the snapshot was taken"
+        return "at the start of the recording" if device.entries else "as the snapshot was taken"
     phase = f", in {peak.phase}" if peak.phase else ""
-    return f"after entry {peak.entry:,}{since_start(peak.time_us, found.first_time_us)}{phase}"
+    return f"after entry {peak.entry:,}{since_start(peak.time_us, device.first_time_us)}{phase}"
 
 
 def since_start(time_us: int, first_time_us: int) -> str:
@@ -102,13 +105,26 @@ def since_start(time_us: int, first_time_us: int) -> str:
 
 def print_groups(title: str, groups: Sequence[Group], console: Console, top: int) -> None:
     """Print groups of blocks by line and kind; what those beyond the top hold together is said."""
-    made = table("bytes", "blocks")
-    made.add_column("kind", overflow="fold")
-    made.add_column("where", overflow="fold")
+    grid = table("bytes", "blocks")
+    grid.add_column("kind", overflow="fold")
+    grid.add_column("where", overflow="fold")
+    total = sum(group.bytes for group in groups)
     for group in islice(groups, top):
-        made.add_row(format_bytes(group.bytes), f"{group.count:,}", _kind(group), Text(place(group.site)))
-    _add_rest(made, [(group.bytes, group.count) for group in groups[top:]])
-    print_table(title, made, console)
+        grid.add_row(format_bytes(group.bytes), f"{group.count:,}", _kind(group), Text(place(group.site)))
+        if group.bytes >= _SHARE_WITH_CALLERS * total:
+            _add_callers(grid, group)
+    _add_rest(grid, [(group.bytes, group.count) for group in groups[top:]])
+    print_table(title, grid, console)
+
+
+def _add_callers(grid: Table, group: Group) -> None:
+    """Below a group's row, who called its line: what the first frame that tells its stacks apart says."""
+    for share in group.callers[:_MOST_CALLERS]:
+        where = "from elsewhere" if share.site is None else f"from {place(share.site)}"
+        grid.add_row("", "", "", Text(f"  {format_bytes(share.bytes)} in {some(share.count, 'block')} {where}"))
+    if rest := group.callers[_MOST_CALLERS:]:
+        size = format_bytes(sum(share.bytes for share in rest))
+        grid.add_row("", "", "", f"  {size} from {some(len(rest), 'more line')}")
 
 
 def _kind(group: Group) -> str:
@@ -116,34 +132,34 @@ def _kind(group: Group) -> str:
 
 
 def _print_shares(title: str, shares: Sequence[Share], console: Console, top: int) -> None:
-    made = table("bytes", "blocks")
-    made.add_column("", overflow="fold")
+    grid = table("bytes", "blocks")
+    grid.add_column("", overflow="fold")
     explains = any(meaning_of(share.name) for share in shares)
     if explains:
-        made.add_column("")
+        grid.add_column("")
     for share in islice(shares, top):
         words = [meaning_of(share.name)] * explains
-        made.add_row(format_bytes(share.bytes), f"{share.count:,}", Text(share.name), *words)
-    _add_rest(made, [(share.bytes, share.count) for share in shares[top:]], is_last=False)
-    print_table(title, made, console)
+        grid.add_row(format_bytes(share.bytes), f"{share.count:,}", Text(share.name), *words)
+    _add_rest(grid, [(share.bytes, share.count) for share in shares[top:]], is_last=False)
+    print_table(title, grid, console)
 
 
-def _print_fragmentation(found: DeviceFinding, console: Console) -> None:
-    made = table("", "reserved", "allocated", "free", "largest free")
-    for name, state in (("at the peak", found.peak.fragmentation), ("at the end", found.end_fragmentation)):
+def _print_fragmentation(device: DeviceFinding, console: Console) -> None:
+    grid = table("", "reserved", "allocated", "free", "largest free")
+    for name, state in (("at the peak", device.peak.fragmentation), ("at the end", device.end_fragmentation)):
         sizes = (state.reserved_bytes, state.allocated_bytes, state.free_bytes, state.largest_free_bytes)
-        made.add_row(name, *map(format_bytes, sizes))
-    print_table("Reserved memory", made, console)
+        grid.add_row(name, *map(format_bytes, sizes))
+    print_table("Reserved memory", grid, console)
 
 
-def _print_growth(found: DeviceFinding, console: Console, top: int) -> None:
-    if not found.entries:
+def _print_growth(device: DeviceFinding, console: Console, top: int) -> None:
+    if not device.entries:
         return
-    start, end = format_bytes(found.start_requested_bytes), format_bytes(found.end_requested_bytes)
+    start, end = format_bytes(device.start_requested_bytes), format_bytes(device.end_requested_bytes)
     say(console)
-    say(console, f"Growth over the recording: {signed(found.growth_bytes)} ({start} -> {end})")
-    if found.never_freed:
-        print_groups("Allocated and never freed", found.never_freed, console, top)
+    say(console, f"Growth over the recording: {signed(device.growth_bytes)} ({start} -> {end})")
+    if device.never_freed:
+        print_groups("Allocated and never freed", device.never_freed, console, top)
 
 
 def print_failed_allocation(event: OutOfMemory, console: Console, *, top: int = 10) -> None:
@@ -155,17 +171,17 @@ def print_failed_allocation(event: OutOfMemory, console: Console, *, top: int = 
         say(console, "Blocks without a stack were made by autograd's own thread, in backward.")
 
 
-def _print_ooms(found: DeviceFinding, console: Console, top: int) -> list[tuple[tuple[object, ...], ...]]:
+def _print_ooms(device: DeviceFinding, console: Console, top: int) -> list[tuple[tuple[object, ...], ...]]:
     """The first failure of each line in full, before everything else; for the others a line. What the tables showed."""
     seen: set[Site] = set()
     shown: list[tuple[tuple[object, ...], ...]] = []
     again = 0
-    for event in found.oom:
+    for event in device.oom:
         if event.site in seen:
             again += 1
             continue
         seen.add(event.site)
-        when = since_start(event.time_us, found.first_time_us)
+        when = since_start(event.time_us, device.first_time_us)
         say(console)
         say(console, f"Out of memory, entry {event.entry:,}{when}: {place(event.site)}", style="bold red")
         has_table = _rows(event.groups) not in shown
@@ -206,10 +222,10 @@ def place(site: Site) -> str:
     return site.frame if site.frame in (BEFORE_RECORDING, NO_FRAMES) else f"{site.frame}  ({NO_PYTHON_FRAME})"
 
 
-def _add_rest(made: Table, rest: list[tuple[int, int]], *, is_last: bool = True) -> None:
+def _add_rest(grid: Table, rest: list[tuple[int, int]], *, is_last: bool = True) -> None:
     if rest:
         size, count = sum(size for size, _ in rest), sum(count for _, count in rest)
-        padding = [""] * (len(made.columns) - 3)
+        padding = [""] * (len(grid.columns) - 3)
         more = f"{len(rest):,} more"
         last = (*padding, more) if is_last else (more, *padding)
-        made.add_row(format_bytes(size), f"{count:,}", *last)
+        grid.add_row(format_bytes(size), f"{count:,}", *last)

@@ -13,23 +13,23 @@ from tracer.exporters.screen.text import print_rows, say, signed
 from tracer.units import format_bytes, some
 
 
-def print_moments(found: Moments, console: Console, *, top: int) -> None:
+def print_moments(moments: Moments, console: Console, *, top: int) -> None:
     """Print what was asked about one device, and its steps where there are several."""
-    for held in found.held:
-        phase = f", in {held.phase}" if held.phase else ""
-        at = f"after entry {held.entry:,}" if held.entry >= 0 else "at the start of the recording"
-        sizes = f"{format_bytes(held.requested_bytes)} requested, {format_bytes(held.reserved_bytes)} reserved"
-        _say(console, f"Device {found.device} {at}{phase}: {sizes}")
-        print_groups("What was in use", held.groups, console, top)
-    if found.between is not None:
-        _print_between(found.between, console, top)
-    if found.before_oom is not None:
-        last = found.before_oom
-        made = f"made from entry {last.first:,} on" if last.first >= 0 else "made before the recording or in it"
-        what = f"the last {format_bytes(last.bytes)} in use at entry {last.entry:,} were {made}"
-        _say(console, f"Device {found.device}: {what}")
+    for moment in moments.held:
+        phase = f", in {moment.phase}" if moment.phase else ""
+        at = f"after entry {moment.entry:,}" if moment.entry >= 0 else "at the start of the recording"
+        sizes = f"{format_bytes(moment.requested_bytes)} requested, {format_bytes(moment.reserved_bytes)} reserved"
+        _say(console, f"Device {moments.device} {at}{phase}: {sizes}")
+        print_groups("What was in use", moment.groups, console, top)
+    if moments.between is not None:
+        _print_between(moments.between, console, top)
+    if moments.before_oom is not None:
+        last = moments.before_oom
+        origin = f"made from entry {last.first:,} on" if last.first >= 0 else "made before the recording or in it"
+        sentence = f"the last {format_bytes(last.bytes)} in use at entry {last.entry:,} were {origin}"
+        _say(console, f"Device {moments.device}: {sentence}")
         print_groups("Made last before it ran out of memory", last.groups, console, top)
-    _print_steps(found.device, found.steps, console, top)
+    _print_steps(moments.device, moments.steps, console, top)
 
 
 def _print_steps(device: int, steps: Sequence[StepLevel], console: Console, top: int) -> None:
@@ -51,13 +51,13 @@ def _print_steps(device: int, steps: Sequence[StepLevel], console: Console, top:
             say(console, f"{some(len(rows) - top, 'more step')}; from the first to the last: {whole}", indent=2)
 
 
-def _print_between(found: Between, console: Console, top: int) -> None:
-    change = signed(found.last_bytes - found.first_bytes)
-    sizes = f"{format_bytes(found.first_bytes)} -> {format_bytes(found.last_bytes)}"
-    first, last = entry_words(found.first), entry_words(found.last)
-    _say(console, f"Device {found.device}, from {first} to {last}: {change} ({sizes})")
-    print_groups("What came", found.came, console, top)
-    print_groups("What went", found.went, console, top)
+def _print_between(between: Between, console: Console, top: int) -> None:
+    change = signed(between.last_bytes - between.first_bytes)
+    sizes = f"{format_bytes(between.first_bytes)} -> {format_bytes(between.last_bytes)}"
+    first, last = entry_words(between.first), entry_words(between.last)
+    _say(console, f"Device {between.device}, from {first} to {last}: {change} ({sizes})")
+    print_groups("What came", between.came, console, top)
+    print_groups("What went", between.went, console, top)
 
 
 def _say(console: Console, line: str) -> None:

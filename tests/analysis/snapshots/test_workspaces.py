@@ -1,0 +1,69 @@
+"""cuBLAS's workspaces in recordings of Python frames alone; those with C++ frames say it themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.analysis.snapshots.test_findings import BASE, MAIN, MIB, TORCH, load
+from tests.analysis.snapshots.test_kind_finder import PYTHON_FORWARD, PYTHON_STEP
+from tests.snapshot.dumps import Row, block, entry, frame, freed, segment, snapshot
+from tracer.analysis.snapshots.findings import replay_snapshot
+from tracer.analysis.snapshots.workspaces import LARGE_WORKSPACE_BYTES as LARGE
+
+
+@pytest.mark.parametrize(
+    ("size", "between", "layer", "is_common", "kind"),
+    [
+        (LARGE, [], False, False, "workspace"),
+        (LARGE, [], True, True, "workspace"),
+        (LARGE, [], False, True, "temporary"),
+        (8_519_680, [], False, True, "workspace"),
+        (LARGE, [entry("alloc", BASE + 40 * MIB, 1, frames=PYTHON_FORWARD)], True, False, "temporary"),
+        (LARGE - 512, [], True, False, "temporary"),
+    ],
+)
+def test_workspaces_of_one_call(
+    tmp_path: Path, size: int, between: list[Row], layer: bool, is_common: bool, kind: str
+) -> None:
+    """As torch makes them since 2.15, in a layer and, without a stack, in its backward; others may have 32 MiB."""
+    forward = [frame("forward", f"{TORCH}/nn/modules/linear.py", 130), *PYTHON_FORWARD] if layer else PYTHON_FORWARD
+    trace = []
+    for frames in (forward, None):
+        trace += [entry("alloc", BASE, size, frames=frames), *between, *freed(BASE, size, frames=frames and [MAIN])]
+        trace += [row for made in between for row in freed(made["addr"], 1)]
+    trace += [entry("alloc", BASE, 1, frames=PYTHON_STEP), *freed(BASE, 1, frames=[MAIN])]
+    weight = [segment(BASE + 64 * MIB, LARGE, [block(BASE + 64 * MIB, LARGE)])] if is_common else []
+    (device,) = replay_snapshot(load(tmp_path / "s", snapshot(trace, weight))).devices
+    lives = device.replay.lives
+    rows = np.flatnonzero((lives.requested_bytes == size) & (lives.begin >= 0))
+    assert len(rows) == 2
+    assert {found for found, _ in device.kinds.kinds_and_evidence(rows)} == {kind}
+
+
+LAST = entry("alloc", BASE, LARGE, frames=PYTHON_FORWARD)
+OTHER = entry("alloc", BASE + 40 * MIB, 512, frames=PYTHON_FORWARD)
+
+
+@pytest.mark.parametrize(
+    ("tail", "kind"),
+    [
+        ([LAST], "workspace"),
+        ([LAST, entry("oom", 0, LARGE, frames=PYTHON_FORWARD)], "workspace"),
+        ([LAST, entry("free_requested", BASE, LARGE, frames=[MAIN])], "workspace"),
+        ([LAST, OTHER], "not known"),
+        ([OTHER, LAST, entry("free_requested", BASE + 40 * MIB, 512, frames=[MAIN])], "not known"),
+    ],
+    ids=["the last entry", "out of memory", "its free is requested", "another came", "another goes"],
+)
+def test_the_last_one_may_be_in_use(tmp_path: Path, tail: list[Row], kind: str) -> None:
+    """Where the recording ends in the call, or runs out of memory there."""
+    trace = [entry("alloc", BASE, LARGE, frames=PYTHON_FORWARD), *freed(BASE, LARGE, frames=[MAIN])]
+    trace += [entry("alloc", BASE, 1, frames=PYTHON_STEP), *freed(BASE, 1, frames=[MAIN]), *tail]
+    blocks = [block(row["addr"], row["size"]) for row in tail if row["action"] == "alloc"]
+    (device,) = replay_snapshot(load(tmp_path / "s", snapshot(trace, [segment(BASE, 64 * MIB, blocks)]))).devices
+    lives = device.replay.lives
+    rows = np.flatnonzero((lives.addr == BASE) & (lives.end == len(trace)))
+    assert [found for found, _ in device.kinds.kinds_and_evidence(rows)] == [kind]
