@@ -3,10 +3,11 @@
     uv run python benchmarks/page.py
 
 Opening counts from the start of the navigation until the first chart, memory over time, is on the screen: the words
-above it are there before, what was in use below it comes after and has a figure of its own. A moment counts from a
-click on the timeline until the frame with its categories, tree and rows has been painted. Beside the elapsed time
-stands the time that the page's main thread computed, which says more on a machine that has other things to do. Needs
-Debian's package chromium; `chromium_pipe.py` says why it is driven without Playwright.
+above it are there before, what was in use below it comes after and has a figure of its own. A gesture counts from its
+event until the frame that shows it has been painted: of a click on the timeline with categories, tree and rows. Two
+frames of a screen with 60 a second are 33 ms, so that nothing is faster. Beside the elapsed time stands the time that
+the page's main thread computed, which says more on a machine that has other things to do. Needs Debian's package
+chromium; `chromium_pipe.py` says why it is driven without Playwright.
 """
 
 from __future__ import annotations
@@ -26,22 +27,55 @@ from benchmarks.chromium_pipe import Chromium, chromium
 from benchmarks.synthetic_page import synthetic_page
 from tracer.exporters.page.html import write_pages
 
-MAX_MB, MAX_SECONDS, MAX_MOMENT_SECONDS = 6.0, 2.0, 0.1
-_NUM_CLICKS = 9
+MAX_MB, MAX_SECONDS, MAX_MEDIAN_SECONDS, MAX_WORST_SECONDS = 5.0, 0.5, 0.05, 0.1
+_NUM_TIMES = 9
 _MARKS = "performance.getEntriesByType('mark').map((one) => [one.name, one.startTime])"
-# Of a frame's callbacks the second one's comes when the first frame is on the screen.
-_CLICKS = """(async () => {
+# Each gesture several times over, every time elsewhere. Of a frame's callbacks the second one's comes when the first
+# frame is on the screen.
+_GESTURES = """(async () => {
     const frame = document.querySelector(".frame"), plot = document.querySelector(".plot").getBoundingClientRect();
-    const took = [];
-    for (let i = 0; i < NUM; i++) {
-        const clientX = plot.left + plot.width * (0.15 + 0.75 * i / NUM), clientY = plot.top + plot.height / 2;
-        const before = document.querySelector(".when").textContent, start = performance.now();
-        for (const type of ["pointerdown", "pointerup"])
-            frame.dispatchEvent(new PointerEvent(type, { clientX, clientY, button: 0, bubbles: true }));
-        await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
-        if (document.querySelector(".when").textContent !== before) took.push(performance.now() - start);
+    const find = document.querySelector(".find"), words = ["conv", "attn", "0", "forward", "1", "add", "mm", "2", ""];
+    const button = (name) => [...document.querySelectorAll("button")].find((one) => one.textContent === name);
+    const at = (i) => ({
+        clientX: plot.left + plot.width * (0.15 + 0.75 * i / NUM), clientY: plot.top + plot.height / 2,
+        button: 0, bubbles: true, cancelable: true,
+    });
+    const act = {
+        point: (i) => ["pointerdown", "pointerup"].forEach(
+            (type) => frame.dispatchEvent(new PointerEvent(type, at(i)))),
+        over: (i) => frame.dispatchEvent(new PointerEvent("pointermove", at(i))),
+        wheel: (i) => frame.dispatchEvent(
+            new WheelEvent("wheel", { ...at(i), ctrlKey: true, deltaY: i < NUM / 2 ? -1 : 1 })),
+        key: (key) => frame.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true })),
+        search: (text) => {
+            find.value = text;
+            find.dispatchEvent(new Event("input", { bubbles: true }));
+        },
+    };
+    const gestures = {
+        "a moment": act.point,
+        "pointing": act.over,
+        "zooming": act.wheel,
+        "moving": (i) => act.key(i % 2 ? "a" : "d"),
+        "searching": (i) => act.search(words[i % words.length]),
+        "a moment, compared": (i) => i ? act.point(i) : act.key("c"),
+        "each block": () => button("Each block").click(),
+        "each block, zooming": act.wheel,
+    };
+    const took = {}, painted = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+    for (const [name, gesture] of Object.entries(gestures)) {
+        took[name] = [];
+        for (let i = 0; i < NUM; i++) {
+            const start = performance.now();
+            gesture(i);
+            await painted();
+            took[name].push(performance.now() - start);
+        }
+        act.key("Escape");
+        act.key("0");
+        await painted();
     }
-    window.moments = took;
+    window.gestures = took;
 })()"""
 
 
@@ -49,13 +83,13 @@ _CLICKS = """(async () => {
 class Opening:
     """One opening of the page, in seconds; `computing` is the main thread's time for all of it.
 
-    `moments` are the times from a click until the moment was shown.
+    `gestures` are the times from each gesture until it was shown, by its name.
     """
 
     first_chart: float
     all_charts: float
     computing: float
-    moments: list[float]
+    gestures: dict[str, list[float]]
 
 
 def open_once(browser: Chromium, path: Path) -> Opening:
@@ -67,10 +101,11 @@ def open_once(browser: Chromium, path: Path) -> Opening:
         marks = dict(browser.evaluate(tab, _MARKS))
         metrics = browser.command("Performance.getMetrics", tab=tab)["metrics"]
         computing = next(one["value"] for one in metrics if one["name"] == "TaskDuration")
-        browser.evaluate(tab, _CLICKS.replace("NUM", str(_NUM_CLICKS)) + ", 0")
-        browser.wait_for(tab, "Array.isArray(window.moments)")
-        moments = [took / 1000 for took in browser.evaluate(tab, "window.moments")]
-    return Opening(marks["first-chart"] / 1000, marks["all-charts"] / 1000, computing, moments)
+        browser.evaluate(tab, _GESTURES.replace("NUM", str(_NUM_TIMES)) + ", 0")
+        browser.wait_for(tab, "typeof window.gestures === 'object'")
+        found = browser.evaluate(tab, "window.gestures").items()
+    gestures = {name: [took / 1000 for took in times] for name, times in found}
+    return Opening(marks["first-chart"] / 1000, marks["all-charts"] / 1000, computing, gestures)
 
 
 def main() -> None:
@@ -89,14 +124,14 @@ def main() -> None:
     print(f"events              {options.events:,}")
     print(f"written in          {written:.1f} s of processor time")
     print(f"size                {size:.2f} MB (target < {MAX_MB:.0f} MB)")
-    _print("opens in", [run.first_chart for run in runs], f" (target < {MAX_SECONDS:.0f} s)")
+    _print("opens in", [run.first_chart for run in runs], f" (target < {MAX_SECONDS:.1f} s)")
     _print("all charts in", [run.all_charts for run in runs])
     _print("of it computing", [run.computing for run in runs])
-    clicks = [took for run in runs for took in run.moments]
-    print(
-        f"{'a moment in':<19} {1000 * min(clicks):.0f} ms best, {1000 * median(clicks):.0f} ms median of {len(clicks)} "
-        f"(target < {1000 * MAX_MOMENT_SECONDS:.0f} ms), {1000 * max(clicks):.0f} ms worst"
-    )
+    print(f"until shown (target < {1e3 * MAX_MEDIAN_SECONDS:.0f} ms median, {1e3 * MAX_WORST_SECONDS:.0f} ms worst):")
+    for name in runs[0].gestures:
+        times = [1000 * took for run in runs for took in run.gestures[name]]
+        worst = f"{median(times):4.0f} median of {len(times)}, {max(times):4.0f} worst"
+        print(f"  {name:<20} {min(times):4.0f} ms best, {worst}")
     print(f"machine             {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, {version}")
 
 

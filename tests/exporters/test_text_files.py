@@ -19,7 +19,7 @@ from tests.training_steps import WORKLOADS, Recorded
 from tracer.analysis.profiles.allocator_count import CountedParts
 from tracer.analysis.profiles.breakdown import Breakdown, breakdown
 from tracer.analysis.profiles.peak import AllocatorPeak
-from tracer.capture.device.phase_timing import PHASES, PhaseTimings
+from tracer.capture.device.phase_timings import PHASES, PhaseTimings
 from tracer.capture.run_origin import RunOrigin
 from tracer.exporters.cuda_timing import cuda_timing_text, write_cuda_timing
 from tracer.exporters.json_documents.peak import FORMAT, VERSION, peak_document, write_peak_json

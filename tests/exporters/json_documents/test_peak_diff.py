@@ -111,7 +111,7 @@ def test_the_screen_says_what_compiling_changes() -> None:
     print_against_eager(diff, ("A sentence.",), console)
     text = out.getvalue()
     assert "A sentence." in text and "eager" in text and "compiled" in text
-    assert "-1.50 KiB  2.00 KiB     512 B  ACTIVATION  models/net.py:7, [red]a" in text
+    assert "-1.50 KiB  2.00 KiB     512 B  activation  models/net.py:7, [red]a" in text
     assert "models/net.py:8" not in text, "only what differs"
 
 

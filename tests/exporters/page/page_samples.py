@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.findings import CycleFindings
 from tracer.analysis.profiles.memory_timeline import MemoryTimeline, memory_timeline
 from tracer.capture.torch_names import STEP_PREFIX
+from tracer.exporters.page.data import page_data
+from tracer.exporters.page.html import html_of_data
 from tracer.exporters.page.model import (
     Band,
     Curve,
@@ -24,6 +28,12 @@ from tracer.exporters.page.model import (
 SCRIPT = "</script><script>alert(1)</script>"
 IMAGE = "<img src=x onerror=alert(1)>"
 MARKUP = "<b>bold</b> &lt;i&gt; %{y} $x$ <a href='javascript:alert(1)'>link</a>"
+
+
+def html_of(pages: Sequence[Page]) -> str:
+    """The page of some devices as text."""
+    data = [page_data(page, num_pages=len(pages)) for page in pages]
+    return html_of_data({"shown": 0, "selector": "device", "up": None, "pages": data})
 
 
 def peak_row(size: int, **given: object) -> PeakRow:

@@ -12,7 +12,6 @@ import pytest
 from tests.analysis.snapshots.test_findings import load
 from tests.exporters.page.page_samples import peak_row
 from tests.exporters.page.test_snapshot_page import page_of
-from tests.exporters.page.unpack import unpack
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import REAL_FILES
 from tests.training_steps import Recorded
@@ -22,6 +21,7 @@ from tracer.analysis.snapshots.moments import held_at
 from tracer.arrays import Ints
 from tracer.exporters.page.data import page_data
 from tracer.exporters.page.model import Page, PageBlocks, PagePeak, Series
+from tracer.exporters.page.pack import unpacked
 from tracer.exporters.page.timeline_page import timeline_page
 from tracer.snapshot.load import load_snapshot
 
@@ -30,8 +30,8 @@ def sums_in(data: dict[str, Any], position: int) -> tuple[Ints, Ints]:
     """Bytes and count of each group at a kept row, as `moments.js` adds them up."""
     found = data["blocks"]
     assert found is not None
-    first, lasting, size, group = unpack(found["blocks"])
-    at, of_change, grown, more = unpack(found["changes"])
+    first, lasting, size, group = unpacked(found["blocks"])
+    at, of_change, grown, more = unpacked(found["changes"])
     alive = (first <= position) & (first + lasting > position)
     bytes_, count = (np.zeros(found["groups"]["rows"], np.int64) for _ in range(2))
     np.add.at(bytes_, group[alive], size[alive])
@@ -42,7 +42,7 @@ def sums_in(data: dict[str, Any], position: int) -> tuple[Ints, Ints]:
 
 
 def kept_rows(data: dict[str, Any]) -> Ints:
-    return np.asarray(unpack(data["timeline"]["stack"])[0], np.int64)
+    return np.asarray(unpacked(data["timeline"]["stack"])[0], np.int64)
 
 
 def some(rows: Ints, many: int = 25) -> list[int]:
@@ -59,7 +59,7 @@ def test_at_any_moment_of_a_run_the_rows_sum_to_the_allocators_count(
     data = page_data(page)
     rows = kept_rows(data)
     assert data["timeline"]["counted"] is not None
-    (counted,) = unpack(data["timeline"]["counted"])
+    (counted,) = unpacked(data["timeline"]["counted"])
     assert data["peak"] is not None and data["peak"]["row"] is not None
     for position in [*some(rows), data["peak"]["row"]]:
         bytes_, count = sums_in(data, position)
@@ -85,7 +85,7 @@ def check_snapshot(path: Path, objects: object | None = None) -> None:
     one = next(each for each in replayed.devices if f"device {each.state.device}" == page.device)
     rows = kept_rows(data)
     assert data["timeline"]["counted"] is not None
-    (counted,) = unpack(data["timeline"]["counted"])
+    (counted,) = unpacked(data["timeline"]["counted"])
     for position in some(rows, 6):
         held = held_at(one, replayed.sites, int(rows[position]) - 1)
         bytes_, count = sums_in(data, position)
@@ -118,9 +118,9 @@ def test_groups_say_what_their_rows_say() -> None:
     found = data["blocks"]
     assert found is not None
     texts = [None, *found["texts"]]
-    first, second = unpack(found["groups"]).T.tolist()
+    first, second = unpacked(found["groups"]).T.tolist()
     assert [texts[number] for number in first[:12]] == [
-        "ACTIVATION", "ACTIVATION", "torch's data flow", "forward", "net.0", "aten::mm",
+        "activation", "activation", "torch's data flow", "forward", "net.0", "aten::mm",
         "/srv/project/models/net.py", None, "/a.py", None, "float32", "2 x 3",
     ]  # fmt: skip
     assert first[12:] == [7, 4]

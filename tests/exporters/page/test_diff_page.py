@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.snapshots.test_findings import BASE, load
-from tests.exporters.page.page_samples import peak_row
+from tests.exporters.page.page_samples import html_of, peak_row
 from tests.exporters.page.test_html import data_in
 from tests.snapshot.dumps import block, segment, write
-from tracer.analysis.peak_diff import SavedPeak, diff_peaks
+from tracer.analysis.peak_diff import Change, SavedPeak, diff_peaks
 from tracer.analysis.snapshots.diff import diff_snapshots
 from tracer.commands.diff import show_diff
 from tracer.errors import OutputError
 from tracer.exporters.json_documents.diff import peak_diffs_json
 from tracer.exporters.page.diff_page import diff_pages
-from tracer.exporters.page.html import page_html
 from tracer.exporters.screen.terminal import screen
 
 BEFORE = SavedPeak("cpu", 1000, "backward", (peak_row(900), peak_row(100, category="PARAMETER", module="net.1")))
@@ -29,14 +28,36 @@ def test_by_hand() -> None:
     (page,) = diff_pages([diff_peaks(BEFORE, AFTER)], before="a", after="b")
     assert page.answer == (
         "The peak on cpu grew by 500 B, 50.0 %: from 1000 B to 1.46 KiB.",
-        "What changed most: ACTIVATION +550 B, PARAMETER -100 B, GRADIENT +50 B.",
+        "What changed most: activation +550 B, parameter -100 B, gradient +50 B.",
         "Before it was in backward, now in optimizer.",
     )
     (section,) = page.sections
     for table in section.tables:
         assert sum(int(row[0]) for row in table.rows if isinstance(row[0], int)) == 500
-        assert table.columns[:4] == ("change", "before", "after", "blocks")
-    assert section.tables[0].rows[0] == (550, 900, 1450, "1 -> 1", "ACTIVATION")
+        assert table.columns[:5] == ("change", "before", "after", "growth", "blocks")
+    assert section.tables[0].rows[0] == (550, 900, 1450, "", "1 -> 1", "ACTIVATION")
+
+
+def test_what_growth_is_of_is_said_where_the_sizes_do_not_say_it() -> None:
+    names = {False: (), True: ("Growth is that of the most that was in use at once",)}
+    for own in (False, True):
+        change = Change(("activation",), 1 << 20, 4 << 20, 1, 1, own_peaks=(1 << 20, 2 << 20) if own else None)
+        diff = replace(diff_peaks(BEFORE, AFTER), changes={"kind": (change,)})
+        (page,) = diff_pages([diff], before="a", after="b")
+        assert [sentence.partition(", which")[0] for sentence in page.sections[0].sentences] == list(names[own])
+
+
+def test_growth_is_a_column_of_what_is_large_enough() -> None:
+    """Of runs, by the bytes at both peaks."""
+    sides = [
+        SavedPeak("cpu", size + 9, "backward", (peak_row(size), peak_row(9, module="b"))) for size in (2**16, 3 << 16)
+    ]
+    diff = diff_peaks(*sides)
+    (page,) = diff_pages([diff], before="a", after="b")
+    assert [row[3] for row in page.sections[0].tables[0].rows] == ["x3"]
+    found = json.loads(peak_diffs_json([diff], before="a", after="b"))["devices"][0]
+    assert [row["growth"] for row in found["by_module"]] == [3, None]
+    assert "before_own_peak_bytes" not in found["by_module"][0]
 
 
 def test_equal_peaks_are_the_same() -> None:
@@ -48,7 +69,7 @@ def test_equal_peaks_are_the_same() -> None:
 def test_markup_is_text() -> None:
     evil = "</script><script>alert(1)</script>"
     after = replace(AFTER, device=evil, rows=(peak_row(1500, module=evil, op=evil, file=f"/{evil}.py"),))
-    text = page_html(diff_pages([diff_peaks(BEFORE, after)], before=evil, after=evil))
+    text = html_of(diff_pages([diff_peaks(BEFORE, after)], before=evil, after=evil))
     assert text.lower().count("</script>") == 2
     assert evil in json.dumps(data_in(text)["pages"][0]["sections"])
 

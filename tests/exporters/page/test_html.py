@@ -18,11 +18,11 @@ from hypothesis.extra import numpy as hnp
 
 from benchmarks.synthetic_page import synthetic_page
 from tests.exporters.page import page_samples as samples
-from tests.exporters.page.unpack import unpack
 from tracer.exporters.page.data import MAX_TIMELINE_CHARS, page_data
-from tracer.exporters.page.html import page_html, write_pages
+from tracer.exporters.page.html import write_pages
 from tracer.exporters.page.model import Curve, KindBytes, Page, PagePeak, Series
-from tracer.exporters.page.pack import Packed, pack
+from tracer.exporters.page.pack import Packed, pack, unpacked
+from tracer.exporters.page.relative import relative_paths
 from tracer.exporters.page.words import headline
 
 PAGES: dict[str, Callable[[], Page]] = {
@@ -56,14 +56,15 @@ def test_every_page_is_whole_and_small(page: Page, tmp_path: Path) -> None:
     write_pages([page], path)
     text = path.read_text("utf-8")
     assert text.endswith("</html>\n")
-    assert path.stat().st_size < 6_000_000
+    assert path.stat().st_size < 5_000_000
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
     # JSON says what Python said, surrogates and all.
-    assert data_in(text) == json.loads(json.dumps({"shown": 0, "selector": "device", "pages": [page_data(page)]}))
+    shown = {"shown": 0, "selector": "device", "up": None, "pages": relative_paths([page_data(page)])}
+    assert data_in(text) == json.loads(json.dumps(shown))
 
 
 def test_two_script_elements_and_nothing_to_load(page: Page) -> None:
-    text = page_html([page])
+    text = samples.html_of([page])
     for script in (*scripts_in(text), json.dumps(data_in(text))):
         text = text.replace(script, "")
     text = re.sub(r'(id="data">).*?</script>', r"\1</script>", text, flags=re.DOTALL)
@@ -73,7 +74,7 @@ def test_two_script_elements_and_nothing_to_load(page: Page) -> None:
 
 
 def test_the_policy_names_exactly_our_script() -> None:
-    text = page_html([samples.hostile_page()])
+    text = samples.html_of([samples.hostile_page()])
     (script,) = scripts_in(text)
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
     assert policy is not None
@@ -83,7 +84,7 @@ def test_the_policy_names_exactly_our_script() -> None:
 
 
 def test_the_data_cannot_end_its_element() -> None:
-    text = page_html([samples.hostile_page()])
+    text = samples.html_of([samples.hostile_page()])
     data = re.search(r'id="data">(.*?)</script>\n<script>', text, re.DOTALL)
     assert data is not None
     assert not re.search("[<>&\u2028\u2029]", data[1])
@@ -92,7 +93,7 @@ def test_the_data_cannot_end_its_element() -> None:
 
 
 def test_our_scripts_make_no_html_from_text() -> None:
-    ours = scripts_in(page_html([samples.empty_page()]))[0]
+    ours = scripts_in(samples.html_of([samples.empty_page()]))[0]
     assert "showAnswer" in ours
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|fetch\(", ours)
 
@@ -101,10 +102,10 @@ def test_our_scripts_make_no_html_from_text() -> None:
 def test_the_timeline_is_in_the_page_row_by_row() -> None:
     page = samples.small_page()
     timeline = page_data(page)["timeline"]
-    number, times, *values = unpack(timeline["stack"])
+    number, times, *values = unpacked(timeline["stack"])
     assert number.tolist() == [0, 1, 2, 3, 4, 5]
     assert times.tolist() == [0, 10_000, 20_000, 30_000, 40_000, 50_000]
-    assert [series["name"] for series in timeline["series"]] == ["PARAMETER", "ACTIVATION", "UNTAGGED"]
+    assert [series["name"] for series in timeline["series"]] == ["parameter", "activation", "UNTAGGED"]
     assert [column.tolist() for column in values] == [series.values_bytes.tolist() for series in page.series]
     assert [mark["time"] for mark in page_data(page)["marks"]] == [30_000, 20_000]
 
@@ -115,7 +116,7 @@ def test_a_long_timeline_keeps_its_peaks_and_exact_rows() -> None:
     assert table["total"] == 200_000
     assert table["rows"] < 200_000
     assert len(table["packed"]) <= MAX_TIMELINE_CHARS
-    number, times, *values = unpack(table)
+    number, times, *values = unpacked(table)
     assert (times + page.times[0] == page.times[number]).all()
     whole = np.array([series.values_bytes for series in page.series])
     assert (np.array(values) == whole[:, number]).all()
@@ -139,7 +140,7 @@ def test_noise_does_not_burst_the_page() -> None:
 def test_packing_and_unpacking_are_inverse(columns: np.ndarray) -> None:
     num_columns, num_rows = columns.shape
     packed = Packed(packed=pack(list(columns)), columns=num_columns, rows=num_rows, total=num_rows)
-    assert (unpack(packed) == columns).all()
+    assert (unpacked(packed) == columns).all()
 
 
 def test_rows_without_room_still_count() -> None:

@@ -6,10 +6,10 @@ import json
 from dataclasses import replace
 
 from tests.analysis.snapshots.test_job import peak
+from tests.exporters.page.page_samples import html_of
 from tests.exporters.page.test_html import data_in
 from tracer.analysis.snapshots.job import JobFinding, explain_job
 from tracer.analysis.snapshots.rank_role import RankRole
-from tracer.exporters.page.html import page_html
 from tracer.exporters.page.job_page import job_page, worth_a_page
 from tracer.units import MIB
 
@@ -104,7 +104,7 @@ def test_markup_is_text() -> None:
     evil = "</script><img src=x onerror=alert(1)>"
     ranks = [replace(peak(rank, 100), file=f"{evil}{rank}") for rank in range(4)]
     finding = explain_job([*ranks, peak(8, 900, oom=evil), peak(9, 0, problem=evil)])
-    text = page_html([job_page(finding, {}, run={"recordings": evil})])
+    text = html_of([job_page(finding, {}, run={"recordings": evil})])
     assert text.lower().count("</script>") == 2
     assert "<img" not in text
     assert json.dumps(data_in(text)).count("onerror") > 5

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from tests.analysis.snapshots.test_findings import BACKWARD, BASE, FORWARD, FREE_BACKWARD, MIB, load
+from tests.exporters.page.page_samples import html_of
 from tests.exporters.snapshot_samples import out_of_memory
 from tests.snapshot.dumps import REAL_FILES, Row, block, entry, frame, freed, segment, snapshot
 from tracer.analysis.snapshots.findings import explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.timeline import device_timeline
 from tracer.exporters.page.data import page_data
-from tracer.exporters.page.html import page_html
 from tracer.exporters.page.model import FileCell, Page
 from tracer.exporters.page.snapshot_page import snapshot_page
 from tracer.exporters.page.words import headline
@@ -162,7 +162,7 @@ def test_without_history_there_is_no_timeline_and_nothing_was_before_it(tmp_path
 def test_markup_of_a_recording_is_data(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script>"
     trace = [entry("alloc", BASE, 5, frames=[frame(evil, f"/{evil}.py")])]
-    text = page_html([page(tmp_path / "s", trace, [segment(BASE, 512, [block(BASE, 5)])])])
+    text = html_of([page(tmp_path / "s", trace, [segment(BASE, 512, [block(BASE, 5)])])])
     assert "alert(1)" in text
     assert text.lower().count("</script>") == 2
 
@@ -172,4 +172,4 @@ def test_markup_of_a_recording_is_data(tmp_path: Path) -> None:
 def test_real_recordings(path: Path) -> None:
     shown = page_of(load_snapshot(path, isolated=False))
     check_sums(shown)
-    assert len(page_html([shown])) < 3_000_000
+    assert len(html_of([shown])) < 3_000_000

@@ -58,10 +58,13 @@ def test_equal_ranks_are_one_group_and_the_largest_comes_first() -> None:
 
 
 def test_a_rank_that_ran_out_of_memory_is_the_worst_and_the_job_does_not_fit() -> None:
-    full = RankRun(7, 3, 9.0, failure="OutOfMemoryError: CUDA out of memory.", out_of_memory=True)
+    failure = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 7 has a total capacity of 79 GiB"
+    full = RankRun(7, 3, 9.0, failure=failure, out_of_memory=True)
     found = job(FIRST, full)
     assert found.worst is full and found.fits is False and found.status == 3
-    assert job_words(found)[1] == "Rank 7 does not fit: OutOfMemoryError: CUDA out of memory."
+    assert job_words(found)[1] == (
+        "Rank 7 does not fit: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    )
 
 
 def test_a_rank_that_ended_for_another_reason_says_nothing_of_whether_it_fits() -> None:

@@ -21,8 +21,8 @@ MOST_BLOCKS: Final = 120_000
 MAX_STACK_FRAMES: Final = 40
 _MAX_STACKS: Final = 1000
 _PYTHON_FRAME = re.compile(r" \([^()]*:\d+\)$")
-# Fields of `PeakRow` that are texts, then those that are lines; `moments.js` has the same list.
-_TEXTS: Final = (
+# Fields of `PeakRow` that are texts, then those that are lines; `data.js` has the same list.
+TEXT_FIELDS: Final = (
     "category",
     "torch_category",
     "evidence",
@@ -36,11 +36,16 @@ _TEXTS: Final = (
     "dtype",
     "shape",
 )
-_LINES: Final = ("line", "caller_line")
+_LINE_FIELDS: Final = ("line", "caller_line")
 
 
 def blocks_json(blocks: PageBlocks, kept_rows: Rows, *, most_blocks: int = MOST_BLOCKS) -> dict[str, Any]:
     """The blocks at the kept rows of the timeline; positions are indices into the kept rows.
+
+    Args:
+        blocks: All of the device.
+        kept_rows: Rows of the timeline that the page keeps, ascending.
+        most_blocks: Blocks that are drawn one by one; smaller ones are summed by group.
 
     Returns:
         Packed tables. The columns of `groups` are numbers of `texts`, one more than the number, and 0 for none; lines
@@ -85,6 +90,10 @@ def _places(blocks: PageBlocks, rows: Rows) -> Packed | None:
 def space_json(space: PageSpace, kept_rows: Rows) -> dict[str, Any]:
     """The reserved ranges that are seen at the kept rows of the timeline.
 
+    Args:
+        space: The reserved ranges.
+        kept_rows: Rows of the timeline that the page keeps, ascending.
+
     Returns:
         `ranges` with the columns first position, how many positions, address, bytes, home, expandable or not; before
         the position `known_from` they are not known.
@@ -108,8 +117,8 @@ def _groups(groups: Sequence[PeakRow]) -> tuple[list[str], list[Ints]]:
         """One more than the number of each text, 0 for none."""
         return np.array([0 if text is None else number.setdefault(text, len(number)) + 1 for text in values], np.int64)
 
-    columns = [numbers(_text(getattr(group, name)) for group in groups) for name in _TEXTS]
-    columns += [np.array([getattr(group, name) or 0 for group in groups], np.int64) for name in _LINES]
+    columns = [numbers(_text(getattr(group, name)) for group in groups) for name in TEXT_FIELDS]
+    columns += [np.array([getattr(group, name) or 0 for group in groups], np.int64) for name in _LINE_FIELDS]
     return list(number), columns
 
 

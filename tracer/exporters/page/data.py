@@ -7,18 +7,19 @@ functions that make it describe. `data.js` reads it.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tracer.analysis.downsample import reduce_rows
-from tracer.analysis.kinds import meaning_of
+from tracer.analysis.kinds import meaning_of, words_of
 from tracer.arrays import Ints, Rows
 from tracer.exporters.page.blocks import MOST_BLOCKS, blocks_json, space_json, stacks_json
-from tracer.exporters.page.model import Curve, Mark, Page, PagePeak, Section, Selector, Table
+from tracer.exporters.page.model import Curve, Mark, Page, PageLane, PagePeak, Section, Table
 from tracer.exporters.page.pack import packed
+from tracer.exporters.page.relative import mapped
 from tracer.exporters.page.words import CATEGORY_COLORS, CATEGORY_WORDS, headline
 
 if TYPE_CHECKING:
@@ -33,9 +34,8 @@ MAX_BANDS = 3000
 _MOST_BUCKETS, _FEWEST_BUCKETS = 8192, 256
 
 
-def page_json(pages: Sequence[dict[str, Any]], *, shown: int = 0, selector: Selector = "device") -> str:
+def page_json(data: Mapping[str, Any]) -> str:
     """All of the page's data, safe inside a script element: no character that HTML gives a meaning to."""
-    data = {"shown": shown, "selector": selector, "pages": pages}
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -49,7 +49,7 @@ def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
     """
     origin = _origin(page)
     timeline, blocks, rows = _long_columns(page, origin, num_pages)
-    return {
+    data = {
         "title": page.title,
         "device": page.device,
         "subtitle": page.subtitle,
@@ -61,6 +61,7 @@ def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
         "bands": [
             asdict(replace(band, start=band.start - origin, end=band.end - origin)) for band in page.bands[:MAX_BANDS]
         ],
+        "lanes": [_lane(lane, origin) for lane in page.lanes],
         "peak": None if page.peak is None else _peak(page.peak, origin, rows, has_blocks=blocks is not None),
         "blocks": blocks,
         "space": space_json(page.space, rows) if page.space is not None and blocks is not None else None,
@@ -76,10 +77,13 @@ def page_data(page: Page, *, num_pages: int = 1) -> dict[str, Any]:
         "sections": [_section(section) for section in page.sections],
         "ranks": [asdict(rank) for rank in page.ranks],
         "categories": {
-            name: {"light": light, "dark": dark, "words": CATEGORY_WORDS[name], "meaning": meaning_of(name)}
+            words_of(name): {"light": light, "dark": dark, "words": CATEGORY_WORDS[name], "meaning": meaning_of(name)}
             for name, (light, dark) in CATEGORY_COLORS.items()
         },
     }
+    # People read the same words here as on a screen; only JSON for programs has the identifiers.
+    words: dict[str, Any] = mapped(data, words_of)
+    return words
 
 
 def _origin(page: Page) -> int:
@@ -91,6 +95,12 @@ def _origin(page: Page) -> int:
 
 def _mark(mark: Mark, origin: int, rows: Rows) -> dict[str, Any]:
     return asdict(replace(mark, time=mark.time - origin, row=_position(mark.row, rows)))
+
+
+def _lane(lane: PageLane, origin: int) -> dict[str, Any]:
+    """Columns: start, length, sort, label, count and busy nanoseconds of each span."""
+    columns = [lane.start - origin, lane.end - lane.start, lane.sort, lane.label, lane.count, lane.busy_ns]
+    return {"name": lane.name, "labels": lane.labels, "spans": packed(columns)}
 
 
 def _position(row: int | None, rows: Rows) -> int | None:

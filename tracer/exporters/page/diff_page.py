@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tracer.analysis.kinds import words_of
 from tracer.exporters.page.html import write_pages
 from tracer.exporters.page.model import Cell, Page, Section, Table
-from tracer.units import format_bytes
+from tracer.exporters.screen.diff import growth_sentences
+from tracer.units import format_bytes, format_growth
 
 if TYPE_CHECKING:
     from tracer.analysis.peak_diff import Change, PeakDiff
@@ -35,17 +37,32 @@ def write_diff_page(diffs: Sequence[PeakDiff], path: Path, *, before: str, after
 
 
 def diff_pages(diffs: Sequence[PeakDiff], *, before: str, after: str) -> list[Page]:
-    """The content, device by device; a page of its own says that there is none."""
-    pages = [_page(diff.after.device, _answer(diff), changes_tables(diff), before, after) for diff in diffs]
-    return pages or [_page("no device", ("Neither snapshot has a device with memory.",), (), before, after)]
+    """The content, device by device; a page of its own says that there is none.
+
+    Args:
+        diffs: Of each device.
+        before: Name of the first side.
+        after: Of the second one.
+    """
+    pages = [
+        _page(diff.after.device, _answer(diff), growth_sentences(diff), changes_tables(diff), before, after)
+        for diff in diffs
+    ]
+    return pages or [_page("no device", ("Neither snapshot has a device with memory.",), (), (), before, after)]
 
 
 def changes_tables(diff: PeakDiff, *, before: str = "before", after: str = "after") -> tuple[Table, ...]:
-    """What came and went, by everything that it is gathered by, under the names of both sides."""
+    """What came and went, by everything that it is gathered by, under the names of both sides.
+
+    Args:
+        diff: Of one device.
+        before: Name of the first side.
+        after: Of the second one.
+    """
     return tuple(
         Table(
             f"By {gathered_by}",
-            ("change", before, after, "blocks", *_COLUMNS.get(gathered_by, (gathered_by,))),
+            ("change", before, after, "growth", "blocks", *_COLUMNS.get(gathered_by, (gathered_by,))),
             tuple(
                 (*_sizes(change), *(_stack_cells(change) if gathered_by == "stack" else change.name))
                 for change in changes
@@ -56,14 +73,21 @@ def changes_tables(diff: PeakDiff, *, before: str = "before", after: str = "afte
     )
 
 
-def _page(device: str, answer: tuple[str, ...], tables: tuple[Table, ...], before: str, after: str) -> Page:
+def _page(
+    device: str,
+    answer: tuple[str, ...],
+    sentences: tuple[str, ...],
+    tables: tuple[Table, ...],
+    before: str,
+    after: str,
+) -> Page:
     shown = tuple(table for table in tables if table.rows)
     return Page(
         title="Two peaks compared",
         device=device,
         subtitle=f"{before} and {after}",
         answer=answer,
-        sections=(Section("What changed", (), shown),) if shown else (),
+        sections=(Section("What changed", sentences, shown),) if shown else (),
         run={"before": before, "after": after},
     )
 
@@ -81,7 +105,8 @@ def _answer(diff: PeakDiff) -> tuple[str, ...]:
     by_category = next(iter(diff.changes.values()))
     changes = [change for change in by_category if change.bytes][:_MOST_NAMED]
     most = ", ".join(
-        f"{change.name[0]} {'+' if change.bytes > 0 else ''}{format_bytes(change.bytes)}" for change in changes
+        f"{words_of(change.name[0])} {'+' if change.bytes > 0 else ''}{format_bytes(change.bytes)}"
+        for change in changes
     )
     was, now = diff.before.phase, diff.after.phase
     where = f"Before it was in {was}, now in {now}." if was and now and was != now else ""
@@ -89,7 +114,8 @@ def _answer(diff: PeakDiff) -> tuple[str, ...]:
 
 
 def _sizes(change: Change) -> tuple[Cell, ...]:
-    return change.bytes, change.before_bytes, change.after_bytes, f"{change.before_count:,} -> {change.after_count:,}"
+    blocks = f"{change.before_count:,} -> {change.after_count:,}"
+    return change.bytes, change.before_bytes, change.after_bytes, format_growth(change.growth), blocks
 
 
 def _stack_cells(change: Change) -> tuple[str, ...]:

@@ -10,25 +10,35 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tracer.exporters.files import write_atomically
 from tracer.exporters.page.data import page_data, page_json
 from tracer.exporters.page.model import Page, Selector
+from tracer.exporters.page.relative import Names, folders_up, relative_paths
 
 _POLICY = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
 _STATIC = Path(__file__).parent / "static"
+_DATA_BEGINS = '<script type="application/json" id="data">'
 _SCRIPTS = (
     "data.js",
     "words.js",
+    "share.js",
+    "editor.js",
     "stack.js",
     "moments.js",
     "view.js",
     "plot.js",
     "timeline.js",
     "lanes.js",
+    "work_lanes.js",
+    "kept_block.js",
+    "measure.js",
+    "search.js",
+    "picture.js",
     "controls.js",
     "frames.js",
     "tree.js",
@@ -36,8 +46,10 @@ _SCRIPTS = (
     "flames.js",
     "table.js",
     "answer.js",
+    "ranks_time.js",
     "ranks.js",
     "moment.js",
+    "allocator.js",
     "space.js",
     "sections.js",
     "findings.js",
@@ -45,22 +57,38 @@ _SCRIPTS = (
 )
 
 
-def write_pages(pages: Sequence[Page], path: Path, *, shown: int = 0) -> None:
+def write_pages(
+    pages: Sequence[Page],
+    path: Path,
+    *,
+    shown: int = 0,
+    names: Names = lambda path: None,
+    root: Path | None = None,
+) -> None:
     """Write one page of several devices, with a selector.
 
     Args:
         pages: One for each device, at least one.
         path: Of the HTML file; one that is there is replaced.
         shown: Position of the device that is shown first.
+        names: What files of the project are called; by default as below the working directory.
+        root: From where they are named; by default the working directory.
 
     Raises:
         OutputError: The file cannot be written.
     """
-    write_atomically(path, page_html(pages, shown=shown).encode())
+    data = [page_data(page, num_pages=len(pages)) for page in pages]
+    write_prepared(data, path, shown=shown, names=names, root=root)
 
 
 def write_prepared(
-    pages: Sequence[dict[str, Any]], path: Path, *, shown: int = 0, selector: Selector = "device"
+    pages: Sequence[dict[str, Any]],
+    path: Path,
+    *,
+    shown: int = 0,
+    selector: Selector = "device",
+    names: Names = lambda path: None,
+    root: Path | None = None,
 ) -> None:
     """Write pages whose data were made elsewhere, each with its share of the room.
 
@@ -69,32 +97,52 @@ def write_prepared(
         path: Of the HTML file; one that is there is replaced.
         shown: Position of the one that is shown first.
         selector: What they are chosen by.
+        names: See `write_pages`.
+        root: See there.
 
     Raises:
         OutputError: The file cannot be written.
     """
-    write_atomically(path, _html(pages, shown=shown, selector=selector).encode())
+    up, named = folders_up(path, root or Path.cwd()), relative_paths(pages, names)
+    data = {"shown": shown, "selector": selector, "up": up, "pages": named}
+    write_atomically(path, html_of_data(data).encode())
 
 
-def page_html(pages: Sequence[Page], *, shown: int = 0) -> str:
-    """The page as text; arguments as of `write_pages`."""
-    return _html([page_data(page, num_pages=len(pages)) for page in pages], shown=shown, selector="device")
+def html_of_data(data: Mapping[str, Any]) -> str:
+    """The page as text.
 
-
-def _html(pages: Sequence[dict[str, Any]], *, shown: int, selector: Selector) -> str:
+    Args:
+        data: JSON values: `pages`, what `page_data` returned for each; `shown`, which of them comes first; `selector`,
+            what they are chosen by; and `up`, how many folders above the page's own one the sources are, or None.
+    """
     script = _own_script()
-    first = pages[shown]
+    first = data["pages"][data["shown"]]
     parts = {
         "policy": f"default-src 'none'; script-src {_hash(script)}; {_POLICY}",
         "title": html.escape(f"{first['title']} - memory on {first['device']}"),
         "style": (_STATIC / "page.css").read_text("utf-8"),
-        "data": page_json(pages, shown=shown, selector=selector),
+        "data": page_json(data),
         "script": script,
     }
     text = (_STATIC / "page.html").read_text("utf-8")
     pieces = text.split("%%")
     # `text %% name %% text %% ...`: one pass, so that nothing inside a part is taken for a placeholder.
     return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
+
+
+def data_of_html(text: str) -> dict[str, Any]:
+    """What `html_of_data` put into a page.
+
+    Raises:
+        ValueError: It is no such page.
+    """
+    before, marker, behind = text.partition(_DATA_BEGINS)
+    if not marker or "<title>" not in before:
+        raise ValueError("no data in it")
+    data = json.loads(behind.partition("</script>")[0])
+    if not isinstance(data, dict) or not isinstance(data.get("pages"), list) or not data["pages"]:
+        raise ValueError("no pages in it")
+    return data
 
 
 def _own_script() -> str:

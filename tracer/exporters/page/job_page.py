@@ -48,7 +48,13 @@ def worth_a_page(finding: JobFinding, most: int) -> tuple[RankPeak, ...]:
 
 
 def job_page(finding: JobFinding, single: Collection[str], *, run: Mapping[str, str | int | float]) -> Page:
-    """The content, without the pages of single ranks."""
+    """The content, without the pages of single ranks.
+
+    Args:
+        finding: The ranks, compared.
+        single: Ranks with a page of their own, by `RankPeak.name`.
+        run: What to say of the recordings, by name.
+    """
     return Page(
         title="Memory of a job",
         device=ALL_RANKS,
@@ -108,8 +114,8 @@ def _more(worst: RankPeak, typical: RankPeak, difference: PeakDiff) -> str:
     kinds = difference.changes["kind"]
     parts = [f"{'+' if change.bytes > 0 else ''}{format_bytes(change.bytes)} {change.name[0]}" for change in kinds]
     most = max(difference.changes["stack"], key=lambda change: change.bytes, default=None)
-    made = f", most of it made by {most.name[1]}" if most is not None and most.bytes > 0 and most.name[1:] else ""
-    return f"Beside {typical.name}, {worst.name} has {', '.join(parts[:_MOST_NAMED])}{made}."
+    source = f", most of it made by {most.name[1]}" if most is not None and most.bytes > 0 and most.name[1:] else ""
+    return f"Beside {typical.name}, {worst.name} has {', '.join(parts[:_MOST_NAMED])}{source}."
 
 
 def _span(ranks: Sequence[RankPeak]) -> str:
@@ -138,6 +144,8 @@ def _ranks(finding: JobFinding, single: Collection[str]) -> tuple[PageRank, ...]
             bytes=rank.peak_bytes,
             kinds=_layers(rank),
             is_odd=rank.file in odd,
+            is_worst=rank is finding.worst,
+            is_typical=rank is finding.typical,
             ran_out=bool(rank.out_of_memory),
             alike=alike[rank.file],
             file=rank.file,
@@ -155,8 +163,8 @@ def _ranks(finding: JobFinding, single: Collection[str]) -> tuple[PageRank, ...]
 
 def _layers(rank: RankPeak) -> tuple[KindBytes, ...]:
     """In the order of the drawing's layers, so that the same lies at the same place in every bar."""
-    found = dict(rank.kinds)
-    return tuple(KindBytes(name, found[kind]) for kind, name in CATEGORY_OF_KIND.items() if kind in found)
+    bytes_of = dict(rank.kinds)
+    return tuple(KindBytes(name, bytes_of[kind]) for kind, name in CATEGORY_OF_KIND.items() if kind in bytes_of)
 
 
 def _groups(groups: Sequence[RankGroup]) -> Table:

@@ -246,6 +246,31 @@ class Section:
     """Whether it belongs to what ended the program, which the page says first."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PageLane:
+    """What ran on a device over time, on one stream. S spans, ascending.
+
+    Attributes:
+        name: For people.
+        start: [S] On the axis of the page.
+        end: [S]
+        sort: [S] 0 where it computes, 1 for collectives, 2 for copies and fills.
+        label: [S] Index in `labels`.
+        count: [S] How many kernels it stands for.
+        busy_ns: [S] What they take together.
+        labels: Names of kernels.
+    """
+
+    name: str
+    start: Ints
+    end: Ints
+    sort: Ints
+    label: Ints
+    count: Ints
+    busy_ns: Ints
+    labels: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class PageRank:
     """One rank of a job, drawn as a bar.
@@ -257,6 +282,8 @@ class PageRank:
         bytes: Its peak.
         kinds: Of what that is made, by category.
         is_odd: Whether few are like it.
+        is_worst: Whether it is the one that matters most.
+        is_typical: Whether it is the one that the worst is compared with.
         ran_out: Whether it had no memory left.
         alike: How many ranks are in its group, itself among them.
         words: What else is to be said.
@@ -270,6 +297,8 @@ class PageRank:
     bytes: int = 0
     kinds: tuple[KindBytes, ...] = ()
     is_odd: bool = False
+    is_worst: bool = False
+    is_typical: bool = False
     ran_out: bool = False
     alike: int = 1
     words: str = ""
@@ -330,6 +359,7 @@ class Page:
         space: What was reserved where; with blocks that have addresses.
         marks: Points to name.
         bands: Steps and phases.
+        lanes: What ran on the device, by stream.
         peak: The worst moment, or None where there is none.
         lost_track: Where torch lost track, largest first.
         timings: One row per step.
@@ -360,6 +390,7 @@ class Page:
     space: PageSpace | None = None
     marks: tuple[Mark, ...] = ()
     bands: tuple[Band, ...] = ()
+    lanes: tuple[PageLane, ...] = ()
     peak: PagePeak | None = None
     lost_track: tuple[PageLostTrack, ...] = ()
     timings: tuple[StepTiming, ...] = ()

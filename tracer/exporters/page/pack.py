@@ -41,3 +41,10 @@ def pack(columns: Iterable[Ints]) -> str:
     deltas = np.array([np.diff(column, prepend=0) for column in columns], "<i8")
     planes = deltas.reshape(-1, 1).view(np.uint8).T
     return base64.b64encode(zlib.compress(planes.tobytes(), 6)).decode()
+
+
+def unpacked(table: Packed) -> Ints:
+    """What `packed` was given, [columns, rows]."""
+    planes = np.frombuffer(zlib.decompress(base64.b64decode(table["packed"])), np.uint8).reshape(8, -1)
+    deltas = np.ascontiguousarray(planes.T).view("<i8").reshape(table["columns"], table["rows"])
+    return np.asarray(np.cumsum(deltas, axis=1), np.int64)

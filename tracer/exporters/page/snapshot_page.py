@@ -36,7 +36,12 @@ from tracer.exporters.page.model import (
 from tracer.exporters.page.space import page_space
 from tracer.units import format_bytes
 
-_BANDS: Final[Mapping[str, BandKind]] = {"region": "step", "backward": "backward", "optimizer": "optimizer"}
+_BANDS: Final[Mapping[str, BandKind]] = {
+    "region": "step",
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer",
+}
 _MAX_OOM_MARKS = 4
 _MAX_OOM_TABLES = 5
 
@@ -180,30 +185,30 @@ def _marks(device: DeviceFinding, timeline: DeviceTimeline) -> tuple[Mark, ...]:
 
 
 def _peak(device: DeviceFinding, timeline: DeviceTimeline) -> PagePeak:
-    found = device.peak
-    phase: str | None = found.phase or None
-    if found.entry == START:
+    peak = device.peak
+    phase: str | None = peak.phase or None
+    if peak.entry == START:
         phase = "the start of the recording" if device.entries else "the moment of the snapshot"
     return PagePeak(
-        bytes=found.requested_bytes,
-        time=int(timeline.times[found.entry + 1]) if device.entries else None,
+        bytes=peak.requested_bytes,
+        time=int(timeline.times[peak.entry + 1]) if device.entries else None,
         phase=phase,
         breakdown=tuple(KindBytes(name, size) for name, size in peak_by_category(device)),
-        rows=tuple(_row(group, device) for group in found.groups),
-        stacks=tuple(group.stack for group in found.groups),
-        row=found.entry + 1 if device.entries else None,
+        rows=tuple(_row(group, device) for group in peak.groups),
+        stacks=tuple(group.stack for group in peak.groups),
+        row=peak.entry + 1 if device.entries else None,
     )
 
 
 def _row(group: Group, device: DeviceFinding) -> PeakRow:
-    made = BEFORE_RECORDING if group.is_before_recording else "in the recording"
+    phase = BEFORE_RECORDING if group.is_before_recording else "in the recording"
     return PeakRow(
         bytes=group.bytes,
         count=group.count,
         category=category_of(group, device),
         torch_category=None,
         evidence=group.evidence,
-        phase=made if device.entries else "not known",
+        phase=phase if device.entries else "not known",
         module=None,
         op=_function(group.site),
         file=group.site.file,
@@ -238,8 +243,8 @@ def oom_sentences(events: tuple[OutOfMemory, ...], device: str) -> tuple[str, ..
         "" if first.device_free_bytes is None else f" with {format_bytes(first.device_free_bytes)} free on the device"
     )
     place = f" by {Path(first.site.file.replace(chr(92), '/')).name}:{first.site.line}" if first.site.file else ""
-    asked = f"Out of memory on {device}{times}: {format_bytes(first.asked_bytes)} were asked for{place}{free}."
-    return asked, first.advice
+    sentence = f"Out of memory on {device}{times}: {format_bytes(first.asked_bytes)} were asked for{place}{free}."
+    return sentence, first.advice
 
 
 def _oom_sections(device: DeviceFinding) -> tuple[Section, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from tracer.analysis.profiles.peak import PeakReport, peak_position
 from tracer.analysis.profiles.peak_rows import LOOP_OWNER, group_blocks
 from tracer.analysis.profiles.reserved_ranges import reserved_ranges
 from tracer.analysis.snapshots.oom import OutOfMemory
+from tracer.analysis.times.findings import TraceTimes
 from tracer.arrays import Int, PerBlock
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.recording import Recording
@@ -46,6 +48,8 @@ from tracer.exporters.page.model import (
 )
 from tracer.exporters.page.snapshot_page import oom_section, oom_sentences, reserved_table
 from tracer.exporters.page.space import page_space
+from tracer.exporters.page.times import time_lanes, time_section, time_sentence
+from tracer.exporters.page.words import headline
 from tracer.exporters.python_stacks import PythonStacks
 from tracer.exporters.screen.paths import source_place
 from tracer.units import format_bytes, some
@@ -67,6 +71,8 @@ def timeline_page(
     against_eager: PeakDiff | None = None,
     advice: AdviceReport | None = None,
     unneeded: tuple[UnneededMemory, ...] = (),
+    device_times: TraceTimes | None = None,
+    verdict: str = "",
 ) -> Page:
     """The page of one device of a run, for the cycle with its largest peak.
 
@@ -81,12 +87,14 @@ def timeline_page(
         against_eager: From the same run without compilation to this one.
         advice: What would lower the peak.
         unneeded: What nobody needs of the peak.
+        device_times: Where the time of the device went, where a trace has told.
+        verdict: What a prediction says of the card; the page says it first.
     """
     cycle = findings.worst
     recording, lifetimes, peak = cycle.recording, cycle.lifetimes, cycle.peak
     times = recording.allocations.time_ns[lifetimes.events]
-    return Page(
-        title="Memory of a training run",
+    page = Page(
+        title=_title(device_times, verdict),
         device=peak.device,
         caveat=caveat,
         subtitle=f"{some(len(times), 'event')} in {some(len(cycle.attribution.step_names), 'recorded step')}",
@@ -98,6 +106,7 @@ def timeline_page(
         space=_space(cycle),
         marks=_marks(cycle),
         bands=_bands(cycle),
+        lanes=() if device_times is None else time_lanes(device_times),
         peak=PagePeak(
             bytes=peak.peak_bytes,
             time=peak.time_ns,
@@ -114,7 +123,7 @@ def timeline_page(
         slow_modules=slow_modules,
         run=run,
         alarm=() if failed is None else oom_sentences((failed,), peak.device),
-        headline_notes=_headline_notes(peak),
+        headline_notes=(*_headline_notes(peak), *(() if device_times is None else (time_sentence(device_times),))),
         notes=(
             *notes,
             *left_out(findings),
@@ -126,8 +135,16 @@ def timeline_page(
             *(() if failed is None else (oom_section((failed,)),)),
             *(() if against_eager is None else (_eager_section(against_eager),)),
             *_reserved_section(peak),
+            *(() if device_times is None else (time_section(device_times),)),
         ),
     )
+    return replace(page, answer=(verdict, *headline(page))) if verdict else page
+
+
+def _title(device_times: TraceTimes | None, verdict: str) -> str:
+    if verdict:
+        return "Predicted memory of a training step"
+    return "Memory of a training run" if device_times is None else "Memory and time of a trace"
 
 
 def _advice(report: AdviceReport | None) -> tuple[PageAdvice, ...]:
@@ -142,9 +159,9 @@ def _advice(report: AdviceReport | None) -> tuple[PageAdvice, ...]:
 
 def _found(unneeded: UnneededMemory) -> PageAdvice:
     where = f" at {source_place(unneeded.file, unneeded.line)}" if unneeded.file is not None else ""
-    held = f", held by {unneeded.held_by}" if unneeded.held_by else ""
+    holder = f", held by {unneeded.held_by}" if unneeded.held_by else ""
     how = "looking at the recording" if unneeded.saves_bytes is None else "rehearsal"
-    return PageAdvice(f"of {unneeded.what}{where}{held}: {unneeded.change}", unneeded.bytes, "", how)
+    return PageAdvice(f"of {unneeded.what}{where}{holder}: {unneeded.change}", unneeded.bytes, "", how)
 
 
 _HOW = {"rehearsed": "rehearsal", "replayed": "replay", "measured": "measuring"}
@@ -202,11 +219,11 @@ def _stacks(
 def _space(cycle: CycleFindings) -> PageSpace | None:
     """What was reserved where, as the allocator's history has it."""
     history = cycle.history
-    found = reserved_ranges(history, cycle.lifetimes) if history is not None else None
-    if history is None or found is None:
+    reserved = reserved_ranges(history, cycle.lifetimes) if history is not None else None
+    if history is None or reserved is None:
         return None
     return page_space(
-        found.ranges, found.made_at, found.freed_at, history.texts.__getitem__, known_from=found.known_from
+        reserved.ranges, reserved.made_at, reserved.freed_at, history.texts.__getitem__, known_from=reserved.known_from
     )
 
 
@@ -241,12 +258,12 @@ def _with_history(cycle: CycleFindings) -> tuple[ClassifiedBlocks, PerBlock[Int]
 
 def _lost_track(cycle: CycleFindings) -> tuple[PageLostTrack, ...]:
     """Where torch lost track of what counts; what is less than a thousandth of the peak together is one row."""
-    found = [
+    losses = [
         PageLostTrack(lost.op or "a tensor from before the recording", lost.bytes, lost.module, lost.file, lost.line)
         for lost in cycle.lost_track
     ]
-    large = [lost for lost in found if lost.bytes * _LEAST_SHARE >= cycle.peak.peak_bytes]
-    small = [lost for lost in found if lost.bytes * _LEAST_SHARE < cycle.peak.peak_bytes]
+    large = [lost for lost in losses if lost.bytes * _LEAST_SHARE >= cycle.peak.peak_bytes]
+    small = [lost for lost in losses if lost.bytes * _LEAST_SHARE < cycle.peak.peak_bytes]
     if len(small) > 1:
         small = [PageLostTrack(f"{len(small)} others, each less", sum(lost.bytes for lost in small))]
     return (*large, *small) if large else ()
@@ -254,15 +271,16 @@ def _lost_track(cycle: CycleFindings) -> tuple[PageLostTrack, ...]:
 
 def _reserved_section(peak: PeakReport) -> tuple[Section, ...]:
     """Bytes requested, allocated and reserved; only the allocator's history tells the first."""
-    found = peak.allocator
-    if found is None:
+    reserved = peak.allocator
+    if reserved is None:
         return ()
-    pending = f" {format_bytes(found.pending_bytes)} were freed and still used by a stream." * bool(found.pending_bytes)
+    size = format_bytes(reserved.pending_bytes)
+    pending = f" {size} were freed and still used by a stream." * bool(reserved.pending_bytes)
     sentence = (
-        f"At the peak {format_bytes(found.requested_bytes)} were requested, which the allocator rounded up, block by "
-        f"block, to {format_bytes(peak.peak_bytes)}.{pending}"
+        f"At the peak {format_bytes(reserved.requested_bytes)} were requested, which the allocator rounded up, block "
+        f"by block, to {format_bytes(peak.peak_bytes)}.{pending}"
     )
-    row = ("at the peak", found.reserved_bytes, peak.peak_bytes, found.free_bytes, found.largest_free_bytes)
+    row = ("at the peak", reserved.reserved_bytes, peak.peak_bytes, reserved.free_bytes, reserved.largest_free_bytes)
     return (Section("Reserved memory", (sentence,), (reserved_table([row]),)),)
 
 
@@ -281,14 +299,14 @@ def _reserved(cycle: CycleFindings) -> tuple[Curve, ...]:
 
 
 def _marks(cycle: CycleFindings) -> tuple[Mark, ...]:
-    peak, found = cycle.peak, cycle.breakdown
+    peak, breakdown = cycle.peak, cycle.breakdown
     shown = Mark("peak", "peak", peak.time_ns, peak.peak_bytes, peak_position(cycle.lifetimes))
-    # Where torch's categories hold all but a hundredth, their peak says nothing more.
-    if found.tagged_peak_bytes * 100 >= peak.peak_bytes * 99:
+    # Where torch's categories hold all but a hundredth, or nothing, their peak says nothing more.
+    if breakdown.tagged_peak_bytes * 100 >= peak.peak_bytes * 99 or not breakdown.tagged_peak_bytes:
         return (shown,)
     return (
         shown,
-        Mark("tagged", "peak of what torch categorises", found.tagged_peak_ns, found.tagged_peak_bytes),
+        Mark("tagged", "peak of what torch categorises", breakdown.tagged_peak_ns, breakdown.tagged_peak_bytes),
     )
 
 
@@ -336,12 +354,16 @@ def slow_modules(times: RunTimes, peak: PeakReport) -> tuple[SlowModule, ...]:
     """Time of each module's own operators in a step beside what it held at the peak, slowest first.
 
     An operator that some steps lack counts by its share of them.
+
+    Args:
+        times: Run times of operators, over all steps.
+        peak: Whose rows say what a module held.
     """
     num_steps = max((row.num_steps for row in times.rows), default=0)
-    held: dict[str, int] = {}
+    bytes_of: dict[str, int] = {}
     for row in peak.rows:
         if row.module is not None:
-            held[row.module] = held.get(row.module, 0) + row.bytes
+            bytes_of[row.module] = bytes_of.get(row.module, 0) + row.bytes
     totals: dict[str, list[float]] = {}
     for invocation in times.rows:
         total = totals.setdefault(invocation.module or LOOP_OWNER, [0.0, 0.0, 0.0])
@@ -350,7 +372,7 @@ def slow_modules(times: RunTimes, peak: PeakReport) -> tuple[SlowModule, ...]:
         total[1] += (invocation.backward_ns or 0.0) * share
         total[2] += 1
     modules = [
-        SlowModule(module, forward_ns, backward_ns, held.get(module), int(num_ops))
+        SlowModule(module, forward_ns, backward_ns, bytes_of.get(module), int(num_ops))
         for module, (forward_ns, backward_ns, num_ops) in totals.items()
     ]
     return tuple(sorted(modules, key=lambda module: -((module.forward_ns or 0) + (module.backward_ns or 0))))

@@ -94,8 +94,8 @@ def _where(peak: PagePeak) -> str:
     if len(callers) == 1:
         ((caller, caller_line),) = callers
         where += f", called from {source_place(_file_name(caller), caller_line)}"
-    held = f"{format_bytes(size)}, {_percent(size, peak.bytes)}"
-    return f"The line that holds most is {where}: {held}" + (f", made by {made_by}." if made_by else ".")
+    share = f"{format_bytes(size)}, {_percent(size, peak.bytes)}"
+    return f"The line that holds most is {where}: {share}" + (f", made by {made_by}." if made_by else ".")
 
 
 def _file_name(path: str) -> str:

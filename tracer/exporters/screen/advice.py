@@ -57,19 +57,19 @@ def _print_none(report: AdviceReport, console: Console) -> None:
         say(console, "No change was tried.")
 
 
-def print_unneeded(found: Sequence[UnneededMemory], peak_bytes: int, console: Console) -> None:
+def print_unneeded(places: Sequence[UnneededMemory], peak_bytes: int, console: Console) -> None:
     """What the recording shows that nobody needs: a sentence for each, and the lines to paste."""
-    if not found:
+    if not places:
         return
     say(console)
     say(console, "What nobody needs at the peak", style="bold")
-    for unneeded in found[:NUM_FOUND]:
+    for unneeded in places[:NUM_FOUND]:
         say_wrapped(console, unneeded_sentence(unneeded, peak_bytes, file_name=short_path))
         for line in unneeded.lines:  # to be copied: whole, however long
             console.print(Text(f"    {line}"), soft_wrap=True)
-    if len(found) > NUM_FOUND:
-        rest = sum(unneeded.bytes for unneeded in found[NUM_FOUND:])
-        say(console, f"{format_bytes(rest)} more in {some(len(found) - NUM_FOUND, 'such place')}.")
+    if len(places) > NUM_FOUND:
+        rest = sum(unneeded.bytes for unneeded in places[NUM_FOUND:])
+        say(console, f"{format_bytes(rest)} more in {some(len(places) - NUM_FOUND, 'such place')}.")
 
 
 def _print_table(report: AdviceReport, console: Console) -> None:

@@ -25,38 +25,38 @@ def print_allocator(findings: Sequence[AllocatorFinding], console: Console, *, t
         console: Where to print.
         top: Rows of the table of holders.
     """
-    for found in findings:
+    for finding in findings:
         say(console)
-        say(console, f"Allocator of device {found.device}", style="bold")
-        for sentence in found.agreement:
+        say(console, f"Allocator of device {finding.device}", style="bold")
+        for sentence in finding.agreement:
             say(console, sentence, indent=2)
-        _print_reserved(found, console)
-        moment = found.at_peak or found.at_end
+        _print_reserved(finding, console)
+        moment = finding.at_peak or finding.at_end
         _print_holders(moment.holders, console, top)
-        if found.what_if is not None and found.modelled is not None:
-            _print_what_if(found.what_if, found.modelled, console)
-        if found.first is not None:
-            _print_first(found.first, console)
+        if finding.what_if is not None and finding.modelled is not None:
+            _print_what_if(finding.what_if, finding.modelled, console)
+        if finding.first is not None:
+            _print_first(finding.first, console)
 
 
-def _print_reserved(found: AllocatorFinding, console: Console) -> None:
+def _print_reserved(finding: AllocatorFinding, console: Console) -> None:
     """Both moments side by side, each with rows that sum to what was reserved."""
-    moments = [moment for moment in (found.at_peak, found.at_end) if moment is not None]
+    moments = [moment for moment in (finding.at_peak, finding.at_end) if moment is not None]
     columns = [{(row.pool, row.stream, row.reason): row.bytes for row in moment.rows} for moment in moments]
     if not any(columns):
         return
     names = ("at the peak", "at the end")[-len(moments) :]
-    made = table(*(part for name in names for part in (name, "")))
-    made.add_column("pool")
-    made.add_column("why", overflow="fold")
+    grid = table(*(part for name in names for part in (name, "")))
+    grid.add_column("pool")
+    grid.add_column("why", overflow="fold")
     for key in dict.fromkeys(key for column in columns for key in column):
         pool, stream, reason = key
         cells = [_with_share(column.get(key, 0), moment) for column, moment in zip(columns, moments, strict=True)]
         name = pool if stream == 0 else f"{pool}, stream {stream:#x}"
-        made.add_row(*(part for cell in cells for part in cell), name, reason)
+        grid.add_row(*(part for cell in cells for part in cell), name, reason)
     sums = [_with_share(sum(column.values()), moment) for column, moment in zip(columns, moments, strict=True)]
-    made.add_row(*(part for cell in sums for part in cell), "", "reserved", style="bold")
-    print_table("Why so much is reserved", made, console)
+    grid.add_row(*(part for cell in sums for part in cell), "", "reserved", style="bold")
+    print_table("Why so much is reserved", grid, console)
 
 
 def _with_share(size: int, moment: Reserved) -> tuple[str, str]:
@@ -66,17 +66,17 @@ def _with_share(size: int, moment: Reserved) -> tuple[str, str]:
 def _print_holders(holders: Sequence[Holder], console: Console, top: int) -> None:
     if not holders:
         return
-    made = table("would be free", "held", "segments", "blocks")
-    made.add_column("by blocks of", overflow="fold")
+    grid = table("would be free", "held", "segments", "blocks")
+    grid.add_column("by blocks of", overflow="fold")
     for holder in holders[:top]:
         sizes = (format_bytes(holder.free_bytes), format_bytes(holder.held_bytes))
         where = "; ".join(map(place, holder.sites)) or "more than three lines in each segment"
-        made.add_row(*sizes, f"{holder.num_segments:,}", f"{holder.num_blocks:,}", Text(where))
+        grid.add_row(*sizes, f"{holder.num_segments:,}", f"{holder.num_blocks:,}", Text(where))
     if rest := holders[top:]:
         sizes = (format_bytes(sum(h.free_bytes for h in rest)), format_bytes(sum(h.held_bytes for h in rest)))
         counts = (sum(h.num_segments for h in rest), sum(h.num_blocks for h in rest))
-        made.add_row(*sizes, *(f"{number:,}" for number in counts), f"{len(rest)} more")
-    print_table("What keeps free memory in its segments", made, console)
+        grid.add_row(*sizes, *(f"{number:,}" for number in counts), f"{len(rest)} more")
+    print_table("What keeps free memory in its segments", grid, console)
 
 
 def _print_first(first: FirstChanges, console: Console) -> None:
@@ -86,37 +86,37 @@ def _print_first(first: FirstChanges, console: Console) -> None:
         most = "serves a failed request" if first.num_failed else f"lowers the peak by {LEAST_PERCENT} %"
         say(console, f"Nothing that was tried on a replay {most}.", indent=2)
         return
-    made = table("allocated", "with it", "reserved", "with it", *(["served"] if first.num_failed else []))
-    made.add_column("change", overflow="fold")
+    grid = table("allocated", "with it", "reserved", "with it", *(["served"] if first.num_failed else []))
+    grid.add_column("change", overflow="fold")
     for change in first.changes:
         allocated = (change.allocated_before_bytes, change.allocated_bytes)
         sizes = (*allocated, change.reserved_before_bytes, change.reserved_bytes)
         served = [f"{change.num_served} of {first.num_failed}"] if first.num_failed else []
         where = f" ({place(change.site)})" if change.site is not None else ""
-        made.add_row(*map(format_bytes, sizes), *served, Text(change.words + where))
-    print_table("What to try first: peaks of a replay as recorded, and with the change", made, console)
+        grid.add_row(*map(format_bytes, sizes), *served, Text(change.words + where))
+    print_table("What to try first: peaks of a replay as recorded, and with the change", grid, console)
 
 
-def _print_what_if(asked: WhatIf, modelled: Modelled, console: Console) -> None:
-    on_gpu = asked.gpu_memory is not None
-    made = table("peak", "saved", "calls", *(["retries"] if asked.capacity is not None else []))
-    if asked.num_failed:
-        made.add_column("failed requests", overflow="fold")
-    if asked.gpu_memory is not None:
-        made.add_column(f"on {format_bytes(asked.gpu_memory)}", overflow="fold")
-        made.add_column("smallest", justify="right", no_wrap=True)
-    made.add_column("settings", overflow="fold", min_width=20)
-    for row in asked.rows:
+def _print_what_if(what_if: WhatIf, modelled: Modelled, console: Console) -> None:
+    on_gpu = what_if.gpu_memory is not None
+    grid = table("peak", "saved", "calls", *(["retries"] if what_if.capacity is not None else []))
+    if what_if.num_failed:
+        grid.add_column("failed requests", overflow="fold")
+    if what_if.gpu_memory is not None:
+        grid.add_column(f"on {format_bytes(what_if.gpu_memory)}", overflow="fold")
+        grid.add_column("smallest", justify="right", no_wrap=True)
+    grid.add_column("settings", overflow="fold", min_width=20)
+    for row in what_if.rows:
         outcome = row.outcome
         sizes = [format_bytes(outcome.reserved_peak_bytes), _saved(row)]
-        limited = [f"{outcome.num_retries:,}"] if asked.capacity is not None else []
-        limited += [_served(row, asked.num_failed)] if asked.num_failed else []
+        limited = [f"{outcome.num_retries:,}"] if what_if.capacity is not None else []
+        limited += [_served(row, what_if.num_failed)] if what_if.num_failed else []
         fits = [_fits(row), "" if row.smallest_gpu_bytes is None else format_bytes(row.smallest_gpu_bytes)]
         name = "as recorded" if row.settings == AS_RECORDED else row.settings
-        made.add_row(*sizes, f"{outcome.num_driver_calls:,}", *limited, *(fits if on_gpu else []), Text(name))
-    print_table("Reserved peak of the same requests under other settings", made, console)
+        grid.add_row(*sizes, f"{outcome.num_driver_calls:,}", *limited, *(fits if on_gpu else []), Text(name))
+    print_table("Reserved peak of the same requests under other settings", grid, console)
     say(console)
-    for sentence in _explanations(asked, modelled):
+    for sentence in _explanations(what_if, modelled):
         say(console, sentence, indent=2)
 
 
@@ -141,9 +141,9 @@ def _fits(row: SettingsOutcome) -> str:
     return f"runs, {some(retries, 'retry')}" if retries else "runs"
 
 
-def _explanations(asked: WhatIf, modelled: Modelled) -> list[str]:
-    sentences = _what_was_had(asked)
-    for row in asked.rows:
+def _explanations(what_if: WhatIf, modelled: Modelled) -> list[str]:
+    sentences = _what_was_had(what_if)
+    for row in what_if.rows:
         name = "As recorded" if row.settings == AS_RECORDED else row.settings
         failure = row.on_gpu.failure if row.on_gpu is not None else row.outcome.failure
         if failure is not None:
@@ -153,59 +153,60 @@ def _explanations(asked: WhatIf, modelled: Modelled) -> list[str]:
             )
             sentences.append(f"{name}: a request for {format_bytes(failure.size)} fails {where}, with {in_use}.")
         sentences += [f"{name}: {remark}" for remark in row.remarks]
-    if asked.not_worth:
-        others = some(len(asked.not_worth), "other setting", "saves/save")
-        sentences.append(f"{others} less than a hundredth: {'; '.join(asked.not_worth)}.")
-    if len(asked.rows) > 1:
-        sentences.append(_advice(asked))
-    sentences.append(what_it_is_not(asked))
-    if asked.gpu_memory is not None:
-        sentences.append(_how_searched(asked))
+    if what_if.not_worth:
+        others = some(len(what_if.not_worth), "other setting", "saves/save")
+        sentences.append(f"{others} less than a hundredth: {'; '.join(what_if.not_worth)}.")
+    if len(what_if.rows) > 1:
+        sentences.append(_advice(what_if))
+    sentences.append(what_it_is_not(what_if))
+    if what_if.gpu_memory is not None:
+        sentences.append(_how_searched(what_if))
     return sentences
 
 
-def _how_searched(asked: WhatIf) -> str:
+def _how_searched(what_if: WhatIf) -> str:
     """What the smallest GPU is, and how exactly."""
     below = [
         "as recorded" if row.settings == AS_RECORDED else row.settings
-        for row in asked.rows
-        if row.fits and asked.gpu_memory is not None and asked.gpu_memory < (row.smallest_gpu_bytes or 0)
+        for row in what_if.rows
+        if row.fits and what_if.gpu_memory is not None and what_if.gpu_memory < (row.smallest_gpu_bytes or 0)
     ]
     lucky = (
-        f" It runs on {format_bytes(asked.gpu_memory or 0)} {' and '.join(below)}, but not on all between."
+        f" It runs on {format_bytes(what_if.gpu_memory or 0)} {' and '.join(below)}, but not on all between."
         if below
         else ""
     )
     return (
         f"The smallest is the GPU from which on larger ones do, found by bisection in steps of "
-        f"{format_bytes(asked.step_bytes)}; where the cache happens to be emptied at a better moment, a smaller one "
+        f"{format_bytes(what_if.step_bytes)}; where the cache happens to be emptied at a better moment, a smaller one "
         f"may do.{lucky}"
     )
 
 
-def _what_was_had(asked: WhatIf) -> list[str]:
+def _what_was_had(what_if: WhatIf) -> list[str]:
     """What every replay had, and how far the recorded settings give another peak than the recorded one."""
     sentences = []
-    if asked.capacity is not None:
+    if what_if.capacity is not None:
         sentences.append(
-            f"The recording reached what the device had for it: each replay has {format_bytes(asked.capacity)} as well."
+            "The recording reached what the device had for it: "
+            f"each replay has {format_bytes(what_if.capacity)} as well."
         )
-    off = asked.rows[0].outcome.reserved_peak_bytes - asked.recorded_peak_bytes
-    if abs(off) * 100 >= asked.recorded_peak_bytes and asked.rows[0].outcome.failure is None:
+    off = what_if.rows[0].outcome.reserved_peak_bytes - what_if.recorded_peak_bytes
+    if abs(off) * 100 >= what_if.recorded_peak_bytes and what_if.rows[0].outcome.failure is None:
         sentences.append(
-            f"The recording itself had {format_bytes(asked.recorded_peak_bytes)} reserved, "
+            f"The recording itself had {format_bytes(what_if.recorded_peak_bytes)} reserved, "
             f"{format_bytes(abs(off))} {'less' if off > 0 else 'more'} than these requests from a clean allocator: "
             "what was cached before the recording is not in the table."
         )
     return sentences
 
 
-def _advice(asked: WhatIf) -> str:
-    best, recorded = asked.best, asked.rows[0].outcome
+def _advice(what_if: WhatIf) -> str:
+    best, recorded = what_if.best, what_if.rows[0].outcome
     served = len(recorded.unserved) - len(best.outcome.unserved)
     if served > 0 and best.outcome.failure is None:
         return (
-            f"With PYTORCH_CUDA_ALLOC_CONF={best.settings}, {served} of {some(asked.num_failed, 'failed request')} "
+            f"With PYTORCH_CUDA_ALLOC_CONF={best.settings}, {served} of {some(what_if.num_failed, 'failed request')} "
             "would have been served."
         )
     if best.saved_bytes * 100 < recorded.reserved_peak_bytes:
@@ -218,10 +219,10 @@ def _advice(asked: WhatIf) -> str:
     )
 
 
-def what_it_is_not(asked: WhatIf) -> str:
+def what_it_is_not(what_if: WhatIf) -> str:
     """What these answers leave out, in a sentence."""
-    before = "" if asked.starts_clean else ", without what was cached before the recording"
-    gpu = "" if asked.gpu_memory is None else "; of a GPU's memory, the CUDA context and libraries need some besides"
+    before = "" if what_if.starts_clean else ", without what was cached before the recording"
+    gpu = "" if what_if.gpu_memory is None else "; of a GPU's memory, the CUDA context and libraries need some besides"
     return (
         f"These are the needs of a clean allocator for just these requests{before}; a program that reacts to its "
         f"memory would make others{gpu}."

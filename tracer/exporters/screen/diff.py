@@ -12,11 +12,13 @@ from itertools import islice
 from rich.console import Console
 from rich.text import Text
 
+from tracer.analysis.kinds import words_of
 from tracer.analysis.peak_diff import Change, PeakDiff
 from tracer.exporters.screen.text import exact, print_table, say, say_wrapped, signed, table
-from tracer.units import format_bytes, some
+from tracer.units import format_bytes, format_growth, some
 
 _STACK_LINES = 3
+_OWN_PEAKS = "Growth is that of the most that was in use at once, which may be at another moment than the peak."
 # Title, and columns of the names, where they are not that of the list alone.
 _TABLES = {
     "line": ("By line", ("category", "module, operator, line")),
@@ -60,6 +62,14 @@ def _print_peak_diff(diff: PeakDiff, console: Console, top: int) -> None:
     for gathered_by, changes in diff.changes.items():
         title, columns = _TABLES.get(gathered_by, (f"By {gathered_by}", (gathered_by,)))
         _print_changes(title, columns, changes, console, len(changes) if gathered_by in ("category", "kind") else top)
+    for sentence in growth_sentences(diff):
+        say(console, sentence)
+
+
+def growth_sentences(diff: PeakDiff) -> tuple[str, ...]:
+    """What growth is of, where that is not what a row's sizes say."""
+    changes = (change for changes in diff.changes.values() for change in changes)
+    return (_OWN_PEAKS,) if any(change.own_peaks and change.growth is not None for change in changes) else ()
 
 
 def print_against_eager(diff: PeakDiff, sentences: Sequence[str], console: Console, *, top: int = 8) -> None:
@@ -105,18 +115,20 @@ def _print_changes(
     top: int,
     sides: tuple[str, str] = ("before", "after"),
 ) -> None:
-    made = table("change", *sides)
-    for column in columns:
-        made.add_column(column, overflow="fold", no_wrap=column == "category")
     changed = [change for change in changes if change.bytes]
+    has_growth = any(change.growth is not None for change in changed[:top])
+    grid = table("change", *sides, *(["growth"] if has_growth else []))
+    for column in columns:
+        grid.add_column(column, overflow="fold", no_wrap=column == "category")
     for change in islice(changed, top):
-        first, *others = change.name
+        first, *others = map(words_of, change.name)
         # One column for module, operator and line: a narrow terminal has no room for three.
         words = _short_stack(others) + _moved(change) if columns[0] == "kind" else ", ".join(others)
-        made.add_row(*_sizes([change]), Text(first), *([Text(words)] if others else []))
+        growth = [format_growth(change.growth)] if has_growth else []
+        grid.add_row(*_sizes([change]), *growth, Text(first), *([Text(words)] if others else []))
     if rest := changed[top:]:
-        made.add_row(*_sizes(rest), f"{len(rest):,} more")
-    print_table(_counted(title, len(changed), len(changes)), made, console)
+        grid.add_row(*_sizes(rest), *([""] if has_growth else []), f"{len(rest):,} more")
+    print_table(_counted(title, len(changed), len(changes)), grid, console)
 
 
 def _counted(title: str, num_changed: int, num_all: int) -> str:

@@ -44,9 +44,9 @@ def _what(failure: Failure) -> str:
     if getattr(error, "hint", ""):  # it is meant for people already
         return str(error)
     name = type(error).__name__
-    what = "ran out of memory" if failure.out_of_memory else f"raised {name}"
+    event = "ran out of memory" if failure.out_of_memory else f"raised {name}"
     why = str(error).strip().splitlines()
-    return f"{subject} {what}: {why[0] if why else name}{where}"
+    return f"{subject} {event}: {why[0] if why else name}{where}"
 
 
 def _hint(failure: Failure, results: RunResults) -> str:
@@ -81,5 +81,5 @@ def _called_with(settings: Mapping[str, object]) -> str:
         return ""
     if not inputs:
         return "If it is a module that wants inputs, describe them with --input."
-    given = " ".join(f"--input {text}" for text in inputs)
-    return f"It was called with {given} and --batch-size {settings['batch_size']}: check shape, dtype and range."
+    options = " ".join(f"--input {text}" for text in inputs)
+    return f"It was called with {options} and --batch-size {settings['batch_size']}: check shape, dtype and range."

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from tracer.exporters.screen.text import print_table, say, table
 from tracer.null_gpu.cards import CONTEXT_BYTES
+from tracer.results.failure import without_gpu
 from tracer.results.null_job import NullJob, RankRun
 from tracer.units import format_bytes
 
@@ -32,7 +33,7 @@ def job_words(job: NullJob) -> list[str]:
     world_size, worst = job.devices.count, job.worst
     lines = [f"Job of {world_size:,} ranks on {job.devices.words}, {job.per_node} to a node: {len(job.runs)} ran."]
     if worst is not None and worst.out_of_memory:
-        return [*lines, f"Rank {worst.rank:,} does not fit: {worst.failure}"]
+        return [*lines, f"Rank {worst.rank:,} does not fit: {without_gpu(worst.failure)}."]
     if worst is None or worst.peak_bytes is None:
         return [*lines, "None of them recorded a step."]
     card = format_bytes(job.devices.card.usable_bytes)
@@ -84,7 +85,7 @@ def _row(group: tuple[RankRun, ...]) -> tuple[str, str, str, str]:
     reserved = format_bytes(first.reserved_bytes) if first.reserved_bytes else ""
     ranks = ", ".join(f"{run.rank:,}" for run in group)
     if first.failure:
-        return peak, size, reserved, f"{ranks}: {first.failure}"
+        return peak, size, reserved, f"{ranks}: {without_gpu(first.failure)}"
     if first.status:
         return peak, size, reserved, f"{ranks}: ended with status {first.status}"
     return peak, size, reserved, ranks

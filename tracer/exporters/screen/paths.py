@@ -17,8 +17,8 @@ def short_path(path: str) -> str:
 
     A recording may be of another machine: any user's home is `~`.
     """
-    if found := _PACKAGES.match(path):
-        return path[found.end() :]
+    if (packaged := packaged_file(path)) is not None:
+        return packaged
     try:
         relative = os.path.relpath(path)
     except ValueError:  # another drive
@@ -26,6 +26,12 @@ def short_path(path: str) -> str:
     if Path(path).is_absolute() and not relative.startswith(".."):
         return Path(relative).as_posix()
     return _HOME.sub("~", path)
+
+
+def packaged_file(path: str) -> str | None:
+    """The part of a path that lies below a folder of installed packages; None for any other file."""
+    match = _PACKAGES.match(path)
+    return None if match is None else path[match.end() :]
 
 
 def source_place(file: str, line: int | None) -> str:
@@ -40,4 +46,4 @@ _IN_SENTENCE = re.compile(r"(?:/[^\s:()]+){2,}")
 
 def shorten_paths(sentence: str) -> str:
     """A sentence with its paths as `short_path` writes them."""
-    return _IN_SENTENCE.sub(lambda found: short_path(found[0]), sentence)
+    return _IN_SENTENCE.sub(lambda match: short_path(match[0]), sentence)

@@ -37,10 +37,10 @@ def verdict(prediction: Prediction) -> str:
     if prediction.num_cards > 1:
         name = f"{prediction.num_cards} x {name}"
     if at is not None:
-        what = f"{format_bytes(at.size_bytes)} cannot be allocated" if at.size_bytes is not None else "out of memory"
+        problem = f"{format_bytes(at.size_bytes)} cannot be allocated" if at.size_bytes is not None else "out of memory"
         lacks = max(0, prediction.need.peak_reserved_bytes - card.usable_bytes)
         by_how_much = f" It lacks {format_bytes(lacks)}." if prediction.is_whole else ""
-        return f"Does not fit in {name}: {what} {_where(at)}.{by_how_much}"
+        return f"Does not fit in {name}: {problem} {_where(at)}.{by_how_much}"
     room = card.usable_bytes - memory.peak_reserved_bytes
     if memory.num_retries:
         times = "once" if memory.num_retries == 1 else f"{memory.num_retries} times"
@@ -115,8 +115,8 @@ def largest_words(largest: LargestSize) -> str:
     """The largest that fits, and how to have the batch that was asked for all the same."""
     if not largest.size:
         return "Not even one sample fits." if largest.option == "--batch-size" else "Not even the smallest fits."
-    what = {"--batch-size": "batch", "--tokens": "number of tokens"}.get(largest.option, f"{largest.option}")
-    words = f"Largest {what} that fits: {largest.size}."
+    quantity = {"--batch-size": "batch", "--tokens": "number of tokens"}.get(largest.option, f"{largest.option}")
+    words = f"Largest {quantity} that fits: {largest.size}."
     if largest.accumulated is None:
         return words
     size, number = largest.accumulated

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tracer.analysis.kinds import meaning_of
+from tracer.analysis.kinds import meaning_of, words_of
 from tracer.analysis.module_tree import module_tree
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.caveats import counted, growth_sentences, left_out, not_recorded, unseen
@@ -16,7 +16,7 @@ from tracer.analysis.profiles.compiled_words import compiled_sentences
 from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.lost_track import LostTrack
 from tracer.analysis.profiles.peak import AllocatorPeak, PeakReport
-from tracer.capture.device.phase_timing import PHASES, PhaseTimings
+from tracer.capture.device.phase_timings import PHASES, PhaseTimings
 from tracer.capture.torch_names import step_words
 from tracer.exporters.screen.paths import short_path, source_place
 from tracer.exporters.screen.text import print_table, say_wrapped
@@ -158,7 +158,7 @@ def headline(findings: Findings, num_steps: int | None = None) -> str:
     when = " ".join(part for part in (f"in {peak.phase}" if peak.phase else "", step) if part)
     return (
         f"Peak: {format_bytes(peak.peak_bytes)} on {peak.device} {when}; "
-        f"{100 * size_bytes / peak.peak_bytes:.0f} % of it {_words(largest)}."
+        f"{100 * size_bytes / peak.peak_bytes:.0f} % of it {words_of(largest)}."
     )
 
 
@@ -191,13 +191,9 @@ def _three_sizes(peak: PeakReport, allocator: AllocatorPeak) -> str:
     )
 
 
-def _words(category: str) -> str:
-    return category.replace("_", " ").lower()
-
-
 def print_categories(peak: PeakReport, console: Console) -> None:
     """The peak by category."""
-    by_category = [(name, *total) for name, total in _totals(peak, lambda row: row.category)]
+    by_category = [(name, *total) for name, total in _totals(peak, lambda row: words_of(row.category))]
     _print_bytes("What filled it", "category", by_category, peak.peak_bytes, console, meaning=meaning_of)
 
 
@@ -228,7 +224,7 @@ def _caller(row: PeakRow) -> str:
 def line_name(row: PeakRow) -> str:
     """The line that made a row's blocks, or in brackets what they are and when they were made."""
     if row.file is None:
-        return f"({_words(row.category)}, {row.phase})"
+        return f"({words_of(row.category)}, {row.phase})"
     return source_place(row.file, row.line)
 
 

@@ -42,10 +42,10 @@ def say_wrapped(console: Console, words: str, *, style: str = "", indent: int = 
 
 def table(*numbers: str) -> Table:
     """A table whose first columns are numbers; columns of words are added to it."""
-    made = Table(box=None, padding=(0, 1), pad_edge=False)
+    grid = Table(box=None, padding=(0, 1), pad_edge=False)
     for number in numbers:
-        made.add_column(number, justify="right", no_wrap=True)
-    return made
+        grid.add_column(number, justify="right", no_wrap=True)
+    return grid
 
 
 def print_table(title: str, filled: Table, console: Console) -> None:

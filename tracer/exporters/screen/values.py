@@ -59,10 +59,10 @@ def _what_was_read(values: ValuesRead) -> str:
     words = f"The program read {some(sum(read.count for read in values.reads), 'value')} of the device"
     if sizes:
         words += f"; the sizes at {_places(sizes)} were decided by {sum(read.count for read in sizes):,} of them"
-    asked = next((read for read in [*sizes, *values.reads] if read.line and not read.answered), None)
-    if asked is None:
+    unanswered = next((read for read in [*sizes, *values.reads] if read.line and not read.answered), None)
+    if unanswered is None:
         return f"{words}."
-    return f"{words}. Set one with --answer {Path(asked.file).name}:{asked.line}=VALUE."
+    return f"{words}. Set one with --answer {Path(unanswered.file).name}:{unanswered.line}=VALUE."
 
 
 def _places(reads: Iterable[ValueRead]) -> str:
@@ -77,10 +77,10 @@ def _place(read: ValueRead) -> str:
 
 def _words(read: ValueRead) -> str:
     """A drawn number is no result, and is not shown."""
-    what = f"size {read.value}" if read.decides_size else read.value
+    answer = f"size {read.value}" if read.decides_size else read.value
     if read.answered:
-        what += ", given by --answer"
+        answer += ", given by --answer"
     elif read.known != "exact":
-        what = f"{what} from {read.known} numbers" if read.decides_size else f"a number that is {read.known}"
+        answer = f"{answer} from {read.known} numbers" if read.decides_size else f"a number that is {read.known}"
     operator = "item" if read.operator == _ITEM else read.operator.removeprefix("aten::")
-    return f"{_place(read)}: {operator}, {some(read.count, 'time')}, {what}"
+    return f"{_place(read)}: {operator}, {some(read.count, 'time')}, {answer}"

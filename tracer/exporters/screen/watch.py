@@ -58,8 +58,8 @@ def _found_before(report: WatchReport) -> Iterator[str]:
 
 def _headline(report: WatchReport) -> Iterator[str]:
     at = f"Step {report.event.step + 1:,}" if report.error else f"After step {report.event.step:,}"
-    said = f": {report.error}" if report.error else ""
-    yield f"{at}, {report.event.what}{said}{_behind(report.error_line)}"
+    error = f": {report.error}" if report.error else ""
+    yield f"{at}, {report.event.what}{error}{_behind(report.error_line)}"
     in_use = _in_use(report)
     if in_use:
         yield in_use
@@ -115,11 +115,11 @@ def _kept_lines(report: WatchReport) -> Iterator[str]:
 
 
 def _kept_words(group: OutlivedMemory) -> str:
-    made = f"made in {group.frame}{_behind(group.line)}" if group.frame else ""
-    held = " and ".join(holder_words(name) for name in group.holders[:2])
+    origin = f"made in {group.frame}{_behind(group.line)}" if group.frame else ""
+    holders = " and ".join(holder_words(name) for name in group.holders[:2])
     parts = [f"kept: {format_bytes(group.bytes)} in {some(group.count, 'block')} of kind {group.what}"]
-    parts += [made] if made else []
-    parts += [f"held by {held}"] if held else []
+    parts += [origin] if origin else []
+    parts += [f"held by {holders}"] if holders else []
     return ", ".join(parts) + "."
 
 
@@ -181,8 +181,8 @@ def ledger_lines(ledger: DeviceLedger, device: str) -> Iterator[str]:
     for name, size in rows:
         yield f"  {format_bytes(size):>12}  {name}"
     if ledger.pinned_bytes is not None:
-        used, held = ledger.pinned_bytes
-        yield f"  beside it, pinned host memory: {format_bytes(used)} in use, {format_bytes(held)} held"
+        used_bytes, held_bytes = ledger.pinned_bytes
+        yield f"  beside it, pinned host memory: {format_bytes(used_bytes)} in use, {format_bytes(held_bytes)} held"
     if ledger.resident_bytes is not None:
         yield f"  beside it, resident host memory: {format_bytes(ledger.resident_bytes)}"
 

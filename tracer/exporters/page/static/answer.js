@@ -14,7 +14,7 @@ const showAnswer = (data, devices) => {
 };
 
 // Of a long path its last folder and its file; pointing at the sentence shows all of it.
-const LONG_PATH = /(?:[A-Za-z]:)?(?:[\/\\][^\s\/\\:()]+)+[\/\\]([^\s\/\\:()]+[\/\\][^\s\/\\:()]+:\d+)/g;
+const LONG_PATH = /(?:[A-Za-z]:|[\w.~@+-]+)?(?:[\/\\][^\s\/\\:()]+)+[\/\\]([^\s\/\\:()]+[\/\\][^\s\/\\:()]+:\d+)/g;
 const sentenceOf = (tag, text, name) => {
   const short = text.replace(LONG_PATH, "$1");
   return el(tag, { class: name, title: short === text ? null : text }, short);

@@ -10,6 +10,9 @@ const KEYS = [
   ["R F", "zoom the bytes in and out"],
   ["T G", "move the bytes up and down"],
   ["0", "show all of both; a double click, too"],
+  ["/", "search the blocks; Enter goes to where they were made, with Shift back"],
+  ["M", "a drag measures, or zooms again"],
+  ["N", "of each block: the next one of the same line as the one that is kept, with Shift the one before"],
   ["P", "the peak"],
   ["C", "compare the chosen moment with another"],
   ["Esc", "let go of what was chosen"],
@@ -27,18 +30,21 @@ const timelineSection = (data, columns, colorOf, view) => {
     zoomed: el("div", { class: "zoomed", hidden: true }),
     tip: el("div", { class: "tip", hidden: true }),
     readout: el("p", { class: "readout quiet", "aria-live": "polite" }, KEYS_HELP),
-    kept: el("div", { class: "kept", role: "status", hidden: true }),
     key: el("p", { class: "key quiet lane-key", hidden: true }),
     keys: keyList(),
   };
-  const { rule, chosen, other, zoomed, tip, readout, key, kept } = timeline.parts;
+  timeline.kept = new KeptBlock(timeline);
+  timeline.work = data.lanes?.length && data.axis === "time" ? new WorkLanes(timeline, data.lanes) : null;
+  timeline.search = new Search(timeline);
+  const { rule, chosen, other, zoomed, tip, readout, key } = timeline.parts;
   const frame = el("div", { class: "frame", tabindex: "0", role: "group", "aria-label": `Memory over time. ${KEYS_HELP}` },
     timeline.plot.element, rule, other, chosen, zoomed, tip);
+  timeline.parts.frame = frame;
   listen(timeline, frame);
   const section = document.getElementById("timeline");
   section.append(
     el("div", { class: "head" }, el("h2", { id: "timeline-title" }, "Memory over time"), toolbar(timeline)),
-    legend(timeline), key, frame, kept, timeline.parts.keys, el("div", { class: "below" }, phaseKey(data), readout));
+    legend(timeline), timeline.work?.element ?? "", key, frame, timeline.kept.element, timeline.parts.keys, el("div", { class: "below" }, phaseKey(data), readout));
   section.hidden = false;
   return timeline;
 };
@@ -49,23 +55,26 @@ const keyList = () => el("dialog", { class: "keys", "aria-label": "Keys of the t
 
 const toolbar = (timeline) => {
   const button = (label, title, onclick, spoken = null) => el("button", { type: "button", class: "button", title, "aria-label": spoken, onclick }, label);
-  const pan = button("Pan", "Drag moves the view instead of zooming into it", () => {
-    timeline.drag = timeline.drag === "zoom" ? "pan" : "zoom";
-    pan.setAttribute("aria-pressed", timeline.drag === "pan");
-  });
-  pan.setAttribute("aria-pressed", "false");
-  const order = button("By event", "One step to the right per event instead of by the clock: busy moments get room", () => {
+  const drags = { pan: button("Pan", "Drag moves the view instead of zooming into it", () => setDrag("pan")), measure: button("Measure", "Drag measures: how long, what came and went, and the sum of the blocks in a frame; key M", () => setDrag("measure")) };
+  // Again: as it was.
+  const setDrag = timeline.setDrag = (drag) => {
+    timeline.drag = timeline.drag === drag ? "zoom" : drag;
+    for (const [name, one] of Object.entries(drags)) one.setAttribute("aria-pressed", timeline.drag === name);
+  };
+  setDrag("zoom");
+  const order = button("By event", "One step to the right per event instead of by the clock: busy moments get room", () => timeline.toggleOrder());
+  const canOrder = timeline.hasStack && timeline.data.axis === "time";
+  order.setAttribute("aria-pressed", "false");
+  if (canOrder) timeline.toggleOrder = () => {
     timeline.setMode(timeline.byTime ? "order" : "time");
     order.setAttribute("aria-pressed", !timeline.byTime);
-  });
-  order.setAttribute("aria-pressed", "false");
-  const canOrder = timeline.hasStack && timeline.data.axis === "time";
+  };
   return el("div", { class: "tools", role: "toolbar", "aria-label": "View" },
     timeline.hasStack && timeline.data.blocks ? laneControls(timeline, button) : null,
     timeline.hasStack ? button("Zoom to peak", "Key P", () => timeline.zoomToPeak()) : null,
     button("+", "Zoom in", () => timeline.zoom(0.5), "Zoom in"), button("\u2212", "Zoom out", () => timeline.zoom(2), "Zoom out"),
-    pan, button("Whole run", "Key 0; also a double click", () => timeline.setView(null, null)), canOrder ? order : null,
-    button("?", "All keys", () => timeline.parts.keys.showModal(), "All keys"));
+    drags.pan, timeline.hasStack ? drags.measure : null, button("Whole run", "Key 0; also a double click", () => timeline.setView(null, null)), canOrder ? order : null,
+    timeline.search.input, pictureChoice(timeline), button("?", "All keys", () => timeline.parts.keys.showModal(), "All keys"));
 };
 
 // Kinds as layers, or each block; blocks have a choice of colours.
@@ -77,7 +86,7 @@ const laneControls = (timeline, button) => {
     timeline.lanes.by = by.value;
     by.hidden = !timeline.showsLanes;
     timeline.draw();
-    timeline.parts.kept.hidden = true;
+    timeline.kept.hide();
     const named = timeline.showsLanes ? timeline.lanes.named : [], { key } = timeline.parts;
     key.hidden = !named.length;
     key.replaceChildren(...named.map(([name, color]) => el("span", {}, el("span", { class: "swatch", style: { backgroundColor: color }, "aria-hidden": "true" }), name)));
@@ -135,15 +144,15 @@ const listen = (timeline, frame) => {
   frame.addEventListener("keydown", (event) => {
     const far = event.shiftKey ? 40 : 1, { chosen } = timeline;
     const actions = {
-      ...(timeline.showsLanes ? { ArrowUp: () => timeline.moveBlock(1), ArrowDown: () => timeline.moveBlock(-1), Enter: () => timeline.keepBlock() } : {}),
+      ...(timeline.showsLanes ? { ArrowUp: () => timeline.moveBlock(1), ArrowDown: () => timeline.moveBlock(-1), Enter: () => timeline.kept.keep() } : {}),
       ArrowRight: () => choose(timeline, timeline.step(far)), ArrowLeft: () => choose(timeline, timeline.step(-far)),
       "+": () => timeline.zoom(0.5), "=": () => timeline.zoom(0.5), "-": () => timeline.zoom(2), 0: () => timeline.setView(null, null),
       w: () => timeline.zoom(0.5), s: () => timeline.zoom(2), a: () => timeline.move(-0.25, 0), d: () => timeline.move(0.25, 0),
       r: () => timeline.zoomBytes(0.5), f: () => timeline.zoomBytes(2), t: () => timeline.move(0, 0.25), g: () => timeline.move(0, -0.25),
-      "?": () => timeline.parts.keys.showModal(),
+      "?": () => timeline.parts.keys.showModal(), "/": () => timeline.search.focus(), m: () => timeline.setDrag("measure"), n: () => timeline.kept.step(event.shiftKey ? -1 : 1),
       p: () => { timeline.zoomToPeak(); choose(timeline, timeline.peakRow()); },
       c: () => chosen.set({ other: chosen.other === null ? chosen.row : null }),
-      Escape: () => { timeline.setCursor(null); timeline.parts.kept.hidden = true; chosen.set({ other: null, part: null }); },
+      Escape: () => { timeline.setCursor(null); timeline.kept.hide(); chosen.set({ other: null, part: null }); },
     };
     const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
     if (event.ctrlKey || event.metaKey || event.altKey || !Object.hasOwn(actions, key)) return;
@@ -197,8 +206,9 @@ const listenToMouse = (timeline, frame) => {
     if (!moved) {
       timeline.point(event.clientX, event.clientY);
       choose(timeline, timeline.rowAtPixel(to), event.shiftKey);
-      timeline.keepBlock();
+      timeline.kept.keep();
     }
+    else if (timeline.drag === "measure") measure(timeline, [x, y], [to, yEnd], tall);
     else if (timeline.drag === "zoom") {
       const bytes = tall ? [y, yEnd].sort((a, b) => b - a).map((one) => plot.byteAt(one)) : timeline.bytes;
       timeline.setView([x, to].sort((a, b) => a - b).map((one) => plot.value(one)), bytes);

@@ -52,7 +52,7 @@ const unpackSpace = async (space) => {
   return { homes: space.homes, knownFrom: space.known_from, first, last: first.map((from, index) => from + lasting[index]), address, bytes, home, expandable };
 };
 
-// The order of `_TEXTS` and `_LINES` in page_blocks.py.
+// The order of `TEXT_FIELDS` and `_LINE_FIELDS` in blocks.py.
 const TEXT_FIELDS = ["category", "torch_category", "evidence", "phase", "module", "op", "file", "name", "caller_file", "fused_with", "dtype", "shape"];
 const LINE_FIELDS = ["line", "caller_line"];
 

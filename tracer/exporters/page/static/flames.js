@@ -1,6 +1,6 @@
 // The tree by call stack: who called, from the outermost frame inwards, or inverted, from the line that allocated outwards.
 
-const LIBRARY_FRAME = /site-packages|dist-packages|[/\\]lib[/\\]python3|<frozen |<string>/i;
+const LIBRARY_FRAME = /site-packages|dist-packages|[/\\(]lib[/\\]python3|<frozen |<string>/i;
 
 // `function (folder/file.py:12)` with the file's last two folders only.
 const shortFrame = (frame) => frame.replace(/\(([^()]*):(\d+)\)$/, (_, file, line) => `(${lineText(shortPath(file), line)})`);

@@ -57,12 +57,12 @@ class DevicePage {
     Object.assign(this, { data, colorOf });
   }
 
-  words(selector, open) {
+  words(selector, open, pages) {
     const { data } = this;
     document.getElementById("title").textContent = data.title;
     document.getElementById("subtitle").textContent = [data.device, data.subtitle].filter((part) => part).join(", ");
     showAnswer(data, selector);
-    if (data.ranks.length) new RankSection(data.ranks, open);
+    if (data.ranks.length) this.ranks = new RankSection(data.ranks, open, pages.filter((page) => page !== data && page.source));
     showLostTrack(data.lostTrack);
     showTime(data);
     showRun(data);
@@ -80,7 +80,9 @@ class DevicePage {
     if (this.columns.total || this.columns.lines.length) this.timeline = timelineSection(data, this.columns, this.colorOf, this.view);
     this.color();
     showNavigation();
+    await this.timeline?.work?.unpack();
     this.timeline?.draw();
+    await this.ranks?.drawOverTime();
   }
 
   async drawMoment(address) {
@@ -96,13 +98,15 @@ class DevicePage {
       if (address.moment !== null) view.row = rowOfNumber(data, columns, address.moment);
       if (address.other !== null) view.other = rowOfNumber(data, columns, address.other);
     }
+    // Before the others, whose changes of the page would have to be laid out for it.
+    if (timeline) view.listen((change) => ("part" in change ? timeline.draw() : timeline.showChosen()));
     this.moment = new MomentSection(data, columns, moments, view, this.colorOf, timeline);
-    if (data.space && moments.address) this.space = new SpaceSection(await unpackSpace(data.space), moments, view, this.colorOf);
+    if (data.space && moments.address) this.space = new SpaceSection(await unpackSpace(data.space), moments, columns, view, this.colorOf);
     if (timeline) {
       timeline.moments = moments;
+      timeline.search.start(moments);
       timeline.lanes = moments.canMove ? new Lanes(moments, columns, this.colorOf, data.source) : null;
       timeline.showChosen();
-      view.listen((change) => ("part" in change ? timeline.draw() : timeline.showChosen()));
     }
     showNavigation();
     this.color();
@@ -111,35 +115,47 @@ class DevicePage {
   draw() {
     this.color();
     this.timeline?.draw();
+    this.ranks?.overTime?.draw();
     this.moment?.icicle.draw();
     this.space?.draw();
   }
 }
 
 const start = async () => {
-  const { pages, shown, selector } = readData(), prefersDark = matchMedia("(prefers-color-scheme: dark)");
+  const { pages, shown, selector, up } = readData(), prefersDark = matchMedia("(prefers-color-scheme: dark)");
   setTheme(prefersDark.matches ? "dark" : "light");
+  startEditor(up);
   const address = readAddress(), named = pages.findIndex((page) => page.device === address.page);
   let current = null;
   const keepAddress = (page, index) => {
     const { view, columns, data } = page, number = (row) => momentNumber(data, columns, row);
     const isMoved = page.moment?.moments.canMove && (view.row !== view.peak || view.other !== null);
-    writeAddress({ [selector]: index === shown ? null : data.device, t: isMoved ? number(view.row) : null, with: isMoved && view.other !== null ? number(view.other) : null });
+    writeAddress({ [selector]: index === shown ? null : data.device, t: isMoved ? number(view.row) : null, with: isMoved && view.other !== null ? number(view.other) : null, ...stretchShown(page.timeline) });
   };
   const open = async (index, given = {}) => {
     const page = new DevicePage(pages[index], makeColors(pages[index].categories, pages[index].timeline.series));
     clearPage();
     current = page;
     const turn = (other) => open(other).then(() => document.getElementById("page").focus());
-    page.words(pageSelector(selector, pages, index, turn), (name) => turn(pages.findIndex((one) => one.device === name)));
+    page.words(pageSelector(selector, pages, index, turn), (name) => turn(pages.findIndex((one) => one.device === name)), pages);
     await page.drawTimeline();
     performance.mark("first-chart");
     await painted();
     await page.drawMoment({ moment: null, other: null, ...given });
-    page.view.listen(() => keepAddress(page, index));
+    if (page.timeline && given.byEvent) page.timeline.toggleOrder?.();
+    if (page.timeline && given.stretch) page.timeline.setView(given.stretch);
+    const keep = rarely(() => keepAddress(page, index));
+    page.view.listen(keep);
+    page.view.keepNow = () => keepAddress(page, index);
+    if (page.timeline) page.timeline.whenMoved = keep;
     keepAddress(page, index);
     performance.mark("all-charts");
   };
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog")) return;
+    event.preventDefault();
+    current.timeline?.search.focus();
+  });
   await open(named < 0 ? shown : named, address);
   watch(() => current.draw(), prefersDark);
   window.addEventListener("hashchange", () => {
@@ -148,6 +164,22 @@ const start = async () => {
   });
   await painted();
   document.documentElement.dataset.drawn = "true";
+};
+
+// What of the timeline is shown, where that is not all of it.
+const stretchShown = (timeline) => {
+  if (!timeline) return {};
+  const digits = (number) => Number(number.toPrecision(9)).toString();
+  return { by: timeline.toggleOrder && !timeline.byTime ? "event" : null, view: timeline.view && timeline.view.map(digits).join("~") };
+};
+
+// A browser takes few changes of an address in a second, and some milliseconds for each.
+const rarely = (act) => {
+  let waiting = 0;
+  return () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(act, 150);
+  };
 };
 
 // Of a frame's callbacks the second one's comes when the first frame is on the screen. A tab in the background has none.

@@ -82,7 +82,8 @@ class MomentSection {
       ...(this.isPeak ? [] : [button("Back to the peak", () => view.set({ row: view.peak }))]),
       view.other === null
         ? button("Compare with another moment", () => view.set({ other: view.row }), "Keeps this moment; then choose the other one on the timeline")
-        : button("Stop comparing", () => view.set({ other: null })));
+        : button("Stop comparing", () => view.set({ other: null })),
+      ...(location.protocol === "about:" ? [] : [button("Copy link", (event) => { view.keepNow?.(); copyText(location.href, event.currentTarget, "Copied"); }, "The address of this page at what it shows")]));
     if (focused) [...this.parts.tools.children].find((one) => one.textContent === focused)?.focus();
     this.parts.switch.replaceChildren(...(pair ? ["came", "went"].map((what) => el("button", {
       type: "button", class: "button", "aria-pressed": this.what === what,
@@ -168,12 +169,13 @@ class MomentSection {
     ];
     const columns = (pair) => [
       ...(pair ? pairColumns() : [{ label: "Size", numeric: true, value: (row) => row.bytes, cell: (row) => this.sizeCell(row, formatBytes(row.bytes), row.bytes) }]),
-      { label: "Blocks", numeric: true, value: (row) => row.count, cell: (row) => grouped(row.count) },
+      { label: "Blocks", numeric: true, isCount: true, value: (row) => row.count, cell: (row) => grouped(row.count) },
       { label: "Category", value: (row) => row.category, cell: categoryCell },
       ...(isSnapshot ? snapshotColumns : profileColumns)(this.moments.stacks),
-      { label: "Source", value: (row) => row.file && `${row.file}:${String(row.line ?? 0).padStart(7, "0")}`, cell: (row) => this.lineCell(row) },
+      { label: "Source", value: (row) => row.file && `${row.file}:${String(row.line ?? 0).padStart(7, "0")}`, text: (row) => (row.file ? lineText(row.file, row.line) : ""), cell: (row) => this.lineCell(row) },
     ];
     const isChosen = (row) => this.view.part !== null && this.view.part.group === row.group;
+    this.columnsOf = columns;
     const make = (pair) => sortableTable({ caption: pair ? "Blocks that came and went" : "Blocks in use", columns: columns(pair), rows: [], isChosen });
     this.tables = { moment: make(false), pair: make(true) };
     for (const { table } of Object.values(this.tables)) table.addEventListener("shown", () => colorSwatches(table, this.colorOf));
@@ -182,11 +184,21 @@ class MomentSection {
     this.text = el("input", { type: "search", placeholder: isSnapshot ? "Filter: function, file, category" : "Filter: module, operator, file, name", "aria-label": "Filter rows by text" });
     this.category = el("select", { "aria-label": "Filter rows by category" });
     this.only = el("span", {});
-    this.filters = el("div", { class: "filters" }, this.text, this.category, this.only, this.count);
+    this.filters = el("div", { class: "filters" }, this.text, this.category, this.only, editorChoice(), this.copyButton(), this.count);
     this.text.addEventListener("input", () => this.filter());
     this.category.addEventListener("change", () => this.filter());
     const all = (rows) => Object.values(this.tables).forEach((table) => table.showAll(rows));
     return { element: holder, showAll: all };
+  }
+
+  // The rows that are shown, in their order.
+  copyButton() {
+    const button = el("button", { type: "button", class: "button", title: "As Markdown, and as a table for a spreadsheet" }, "Copy as table");
+    button.addEventListener("click", () => {
+      const { pair } = this.view;
+      copyTable(this.columnsOf(Boolean(pair)), (pair ? this.tables.pair : this.tables.moment).sorted(), button);
+    });
+    return button;
   }
 
   filter() {

@@ -20,12 +20,22 @@ class Plot {
     this.scale = Math.min(2, window.devicePixelRatio || 1);
     this.canvas.width = Math.round(width * this.scale);
     this.canvas.height = Math.round(height * this.scale);
-    this.pen = this.canvas.getContext("2d");
+    this.pen = this.otherPen ?? this.canvas.getContext("2d");
     this.pen.scale(this.scale, this.scale);
     const left = this.margin, right = width - 14, bottom = height - 44;
     Object.assign(this, { view, low, top, area: { left, top: 6, width: right - left, height: bottom - 6, right, bottom } });
     this.base = bottom - floor * this.area.height;
     this.labels.replaceChildren();
+  }
+
+  // Whatever is drawn meanwhile is drawn by another pen.
+  drawsInto(pen, draw) {
+    this.otherPen = pen;
+    try {
+      draw();
+    } finally {
+      this.otherPen = null;
+    }
   }
 
   x(value) { return this.area.left + ((value - this.view[0]) / (this.view[1] - this.view[0])) * this.area.width; }

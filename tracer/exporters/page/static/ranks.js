@@ -6,8 +6,10 @@ const RANK_HEIGHT = 168;
 const rankSigns = (rank) => Object.keys(RANK_SIGNS).filter((sign) => rank[sign] || rank.state === sign);
 
 class RankSection {
-  constructor(ranks, open) {
+  constructor(ranks, open, pages) {
     Object.assign(this, { ranks, open });
+    const typical = ranks.find((rank) => rank.is_typical), worstOfAll = ranks.find((rank) => rank.is_worst);
+    this.overTime = pages.length > 1 ? new RanksOverTime(pages, { worst: worstOfAll?.name, typical: typical?.name }, open) : null;
     this.most = ranks.reduce((most, rank) => Math.max(most, rank.bytes), 0);
     this.status = el("div", { class: "rank-status", role: "status" });
     this.bars = ranks.map((rank, index) => this.bar(rank, index));
@@ -15,10 +17,15 @@ class RankSection {
     columns.addEventListener("keydown", (event) => this.key(event));
     const worst = ranks.reduce((best, rank, index) => ((rank.ran_out - ranks[best].ran_out || rank.bytes - ranks[best].bytes) > 0 ? index : best), 0);
     section("ranks", "Peak by rank", this.key_(), el("div", { class: "rank-plot" },
-      el("div", { class: "rank-axis quiet small", "aria-hidden": "true" }, el("span", {}, formatBytes(this.most)), el("span", {}, formatBytes(this.most / 2)), el("span", {}, "0")), columns), this.status);
+      el("div", { class: "rank-axis quiet small", "aria-hidden": "true" }, el("span", {}, formatBytes(this.most)), el("span", {}, formatBytes(this.most / 2)), el("span", {}, "0")), columns), this.status, this.overTime?.element);
     this.choose(worst);
     // Of more ranks than there is room for, the worst is in sight.
     columns.scrollLeft = this.bars[worst].offsetLeft - columns.offsetLeft - columns.clientWidth / 2;
+  }
+
+  async drawOverTime() {
+    await this.overTime?.unpack();
+    this.overTime?.draw();
   }
 
   bar(rank, index) {

@@ -4,13 +4,15 @@
 const LINE = 14, LINE_GAP = 3, SEGMENT_GAP = 3, MOST_LINES = 22;
 
 class SpaceSection {
-  constructor(space, moments, view, colorOf) {
-    Object.assign(this, { space, moments, view, colorOf });
+  constructor(space, moments, columns, view, colorOf) {
+    Object.assign(this, { space, moments, columns, view, colorOf });
+    this.numRows = columns.number.length;
+    this.steps = new AllocatorSteps(this);
     this.tapes = el("div", { class: "space" });
     this.tip = el("div", { class: "tip", hidden: true });
     this.words = el("p", {});
     this.pins = el("div", {});
-    section("space", "Segments", this.words, this.tapes, this.pins);
+    section("space", "Segments", this.words, this.steps.element, this.tapes, this.pins);
     view.listen((change) => { if ("row" in change || "part" in change) this.draw(); });
     this.draw();
   }
@@ -44,17 +46,21 @@ class SpaceSection {
       this.words.textContent = "What was reserved at this moment is not known: the allocator's history begins later.";
       this.tapes.replaceChildren();
       this.pins.replaceChildren();
+      this.steps.show(this.view.row, []);
       return;
     }
     const { row } = this.view, found = this.segments(row), total = found.reduce((sum, one) => sum + one.end - one.start, 0), used = found.reduce((sum, one) => sum + one.used, 0);
     const small = this.moments.smallerThan ? ` Blocks below ${formatBytes(this.moments.smallerThan)} are not drawn, so that their place looks free.` : "";
-    this.words.textContent = `${grouped(found.length)} ${found.length === 1 ? "segment" : "segments"}, ${formatBytes(total)} reserved (${exactBytes(total)}), ${formatBytes(used)} in use as the allocator rounds it, ${formatBytes(total - used)} free.${small}`;
+    const whole = found.filter((segment) => !segment.blocks.length), back = whole.reduce((sum, segment) => sum + segment.end - segment.start, 0);
+    const kept = back && back < total - used ? `, ${formatBytes(back)} of it in segments without a block, which empty_cache() gives back, and ${formatBytes(total - used - back)} beside blocks` : back ? ", all of it in segments without a block, which empty_cache() gives back" : total > used ? ", all of it beside blocks, which empty_cache() leaves reserved" : "";
+    this.words.textContent = `${grouped(found.length)} ${found.length === 1 ? "segment" : "segments"}, ${formatBytes(total)} reserved (${exactBytes(total)}): ${formatBytes(used)} in use as the allocator rounds it, and ${formatBytes(total - used)} free${kept}.${small}`;
     const width = this.tapes.clientWidth || 600, perByte = (MOST_LINES * width) / Math.max(1, total);
     this.tapes.replaceChildren(...this.space.homes.flatMap((name, home) => {
       const mine = found.filter((segment) => segment.home === home);
       return mine.length ? this.tape(name, mine, width, perByte) : [];
     }), this.tip);
     this.showPins(found);
+    this.steps.show(row, found);
   }
 
   // One pool: a canvas of lines.
@@ -109,7 +115,7 @@ class SpaceSection {
     if (!place) return;
     const { segment } = place, address = segment.start + ((at - place.at) / place.long) * (segment.end - segment.start);
     const block = segment.blocks.find((one) => moments.address[one] <= address && moments.address[one] + moments.allocated[one] > address);
-    const hex = (number) => `0x${number.toString(16)}`, head = `Segment at ${hex(segment.start)}, ${formatBytes(segment.end - segment.start)}, ${formatBytes(segment.end - segment.start - segment.used)} free`;
+    const head = `Segment at ${hex(segment.start)}, ${formatBytes(segment.end - segment.start)}, ${formatBytes(segment.end - segment.start - segment.used)} free`;
     if (block === undefined) {
       const before = segment.blocks.filter((one) => moments.address[one] <= address).pop(), behind = segment.blocks.find((one) => moments.address[one] > address);
       const low = before === undefined ? segment.start : moments.address[before] + moments.allocated[before], high = behind === undefined ? segment.end : moments.address[behind];

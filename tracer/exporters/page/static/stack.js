@@ -27,8 +27,7 @@ const cumulate = (columns, length) => {
 // Of each pixel the first and last row, and the lowest and highest of every column: as `reduce_rows` in reduce.py.
 const rowsInView = (x, columns, from, to, pixels) => {
   const first = Math.max(0, upperBound(x, from) - 1), last = Math.min(x.length, upperBound(x, to) + 1);
-  const all = (length) => Uint32Array.from({ length }, (_, i) => first + i);
-  if (last - first <= 4 * pixels) return all(last - first);
+  if (last - first <= 4 * pixels) return counted(first, last - first);
   const chosen = new Uint8Array(last - first);
   const scale = pixels / Math.max(x[last - 1] - x[first], 1e-9);
   for (let start = first; start < last; ) {
@@ -46,7 +45,14 @@ const rowsInView = (x, columns, from, to, pixels) => {
     }
     start = end;
   }
-  return all(last - first).filter((row) => chosen[row - first]);
+  const rows = new Uint32Array(chosen.reduce((many, is) => many + is, 0));
+  for (let i = 0, at = 0; i < chosen.length; i++) if (chosen[i]) rows[at++] = first + i;
+  return rows;
+};
+const counted = (first, length) => {
+  const rows = new Uint32Array(length);
+  for (let i = 0; i < length; i++) rows[i] = first + i;
+  return rows;
 };
 
 // The row that a pixel stands for: the highest in it, or the one that still holds where it has none of its own.

@@ -25,12 +25,13 @@ const sortableTable = ({ caption, columns, rows, sortedBy = 0, limit = isNarrow(
     const order = typeof left === "number" ? left - right : left < right ? -1 : left > right ? 1 : 0;
     return state.descending ? -order : order;
   };
+  const inOrder = () => [...state.rows].sort(compare);
   const show = () => {
     headers.forEach((header, index) => {
       const order = index !== state.column ? "none" : state.descending ? "descending" : "ascending";
       header.setAttribute("aria-sort", order);
     });
-    const sorted = [...state.rows].sort(compare);
+    const sorted = inOrder();
     const shown = state.all ? sorted : sorted.slice(0, limit);
     body.replaceChildren(...shown.map((row) =>
       el("tr", { class: isChosen(row) ? "is-chosen" : null }, columns.map((column) => el("td", { class: column.numeric ? "number" : null, "data-label": column.label }, column.cell(row) ?? "")))));
@@ -48,7 +49,7 @@ const sortableTable = ({ caption, columns, rows, sortedBy = 0, limit = isNarrow(
     show();
   };
   show();
-  return { show, element: el("div", { class: folds ? "scroll folds" : "scroll", tabindex: "0", role: "region", "aria-label": caption }, table, more), table, update, showAll };
+  return { show, sorted: inOrder, element: el("div", { class: folds ? "scroll folds" : "scroll", tabindex: "0", role: "region", "aria-label": caption }, table, more), table, update, showAll };
 };
 
 const barCell = (bytes, whole) =>

@@ -71,6 +71,7 @@ class Timeline {
       else this.layers(pen, rows);
       this.curves(pen, lines);
       this.course(pen, pixels);
+      drawFound(this, pen);
     });
     this.drawMarks();
     const whole = this.unit[0] === "entry" || !this.byTime;
@@ -78,6 +79,7 @@ class Timeline {
     this.plot.element.dataset.view = `${from} ${to}`;
     this.plot.element.dataset.top = String(this.plot.top);
     this.plot.element.dataset.low = String(this.plot.low);
+    this.work?.draw();
     this.showCursor();
     this.showChosen();
   }
@@ -250,11 +252,16 @@ class Timeline {
     let row = Math.abs(pixels) > 1 ? rowAt(this.x, this.totals, reach - one / 2, reach + one / 2) : start + direction;
     if (row === start || Math.sign(row - start) !== direction) row = start + direction;
     row = Math.min(this.x.length - 1, Math.max(0, row));
-    const x = this.x[row];
-    if (x < from || x > to) this.setView([from + (x < from ? x - from : x - to), to + (x < from ? x - from : x - to)]);
+    this.show(row);
     this.pointed = null;
     this.setCursor(row);
     return row;
+  }
+
+  // The view follows to a row, no further than it must.
+  show(row) {
+    const [from, to] = this.shownView, x = this.x[row], by = x < from ? x - from : x > to ? x - to : 0;
+    if (by) this.setView([from + by, to + by]);
   }
 
   // To the next block over the cursor, upwards or downwards; of blocks only.
@@ -266,16 +273,6 @@ class Timeline {
     const next = here < 0 ? (by > 0 ? 0 : over.length - 1) : Math.min(over.length - 1, Math.max(0, here + by));
     this.pointed = [x, over[next].y];
     this.setCursor(row);
-  }
-
-  // Keeps the block that is pointed at, with its whole stack, below the drawing.
-  keepBlock() {
-    const block = this.showsLanes && this.pointed ? this.lanes.at(this, ...this.pointed) : -1, { kept } = this.parts;
-    kept.hidden = block < 0;
-    if (block < 0) return;
-    const close = el("button", { type: "button", class: "button", "aria-label": "Close the block", onclick: () => { kept.hidden = true; } }, "Close");
-    const { moments } = this.lanes, frames = wholeStack(framesOf(moments.stacks, moments.group[block]));
-    kept.replaceChildren(close, ...this.lanes.words(this, block), ...(frames.length ? [el("div", { class: "stack" }, frames)] : [el("p", { class: "line quiet" }, "No stack was recorded with it.")]));
   }
 
   peakRow() {
@@ -362,6 +359,7 @@ class Timeline {
       this.view = [from, from + width];
     }
     this.draw();
+    this.whenMoved?.();
   }
   // At least a KiB high, and nothing below 0; null where all of it is shown.
   withinBytes(bytes) {

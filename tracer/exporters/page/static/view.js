@@ -21,14 +21,20 @@ const rowOfNumber = (data, columns, number) => {
   return Math.min(columns.number.length - 1, Math.max(0, upperBound(columns.number, wanted) - 1));
 };
 
+// An address that somebody wrote since then is not replaced before it is read.
+let knownAddress = location.hash;
 const readAddress = () => {
+  knownAddress = location.hash;
   const parts = new URLSearchParams(location.hash.slice(1)), number = (name) => (/^-?\d{1,15}$/.test(parts.get(name) ?? "") ? Number(parts.get(name)) : null);
-  return { moment: number("t"), other: number("with"), page: parts.get("device") ?? parts.get("rank") };
+  const [from, to] = (parts.get("view") ?? "").split("~").map(Number), stretch = Number.isFinite(from) && to > from ? [from, to] : null;
+  return { moment: number("t"), other: number("with"), stretch, byEvent: parts.get("by") === "event", page: parts.get("device") ?? parts.get("rank") };
 };
 const writeAddress = (parts) => {
+  if (location.hash !== knownAddress) return;
   const given = Object.entries(parts).filter(([, value]) => value !== null);
   const address = given.length ? `#${given.map(([name, value]) => `${name}=${encodeURIComponent(value)}`).join("&")}` : location.pathname + location.search;
   if (location.protocol !== "about:") history.replaceState(null, "", address); // a frame of a notebook's has no address
+  knownAddress = location.hash;
 };
 
 // A part of the memory: a name for people, and a 1 for each group in it.

@@ -59,17 +59,11 @@ const colorSwatches = (root, colorOf) => {
   for (const one of root.querySelectorAll("[data-category]")) one.style.backgroundColor = colorOf(one.dataset.category);
 };
 
-// A link that an editor opens, only for absolute paths of this machine; anything else stays text.
-const editorLink = (file, line) => {
-  if (!/^(\/(?!\/)|[A-Za-z]:[\\/])/.test(file) || /[\u0000-\u001f\u007f]/.test(file)) return null;
-  const path = file.replace(/\\/g, "/").split("/").map(encodeURIComponent).join("/").replace(/^([A-Za-z])%3A/, "$1:");
-  return `vscode://file${path.startsWith("/") ? "" : "/"}${path}${line ? `:${line}` : ""}`;
-};
 // Long names break behind their dots, slashes and underscores.
 const breakable = (text) => String(text).split(/(?<=[./:_])(?=[^./:_])/).flatMap((part, i) => (i ? [document.createElement("wbr"), part] : [part]));
 const shortPath = (file) => file.replace(/\\/g, "/").split("/").slice(-2).join("/");
 
-const copyText = async (text, button) => {
+const copyText = async (text, button, done = "copied") => {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
@@ -81,8 +75,7 @@ const copyText = async (text, button) => {
     area.remove();
     button.focus();
   }
-  button.textContent = "copied";
-  setTimeout(() => (button.textContent = "copy"), 1200);
+  said(button, done);
 };
 
 // A line of source; a notebook's cell is no file: `train.py:14`, `cell 3, line 14`.
@@ -91,10 +84,7 @@ const lineText = (file, line) => (!line ? file : /^cell \d+$/.test(file) ? `${fi
 const sourceCell = (file, line) => {
   if (!file) return el("span", { class: "quiet" }, "no Python frame");
   const whole = lineText(file, line), shown = lineText(shortPath(file), line);
-  const href = editorLink(file, line);
-  const place = href
-    ? el("a", { href, title: `Open ${whole} in VS Code`, class: "place" }, breakable(shown))
-    : el("span", { title: whole, class: "place" }, breakable(shown));
+  const place = el("a", { href: editorLink(file, line), title: whole, class: "place", "data-file": file, "data-line": line || "" }, breakable(shown));
   const copy = el("button", { type: "button", class: "copy", "aria-label": `Copy ${whole}` }, "copy");
   copy.addEventListener("click", () => copyText(whole, copy));
   return el("span", { class: "source" }, place, copy);

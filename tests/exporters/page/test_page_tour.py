@@ -1,0 +1,146 @@
+"""Every tool of the page on every kind of page, as people have them: wide and on a phone, light and dark."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from benchmarks.synthetic_snapshot import make_snapshot
+from tests.exporters.page.tab import plot_area, settled, until
+from tests.exporters.page.test_diff_page import AFTER, BEFORE
+from tests.exporters.page.test_job_page import planted
+from tests.exporters.page.test_page_tools import rank_page
+from tests.exporters.page.test_snapshot_page import page_of
+from tests.training_steps import Recorded
+from tracer.analysis.peak_diff import diff_peaks
+from tracer.analysis.profiles.findings import find_in_cycle, put_together
+from tracer.exporters.page.diff_page import diff_pages
+from tracer.exporters.page.job_page import job_page
+from tracer.exporters.page.model import Page
+from tracer.exporters.page.timeline_page import timeline_page
+from tracer.exporters.page.untimed import without_times
+from tracer.snapshot.load import load_snapshot
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+@pytest.fixture(params=["run", "snapshot", "job", "diff", "null GPU"])
+def pages(request: pytest.FixtureRequest, recorded: Callable[[str], Recorded], tmp_path: Path) -> list[Page]:
+    """A page of each kind."""
+    if request.param == "snapshot":
+        path = tmp_path / "s.pickle"
+        path.write_bytes(pickle.dumps(make_snapshot(20_000)))
+        return [page_of(load_snapshot(path))]
+    if request.param == "job":
+        return [job_page(planted(), {"rank 5", "rank 0"}, run={}), rank_page(0, 1, 5, 3), rank_page(5, 2, 9, 4)]
+    if request.param == "diff":
+        return diff_pages([diff_peaks(BEFORE, AFTER)], before="before", after="after")
+    findings = put_together([find_in_cycle(recorded("fno_2d_new_zeros").recordings[0])])
+    run = timeline_page(findings, run={"command": "main.py"})
+    return [run if request.param == "run" else replace(without_times(run), caveat="Null GPU: nothing was computed.")]
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everything_is_clicked_through(
+    opened: Callable[..., Any], pages: list[Page], width: int, scheme: Literal["light", "dark"]
+) -> None:
+    granted = ["clipboard-read", "clipboard-write"]
+    with opened(pages, color_scheme=scheme, permissions=granted, accept_downloads=True) as tab:
+        tab.set_viewport_size({"width": width, "height": 900})
+        fits_in(tab, width)
+        if pages[0].caveat:
+            assert tab.locator(".caveat").inner_text() == pages[0].caveat
+        if tab.locator("#timeline .frame").count():
+            timeline(tab)
+        if tab.locator("#peak .map-side").count():
+            in_use(tab)
+        if tab.locator("#space:not([hidden])").count():
+            segments(tab)
+        if tab.locator("#ranks:not([hidden])").count():
+            ranks(tab)
+        tab.locator("#theme").click()
+        assert tab.evaluate("document.documentElement.dataset.theme") != scheme
+        fits_in(tab, width)
+
+
+def fits_in(tab: Any, width: int) -> None:
+    """Nothing is wider than the window."""
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def timeline(tab: Any) -> None:
+    """Search, each block with its neighbours, a ruler, a picture, zooming by keys, all keys."""
+    readout, frame = tab.locator("#timeline .readout"), tab.locator("#timeline .frame")
+    tab.locator("h1").click()
+    tab.keyboard.press("/")
+    tab.keyboard.type("a")
+    assert "groups of blocks have" in readout.inner_text()
+    tab.keyboard.press("Enter")
+    assert "Moment" in readout.inner_text()
+    tab.keyboard.press("Escape")
+    tab.get_by_role("button", name="Each block").click()
+    frame.focus()
+    for key in ("p", "ArrowUp", "Enter"):
+        tab.keyboard.press(key)
+    tab.locator(".kept:not([hidden])").wait_for()
+    tab.keyboard.press("n")
+    assert "made by" in tab.locator(".kept").inner_text() or "at the start" in tab.locator(".kept").inner_text()
+    before = tab.locator("#timeline .plot").get_attribute("data-view")
+    for key in ("0", "w", "d", "r", "m"):
+        tab.keyboard.press(key)
+    assert tab.locator("#timeline .plot").get_attribute("data-view") != before
+    frame.scroll_into_view_if_needed()
+    area = plot_area(tab)
+    tab.mouse.move(area["x"] + area["width"] * 0.3, area["y"] + area["height"] * 0.6)
+    tab.mouse.down()
+    tab.mouse.move(area["x"] + area["width"] * 0.7, area["y"] + area["height"] * 0.9, steps=3)
+    tab.mouse.up()
+    settled(tab)
+    assert "came and stayed" in readout.inner_text()
+    with tab.expect_download() as download:
+        tab.get_by_label("Save the timeline as a picture").select_option("png")
+    assert download.value.suggested_filename == "memory_timeline.png"
+    frame.focus()
+    tab.keyboard.press("?")
+    tab.locator("dialog[open]").get_by_role("button", name="Close").click()
+
+
+def in_use(tab: Any) -> None:
+    """Two moments compared, the tree by callers, the table copied."""
+    assert "What came" in tab.locator(".blocks h3").text_content()
+    tab.get_by_role("button", name="Stop comparing").click()
+    checks = tab.locator("#peak .check").all_inner_texts()
+    assert checks and all(check.startswith("✓") for check in checks), checks
+    if tab.get_by_role("button", name="By caller").count():
+        tab.get_by_role("button", name="By caller").click()
+        tab.get_by_label("Hide library frames").check()
+        tab.get_by_label("Search in the tree").fill("e")
+        assert tab.locator(".map-side p[role=status]").inner_text().startswith("Found")
+    tab.get_by_role("button", name="Copy as table").click()
+    until(tab, "[...document.querySelectorAll('.filters button')].some((one) => one.textContent === 'Copied')")
+    assert tab.evaluate("navigator.clipboard.readText()").startswith("| Size | Blocks | Category |")
+
+
+def segments(tab: Any) -> None:
+    """A step of the allocator, and whether a request would fit."""
+    steps = tab.locator(".allocator")
+    for name in ("← Segments changed", "Next →", "← Before"):
+        steps.get_by_role("button", name=name).click()
+    assert steps.locator("li").count()
+    tab.get_by_label("Size of a request").fill("4 TiB")
+    assert "Not in reserved memory" in steps.locator("p").last.inner_text()
+
+
+def ranks(tab: Any) -> None:
+    """Over time, side by side, and into the page of one."""
+    tab.locator("#ranks .frame").hover()
+    assert "rank 5" in tab.locator("#ranks .readout").inner_text()
+    tab.locator("#ranks .chip").last.click()
+    until(tab, "document.querySelector('#subtitle').textContent.startsWith('rank 5')")
+    tab.locator("#timeline .frame").wait_for()

@@ -1,0 +1,68 @@
+"""`torch-timeline redact`: a page without the names of the program, to be sent."""
+
+from __future__ import annotations
+
+import binascii
+import zlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tracer.commands.common import errors_for_people
+from tracer.commands.options import option
+from tracer.commands.run_options import Quiet
+from tracer.errors import TracerError
+from tracer.exporters.files import write_atomically
+from tracer.exporters.page.html import data_of_html, html_of_data
+from tracer.exporters.page.redact import redacted_pages
+from tracer.exporters.screen.terminal import say
+from tracer.results.files import PAGE
+
+_MAX_BYTES = 64 * 1024**2
+# What reading a page that is none, or one of another version, ends with.
+_NOT_A_PAGE = (ValueError, KeyError, TypeError, IndexError, AttributeError, zlib.error, binascii.Error)
+
+
+def redact(
+    page: Annotated[Path, typer.Argument(help="A page that this program wrote, or a --save-dir.")],
+    out: Annotated[
+        Path | None, option("The file to write; by default NAME.redacted.html beside it.", metavar="<path>")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write a page again without the names of your program, to send it to somebody.
+
+    Files, functions, modules and regions are numbered, the command and the settings are left out. All bytes and times
+    stay, as do the names of operators, and of what lies in installed packages.
+    """
+    with errors_for_people():
+        source = page / PAGE.file_name if page.is_dir() else page
+        target = out or source.with_suffix(".redacted.html")
+        write_atomically(target, redacted_page(source).encode())
+        if not quiet:
+            say(f"Wrote {target}  (open with a browser)")
+
+
+def redacted_page(path: Path) -> str:
+    """The text of a page without names.
+
+    Raises:
+        TracerError: It is no page of this program, or of another version of it.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise TracerError(
+            f"{path} cannot be read: {error.strerror}.", hint=f"Name a {PAGE.file_name}, or the folder of a run."
+        ) from None
+    try:
+        if len(content) > _MAX_BYTES:
+            raise ValueError("too large")
+        data = data_of_html(content.decode("utf-8"))
+        return html_of_data({**data, "up": None, "pages": redacted_pages(data["pages"])})
+    except _NOT_A_PAGE as error:
+        raise TracerError(
+            f"{path} is not a page that this version has written.", hint="Write it again, with `report` or `snapshot`."
+        ) from error
