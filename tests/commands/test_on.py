@@ -114,7 +114,10 @@ def test_an_unknown_card_is_one_sentence_with_the_nearest_names(started: list[li
         (("predict", *GPT, "--answer", "train.py:12=0.5"), "--answer has a meaning only with --on"),
         (("run", "--on", "h100", "--answer", "train.py=0.5", "train.py"), "'train.py=0.5' is not an answer"),
         (("predict", "train.py", *GPT, "--on", "h100"), "--model has a meaning only without a script"),
-        (("predict", "train.py", "--advise", "--on", "l4"), "fit --each --on l4 train.py tries changes on it"),
+        (("predict", "train.py", "--advise", "--json", "--on", "l4"), "fit --each --save-dir writes it as JSON"),
+        (("run", "--advise", "train.py"), "--advise tries changes on the null GPU"),
+        (("run", "--advise", "--on", "8xh100", "train.py"), "--advise asks about one GPU"),
+        (("run", "--advise", "--apply", "bf16", "--on", "h100", "train.py"), "changes of the script as it is"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: tuple[str, ...], error: str, started: list[list[Card]]) -> None:

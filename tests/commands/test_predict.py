@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 import main
 from tracer.exporters.json_documents.peak import read_peak_json
+from tracer.exporters.page.html import data_of_html
 
 GPT = ("--model", "models.gpt:build")
 
@@ -54,7 +55,14 @@ def test_the_files_are_those_of_a_run(tmp_path: Path) -> None:
     written = {path.name for path in tmp_path.iterdir()}
     assert {"max_mem.txt", "memory_report.sqlite", "memory_snapshot.pkl", "memory_timeline.html"} <= written
     assert "cuda_timing.txt" not in written
-    assert "prediction" in (tmp_path / "memory_timeline.html").read_text(encoding="utf-8")
+    (page,) = data_of_html((tmp_path / "memory_timeline.html").read_text(encoding="utf-8"))["pages"]
+    assert (page["title"], page["caveat"]) == (
+        "Predicted memory of a training step",
+        "Rehearsal: memory is predicted, nothing has run.",
+    )
+    # The answer comes first, and nothing that did not run has a time.
+    assert page["headline"][0].startswith(("Fits in ", "Does not fit in ", "Needs "))
+    assert (page["axis"], page["timings"], page["slowModules"]) == ("entry", [], [])
 
 
 def test_shapes_that_vary_are_between_the_smallest_and_the_largest(tmp_path: Path) -> None:

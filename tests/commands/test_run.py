@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tracer.commands.run import _of_script
+from tracer.commands.script import _of_script
 from tracer.exporters.screen.next_commands import from_checkout
 
 ROOT = Path(__file__).resolve().parents[2]

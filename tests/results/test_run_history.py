@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.exporters.recording_file.samples import on_cpu, on_cuda
-from tracer.capture.objects.known_storages import StorageObserver
+from tracer.capture.objects.storage_observer import StorageObserver
 from tracer.results import run_history
 from tracer.results.run_history import RunHistory
 from tracer.runs import outputs

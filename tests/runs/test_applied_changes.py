@@ -14,9 +14,11 @@ from tracer.runs.script_changes import (
     BF16,
     BF16_WEIGHTS,
     CHECKPOINT,
+    CHUNKED_LOSS,
     EXPANDABLE,
     FUSED,
     SCRIPT_CHANGES,
+    STATE_ON_HOST,
     script_changes,
     set_allocator,
 )
@@ -98,6 +100,19 @@ def test_what_has_no_blocks_is_said() -> None:
     with AppliedChanges([CHECKPOINT]) as applied:
         nn.Linear(2, 2)(torch.ones(1, 2))
     assert applied.notes == ("checkpoint: the model has no repeated blocks.",)
+
+
+def test_a_loss_that_no_step_came_to_may_come_yet() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    with AppliedChanges([CHUNKED_LOSS, STATE_ON_HOST]) as applied:
+        model(torch.ones(1, 2)).sum().backward()
+        before = applied.notes
+        optimizer.step()
+    assert not before and applied.notes == (
+        "chunked-loss: no large loss over classes was computed.",
+        "state-on-host: no optimizer has state on a GPU.",
+    )
 
 
 def test_optimizers_are_fused_before_they_have_state() -> None:

@@ -28,6 +28,7 @@ from tracer.runs.ranks import (
     announce,
     begin,
     finish,
+    ran_out_later,
     rank_folder,
     read_ranks,
     summary_text,
@@ -94,6 +95,23 @@ def test_ranks_that_agree_differ_in_nothing() -> None:
     summary = RanksSummary((peak(0, INPUT=100), peak(1, INPUT=100)), ())
     assert (summary.worst.index, summary.spread_bytes, summary.differences()) == (0, 0, {})
     assert "No category differs." in summary_text(summary)
+
+
+def test_a_rank_of_which_nobody_knows_kinds_differs_in_none() -> None:
+    summary = RanksSummary((peak(0, INPUT=40), peak(1, 900), peak(2, INPUT=50)), ())
+    assert summary.differences() == {"INPUT": (40, 50)}
+    assert summary.worst is not None and summary.worst.index == 1
+
+
+@pytest.mark.parametrize("has_spoken", [True, False])
+def test_a_rank_that_ran_out_later_keeps_the_steps_that_it_told_of(has_spoken: bool, tmp_path: Path) -> None:
+    rank = Rank(3, 4, 3, RUN, job_folder=tmp_path)
+    if has_spoken:
+        leave(tmp_path, replace(peak(3, INPUT=40), reserved_bytes=200))
+    later = ran_out_later(rank, "OutOfMemoryError: no", 900)
+    assert (later.index, later.run, later.num_steps) == (3, RUN, 9 if has_spoken else 0)
+    assert (later.peak_bytes, later.reserved_bytes, later.categories) == (900, 0, {})
+    assert later.out_of_memory and later.failure == "OutOfMemoryError: no"
 
 
 def test_no_rank_at_all_is_a_summary_too() -> None:
@@ -340,7 +358,7 @@ def test_somebody_elses_handler_is_left_alone() -> None:
 # ---- real processes --------------------------------------------------------------------------------------------------
 
 DYING = """
-    import os, signal, sys
+    import os, pathlib, signal, sys, time
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -349,15 +367,22 @@ DYING = """
 
     dist.init_process_group("gloo")
     model = DistributedDataParallel(nn.Linear(8, 8))
+    reached = pathlib.Path("reached")  # by rank 0: the step in which rank 1 dies, which it has begun to record
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = Schedule(num_wait_steps=0, num_warmup_steps=1, num_active_steps=1, num_repeats=1)
     with profile_training(model, optimizer, save_dir=sys.argv[1], schedule=schedule) as session:
         for step in range(6):
-            if dist.get_rank() == 1 and step == int(sys.argv[3]):
-                if sys.argv[2] == "killed":
-                    os.kill(os.getpid(), signal.SIGKILL)
-                raise ValueError("rank 1 has had enough")
-            model(torch.randn(4, 8)).sum().backward()
+            batch = torch.randn(4, 8)
+            if step == int(sys.argv[3]):
+                if dist.get_rank() == 0:
+                    reached.touch()
+                else:
+                    while not reached.exists():
+                        time.sleep(0.01)
+                    if sys.argv[2] == "killed":
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    raise ValueError("rank 1 has had enough")
+            model(batch).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
             session.step()

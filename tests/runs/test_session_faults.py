@@ -15,7 +15,7 @@ from torch import nn
 from tests.pieces import Pieces, raising
 from tests.runs.test_training import SHORT, net, train_step
 from tracer import profile_training
-from tracer.capture.objects.known_storages import StorageObserver
+from tracer.capture.objects.storage_observer import StorageObserver
 from tracer.runs.session import ProfileSession, Schedule
 from tracer.runs.workload_run import run_profile
 from tracer.timeline_tracer import TimelineTracer

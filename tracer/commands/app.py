@@ -9,6 +9,7 @@ from tracer.commands.diff import diff
 from tracer.commands.fit import fit
 from tracer.commands.predict import predict
 from tracer.commands.profile import profile
+from tracer.commands.redact import redact
 from tracer.commands.report import report
 from tracer.commands.run import CONTEXT, run
 from tracer.commands.snapshot import snapshot
@@ -31,3 +32,4 @@ app.command(cls=Command, short_help="Explain an allocator snapshot made anywhere
 app.command(cls=Command, short_help="Explain a trace that torch.profiler wrote anywhere.")(trace)
 app.command(cls=Command, short_help="Say what changed between two peaks.")(diff)
 app.command(cls=Command, short_help="Write the files of a kept recording again.")(report)
+app.command(cls=Command, short_help="Number the names in a page, to send it.")(redact)

@@ -147,11 +147,11 @@ def _worst_of(job: Job, *, quiet: bool) -> SavedPeak:
     with tempfile.TemporaryDirectory(prefix="peaks-") as folder:
         os.environ[_HANDED_TO] = folder
         try:
-            done = run_job(job, None, tell=not_said if quiet else say)
+            result = run_job(job, None, tell=not_said if quiet else say)
         finally:
             del os.environ[_HANDED_TO]
-        if done.status:
-            raise typer.Exit(done.status)
+        if result.status:
+            raise typer.Exit(result.status)
         peaks = [read_peak_json(path) for path in sorted(Path(folder).iterdir())]
     return max(peaks, key=lambda peak: peak.bytes)
 

@@ -67,6 +67,11 @@ def _source(context: typer.Context, parameter: str) -> str | None:
 def refuse(context: typer.Context, parameters: Iterable[str], where: str) -> None:
     """An option that would have no effect is a mistake, but for one of pyproject.toml, which is for many commands.
 
+    Args:
+        context: Knows what was given on the command line.
+        parameters: Names of options, with underscores.
+        where: Ends the sentence "has a meaning only ...".
+
     Raises:
         UsageError: One of them was given.
     """

@@ -127,13 +127,13 @@ def run_ranks(
     from tracer.exporters.screen.null_job import print_null_job
     from tracer.runs.null_job import run_job
 
-    done = run_job(job, save_dir, tell=not_said if quiet else say, is_first_seen=not as_json)
+    result = run_job(job, save_dir, tell=not_said if quiet else say, is_first_seen=not as_json)
     with screen(is_shown=as_json or not quiet) as console:
         if as_json:
-            console.print(json.dumps(null_job_json(done), indent=1), soft_wrap=True, markup=False)
+            console.print(json.dumps(null_job_json(result), indent=1), soft_wrap=True, markup=False)
         else:
-            print_null_job(done, console)
-    raise typer.Exit(done.status or (status_if_full if done.fits is False else 0))
+            print_null_job(result, console)
+    raise typer.Exit(result.status or (status_if_full if result.fits is False else 0))
 
 
 def start_on(text: str) -> Devices:

@@ -14,12 +14,27 @@ _SWITCHES = "switches"
 
 
 def option(help: str, panel: str | None = None, *names: str, metavar: str | None = None, **more: Any) -> Any:
-    """An option of --help under a heading; by default it is called as its field."""
+    """An option of --help under a heading; by default it is called as its field.
+
+    Args:
+        help: Its sentence in --help.
+        panel: The heading it stands under.
+        names: How it is called, if not as its field.
+        metavar: What --help shows for the value.
+        more: As `typer.Option` takes them.
+    """
     return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar, **more)
 
 
 def number(help: str, panel: str, *, least: int | None = None, metavar: str = "<number>") -> Any:
-    """An option that is a whole number, of some size at least."""
+    """An option that is a whole number, of some size at least.
+
+    Args:
+        help: Its sentence in --help.
+        panel: The heading it stands under.
+        least: The smallest number allowed; None for any.
+        metavar: What --help shows for the value.
+    """
 
     def parse(text: str | int) -> int:
         try:
@@ -58,11 +73,11 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     ]
 
     @wraps(command)
-    def called(**given: Any) -> None:
+    def called(**values: Any) -> None:
         whole = {
-            name: kind(**{field.name: _value(field, given) for field in fields(kind)}) for name, kind in groups.items()
+            name: kind(**{field.name: _value(field, values) for field in fields(kind)}) for name, kind in groups.items()
         }
-        command(**given, **whole)
+        command(**values, **whole)
 
     called.__signature__ = Signature(flat)  # type: ignore[attr-defined]
     called.__annotations__ = {option.name: option.annotation for option in flat}
@@ -83,7 +98,7 @@ def _parameter(name: str, default: object, annotation: object) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _value(option: Field[Any], given: dict[str, Any]) -> Any:
+def _value(option: Field[Any], values: dict[str, Any]) -> Any:
     if _SWITCHES in option.metadata:
-        return frozenset(name for name in option.metadata[_SWITCHES] if not given.pop(name.replace("-", "_")))
-    return given.pop(option.name)
+        return frozenset(name for name in option.metadata[_SWITCHES] if not values.pop(name.replace("-", "_")))
+    return values.pop(option.name)

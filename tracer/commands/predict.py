@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
+from tracer.commands.fit_trials import answer_trial, asked_trial, told_alone
 from tracer.commands.on_card import run_ranks, values_on
 from tracer.commands.options import number, option, with_options
 from tracer.commands.predict_engines import Engine, OnNullGpu, Rehearsed, build
@@ -20,6 +21,7 @@ from tracer.commands.usage import OUTPUTS, QUESTIONS, SCHEDULE
 from tracer.commands.workload_options import PredictedWorkload
 from tracer.exporters.screen.next_commands import after_prediction
 from tracer.exporters.screen.terminal import screen as terminal
+from tracer.results.fit import FitTrial
 
 if TYPE_CHECKING:
     from tracer.advice.recommendation import AdviceReport
@@ -72,6 +74,9 @@ def predict(
         answers = place.answers
         run_ranks(place, save_dir, quiet=screen.quiet, as_json=as_json, status_if_full=_DOES_NOT_FIT)
         devices = check(options)
+        if script is not None and place.card_text is not None and (asked := asked_trial()) is not None:
+            answer_trial(asked, place.card_text, answers, script, arguments or [], is_module=module, num_steps=steps)
+            return
         is_there = starts_on_null_gpu(options, devices)
         with values_on(answers):
             fits = _predict(options, devices, is_there=is_there)
@@ -102,9 +107,24 @@ def _predict(options: Options, devices: Devices | None, *, is_there: bool) -> bo
         if advice is not None and is_there:  # changes are rehearsed, and so is what they start from
             answer = replace(answer, other=_rehearsed(options, card).predict(options.workload))
     if options.save_dir is not None:
-        _write(replace(answer.results, advice=advice), options.save_dir, options)
+        from tracer.exporters.screen.prediction import verdict
+
+        _write(replace(answer.results, advice=advice, verdict=verdict(answer)), options.save_dir, options)
     _answer(answer, largest, advice, options)
+    if options.script is not None and options.advise and devices is not None:
+        _advise_script(options, devices, answer)
     return answer.fits
+
+
+def _advise_script(options: Options, devices: Devices, answer: Prediction) -> None:
+    """What each change made from outside would save; as fit.json, too, where files are written."""
+    from tracer.exporters.json_documents.fit import write_fit_json
+
+    own = (*(["-m"] if options.is_module else []), str(options.script), *options.arguments)
+    base = FitTrial((), bool(answer.fits), answer.memory.peak_allocated_bytes, answer.memory.peak_reserved_bytes)
+    report = told_alone(devices, own, base)
+    if options.save_dir is not None:
+        write_fit_json(report, options.save_dir / "fit.json")
 
 
 def _engine(options: Options, devices: Devices | None, *, is_there: bool) -> Engine:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from tracer.commands.common import refuse, was_given
 from tracer.errors import TracerError, UsageError
-from tracer.exporters.screen.next_commands import program_name
 from tracer.exporters.screen.terminal import say
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import A100, Devices, devices_of
@@ -44,11 +43,8 @@ def check(options: Options) -> Devices | None:
         _check_cpu(options)
     if is_script:
         refuse(options.context, (*_OF_MODELS, *_OF_SEARCHES), "without a script")
-        if options.advise:
-            raise UsageError(
-                "--advise has a meaning only without a script.",
-                hint=f"{program_name()} fit --each --on {place.on or 'rtx-4090'} {options.script} tries changes on it.",
-            )
+        if options.advise and options.as_json:
+            raise UsageError("--advise of a script is printed.", hint="fit --each --save-dir writes it as JSON.")
         if place.card_text is None:
             raise UsageError("On which GPU is the script to run? --on is missing.", hint="Add --on h100, say.")
         if place.engine == "rehearsal":
@@ -138,7 +134,7 @@ def predict_script(
     Raises:
         TracerError: There is no such script, or nothing was found in it.
     """
-    from tracer.commands.run import check_script, run_script
+    from tracer.commands.script import check_script, run_script
     from tracer.results.failure import is_out_of_memory
     from tracer.runs.null_prediction import predict_script as predicted
 

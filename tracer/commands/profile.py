@@ -279,8 +279,8 @@ def _adviser(
     from tracer.rehearsal.unfilled import unfilled_weights
     from tracer.units import parse_memory
 
-    asked = options.advice
-    if not asked.advise:
+    advice = options.advice
+    if not advice.advise:
         refuse(options.context, ("verify", "gpu_memory"), "with --advise")
         return None
     if options.num_watched:
@@ -288,7 +288,7 @@ def _adviser(
     if not is_alone:
         raise UsageError("--advise is for a run of one process.", hint="Leave it out, or run without torchrun.")
     try:
-        target_bytes = parse_memory(asked.gpu_memory) if asked.gpu_memory else None
+        target_bytes = parse_memory(advice.gpu_memory) if advice.gpu_memory else None
     except ValueError as error:
         raise UsageError(str(error), hint="Write the GPU's memory as 16GiB, 80GiB or 8192MiB.") from None
 
@@ -311,17 +311,17 @@ def _adviser(
                     workload,
                     build_there=build_there,
                     target_bytes=target_bytes,
-                    verify=asked.verify and results.failure is None,
+                    verify=advice.verify and results.failure is None,
                     progress=progress,
                 )
             except TracerError as error:  # the run's own results are not lost for it
                 note = f"There is no advice. {error} {error.hint}".strip()
                 return replace(results, notes=(*results.notes, note))
-        found = unneeded_memory(results.waste, device=results.device, rehearsed=(*report.rows, *report.others))
+        unneeded = unneeded_memory(results.waste, device=results.device, rehearsed=(*report.rows, *report.others))
         more_bytes = 0
         if results.findings is not None:
             more_bytes = max(results.findings.worst.peak.allocator_peak_bytes - report.peak_bytes, 0)
-        return replace(results, advice=replace(report, found=found, unrehearsed_bytes=more_bytes))
+        return replace(results, advice=replace(report, found=unneeded, unrehearsed_bytes=more_bytes))
 
     return advise
 
@@ -369,7 +369,16 @@ def run_and_report(
     eager: SavedPeak | None = None,
     advise: Callable[[Workload, RunResults], RunResults] | None = None,
 ) -> bool:
-    """Run, write, then answer, for this process or for its rank; False if the run or a file failed."""
+    """Run, write, then answer, for this process or for its rank; False if the run or a file failed.
+
+    Args:
+        built: The workload, its parameters' lines, and what to remember of it.
+        how: What to run.
+        save_dir: Folder for the files.
+        top: Rows of each table on the screen.
+        eager: The peak of the same run without compilation; None where it was not made.
+        advise: Adds advice to the results of the run.
+    """
     from tracer.exporters.screen.next_commands import after_run
     from tracer.exporters.screen.run import print_results
     from tracer.runs.ranks import begin, this_rank

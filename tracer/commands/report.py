@@ -86,10 +86,10 @@ def show_report(
 
     _check_names(only)
     check_folder(folder)
-    kept = load_kept_run(file)
-    results = results_of(kept)
+    kept_run = load_kept_run(file)
+    results = results_of(kept_run)
     unwanted = _unwanted(only, results)
-    for line in (*(f"Of that run: {line}" for line in kept.failure), *(f"Note: {note}" for note in results.notes)):
+    for line in (*(f"Of that run: {line}" for line in kept_run.failure), *(f"Note: {note}" for note in results.notes)):
         say(line)
     written = write_outputs(results, folder, leave_out=unwanted, tell=teller(say, complain=complain))
     print_results(results, console, top=top)

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
-import traceback
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.machinery import PathFinder
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tracer.commands.common import errors_for_people, kept_import_path, say_all
+from tracer.commands.fit_trials import answer_trial, asked_trial, told_alone
 from tracer.commands.on_card import OnOptions, run_ranks, say_where, start_on, values_on
 from tracer.commands.options import option, with_options
 from tracer.commands.run_options import SAVE_DIR, RequestedFiles, SaveDir, ScreenOptions, ScriptSchedule
+from tracer.commands.script import check_script, run_script
 from tracer.commands.usage import DEVICE
-from tracer.errors import TracerError
+from tracer.errors import UsageError
+from tracer.exporters.screen.next_commands import program_name
 from tracer.exporters.screen.terminal import say
 
 if TYPE_CHECKING:
-    from tracer.runs.script_run import ScriptProfile
+    from tracer.null_gpu.cards import Devices
 
 __tracebackhide__ = True  # a line of this file explains nothing about the script
 
@@ -57,6 +56,10 @@ def run(
         str,
         option("Changes made from outside, as `fit` names them: checkpoint,bf16", None, "--apply", metavar="<names>"),
     ] = "",
+    advise: Annotated[
+        bool,
+        option("With --on: then try changes made from outside, and say what each saves.", None, "--advise"),
+    ] = False,
     screen: ScreenOptions,
 ) -> None:
     """Run a training script as it is, and explain the memory peak of its first steps.
@@ -70,6 +73,12 @@ def run(
     with errors_for_people():
         answers = on.answers
         _check_changes(apply)
+        if advise:
+            _check_advise(on, apply)
+        if on.on is not None and (asked := asked_trial()) is not None:
+            with kept_import_path():
+                answer_trial(asked, on.on, on.answers, script, arguments or [], is_module=module)
+            return
         run_ranks(on, save_dir, quiet=screen.quiet)
         devices = start_on(on.on) if on.on is not None else None
     if devices is not None and not screen.quiet:
@@ -126,6 +135,9 @@ def run(
         results = profile.session.results if isinstance(profile.session, ScriptTraining) else None
         if devices is not None and results is not None and (said := elsewhere(results.device)):
             say(f"{said} {USE_CUDA}")
+    if advise and devices is not None:
+        with errors_for_people():
+            _advise(devices, str(on.on), (*(["-m"] if module else []), script, *(arguments or [])), save_dir)
     if not succeeded:
         raise typer.Exit(1)
 
@@ -142,6 +154,31 @@ def _check_changes(names: str) -> None:
         set_allocator(script_changes(names))
 
 
+def _check_advise(on: OnOptions, apply: str) -> None:
+    """Changes are tried on the null GPU.
+
+    Raises:
+        UsageError: That is not where the script runs, or it is not tried as it is.
+    """
+    if on.on is None:
+        raise UsageError(
+            "--advise tries changes on the null GPU.", hint="Add --on with your GPU's name, --on h100 say."
+        )
+    if on.job is not None:
+        raise UsageError("--advise asks about one GPU.", hint="fit --each with the same --on tries changes on a job.")
+    if apply:
+        raise UsageError("--advise tries changes of the script as it is.", hint="Leave out --apply.")
+
+
+def _advise(devices: Devices, card: str, own: tuple[str, ...], save_dir: Path) -> None:
+    """Each change alone, fit.json, and the command that finds the fewest with which it fits."""
+    from tracer.exporters.json_documents.fit import write_fit_json
+
+    report = told_alone(devices, own)
+    write_fit_json(report, save_dir / "fit.json")
+    say(f"Next: {program_name()} fit --on {card} {shlex.join(own)} finds the fewest with which it fits.")
+
+
 @contextmanager
 def _made(names: str) -> Iterator[Callable[[], Sequence[str]]]:
     """Changes are made meanwhile; what is given says what could not be."""
@@ -153,97 +190,3 @@ def _made(names: str) -> Iterator[Callable[[], Sequence[str]]]:
 
     with AppliedChanges(script_changes(names)) as applied:
         yield lambda: applied.notes
-
-
-def check_script(script: str, *, is_module: bool) -> None:
-    """Before anything of it runs.
-
-    Raises:
-        TracerError: There is no such script or module.
-    """
-    if not is_module:
-        if not Path(script).is_file():
-            raise TracerError(f"There is no file {script}.", hint="Name a script, or a module with -m.")
-        return
-    root = script.partition(".")[0]
-    if root not in sys.modules and PathFinder.find_spec(root, ["", *sys.path]) is None:
-        raise TracerError(f"There is no module {root}.", hint="Name one that Python finds from this folder.")
-
-
-def run_script(
-    profile: ScriptProfile,
-    script: str,
-    arguments: list[str],
-    *,
-    is_module: bool = False,
-    quiet: bool = False,
-    is_answer: Callable[[Exception], bool] = lambda error: False,
-) -> bool:
-    """Run a script under a profile; False if it raised, after its traceback.
-
-    Args:
-        profile: Looks for models and steps.
-        script: Its path, or a module's name.
-        arguments: Its own.
-        is_module: Which of them.
-        quiet: Whether notes are left out.
-        is_answer: Whether an exception is what was asked for, so that its traceback is nothing to show.
-
-    Raises:
-        SystemExit: The script's own, with its status.
-    """
-    from tracer.runs.script_run import FirstStepsDone
-
-    try:
-        with profile, _as_main(script, arguments, is_module=is_module):
-            if is_module:
-                runpy.run_module(script, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(script, run_name="__main__")
-    except FirstStepsDone:
-        return True
-    except Exception as error:
-        if not is_answer(error):
-            sys.stderr.writelines(traceback.format_exception(type(error), error, _of_script(error)))
-        return False
-    finally:
-        if not quiet and not profile.is_in_child:
-            say_all(f"Note: {note}" for note in profile.notes)
-        if profile.session is None and not profile.is_in_child:
-            say("Nothing was recorded.")
-        profile.tell()
-    return True
-
-
-@contextmanager
-def _as_main(script: str, arguments: list[str], *, is_module: bool) -> Iterator[None]:
-    """The arguments and the import path that the script expects."""
-    before = sys.argv
-    sys.argv = [script, *arguments]
-    sys.path.insert(0, "" if is_module else str(Path(script).resolve().parent))
-    try:
-        yield
-    finally:
-        sys.argv = before
-
-
-def _of_script(error: BaseException) -> TracebackType | None:
-    """The traceback from the script's first frame on, without ours.
-
-    What started the script explains nothing, and neither does what computes values behind the null GPU's operators.
-    """
-    frames = list(_parts(error.__traceback__))
-    names = [frame.tb_frame.f_globals.get("__name__") for frame in frames]
-    if "__main__" not in names:
-        return error.__traceback__
-    shown: TracebackType | None = None
-    for frame in reversed(frames[names.index("__main__") :]):
-        if not frame.tb_frame.f_globals.get("__tracebackhide__"):
-            shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    return shown or error.__traceback__
-
-
-def _parts(trace: TracebackType | None) -> Iterator[TracebackType]:
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next

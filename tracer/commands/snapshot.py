@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,17 +94,8 @@ def snapshot(
     Several recordings are the ranks of a job: which are alike, which are odd, and what the worst one has more.
     """
     if is_job(file):
-        with errors_for_people():
-            _refuse_addresses(file)
-            for name, given in (("sqlite", sqlite), ("between", between), ("gpu-memory", gpu_memory)):
-                if given is not None:
-                    raise TracerError(f"--{name} is about one recording.", hint="Name the file of one rank.")
-            with screen(is_shown=as_json or not quiet) as console:
-                worst = show_job(file, console, device=device, dask=dask, as_json=as_json, top=top, html=html)
-                if html is not None and not quiet:
-                    say_all([f"Wrote {html}  (open with a browser)"])
-            if not as_json and not quiet:
-                say_all(after_job(worst, file, has_page=html is not None))
+        about_one = {"sqlite": sqlite, "between": between, "gpu-memory": gpu_memory}
+        _answer_job(file, about_one, device=device, dask=dask, as_json=as_json, top=top, html=html, quiet=quiet)
         return
     with errors_for_people():
         _refuse_addresses(file)
@@ -129,6 +120,31 @@ def snapshot(
             say_all(_next(shown, file[0], has_page=html is not None))
     if not shown.runs:
         raise typer.Exit(3)
+
+
+def _answer_job(
+    paths: Sequence[Path],
+    about_one: Mapping[str, object | None],
+    *,
+    device: int | None,
+    dask: str | None,
+    as_json: bool,
+    top: int,
+    html: Path | None,
+    quiet: bool,
+) -> None:
+    """The command for the recordings of a job; `about_one` are the options that it refuses, by name."""
+    with errors_for_people():
+        _refuse_addresses(paths)
+        for name, value in about_one.items():
+            if value is not None:
+                raise TracerError(f"--{name} is about one recording.", hint="Name the file of one rank.")
+        with screen(is_shown=as_json or not quiet) as console:
+            worst = show_job(paths, console, device=device, dask=dask, as_json=as_json, top=top, html=html)
+            if html is not None and not quiet:
+                say_all([f"Wrote {html}  (open with a browser)"])
+        if not as_json and not quiet:
+            say_all(after_job(worst, paths, has_page=html is not None))
 
 
 def _next(shown: Explained, path: Path, *, has_page: bool) -> tuple[str, ...]:
@@ -176,6 +192,15 @@ def show_job(
     html: Path | None = None,
 ) -> str | None:
     """Explain the ranks of a job on a console, and as a page if that is wanted.
+
+    Args:
+        paths: The recordings, their folder, or a pattern.
+        console: Where to print.
+        device: The only device to look at; None means all.
+        dask: See `read_job`.
+        as_json: Print JSON instead of text.
+        top: Rows of each table on the console.
+        html: Where to write the page.
 
     Returns:
         The file of the worst one; None where none could be read.
@@ -247,12 +272,12 @@ class Explained:
     @property
     def runs(self) -> bool:
         """Whether the recording runs on the GPU asked about, on every device of it; True if none was."""
-        return all(found.what_if is None or found.what_if.runs for found in self.allocator)
+        return all(finding.what_if is None or finding.what_if.runs for finding in self.allocator)
 
     @property
     def can_try_settings(self) -> bool:
         """Whether other settings of the allocator have not been tried, and can be."""
-        return any(found.modelled is not None and found.what_if is None for found in self.allocator)
+        return any(finding.modelled is not None and finding.what_if is None for finding in self.allocator)
 
 
 def show_snapshot(
@@ -359,7 +384,7 @@ def _print(explained: Explained, console: Console, path: Path, top: int) -> None
         for moments in explained.moments:
             if moments.device == index:
                 print_moments(moments, console, top=top)
-        print_allocator([found for found in explained.allocator if found.device == index], console, top=top)
+        print_allocator([finding for finding in explained.allocator if finding.device == index], console, top=top)
 
     print_snapshot(explained.finding, console, file=str(path), top=top, more=print_more)
 
@@ -381,7 +406,7 @@ def _moments(
 
     sites = replayed.sites
     ran_out = len(device.state.trace.where(Action.OOM)) > 0
-    # Asked of all devices, a failure is a question to those that had device.
+    # Asked of all devices, a failure is a question to those that had one.
     is_for_others = not ran_out and any(len(other.state.trace.where(Action.OOM)) for other in replayed.devices)
     at = [moment for moment in questions.at if moment != "oom" or not is_for_others]
     is_between = questions.between is not None and not ("oom" in questions.between and is_for_others)
@@ -458,8 +483,8 @@ def _write(
         )
     from tracer.analysis.snapshots.timeline import device_timeline
 
-    one = replayed.devices[shown]
-    timeline = device_timeline(replayed.snapshot, one.state, one.replay, kinds=one.kinds)
+    device = replayed.devices[shown]
+    timeline = device_timeline(replayed.snapshot, device.state, device.replay, kinds=device.kinds)
     with FilesInTurn([path for path in (html, sqlite) if path is not None]) as turn:
         if html is not None:
             from tracer.exporters.page.snapshot_page import write_snapshot_page

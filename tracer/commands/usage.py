@@ -183,10 +183,6 @@ def _hint(error: Any, ctx: Any) -> str:
     """What was meant, where a name is spelled much like one that there is."""
     if (unknown := getattr(error, "option_name", None)) is None or not hasattr(error, "possibilities"):
         return ""
-    if (unknown, ctx.info_name) == ("--advise", "run"):
-        return (
-            f"{_program(ctx).removesuffix('run')}fit --each --on rtx-4090 train.py tries changes on a script as it is."
-        )
     names = [name for parameter in ctx.command.get_params(ctx) for name in (*parameter.opts, *parameter.secondary_opts)]
     return _suggestion(ctx, unknown, [name for name in names if name.startswith("--")])
 

@@ -313,13 +313,15 @@ def chosen_device(text: str, *, named: bool, say: Callable[[str], None] = say) -
         return torch.device("cpu")
     if not is_accelerator(device):
         raise UsageError(f"Devices of type {device.type} are not supported.", hint=_DEVICES_HINT)
-    there = num_devices(device)
-    if there and with_index(device).index < there:
+    num_there = num_devices(device)
+    if num_there and with_index(device).index < num_there:
         return with_index(device)
-    if named or there:
-        seen = f"{device.type}:0 to {device.type}:{there - 1}" if there else f"no device of type {device.type}"
+    if named or num_there:
+        available = (
+            f"{device.type}:0 to {device.type}:{num_there - 1}" if num_there else f"no device of type {device.type}"
+        )
         raise TracerError(
-            f"There is no device {text}; torch sees {seen}.", hint="Name one that is there with --device."
+            f"There is no device {text}; torch sees {available}.", hint="Name one that is there with --device."
         )
     say(f"No {device.type.upper()} device here: running on the CPU. Name a device with --device to insist on it.")
     return torch.device("cpu")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from tracer.capture.sources.source_line import SourceLine
 
 
@@ -56,6 +54,13 @@ _NO_MEMORY_LEFT = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_S
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device had no memory left, in the words of either allocator."""
+    import torch  # here alone, so that results are read without it
+
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY_LEFT)
+
+
+def without_gpu(message: str) -> str:
+    """Torch's message of an out of memory up to what was asked for, without a period: the rest repeats the GPU."""
+    return message.split(" GPU ", 1)[0].rstrip(".")

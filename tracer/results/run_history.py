@@ -52,7 +52,13 @@ class RunHistory:
         return device_out_of_memory(self.columns) if self.columns is not None else None
 
     def failed_allocation(self, findings: Findings | None, known: KnownStorages, device: str) -> OutOfMemory | None:
-        """The last allocation that a device of this one's type had no memory for, explained."""
+        """The last allocation that a device of this one's type had no memory for, explained.
+
+        Args:
+            findings: Of the run, to name what filled the device; None where there are none.
+            known: Live tensors observed during the run.
+            device: Name of a device, of which the type counts.
+        """
         if (columns := self.columns) is None:
             return None
         kind = device.partition(":")[0]

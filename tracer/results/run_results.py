@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracer.advice.recommendation import AdviceReport
 from tracer.analysis.peak_diff import PeakDiff, SavedPeak
@@ -15,16 +15,20 @@ from tracer.analysis.profiles.eager_comparison import compared_with_eager
 from tracer.analysis.profiles.findings import Findings
 from tracer.analysis.profiles.waste import Waste
 from tracer.analysis.snapshots.oom import OutOfMemory
-from tracer.capture.device.phase_timing import PhaseTimings
+from tracer.analysis.times.findings import TraceTimes
+from tracer.capture.device.phase_timings import PhaseTimings
 from tracer.capture.objects.known_storages import KnownStorages
-from tracer.capture.objects.parameter_origins import Parameter
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.run_origin import RunOrigin
 from tracer.capture.sources.project_files import ProjectFiles
+from tracer.capture.sources.source_files import is_package_code
 from tracer.capture.values_read import ValuesRead
 from tracer.errors import MissingPackageError
 from tracer.results.failure import Failure
 from tracer.results.run_history import RunHistory
+
+if TYPE_CHECKING:
+    from tracer.capture.objects.parameter_origins import Parameter
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -50,6 +54,7 @@ class RunResults:
         origin: When, where and with what the run was made.
         project_names: What the user's project calls each file, None for those that are not of it; None where that is
             to be asked of the disk.
+        times: Where the time of the device went; None where nothing that was read tells.
         device: That the run is about, as `str(torch.device)` writes it.
         keep_recording: Whether recording.npz is wanted.
         eager: The peak of the same run without compilation; None where it was not made.
@@ -57,6 +62,7 @@ class RunResults:
         waste: What the peak held that nobody needs, the largest first.
         values_read: What the program read of a device that computes nothing; None on any other.
         is_predicted: Whether nothing has run: the results are of a rehearsal.
+        verdict: What a prediction says of the card, in a sentence; empty for a run.
     """
 
     findings: Findings | None
@@ -76,6 +82,7 @@ class RunResults:
     module_names: Mapping[int, str] = field(default_factory=dict)
     origin: RunOrigin = field(default_factory=RunOrigin.here)
     project_names: Mapping[str, str | None] | None = None
+    times: TraceTimes | None = None
     device: str = "cpu"
     keep_recording: bool = False
     eager: SavedPeak | None = None
@@ -83,6 +90,7 @@ class RunResults:
     waste: tuple[Waste, ...] = ()
     values_read: ValuesRead | None = None
     is_predicted: bool = False
+    verdict: str = ""
 
     @property
     def computed(self) -> bool:
@@ -124,3 +132,13 @@ class RunResults:
         if self.project_names is not None:
             return self.project_names.get
         return ProjectFiles(self.project_root or Path.cwd())
+
+    @property
+    def sources_root(self) -> Path | None:
+        """The folder from which `name_in_project` names files, where it is known."""
+        if self.project_names is None:
+            return self.project_root or Path.cwd()
+        named = ((Path(path), name) for path, name in self.project_names.items() if name is not None)
+        relative = ((path, len(Path(name).parts)) for path, name in named if str(path) != name)
+        roots = (path.parents[depth - 1] for path, depth in relative if not is_package_code(str(path)))
+        return next(roots, None)

@@ -11,13 +11,27 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
 from tracer.advice.changes.optimizer_kernels import can_be_fused
-from tracer.runs.script_changes import BF16, BF16_WEIGHTS, CHECKPOINT, FUSED, ScriptChange
+from tracer.capture.torch_private.torch_graph import running_node
+from tracer.runs.kept_on_host import SavedOnHost, StateOnHost
+from tracer.runs.loss_in_chunks import LossInChunks
+from tracer.runs.script_changes import (
+    BF16,
+    BF16_WEIGHTS,
+    CHECKPOINT,
+    CHUNKED_LOSS,
+    FREE_GRADIENTS,
+    FUSED,
+    SAVED_ON_HOST,
+    STATE_ON_HOST,
+    ScriptChange,
+)
 from tracer.workloads.module_steps import repeated_blocks
 
+_ON_MODELS = {CHECKPOINT, CHUNKED_LOSS, SAVED_ON_HOST, BF16, BF16_WEIGHTS}
 _FUSED_ON_CUDA = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
 
@@ -29,7 +43,10 @@ class AppliedChanges:
         self._changes = frozenset(changes)
         self._hooks = ExitStack()
         self._depth = 0
-        self._autocast = ExitStack()
+        self._in_call = ExitStack()
+        self._losses = LossInChunks()
+        self._state = StateOnHost()
+        self._num_steps = 0
         # Weak: what a program has replaced is not kept, and its `id` is another's soon.
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.num_blocks = 0
@@ -38,32 +55,48 @@ class AppliedChanges:
     @property
     def notes(self) -> tuple[str, ...]:
         """What could not be made, a sentence each."""
-        nothing = CHECKPOINT in self._changes and not self.num_blocks
-        return (f"{CHECKPOINT.name}: the model has no repeated blocks.",) if nothing else ()
+        # A program whose memory ended before its first step has not come to its loss yet, say.
+        has_stepped = self._num_steps > 0
+        in_vain = (
+            (CHECKPOINT, not self.num_blocks, "the model has no repeated blocks."),
+            (CHUNKED_LOSS, has_stepped and not self._losses.num_calls, "no large loss over classes was computed."),
+            (STATE_ON_HOST, has_stepped and not self._state.num_tensors, "no optimizer has state on a GPU."),
+        )
+        return tuple(f"{change.name}: {why}" for change, holds, why in in_vain if holds and change in self._changes)
 
     def __enter__(self) -> Self:
         """Begin."""
         on_modules = torch.nn.modules.module
-        if self._changes & {CHECKPOINT, BF16, BF16_WEIGHTS}:
+        if self._changes & _ON_MODELS:
             handles = [
                 on_modules.register_module_forward_pre_hook(self._before_call),
                 on_modules.register_module_forward_hook(self._after_call, always_call=True),
             ]
             for handle in handles:
                 self._hooks.callback(handle.remove)
+        self._hooks.callback(register_optimizer_step_post_hook(self._after_step).remove)
         if FUSED in self._changes:
             self._hooks.callback(register_optimizer_step_pre_hook(_fuse).remove)
+        if STATE_ON_HOST in self._changes:
+            self._hooks.callback(register_optimizer_step_pre_hook(self._state.before_step).remove)
+            self._hooks.callback(register_optimizer_step_post_hook(self._state.after_step).remove)
+        if FREE_GRADIENTS in self._changes:
+            self._hooks.callback(register_optimizer_step_post_hook(_free_gradients).remove)
+        if CHUNKED_LOSS in self._changes:
+            self._hooks.enter_context(self._losses.of_functions())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Change nothing more."""
-        self._autocast.close()
+        self._in_call.close()
         self._hooks.close()
 
     def _before_call(self, module: nn.Module, args: Any) -> None:
         self._depth += 1
+        if CHUNKED_LOSS in self._changes:
+            self._losses.before_call(module)
         if self._depth > 1:
             return
         if module not in self._seen:
@@ -75,7 +108,13 @@ class AppliedChanges:
             self._seen.update(module.modules())
         if self._changes & {BF16, BF16_WEIGHTS}:
             device = next((parameter.device.type for parameter in module.parameters()), "cuda")
-            self._autocast.enter_context(torch.autocast(device, torch.bfloat16))
+            self._in_call.enter_context(torch.autocast(device, torch.bfloat16))
+        # What backward computes again it uses at once, and the hooks of checkpointing have to see it.
+        if SAVED_ON_HOST in self._changes and torch.is_grad_enabled() and running_node() is None:
+            self._in_call.enter_context(SavedOnHost(module))
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._num_steps += 1
 
     def _checkpoint(self, module: nn.Module) -> None:
         if num_models := _switch_on(module):
@@ -86,10 +125,13 @@ class AppliedChanges:
                 block.forward = _computed_again(block, block.forward)
                 self.num_blocks += 1
 
-    def _after_call(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _after_call(self, module: nn.Module, args: Any, output: Any) -> Any:
+        if CHUNKED_LOSS in self._changes:
+            output = self._losses.after_call(module, output)
         self._depth -= 1
         if self._depth == 0:
-            self._autocast.close()
+            self._in_call.close()
+        return output
 
 
 def _switch_on(module: nn.Module) -> int:
@@ -121,6 +163,12 @@ def _computed_again(block: nn.Module, forward: Callable[..., Any]) -> Callable[.
         return forward(*args, **kwargs)
 
     return called
+
+
+def _free_gradients(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
 
 
 def _fuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

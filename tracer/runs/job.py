@@ -41,15 +41,15 @@ def recordings(paths: Iterable[Path]) -> list[Path]:
     Raises:
         SnapshotError: A file is missing, or a folder or a pattern has none.
     """
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for path in paths:
         inside = list(_inside(path))
         if not inside:
             raise SnapshotError(
                 f"{path} has no recording.", hint="Name files of torch.cuda.memory._dump_snapshot(), or their folder."
             )
-        found |= dict.fromkeys(inside)
-    return list(found)
+        files |= dict.fromkeys(inside)
+    return list(files)
 
 
 def _inside(path: Path) -> Iterator[Path]:
@@ -106,12 +106,12 @@ def read_job(
     """
     # Addresses of files are relative to this process's folder, which a worker elsewhere need not have.
     named = [str(path.absolute()) if dask is not None else str(path) for path in files]
-    found: list[RankPeak] = []
+    peaks: list[RankPeak] = []
     seen: dict[object, Any] = {}
 
     def add(peak: RankPeak) -> None:
-        found.append(_sharing(peak, seen))
-        progress(len(found), len(named))
+        peaks.append(_sharing(peak, seen))
+        progress(len(peaks), len(named))
 
     with executor_for(dask, num_processes or num_processes_for(files)) as executor:
         left = _read_all(executor, named, device, read, add)
@@ -123,7 +123,7 @@ def read_job(
         if left:
             culprit = left.pop(0)
             add(RankPeak(culprit, rank_of(culprit), problem="The process that read it has died."))
-    return found
+    return peaks
 
 
 def _read_all(
@@ -152,9 +152,9 @@ def _sharing(peak: RankPeak, seen: dict[object, Any]) -> RankPeak:
 def num_processes_for(files: Sequence[Path]) -> int:
     """As many as there are cores, files, and memory for the largest of them."""
     largest = max((_needed_bytes(path) for path in files), default=0)
-    each = _PROCESS_BYTES + largest
+    process_bytes = _PROCESS_BYTES + largest
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, len(files), int(_SHARE_OF_MEMORY * _free_bytes() // each)))
+    return max(1, min(cores, len(files), int(_SHARE_OF_MEMORY * _free_bytes() // process_bytes)))
 
 
 def _needed_bytes(path: Path) -> int:
@@ -172,7 +172,12 @@ def _free_bytes() -> int:
 
 @contextmanager
 def executor_for(dask: str | None, num_processes: int) -> Iterator[Executor]:
-    """Where recordings are read: processes of this machine, or a Dask cluster's workers; errors as of `read_job`."""
+    """Where recordings are read: processes of this machine, or a Dask cluster's workers; errors as of `read_job`.
+
+    Args:
+        dask: Address of a Dask scheduler; None for processes of this machine.
+        num_processes: How many, without Dask.
+    """
     if dask is None:
         # A fresh interpreter for each: what this process has loaded is not paid for again by every copy of it.
         with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
@@ -210,9 +215,9 @@ def _check_cluster(executor: Executor, address: str) -> None:
     """
     hint = "Install this version of it where the cluster's scheduler and workers run."
     try:
-        there = executor.submit(answer_of).result()
+        answer = executor.submit(answer_of).result()
     except Exception as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise TracerError(f"The workers at {address} cannot import torch-timeline: {first}", hint=hint) from error
-    if there != answer_of():
+    if answer != answer_of():
         raise TracerError(f"The workers at {address} have another version of torch-timeline.", hint=hint)

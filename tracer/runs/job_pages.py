@@ -82,8 +82,8 @@ def read_page(rank: RankPeak, num_pages: int) -> dict[str, Any] | None:
     except SnapshotError:
         return None
     finding = explain_replayed(replayed)
-    (one,) = replayed.devices
-    timeline = device_timeline(replayed.snapshot, one.state, one.replay, kinds=one.kinds)
+    (device,) = replayed.devices
+    timeline = device_timeline(replayed.snapshot, device.state, device.replay, kinds=device.kinds)
     page = snapshot_page(replayed, finding, 0, timeline, run={"file": rank.file, "device": rank.device or 0})
     shown = page_data(page, num_pages=num_pages)
     subtitle = f"{page.device}, {page.subtitle}"

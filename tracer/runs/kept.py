@@ -58,38 +58,38 @@ def _sources(results: RunResults) -> tuple[SourceFile, ...]:
     return tuple(SourceFile(path, in_project(path), source_of(path, is_users=users)) for path, users in files.items())
 
 
-def results_of(kept: KeptRun) -> RunResults:
+def results_of(run: KeptRun) -> RunResults:
     """Every question asked again, by this version of the program.
 
     Raises:
         RecordingError: The recordings have nothing of the device.
     """
-    notes = list(kept.notes)
-    history = RunHistory(kept.snapshot)
-    findings = _findings(kept, history)
-    is_same = findings is not None and kept.trace is not None and findings.cycles[kept.trace.cycle] is findings.worst
-    if kept.trace is not None and not is_same:
+    notes = list(run.notes)
+    history = RunHistory(run.snapshot)
+    findings = _findings(run, history)
+    is_same = findings is not None and run.trace is not None and findings.cycles[run.trace.cycle] is findings.worst
+    if run.trace is not None and not is_same:
         notes.append("The trace that was kept is of another cycle than the one with the largest peak.")
-    failed_allocation = history.failed_allocation(findings, kept.known, kept.device) if kept.ran_out_of_memory else None
+    failed_allocation = history.failed_allocation(findings, run.known, run.device) if run.ran_out_of_memory else None
     return RunResults(
         findings=findings,
-        timings=kept.timings,
+        timings=run.timings,
         history=history,
-        known=kept.known,
-        unused_parameters=kept.unused_parameters,
-        losses=kept.losses,
-        num_steps=kept.num_steps,
+        known=run.known,
+        unused_parameters=run.unused_parameters,
+        losses=run.losses,
+        num_steps=run.num_steps,
         failure=None,
-        settings=kept.settings,
+        settings=run.settings,
         notes=(*notes, *history.notes),
-        parameters=kept.parameters,
+        parameters=run.parameters,
         failed_allocation=failed_allocation,
-        trace=kept.trace.trace if kept.trace is not None and is_same else None,
-        module_names=kept.module_names,
-        origin=kept.origin,
-        project_names={source.path: source.project_name for source in kept.sources},
-        device=kept.device,
-        eager=None if kept.eager is None else saved_peak_from(Path("The peak without compilation"), kept.eager),
+        trace=run.trace.trace if run.trace is not None and is_same else None,
+        module_names=run.module_names,
+        origin=run.origin,
+        project_names={source.path: source.project_name for source in run.sources},
+        device=run.device,
+        eager=None if run.eager is None else saved_peak_from(Path("The peak without compilation"), run.eager),
         waste=tuple(
             Waste(
                 WasteKind[waste.kind],
@@ -100,28 +100,28 @@ def results_of(kept: KeptRun) -> RunResults:
                 variable=waste.variable,
                 held_at=waste.held_at,
             )
-            for waste in kept.waste
+            for waste in run.waste
         ),
-        values_read=kept.values_read,
+        values_read=run.values_read,
     )
 
 
-def _findings(kept: KeptRun, history: RunHistory) -> Findings | None:
-    if not kept.cycles:
+def _findings(run: KeptRun, history: RunHistory) -> Findings | None:
+    if not run.cycles:
         return None
-    texts = {source.path: source.text for source in kept.sources}
-    found = put_together(
+    texts = {source.path: source.text for source in run.sources}
+    findings = put_together(
         [
             find_in_cycle(
-                with_lines_of_nodes(place_inline_operators(cycle.recording, texts.get), kept.compiled.graphs),
-                known=kept.known,
-                module_names=kept.module_names,
-                device=kept.device,
+                with_lines_of_nodes(place_inline_operators(cycle.recording, texts.get), run.compiled.graphs),
+                known=run.known,
+                module_names=run.module_names,
+                device=run.device,
                 is_whole=cycle.is_whole,
-                graphs=kept.compiled.graphs,
+                graphs=run.compiled.graphs,
             )
-            for cycle in kept.cycles
+            for cycle in run.cycles
         ],
-        compiled=kept.compiled,
+        compiled=run.compiled,
     )
-    return history.joined(found, kept.known)
+    return history.joined(findings, run.known)

@@ -205,14 +205,14 @@ def predict_script(
             "The script ended, and no step of it was recorded.",
             hint=next(iter(profile.notes), "Let it train for longer: three steps at least."),
         )
-    if said := elsewhere(results.device):
-        raise TracerError(said, hint=USE_CUDA)
+    if reason := elsewhere(results.device):
+        raise TracerError(reason, hint=USE_CUDA)
     sizes, failed_at = _sizes(results.device), _place(results)
     ran = f"{results.num_steps} {'step' if results.num_steps == 1 else 'steps'} ran"
-    said = f"{ran}; what comes later, such as an evaluation, is not in it."
+    assumption = f"{ran}; what comes later, such as an evaluation, is not in it."
     if not (num_steps or failed_at or steps.have_repeated):
-        said += f" No two of them asked for the same memory: --steps {2 * _MOST_STEPS} looks further."
-    return _prediction(results, devices.card, devices.count, sizes, sizes, failed_at, of_script=said)
+        assumption += f" No two of them asked for the same memory: --steps {2 * _MOST_STEPS} looks further."
+    return _prediction(results, devices.card, devices.count, sizes, sizes, failed_at, of_script=assumption)
 
 
 def _schedule(num_steps: int) -> Schedule:
@@ -235,8 +235,10 @@ def _prediction(
     *,
     of_script: str = "",
 ) -> Prediction:
-    said = [of_script or f"{results.num_steps} steps ran with torch {torch.__version__}; all others are like the last."]
-    said += [*on_card(card), *(note for note in results.notes if note not in (NO_TIMES, SET_ASIDE))]
+    assumptions = [
+        of_script or f"{results.num_steps} steps ran with torch {torch.__version__}; all others are like the last."
+    ]
+    assumptions += [*on_card(card), *(note for note in results.notes if note not in (NO_TIMES, SET_ASIDE))]
     return Prediction(
         engine="null GPU",
         results=results,
@@ -248,7 +250,7 @@ def _prediction(
         spread=Spread(need.peak_reserved_bytes, need.peak_reserved_bytes),
         spread_is_about="",
         failed_at=failed_at,
-        assumptions=tuple(said),
+        assumptions=tuple(assumptions),
     )
 
 

@@ -184,6 +184,9 @@ def run_description(results: RunResults) -> dict[str, str | int | float]:
     return described
 
 
+_REHEARSED = "Rehearsal: memory is predicted, nothing has run."
+
+
 def _write_page(material: Material, path: Path) -> None:
     results = material.results
     findings = results.findings
@@ -191,11 +194,12 @@ def _write_page(material: Material, path: Path) -> None:
         _write_page_of_history(material, path)
         return
     run, known = run_description(results), results.known
+    caveat = results.origin.caveat or (_REHEARSED if results.is_predicted else "")
     notes = (*results.notes, *values_lines(results.values_read))
     page = timeline_page(
         findings,
         run=run,
-        caveat=results.origin.caveat,
+        caveat=caveat,
         notes=notes,
         slow_modules=_slow_modules(material, findings),
         failed=results.failed_allocation,
@@ -203,24 +207,29 @@ def _write_page(material: Material, path: Path) -> None:
         against_eager=results.against_eager,
         advice=results.advice,
         unneeded=unneeded_of(results),
+        device_times=results.times,
+        verdict=results.verdict,
     )
     others = [
         timeline_page(
-            found,
-            run={**run, "device": found.device},
-            caveat=results.origin.caveat,
+            page_results,
+            run={**run, "device": page_results.device},
+            caveat=caveat,
             notes=notes,
-            slow_modules=_slow_modules(material, found),
+            slow_modules=_slow_modules(material, page_results),
             known=known,
         )
-        for found in material.others
+        for page_results in material.others
     ]
     pages = [page, *others]
-    write_pages(pages if results.computed else [without_times(page) for page in pages], path)
+    has_times = results.computed and not results.is_predicted
+    shown = pages if has_times else [without_times(page) for page in pages]
+    write_pages(shown, path, names=results.name_in_project, root=results.sources_root)
 
 
 def _slow_modules(material: Material, findings: Findings) -> tuple[SlowModule, ...]:
-    return slow_modules(material.run_times, findings.worst.peak) if material.results.computed else ()
+    has_times = _has_times(material.results)
+    return slow_modules(material.run_times, findings.worst.peak) if has_times else ()
 
 
 def unneeded_of(results: RunResults) -> tuple[UnneededMemory, ...]:
@@ -389,28 +398,28 @@ def write_outputs(
         for output in OUTPUTS
         if output.name not in leave_out and output.needs(results)
     ]
-    done: list[Written] = []
+    all_written: list[Written] = []
 
     def write(file: Written) -> None:
         try:
             with turn.writing(file.path):
                 file.output.write(material, file.path)
         except TracerError as error:
-            done.append(replace(file, error=error))
+            all_written.append(replace(file, error=error))
         else:
-            done.append(replace(file, detail=file.output.detail(results, file.path)))
-        tell(done[-1])
+            all_written.append(replace(file, detail=file.output.detail(results, file.path)))
+        tell(all_written[-1])
 
     with FilesInTurn([file.path for file in due]) as turn:
         try:
             for file in due:
                 write(file)
         except KeyboardInterrupt:
-            kept = Written(_RECORDING, save_dir / _RECORDING.file_name)
-            if _can_be_kept(results) and turn.keeps_the_rest_in(kept.path):
-                write(kept)
+            recording = Written(_RECORDING, save_dir / _RECORDING.file_name)
+            if _can_be_kept(results) and turn.keeps_the_rest_in(recording.path):
+                write(recording)
             raise
-    return tuple(done)
+    return tuple(all_written)
 
 
 def write_output(results: RunResults, name: str, path: Path) -> None:
@@ -441,7 +450,12 @@ def written_lines(written: Written) -> tuple[str, ...]:
 
 
 def teller(say: Callable[[str], None], *, complain: Callable[[str], None]) -> Callable[[Written], None]:
-    """What says of each output, as soon as it is written, where it is, and complains of one that could not be."""
+    """What says of each output, as soon as it is written, where it is, and complains of one that could not be.
+
+    Args:
+        say: Takes a line on what was written.
+        complain: Takes a line on what could not be.
+    """
 
     def tell(written: Written) -> None:
         for line in written_lines(written):
@@ -454,6 +468,10 @@ def left_from_earlier(save_dir: Path, written: Collection[Written]) -> tuple[Pat
     """Files of ours in the folder that this run has not written, and that could be taken for its own.
 
     They are not removed: a run that fails, or leaves a file out, has no right to an earlier one's results.
+
+    Args:
+        save_dir: Folder of the files.
+        written: What this run has written, or could not write.
     """
     ours = {file.path for file in written if file.error is None}
     paths = [save_dir / output.file_name for output in OUTPUTS]

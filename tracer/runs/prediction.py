@@ -55,24 +55,24 @@ def predict(
         RehearsalError: It cannot be rehearsed.
     """
     workload = build()
-    done, cudnn_version = _rehearsed(workload, card, device, num_steps)
-    cycle = find_in_cycle(done.recording, known=done.known, module_names=done.module_names)
+    rehearsal, cudnn_version = _rehearsed(workload, card, device, num_steps)
+    cycle = find_in_cycle(rehearsal.recording, known=rehearsal.known, module_names=rehearsal.module_names)
     capacity = card.usable_bytes if card is not None else None
-    unlimited = done.memory if settings is None else done.on_device(settings)
+    unlimited = rehearsal.memory if settings is None else rehearsal.on_device(settings)
     memory = unlimited
     if capacity is not None and unlimited.peak_reserved_bytes > capacity:
-        memory = done.on_device(settings, capacity_bytes=capacity)
-    assumptions = tuple(_assumptions(workload, done, card, cudnn_version))
-    is_measured = done.device == "cpu"
+        memory = rehearsal.on_device(settings, capacity_bytes=capacity)
+    assumptions = tuple(_assumptions(workload, rehearsal, card, cudnn_version))
+    is_measured = rehearsal.device == "cpu"
     return Prediction(
         engine="rehearsal",
-        results=_results(done, put_together([cycle]), workload, remember or {}, assumptions),
+        results=_results(rehearsal, put_together([cycle]), workload, remember or {}, assumptions),
         card=card,
         need=_sizes(unlimited),
         memory=_sizes(memory),
-        spread=reserved_spread(done.requests, unlimited, settings),
+        spread=reserved_spread(rehearsal.requests, unlimited, settings),
         spread_is_about="" if is_measured else "if operators or libraries take other scratch memory",
-        failed_at=_place(done, memory),
+        failed_at=_place(rehearsal, memory),
         assumptions=assumptions,
     )
 
@@ -85,10 +85,10 @@ def trial(workload: Workload, card: Card, settings: AllocatorSettings | None = N
         card: The device.
         settings: Of its allocator.
     """
-    done, _ = _rehearsed(workload, card, "cuda", NUM_STEPS)
-    unlimited = done.memory if settings is None else done.on_device(settings)
+    rehearsal, _ = _rehearsed(workload, card, "cuda", NUM_STEPS)
+    unlimited = rehearsal.memory if settings is None else rehearsal.on_device(settings)
     is_small = unlimited.peak_reserved_bytes <= card.usable_bytes
-    fits = is_small or done.on_device(settings, capacity_bytes=card.usable_bytes).failure is None
+    fits = is_small or rehearsal.on_device(settings, capacity_bytes=card.usable_bytes).failure is None
     return Trial(fits, unlimited.peak_allocated_bytes, unlimited.peak_reserved_bytes)
 
 
@@ -103,8 +103,8 @@ def _rehearsed(workload: Workload, card: Card | None, device: str, num_steps: in
     if device != "cuda":
         return rehearse(workload, device="cpu", num_steps=num_steps), 0
     with cudnn_of(card) as cudnn:
-        done = rehearse(workload, card=card or UNNAMED, cudnn=cudnn, num_steps=num_steps)
-        return done, cudnn.version if cudnn is not None else 0
+        rehearsal = rehearse(workload, card=card or UNNAMED, cudnn=cudnn, num_steps=num_steps)
+        return rehearsal, cudnn.version if cudnn is not None else 0
 
 
 def _place(rehearsal: Rehearsal, memory: DeviceMemory) -> OutOfMemoryAt | None:
@@ -115,16 +115,16 @@ def _place(rehearsal: Rehearsal, memory: DeviceMemory) -> OutOfMemoryAt | None:
     if op < 0:
         return OutOfMemoryAt(size_bytes, step, "before the first step" if step < 0 else "other", "", "", None)
     whole = rehearsal.whole
-    found = attribute(whole, module_names=rehearsal.module_names)
-    frame, module = int(found.op_frame[op]), int(found.op_module[op])
+    attribution = attribute(whole, module_names=rehearsal.module_names)
+    frame, module = int(attribution.op_frame[op]), int(attribution.op_module[op])
     line = None
     if frame >= 0:
         line = SourceLine(whole.strings[whole.frames.file[frame]], int(whole.frames.line[frame]))
     return OutOfMemoryAt(
         size_bytes=size_bytes,
         step=step,
-        phase=Phase(int(found.op_phase[op])).name.lower(),
-        module=found.modules[module] if module >= 0 else "",
+        phase=Phase(int(attribution.op_phase[op])).name.lower(),
+        module=attribution.modules[module] if module >= 0 else "",
         op=whole.strings[whole.ops.name[op]],
         line=line,
     )
@@ -132,48 +132,52 @@ def _place(rehearsal: Rehearsal, memory: DeviceMemory) -> OutOfMemoryAt | None:
 
 def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None, cudnn_version: int) -> list[str]:
     """What counts for this program: what it was told, what a rule left out, and for which GPU."""
-    said = [f"{rehearsal.num_steps} steps rehearsed with torch {torch.__version__}; every step is like the second."]
+    sentences = [
+        f"{rehearsal.num_steps} steps rehearsed with torch {torch.__version__}; every step is like the second."
+    ]
     if rehearsal.device == "cpu":
-        return [*said, "As the CPU runs it, without what kernels take for themselves."]
-    said += on_card(card)
+        return [*sentences, "As the CPU runs it, without what kernels take for themselves."]
+    sentences += on_card(card)
     if any("conv" in name for name in _operators(rehearsal)):
-        said.append(_on_workspaces(card, cudnn_version))
+        sentences.append(_on_workspaces(card, cudnn_version))
     if any(isinstance(module, torch.nn.RNNBase) for module in workload.model.modules()):
-        said.append(
+        sentences.append(
             "Recurrent layers keep what any backward needs, gates and cell states; cuDNN's own reserve and workspace "
             "may be larger."
         )
     reads = [read for read in rehearsal.value_reads if read.file]
     if reads:
         first, count = reads[0], sum(read.count for read in reads)
-        said.append(
+        sentences.append(
             f"The program read {some(count, 'value')} out of tensors, first at {Path(first.file).name}:{first.line}; "
             f"it was told {first.answer}, and what it decides by that may differ."
         )
-    return [*said, *of_model(workload.model, is_rehearsed=True)]
+    return [*sentences, *of_model(workload.model, is_rehearsed=True)]
 
 
 def on_card(card: Card | None) -> list[str]:
     """For which GPU it is, and what of it is nobody's."""
     if card is None:
         return ["No GPU is named: kernels are chosen as on an A100."]
-    said = [] if card.label else [f"{format_bytes(card.memory_bytes)} is taken as an A100 with that memory."]
+    sentences = [] if card.label else [f"{format_bytes(card.memory_bytes)} is taken as an A100 with that memory."]
     aside = f"{format_bytes(CONTEXT_BYTES)} of the GPU are set aside for CUDA's context and kernels; no peak has them."
-    return [*said, aside]
+    return [*sentences, aside]
 
 
 def of_model(model: torch.nn.Module, *, is_rehearsed: bool) -> list[str]:
     """What is known of a model without its steps."""
-    said = []
+    sentences = []
     kinds = {type(module).__name__ for module in model.modules()}
     if "OptimizedModule" in kinds and is_rehearsed:
-        said.append("Compiled parts were rehearsed as eager ones, which need more.")
+        sentences.append("Compiled parts were rehearsed as eager ones, which need more.")
     if "DistributedDataParallel" in kinds and is_rehearsed:
-        trained = sum(one.numel() * one.element_size() for one in model.parameters() if one.requires_grad)
-        said.append(
+        trained = sum(
+            parameter.numel() * parameter.element_size() for parameter in model.parameters() if parameter.requires_grad
+        )
+        sentences.append(
             f"DistributedDataParallel's buckets are not rehearsed: {format_bytes(trained)} more, as the gradients."
         )
-    return said
+    return sentences
 
 
 def shape_need(build: Build, inputs: tuple[str, ...], *, card: Card | None, device: str) -> ShapeNeed:
@@ -185,8 +189,8 @@ def shape_need(build: Build, inputs: tuple[str, ...], *, card: Card | None, devi
         card: The device it is to fit on.
         device: As in `predict`.
     """
-    done, _ = _rehearsed(build(), card, device, NUM_STEPS)
-    return ShapeNeed(inputs, done.memory.peak_allocated_bytes, done.memory.peak_reserved_bytes)
+    rehearsal, _ = _rehearsed(build(), card, device, NUM_STEPS)
+    return ShapeNeed(inputs, rehearsal.memory.peak_allocated_bytes, rehearsal.memory.peak_reserved_bytes)
 
 
 def _operators(rehearsal: Rehearsal) -> set[str]:

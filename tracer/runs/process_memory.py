@@ -60,8 +60,8 @@ class ProcessMemory:
         return ProcessPeak(peak, _counted("reserved", history.device), caveat_of(history.device))
 
 
-def _counted(what: str, device: torch.device) -> int:
-    return int(torch.cuda.memory_stats(device).get(f"{what}_bytes.all.peak", 0))
+def _counted(counter: str, device: torch.device) -> int:
+    return int(torch.cuda.memory_stats(device).get(f"{counter}_bytes.all.peak", 0))
 
 
 def _rows(history: AllocatorHistory, size_bytes: int) -> tuple[PeakRow, ...]:
@@ -70,8 +70,8 @@ def _rows(history: AllocatorHistory, size_bytes: int) -> tuple[PeakRow, ...]:
     if history.snapshot is not None and size_bytes:
         columns = snapshot_in_memory(dict(history.snapshot))
         if any(state.device == history.device.index for state in columns.devices):
-            found = explain_replayed(replay_snapshot(columns, device=history.device.index))
-            groups = found.devices[0].peak.groups
+            finding = explain_replayed(replay_snapshot(columns, device=history.device.index))
+            groups = finding.devices[0].peak.groups
     rows = [_row(group) for group in groups]
     rest = size_bytes - sum(row.bytes for row in rows)
     return (*rows, PeakRow(rest, 1, ROUNDING, None, "", "", None, None, None, None)) if rest else tuple(rows)

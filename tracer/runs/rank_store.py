@@ -38,8 +38,8 @@ class RankStore:
     @classmethod
     def of_process_group(cls, run: str) -> Self | None:
         """The one of this process's group; None where there is none, or its store cannot be reached."""
-        found = cls(torch_distributed.process_group_store, run)
-        return found if found.is_alive else None
+        store = cls(torch_distributed.process_group_store, run)
+        return store if store.is_alive else None
 
     def leave(self, index: int, text: str) -> None:
         """Put one rank's words where all ranks find them, in the place of its earlier ones."""

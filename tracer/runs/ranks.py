@@ -150,11 +150,15 @@ class RanksSummary:
         return max(peaks) - min(peaks) if peaks else 0
 
     def differences(self) -> dict[str, tuple[int, int]]:
-        """Smallest and largest bytes of each category that is not the same on all ranks, the widest first."""
-        names = {name for rank in self.with_peak for name in rank.categories}
+        """Smallest and largest bytes of each category that is not the same on all ranks, the widest first.
+
+        Ranks of which nobody knows kinds are left out.
+        """
+        known = [rank for rank in self.with_peak if rank.categories]
+        names = {name for rank in known for name in rank.categories}
         ends = {}
         for name in sorted(names):
-            sizes = [rank.categories.get(name, 0) for rank in self.with_peak]
+            sizes = [rank.categories.get(name, 0) for rank in known]
             if min(sizes) != max(sizes):
                 ends[name] = (min(sizes), max(sizes))
         return dict(sorted(ends.items(), key=lambda item: item[1][0] - item[1][1]))
@@ -196,6 +200,12 @@ def announce(rank: Rank, results: RunResults, save_dir: Path, store: RankStore |
 
 def leave(peak: RankPeak, rank: Rank, save_dir: Path, store: RankStore | None = None) -> None:
     """Leave a rank's words in its own folder, and in the store of the process group.
+
+    Args:
+        peak: What the rank has to say so far.
+        rank: Which one it is.
+        save_dir: The folder of the run, which holds those of the ranks.
+        store: The process group's; None where there is none.
 
     Raises:
         OutputError: The file cannot be written.
@@ -259,6 +269,25 @@ def peak_of(rank: Rank, results: RunResults) -> RankPeak:
     )
 
 
+def ran_out_later(rank: Rank, failure: str, allocated_bytes: int) -> RankPeak:
+    """What a rank of a job has to say whose memory ended behind its recorded steps.
+
+    Args:
+        rank: It, which has left what it had to say of its recorded steps.
+        failure: What ended it, in words.
+        allocated_bytes: At most until then.
+
+    Returns:
+        That it does not fit. Of that later time nobody knows kinds, so none are said.
+    """
+    assert rank.job_folder is not None, "only ranks of a job are told of from their own folder"
+    text = _text_of(rank.job_folder, rank.index)
+    said = RankPeak(**json.loads(text)) if text is not None else RankPeak(rank.index, rank.run)
+    return replace(
+        said, peak_bytes=allocated_bytes, reserved_bytes=0, categories={}, failure=failure, out_of_memory=True
+    )
+
+
 def write_summary(
     save_dir: Path,
     world_size: int,
@@ -299,11 +328,17 @@ def write_summary(
 
 
 def read_some(job_folder: Path, ranks: Collection[int], world_size: int) -> RanksSummary:
-    """What some ranks have left in the folder of their job, which is theirs alone."""
+    """What some ranks have left in the folder of their job, which is theirs alone.
+
+    Args:
+        job_folder: The folder of the job.
+        ranks: Those that were run.
+        world_size: All ranks of the job.
+    """
     texts = {index: _text_of(job_folder, index) for index in sorted(ranks)}
-    found = {index: RankPeak(**json.loads(text)) for index, text in texts.items() if text is not None}
-    missing = tuple(index for index in texts if index not in found)
-    return RanksSummary(tuple(found.values()), missing, world_size - len(texts))
+    peaks = {index: RankPeak(**json.loads(text)) for index, text in texts.items() if text is not None}
+    missing = tuple(index for index in texts if index not in peaks)
+    return RanksSummary(tuple(peaks.values()), missing, world_size - len(texts))
 
 
 def write_ranks(summary: RanksSummary, save_dir: Path) -> None:
@@ -317,15 +352,22 @@ def write_ranks(summary: RanksSummary, save_dir: Path) -> None:
 
 
 def read_ranks(save_dir: Path, world_size: int, *, run: str, store: RankStore | None = None) -> RanksSummary:
-    """What the ranks have left so far, in the store or in a file; the last words of each count."""
+    """What the ranks have left so far, in the store or in a file; the last words of each count.
+
+    Args:
+        save_dir: The folder of the run, which holds those of the ranks.
+        world_size: All ranks of the job.
+        run: Of which start; files of others are passed over.
+        store: The process group's; None where there is none.
+    """
     left = {index: _in_file(save_dir, index, run) for index in range(world_size)}
     if store is not None:
         open_ones = [index for index, rank in left.items() if rank is None or not rank.has_ended]
         for index, text in store.read(open_ones).items():
-            said = [rank for rank in (left[index], _parsed(text, run)) if rank is not None]
-            left[index] = max(said, key=lambda rank: (rank.has_ended, rank.num_steps), default=None)
-    found = tuple(rank for rank in left.values() if rank is not None)
-    return RanksSummary(found, tuple(index for index, rank in left.items() if rank is None))
+            states = [rank for rank in (left[index], _parsed(text, run)) if rank is not None]
+            left[index] = max(states, key=lambda rank: (rank.has_ended, rank.num_steps), default=None)
+    ranks = tuple(rank for rank in left.values() if rank is not None)
+    return RanksSummary(ranks, tuple(index for index, rank in left.items() if rank is None))
 
 
 def _in_file(save_dir: Path, index: int, run: str) -> RankPeak | None:
@@ -377,10 +419,10 @@ def summary_text(summary: RanksSummary) -> str:
 
 
 def _end(rank: RankPeak) -> str:
-    found = f". {rank.finding}" if rank.finding else ""
+    finding = f". {rank.finding}" if rank.finding else ""
     if rank.failure:
-        return f"; ended in step {rank.num_steps + 1} by {rank.failure}{found}"
-    return found if rank.has_ended else f"; has not ended so far, after step {rank.num_steps}{found}"
+        return f"; ended in step {rank.num_steps + 1} by {rank.failure}{finding}"
+    return finding if rank.has_ended else f"; has not ended so far, after step {rank.num_steps}{finding}"
 
 
 def _difference_lines(summary: RanksSummary) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tracer.analysis.profiles.findings import Findings
 from tracer.capture.device.devices import allocator_counters
-from tracer.capture.device.phase_timing import PhaseTimings
+from tracer.capture.device.phase_timings import PhaseTimings
 from tracer.capture.objects.parameter_origins import Parameter
 from tracer.capture.run_origin import RunOrigin
 from tracer.capture.sources.error_line import error_line

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tracer.advice.recommendation import Group
 from tracer.errors import UsageError
 
-_SETTINGS = "PYTORCH_CUDA_ALLOC_CONF"
+ALLOCATOR_SETTINGS = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,35 +37,71 @@ EXPANDABLE = ScriptChange(
     "expandable_segments:True",
 )
 FUSED = ScriptChange("fused-optimizer", Group.MEMORY, "the optimizer's step makes no copies of the parameters' size")
+FREE_GRADIENTS = ScriptChange(
+    "free-gradients",
+    Group.MEMORY,
+    "gradients are let go of right behind the optimizer's step; nothing may read them later",
+)
+CHUNKED_LOSS = ScriptChange(
+    "chunked-loss",
+    Group.MEMORY,
+    "a loss over classes is computed in chunks; a model of Hugging Face returns no logits in training",
+)
 CHECKPOINT = ScriptChange("checkpoint", Group.COMPUTE, "repeated blocks compute their activations again in backward")
+STATE_ON_HOST = ScriptChange(
+    "state-on-host", Group.COMPUTE, "optimizer state is on the device during the optimizer's steps alone"
+)
+SAVED_ON_HOST = ScriptChange(
+    "saved-on-host", Group.COMPUTE, "what forward saves for backward is copied to the host and back"
+)
 BF16 = ScriptChange("bf16", Group.ARITHMETIC, "the model runs under autocast in bfloat16")
 BF16_WEIGHTS = ScriptChange(
     "bf16-weights",
     Group.ARITHMETIC,
     "weights, gradients and optimizer state are bfloat16; small updates are lost",
 )
-SCRIPT_CHANGES = (EXPANDABLE, FUSED, CHECKPOINT, BF16, BF16_WEIGHTS)
+SCRIPT_CHANGES = (
+    EXPANDABLE,
+    FUSED,
+    FREE_GRADIENTS,
+    CHUNKED_LOSS,
+    CHECKPOINT,
+    STATE_ON_HOST,
+    SAVED_ON_HOST,
+    BF16,
+    BF16_WEIGHTS,
+)
 
 
 def script_changes(text: str) -> tuple[ScriptChange, ...]:
     """Those that a list names, in the order of what they give up.
 
     Args:
-        text: Names with commas between them; none for an empty text.
+        text: Names with commas between them, none for an empty text; or the path of a fit.json.
 
     Raises:
-        UsageError: There is none of such a name.
+        UsageError: There is none of such a name, or no such file.
     """
-    names = {name.strip() for name in text.split(",") if name.strip()}
+    if text.endswith(".json"):
+        from tracer.exporters.json_documents.fit import read_fit_json
+
+        names = set(read_fit_json(Path(text)))
+    else:
+        names = {name.strip() for name in text.split(",") if name.strip()}
     if unknown := names - {change.name for change in SCRIPT_CHANGES}:
         known = ", ".join(change.name for change in SCRIPT_CHANGES)
         raise UsageError(f"There is no change {min(unknown)}.", hint=f"There are {known}.")
     return tuple(change for change in SCRIPT_CHANGES if change.name in names)
 
 
-def set_allocator(changes: Sequence[ScriptChange]) -> None:
-    """Settings of the allocator are read when CUDA begins: before anything is allocated."""
-    there = [setting for setting in os.environ.get(_SETTINGS, "").split(",") if setting]
+def set_allocator(changes: Sequence[ScriptChange], environment: MutableMapping[str, str] = os.environ) -> None:
+    """Settings of the allocator are read when CUDA begins: before anything is allocated.
+
+    Args:
+        changes: All of them; most have none.
+        environment: Of the process that they are for, changed in place.
+    """
+    there = [setting for setting in environment.get(ALLOCATOR_SETTINGS, "").split(",") if setting]
     wanted = [change.settings for change in changes if change.settings and change.settings not in there]
     if wanted:
-        os.environ[_SETTINGS] = ",".join([*there, *wanted])
+        environment[ALLOCATOR_SETTINGS] = ",".join([*there, *wanted])

@@ -111,8 +111,8 @@ class ScriptProfile:
     @property
     def _of_inference(self) -> str:
         """What to do where models were called all the same."""
-        said = " It called a model without training it: with --inference, `run` explains such calls."
-        return said if self._has_called else ""
+        sentence = " It called a model without training it: with --inference, `run` explains such calls."
+        return sentence if self._has_called else ""
 
     def __enter__(self) -> Self:
         """Look out for models and steps."""

@@ -8,7 +8,9 @@ from typing import Self
 from tracer.capture.device.devices import peak_allocated_bytes
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.exporters.screen.terminal import say, say_beside_bars
-from tracer.results.failure import is_out_of_memory
+from tracer.results.failure import is_out_of_memory, without_gpu
+from tracer.results.watch_report import WatchReport
+from tracer.runs.ranks import ran_out_later
 from tracer.runs.training import TrainingProfile
 from tracer.runs.watch import WATCH_JSON, WATCH_SNAPSHOT, WATCH_TEXT, TrainingWatch
 from tracer.units import format_bytes, some
@@ -130,3 +132,19 @@ class LaterWatch(ScriptWatch):
     def _last_words(self, error: BaseException | None) -> None:
         if error is not None and is_out_of_memory(error):
             super()._last_words(error)
+
+    @property
+    def _is_of_job(self) -> bool:
+        return self._folder.rank is not None and self._folder.rank.job_folder is not None
+
+    def _leave(self, report: WatchReport) -> None:
+        """What a rank of a job said of its recorded steps stays, unless its memory has ended."""
+        if not self._is_of_job:
+            super()._leave(report)
+        elif report.error and (rank := self._folder.rank) is not None:
+            failure = f"{without_gpu(report.error)}, after the recorded steps"
+            self._folder.leave(ran_out_later(rank, failure, peak_allocated_bytes(self.device) or 0))
+
+    def _finish(self, error: BaseException | None) -> None:
+        if not self._is_of_job:
+            super()._finish(error)

@@ -24,14 +24,10 @@ from tracer.capture.device.allocator_history import AllocatorHistory
 from tracer.capture.device.device_blocks import device_blocks
 from tracer.capture.objects.call_hooks import CallHooks
 from tracer.capture.objects.gradients_seen import GradientsSeen
-from tracer.capture.objects.known_storages import (
-    KnownStorages,
-    Role,
-    StorageObserver,
-    input_tensors,
-)
+from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.objects.live_tensors import live_tensors
 from tracer.capture.objects.moved_parameters import MovedParameters
+from tracer.capture.objects.storage_observer import StorageObserver, input_tensors
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.profiler.quiet_profiler import quiet_profiler

@@ -15,8 +15,9 @@ from torch import nn
 from tracer.analysis.peak_row import PeakRow
 from tracer.capture.device.devices import allocator_counters
 from tracer.capture.objects.call_hooks import CallHooks
-from tracer.capture.objects.known_storages import Role, input_tensors
+from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.parameter_origins import Parameter, describe_parameters
+from tracer.capture.objects.storage_observer import input_tensors
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.sources.error_line import error_line
 from tracer.capture.sources.project_files import project_root

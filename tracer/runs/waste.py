@@ -65,11 +65,11 @@ def find_held_waste(findings: Findings, *, error: BaseException | None = None) -
     ]
     search = _Search(findings, due[:_NUM_SEARCHED], error) if due else None
     named = wastes if search is None else [part for waste in wastes for part in search.named(waste)]
-    kept = merge_waste(filter(_is_certain, named))
+    certain = merge_waste(filter(_is_certain, named))
     if search is not None:
-        kept = tuple(map(search.counted, kept))
+        certain = tuple(map(search.counted, certain))
     on_cpu = findings.device == "cpu"
-    return tuple(waste for waste in kept if waste.bytes >= least and not (on_cpu and _is_data(waste)))
+    return tuple(waste for waste in certain if waste.bytes >= least and not (on_cpu and _is_data(waste)))
 
 
 def _is_certain(waste: Waste) -> bool:
@@ -101,15 +101,15 @@ class _Search:
         self._lines = users_lines(findings)
         self._files = sorted({line.file for line in self._lines})
         device = torch.device(findings.device)
-        there = _sizes_at(device)
+        size_at = _sizes_at(device)
         slack = 0 if device.type == "cpu" else _ROUNDED_BYTES
         self._device, self._error = device, error
         self._at_peak = _staying_at_peak(findings)
         self._chosen: dict[int, dict[int, int]] = {}
         for waste in wastes:
             pairs = zip(waste.addresses, waste.sizes_bytes, strict=True)
-            found = [(at, size) for at, size in pairs if at in there and 0 <= size - there[at] <= slack]
-            self._chosen[id(waste)] = dict(found[:_NUM_ADDRESSES])
+            matches = [(at, size) for at, size in pairs if at in size_at and 0 <= size - size_at[at] <= slack]
+            self._chosen[id(waste)] = dict(matches[:_NUM_ADDRESSES])
         addresses = {address for chosen in self._chosen.values() for address in chosen}
         holders = find_holders(addresses, device=device, error=error)
         self._holders = {
@@ -128,17 +128,17 @@ class _Search:
             if copy is not None:
                 yield copy
                 return
-        held: dict[Holder, list[int]] = {}
+        addresses_of: dict[Holder, list[int]] = {}
         for address in chosen:
             if (holder := self._holders.get(address)) is not None:
-                held.setdefault(holder, []).append(address)
-        if not held:
+                addresses_of.setdefault(holder, []).append(address)
+        if not addresses_of:
             yield waste
             return
         if waste.kind != WasteKind.WEIGHTS:  # made at one line, and held in one way but for what comes and goes
-            yield self._held(waste, max(held, key=lambda holder: len(held[holder])))
+            yield self._held(waste, max(addresses_of, key=lambda holder: len(addresses_of[holder])))
             return
-        for holder, addresses in held.items():
+        for holder, addresses in addresses_of.items():
             sizes = tuple(chosen[address] for address in addresses)
             yield self._held(
                 replace(
@@ -175,10 +175,10 @@ class _Search:
         if holder is None or any(is_updated(name, file) for name in names for file in self._files):
             return None
         for name in names:
-            found = [line for file in self._files for line in lines_that_store(name, file, _COPIES)]
-            if found:
+            lines = [line for file in self._files for line in lines_that_store(name, file, _COPIES)]
+            if lines:
                 way = holder.path[: holder.path.index(name) + len(name)]
-                return replace(waste, path=way, variable=holder.variable, held_at=found[-1])
+                return replace(waste, path=way, variable=holder.variable, held_at=lines[-1])
         return None
 
     def counted(self, waste: Waste) -> Waste:
@@ -193,9 +193,9 @@ class _Search:
 
     def _stored_at(self, name: str) -> SourceLine | None:
         """The line that stores something under a name: the last that was seen at work, or else the only one."""
-        found = [line for file in self._files for line in lines_that_store(name, file)]
-        seen = [line for line in found if line in self._lines]
-        return next(reversed(seen), found[0] if len(found) == 1 else None)
+        lines = [line for file in self._files for line in lines_that_store(name, file)]
+        seen = [line for line in lines if line in self._lines]
+        return next(reversed(seen), lines[0] if len(lines) == 1 else None)
 
 
 def _staying_at_peak(findings: Findings) -> dict[int, int] | None:
@@ -210,10 +210,10 @@ def _staying_at_peak(findings: Findings) -> dict[int, int] | None:
 
 def _sizes_at(device: torch.device) -> dict[int, int]:
     """Bytes of each storage that is there now, by address."""
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     with torch_tensors.as_plain_tensors():
         for _, _, tensor in live_tensors().tensors:
             with suppress(Exception):  # tensors of other people's making raise what they like
                 storages = [storage for storage in storages_with_memory(tensor) if storage.device == device]
-                found |= {storage.data_ptr(): storage.nbytes() for storage in storages}
-    return found
+                sizes |= {storage.data_ptr(): storage.nbytes() for storage in storages}
+    return sizes

@@ -186,15 +186,15 @@ class TrainingWatch(LoopSession):
                 self._write("the end of the run", with_history=self._grows())
             return
         if is_out_of_memory(error):
-            what = _OUT_OF_MEMORY
+            event = _OUT_OF_MEMORY
         elif isinstance(error, Terminated):
-            what = "ended by SIGTERM"
+            event = "ended by SIGTERM"
         elif isinstance(error, KeyboardInterrupt):
-            what = "interrupted"
+            event = "interrupted"
         else:
-            what = f"ended by {type(error).__name__}"
-        is_told = what == _OUT_OF_MEMORY and self._ran_out_at == self.num_steps_done
-        self._write(what, error, keep_snapshot=is_told)
+            event = f"ended by {type(error).__name__}"
+        is_told = event == _OUT_OF_MEMORY and self._ran_out_at == self.num_steps_done
+        self._write(event, error, keep_snapshot=is_told)
 
     def _switch_off(self, error: BaseException | None) -> None:
         self._is_on = False
@@ -251,8 +251,8 @@ class TrainingWatch(LoopSession):
         return self._reader.has_allocator
 
     def _grows(self) -> bool:
-        found = explain_steps(self.columns, limit_bytes=limit_of(self.device), has_allocator=self._has_allocator)
-        return found.growth is not None
+        steps = explain_steps(self.columns, limit_bytes=limit_of(self.device), has_allocator=self._has_allocator)
+        return steps.growth is not None
 
     def observe_batch(self, batch: object) -> None:
         """Say that these tensors are the step's inputs; what the model is called with is known without."""
@@ -260,11 +260,11 @@ class TrainingWatch(LoopSession):
 
     def _before_call(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
         if self._is_on and not torch.compiler.is_compiling():
-            given = (*args, *kwargs.values()) if kwargs else args
-            found: list[Tensor] = []
-            for value in given:  # most often they are tensors: nothing is walked then
-                found += [value] if isinstance(value, Tensor) else [inner for _, inner in leaves(value, Tensor)]
-            self._batch = [("batch", weakref.ref(tensor)) for tensor in found if not tensor.requires_grad]
+            values = (*args, *kwargs.values()) if kwargs else args
+            tensors: list[Tensor] = []
+            for value in values:  # most often they are tensors: nothing is walked then
+                tensors += [value] if isinstance(value, Tensor) else [inner for _, inner in leaves(value, Tensor)]
+            self._batch = [("batch", weakref.ref(tensor)) for tensor in tensors if not tensor.requires_grad]
             self._write_if_asked()
 
     def _after_call(self, model: nn.Module, args: object, output: object) -> None:
@@ -305,10 +305,10 @@ class TrainingWatch(LoopSession):
             self._ran_out_at = self.num_steps_done
             self._write_within_loop(_OUT_OF_MEMORY)
 
-    def _write_within_loop(self, what: str) -> None:
+    def _write_within_loop(self, event: str) -> None:
         if self._is_on:
             with self._never_the_loops_fault():
-                self._write(what)
+                self._write(event)
 
     def _write(
         self,
@@ -335,11 +335,15 @@ class TrainingWatch(LoopSession):
             write_watch_json(self.report, self.folder / WATCH_JSON)
             if snapshot is not None and not keep_snapshot:
                 write_memory_snapshot(dict(snapshot), self.folder / WATCH_SNAPSHOT)
-            if (rank := self._folder.rank) is not None:
-                self._folder.leave(peak_of_watched(rank, self.report, has_ended=False))
+            self._leave(self.report)
         finally:
             self._history.snapshot = None
             self._is_writing = False
+
+    def _leave(self, report: WatchReport) -> None:
+        """For the summary of all ranks, so far."""
+        if (rank := self._folder.rank) is not None:
+            self._folder.leave(peak_of_watched(rank, report, has_ended=False))
 
     def _finish(self, error: BaseException | None) -> None:
         """Leave the last words for the summary of all ranks."""

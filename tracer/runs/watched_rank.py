@@ -20,7 +20,7 @@ def peak_of_watched(rank: Rank, report: WatchReport, *, has_ended: bool) -> Rank
     columns = report.columns
     peaks = columns.peak_bytes if report.allocated_bytes is not None else columns.most_bytes
     peak_bytes = int(peaks.max(initial=-1))
-    found = " ".join(line.strip() for line in islice(finding_lines(report), 2))
+    finding = " ".join(line.strip() for line in islice(finding_lines(report), 2))
     return RankPeak(
         index=rank.index,
         run=rank.run,
@@ -30,5 +30,5 @@ def peak_of_watched(rank: Rank, report: WatchReport, *, has_ended: bool) -> Rank
         num_steps=report.event.step,
         failure=report.error,
         has_ended=has_ended,
-        finding=found,
+        finding=finding,
     )

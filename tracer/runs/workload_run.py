@@ -13,7 +13,8 @@ import torch
 
 from tracer.analysis.profiles.findings import Findings
 from tracer.capture.device.devices import has_random_state, with_index
-from tracer.capture.device.phase_timing import PhaseTimings, time_phases
+from tracer.capture.device.phase_timing import time_phases
+from tracer.capture.device.phase_timings import PhaseTimings
 from tracer.capture.objects.parameter_origins import describe_parameters
 from tracer.capture.sources.project_files import project_root
 from tracer.capture.sources.source_line import SourceLine

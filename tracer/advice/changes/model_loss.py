@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import torch.nn.functional as F
@@ -31,7 +34,7 @@ _SHIFT = (
 def candidates(situation: Situation) -> Iterator[Change]:
     """In chunks that are computed again, and by torch's own operator where the installed torch has it."""
     of_loss = sum(situation.bytes_by_operator.get(name, 0) for name in _OF_LOSSES)
-    if of_loss < _WORTHWHILE * situation.peak_bytes or not _has_loss(situation.model):
+    if of_loss < _WORTHWHILE * situation.peak_bytes or plain_head(situation.model) is None:
         return
     yield _change(
         f"the model's loss in {_NUM_CHUNKS} chunks, logits of each computed again in backward",
@@ -65,12 +68,33 @@ def candidates(situation: Situation) -> Iterator[Change]:
         )
 
 
-def _has_loss(model: Any) -> bool:
-    """Hugging Face's causal language models: a last layer that can be named, and a loss that can be given."""
-    if not type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")) or not hasattr(model, "loss_function"):
-        return False
+def plain_head(model: Any) -> nn.Linear | None:
+    """The last layer of a causal language model of Hugging Face whose loss is one of that layer's output as it is.
+
+    None for every other model, among them those that scale or cap the logits first (Gemma 2, Granite).
+    """
+    if not hasattr(model, "loss_function") or not _loss_is_of_head(type(model)):  # type: ignore[arg-type]
+        return None
     head = model.get_output_embeddings()
-    return isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward
+    is_plain = isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward and "forward" not in vars(head)
+    return head if is_plain else None
+
+
+_ASSIGNED = re.compile(r"\blogits\b[^\n=]* (?:=|/=|\*=) [^\n]*")
+_BY_HEAD = re.compile(r"logits = self\.\w+\(\w+(?:\[[^\]]*\])?\)")
+
+
+@cache
+def _loss_is_of_head(kind: type[Any]) -> bool:
+    """Whether `forward` makes logits in one line, by a layer, and gives them to `loss_function`; read in its source."""
+    if not kind.__name__.endswith(("ForCausalLM", "LMHeadModel")):
+        return False
+    try:
+        source = inspect.getsource(kind.forward)
+    except (AttributeError, OSError, TypeError):
+        return False
+    assigned = _ASSIGNED.findall(source)
+    return len(assigned) == 1 and _BY_HEAD.match(assigned[0]) is not None and "self.loss_function(" in source
 
 
 def _change(name: str, lines: tuple[str, ...], function: Any) -> Change:

@@ -1,0 +1,93 @@
+"""Each change alone, as `--advise` of a script prints it, over made-up trials."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+
+import pytest
+
+from tracer.commands import fit_trials
+from tracer.commands.fit_trials import told_alone
+from tracer.null_gpu.cards import devices_of
+from tracer.results.fit import FitTrial
+from tracer.runs.null_job import Job
+from tracer.runs.script_changes import CHECKPOINT, SCRIPT_CHANGES, ScriptChange
+from tracer.units import GIB, MIB
+
+DEVICES = devices_of("h100:8GiB")
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_each_change_is_told_beside_the_script_as_it_is(
+    is_known: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def make_trial(changes: Sequence[ScriptChange], job: Job | None) -> FitTrial:
+        names = tuple(change.name for change in changes)
+        asked.append(names)
+        if names == ("checkpoint",):
+            return FitTrial(names, fits=True, allocated_bytes=GIB - 64 * MIB, reserved_bytes=GIB)
+        if names == ("bf16",):
+            return FitTrial(names, fits=False, notes=("ValueError: no",), has_ended_before=True)
+        notes = ("chunked-loss: no large loss over classes was computed.",) if names == ("chunked-loss",) else ()
+        return FitTrial(names, fits=True, allocated_bytes=GIB, reserved_bytes=2 * GIB, notes=notes)
+
+    monkeypatch.setattr(fit_trials, "make_trial", make_trial)
+    base = FitTrial((), fits=True, allocated_bytes=GIB, reserved_bytes=2 * GIB) if is_known else None
+    report = told_alone(DEVICES, ("train.py",), base)
+    alone = [(change.name,) for change in SCRIPT_CHANGES]
+    assert asked == (alone if is_known else [(), *alone])
+    assert [trial.apply for trial in report.trials] == [(), *alone] and report.apply == ()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "What changes made from outside would save, each alone:"
+    assert ("as it is: 1.00 GiB allocated, 2.00 GiB reserved; fits with 5.51 GiB left." in lines) is not is_known
+    row = "checkpoint: 960.00 MiB allocated, 1.00 GiB reserved, 64.00 MiB less at the peak; fits with 6.51 GiB left."
+    assert row in lines
+    assert "bf16: the script ended with an error before a step was done." in lines and "  ValueError: no" in lines
+    assert "  chunked-loss: no large loss over classes was computed." in lines
+
+
+def test_of_changes_tried_alone_the_first_that_fits_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make_trial(changes: Sequence[ScriptChange], job: Job | None) -> FitTrial:
+        names = tuple(change.name for change in changes)
+        return FitTrial(names, fits=names in (("checkpoint",), ("bf16",)))
+
+    monkeypatch.setattr(fit_trials, "make_trial", make_trial)
+    assert told_alone(DEVICES, ("train.py",)).apply == ("checkpoint",)
+    monkeypatch.setattr(fit_trials, "make_trial", lambda changes, job: FitTrial((), fits=False))
+    assert told_alone(DEVICES, ("train.py",)).apply is None
+
+
+LONG = """Traceback (most recent call last):
+  File "train.py", line 3, in first
+ValueError: the first of two
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "train.py", line 18, in <module>
+    loss.backward()
+torch.utils.checkpoint.CheckpointError: A different number of tensors was saved.
+Number of tensors saved during forward: 5
+See the issue and
+workaround examples.
+"""
+
+
+@pytest.mark.parametrize(
+    ("printed", "reason"),
+    [
+        (LONG, "torch.utils.checkpoint.CheckpointError: A different number of tensors was saved."),
+        ("loading\nno data here\n", "no data here"),
+        ("", "It said nothing."),
+    ],
+)
+def test_why_a_trial_ended_is_the_line_with_the_exception(
+    printed: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = subprocess.CompletedProcess([], 1, "", f"{printed}Hint: ours.\n")
+    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: done)
+    trial = fit_trials.make_trial((CHECKPOINT,))
+    assert trial.has_ended_before and trial.notes == (reason,)

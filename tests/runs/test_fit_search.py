@@ -1,0 +1,115 @@
+"""The search for the least that has to change, over made-up scripts: what each trial is asked, and what comes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tracer.errors import UsageError
+from tracer.exporters.json_documents.fit import read_fit_json, write_fit_json
+from tracer.results.fit import FitReport, FitTrial
+from tracer.runs.fit_search import least_that_fits
+from tracer.runs.script_changes import CHECKPOINT, SCRIPT_CHANGES, script_changes
+
+GIB = 1 << 30
+NAMES = [change.name for change in SCRIPT_CHANGES]
+
+
+def searched(
+    needs: int, saves: dict[str, int], in_vain: str = "", not_borne: str = ""
+) -> tuple[tuple[str, ...] | None, list[str]]:
+    """Names of the answer, and of each trial, of a script that needs so much, where each change saves so much."""
+    asked: list[str] = []
+
+    def make_trial(changes: object) -> FitTrial:
+        names = tuple(change.name for change in changes)  # type: ignore[attr-defined]
+        asked.append(",".join(names))
+        if not_borne in names:
+            return FitTrial(names, fits=False, has_ended_before=True)
+        notes = (f"{in_vain}: there is none.",) if in_vain in names else ()
+        left = needs - sum(saves.get(name, 0) for name in names)
+        return FitTrial(names, fits=left <= 10, allocated_bytes=left, notes=notes)
+
+    found = least_that_fits(make_trial)
+    return None if found is None else tuple(change.name for change in found[0]), asked
+
+
+def test_what_fits_needs_nothing() -> None:
+    assert searched(10, {}) == ((), [""])
+
+
+def test_what_is_not_needed_is_left_out() -> None:
+    names, asked = searched(15, {"chunked-loss": 3, "checkpoint": 5, "bf16": 100})
+    assert names == ("checkpoint",)
+    memory = "expandable-segments,fused-optimizer,free-gradients,chunked-loss"
+    # Without checkpoint it is known not to fit; all that costs nothing is left out at once.
+    assert asked == ["", memory, f"{memory},checkpoint", "checkpoint"]
+
+
+def test_of_what_costs_nothing_what_is_needed_stays() -> None:
+    names, asked = searched(18, {"chunked-loss": 3, "checkpoint": 5})
+    assert names == ("chunked-loss", "checkpoint")
+    assert asked[3:] == [
+        "checkpoint",
+        "fused-optimizer,free-gradients,chunked-loss,checkpoint",
+        "free-gradients,chunked-loss,checkpoint",
+        "chunked-loss,checkpoint",
+    ]
+
+
+def test_what_cannot_be_made_or_is_not_borne_is_in_no_later_set() -> None:
+    names, asked = searched(100, {"bf16-weights": 95}, in_vain="chunked-loss", not_borne="checkpoint")
+    assert names == ("bf16-weights",)
+    assert not any("chunked-loss" in names for names in asked[2:])
+    assert sum("checkpoint" in names for names in asked) == 1
+
+
+def test_where_nothing_helps_each_set_was_tried_once() -> None:
+    names, asked = searched(1000, {})
+    assert names is None and asked[-1] == ",".join(NAMES) and len(asked) == len(set(asked)) == 7
+
+
+def test_the_document_has_the_table_of_changes() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "advice.md").read_text("utf-8")
+    rows = [
+        f"| `{change.name}` | {change.words} | {change.group.words.split(' ', 1)[1].removeprefix('the training')} |"
+        for change in SCRIPT_CHANGES
+    ]
+    assert "\n".join(rows) in text
+
+
+def test_a_report_is_written_and_its_changes_are_applied(tmp_path: Path) -> None:
+    trials = (FitTrial((), fits=False, allocated_bytes=GIB), FitTrial(("checkpoint",), fits=True))
+    path = tmp_path / "fit.json"
+    write_fit_json(FitReport("an RTX 4090", 23 * GIB, ("train.py", "--epochs", "3"), trials, ("checkpoint",)), path)
+    document = json.loads(path.read_text("utf-8"))
+    assert document["trials"][0]["allocated_bytes"] == GIB and document["script"] == ["train.py", "--epochs", "3"]
+    assert script_changes(str(path)) == (CHECKPOINT,)
+    path.write_text(json.dumps({**document, "apply": ["fp8"]}), "utf-8")
+    with pytest.raises(UsageError, match="There is no change fp8"):
+        script_changes(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "Cannot read"),
+        ("{", "is not JSON that can be read"),
+        ("[" * 100_000, "is not JSON that can be read"),
+        ("[]", "is not what fit wrote"),
+        ('{"format": "torch-timeline advice", "version": 1}', "is not what fit wrote"),
+        ('{"format": "torch-timeline fit", "version": 2}', "another version"),
+        ('{"format": "torch-timeline fit", "version": 1, "apply": null}', "says that nothing fits"),
+        ('{"format": "torch-timeline fit", "version": 1, "apply": [1]}', "is damaged"),
+        ('{"format": "torch-timeline fit", "version": 1, "apply": "bf16"}', "is damaged"),
+        (" " * (1 << 24) + "[]", "is too large"),
+    ],
+)
+def test_another_file_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
+    path = tmp_path / "fit.json"
+    if text is not None:
+        path.write_text(text, "utf-8")
+    with pytest.raises(UsageError, match=said):
+        read_fit_json(path)

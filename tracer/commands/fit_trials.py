@@ -1,0 +1,205 @@
+"""Trials of changes: the command again on the null GPU, in a process of its own, with changes made from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tracer.commands.on_card import start_on, values_on
+from tracer.commands.predict_on import predict_script
+from tracer.errors import TracerError
+from tracer.exporters.screen.fit import trial_words
+from tracer.exporters.screen.terminal import say
+from tracer.null_gpu.cards import Card
+from tracer.null_gpu.job.place import Place
+from tracer.null_gpu.values.answers import Answer
+from tracer.results.fit import FitReport, FitTrial
+
+if TYPE_CHECKING:
+    from tracer.null_gpu.cards import Devices
+    from tracer.runs.null_job import Job
+    from tracer.runs.script_changes import ScriptChange
+
+_TRIAL = "TORCH_TIMELINE_FIT"
+"""Variable of a process that makes one trial: the changes, and the folder that it leaves its answer in."""
+
+_OURS = ("Error: ", "Hint: ", "Note: ", "Nothing was recorded.")
+
+
+def each_alone(card: Card, base: FitTrial | None = None, job: Job | None = None) -> list[FitTrial]:
+    """What each change alone comes to, printed in the order of what they give up; the script as it is first.
+
+    Args:
+        card: That the trials are on.
+        base: The script as it is, where that is known and said already.
+        job: That the script is, if it is one.
+
+    Raises:
+        TracerError: The script ended otherwise than for want of memory, and without any change.
+    """
+    from tracer.runs.script_changes import SCRIPT_CHANGES
+
+    trials = [make_trial((), job=job) if base is None else base]
+    if base is None:
+        print("\n".join(trial_words(trials[0], card.usable_bytes)), flush=True)
+    for change in SCRIPT_CHANGES:
+        trials.append(make_trial((change,), job=job))
+        print("\n".join(trial_words(trials[-1], card.usable_bytes, trials[0])), flush=True)
+    return trials
+
+
+def told_alone(devices: Devices, own: tuple[str, ...], base: FitTrial | None = None) -> FitReport:
+    """`--advise` of a script: what each change alone saves, with a command that trains with the first that fits.
+
+    Args:
+        devices: That the trials are on.
+        own: The script's own command, a word each.
+        base: The script as it is, where that is known and said already.
+
+    Raises:
+        TracerError: The script ended otherwise than for want of memory, and without any change.
+    """
+    print("\nWhat changes made from outside would save, each alone:", flush=True)
+    trials = each_alone(devices.card, base)
+    return FitReport(devices.words, devices.card.usable_bytes, own, tuple(trials), first_that_fits(trials))
+
+
+def first_that_fits(trials: Sequence[FitTrial]) -> tuple[str, ...] | None:
+    """Names of the changes of the first trial that fits; None if none does."""
+    return next((trial.apply for trial in trials if trial.fits), None)
+
+
+def make_trial(changes: Sequence[ScriptChange], *, job: Job | None = None, arguments: Sequence[str] = ()) -> FitTrial:
+    """This command again, in a process of its own, or as ranks in theirs, with changes.
+
+    Args:
+        changes: Made from outside.
+        job: That the script is, if it is one.
+        arguments: Put behind the script's own.
+
+    Raises:
+        TracerError: The script ended otherwise than for want of memory, as it is.
+    """
+    from tracer.runs.script_changes import ALLOCATOR_SETTINGS, set_allocator
+
+    names, more = tuple(change.name for change in changes), tuple(arguments)
+    with tempfile.TemporaryDirectory(prefix="fit-") as name:
+        folder = Path(name)
+        variables = {_TRIAL: json.dumps({"changes": names, "arguments": more, "folder": name})}
+        variables |= {key: os.environ[key] for key in (ALLOCATOR_SETTINGS,) if key in os.environ}
+        set_allocator(changes, variables)
+        said, nccl_bytes = _run_command(variables) if job is None else _run_ranks(job, variables)
+        ranks = {int(path.stem): json.loads(path.read_bytes()) for path in folder.glob("*.json")}
+    if not ranks or (job is not None and said):
+        if changes or more:
+            return FitTrial(names, fits=False, notes=(_reason(said),), has_ended_before=True, arguments=more)
+        say("\n".join(said))
+        raise TracerError("The script did not get to a step.", hint="What it said is above.")
+    # One that ran out of memory is worse than all that did not.
+    worst = max(ranks, key=lambda rank: (not ranks[rank]["fits"], ranks[rank]["allocated"], -rank))
+    values = ranks[worst]
+    return FitTrial(
+        names,
+        fits=all(rank["fits"] and rank["room"] >= nccl_bytes for rank in ranks.values()),
+        allocated_bytes=values["allocated"],
+        reserved_bytes=values["reserved"],
+        notes=tuple(values["notes"]),
+        arguments=more,
+        worst_rank=None if job is None else worst,
+    )
+
+
+def _run_command(variables: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
+    """What it said if it failed, and 0: nobody else takes memory of its card."""
+    command = [sys.executable, *sys.orig_argv[1:]]
+    done = subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, errors="replace", check=False
+    )
+    return _said(done.stderr.splitlines()) if done.returncode else (), 0
+
+
+def _run_ranks(job: Job, variables: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
+    """What a rank said that failed, and the least that NCCL takes of a card."""
+    from tracer.runs.null_job import run_job
+
+    said: list[str] = []
+    before = {key: os.environ.get(key) for key in variables}
+    os.environ.update(variables)
+    try:
+        done = run_job(job, None, tell=said.append, is_first_seen=False)
+    finally:
+        for key, value in before.items():
+            if value is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = value
+    nccl_bytes = max(run.nccl.least_bytes for run in done.runs)
+    return (_said([line[2:] for line in said if line.startswith("  ")]) if done.status else ()), nccl_bytes
+
+
+def _said(lines: Sequence[str]) -> tuple[str, ...]:
+    """A script's own traceback, without our words behind it."""
+    own = tuple(line for line in lines if line.strip() and not line.startswith(_OURS))
+    return own or ("It said nothing.",)
+
+
+def _reason(said: Sequence[str]) -> str:
+    """The line with the exception's name: some messages of torch's have many lines behind it."""
+    begins = [row for row, line in enumerate(said) if line.startswith("Traceback (")]
+    behind = said[begins[-1] + 1 :] if begins else ()
+    return next((line for line in behind if not line[0].isspace()), said[-1])
+
+
+def asked_trial() -> dict[str, Any] | None:
+    """What this process was asked to try; None in one that was not begun for a trial."""
+    asked = os.environ.get(_TRIAL)
+    return None if asked is None else json.loads(asked)
+
+
+def answer_trial(
+    asked: Mapping[str, Any],
+    card: str,
+    answers: Mapping[tuple[str, int], Answer],
+    script: str,
+    arguments: Sequence[str],
+    *,
+    is_module: bool,
+    num_steps: int = 0,
+) -> None:
+    """Run the script with changes on the null GPU, and leave what came of it.
+
+    Args:
+        asked: What `asked_trial` returned.
+        card: The GPU, as `--on` names it.
+        answers: What lines read of it.
+        script: Its path, or a module's name.
+        arguments: Its own.
+        is_module: Whether it is a module.
+        num_steps: That are run; 0 for as many as it takes until memory repeats.
+
+    Raises:
+        TracerError: There is no such script, or nothing was found in it.
+    """
+    devices = start_on(card)
+    from tracer.runs.applied_changes import AppliedChanges
+    from tracer.runs.script_changes import script_changes
+
+    arguments = [*arguments, *asked["arguments"]]
+    with values_on(answers), AppliedChanges(script_changes(",".join(asked["changes"]))) as applied:
+        answer = predict_script(script, arguments, devices, is_module=is_module, num_steps=num_steps, quiet=True)
+    place = Place.here()
+    document = {
+        "fits": bool(answer.fits),
+        "allocated": answer.memory.peak_allocated_bytes,
+        "reserved": answer.memory.peak_reserved_bytes,
+        "room": devices.card.usable_bytes - answer.memory.peak_allocated_bytes,
+        "notes": applied.notes,
+    }
+    path = Path(asked["folder"]) / f"{place.rank if place is not None else 0}.json"
+    path.write_text(json.dumps(document), "utf-8")

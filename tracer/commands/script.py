@@ -1,0 +1,116 @@
+"""Somebody's script, run as Python would run it, under our profile."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from tracer.commands.common import say_all
+from tracer.errors import TracerError
+from tracer.exporters.screen.terminal import say
+
+if TYPE_CHECKING:
+    from tracer.runs.script_run import ScriptProfile
+
+__tracebackhide__ = True  # a line of this file explains nothing about the script
+
+
+def check_script(script: str, *, is_module: bool) -> None:
+    """Before anything of it runs.
+
+    Raises:
+        TracerError: There is no such script or module.
+    """
+    if not is_module:
+        if not Path(script).is_file():
+            raise TracerError(f"There is no file {script}.", hint="Name a script, or a module with -m.")
+        return
+    root = script.partition(".")[0]
+    if root not in sys.modules and PathFinder.find_spec(root, ["", *sys.path]) is None:
+        raise TracerError(f"There is no module {root}.", hint="Name one that Python finds from this folder.")
+
+
+def run_script(
+    profile: ScriptProfile,
+    script: str,
+    arguments: list[str],
+    *,
+    is_module: bool = False,
+    quiet: bool = False,
+    is_answer: Callable[[Exception], bool] = lambda error: False,
+) -> bool:
+    """Run a script under a profile; False if it raised, after its traceback.
+
+    Args:
+        profile: Looks for models and steps.
+        script: Its path, or a module's name.
+        arguments: Its own.
+        is_module: Which of them.
+        quiet: Whether notes are left out.
+        is_answer: Whether an exception is what was asked for, so that its traceback is nothing to show.
+
+    Raises:
+        SystemExit: The script's own, with its status.
+    """
+    from tracer.runs.script_run import FirstStepsDone
+
+    try:
+        with profile, _as_main(script, arguments, is_module=is_module):
+            if is_module:
+                runpy.run_module(script, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(script, run_name="__main__")
+    except FirstStepsDone:
+        return True
+    except Exception as error:
+        if not is_answer(error):
+            sys.stderr.writelines(traceback.format_exception(type(error), error, _of_script(error)))
+        return False
+    finally:
+        if not quiet and not profile.is_in_child:
+            say_all(f"Note: {note}" for note in profile.notes)
+        if profile.session is None and not profile.is_in_child:
+            say("Nothing was recorded.")
+        profile.tell()
+    return True
+
+
+@contextmanager
+def _as_main(script: str, arguments: list[str], *, is_module: bool) -> Iterator[None]:
+    """The arguments and the import path that the script expects."""
+    before = sys.argv
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, "" if is_module else str(Path(script).resolve().parent))
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def _of_script(error: BaseException) -> TracebackType | None:
+    """The traceback from the script's first frame on, without ours.
+
+    What started the script explains nothing, and neither does what computes values behind the null GPU's operators.
+    """
+    frames = list(_parts(error.__traceback__))
+    names = [frame.tb_frame.f_globals.get("__name__") for frame in frames]
+    if "__main__" not in names:
+        return error.__traceback__
+    shown: TracebackType | None = None
+    for frame in reversed(frames[names.index("__main__") :]):
+        if not frame.tb_frame.f_globals.get("__tracebackhide__"):
+            shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return shown or error.__traceback__
+
+
+def _parts(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next

@@ -1,0 +1,57 @@
+"""What came of changes of a script that were tried, and with which of them it fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FitTrial:
+    """What came of some changes.
+
+    Attributes:
+        apply: Names of them, as `run --apply` takes them; none for the script as it is.
+        fits: Whether the steps ran on the card.
+        allocated_bytes: At most; where it does not fit, until memory ran out.
+        reserved_bytes: The same.
+        notes: What could not be made, a sentence each.
+        has_ended_before: Whether the script ended before a step, otherwise than for want of memory: it does not bear
+            the changes.
+        arguments: That were put behind the script's own.
+        worst_rank: Of a job the rank that these bytes are of; None of one process.
+    """
+
+    apply: tuple[str, ...]
+    fits: bool
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+    notes: tuple[str, ...] = ()
+    has_ended_before: bool = False
+    arguments: tuple[str, ...] = ()
+    worst_rank: int | None = None
+
+    @property
+    def in_vain(self) -> frozenset[str]:
+        """Names of changes that could not be made."""
+        return frozenset(name for name in self.apply if any(note.startswith(f"{name}:") for note in self.notes))
+
+
+@dataclass(frozen=True, slots=True)
+class FitReport:
+    """Everything to tell.
+
+    Attributes:
+        device: The card, in words.
+        usable_bytes: Of it, for the allocator.
+        script: The script's own command, a word each.
+        trials: In the order in which they were made.
+        apply: Names of the changes with which it fits, none where it does as it is; None where nothing fits.
+        arguments: With which it fits, behind the script's own.
+    """
+
+    device: str
+    usable_bytes: int
+    script: tuple[str, ...]
+    trials: tuple[FitTrial, ...]
+    apply: tuple[str, ...] | None
+    arguments: tuple[str, ...] = ()
