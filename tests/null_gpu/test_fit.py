@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tracer.runs.script_changes import SCRIPT_CHANGES
 
 pytestmark = pytest.mark.slow
 
@@ -55,14 +58,50 @@ def test_each_change_alone_says_what_it_saves(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "main.py"), "fit", "--each", "--on", "h100:8GiB", "train.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=dict(os.environ), check=False)
     assert done.returncode == 0, done.stderr
-    found = {line.partition(":")[0]: line for line in done.stdout.splitlines()}
-    assert list(found) == [
-        "as it is", "expandable-segments", "fused-optimizer", "checkpoint", "bf16", "bf16-weights",
-    ]  # fmt: skip
+    found = {line.partition(":")[0]: line for line in done.stdout.splitlines() if not line.startswith(" ")}
+    assert list(found) == ["as it is", *(change.name for change in SCRIPT_CHANGES)]
     assert "at the peak" not in found["as it is"]
     assert "the same peak" in found["expandable-segments"]
     # The hidden tensor of a block is 16,384 x 2,048 x 4 bytes, 128 MiB; of eight blocks one at a time has it, not all.
     assert "896.00 MiB less at the peak" in found["checkpoint"]
+    # Two averages of 16 weights of 2,048 x 512 x 4 bytes; the peak is in backward.
+    assert "128.00 MiB less at the peak" in found["state-on-host"]
+    # Hidden tensors and blocks' inputs, 8 x (128 + 32) MiB, but for what one block's backward brings back.
+    assert "1.08 GiB less at the peak" in found["saved-on-host"]
+
+
+WIDE = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Embedding(50000, 64), nn.Linear(64, 50000)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(12):
+    ids = torch.randint(0, 50000, (4096,), device="cuda")
+    loss = nn.functional.cross_entropy(model(ids), ids)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_what_fit_found_is_applied_and_has_the_peak_that_it_said(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WIDE, "utf-8")
+    main = [sys.executable, str(ROOT / "main.py")]
+    command = [*main, "fit", "--on", "h100:2600MiB", "--save-dir", "out", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("run --apply chunked-loss train.py")
+    assert "chunked-loss: a loss over classes is computed in chunks" in done.stderr
+    report = json.loads((tmp_path / "out" / "fit.json").read_text("utf-8"))
+    assert report["apply"] == ["chunked-loss"]
+    fits = [trial for trial in report["trials"] if trial["apply"] == ["chunked-loss"]]
+    # Logits and their gradient, 4,096 x 50,000 x 4 bytes each; a third one of them, softmax's, came with the script.
+    assert 2 * 819_200_000 < fits[0]["allocated_bytes"] < 3 * 819_200_000
+    command = [*main, "run", "--on", "h100:2600MiB", "--apply", "out/fit.json", "--save-dir", "run", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    peak = json.loads((tmp_path / "run" / "peak.json").read_text("utf-8"))
+    assert peak["peak_bytes"] == fits[0]["allocated_bytes"]
 
 
 def test_a_change_that_a_script_does_not_bear_is_said_and_left_out(tmp_path: Path) -> None:
@@ -73,8 +112,45 @@ def test_a_change_that_a_script_does_not_bear_is_said_and_left_out(tmp_path: Pat
     command = [sys.executable, str(ROOT / "main.py"), "fit", "--on", "h100:1000MiB", "train.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=dict(os.environ), check=False)
     assert done.returncode == 3, done.stderr
-    tried = "expandable-segments, fused-optimizer, checkpoint"
+    made = "expandable-segments, fused-optimizer, free-gradients, chunked-loss, checkpoint, state-on-host"
+    assert f"{made}, saved-on-host: out of memory, with " in done.stderr
     # What comes after bf16 is tried without it, here in vain.
     for name in ("bf16", "bf16-weights"):
-        assert f"{tried}, {name}: the script ended with an error before a step was done.\n" in done.stderr
+        assert f"{made}, saved-on-host, {name}: the script ended with an error before a step was done.\n" in done.stderr
     assert done.stderr.count("\n  AssertionError: no autocast here\n") == 2
+
+
+JOB = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("nccl")
+rank, rows = dist.get_rank(), int(sys.argv[-1])
+torch.cuda.set_device(rank)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256)).cuda())
+optimizer = torch.optim.SGD(model.parameters())
+assert rows > 0, "no rows"
+for _ in range(12):
+    optimizer.zero_grad()
+    model(torch.randn(rows * (1 + rank), 256, device="cuda")).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_of_a_job_the_worst_rank_decides_which_values_fit(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(JOB, "utf-8")
+    values = ["--try", "--rows 200000,0,20000"]
+    command = [sys.executable, str(ROOT / "main.py"), "fit", "--on", "2xh100:2GiB", *values, "--save-dir", "out"]
+    done = subprocess.run([*command, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "torchrun --nproc-per-node 2 train.py --rows 20000"
+    report = json.loads((tmp_path / "out" / "fit.json").read_text("utf-8"))
+    full, broken, fits = report["trials"]
+    assert (full["fits"], broken["has_ended_before"], fits["fits"]) == (False, True, True)
+    assert broken["notes"] == ["AssertionError: no rows"]
+    # Rank 1 has twice the rows: 40,000 of 1,024 floats, kept by ReLU, and their gradient before and behind it.
+    assert fits["worst_rank"] == 1 and 3 * 40_000 * 4096 < fits["allocated_bytes"] < 4 * 40_000 * 4096
+    assert report["arguments"] == ["--rows", "20000"] and report["apply"] == []

@@ -216,6 +216,37 @@ def test_a_rank_can_be_named_and_its_failure_is_the_commands(tmp_path: Path) -> 
     assert "0: ended with status 1" in ended.stdout and "5" in ended.stdout
 
 
+LATER = """
+import torch
+import torch.distributed as dist
+from torch import nn
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+torch.cuda.set_device(rank % 8)
+net = nn.parallel.DistributedDataParallel(nn.Linear(1024, 1024).cuda())
+optimizer = torch.optim.SGD(net.parameters())
+for _ in range(12):
+    net(torch.randn(64 * (2 - rank), 1024, device="cuda")).sum().backward()
+    optimizer.step()
+kept = [torch.empty(256 << 20, dtype=torch.uint8, device="cuda") for _ in range(8 * rank)]
+"""
+
+
+@needs_null_gpu
+@pytest.mark.slow
+def test_the_worst_rank_is_one_whose_memory_ended_behind_its_recorded_steps(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LATER, "utf-8")
+    ended = called(tmp_path, "run", "--on", "2xh100:2GiB", "--save-dir", "out", "train.py")
+    assert ended.returncode == 1, ended.stderr  # the script's own
+    said = "Rank 1 does not fit: OutOfMemoryError: CUDA out of memory. Tried to allocate 256.00 MiB, after the recorded"
+    assert said in " ".join(ended.stdout.split())
+    ranks = json.loads((tmp_path / "out" / "ranks.json").read_text("utf-8"))["ranks"]
+    assert [rank["out_of_memory"] for rank in ranks] == [False, True]
+    assert ranks[0]["categories"] and not ranks[1]["categories"]
+    # Five blocks of 256 MiB fit beside 500 MiB of CUDA's context.
+    assert 5 * (256 << 20) < ranks[1]["peak_bytes"] < 6 * (256 << 20)
+
+
 # Two real processes over gloo are the judge of one that is alone: the same kernels of the CPU, the same requests.
 ON_CPU = """
 import os

@@ -64,7 +64,7 @@ def attention(dtype: torch.dtype, key_heads: int = 2, width: int = 40) -> Step:
     def step() -> None:
         query = leaf(3, 2, 100, width, dtype=dtype)
         key, value = leaf(3, key_heads, 100, width, dtype=dtype), leaf(3, key_heads, 100, width, dtype=dtype)
-        out = F.scaled_dot_product_attention(query, key, value)
+        out = F.scaled_dot_product_attention(query, key, value, enable_gqa=key_heads != 2)
         out.backward(torch.randn(3, 100, 2, width, dtype=dtype).transpose(1, 2))
 
     return step
@@ -134,6 +134,11 @@ CASES: dict[str, tuple[str, Step, list[int]]] = {
     ),
     "efficient backward": (
         "efficient-backward", attention(torch.float32), [3 * 2 * 100 * 40 * FLOAT] + [3 * 2 * 100 * FLOAT] * 2,
+    ),
+    # Two heads of queries share one of keys and values, whose gradients are made for each of the two, and summed then.
+    "efficient backward, shared keys": (
+        "efficient-backward", attention(torch.float32, key_heads=1),
+        [3 * 2 * 100 * 40 * FLOAT] * 3 + [3 * 2 * 100 * FLOAT] * 2,
     ),
     "complex to real": ("fft", inverse_transform, [4 * 16 * 9 * 8]),
     "first axes": ("fft", transform_of_first_axes, [8 * 8 * 9 * 8]),

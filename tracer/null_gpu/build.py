@@ -157,9 +157,9 @@ def _run_all(commands: Iterable[list[str]]) -> None:
 def _run(command: list[str], text: str = "") -> str:
     ended = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if ended.returncode:
-        said = next((line for line in ended.stderr.splitlines() if "error" in line), ended.stderr.strip()[:200])
+        problem = next((line for line in ended.stderr.splitlines() if "error" in line), ended.stderr.strip()[:200])
         raise NullGpuError(
-            f"The null GPU could not be compiled: {said}",
+            f"The null GPU could not be compiled: {problem}",
             hint="Please report this sentence together with `python -m torch.utils.collect_env`.",
         )
     return ended.stdout

@@ -224,9 +224,9 @@ def devices_of(text: str) -> Devices:
     Raises:
         TracerError: There is no such card, size or number.
     """
-    found = re.fullmatch(r"\s*(?:(\d+)\s*[xX*\u00d7]\s*)?([^:]*?)\s*(?::(.*))?", text, re.DOTALL)
-    assert found is not None  # every text has this form
-    count, name, size = int(found[1] or 1), found[2], found[3]
+    match = re.fullmatch(r"\s*(?:(\d+)\s*[xX*\u00d7]\s*)?([^:]*?)\s*(?::(.*))?", text, re.DOTALL)
+    assert match is not None  # every text has this form
+    count, name, size = int(match[1] or 1), match[2], match[3]
     if not 1 <= count <= _MAX_RANKS:
         raise UsageError(f"{text}: a job has 1 to {_MAX_RANKS:,} devices.", hint="Write 8xh100, say.")
     card = named_card(name)
@@ -301,12 +301,12 @@ def _spelling(text: str) -> str:
 def _spellings() -> dict[str, Card]:
     """Every spelling's card; of two that torch calls the same, the first has that name."""
     by_label = {card.label: card for card in CARDS}
-    found = {spelling: by_label[label] for spelling, label in _ALSO.items()}
+    by_spelling = {spelling: by_label[label] for spelling, label in _ALSO.items()}
     for card in CARDS:
         label = _spelling(card.label)
         for spelling in (label, label.removeprefix("rtx"), _spelling(card.name)):
-            found.setdefault(spelling, card)
-    return found
+            by_spelling.setdefault(spelling, card)
+    return by_spelling
 
 
 _BY_SPELLING = _spellings()

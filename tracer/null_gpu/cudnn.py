@@ -59,8 +59,8 @@ def device_properties(card: Card) -> dict[str, Any]:
 
 def library_folders() -> list[Path]:
     """Where the packages that torch loads CUDA from keep their libraries; none in a build for the CPU."""
-    found = importlib.util.find_spec("nvidia")
-    roots = found.submodule_search_locations if found is not None else None
+    package = importlib.util.find_spec("nvidia")
+    roots = package.submodule_search_locations if package is not None else None
     return sorted({path.parent for root in roots or () for path in Path(root).glob("*/lib/*.so*")})
 
 

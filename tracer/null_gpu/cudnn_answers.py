@@ -187,10 +187,10 @@ def _configurations(cudnn: Cudnn, device: Descriptor, graph: Descriptor, mode: i
         heuristics.finish()
     except CudnnError:
         return
-    found = [Descriptor(cudnn, _ENGINE_CONFIG) for _ in range(_MOST_CONFIGURATIONS)]
-    array = (ctypes.c_void_p * len(found))(*[descriptor.pointer for descriptor in found])
+    descriptors = [Descriptor(cudnn, _ENGINE_CONFIG) for _ in range(_MOST_CONFIGURATIONS)]
+    array = (ctypes.c_void_p * len(descriptors))(*[descriptor.pointer for descriptor in descriptors])
     number = heuristics.get(202, _DESCRIPTOR, array)
-    yield from found[: min(number, len(found))]
+    yield from descriptors[: min(number, len(descriptors))]
 
 
 def _notes(cudnn: Cudnn, configuration: Descriptor, attribute: int = _NUMERICAL_NOTES) -> list[int]:
@@ -246,23 +246,23 @@ class Graphs:
             if len(self._known) >= _MOST_GRAPHS:
                 del self._known[next(iter(self._known))]
             try:
-                made = self._made(graph)
-                self._known[key] = list(_configurations(self._cudnn, self._device, made, mode))
+                descriptor = self._made(graph)
+                self._known[key] = list(_configurations(self._cudnn, self._device, descriptor, mode))
             except CudnnError:
                 self._known[key] = []
         return self._known[key]
 
     def _made(self, graph: list[Any]) -> Descriptor:
-        made: list[Descriptor] = []
+        descriptors: list[Descriptor] = []
         for kind, *attributes in graph:
             descriptor = Descriptor(self._cudnn, kind)
             for attribute, value_type, number, values in attributes:
                 if value_type == _DESCRIPTOR:
-                    descriptor.set(attribute, value_type, [made[place] for place in values])
+                    descriptor.set(attribute, value_type, [descriptors[place] for place in values])
                 else:
                     descriptor.set_bytes(attribute, value_type, number, bytes.fromhex(values))
-            made.append(descriptor.finish())
-        return made[-1]
+            descriptors.append(descriptor.finish())
+        return descriptors[-1]
 
 
 def main() -> None:

@@ -13,10 +13,10 @@ def devices() -> list[dict[str, str]]:
     names = os.environ.get("NULL_GPU_NAME", "").split(";")
     memory = os.environ.get("NULL_GPU_MEMORY", "").split(";")
     capability = os.environ.get("NULL_GPU_CAPABILITY", "").split(";")
-    found = []
+    rows = []
     for index in range(int(os.environ.get("NULL_GPU_COUNT", "0"))):
         total = int(memory[index]) // _MIB
-        found.append(
+        rows.append(
             {
                 "index": str(index),
                 "name": names[index],
@@ -32,7 +32,7 @@ def devices() -> list[dict[str, str]]:
                 "count": os.environ["NULL_GPU_COUNT"],
             }
         )
-    return found
+    return rows
 
 
 def answer(arguments: list[str]) -> list[str]:

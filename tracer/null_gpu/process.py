@@ -54,16 +54,16 @@ def environment(cards: Sequence[Card], base: Mapping[str, str] | None = None) ->
         NullGpuError: The null GPU cannot be built here.
     """
     _check_address_space(cards)
-    found = dict(os.environ if base is None else base)
+    variables = dict(os.environ if base is None else base)
     path = library(torch_folder())
-    found.update(_of_cards(cards))
-    found["LD_PRELOAD"] = ":".join([*map(str, libraries(path)), *_others(found.get("LD_PRELOAD", ""), path)])
-    found["PATH"] = os.pathsep.join([str(path.parent / "bin"), found.get("PATH", os.defpath)])
-    found["TRITON_LIBCUDA_PATH"] = str(path.parent)
+    variables.update(_of_cards(cards))
+    variables["LD_PRELOAD"] = ":".join([*map(str, libraries(path)), *_others(variables.get("LD_PRELOAD", ""), path)])
+    variables["PATH"] = os.pathsep.join([str(path.parent / "bin"), variables.get("PATH", os.defpath)])
+    variables["TRITON_LIBCUDA_PATH"] = str(path.parent)
     # What a compiler measured on a device that computes nothing is noise: it stays out of real devices' caches.
-    found.setdefault("TORCHINDUCTOR_CACHE_DIR", str(path.parent.parent / "inductor"))
-    found.setdefault("TRITON_CACHE_DIR", str(path.parent.parent / "triton"))
-    return found
+    variables.setdefault("TORCHINDUCTOR_CACHE_DIR", str(path.parent.parent / "inductor"))
+    variables.setdefault("TRITON_CACHE_DIR", str(path.parent.parent / "triton"))
+    return variables
 
 
 def _check_address_space(cards: Sequence[Card]) -> None:

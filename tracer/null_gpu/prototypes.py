@@ -45,13 +45,13 @@ def read_prototypes(preprocessed: str) -> dict[str, Prototype]:
     """The functions that preprocessed headers declare, by name."""
     text = re.sub(r"__attribute__\s*\(\((?:[^()]|\([^()]*\))*\)\)", "", preprocessed)
     text = re.sub(r"\b__inline__\b|\bextern\b", "", text)
-    found = {}
+    prototypes = {}
     for match in _PROTOTYPE.finditer(text):
         result, name = " ".join(match[1].split()), match[2]
         if "typedef" not in result.split() and "static" not in result.split() and "return" not in result.split():
             parameters = tuple(" ".join(part.split()) for part in _split(match[3]))
-            found[name] = Prototype(name, result, () if parameters == ("void",) else parameters)
-    return found
+            prototypes[name] = Prototype(name, result, () if parameters == ("void",) else parameters)
+    return prototypes
 
 
 def _split(parameters: str) -> Iterable[str]:

@@ -85,9 +85,9 @@ def read_torch(folder: Path) -> Torch:
     version = re.search(r"^__version__[^=]*= *['\"]([^'\"]+)", text, re.MULTILINE)
     cuda = re.search(r"^cuda[^=]*= *['\"]([^'\"]+)", text, re.MULTILINE)
     if version is None or cuda is None:
-        what = f"torch {version[1]}" if version else "this torch"
+        name = f"torch {version[1]}" if version else "this torch"
         raise NullGpuError(
-            f"The null GPU runs torch's CUDA build, and {what} is built for {_built_for(text)}.",
+            f"The null GPU runs torch's CUDA build, and {name} is built for {_built_for(text)}.",
             hint="pip install --force-reinstall torch  (PyPI's default for Linux is the CUDA build)",
         )
     return Torch(folder, version[1], cuda[1])

@@ -58,9 +58,9 @@ def attention(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
             return on_cpu(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)  # type: ignore[no-any-return]
         if torch.is_autocast_enabled("cpu"):
             query, key, value, attn_mask = map(_in_16_bits, (query, key, value, attn_mask))
-        asked = _Question(query, key, value, attn_mask, dropout_p, is_causal, gpu)
+        question = _Question(query, key, value, attn_mask, dropout_p, is_causal, gpu)
         with torch_dispatch.below_autocast():
-            return _run(asked, scale, enable_gqa)
+            return _run(question, scale, enable_gqa)
 
     return scaled_dot_product_attention
 
@@ -70,69 +70,69 @@ def _in_16_bits(tensor: Tensor | None) -> Any:
     return tensor.to(torch.get_autocast_dtype("cpu")) if is_other and tensor is not None else tensor
 
 
-def _run(asked: _Question, scale: float | None, enable_gqa: bool) -> Tensor:
-    query, key, value, mask = asked.query, asked.key, asked.value, _added(asked.mask, asked.query.dtype)
-    common: dict[str, Any] = {"dropout_p": asked.dropout, "is_causal": asked.is_causal}
-    if _can_be_cudnns(asked):
+def _run(question: _Question, scale: float | None, enable_gqa: bool) -> Tensor:
+    query, key, value, mask = question.query, question.key, question.value, _added(question.mask, question.query.dtype)
+    common: dict[str, Any] = {"dropout_p": question.dropout, "is_causal": question.is_causal}
+    if _can_be_cudnns(question):
         of_cudnn = torch_dispatch.operator("_scaled_dot_product_cudnn_attention")
-        return of_cudnn(query, key, value, mask, asked.wants_gradients, **common, scale=scale)[0]  # type: ignore[no-any-return]
-    if _can_be_flash(asked):
+        return of_cudnn(query, key, value, mask, question.wants_gradients, **common, scale=scale)[0]  # type: ignore[no-any-return]
+    if _can_be_flash(question):
         width = query.shape[-1]
         padded = [_padded(tensor, 8) for tensor in (query, key, value)]
         scale = scale if scale is not None else width**-0.5
         flash = torch_dispatch.operator("_scaled_dot_product_flash_attention")
         return flash(*padded, **common, scale=scale)[0][..., :width]  # type: ignore[no-any-return]
-    if _can_be_efficient(asked):
+    if _can_be_efficient(question):
         if mask is not None:
             mask = _aligned(mask).expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
         efficient = torch_dispatch.operator("_scaled_dot_product_efficient_attention")
-        return efficient(query, key, value, mask, asked.wants_gradients, **common, scale=scale)[0]  # type: ignore[no-any-return]
+        return efficient(query, key, value, mask, question.wants_gradients, **common, scale=scale)[0]  # type: ignore[no-any-return]
     single = torch_dispatch.operator("_scaled_dot_product_attention_math")
     return single(query, key, value, mask, **common, scale=scale, enable_gqa=enable_gqa)[0]  # type: ignore[no-any-return]
 
 
-def _can_be_cudnns(asked: _Question) -> bool:
-    gpu, width, of_values = asked.gpu, asked.query.shape[-1], asked.value.shape[-1]
+def _can_be_cudnns(question: _Question) -> bool:
+    gpu, width, of_values = question.gpu, question.query.shape[-1], question.value.shape[-1]
     return (
         gpu.memory.get(PREFERS_CUDNN, False)
         and gpu.card.capability[0] in _PREFER_CUDNN
         and torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-        and asked.query.dtype in _SIXTEEN_BITS
-        and asked.dropout * 16 == int(asked.dropout * 16)
+        and question.query.dtype in _SIXTEEN_BITS
+        and question.dropout * 16 == int(question.dropout * 16)
         and max(width, of_values) <= _WIDEST_CUDNN
         and width % 8 == of_values % 8 == 0
-        and asked.key.shape[2] != 1
-        and not (asked.dropout and asked.query.shape[2] == 1)
+        and question.key.shape[2] != 1
+        and not (question.dropout and question.query.shape[2] == 1)
     )
 
 
-def _can_be_flash(asked: _Question) -> bool:
-    query, key, capability = asked.query, asked.key, asked.gpu.card.capability
+def _can_be_flash(question: _Question) -> bool:
+    query, key, capability = question.query, question.key, question.gpu.card.capability
     width = query.shape[-1]
     # The smaller cards of Ampere, Ada and Blackwell lack the memory for the backward of wide heads.
     is_small = (8, 6) <= capability <= (8, 9) or capability[0] == 12
-    is_too_wide = is_small and asked.wants_gradients and width > 192 and (asked.dropout > 0 or width <= 224)
+    is_too_wide = is_small and question.wants_gradients and width > 192 and (question.dropout > 0 or width <= 224)
     return (
         torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
         and capability >= _FIRST_OF_FLASH
         and query.dtype in _SIXTEEN_BITS
-        and asked.mask is None
-        and width == key.shape[-1] == asked.value.shape[-1] <= _WIDEST_FLASH
+        and question.mask is None
+        and width == key.shape[-1] == question.value.shape[-1] <= _WIDEST_FLASH
         and not is_too_wide
-        and not (asked.is_causal and query.shape[2] != key.shape[2])
+        and not (question.is_causal and query.shape[2] != key.shape[2])
     )
 
 
-def _can_be_efficient(asked: _Question) -> bool:
-    query, major = asked.query, asked.gpu.card.capability[0]
+def _can_be_efficient(question: _Question) -> bool:
+    query, major = question.query, question.gpu.card.capability[0]
     is_16_bits = query.dtype in _SIXTEEN_BITS
     alignment = max(4 if major >= 8 else 1, 128 // (16 if is_16_bits else 32) if major >= 8 or is_16_bits else 1)
     dtypes = (*_SIXTEEN_BITS, torch.float32) if major >= 8 else (torch.float16, torch.float32)
     return (
         torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
         and query.dtype in dtypes
-        and query.shape[-1] == asked.key.shape[-1]
-        and query.shape[-1] % alignment == asked.value.shape[-1] % alignment == 0
+        and query.shape[-1] == question.key.shape[-1]
+        and query.shape[-1] % alignment == question.value.shape[-1] % alignment == 0
     )
 
 

@@ -55,9 +55,9 @@ class Columns:
         self._storage, self._size, self._time, self._op, self._call = events
         self._address = np.zeros(len(log.storages), np.int64)
         self._bytes = np.zeros(len(log.storages), np.int64)
-        made = self._size > 0
+        is_allocation = self._size > 0
         sizes = np.zeros(len(log.storages), np.int64)
-        sizes[self._storage[made]] = self._size[made]
+        sizes[self._storage[is_allocation]] = self._size[is_allocation]
         self._bytes[:] = sizes
         self._address[:] = _STRIDE + np.concatenate([[0], np.cumsum(-(-sizes // _STRIDE) * _STRIDE + _STRIDE)])[:-1]
         self._allocated = np.cumsum(self._size)
@@ -69,10 +69,10 @@ class Columns:
 
     def _place(self, memory: DeviceMemory) -> None:
         rows = np.flatnonzero(self._device[self._storage] == 0)[: len(memory.address)]
-        made = memory.size_bytes > 0
+        is_allocation = memory.size_bytes > 0
         which = self._storage[rows]
         self._address[which] = memory.address
-        self._bytes[which[made]] = memory.size_bytes[made]
+        self._bytes[which[is_allocation]] = memory.size_bytes[is_allocation]
         self._size = self._size.copy()
         self._size[rows] = memory.size_bytes
         self._allocated[rows], self._reserved[rows] = memory.allocated_bytes, memory.reserved_bytes

@@ -33,8 +33,8 @@ def backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     of_input = "forward" if is_transposed else "backward_data"
     operations = [name for name, is_wanted in zip((of_input, "backward_filter"), wanted[:2], strict=True) if is_wanted]
     problems = [_problem(name, large, weight, small, stride, padding, dilation, groups) for name in operations]
-    if found := [problem for problem in problems if problem is not None]:
-        yield _workspace(found, gpu)
+    if known := [problem for problem in problems if problem is not None]:
+        yield _workspace(known, gpu)
 
 
 def _workspace(problems: list[dict[str, Any]], gpu: Gpu) -> Scratch:
@@ -42,11 +42,11 @@ def _workspace(problems: list[dict[str, Any]], gpu: Gpu) -> Scratch:
 
     Many of its engines work on channels last: where tensors are not, they copy input, weight and output.
     """
-    said = [gpu.cudnn.workspace_bytes(problem) if gpu.cudnn is not None else 0 for problem in problems]
+    sizes = [gpu.cudnn.workspace_bytes(problem) if gpu.cudnn is not None else 0 for problem in problems]
     copies = [
         sum(prod(problem[name][0]) for name in ("x", "w", "y")) * _DTYPES[problem["dtype"]] for problem in problems
     ]
-    return Scratch(max(said), at_most_bytes=max(copies))
+    return Scratch(max(sizes), at_most_bytes=max(copies))
 
 
 def _problem(
@@ -68,7 +68,7 @@ def _problem(
     is_depthwise = x.dim() == 4 and 1 < groups == x.shape[1] and weight.shape[0] % groups == 0
     if (is_depthwise and not is_last) or str(x.dtype).removeprefix("torch.") not in _DTYPES:
         return None
-    sizes = {name: list(each.shape) for name, each in (("x", x), ("w", weight), ("y", y))}
+    sizes = {name: list(operand.shape) for name, operand in (("x", x), ("w", weight), ("y", y))}
     stride, padding, dilation = list(stride), list(padding), list(dilation)
     if x.dim() == 3:  # torch puts an axis of 1 before the only one
         sizes = {name: [*size[:2], 1, size[2]] for name, size in sizes.items()}

@@ -81,7 +81,7 @@ class CpuKernels:
             if len(shapes) != sum(1 for _ in strided_tensors(call.out)):
                 return call.out
             in_turn = iter(shapes)
-            return tuple(_of_shape(each, next(in_turn)) if isinstance(each, Tensor) else each for each in call.out)
+            return tuple(_of_shape(value, next(in_turn)) if isinstance(value, Tensor) else value for value in call.out)
 
         return result
 

@@ -120,16 +120,16 @@ def _kernels(casts: _Casts) -> dict[str, Kernel | None]:
         (FLOAT_APPENDED, _float_appended),
         (WIDEST, _widest),
     )
-    found: dict[str, Kernel | None] = {}
+    kernels: dict[str, Kernel | None] = {}
     for names, policy in policies:
         for name in names:
             operator = torch_dispatch.operator_with_overload(name)
             if operator is not None and not (name in _KEPT and name in of_cpu):
-                found[name] = policy(casts, name, operator)
-    found[_BANNED] = _banned
+                kernels[name] = policy(casts, name, operator)
+    kernels[_BANNED] = _banned
     cudas = {*LOWER_PRECISION, *FLOAT, *FLOAT_RESULT, *FLOAT_APPENDED, *WIDEST, _BANNED}
     # oneDNN's recurrent layers are none of CUDA's; a rule of their own stands in for them.
-    return found | dict.fromkeys(of_cpu - cudas - {"mkldnn_rnn_layer"})
+    return kernels | dict.fromkeys(of_cpu - cudas - {"mkldnn_rnn_layer"})
 
 
 def _cast_all(casts: _Casts, to: torch.dtype, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -182,7 +182,7 @@ def _float_appended(casts: _Casts, name: str, operator: Any) -> Kernel:
 
 def _widest(casts: _Casts, name: str, operator: Any) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        tensors = [each for value in args for each in (value if isinstance(value, list | tuple) else (value,))]
+        tensors = [element for value in args for element in (value if isinstance(value, list | tuple) else (value,))]
         has_float = any(_is_eligible(tensor) and tensor.dtype is torch.float32 for tensor in tensors)
         to = torch.float32 if has_float else torch.get_autocast_dtype("cpu")
         return _cast_all(casts, to, operator, args, kwargs)

@@ -120,10 +120,10 @@ def _cublas_workspace(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
         if call.out.numel():
             yield Scratch(MIB if _is_by_cublaslt(call) else size_bytes)
         return
-    taken = gpu.memory.setdefault("cublas-workspace", set())
-    if call.is_backward in taken:
+    passes = gpu.memory.setdefault("cublas-workspace", set())
+    if call.is_backward in passes:
         return
-    taken.add(call.is_backward)
+    passes.add(call.is_backward)
     yield Scratch(size_bytes, kept=True, name="cuBLAS")
 
 
@@ -297,7 +297,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "efficient-backward",
         "aten/src/ATen/native/transformers/cuda/attention_backward.cu, _efficient_attention_backward",
-        "Efficient attention's backward multiplies output and gradient first; in 16 bits, tiles of 64 are assumed.",
+        "Efficient attention's backward multiplies output and gradient first, and makes gradients of shared keys and "
+        "values for each head; in 16 bits, tiles of 64 are assumed.",
         scratch={"aten::_scaled_dot_product_efficient_attention_backward": kernels.efficient_backward},
     ),
     Rule(

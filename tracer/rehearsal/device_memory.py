@@ -97,12 +97,12 @@ def serve(
     rows = np.zeros((4, len(requests.storage)), np.int64)
     address, size, allocated, reserved = rows
     failure, number = None, -1
-    for number, (storage, asked) in enumerate(
+    for number, (storage, requested) in enumerate(
         zip(requests.storage.tolist(), requests.size_bytes.tolist(), strict=True)
     ):
-        if asked > 0:
+        if requested > 0:
             try:
-                block = blocks[storage] = allocator.allocate(asked)
+                block = blocks[storage] = allocator.allocate(requested)
             except OutOfMemoryError as error:
                 failure = OutOfMemory(number, error.size, error.reserved, error.allocated)
                 rows = rows[:, :number]

@@ -28,7 +28,7 @@ def turn_all_fake(
     modules, optimizers = list(modules), list(optimizers)
     bases: dict[int, Tensor] = {}
     replaced: dict[int, Tensor] = {}
-    for tensor in {id(each): each for each in (*_tensors(modules, optimizers), *others)}.values():
+    for tensor in {id(real): real for real in (*_tensors(modules, optimizers), *others)}.values():
         if torch_fake.is_fake(tensor) or tensor.layout is not torch.strided:
             continue
         storage = tensor.untyped_storage()
@@ -42,7 +42,7 @@ def turn_all_fake(
 
 
 def _tensors(modules: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> Iterator[Tensor]:
-    for tensor in (each for model in modules for each in (*model.parameters(), *model.buffers())):
+    for tensor in (member for model in modules for member in (*model.parameters(), *model.buffers())):
         if tensor.is_leaf and tensor.grad is not None:
             yield tensor.grad
         yield tensor
@@ -58,12 +58,12 @@ def _stand_in(mode: Any, tensor: Tensor) -> Tensor:
 
 
 def _replace(modules: list[nn.Module], optimizers: list[torch.optim.Optimizer], by: dict[int, Tensor]) -> None:
-    for module in (each for model in modules for each in model.modules()):
+    for module in (part for model in modules for part in model.modules()):
         for name, _, tensor in list(torch_modules.parameters_and_buffers(module)):
             if id(tensor) in by:
                 setattr(module, name, by[id(tensor)])
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["params"] = [by.get(id(each), each) for each in group["params"]]
-        for parameter in [each for each in optimizer.state if id(each) in by]:
+            group["params"] = [by.get(id(parameter), parameter) for parameter in group["params"]]
+        for parameter in [tensor for tensor in optimizer.state if id(tensor) in by]:
             optimizer.state[by[id(parameter)]] = optimizer.state.pop(parameter)

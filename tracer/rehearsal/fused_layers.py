@@ -23,8 +23,8 @@ class _RmsNorm(torch.autograd.Function):
         in_order = x.contiguous()
         output = torch.empty_like(in_order)
         rows = x.shape[: x.dim() - num_axes]
-        kept = torch.float32 if x.dtype.itemsize <= 4 else x.dtype
-        of_rows = torch.empty((*rows, *[1] * num_axes), dtype=kept, device=x.device)
+        dtype = torch.float32 if x.dtype.itemsize <= 4 else x.dtype
+        of_rows = torch.empty((*rows, *[1] * num_axes), dtype=dtype, device=x.device)
         ctx.save_for_backward(x, weight, of_rows)
         return output
 

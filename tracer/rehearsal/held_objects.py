@@ -25,11 +25,11 @@ def held_by(things: Iterable[Any]) -> tuple[list[nn.Module], list[torch.optim.Op
     Args:
         things: To begin with.
     """
-    found: dict[int, Any] = {}
+    objects_by_id: dict[int, Any] = {}
     seen: set[int] = set()
     for thing in things:
-        _follow(thing, found, seen, 0)
-    objects = list(found.values())
+        _follow(thing, objects_by_id, seen, 0)
+    objects = list(objects_by_id.values())
     return (
         [object_ for object_ in objects if isinstance(object_, nn.Module)],
         [object_ for object_ in objects if isinstance(object_, torch.optim.Optimizer)],
@@ -37,18 +37,18 @@ def held_by(things: Iterable[Any]) -> tuple[list[nn.Module], list[torch.optim.Op
     )
 
 
-def _follow(thing: Any, found: dict[int, Any], seen: set[int], depth: int) -> None:
+def _follow(thing: Any, objects_by_id: dict[int, Any], seen: set[int], depth: int) -> None:
     if id(thing) in seen or depth > _MAX_DEPTH:
         return
     seen.add(id(thing))
     if isinstance(thing, nn.Module | torch.optim.Optimizer):
-        found[id(thing)] = thing
+        objects_by_id[id(thing)] = thing
     elif isinstance(thing, Tensor):
         if thing.requires_grad and thing.is_leaf:
-            found[id(thing)] = thing
+            objects_by_id[id(thing)] = thing
     else:
         for inner in _referred_to(thing):
-            _follow(inner, found, seen, depth + 1)
+            _follow(inner, objects_by_id, seen, depth + 1)
 
 
 def _referred_to(thing: Any) -> Iterator[Any]:
@@ -63,7 +63,7 @@ def _referred_to(thing: Any) -> Iterator[Any]:
         yield from (thing.__globals__[name] for name in names if _is_ours_to_see(thing.__globals__.get(name)))
     elif isinstance(thing, list | tuple | dict):
         for kind in (nn.Module, torch.optim.Optimizer, Tensor):
-            yield from (each for _, each in leaves(thing, kind))
+            yield from (leaf for _, leaf in leaves(thing, kind))
     elif is_dataclass(thing) and not isinstance(thing, type):
         yield from (getattr(thing, field.name, None) for field in fields(thing))
     elif hasattr(thing, "__dict__") and not isinstance(thing, type | types.ModuleType):

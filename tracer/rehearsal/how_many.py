@@ -42,13 +42,13 @@ def _with_indices(args: tuple[Any, ...], call: Callable[[list[Any]], Any]) -> _A
         return None
 
     def answer() -> Any:
-        found: list[Any] = []
-        for each in indices:
-            if isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8):
-                found += [torch.empty(each.numel(), dtype=torch.int64) for _ in range(each.dim())]
+        plain: list[Any] = []
+        for index in indices:
+            if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
+                plain += [torch.empty(index.numel(), dtype=torch.int64) for _ in range(index.dim())]
             else:
-                found.append(each)
-        return call(found)
+                plain.append(index)
+        return call(plain)
 
     return answer
 

@@ -57,7 +57,7 @@ def group_norm_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     """Two sums and one factor for each channel of each sample, two factors for each group."""
     x, weight, (samples, channels, pixels, groups) = call.args[1], call.args[4], call.args[5:9]
     wants_input = call.args[9][0]
-    of_channels, of_groups = (samples * each * accumulator_bytes(x) for each in (channels, groups))
+    of_channels, of_groups = (samples * count * accumulator_bytes(x) for count in (channels, groups))
     if pixels > 1:
         yield from scratch(of_channels, of_channels)
     if wants_input:
@@ -94,7 +94,12 @@ _INDICES_OF_A_SUM = 10
 
 
 def radix_sort(num_items: int, key_bytes: int) -> int:
-    """CUB's second pair of buffers for keys and 64-bit values; its counters are not in it."""
+    """CUB's second pair of buffers for keys and 64-bit values; its counters are not in it.
+
+    Args:
+        num_items: Keys to sort.
+        key_bytes: Of one key.
+    """
     return num_items * (key_bytes + INDEX_BYTES)
 
 
@@ -117,10 +122,10 @@ def index_put(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
     self, indices, values, *rest = call.args
     if not (rest[0] if rest else call.kwargs.get("accumulate", False)):
         return
-    given = [index for index in indices if index is not None]
-    if not given or any(each.dtype is torch.bool for each in given):
+    indices_given = [index for index in indices if index is not None]
+    if not indices_given or any(part.dtype is torch.bool for part in indices_given):
         return  # how many are chosen is in the values of the mask
-    number = prod(torch.broadcast_shapes(*(each.shape for each in given)))  # type: ignore[no-untyped-call]
+    number = prod(torch.broadcast_shapes(*(part.shape for part in indices_given)))  # type: ignore[no-untyped-call]
     indexed = prod(size for size, index in zip(self.shape, indices, strict=False) if index is not None)
     rows = number * (self.numel() // max(indexed, 1))
     is_whole = values.is_contiguous() and values.numel() == rows
@@ -202,9 +207,15 @@ _ROWS_OF_A_TILE = 64
 
 
 def efficient_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
-    """In float the product of output and its gradient, and its sums; in 16 bits a query gradient in float."""
-    grad, query = call.args[:2]
+    """In float the product of output and its gradient, and its sums; in 16 bits a query gradient in float.
+
+    Where queries share keys and values, gradients of these are made for each query's head, and summed then.
+    """
+    grad, query, key, value = call.args[:4]
     batch, heads, length, width = query.shape
+    if key.shape[1] != heads:
+        sharing = heads // key.shape[1]
+        yield from scratch(sharing * size_bytes(key), sharing * size_bytes(value))
     yield from scratch(*copy_bytes(grad.transpose(1, 2)))
     of_rows = batch * heads * length * FLOAT_BYTES
     if query.dtype in _SIXTEEN_BITS:
@@ -247,19 +258,21 @@ def reduction(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
         return
     num_outputs, num_inputs = out.numel(), x.numel() // out.numel()
     axes = _axes_of(call)
-    kept = [stride for axis, stride in enumerate(x.stride()) if axis not in axes and x.shape[axis] > 1]
+    kept_strides = [stride for axis, stride in enumerate(x.stride()) if axis not in axes and x.shape[axis] > 1]
     summed = [stride for axis, stride in enumerate(x.stride()) if axis in axes and x.shape[axis] > 1]
-    sums_fastest = not kept or (bool(summed) and min(summed) < min(kept))
-    yield from scratch(*_reduction_sizes(accumulator_bytes(x), num_outputs, num_inputs, sums_fastest, not kept, gpu))
+    sums_fastest = not kept_strides or (bool(summed) and min(summed) < min(kept_strides))
+    yield from scratch(
+        *_reduction_sizes(accumulator_bytes(x), num_outputs, num_inputs, sums_fastest, not kept_strides, gpu)
+    )
 
 
 def _axes_of(call: OperatorCall) -> set[int]:
     """The axes that a sum or mean goes over."""
     x = call.args[0]
-    given = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
-    if given is None or isinstance(given, torch.dtype) or given == []:
+    axes = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
+    if axes is None or isinstance(axes, torch.dtype) or axes == []:
         return set(range(x.dim()))
-    return {axis % max(x.dim(), 1) for axis in (given if isinstance(given, list | tuple) else [given])}
+    return {axis % max(x.dim(), 1) for axis in (axes if isinstance(axes, list | tuple) else [axes])}
 
 
 def _power_of_two(number: int) -> int:
@@ -279,7 +292,7 @@ def _reduction_sizes(
             vector *= 2
         across //= vector
     threads = _MOST_THREADS // vector
-    width_limit, height_limit = (min(_power_of_two(each), threads) for each in (across, down))
+    width_limit, height_limit = (min(_power_of_two(extent), threads) for extent in (across, down))
     width = min(width_limit, _WARP)
     height = min(height_limit, threads // width)
     width = min(width_limit, threads // height)

@@ -186,8 +186,8 @@ class Recorder:
         finally:
             for handle in handles:
                 handle.remove()
-            for each in self._let_go:
-                each.detach()
+            for tensor in self._let_go:
+                tensor.detach()
 
     @contextmanager
     def _backward_told(self) -> Iterator[None]:
@@ -448,21 +448,21 @@ class Recorder:
         """
         if torch.is_grad_enabled() or len(args) != 2 or not isinstance(args[1], Tensor):
             return False
-        held, new = args
-        if held.shape != new.shape or held.dtype != new.dtype:
+        old, new = args
+        if old.shape != new.shape or old.dtype != new.dtype:
             return False
-        storage = held.untyped_storage()
-        is_dense = storage.nbytes() == held.numel() * held.element_size() and 0 not in held.stride()
+        storage = old.untyped_storage()
+        is_dense = storage.nbytes() == old.numel() * old.element_size() and 0 not in old.stride()
         is_unshared = torch_tensors.num_storage_users(storage) <= _UNSHARED_STORAGE
-        return is_dense and is_unshared and torch_tensors.num_tensor_users(held) <= _UNSHARED_TENSOR
+        return is_dense and is_unshared and torch_tensors.num_tensor_users(old) <= _UNSHARED_TENSOR
 
     # ------------------------------------------------------------------------------------------------------ storages
     def number(self, tensor: Tensor) -> int:
         """The storage of a tensor; one that was not seen being made comes from outside, and is allocated now."""
         storage = tensor.untyped_storage()
-        found = self._storage_of.get(torch_tensors.storage_key(storage))
-        if found is not None:
-            return found[0]
+        entry = self._storage_of.get(torch_tensors.storage_key(storage))
+        if entry is not None:
+            return entry[0]
         return self._new(tensor, storage, tensor.numel() * tensor.element_size())
 
     def _is_known(self, tensor: Tensor) -> bool:
@@ -566,14 +566,14 @@ class Recorder:
     def observe(self, tensors: Iterable[tuple[Role, str, Tensor]]) -> None:
         """Note what tensors are; one that was not seen before is allocated now."""
         log = self.log
-        found = [
+        observations = [
             (self.number(part), int(role), name)
             for role, name, tensor in tensors
             for part in plain_tensors(tensor)
             if part.layout is torch.strided
         ]
         now = log.tick()
-        log.observations += [(now, *observation) for observation in found]
+        log.observations += [(now, *observation) for observation in observations]
 
     def _observe_workspaces(self, now: int) -> None:
         self.log.observations += [(now, number, int(Role.WORKSPACE), name) for number, name in self._workspaces]

@@ -47,9 +47,9 @@ class _Layers:
 
     def reserve_values(self, num_steps: int) -> int:
         """Kept for backward, for so many steps of all samples together: of all layers; between layers, their output."""
-        kept = self.num_layers * _VALUES_KEPT[self.kind] * self.hidden_size
+        of_layers = self.num_layers * _VALUES_KEPT[self.kind] * self.hidden_size
         between = (self.num_layers - 1) * self.projected_size
-        return num_steps * self.num_directions * (kept + between)
+        return num_steps * self.num_directions * (of_layers + between)
 
 
 class _Recurrence(torch.autograd.Function):
@@ -152,7 +152,10 @@ class _CastWeights(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        cast = [each if each is None else each.to(to) for each, to in zip(gradients, ctx.dtypes, strict=True)]
+        cast = [
+            gradient if gradient is None else gradient.to(to)
+            for gradient, to in zip(gradients, ctx.dtypes, strict=True)
+        ]
         return None, None, *cast
 
 

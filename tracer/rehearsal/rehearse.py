@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tracer.allocator.settings import AllocatorSettings
-from tracer.capture.objects.known_storages import KnownStorages, Role, input_tensors
+from tracer.capture.objects.known_storages import KnownStorages, Role
+from tracer.capture.objects.storage_observer import input_tensors
 from tracer.capture.objects.training_objects import TrainingObjects
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import OPTIMIZER_PREFIXES, STEP_PREFIX

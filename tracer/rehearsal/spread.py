@@ -49,10 +49,10 @@ def reserved_spread(
     """
     more = [_with_scratch(requests)]
     if requests.undecided_bytes.any():
-        more += [_with_workspaces(requests, only_backward=each) for each in (False, True)]
+        more += [_with_workspaces(requests, only_backward=variant) for variant in (False, True)]
     expandable = serve(requests, AllocatorSettings(expandable_segments=True))
     answers = [memory.peak_reserved_bytes, expandable.peak_reserved_bytes]
-    high = max(*answers, *(serve(each, settings).peak_reserved_bytes for each in more))
+    high = max(*answers, *(serve(variant, settings).peak_reserved_bytes for variant in more))
     limit = capacity_bytes if capacity_bytes is not None else high
     return Spread(low_bytes=min(*answers, limit), high_bytes=max(memory.peak_reserved_bytes, min(high, limit)))
 

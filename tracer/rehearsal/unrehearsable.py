@@ -86,9 +86,9 @@ def rehearsal_error(error: Exception, step: int, known_bytes: int) -> TracerErro
                 f"Step {step + 1} cannot be rehearsed: {reason.format(_operator(error))}", known, hint, line
             )
     first = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else ""
-    what = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    problem = f"{type(error).__name__}: {first}" if first else type(error).__name__
     return RehearsalError(
-        f"Step {step + 1} raised {what}",
+        f"Step {step + 1} raised {problem}",
         known,
         _NO_NUMBERS,
         line,
@@ -97,5 +97,5 @@ def rehearsal_error(error: Exception, step: int, known_bytes: int) -> TracerErro
 
 def _operator(error: Exception) -> str:
     func = getattr(error, "func", None) or (error.args[0] if error.args else "")
-    found = _OPERATOR.search(str(func))
-    return found[0].removesuffix(".default") if found else "an operator"
+    match = _OPERATOR.search(str(func))
+    return match[0].removesuffix(".default") if match else "an operator"

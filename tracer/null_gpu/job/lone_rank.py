@@ -74,8 +74,8 @@ def _functions(place: Place, see_groups: Callable[[], None]) -> dict[str, Callab
     ) -> Any:  # fmt: skip
         parents = ranks_of(parent_pg)
         split = [[parents[index] for index in part] for part in split_ranks or []]
-        made = [dist.new_group(part, timeout, None, pg_options, group_desc=group_desc) for part in split]
-        return next((group for group, part in zip(made, split, strict=True) if place.rank in part), None)
+        groups = [dist.new_group(part, timeout, None, pg_options, group_desc=group_desc) for part in split]
+        return next((group for group, part in zip(groups, split, strict=True) if place.rank in part), None)
 
     def destroy_process_group(group: Any = None) -> None:
         see_groups()
@@ -92,9 +92,9 @@ def _functions(place: Place, see_groups: Callable[[], None]) -> dict[str, Callab
         src: int | None = None, group: Any = None, group_src: int | None = None,
     ) -> None:  # fmt: skip
         ranks = ranks_of(group)
-        given = list(scatter_object_input_list or [None] * len(ranks))
-        objects.share(given, the_global(src, group_src, group, 0), ranks)
-        scatter_object_output_list[0] = given[ranks.index(place.rank)]
+        values = list(scatter_object_input_list or [None] * len(ranks))
+        objects.share(values, the_global(src, group_src, group, 0), ranks)
+        scatter_object_output_list[0] = values[ranks.index(place.rank)]
 
     def send_object_list(
         object_list: list[Any], dst: int | None = None, group: Any = None, device: Any = None,
@@ -131,8 +131,8 @@ def _leave(place: Place, store: LoneStore, groups: set[tuple[int, ...]]) -> None
 
 def _left_by_others(folder: Path) -> dict[str, bytes]:
     """Keys that ranks before this one have set; the lowest rank's count."""
-    found: dict[str, bytes] = {}
+    values: dict[str, bytes] = {}
     for path in sorted(folder.glob("rank*.json"), key=lambda path: int(path.stem.removeprefix("rank"))):
         for key, text in json.loads(path.read_text(encoding="utf-8"))["store"].items():
-            found.setdefault(key, base64.b64decode(text))
-    return found
+            values.setdefault(key, base64.b64decode(text))
+    return values

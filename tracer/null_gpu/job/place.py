@@ -82,5 +82,5 @@ def nccl_left(folder: Path, rank: int) -> NcclBuffers:
 
 def _left(folder: Path, rank: int) -> dict[str, Any]:
     path = left_by(folder, rank)
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return document

@@ -23,12 +23,12 @@ def ranks_that_differ(groups: Iterable[Sequence[int]], world_size: int, *, first
     lines = {tuple(sorted(group)) for group in groups if len(group) > 1 and first in group}
     # A group that others are made of, such as the whole world beside rows and columns of a mesh, is no line of its own.
     lines = {line for line in lines if not any(_is_across(line, other, lines) for other in lines)}
-    found = {first}
+    ranks = {first}
     for line in lines:
-        found |= {line[len(line) // 2], line[-1]}
+        ranks |= {line[len(line) // 2], line[-1]}
     if lines:
-        found.add(world_size - 1)
-    return sorted(found)
+        ranks.add(world_size - 1)
+    return sorted(ranks)
 
 
 def _is_across(line: tuple[int, ...], other: tuple[int, ...], lines: set[tuple[int, ...]]) -> bool:

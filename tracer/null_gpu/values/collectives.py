@@ -41,9 +41,9 @@ def known_as_given(values: DeviceValues, original: Callable[..., Any]) -> Callab
 
     def kernel(outputs: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
         result = original(outputs, inputs, *rest, **options)
-        given = list(_tensors(inputs))
-        if given:
-            known = min(values.known(tensor) for tensor in given)
+        tensors = list(_tensors(inputs))
+        if tensors:
+            known = min(values.known(tensor) for tensor in tensors)
             for tensor in _tensors(outputs):
                 values.ranges.note(*extent(tensor), known)
         return result

@@ -72,8 +72,8 @@ class Compute:
         """Why results are not computed: empty where they are only floats that may be drawn; None if they are."""
         integers = [output for output in outputs if not is_number(output) and output.numel()]
         if operator.overwrites:
-            kept = {id(output) for output in outputs}
-            inputs = [tensor for tensor in inputs if id(tensor) not in kept]
+            output_ids = {id(output) for output in outputs}
+            inputs = [tensor for tensor in inputs if id(tensor) not in output_ids]
         if not operator.computed or not all(map(self.values.has_room_around, outputs)):
             return ""
         if operator.short_name == "zero_" and outputs[0].nbytes > SMALL_BYTES:
@@ -107,8 +107,8 @@ class Compute:
         known = min(host.known, Known.EXACT if not operator.random else Known.DRAWN)
         known = max(known, Known.DRAWN)
         in_place = results is None
-        found = [None] * len(outputs) if in_place else tensors_of(results if _is_list(results) else (results,))
-        for output, result in zip(outputs, found, strict=False):
+        computed = [None] * len(outputs) if in_place else tensors_of(results if _is_list(results) else (results,))
+        for output, result in zip(outputs, computed, strict=False):
             self._leave(output, host_view(output) if result is None else result, known)
 
     def _leave(self, output: torch.Tensor, result: torch.Tensor, known: Known) -> None:

@@ -184,10 +184,10 @@ class Kernels:
     def _generator(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Generator | None:
         if operator.generator is None:
             return None
-        given = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)), None)
+        generator = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)), None)
         device = next((tensor.device for tensor in tensors_of((*args, *kwargs.values()))), None)
         with torch_dispatch.BelowOperators():
-            return host_generator(device or torch.device("cuda", torch.cuda.current_device()), given)
+            return host_generator(device or torch.device("cuda", torch.cuda.current_device()), generator)
 
     def _scalar(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         """A value that an operator returns as a number of Python, such as `equal`."""

@@ -71,15 +71,15 @@ class KnownRanges:
 
     def gaps(self, start: int, end: int) -> list[tuple[int, int]]:
         """The parts of a range that are unknown."""
-        found = []
+        gaps = []
         at = bisect_right(self._ends, start)
         while start < end:
             begin = min(self._starts[at], end) if at < len(self._starts) else end
             if begin > start:
-                found.append((start, begin))
+                gaps.append((start, begin))
             start = self._ends[at] if at < len(self._starts) else end
             at += 1
-        return found
+        return gaps
 
     def _replace(self, first: int, last: int, by: list[tuple[int, int, Known]]) -> None:
         self._starts[first:last] = [start for start, _, _ in by]

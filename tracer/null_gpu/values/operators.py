@@ -186,13 +186,13 @@ def _given(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: s
 
 def tensors_of(values: Any) -> list[torch.Tensor]:
     """The tensors with memory of their own among an operator's arguments or results: by themselves, or in lists."""
-    found = []
+    tensors = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, list | tuple):
-            found += [tensor for tensor in value if isinstance(tensor, torch.Tensor)]
-    return [tensor for tensor in found if tensor.layout is torch.strided]
+            tensors += [tensor for tensor in value if isinstance(tensor, torch.Tensor)]
+    return [tensor for tensor in tensors if tensor.layout is torch.strided]
 
 
 def operator_named(name: str) -> Operator:

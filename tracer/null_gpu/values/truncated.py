@@ -22,16 +22,16 @@ def rounds(count: int, mean: float, std: float, low: float, high: float) -> int:
         torch/nn/init.py, `_no_grad_trunc_normal_`, of torch 2.15.
     """
     inside = _below((high - mean) / std) - _below((low - mean) / std)
-    kept = inside
+    kept_share = inside
     if inside <= 0.3:
         mode = max(low, min(mean, high))
         height = math.exp(-0.5 * ((mode - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi))
-        kept = inside / (height * (high - low)) if height and high > low else 1.0
-    lost = min(max(1.0 - kept, 0.0), 0.99)
-    found, left = 0, count * lost
+        kept_share = inside / (height * (high - low)) if height and high > low else 1.0
+    lost_share = min(max(1.0 - kept_share, 0.0), 0.99)
+    num_rounds, left = 0, count * lost_share
     while left >= 0.5:
-        found, left = found + 1, left * lost
-    return found
+        num_rounds, left = num_rounds + 1, left * lost_share
+    return num_rounds
 
 
 def _below(deviations: float) -> float:
