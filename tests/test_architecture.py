@@ -375,6 +375,14 @@ def test_snapshots_are_read_without_torch() -> None:
     assert run.stdout.strip() == "[]"
 
 
+def test_traces_are_explained_without_torch() -> None:
+    """It takes three seconds and 600 MB to import, more than a trace of a million events costs by itself."""
+    names = ["tracer.results.trace_report", "tracer.exporters.screen.trace", "tracer.exporters.json_documents.trace"]
+    program = "import sys\n" + "".join(f"import {name}\n" for name in names) + "print('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
+
+
 # ---- the checks see what they are to see -----------------------------------------------------------------------------
 
 

@@ -22,8 +22,10 @@ from tracer.advice.recommendation import AdviceReport, Recommendation, UnneededM
 from tracer.analysis.peak_row import PeakRow
 from tracer.capture.values_read import LeftOut, ValueRead, ValuesRead
 from tracer.exporters.json_documents.advice import write_advice_json
+from tracer.exporters.json_documents.fit import write_fit_json
 from tracer.exporters.json_documents.header import UNITS
 from tracer.exporters.json_documents.peak import MAX_FRAMES, MAX_STACKS
+from tracer.results.fit import FitReport, FitTrial
 
 HEADER = ("format", "version", "torch", "command", "computed", "units")
 
@@ -174,6 +176,15 @@ def test_every_key_of_a_prediction_is_described() -> None:
     assert {*fits, *lacks, *slow} - set(HEADER) == set(keys("`predict --json`"))
     text = documented()["`predict --json`"][1] + documented()["A row"][1]
     assert [key for key in inner_keys(lacks["out_of_memory"]) if f"`{key}`" not in text] == []
+
+
+def test_every_key_of_a_fit_is_described(tmp_path: Path) -> None:
+    trials = (FitTrial((), fits=False), FitTrial(("bf16",), fits=True))
+    write_fit_json(FitReport("an H100", 1, ("train.py",), trials, ("bf16",)), tmp_path / "fit.json")
+    found = json.loads((tmp_path / "fit.json").read_text())
+    check_header(found, "fit")
+    assert set(found) - set(HEADER) == set(keys("fit.json"))
+    assert all(set(trial) == set(keys("A trial")) for trial in found["trials"])
 
 
 def test_every_key_of_advice_is_described(tmp_path: Path) -> None:

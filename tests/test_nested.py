@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tracer.capture.objects.known_storages import input_tensors
+from tracer.capture.objects.storage_observer import input_tensors
 from tracer.nested import leaves
 
 Pair = namedtuple("Pair", "left right")

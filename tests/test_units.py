@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.units import GIB, KIB, MIB, format_bytes, parse_memory, parse_size, some
+from tracer.units import GIB, KIB, MIB, format_bytes, format_growth, parse_memory, parse_size, some
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,11 @@ def test_memory_is_a_size(text: str, size: int) -> None:
 def test_memory_of_a_few_bytes_lacks_its_unit(text: str) -> None:
     with pytest.raises(ValueError, match="has no unit"):
         parse_memory(text)
+
+
+@pytest.mark.parametrize(
+    ("times", "text"),
+    [(None, ""), (4.0, "x4"), (1.984, "x1.98"), (0.25, "x0.25"), (16.02, "x16"), (99.94, "x99.9"), (1234.5, "x1,234")],
+)
+def test_growth_has_three_places(times: float | None, text: str) -> None:
+    assert format_growth(times) == text

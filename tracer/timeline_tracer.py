@@ -24,7 +24,8 @@ from tracer.capture.device import devices
 from tracer.capture.device.counter_reading import CounterReading, with_reading
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.profiler.event_tree import read_recording
-from tracer.capture.profiler.profiler_trace import ProfilerTrace, TraceStore
+from tracer.capture.profiler.profiler_trace import ProfilerTrace
+from tracer.capture.profiler.trace_store import TraceStore
 from tracer.capture.recording import Recording
 from tracer.capture.sources.compiled_code import CompiledCode
 from tracer.capture.sources.remembered import forget_files

@@ -34,11 +34,19 @@ def format_bytes(size_bytes: float) -> str:
     return f"{sign}{size / (GIB * 1024):.2f} TiB"
 
 
+def format_growth(times: float | None) -> str:
+    """`x4`, `x1.98`, `x0.25`: three places at most; the empty text for None."""
+    if times is None:
+        return ""
+    shown = f"{times:,.0f}" if times >= 99.95 else f"{times:.3g}"
+    return f"x{shown}"
+
+
 def some(count: int, noun: str, verb: str = "") -> str:
     """`1 block was`, `2 blocks were`: a number with its noun, and a verb given as `was/were`."""
-    one, _, several = verb.partition("/")
+    singular, _, plural = verb.partition("/")
     nouns = f"{noun[:-1]}ies" if noun[-1] == "y" and noun[-2] not in "aeou" else f"{noun}s"
-    words = (f"{count:,}", noun if count == 1 else nouns, one if count == 1 else several)
+    words = (f"{count:,}", noun if count == 1 else nouns, singular if count == 1 else plural)
     return " ".join(word for word in words if word)
 
 
@@ -51,8 +59,8 @@ def parse_size(text: str) -> int:
     Raises:
         ValueError: The text is no size above zero.
     """
-    found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)(?:iB|B)?\s*", text, re.IGNORECASE)
-    size = int(float(found[1]) * _SIZE_UNITS[found[2].upper()]) if found else 0
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]?)(?:iB|B)?\s*", text, re.IGNORECASE)
+    size = int(float(match[1]) * _SIZE_UNITS[match[2].upper()]) if match else 0
     if not size:
         raise ValueError(f"{text} is not a size.")
     return size

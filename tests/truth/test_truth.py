@@ -57,8 +57,13 @@ UNKNOWN_PLACES: dict[str, str] = {
 }
 LEAST_PART = 0.95
 """Of the bytes whose kind is proved, in each program."""
-# Known to be below it: of what a list of losses keeps, one byte in twenty has another kind. The cause is not known.
-LOWER_PARTS = {"losses_of_weights_themselves": 0.93}
+LOWER_PARTS = {
+    # Of what a list of losses keeps, one byte in twenty has another kind. The cause is not known.
+    "losses_of_weights_themselves": 0.93,
+    # Operators on wrapped tensors name no address: what the program keeps behind backward is called not known.
+    "ensemble_by_vmap": 0.90,
+    "forward_mode_derivatives": 0.84,
+}
 
 # Of the other tests' workloads those that judge something of their own; `python -m benchmarks.truth` judges all.
 WORKLOADS = {"workload:growing_list", "workload:checkpointing_reentrant", "workload:lbfgs", "workload:fno_2d_new_zeros"}

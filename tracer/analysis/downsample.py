@@ -46,7 +46,12 @@ def reduce_rows(x: Ints, values: Ints, *, num_buckets: int, keep: Iterable[int] 
 
 
 def bucket_starts(x: Ints, num_buckets: int) -> Rows:
-    """First row of each bucket that has any; buckets have equal width, the last one includes the end of the range."""
+    """First row of each bucket that has any; buckets have equal width, the last one includes the end of the range.
+
+    Args:
+        x: Where each row lies, in order; what steps back counts as standing still. One row at least.
+        num_buckets: At most so many are returned.
+    """
     position = np.maximum.accumulate(x)
     offset, width = position - position[0], int(position[-1] - position[0])
     # Floating point may move a row to the neighbouring bucket, never out of order: products of 64 bits would overflow.

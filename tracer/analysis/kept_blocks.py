@@ -86,10 +86,10 @@ def _changes(group: Ints, first: Ints, last: Ints, size_bytes: Ints, num_rows: i
     ends = last < num_rows
     key = np.concatenate([first, last[ends]]) * (int(group.max(initial=0)) + 1)
     key += np.concatenate([group, group[ends]])
-    found, index = np.unique(key, return_inverse=True)
-    grown, more = np.zeros(len(found), np.int64), np.zeros(len(found), np.int64)
+    distinct, index = np.unique(key, return_inverse=True)
+    grown, more = np.zeros(len(distinct), np.int64), np.zeros(len(distinct), np.int64)
     np.add.at(grown, index, np.concatenate([size_bytes, -size_bytes[ends]]))
     np.add.at(more, index, np.concatenate([np.ones(len(first), np.int64), -np.ones(int(ends.sum()), np.int64)]))
     is_change = (grown != 0) | (more != 0)
-    at, of_group = np.divmod(found[is_change], int(group.max(initial=0)) + 1)
+    at, of_group = np.divmod(distinct[is_change], int(group.max(initial=0)) + 1)
     return of_group, at, grown[is_change], more[is_change]

@@ -71,6 +71,11 @@ def meaning_of(words: str) -> str:
     return _BY_WORDS[words].meaning if words in _BY_WORDS else ""
 
 
+def words_of(name: str) -> str:
+    """A kind's name as people read it, on every screen and page; what is no kind's name stays as it is."""
+    return Kind[name].words if name in Kind.__members__ else name
+
+
 _BY_WORDS = {word: kind for kind in Kind for word in (kind.name, kind.words)}
 
 
@@ -128,6 +133,9 @@ class Evidence(IntEnum):
     COLLECTIVE_STACK = 46
     LEFT_BY_BACKWARD = 47
     HELD_OVER_STEP = 48
+    WORKSPACE_BRIEF = 49
+    WORKSPACE_KEPT = 50
+    FROZEN_SET = 51
     # Of recordings again.
     LISTED = 60
     HELD_BY_GRAPH = 61
@@ -147,6 +155,8 @@ class Evidence(IntEnum):
     GIVEN_TO_COLLECTIVE = 75
     FREED_BEHIND_BACKWARD = 76
     AROUND_BACKWARD = 77
+    KEPT_BEHIND_BACKWARD = 83
+    UNTIL_NEXT_BATCH = 84
     LIBRARYS_STATE = 78
     FREED_BY_MAKER = 82
     GIVEN_TO_REDUCER = 79
@@ -183,6 +193,12 @@ EVIDENCE_TEXT = {
     Evidence.WITHOUT_GRAD: "made in forward with gradients off",
     Evidence.FREED_IN_FORWARD: "made and freed in forward, and no backward went back to it",
     Evidence.FREED_BEHIND_BACKWARD: "made in forward, freed behind backward in the same step; uses not recorded",
+    Evidence.KEPT_BEHIND_BACKWARD: (
+        "made in forward, and the program keeps it behind a backward that let go of the rest; uses not recorded"
+    ),
+    Evidence.UNTIL_NEXT_BATCH: (
+        "made by the loop before backward, freed in the next step before a model was called; uses not recorded"
+    ),
     Evidence.AROUND_BACKWARD: "made by the loop before backward, freed behind it in the same step; uses not recorded",
     Evidence.NO_BACKWARD_YET: "made in forward with gradients on, and no backward has come",
     Evidence.WITHIN_LOOP: "made and freed outside forward, backward and optimizer",
@@ -236,7 +252,12 @@ EVIDENCE_TEXT = {
         "likely: a constructor of the program made it, and nothing but an optimizer's step ever freed it"
     ),
     Evidence.LEFT_BY_BACKWARD: "likely: backward made it, of a parameter's size, and nothing ever freed it",
+    Evidence.WORKSPACE_BRIEF: "likely: of the size of cuBLAS's workspace, and nothing happened while it was in use",
+    Evidence.WORKSPACE_KEPT: "likely: of the size of cuBLAS's workspace, without a stack, and never freed",
     Evidence.HELD_OVER_STEP: "likely: made outside of backward, and in use until after the step of an optimizer",
+    Evidence.FROZEN_SET: (
+        "likely: there before the recording and never freed, one for each layer called, and no gradient has its size"
+    ),
     Evidence.ONE_SET_OF_SIZES: (
         "likely: there before the recording and never freed, only forward ran, and its sizes are no copies of others"
     ),

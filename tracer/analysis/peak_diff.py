@@ -10,6 +10,8 @@ from tracer.analysis.peak_row import PeakRow
 
 OUTSIDE_MODULES = "outside modules"
 NO_OPERATOR = "no operator"
+# One small tensor more or less makes any factor of less than this.
+_LEAST_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Change:
         after_count: Blocks at the second one.
         was: The innermost frame that the first stack has instead of `became`, where the stacks are not the same.
         became: The frame of the second stack.
+        own_peaks: Of snapshots, the most bytes that were in use at once in either recording, whichever the moment.
     """
 
     name: tuple[str, ...]
@@ -51,11 +54,18 @@ class Change:
     after_count: int
     was: str = ""
     became: str = ""
+    own_peaks: tuple[int, int] | None = None
 
     @property
     def bytes(self) -> int:
         """The change."""
         return self.after_bytes - self.before_bytes
+
+    @property
+    def growth(self) -> float | None:
+        """How many times as many bytes, of `own_peaks` where they are known; None where either is next to nothing."""
+        before, after = self.own_peaks or (self.before_bytes, self.after_bytes)
+        return after / before if min(before, after) >= _LEAST_BYTES else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,10 +49,10 @@ class Rule:
 
 def all_hold(conditions: Iterable[str], facts: HasLength) -> PerBlock[Bool]:
     """[B] whether every condition does."""
-    found = np.ones(len(facts), np.bool_)
+    holds = np.ones(len(facts), np.bool_)
     for condition in conditions:
-        found &= np.logical_or.reduce([_truth(name, facts) for name in condition.split(OR)])
-    return found
+        holds &= np.logical_or.reduce([_truth(name, facts) for name in condition.split(OR)])
+    return holds
 
 
 def _truth(name: str, facts: HasLength) -> PerBlock[Bool]:

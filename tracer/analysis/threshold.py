@@ -58,10 +58,10 @@ def parse_threshold(text: str) -> Threshold:
     Raises:
         UsageError: The text is none of these, or a number that does not say of what.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%|B|[KMGkmg]i?B?)?\s*", text)
-    if not found:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%|B|[KMGkmg]i?B?)?\s*", text)
+    if not match:
         raise UsageError(f"{text!r} is not a threshold.", hint="Write a percentage or a size, as in 5% or 100MiB.")
-    number, unit = float(found.group(1)), found.group(2)
+    number, unit = float(match.group(1)), match.group(2)
     if unit is None:
         bare = text.strip()
         raise UsageError(

@@ -79,9 +79,9 @@ class CompileWatch:
     def _budgeted(self, budget: float, sizes: Callable[[], tuple[dict[Any, int], dict[Any, int]]]) -> None:
         """Note what a memory budget has changed."""
         try:
-            kept, by_default = sizes()
-            again = tuple(_recomputed(node, size) for node, size in by_default.items() if node not in kept)
-            self._budgets.append(MemoryBudget(budget, sum(kept.values()), sum(by_default.values()), again))
+            kept_sizes, by_default = sizes()
+            again = tuple(_recomputed(node, size) for node, size in by_default.items() if node not in kept_sizes)
+            self._budgets.append(MemoryBudget(budget, sum(kept_sizes.values()), sum(by_default.values()), again))
         except Exception as fault:
             self.fault = self.fault or fault
 
@@ -118,14 +118,14 @@ class CompileWatch:
         return tuple(dict.fromkeys(new)) or ("",) * (count > before)
 
     def _functions(self) -> tuple[CompiledFunction, ...]:
-        found = torch_compile.compiled_functions()[self._functions_before :]
+        functions = torch_compile.compiled_functions()[self._functions_before :]
         return tuple(
-            CompiledFunction(number, name, SourceLine(file, line), why) for number, name, file, line, why in found
+            CompiledFunction(number, name, SourceLine(file, line), why) for number, name, file, line, why in functions
         )
 
     def _breaks(self) -> tuple[GraphBreak, ...]:
-        found = torch_compile.graph_breaks()[self._breaks_before :]
-        breaks = (GraphBreak(_first_line(reason), _innermost(stack)) for reason, stack in found)
+        reasons = torch_compile.graph_breaks()[self._breaks_before :]
+        breaks = (GraphBreak(_first_line(reason), _innermost(stack)) for reason, stack in reasons)
         return tuple(dict.fromkeys(breaks))
 
 
@@ -176,7 +176,7 @@ def _inductor_graph(lowering: Any, path: str, num_outputs: int | None) -> Compil
         is_backward=bool(lowering.is_backward),
         num_outputs=num_outputs if is_forward and num_outputs is not None else -1,
         nodes=tuple(_node(node, is_backward=bool(lowering.is_backward)) for node in fx_nodes),
-        buffers={name: made for name, buffer in lowering.name_to_buffer.items() if (made := _made_of(buffer, rows))},
+        buffers={name: nodes for name, buffer in lowering.name_to_buffer.items() if (nodes := _made_of(buffer, rows))},
         outputs=_outputs(fx_nodes),
     )
 
@@ -188,9 +188,9 @@ def _made_of(buffer: Any, rows: dict[str, int]) -> tuple[int, ...]:
     """
     stands_for = getattr(buffer, "origin_node", None)
     origins = sorted(_rows(getattr(buffer, "origins", ()), rows), reverse=True)
-    found = dict.fromkeys([*_rows([stands_for] if stands_for is not None else (), rows), *origins])
+    nodes = dict.fromkeys([*_rows([stands_for] if stands_for is not None else (), rows), *origins])
     is_extern = "Extern" in type(buffer).__name__ or "Fallback" in type(buffer).__name__
-    return tuple(found)[: 1 if is_extern else None]
+    return tuple(nodes)[: 1 if is_extern else None]
 
 
 def _rows(fx_nodes: Iterable[Any], rows: dict[str, int]) -> set[int]:
@@ -267,14 +267,14 @@ def _run_as_they_are(paths: set[str]) -> dict[str, CompiledGraph]:
     """Graphs that Python runs without Inductor, as the backend aot_eager does, by the name of their code."""
     if not any(path.startswith("<") for path in paths):
         return {}
-    found = {}
+    graphs = {}
     for module in torch_compile.graph_modules():
         forward = getattr(type(module), "forward", None)
         path = str(getattr(getattr(forward, "__code__", None), "co_filename", ""))
-        if path in paths and path not in found:
+        if path in paths and path not in graphs:
             fx_nodes = list(module.graph.nodes)
             is_backward = any(node.name.startswith("tangents_") for node in fx_nodes if node.op == "placeholder")
-            found[path] = CompiledGraph(
+            graphs[path] = CompiledGraph(
                 path=path,
                 text=source_text(path),
                 is_backward=is_backward,
@@ -282,4 +282,4 @@ def _run_as_they_are(paths: set[str]) -> dict[str, CompiledGraph]:
                 buffers={node.name: (row,) for row, node in enumerate(fx_nodes)},
                 outputs=_outputs(fx_nodes),
             )
-    return found
+    return graphs

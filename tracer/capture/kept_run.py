@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tracer.capture.device.phase_timing import PhaseTimings
+from tracer.capture.device.phase_timings import PhaseTimings
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.capture.objects.parameter_origins import Parameter
 from tracer.capture.profiler.profiler_trace import ProfilerTrace

@@ -9,10 +9,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-import torch
-
-from tracer.capture.device import devices
-
 
 @dataclass(frozen=True, slots=True)
 class RunOrigin:
@@ -48,6 +44,10 @@ class RunOrigin:
             device: On which it runs.
             caveat: See the attribute.
         """
+        import torch
+
+        from tracer.capture.device import devices
+
         return cls(
             command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
             date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),

@@ -16,6 +16,8 @@ import re
 STEP_PREFIX = "ProfilerStep#"
 ZERO_GRAD_PREFIX = "Optimizer.zero_grad#"
 OPTIMIZER_PREFIXES = ("Optimizer.step#", ZERO_GRAD_PREFIX)
+# Around each batch that a loop asks a DataLoader for.
+LOADER_PREFIX = "enumerate(DataLoader)#"
 
 # Operators: those of the autograd engine have the node's name behind this.
 ENGINE_PREFIX = "autograd::engine::evaluate_function: "
@@ -78,6 +80,16 @@ BYTES = "uint8"
 SHARDED_MODULES = "FSDP"
 # FSDP2's spans end in the dotted names of the modules whose parameters are gathered or reduced; the root has none.
 _OF_MODULES = re.compile(r"^FSDP::\w+(?: \((.+?)\))?(?: \[pg=\d+\])?$")
+# Operators and nodes that torch brings: those of other packages, and of programs, are called otherwise.
+_BROUGHT = re.compile(
+    r"(?:aten|prims?|c10d|profiler|autograd|quantized|_?torch\w*|inductor|fbgemm|nccl)::|\w+Backward\d+$|"
+    r"AccumulateGrad$|CopySlices$|triton_|Optimizer\."
+)
+
+
+def is_torchs_own(operator: str) -> bool:
+    """Whether an operator or a node of autograd has a name that is torch's, and nobody else's."""
+    return _BROUGHT.match(operator) is not None
 
 
 def node_name(operator: str) -> str:
@@ -128,8 +140,8 @@ def makes_buckets(file: str, function: str) -> bool:
 
 def modules_of_collective(span: str) -> tuple[str, ...] | None:
     """Dotted names of the modules whose parameters a span of FSDP2 is about, "" for the root; None for other spans."""
-    found = _OF_MODULES.match(span)
-    return tuple((found.group(1) or "").split(", ")) if found is not None else None
+    match = _OF_MODULES.match(span)
+    return tuple((match.group(1) or "").split(", ")) if match is not None else None
 
 
 def step_words(name: str, num_steps: int | None = None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tracer.capture.device.phase_timing import PHASES, PhaseTimings
+from tracer.capture.device.phase_timings import PHASES, PhaseTimings
 from tracer.exporters.files import write_atomically
 
 

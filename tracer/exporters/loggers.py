@@ -106,8 +106,8 @@ def _new_tensorboard(folder: Path) -> Log:
         ) from None
 
     def log(figures: Mapping[str, int], num_steps: int, page: Path | None) -> None:
-        with writer(str(folder)) as made:
-            _to_tensorboard(made)(figures, num_steps, page)
+        with writer(str(folder)) as tensorboard:
+            _to_tensorboard(tensorboard)(figures, num_steps, page)
 
     return log
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tracer.analysis.kinds import words_of
 from tracer.analysis.peak_diff import Change, PeakDiff
 from tracer.exporters.files import write_atomically
 from tracer.units import format_bytes
@@ -50,7 +51,7 @@ def _lines(name: str, diff: PeakDiff, sentences: Sequence[str]) -> Iterator[str]
 
 
 def _row(change: Change) -> str:
-    return f"| {_signed(change.bytes)} | " + " | ".join(map(_plain, change.name)) + " |"
+    return f"| {_signed(change.bytes)} | " + " | ".join(map(_plain, map(words_of, change.name))) + " |"
 
 
 def _signed(size_bytes: int) -> str:

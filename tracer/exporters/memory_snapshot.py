@@ -65,13 +65,13 @@ def labels_of(
         category.append(_UNKNOWN if kind in (Kind.UNKNOWN, Kind.BEFORE_RECORDING) else word.lower())
         named = f" {known.names[name]}" if known is not None and name >= 0 else ""
         where = attribution.modules[module] if module >= 0 else "no module"
-        made = (
+        origin = (
             f" in {Phase(phase).name.lower()}, {where}, {recorded_op_name(recording, op) or 'no operator'}"
             if phase >= 0
             else LABEL_BEFORE
         )
         file = f"<explained as {word.lower()}>"
-        frame.append({"name": f"{word}{named}{made}", "filename": file, "line": 0})
+        frame.append({"name": f"{word}{named}{origin}", "filename": file, "line": 0})
     return Labels(category, frame)
 
 
@@ -183,7 +183,7 @@ def _trace(
 ) -> list[dict[str, Any]]:
     """Entries in allocator order; what was made unseen has one without frames where it begins to count."""
     allocations = recording.allocations
-    made = {int(row): block for block, row in enumerate(lifetimes.allocation.tolist()) if row >= 0}
+    block_of = {int(row): block for block, row in enumerate(lifetimes.allocation.tolist()) if row >= 0}
     freed = _blocks_at(lifetimes.freed_at, np.arange(len(lifetimes.freed_at)))
     unseen = _blocks_at(lifetimes.made_at, np.flatnonzero(lifetimes.made_unseen))
     entries: list[dict[str, Any]] = []
@@ -203,8 +203,8 @@ def _trace(
                 entries.append(_entry(action, lifetimes, block, time_us, frames))
         for block in unseen.get(position, ()):
             allocate(block, time_us, [])
-        if row in made:
-            allocate(made[row], time_us, frames)
+        if row in block_of:
+            allocate(block_of[row], time_us, frames)
     if labels is not None:
         for entry in entries:
             entry.setdefault("category", _UNKNOWN)
@@ -213,10 +213,10 @@ def _trace(
 
 def _blocks_at(positions: Ints, blocks: Rows) -> dict[int, list[int]]:
     """Some blocks by a position of theirs."""
-    found: dict[int, list[int]] = {}
+    by_position: dict[int, list[int]] = {}
     for block in blocks.tolist():
-        found.setdefault(int(positions[block]), []).append(block)
-    return found
+        by_position.setdefault(int(positions[block]), []).append(block)
+    return by_position
 
 
 def _entry(action: str, lifetimes: BlockLifetimes, block: int, time_us: int, frames: list[Frame]) -> dict[str, Any]:

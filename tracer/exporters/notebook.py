@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tracer.analysis.kinds import words_of
 from tracer.analysis.peak_row import PeakRow
 from tracer.analysis.profiles.findings import Findings
 from tracer.exporters.page.words import CATEGORY_COLORS
@@ -43,7 +44,7 @@ def notebook_html(
         f"<p><strong>{escape(headline(findings, num_steps))}</strong></p>",
         told,
         _bar(peak.by_category(), peak.peak_bytes),
-        _table("What filled it", peak.rows, lambda row: row.category, peak.peak_bytes),
+        _table("What filled it", peak.rows, lambda row: words_of(row.category), peak.peak_bytes),
         _table("By line", peak.rows, line_name, peak.peak_bytes),
         _frame(page) if page is not None else "",
     )
@@ -81,7 +82,7 @@ def _bar(sizes: dict[str, int], peak_bytes: int) -> str:
     """One bar as wide as the cell, a part for each kind."""
     parts = (
         f'<span style="width:{100 * size / peak_bytes:.2f}%;background:{CATEGORY_COLORS.get(name, _OTHER)[_LIGHT]}"'
-        f' title="{escape(f"{name} {format_bytes(size)}")}"></span>'
+        f' title="{escape(f"{words_of(name)} {format_bytes(size)}")}"></span>'
         for name, size in sizes.items()
     )
     return f'<div style="display:flex;height:14px;max-width:60em">{"".join(parts)}</div>'

@@ -43,8 +43,8 @@ class PythonStacks:
         inner = -1
         if self.call_kind[call] != CallKind.C_FUNCTION:
             # No call of its own, as behind `a + b`: it runs in the called function, at the line seen last.
-            seen = self.inline_frame[op] if op >= 0 else -1
-            inner = seen if seen >= 0 else self.call_function[call]
+            inline = self.inline_frame[op] if op >= 0 else -1
+            inner = inline if inline >= 0 else self.call_function[call]
         return self._stack(call, inner)
 
     def _stack(self, call: int, inner: int) -> list[Frame]:
@@ -84,9 +84,9 @@ def stacks_of_rows(recording: Recording, peak: PeakReport, *, num_rows: int, num
         if row < len(totals) and (frames := stacks.of_allocation(allocation)):
             totals[row][id(frames)] += size_bytes  # equal stacks are one object, which lives as long as `stacks`
             allocation_of.setdefault(id(frames), allocation)
-    found: list[list[str] | None] = [None] * len(peak.rows)
+    stacks_by_row: list[list[str] | None] = [None] * len(peak.rows)
     for row, total in enumerate(totals):
         if total:
             ((largest, _),) = total.most_common(1)
-            found[row] = list(stacks.words_of(allocation_of[largest])[:num_frames])
-    return found
+            stacks_by_row[row] = list(stacks.words_of(allocation_of[largest])[:num_frames])
+    return stacks_by_row

@@ -121,7 +121,7 @@ class _AllTests:
 
         path = Path(self._config.getoption(_BASELINE))
         peaks = read_baseline(path) if path.exists() else {}
-        peaks |= {name: saved_peak_from(path, one["peak"]) for name, one in self._measured.items()}
+        peaks |= {name: saved_peak_from(path, measured["peak"]) for name, measured in self._measured.items()}
         write_baseline(peaks, path)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
@@ -149,12 +149,12 @@ class _Elsewhere(pytest.Item):
     def in_place_of(cls, item: pytest.Item) -> _Elsewhere:
         """Of the same name, place and marks."""
         assert item.parent is not None  # a test is in a file
-        made: _Elsewhere = cls.from_parent(item.parent, name=item.name)
-        made._place = item.path, item.nodeid.partition("::")[2]
-        made.location_there = item.location
-        made.own_markers = list(item.iter_markers())
-        made.extra_keyword_matches.update(item.listextrakeywords())
-        return made
+        stand_in: _Elsewhere = cls.from_parent(item.parent, name=item.name)
+        stand_in._place = item.path, item.nodeid.partition("::")[2]
+        stand_in.location_there = item.location
+        stand_in.own_markers = list(item.iter_markers())
+        stand_in.extra_keyword_matches.update(item.listextrakeywords())
+        return stand_in
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         return self.path, self.location_there[1], self.location_there[2]
@@ -173,7 +173,7 @@ class _Elsewhere(pytest.Item):
             raise _FailedThereError(f"{error} {getattr(error, 'hint', None) or ''}".strip()) from error
         with tempfile.TemporaryDirectory(prefix="gpu-memory-") as folder:
             answer = Path(folder) / "answer.json"
-            done = subprocess.run(
+            process = subprocess.run(
                 self._command(answer),
                 cwd=self.config.invocation_params.dir,
                 env=variables,
@@ -183,21 +183,21 @@ class _Elsewhere(pytest.Item):
                 check=False,
             )
             if not answer.exists():
-                last = done.stdout.decode(errors="replace").splitlines()[-_LAST_LINES:]
-                said = [f"The test's own process ended with status {done.returncode}.", *last]
-                raise _FailedThereError("\n".join(said))
+                last = process.stdout.decode(errors="replace").splitlines()[-_LAST_LINES:]
+                lines = [f"The test's own process ended with status {process.returncode}.", *last]
+                raise _FailedThereError("\n".join(lines))
             self._take(json.loads(answer.read_text(encoding="utf-8")))
 
-    def _take(self, said: dict[str, Any]) -> None:
-        self.measured = said["measured"]
+    def _take(self, answer: dict[str, Any]) -> None:
+        self.measured = answer["measured"]
         if self.measured is not None:
             self.user_properties.append(("gpu_memory_peak_bytes", self.measured["peak"]["peak_bytes"]))
-        for title, text in said["sections"]:
+        for title, text in answer["sections"]:
             self.add_report_section("call", title, text)
-        if said["failed"]:
-            raise _FailedThereError("\n\n".join(said["failed"]))
-        if said["skipped"]:
-            pytest.skip(said["skipped"][0])
+        if answer["failed"]:
+            raise _FailedThereError("\n\n".join(answer["failed"]))
+        if answer["skipped"]:
+            pytest.skip(answer["skipped"][0])
 
     def _command(self, answer: Path) -> list[str]:
         config, option = self.config, self.config.getoption
@@ -278,11 +278,11 @@ class _OneTest:
             if type(error).__name__ == "OutOfMemoryError":
                 error.add_note("\n".join(_rows(self._worst().peak)))
             raise
-        found = self._worst()
+        worst = self._worst()
         limits = Limits.of(pyfuncitem)
         assert limits is not None
-        complaints, words = _judged(found, limits, self._baseline(pyfuncitem.nodeid))
-        self._measured = {"words": words, "peak": _document(found.peak)}
+        complaints, words = _judged(worst, limits, self._baseline(pyfuncitem.nodeid))
+        self._measured = {"words": words, "peak": _document(worst.peak)}
         if complaints:
             pytest.fail("\n".join(complaints), pytrace=False)
         return result
@@ -310,8 +310,8 @@ class _OneTest:
 
     def pytest_sessionfinish(self) -> None:
         if self._has_run:
-            said = {"measured": self._measured, "failed": self._failed, "skipped": self._skipped}
-            self._answer.write_text(json.dumps({**said, "sections": self._sections}), encoding="utf-8")
+            answer = {"measured": self._measured, "failed": self._failed, "skipped": self._skipped}
+            self._answer.write_text(json.dumps({**answer, "sections": self._sections}), encoding="utf-8")
 
 
 def _document(peak: SavedPeak) -> dict[str, object]:
@@ -320,13 +320,13 @@ def _document(peak: SavedPeak) -> dict[str, object]:
     return saved_peak_document(peak)
 
 
-def _judged(found: ProcessPeak, limits: Limits, before: SavedPeak | None) -> tuple[list[str], str]:
+def _judged(worst: ProcessPeak, limits: Limits, before: SavedPeak | None) -> tuple[list[str], str]:
     """What is too much, in lines, and the peak in a few words."""
     from tracer.analysis.peak_diff import diff_peaks
     from tracer.analysis.threshold import parse_threshold
     from tracer.units import format_bytes
 
-    peak = found.peak
+    peak = worst.peak
     where = limits.on or peak.device
     words = f"{format_bytes(peak.bytes):>11} on {where}"
     lines: list[str] = []
@@ -344,18 +344,23 @@ def _judged(found: ProcessPeak, limits: Limits, before: SavedPeak | None) -> tup
         words += f", {diff.bytes:+,} B since the baseline"
         if threshold.is_exceeded_by(diff):
             lines += [threshold.sentence(where, diff), *_changes(diff.changes["line"])]
-    if lines and found.caveat:
-        lines.append(found.caveat)
+    if lines and worst.caveat:
+        lines.append(worst.caveat)
     return lines, words
 
 
 def _rows(peak: SavedPeak) -> list[str]:
     """The largest rows of a peak, and what the others are together."""
+    from tracer.analysis.kinds import words_of
     from tracer.exporters.screen.paths import source_place
 
     rows = sorted(peak.rows, key=lambda row: -row.bytes)
     shown = [
-        (row.bytes, row.category, f"{source_place(row.file, row.line)} {row.op or ''}" if row.file else row.op or "")
+        (
+            row.bytes,
+            words_of(row.category),
+            f"{source_place(row.file, row.line)} {row.op or ''}" if row.file else row.op or "",
+        )
         for row in rows[:_NUM_ROWS]
     ]
     rest = sum(row.bytes for row in rows[_NUM_ROWS:])
@@ -364,8 +369,14 @@ def _rows(peak: SavedPeak) -> list[str]:
 
 
 def _changes(changes: Sequence[Any]) -> list[str]:
+    from tracer.analysis.kinds import words_of
+
     changed = [change for change in changes if change.bytes]
-    shown = [(change.bytes, change.name[0], f"{change.name[3]} {change.name[2]}") for change in changed[:_NUM_ROWS]]
+    names = [change.name for change in changed[:_NUM_ROWS]]
+    shown = [
+        (change.bytes, words_of(category), f"{line} {operator}")
+        for change, (category, _, operator, line) in zip(changed[:_NUM_ROWS], names, strict=True)
+    ]
     rest = sum(change.bytes for change in changed[_NUM_ROWS:])
     shown += [(rest, "", f"{len(changed) - _NUM_ROWS} more")] if changed[_NUM_ROWS:] else []
     return _table(shown, signed=True)

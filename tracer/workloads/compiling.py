@@ -32,9 +32,9 @@ def compiled(workload: Any, arguments: Sequence[str]) -> ModuleWorkload | Superv
             "--compile has no meaning for a step function or a workload, which does all of a step itself.",
             hint="Call torch.compile in the factory.",
         )
-    given = parse_arguments("--compile-arg", arguments)
+    options = parse_arguments("--compile-arg", arguments)
     try:
-        wrapped: Any = torch.compile(workload.model, **given)
+        wrapped: Any = torch.compile(workload.model, **options)
     except Exception as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise UserModelError(

@@ -37,14 +37,14 @@ def load_factory(name_of_factory: str) -> Any:
     is_file = module_name.endswith(".py") or "/" in module_name
     _make_importable([Path(module_name).absolute().parent, Path.cwd()] if is_file else [Path.cwd()])
     module = _load_file(Path(module_name)) if is_file else _load_module(module_name)
-    found: Any = module
+    attribute: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(attribute, part):
             near = ", ".join(_callables(module))
             hint = f"It has {near}." if 0 < len(near) < 200 else _NAME_HINT
             raise UserModelError(f"{module_name} has no {name}.", hint=hint)
-        found = getattr(found, part)
-    return found
+        attribute = getattr(attribute, part)
+    return attribute
 
 
 def _callables(module: ModuleType) -> list[str]:
@@ -71,8 +71,12 @@ def _load_module(name: str) -> ModuleType:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             if is_shipped(name):
                 return shipped_model(name.removeprefix("models."))
-            taken = importlib.util.find_spec(name.split(".")[0]) is not None
-            hint = "Give the file instead: path/to/file.py:factory." if taken else "Install it, or give a file's path."
+            has_package = importlib.util.find_spec(name.split(".")[0]) is not None
+            hint = (
+                "Give the file instead: path/to/file.py:factory."
+                if has_package
+                else "Install it, or give a file's path."
+            )
             raise UserModelError(f"There is no module {error.name}.", hint=hint) from None
         raise _missing_package(name, error) from error
     except (Exception, SystemExit) as error:

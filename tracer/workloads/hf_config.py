@@ -75,8 +75,8 @@ def most_tokens(path: Path, model_args: Mapping[str, Any]) -> int | None:
     """The positions that a configuration has; None where it does not say."""
     file = path / "config.json" if path.is_dir() else path
     values = json.loads(file.read_text(encoding="utf-8")) | dict(model_args)
-    found = values.get("max_position_embeddings") or values.get("text_config", {}).get("max_position_embeddings")
-    return found if isinstance(found, int) else None
+    length = values.get("max_position_embeddings") or values.get("text_config", {}).get("max_position_embeddings")
+    return length if isinstance(length, int) else None
 
 
 def _generation(model: nn.Module, tokens: int, device: torch.device, options: StepOptions) -> StepWorkload:
@@ -141,7 +141,7 @@ def _model(config: Any) -> nn.Module:
     """By the class that the configuration names, or the one for causal language models."""
     transformers = import_module("transformers")
     names = getattr(config, "architectures", None) or ()
-    kind = next((found for name in names if (found := getattr(transformers, name, None)) is not None), None)
+    kind = next((class_ for name in names if (class_ := getattr(transformers, name, None)) is not None), None)
     dtype = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.float32
     dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     before = torch.get_default_dtype()

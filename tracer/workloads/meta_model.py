@@ -21,20 +21,20 @@ def give_memory(model: nn.Module, device: torch.device) -> None:
         model: On the meta device.
         device: Where it is to be.
     """
-    made: dict[int, Tensor] = {}
+    by_id: dict[int, Tensor] = {}
 
     def on_device(tensor: Tensor) -> Tensor:
-        if id(tensor) not in made:
+        if id(tensor) not in by_id:
             empty = torch.empty_like(tensor, device=device)
-            made[id(tensor)] = (
+            by_id[id(tensor)] = (
                 nn.Parameter(empty, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
             )
-        return made[id(tensor)]
+        return by_id[id(tensor)]
 
-    kept = []  # an address that is free again could be taken for a shared weight's
+    tensors = []  # an address that is free again could be taken for a shared weight's
     for module in model.modules():
         named = [*module.named_parameters(recurse=False, remove_duplicate=False)]
         named += [*module.named_buffers(recurse=False, remove_duplicate=False)]  # type: ignore[list-item]
-        kept += named
+        tensors += named
         for name, tensor in named:
             setattr(module, name, on_device(tensor))

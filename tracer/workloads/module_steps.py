@@ -131,9 +131,9 @@ class StepWorkload:
         """
         result = self.step()
         if inspect.isgenerator(result) or inspect.isawaitable(result):
-            what = "a generator" if inspect.isgenerator(result) else "something to await"
+            kind = "a generator" if inspect.isgenerator(result) else "something to await"
             raise UserModelError(
-                f"The step function{defined_at(self.step)} returned {what}: nothing of it has run.",
+                f"The step function{defined_at(self.step)} returned {kind}: nothing of it has run.",
                 hint="Let a call train one step from start to end, without yield or async.",
             )
         if isinstance(result, float):
@@ -205,14 +205,14 @@ def cross_entropy(output: Any) -> Tensor:
 
 
 def _with_gradient(output: Any) -> list[Tensor]:
-    found = [tensor for tensor in _tensors(output) if tensor.requires_grad]
-    if not found:
-        there = ", ".join(map(_shape_of, _tensors(output))) or type(output).__name__
+    tensors = [tensor for tensor in _tensors(output) if tensor.requires_grad]
+    if not tensors:
+        shapes = ", ".join(map(_shape_of, _tensors(output))) or type(output).__name__
         raise UserModelError(
-            f"no gradient can flow through its output ({there}).",
+            f"no gradient can flow through its output ({shapes}).",
             hint="Return a tensor that depends on the parameters, or use --inference.",
         )
-    return found
+    return tensors
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:

@@ -129,6 +129,12 @@ def random_batches(
     """New noise at every call, made on the host as a data loader does, and moved to the device.
 
     Sizes that vary are drawn anew for each batch, for all inputs alike; those of the second batch are the largest.
+
+    Args:
+        specs: One for each input.
+        batch_size: Of every batch.
+        device: Where batches go.
+        seed: Of the noise, and of the sizes that vary.
     """
     generator, of_sizes = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
     number = itertools.count()

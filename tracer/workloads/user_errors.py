@@ -34,5 +34,5 @@ def defined_at(thing: Any) -> str:
 
 
 def _short(file: str) -> str:
-    path, here = Path(file).absolute(), Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+    path, folder = Path(file).absolute(), Path.cwd()
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)

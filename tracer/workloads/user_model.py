@@ -91,8 +91,10 @@ class StepOptions:
         defaults = StepOptions()
         names = ("inputs", "optimizer", "loss", "amp", "accumulate", "checkpoint", "inference", "lora")
         words = {"inputs": "input"}
-        given = [name for name in names if getattr(self, name) != getattr(defaults, name) and getattr(self, name) != []]
-        return [f"--{words.get(name, name)}" for name in given]
+        options = [
+            name for name in names if getattr(self, name) != getattr(defaults, name) and getattr(self, name) != []
+        ]
+        return [f"--{words.get(name, name)}" for name in options]
 
 
 def build_user_workload(
@@ -146,6 +148,14 @@ def as_workload(
 ) -> Any:
     """Whatever a factory may return, as a workload.
 
+    Args:
+        built: What the factory returned.
+        device: Where to train.
+        options: How a plain module is trained.
+        source: The factory, to say where it is defined.
+        device_named: Whether the device was asked for, and must be the one of a workload that brings its own.
+        without_memory: Whether a model on the meta device may stay there, as for a rehearsal.
+
     Raises:
         UserModelError: It is none of that, or the options do not fit it.
     """
@@ -171,8 +181,10 @@ def as_workload(
             f"The factory{defined_at(source)} returned the class {built.__name__}.",
             hint="Name the class itself as the factory, or return a module.",
         )
-    what = f"({', '.join(type(part).__name__ for part in built)})" if isinstance(built, tuple) else type(built).__name__
-    raise UserModelError(f"The factory{defined_at(source)} returned {what}.", hint=FACTORY_HINT)
+    description = (
+        f"({', '.join(type(part).__name__ for part in built)})" if isinstance(built, tuple) else type(built).__name__
+    )
+    raise UserModelError(f"The factory{defined_at(source)} returned {description}.", hint=FACTORY_HINT)
 
 
 def _is_step(thing: Any) -> bool:
@@ -189,25 +201,25 @@ def _step_workload(
     device_named: bool,
 ) -> StepWorkload:
     _refuse(options, "a step function, which does all of a step itself")
-    there = _devices(model) if model is not None else set()
-    if there:
-        _check_device(next(iter(there)), device, device_named)
-        device = next(iter(there))
+    devices = _devices(model) if model is not None else set()
+    if devices:
+        _check_device(next(iter(devices)), device, device_named)
+        device = next(iter(devices))
     return StepWorkload(step, model if model is not None else nn.Module(), optimizer, device)
 
 
 def _refuse(options: StepOptions, what: str) -> None:
-    if given := options.given():
-        verb = "has" if len(given) == 1 else "have"
+    if names := options.given():
+        verb = "has" if len(names) == 1 else "have"
         raise UserModelError(
-            f"{', '.join(given)} {verb} no meaning for {what}.", hint="Leave it out, or return a plain module."
+            f"{', '.join(names)} {verb} no meaning for {what}.", hint="Leave it out, or return a plain module."
         )
 
 
-def _check_device(there: torch.device, wanted: torch.device, named: bool) -> None:
-    if named and _index(there) != _index(wanted):
+def _check_device(device: torch.device, wanted: torch.device, named: bool) -> None:
+    if named and _index(device) != _index(wanted):
         raise UserModelError(
-            f"The model is on {there}, and --device says {wanted}.",
+            f"The model is on {device}, and --device says {wanted}.",
             hint="Give the factory a parameter `device` to be told, or leave --device out.",
         )
 
@@ -305,8 +317,8 @@ def _check_inputs(model: nn.Module, inputs: Sequence[InputSpec]) -> None:
                 hint=f"For an image --input 3x224x224, for token ids --input {needed[0]}=128:int64:0-50257: the shape "
                 "of one sample, without the batch, then dtype and range of integers.",
             ) from None
-        given = some(len(inputs), "--input option")
-        raise UserModelError(f"{where} does not fit {given}: {error}.", hint=HINT) from None
+        options = some(len(inputs), "--input option")
+        raise UserModelError(f"{where} does not fit {options}: {error}.", hint=HINT) from None
 
 
 def _not_given(signature: inspect.Signature, num_positional: int, keywords: Collection[str]) -> list[str]:

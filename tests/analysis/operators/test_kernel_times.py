@@ -14,8 +14,9 @@ from tests.training_steps import Recorded
 from tracer.analysis.operators.kernel_times import kernel_times
 from tracer.analysis.operators.run_times import run_times
 from tracer.analysis.profiles.attribution import attribute
-from tracer.capture.device.device_kernels import Kernels, read_kernels
+from tracer.capture.device.device_kernels import Kernels
 from tracer.capture.profiler.event_tree import read_recording
+from tracer.capture.profiler.kernel_events import read_kernels
 from tracer.capture.recording import Recording
 from tracer.capture.torch_private.torch_profiler import HOST_DEVICE_TYPE
 from tracer.errors import RecordingError

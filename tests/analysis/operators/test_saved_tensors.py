@@ -20,7 +20,7 @@ from tracer.analysis.operators.memory_report import activation_entries
 from tracer.analysis.operators.saved_tensors import HowSaved, SavedActivations, saved_activations
 from tracer.analysis.profiles.attribution import Attribution
 from tracer.analysis.profiles.findings import CycleFindings, find_in_cycle
-from tracer.capture.objects.known_storages import StorageObserver, input_tensors
+from tracer.capture.objects.storage_observer import StorageObserver, input_tensors
 from tracer.capture.profiler.event_tree import read_recording
 from tracer.capture.recording import Recording
 

@@ -9,8 +9,9 @@ from tests.histories import known_of
 from tests.report_workloads import record_named
 from tracer.analysis.operators.memory_report import memory_report
 from tracer.analysis.operators.weights import weights
-from tracer.capture.objects.known_storages import Role, StorageObserver
+from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.parameter_origins import Parameter, describe_parameters
+from tracer.capture.objects.storage_observer import StorageObserver
 from tracer.capture.sources.source_line import SourceLine
 
 

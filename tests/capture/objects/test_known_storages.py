@@ -15,15 +15,9 @@ from torch import Tensor, nn
 
 from tests.histories import known_of
 from tracer.capture.device.device_blocks import DeviceBlocks
-from tracer.capture.objects import known_storages
-from tracer.capture.objects.known_storages import (
-    KnownStorages,
-    Role,
-    StorageObserver,
-    input_tensors,
-    model_tensors,
-    optimizer_tensors,
-)
+from tracer.capture.objects import storage_observer
+from tracer.capture.objects.known_storages import KnownStorages, Role
+from tracer.capture.objects.storage_observer import StorageObserver, input_tensors, model_tensors, optimizer_tensors
 
 
 def observe(*tensors: tuple[Role, str, Tensor]) -> list[tuple[str, Role, int, int, str]]:
@@ -66,7 +60,7 @@ def test_looks_are_in_order_of_time_and_each_is_one_instant(monkeypatch: pytest.
     now = 5
     kept = torch.zeros(1), torch.zeros(1), torch.zeros(1)
     # Not a list of times that ends: storages of other tests that die here ask for the time as well.
-    monkeypatch.setattr(known_storages.time, "time_ns", lambda: now)  # type: ignore[attr-defined]
+    monkeypatch.setattr(storage_observer.time, "time_ns", lambda: now)  # type: ignore[attr-defined]
     observer = StorageObserver()
     observer.observe(inputs(*kept[:2]))
     now = 9

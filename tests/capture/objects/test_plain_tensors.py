@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tracer.capture.objects.known_storages import Role, StorageObserver
+from tracer.capture.objects.known_storages import Role
 from tracer.capture.objects.plain_tensors import plain_tensors
+from tracer.capture.objects.storage_observer import StorageObserver
 
 
 def addresses(tensor: Tensor) -> list[int]:

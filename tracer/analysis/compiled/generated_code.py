@@ -89,6 +89,11 @@ class Function:
         """What the storage of a name holds once a line has run: a reuse gives it another meaning.
 
         A name that nothing was written to is only a stop on the way to the next one; what is given is written already.
+
+        Args:
+            name: Of a buffer.
+            line: In the generated file.
+            is_written: Whether something has been written to the name already, as to an argument.
         """
         for statement in self.statements:
             if statement.same_as == name and statement.target is not None:
@@ -138,8 +143,8 @@ def functions_of(text: str) -> tuple[Function, ...]:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
-    found = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-    return tuple(_function(node) for node in sorted(found, key=lambda node: node.lineno))
+    definitions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    return tuple(_function(node) for node in sorted(definitions, key=lambda node: node.lineno))
 
 
 def function_at(functions: tuple[Function, ...], line: int) -> Function | None:
@@ -201,8 +206,8 @@ def _statement(node: ast.Assign | ast.AnnAssign | ast.Expr, deleted: set[tuple[i
     arguments: tuple[str, ...] = ()
     if isinstance(value, ast.Call):
         callee = ast.unparse(value.func).removesuffix(".run").removesuffix(".default")
-        given = [*value.args, *(keyword.value for keyword in value.keywords if keyword.arg != "stream")]
-        arguments = tuple(base for argument in given for base in _bases(argument))
+        values = [*value.args, *(keyword.value for keyword in value.keywords if keyword.arg != "stream")]
+        arguments = tuple(base for argument in values for base in _bases(argument))
         if isinstance(value.func, ast.Attribute) and value.func.attr.endswith("_") and _base(value.func):
             callee, arguments = value.func.attr, (*arguments, _base(value.func) or "")
         elif arguments and _is_view(callee):

@@ -149,11 +149,11 @@ def _regions(recording: Recording) -> PerAllocation[Bool]:
     inside = np.zeros(len(ops.name) + 1, np.bool_)
     for row, (name, parent) in enumerate(zip(ops.name.tolist(), ops.parent.tolist(), strict=True)):  # parents first
         inside[row] = is_graph[name] or (parent >= 0 and inside[parent])
-    found = inside[allocations.op]
+    in_region = inside[allocations.op]
     is_call = np.array([text.startswith(COMPILED_CALL) for text in recording.strings], np.bool_)[spans.name]
     for start_ns, end_ns in zip(spans.start_ns[is_call].tolist(), spans.end_ns[is_call].tolist(), strict=True):
-        found |= (allocations.time_ns >= start_ns) & (allocations.time_ns <= end_ns)
-    return found
+        in_region |= (allocations.time_ns >= start_ns) & (allocations.time_ns <= end_ns)
+    return in_region
 
 
 class _Finder:
@@ -214,11 +214,11 @@ class _Finder:
 
     def _invocations(self) -> dict[str, list[int]]:
         """Rows of the calls of generated functions, by file."""
-        calls, found = self.recording.calls, dict[str, list[int]]()
+        calls, by_file = self.recording.calls, dict[str, list[int]]()
         for row in np.flatnonzero(self.is_generated_frame[calls.function]).tolist():
             file = self.recording.strings[self.recording.frames.file[calls.function[row]]]
-            found.setdefault(file, []).append(row)
-        return found
+            by_file.setdefault(file, []).append(row)
+        return by_file
 
     def _origin(self, call: int, invocation: int, allocation: int) -> Origin:
         recording = self.recording
@@ -233,13 +233,17 @@ class _Finder:
         # Of what is made later it is said what it comes to hold.
         now = max(line, self._line_now(invocation)) if made_ns <= self.time_ns else END
         is_scratch = function.is_scratch(line)
-        held = name if is_scratch else function.holds(name, now)
-        origin = _described(graph, number, function, held, is_scratch=is_scratch)
+        content = name if is_scratch else function.holds(name, now)
+        origin = _described(graph, number, function, content, is_scratch=is_scratch)
         is_alive = (
             made_ns <= self.time_ns < self.freed_ns.get(int(recording.allocations.allocation_id[allocation]), END)
         )
-        if origin.is_saved and is_alive and (taken := self._taken_over(graph, function, held, made_ns)) is not None:
-            return taken
+        if (
+            origin.is_saved
+            and is_alive
+            and (successor := self._taken_over(graph, function, content, made_ns)) is not None
+        ):
+            return successor
         return origin
 
     def _taken_over(self, graph: CompiledGraph, function: Function, name: str, made_ns: int) -> Origin | None:
@@ -253,9 +257,9 @@ class _Finder:
             inner = function_at(functions_of(backward.text), self._first_line(rows[0])) if rows else None
             if inner is None or saved not in inner.parameters:
                 continue
-            held = inner.holds(saved, self._line_now(rows[0]), is_written=True)
-            if held != saved:
-                return replace(_described(backward, number, inner, held, is_scratch=False), is_taken_over=True)
+            content = inner.holds(saved, self._line_now(rows[0]), is_written=True)
+            if content != saved:
+                return replace(_described(backward, number, inner, content, is_scratch=False), is_taken_over=True)
         return None
 
     def _first_line(self, invocation: int) -> int:
@@ -302,8 +306,8 @@ def _freed_ns(recording: Recording) -> dict[int, int]:
 def _saved_as(graph: CompiledGraph, function: Function, name: str) -> str:
     """What a compiled backward calls a buffer that its forward hands to it: the name of the node that is returned."""
     shown = function.shown_by(name)
-    kept = enumerate(zip(function.returned, graph.outputs, strict=False))
-    return next((node for at, (output, node) in kept if at >= graph.num_outputs and output in shown), "")
+    outputs = enumerate(zip(function.returned, graph.outputs, strict=False))
+    return next((node for at, (output, node) in outputs if at >= graph.num_outputs and output in shown), "")
 
 
 def _described(graph: CompiledGraph, number: int, function: Function, name: str, *, is_scratch: bool) -> Origin:
@@ -318,9 +322,9 @@ def _described(graph: CompiledGraph, number: int, function: Function, name: str,
     line = node.lines[-1:] if node is not None else ()
     others = (graph.nodes[row].lines[-1:] for row in made_of[1:])
     fused = tuple({other[0]: None for other in others if other and other != line})
-    kept = set(function.returned[graph.num_outputs :]) if graph.num_outputs >= 0 else set()
-    what = f"scratch of {kernel}" if is_scratch else f"{kernel}, {name}" if kernel else name
-    what += f", a copy for {function.kernel_of(copied_for)}" if copied_for is not None else ""
+    saved_names = set(function.returned[graph.num_outputs :]) if graph.num_outputs >= 0 else set()
+    description = f"scratch of {kernel}" if is_scratch else f"{kernel}, {name}" if kernel else name
+    description += f", a copy for {function.kernel_of(copied_for)}" if copied_for is not None else ""
     shown_as = function.items_of(name) or (name,)
-    is_saved = not is_scratch and all(kept & function.shown_by(shown) for shown in shown_as)
-    return Origin(what, node, fused, number, is_saved, is_scratch, copied_for is not None)
+    is_saved = not is_scratch and all(saved_names & function.shown_by(shown) for shown in shown_as)
+    return Origin(description, node, fused, number, is_saved, is_scratch, copied_for is not None)

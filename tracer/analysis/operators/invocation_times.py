@@ -97,7 +97,13 @@ def instance_times(
 
 
 def sum_at(rows: Rows, values: Ints, length: int) -> Ints:
-    """[length] the sum of the values of each row."""
+    """[length] the sum of the values of each row.
+
+    Args:
+        rows: Row of each value, 0 to `length` - 1.
+        values: As long as `rows`.
+        length: How many rows there are.
+    """
     total = np.zeros(length, np.int64)
     np.add.at(total, rows, values)
     return total
@@ -142,21 +148,23 @@ def _recomputed(
 
 def _is_bookkeeping(recording: Recording, instances: OpInstances) -> PerInvocation[Bool]:
     """[R] invocations that make no memory and write no more than a counter, in forward and in their nodes."""
-    made, written = _made_bytes(recording), _written_bytes(recording)
+    made_bytes, written_bytes = _made_bytes(recording), _written_bytes(recording)
     known, num = instances.row_of_op >= 0, len(instances.op)
-    made, written = (sum_at(instances.row_of_op[known], times[known], num) for times in (made, written))
+    made_bytes, written_bytes = (
+        sum_at(instances.row_of_op[known], times[known], num) for times in (made_bytes, written_bytes)
+    )
     # Without recorded shapes it is not known what an in-place operator wrote; its name says that it did.
     blind = not recording.flow.edge_mutated.any()
     in_place = np.array([recording.strings[name].endswith("_") for name in recording.ops.name[instances.op]], bool)
-    found: PerInvocation[Bool] = (made == 0) & (written <= COUNTER_BYTES) & ~(in_place & blind)
-    return found
+    is_bookkeeping: PerInvocation[Bool] = (made_bytes == 0) & (written_bytes <= COUNTER_BYTES) & ~(in_place & blind)
+    return is_bookkeeping
 
 
 def _made_bytes(recording: Recording) -> PerOp[Int]:
     """[O] bytes that each operator allocated."""
     allocations = recording.allocations
-    made = (allocations.size_bytes > 0) & (allocations.op >= 0)
-    return sum_at(allocations.op[made], allocations.size_bytes[made], len(recording.ops.name))
+    is_allocation = (allocations.size_bytes > 0) & (allocations.op >= 0)
+    return sum_at(allocations.op[is_allocation], allocations.size_bytes[is_allocation], len(recording.ops.name))
 
 
 def _written_bytes(recording: Recording) -> PerOp[Int]:

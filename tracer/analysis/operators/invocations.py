@@ -100,13 +100,18 @@ def op_instances(recording: Recording, attribution: Attribution) -> OpInstances:
 
 
 def rows_starting_at(start_ns: Ints, times_ns: Ints) -> Rows:
-    """For each time the row that starts then, to the nanosecond, or -1: how a data-flow node finds its operator."""
+    """For each time the row that starts then, to the nanosecond, or -1: how a data-flow node finds its operator.
+
+    Args:
+        start_ns: Of each row, in any order.
+        times_ns: Times to look up, in any order.
+    """
     order = np.argsort(start_ns, kind="stable")
     at = np.searchsorted(start_ns[order], times_ns)
-    found = at < len(order)
-    found[found] = start_ns[order[at[found]]] == times_ns[found]
+    has_match = at < len(order)
+    has_match[has_match] = start_ns[order[at[has_match]]] == times_ns[has_match]
     out = np.full(len(times_ns), -1, np.int64)
-    out[found] = order[at[found]]
+    out[has_match] = order[at[has_match]]
     return out
 
 
@@ -146,8 +151,8 @@ def _core(recording: Recording, attribution: Attribution) -> PerOp[Bool]:
         core[rows[:-1]] |= number[1:] > number[:-1]
     engine = (ops.kind == OpKind.ENGINE) & (ops.sequence_number >= 0) & (attribution.op_forward >= 0)
     core[attribution.op_forward[engine]] = True
-    found: PerOp[Bool] = core & (attribution.op_node < 0)
-    return found
+    is_core: PerOp[Bool] = core & (attribution.op_node < 0)
+    return is_core
 
 
 def _stretches(recording: Recording, attribution: Attribution, candidates: Rows) -> Ints:

@@ -39,7 +39,7 @@ def _launched_by(recording: Recording) -> PerKernel[Int]:
     """[L] the innermost listed operator that was running on the launching thread, or -1."""
     kernels, ops = recording.kernels, recording.ops
     assert kernels is not None
-    found = np.full(len(kernels.launched_ns), -1, np.int64)
+    op_of_kernel = np.full(len(kernels.launched_ns), -1, np.int64)
     for thread in np.unique(kernels.thread).tolist():
         rows = np.flatnonzero(ops.thread == thread)
         mine = np.flatnonzero(kernels.thread == thread)
@@ -51,5 +51,5 @@ def _launched_by(recording: Recording) -> PerKernel[Int]:
         op = np.where(at >= 0, rows[at], -1)
         while (over := (op >= 0) & (ops.end_ns[op] < kernels.launched_ns[mine])).any():
             op[over] = ops.parent[op[over]]
-        found[mine] = op
-    return found
+        op_of_kernel[mine] = op
+    return op_of_kernel

@@ -136,17 +136,24 @@ def _step_to_show(cycle: CycleFindings, instances: OpInstances, saved: SavedActi
 def activation_entries(
     cycle: CycleFindings, instances: OpInstances, saved: SavedActivations, step: int
 ) -> tuple[ActivationEntry, ...]:
-    """One entry per invocation in a step that saves something, in program order."""
+    """One entry per invocation in a step that saves something, in program order.
+
+    Args:
+        cycle: One cycle.
+        instances: Its invocations in forward. [R]
+        saved: What each of them saves for backward.
+        step: The step of `instances` to report.
+    """
     recording, attribution = cycle.recording, cycle.attribution
     mine = saved.of_step(step)
     counts: dict[tuple[int, int, int], int] = {}
-    found: list[tuple[int, tuple[int, int, int], int]] = []
+    groups_of_rows: list[tuple[int, tuple[int, int, int], int]] = []
     saving = set(mine.row.tolist())
     for row in np.flatnonzero(instances.step == step).tolist():
         op = int(instances.op[row])
         group = (int(recording.ops.name[op]), int(attribution.op_module[op]), int(attribution.op_frame[op]))
         if row in saving:
-            found.append((row, group, counts.get(group, 0)))
+            groups_of_rows.append((row, group, counts.get(group, 0)))
         counts[group] = counts.get(group, 0) + 1
     size_bytes, input_bytes, unread_bytes, num_storages = (
         sum_at(mine.row, values, len(instances.op))
@@ -158,7 +165,7 @@ def activation_entries(
         )
     )
     entries = []
-    for row, group, invocation in found:
+    for row, group, invocation in groups_of_rows:
         op = int(instances.op[row])
         module = int(attribution.op_module[op])
         entries.append(

@@ -271,14 +271,14 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _bookkeeping(cycles: Iterable[tuple[Recording, InstanceTimes]]) -> tuple[BookkeepingRow, ...]:
-    found: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     for recording, times in cycles:
         for row in np.flatnonzero(times.bookkeeping).tolist():
-            total = found[short_op_name(recording.strings[recording.ops.name[times.instances.op[row]]])]
+            total = totals[short_op_name(recording.strings[recording.ops.name[times.instances.op[row]]])]
             total[0] += 1
             total[1] += int(times.forward_ns[row])
             total[2] += int(times.backward_ns[row])
-    rows = [BookkeepingRow(name, *total) for name, total in found.items()]
+    rows = [BookkeepingRow(name, *total) for name, total in totals.items()]
     return tuple(sorted(rows, key=lambda row: -row.forward_ns - row.backward_ns))
 
 

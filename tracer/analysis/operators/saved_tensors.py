@@ -113,8 +113,8 @@ def _made_before(
     """Whether each block was there when the invocation ended: a node also reads what other nodes have just made."""
     allocation = lifetimes.allocation[block]
     made_ns = np.where(allocation >= 0, recording.allocations.time_ns[allocation], -1)
-    found: Bools = made_ns <= recording.ops.end_ns[instances.op[row]]
-    return found
+    is_before: Bools = made_ns <= recording.ops.end_ns[instances.op[row]]
+    return is_before
 
 
 def _eligible(
@@ -133,10 +133,10 @@ def _eligible(
     by_operator[made_here] = recording.allocations.op[lifetimes.allocation[made_here]] >= 0
     by_optimizer = np.zeros(len(made_here), bool)
     by_optimizer[made_here] = _in_optimizer(recording, attribution, instances, lifetimes.allocation[made_here])
-    found: PerBlock[Bool] = made_here & by_operator & ~by_optimizer & ~np.isin(kinds, _NOBODYS)
+    is_eligible: PerBlock[Bool] = made_here & by_operator & ~by_optimizer & ~np.isin(kinds, _NOBODYS)
     # Of what was there before, torch's data flow takes the buffers of a norm for a batch where no tensor was observed.
     is_known = by_operator | (lifetimes.observed_as >= 0) | (~made_here & lifetimes.count.is_walked)
-    return np.asarray(found | ((kinds == Kind.INPUT) & is_known), np.bool_)
+    return np.asarray(is_eligible | ((kinds == Kind.INPUT) & is_known), np.bool_)
 
 
 def _in_optimizer(recording: Recording, attribution: Attribution, instances: OpInstances, allocation: Rows) -> Bools:
@@ -149,8 +149,8 @@ def _in_optimizer(recording: Recording, attribution: Attribution, instances: OpI
     for row, name in enumerate(spans.name.tolist()):
         if recording.strings[name].startswith(OPTIMIZER_PREFIXES):
             inside |= (time_ns >= spans.start_ns[row]) & (time_ns < spans.end_ns[row])
-    found: Bools = inside & ~_in_forward(recording, attribution, instances, allocation)
-    return found
+    in_optimizer: Bools = inside & ~_in_forward(recording, attribution, instances, allocation)
+    return in_optimizer
 
 
 def _holders(
@@ -185,8 +185,8 @@ def _releasers(
     """Blocks made in a stretch of forward and freed by the engine, with the invocation of the node that ran."""
     ops, allocations = recording.ops, recording.allocations
     ended = lifetimes.freed_at < len(lifetimes.events)
-    made = (lifetimes.allocation >= 0) & ended
-    block = np.flatnonzero(made)
+    was_allocated = (lifetimes.allocation >= 0) & ended
+    block = np.flatnonzero(was_allocated)
     inside = _in_forward(recording, attribution, instances, lifetimes.allocation[block])
     block = block[inside]
     free = lifetimes.events[lifetimes.freed_at[block]]

@@ -71,12 +71,12 @@ def weights(
 
 def _observed_gradients(known: KnownStorages | None) -> dict[str, int]:
     """Bytes by name, the largest seen."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     if known is not None:
         for row in np.flatnonzero(known.role == Role.GRADIENT).tolist():
             name = known.names[known.name[row]]
-            found[name] = max(found.get(name, 0), int(known.size_bytes[row]))
-    return found
+            sizes[name] = max(sizes.get(name, 0), int(known.size_bytes[row]))
+    return sizes
 
 
 def _most_accumulated(cycles: Sequence[tuple[Recording, Attribution]]) -> int:

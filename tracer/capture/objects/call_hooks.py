@@ -121,8 +121,10 @@ class CallHooks:
         try:
             (self._on_calls if of_model else self._on_steps).append(register())
         except Exception as error:
-            what, sentences = ("inputs", self._refused_calls) if of_model else ("gradients", self._refused_steps)
-            sentences[f"The {what} of {type(target).__name__} are not observed: {str(error).splitlines()[0]}."] = None
+            subject, sentences = ("inputs", self._refused_calls) if of_model else ("gradients", self._refused_steps)
+            sentences[f"The {subject} of {type(target).__name__} are not observed: {str(error).splitlines()[0]}."] = (
+                None
+            )
 
     def _compilation_begins(self) -> None:
         # While an optimizer walks over the hooks, none may go; its own step is not what is being compiled then.

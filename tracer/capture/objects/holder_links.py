@@ -140,10 +140,10 @@ def _of_tensor(tensor: torch.Tensor, name: str) -> Any:
 def attributes_of(holder: Any) -> dict[str, Any] | None:
     """The attributes that an object keeps in a dictionary; None where it has none."""
     try:
-        found = object.__getattribute__(holder, "__dict__")
+        attributes = object.__getattribute__(holder, "__dict__")
     except (AttributeError, TypeError):
         return None
-    return found if type(found) is dict else None
+    return attributes if type(attributes) is dict else None
 
 
 def locals_of(frame: types.FrameType) -> Iterator[tuple[str, Any]]:
@@ -151,13 +151,13 @@ def locals_of(frame: types.FrameType) -> Iterator[tuple[str, Any]]:
 
     Until Python 3.12 asking for them fills a dictionary that the frame keeps: what nobody else has of it is emptied.
     """
-    found = frame.f_locals
-    if found is frame.f_globals or not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+    variables = frame.f_locals
+    if variables is frame.f_globals or not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         return
-    pairs = list(found.items())
+    pairs = list(variables.items())
     # The frame's reference, this function's and that of the call: a fourth is somebody's `locals()`.
-    if sys.version_info < (3, 13) and sys.getrefcount(found) <= 3:
-        found.clear()
+    if sys.version_info < (3, 13) and sys.getrefcount(variables) <= 3:
+        variables.clear()
     yield from pairs
 
 

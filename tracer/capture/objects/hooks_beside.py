@@ -143,10 +143,10 @@ def _put(
 ) -> Callable[[], None]:
     _have_them_skipped()
     state = getattr(owner, "__dict__", {})
-    found = state.get(attribute)
-    if not isinstance(found, OrderedDict):
+    present = state.get(attribute)
+    if not isinstance(present, OrderedDict):
         raise TypeError(f"{type(owner).__name__} has no {attribute}")
-    hooks = found if isinstance(found, HooksBeside) else HooksBeside(found, loop_reads)
+    hooks = present if isinstance(present, HooksBeside) else HooksBeside(present, loop_reads)
     hooks.beside[key] = value
     state[attribute] = hooks
 

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tracer.capture.objects.known_storages import Role, optimizer_tensors
+from tracer.capture.objects.known_storages import Role
+from tracer.capture.objects.storage_observer import optimizer_tensors
 from tracer.capture.torch_private import torch_graph, torch_modules, torch_tensors
 
 # Graphs that a leak has kept are followed this far, some two seconds; a note says where that was too little.

@@ -40,11 +40,11 @@ class MovedParameters:
 
 def _with_a_storage(parameters: Collection[_Named]) -> tuple[list[_Named], list[torch.UntypedStorage]]:
     """The plain ones among them that have memory of their own, which a sparse tensor has not."""
-    found: list[tuple[_Named, torch.UntypedStorage]] = []
+    pairs: list[tuple[_Named, torch.UntypedStorage]] = []
     for named in parameters:
         if type(named[1]) in _PLAIN and not torch_tensors.is_wrapped_by_transform(named[1]):
             try:
-                found.append((named, named[1].untyped_storage()))
+                pairs.append((named, named[1].untyped_storage()))
             except (RuntimeError, NotImplementedError):
                 continue
-    return [named for named, _ in found], [storage for _, storage in found]
+    return [named for named, _ in pairs], [storage for _, storage in pairs]

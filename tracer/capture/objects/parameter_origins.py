@@ -78,13 +78,13 @@ class ParameterOrigins:
 
         Call it once the model is complete and where it will stay: `to` may replace parameters by others.
         """
-        found = {
+        origins = {
             name: self._stacks[id(parameter)][1]
             for name, parameter in model.named_parameters()
             if id(parameter) in self._stacks
         }
         self._stacks.clear()
-        return found
+        return origins
 
 
 def _named_lines(frame: FrameType | None) -> tuple[SourceLine, ...]:
@@ -111,11 +111,11 @@ def describe_parameters(
         lines: By dotted name, from `ParameterOrigins.take`; others are searched for in the source.
         prefix: The model's own name, where there are several.
     """
-    found = []
+    parameters = []
     for name, parameter in model.named_parameters():
         known = (lines or {}).get(name, ())
         shown = without_wrappers(name)
-        found.append(
+        parameters.append(
             Parameter(
                 name=f"{prefix}.{shown}" if prefix else shown,
                 size_bytes=_size_bytes(parameter),
@@ -124,7 +124,7 @@ def describe_parameters(
                 lines=known or tuple(_assignments(model, name)),
             )
         )
-    return tuple(found)
+    return tuple(parameters)
 
 
 def _size_bytes(parameter: Tensor) -> int:

@@ -34,7 +34,7 @@ class Alike:
 def unnamed_tensors(device: torch.device) -> Mapping[str, Alike]:
     """What is in no module and no optimizer, by `[512, 512] float32`, each storage once."""
     named: set[int] = set()
-    found: dict[str, dict[int, int]] = {}
+    by_look: dict[str, dict[int, int]] = {}
     with torch_tensors.as_plain_tensors():
         for role, _, tensor in live_tensors().tensors:
             if not isinstance(tensor, torch.Tensor) or tensor.device != device or tensor.layout is not torch.strided:
@@ -50,8 +50,8 @@ def unnamed_tensors(device: torch.device) -> Mapping[str, Alike]:
                 named.add(address)
             elif address and size and address not in named:
                 look = f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-                found.setdefault(look, {}).setdefault(address, size)
-    return {look: _alike(places) for look, places in found.items()}
+                by_look.setdefault(look, {}).setdefault(address, size)
+    return {look: _alike(places) for look, places in by_look.items()}
 
 
 def _alike(places: Mapping[int, int]) -> Alike:

@@ -117,14 +117,14 @@ class ReferenceGraph:
             storages = [tensor] if isinstance(tensor, torch.UntypedStorage) else [
                 part.untyped_storage() for part in plain_tensors(tensor)
             ]  # fmt: skip
-            found = [
+            tensors = [
                 (storage.data_ptr(), storage.nbytes())
                 for storage in storages
                 if self._device is None or storage.device == self._device
             ]
         except Exception:  # tensors of other people's making raise what they like, and have no memory to be asked of
             return
-        for address, size_bytes in found:
+        for address, size_bytes in tensors:
             vertex = self.memory.setdefault(address, -len(self.memory) - 1)
             self.size_bytes[vertex] = size_bytes
             yield vertex

@@ -58,7 +58,7 @@ def variables_of(error: BaseException | None) -> Variables:
     Of a value's variables the outermost of the user's functions comes first. Modules are by the `id` of their
     dictionaries; a script's own may be in no list of modules, and is that of its frame.
     """
-    found: dict[int, list[Root]] = {}
+    roots_of: dict[int, list[Root]] = {}
     running: set[int] = set()
     # A module may have several names, of which the first is its own.
     named = reversed(list(sys.modules.items()))
@@ -72,7 +72,7 @@ def variables_of(error: BaseException | None) -> Variables:
         is_users = is_users_frame(frame)
         for variable, value in locals_of(frame):
             root = Root(variable, f"local variable of {where(frame)}", is_users, id(frame))
-            found.setdefault(id(value), []).insert(0, root)
-    for roots in found.values():
+            roots_of.setdefault(id(value), []).insert(0, root)
+    for roots in roots_of.values():
         roots.sort(key=lambda root: not root.is_users)
-    return found, running, modules
+    return roots_of, running, modules

@@ -60,7 +60,12 @@ class WaysUp:
         self._modules.clear()
 
     def way(self, memory: int, without: frozenset[Cut]) -> Way | None:
-        """The shortest way from a variable, the user's own if there is one; None where nothing is left."""
+        """The shortest way from a variable, the user's own if there is one; None where nothing is left.
+
+        Args:
+            memory: Vertex of a storage.
+            without: What is let go of, and so is no way.
+        """
         below: dict[int, int | None] = {memory: None}
         level, best, loose = [memory], None, None
         while level:
@@ -84,24 +89,24 @@ class WaysUp:
         return None if loose is None else Way(None, _chain(loose, below))
 
     def _above(self, level: Sequence[int], without: frozenset[Cut]) -> _Above:
-        found = _Above([], [], [])
+        above = _Above([], [], [])
         referred: set[int] = set()
         classes = {vertex for vertex in level if is_class(vertex, self._graph)}
         for vertex in level:
             roots = [root for root in self._locals.get(vertex, ()) if root not in without]
             if vertex in classes:
                 roots.append(of_class(self._graph.objects[vertex]))
-            found.roots.extend((vertex, root) for root in roots)
+            above.roots.extend((vertex, root) for root in roots)
         for vertex, holder in self._graph.referrers(vertex for vertex in level if vertex not in classes):
             referred.add(vertex)
             if holder in self._modules:
                 named = self._globals(holder, vertex)
-                found.roots.extend((vertex, root) for root in named if root not in without)
+                above.roots.extend((vertex, root) for root in named if root not in without)
             elif holder not in without and (holder, vertex) not in without and not self._is_no_holder(holder):
-                found.holders.append((vertex, holder))
+                above.holders.append((vertex, holder))
         bare = (vertex for vertex in level if vertex not in referred and vertex not in classes)
-        found.loose.extend(vertex for vertex in bare if vertex not in self._locals and self._is_held_by_c(vertex))
-        return found
+        above.loose.extend(vertex for vertex in bare if vertex not in self._locals and self._is_held_by_c(vertex))
+        return above
 
     def _globals(self, module: int, vertex: int) -> Iterator[Root]:
         name, values = self._modules[module]
@@ -133,9 +138,9 @@ class WaysUp:
         """The memory that can be reached from some vertices, without what is the interpreter's or a module's."""
         seen, level = set(starts), list(starts)
         while level and len(seen) < _MAX_ABOVE:
-            found = {held for _, held in self._graph.referents(level) if held < 0 or self._leads_on(held)}
-            level = list(found - seen)
-            seen |= found
+            inner = {held for _, held in self._graph.referents(level) if held < 0 or self._leads_on(held)}
+            level = list(inner - seen)
+            seen |= inner
         return {vertex for vertex in seen if vertex < 0}
 
     def _leads_on(self, vertex: int) -> bool:
@@ -144,7 +149,12 @@ class WaysUp:
         return type(self._graph.objects[vertex]) is not types.ModuleType
 
     def still_held(self, memories: set[int], cuts: frozenset[Cut]) -> set[int]:
-        """Of some memory, what a variable or something else holds when some things are let go of."""
+        """Of some memory, what a variable or something else holds when some things are let go of.
+
+        Args:
+            memories: Vertices of storages.
+            cuts: What is let go of.
+        """
         held_by: dict[int, list[int]] = {}
         seen, level, alive = set(memories), list(memories), list[int]()
         while level and len(seen) < _MAX_ABOVE:

@@ -109,17 +109,17 @@ class FunctionSource:
         Returns:
             None where the source leaves more than one line possible, or none.
         """
-        asked = (name, after, before, number)
-        if asked not in self._known:  # every step asks the same
-            self._known[asked] = self._line_of(*asked)
-        return self._known[asked]
+        question = (name, after, before, number)
+        if question not in self._known:  # every step asks the same
+            self._known[question] = self._line_of(*question)
+        return self._known[question]
 
     def _line_of(self, name: str, after: int | None, before: int | None, number: int) -> int | None:
         plain = name.removeprefix("aten::")
         starts = self._starts(after)
         reached = sorted({at for start in starts for at in self._from(start).operators})
-        found = [at for at in reached if plain in self._sites[at].names]
-        meant = [at for at in found if self._leads_to(at, before)] or found
+        candidates = [at for at in reached if plain in self._sites[at].names]
+        meant = [at for at in candidates if self._leads_to(at, before)] or candidates
         sites = [self._sites[at] for at in meant]
         if len({site.lines for site in sites}) == 1:
             return sites[0].lines[0]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from tracer.capture.sources.notebook_cells import is_cell
 from tracer.capture.sources.remembered import remembered
 from tracer.capture.sources.source_files import is_package_code, is_user_code
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
 

@@ -10,15 +10,21 @@ import os
 import site
 import sys
 import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
-
-import torch
 
 from tracer.capture.sources.compiled_code import is_generated
 from tracer.capture.sources.notebook_cells import cell_name, is_cell
 from tracer.capture.sources.remembered import remembered
 
-_TORCH = Path(torch.__file__).resolve().parent
+
+def _folder_of_torch() -> Path:
+    """Where torch is; it is not imported for that."""
+    found = find_spec("torch")
+    return Path(found.origin).resolve().parent if found is not None and found.origin else Path("torch").resolve()
+
+
+_TORCH = _folder_of_torch()
 _OURS = Path(__file__).resolve().parents[2]
 _SHIPPED_MODELS = _OURS / "_models"  # in an installed package; as good as the user's own
 _PACKAGE_FOLDERS = {"site-packages", "dist-packages"}

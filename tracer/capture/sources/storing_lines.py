@@ -34,8 +34,8 @@ def in_graph(path: str) -> tuple[str, bool]:
 def names_on_the_way(path: str) -> list[str]:
     """Names of variables and attributes on a path: `trainer`, `outputs` of `trainer.outputs[3]`."""
     text = path.partition(_GRAPH)[0]
-    if (found := _VARIABLE.search(text)) is not None:
-        text = f"{found.group(1)}{text[found.end() :]}"
+    if (match := _VARIABLE.search(text)) is not None:
+        text = f"{match.group(1)}{text[match.end() :]}"
     return [name for name in _NAME.findall(_INDEX.sub("", text)) if name not in _PRIVATE]
 
 
@@ -53,11 +53,11 @@ def lines_that_store(name: str, file: str, pattern: re.Pattern[str] | None = Non
         pattern: What has to be in the line; None for nothing.
     """
     text = source_text(file)
-    found = _stores(text).get(name, ())
+    numbers = _stores(text).get(name, ())
     if pattern is not None:
         lines = text.splitlines()
-        found = tuple(line for line in found if pattern.search(lines[line - 1]))
-    return tuple(SourceLine(file, line) for line in found)
+        numbers = tuple(line for line in numbers if pattern.search(lines[line - 1]))
+    return tuple(SourceLine(file, line) for line in numbers)
 
 
 def has_keyword(line: SourceLine, keywords: Collection[str]) -> bool:
@@ -87,14 +87,14 @@ def _updated(text: str) -> frozenset[str]:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):  # a notebook's magic, or no Python at all
         return frozenset()
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.For | ast.Expr | ast.Assign) and any(map(_changes_in_place, ast.walk(node))):
             # What a loop goes through is what its body changes.
-            found |= _mentioned(node.iter if isinstance(node, ast.For) else node)
+            names |= _mentioned(node.iter if isinstance(node, ast.For) else node)
         elif isinstance(node, ast.Attribute) and node.attr.startswith("update"):
-            found |= _mentioned(node.value)
-    return frozenset(found)
+            names |= _mentioned(node.value)
+    return frozenset(names)
 
 
 def _changes_in_place(node: ast.AST) -> bool:
@@ -116,11 +116,11 @@ def _stores(text: str) -> dict[str, tuple[int, ...]]:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):  # a notebook's magic, or no Python at all
         return {}
-    found: dict[str, list[int]] = {}
+    lines_of: dict[str, list[int]] = {}
     for node in ast.walk(tree):
         for name in _stored_in(node):
-            found.setdefault(name, []).append(getattr(node, "lineno", 0))
-    return {name: tuple(sorted(set(lines))) for name, lines in found.items()}
+            lines_of.setdefault(name, []).append(getattr(node, "lineno", 0))
+    return {name: tuple(sorted(set(lines))) for name, lines in lines_of.items()}
 
 
 def _stored_in(node: ast.AST) -> Iterator[str]:

@@ -156,10 +156,12 @@ def watch_memory_budget(
         return lambda: None
 
     def choose_saved_values_set(joint_graph: Any, node_info: Any, memory_budget: float = 1) -> Any:
-        kept = original(joint_graph, node_info, memory_budget)
+        saved_nodes = original(joint_graph, node_info, memory_budget)
         if memory_budget != 1:
-            callback(float(memory_budget), lambda: (sizes_of(kept), sizes_of(original(joint_graph, node_info, 1))))
-        return kept
+            callback(
+                float(memory_budget), lambda: (sizes_of(saved_nodes), sizes_of(original(joint_graph, node_info, 1)))
+            )
+        return saved_nodes
 
     def sizes_of(nodes: Any) -> BytesByNode:
         return {node: int(partitioners._size_of(node)) for node in nodes if node.op != "placeholder"}
@@ -216,8 +218,8 @@ def cuda_graph_pool(device_index: int) -> tuple[int, int] | None:
 def graph_breaks() -> list[tuple[str, Any]]:
     """Torch's reason for every break of a graph so far, and the user's stack there, outermost first."""
     utils = sys.modules.get("torch._dynamo.utils")
-    found = utils.graph_break_reasons if utils is not None else []
-    return [(str(graph_break.reason), graph_break.user_stack) for graph_break in found]
+    reasons = utils.graph_break_reasons if utils is not None else []
+    return [(str(graph_break.reason), graph_break.user_stack) for graph_break in reasons]
 
 
 def wrapped_modules() -> dict[int, torch.nn.Module]:

@@ -79,8 +79,8 @@ def saved_by(node: Any) -> Iterator[torch.Tensor]:
         except RuntimeError:  # freed by a backward
             continue
         for value in saved if isinstance(saved, tuple | list) else (saved,):
-            if isinstance(kept := getattr(value, "data", None), torch.Tensor):
-                yield kept
+            if isinstance(tensor := getattr(value, "data", None), torch.Tensor):
+                yield tensor
 
 
 def accumulates_into(node: Any) -> Iterator[torch.Tensor]:

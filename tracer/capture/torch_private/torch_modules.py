@@ -34,7 +34,7 @@ def parameters_by_id(modules: Iterable[torch.nn.Module]) -> dict[int, torch.nn.P
     takes some ten for a level.
     """
     level, seen = list(modules), set[int]()
-    found: dict[int, torch.nn.Parameter] = {}
+    parameters: dict[int, torch.nn.Parameter] = {}
     while level:
         try:
             inside = list(map(vars, level))
@@ -42,12 +42,12 @@ def parameters_by_id(modules: Iterable[torch.nn.Module]) -> dict[int, torch.nn.P
             children = list(chain.from_iterable(map(dict.values, map(_of_modules, inside))))
         except (KeyError, TypeError):
             return None
-        found |= zip(map(id, own), own, strict=True)
+        parameters |= zip(map(id, own), own, strict=True)
         by_id = dict(zip(map(id, children), children, strict=True))
         level = [child for number, child in by_id.items() if child is not None and number not in seen]
         seen |= by_id.keys()
-    found.pop(id(None), None)
-    return found
+    parameters.pop(id(None), None)
+    return parameters
 
 
 def child_modules(module: torch.nn.Module) -> dict[str, torch.nn.Module]:

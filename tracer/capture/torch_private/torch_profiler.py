@@ -18,9 +18,9 @@ from tracer.errors import RecordingError
 _TESTED = "torch 2.11 to 2.15"
 
 
-def _missing(what: str) -> RecordingError:
+def _missing(feature: str) -> RecordingError:
     return RecordingError(
-        f"torch {torch.__version__} does not offer {what}, which reading a recording needs.",
+        f"torch {torch.__version__} does not offer {feature}, which reading a recording needs.",
         hint=f"Use one of the versions that this program was tested with: {_TESTED}.",
     )
 

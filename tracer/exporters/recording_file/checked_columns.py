@@ -44,21 +44,49 @@ class Columns:
         return len(self._take(name, "i", None))
 
     def ints(self, name: str, *, low: int = -MAX_NUMBER, high: int = MAX_NUMBER, length: int | None = None) -> Ints:
-        """A column of integers, all of them from `low` to `high`."""
+        """A column of integers, all of them from `low` to `high`.
+
+        Args:
+            name: Of the column.
+            low: The smallest value allowed.
+            high: The largest value allowed.
+            length: How many rows there have to be; None for any.
+
+        Raises:
+            RecordingError: There is no such column, or it is not so.
+        """
         column = np.ascontiguousarray(self._take(name, "i", length), np.int64)
         if len(column) and not (low <= int(column.min()) and int(column.max()) <= high):
             raise RecordingError(f"Column {name} has values outside {low} to {high}.", hint=DAMAGED)
         return column
 
     def bytes_column(self, name: str, *, low: int = 0, length: int | None = None) -> Ints:
-        """A column of sizes, which can be summed in 64 bits."""
+        """A column of sizes, which can be summed in 64 bits.
+
+        Args:
+            name: Of the column.
+            low: The smallest value allowed.
+            length: How many rows there have to be; None for any.
+
+        Raises:
+            RecordingError: There is no such column, or it is not so.
+        """
         column = self.ints(name, low=low, high=MAX_BYTES, length=length)
         if float(np.abs(column).sum(dtype=np.float64)) > MAX_NUMBER:
             raise RecordingError(f"Column {name} has more bytes than there are.", hint=DAMAGED)
         return column
 
     def ends(self, name: str, *, total: int, length: int | None = None) -> Ints:
-        """Where each of several pieces ends, of which the last ends at `total`."""
+        """Where each of several pieces ends, of which the last ends at `total`.
+
+        Args:
+            name: Of the column.
+            total: Rows of all pieces together.
+            length: How many pieces there have to be; None for any.
+
+        Raises:
+            RecordingError: There is no such column, or it is not so.
+        """
         column = self.ints(name, low=0, high=total, length=length)
         if (np.diff(column) < 0).any() or (int(column[-1]) if len(column) else 0) != total:
             raise RecordingError(f"Column {name} does not divide {total} rows.", hint=DAMAGED)

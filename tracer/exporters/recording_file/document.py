@@ -35,10 +35,10 @@ class Document:
         """
         if self._values.get("format") != name:
             raise RecordingError("The file is not a recording of this program.", hint=DAMAGED)
-        found = self.number("version")
-        if found > version:
+        number = self.number("version")
+        if number > version:
             raise RecordingError(
-                f"The recording is of format version {found}, and this program reads up to {version}.",
+                f"The recording is of format version {number}, and this program reads up to {version}.",
                 hint="Use the version of this program that wrote it, or a later one.",
             )
 

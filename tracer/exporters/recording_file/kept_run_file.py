@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tracer.analysis.profiles.waste import WasteKind
-from tracer.capture.device.phase_timing import PHASES, PhaseTimings
+from tracer.capture.device.phase_timings import PHASES, PhaseTimings
 from tracer.capture.kept_run import KeptCycle, KeptRun, KeptTrace, KeptWaste, SourceFile
 from tracer.capture.objects.parameter_origins import Parameter
 from tracer.capture.profiler.profiler_trace import ProfilerTrace

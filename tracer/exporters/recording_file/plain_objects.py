@@ -133,22 +133,22 @@ def object_from(columns: Columns, name: str) -> Any:
     values = columns.ints(f"{name}.value", low=-(1 << 63), high=(1 << 63) - 1, length=len(codes))
     items = columns.ints(f"{name}.items", low=0, high=len(codes) - 1).tolist()
     texts = columns.texts(f"{name}.texts", as_is=True)
-    made: list[Any] = []
+    objects: list[Any] = []
     visits: list[int] = []
     at = 0
     for code, value in zip(codes.tolist(), values.tolist(), strict=True):
         width = _width(code, value)
         inner = items[at : at + width]
         at += width
-        if width < 0 or len(inner) < width or any(row >= len(made) for row in inner):
+        if width < 0 or len(inner) < width or any(row >= len(objects) for row in inner):
             raise RecordingError(f"Objects of {name} hold what is not there.", hint=DAMAGED)
-        made.append(_made(name, code, value, [made[row] for row in inner], texts))
+        objects.append(_made(name, code, value, [objects[row] for row in inner], texts))
         visits.append(1 + sum(visits[row] for row in inner))
         if visits[-1] > MAX_VISITS:
             raise RecordingError(f"Objects of {name} hold each other without end.", hint=DAMAGED)
-    if not made or at != len(items):
+    if not objects or at != len(items):
         raise RecordingError(f"Objects of {name} are not complete.", hint=DAMAGED)
-    return made[-1]
+    return objects[-1]
 
 
 def _width(code: int, value: int) -> int:

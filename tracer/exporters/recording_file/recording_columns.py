@@ -99,15 +99,15 @@ _NODES = ("node_time_ns", "node_backward")
 
 def recording_columns(recording: Recording, prefix: str) -> Arrays:
     """A recording's columns, each with its name behind the prefix."""
-    found: Arrays = {
+    arrays: Arrays = {
         **text_columns(f"{prefix}.strings", recording.strings),
         **text_columns(f"{prefix}.devices", recording.devices),
         **_shape_columns(recording, f"{prefix}.shapes"),
     }
     for name in TABLES:
         if (table := getattr(recording, name)) is not None:
-            found |= {f"{prefix}.{name}.{field.name}": getattr(table, field.name) for field in fields(table)}
-    return found | {f"{prefix}.{name}": getattr(recording, name) for name in KEY_LISTS}
+            arrays |= {f"{prefix}.{name}.{field.name}": getattr(table, field.name) for field in fields(table)}
+    return arrays | {f"{prefix}.{name}": getattr(recording, name) for name in KEY_LISTS}
 
 
 def _shape_columns(recording: Recording, name: str) -> Arrays:
@@ -122,6 +122,11 @@ def _shape_columns(recording: Recording, name: str) -> Arrays:
 
 def recording_from(columns: Columns, prefix: str, *, num_events: int) -> Recording:
     """The recording of which these are the columns.
+
+    Args:
+        columns: Of the whole file.
+        prefix: Before the names of this recording's, as `recording_columns` was given it.
+        num_events: Events of the profiler in this cycle.
 
     Raises:
         RecordingError: They are those of none.
@@ -171,11 +176,11 @@ class _Reader:
 
     def table(self, name: str, kind: type[Table]) -> Table:
         """A table, with as many rows in every column as in its first."""
-        found = {}
+        columns = {}
         for column, type_ in get_type_hints(kind).items():
             rows = "flow.nodes" if name == "flow" and column in _NODES else name
-            found[column] = self.column(f"{name}.{column}", self._lengths[rows], is_bool=type_ == Bools)
-        return kind(**found)
+            columns[column] = self.column(f"{name}.{column}", self._lengths[rows], is_bool=type_ == Bools)
+        return kind(**columns)
 
     def column(self, name: str, length: int | None, *, is_bool: bool = False) -> Any:
         """A column, with what its name says of it."""

@@ -1,0 +1,250 @@
+"""Takes the observations of live tensors during a run.
+
+An observation says that at this time this address held this tensor. It takes addresses and sizes only: no tensor is
+kept alive, copied or touched, and no random state, gradient or counter changes.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby, repeat
+from operator import itemgetter
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tracer.capture.device.device_blocks import DeviceBlocks
+from tracer.capture.objects.known_storages import BATCH, KnownStorages, Role
+from tracer.capture.objects.plain_tensors import storages_with_memory
+from tracer.capture.objects.storage_columns import address_of, device_of, plain_storages, size_of
+from tracer.capture.torch_private import torch_graph, torch_tensors
+from tracer.nested import leaves
+
+Observed = tuple[Role, str, Tensor | torch.UntypedStorage]
+_Part = tuple[Role, str, torch.UntypedStorage, torch.device]
+_Row = tuple[int, int, int, int, int, int]
+"""Time, address, bytes, role, and the numbers of name and device."""
+
+
+class _Numbered(dict[str, int]):
+    """A number for each text, in the order of the first look."""
+
+    def __missing__(self, text: str) -> int:
+        number = self[text] = len(self)
+        return number
+
+
+class _WatchedStorage(weakref.ref[torch.UntypedStorage]):
+    """A weak reference that is a key of its own, whatever becomes of its storage."""
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+    address: int
+    device: int
+
+
+class StorageObserver:
+    """Collects observations during a run.
+
+    Attributes:
+        unobserved: How many looks found a tensor without an address, by the name of its type.
+        threads: Names of other threads that called the model.
+        sees_transforms: Whether a transform of torch.func had wrapped one of the tensors.
+    """
+
+    def __init__(self) -> None:
+        self.unobserved: Counter[str] = Counter()
+        self.threads: dict[str, None] = {}
+        self.sees_transforms = False
+        self._rows: list[_Row] = []
+        self._names = _Numbered()
+        self._devices = _Numbered()
+        self._walks_ns: list[int] = []
+        self._idle: dict[int, tuple[tuple[int, int], ...]] = {}
+        self._watched: dict[tuple[int, int], _WatchedStorage] = {}
+        # When each ended, in order. It takes its own time, since a call back to Python would be an event of the
+        # recording.
+        self._ended_ns: defaultdict[_WatchedStorage, int] = defaultdict(time.time_ns)
+
+    def observe(
+        self,
+        tensors: Iterable[Observed],
+        *,
+        is_walk: bool = False,
+        blocks: Mapping[str, DeviceBlocks] = MappingProxyType({}),
+    ) -> None:
+        """Note where tensors lie now. A storage that comes twice has the role and name of the first time.
+
+        A storage in memory of a private pool that is not in use holds nothing, and is not noted.
+
+        Args:
+            tensors: Role, name and tensor of each.
+            is_walk: Whether these are all that Python can reach.
+            blocks: Of each device, its allocator's. What may be a library's workspace is one where no tensor lies;
+                what is idle stays so until the next look that has blocks.
+        """
+        now = time.time_ns()
+        if is_walk:
+            self._walks_ns.append(now)
+        with torch_tensors.as_plain_tensors():
+            parts = self._parts(list(tensors))
+        storages, devices = [part[2] for part in parts], [part[3] for part in parts]
+        numbers = {device: self._devices[text] for device, text in [(device, str(device)) for device in set(devices)]}
+        rows = zip(
+            repeat(now),
+            map(address_of, storages),
+            map(size_of, storages),
+            [int(part[0]) for part in parts],
+            map(self._names.__getitem__, [part[1] for part in parts]),
+            map(numbers.__getitem__, devices),
+        )
+        found: dict[tuple[int, int], tuple[_Row, torch.UntypedStorage]] = {}
+        for row, storage in zip(rows, storages, strict=True):  # without a call: see storage_columns.py
+            place = row[1], row[5]
+            if row[1] and row[2] and place not in found:
+                found[place] = row, storage
+        for text, of_device in blocks.items():
+            self._idle[self._devices[text]] = of_device.idle
+        if any(self._idle.values()):  # else without a call
+            found = {place: entry for place, entry in found.items() if not self._is_idle(*place)}
+        noted = [row for row, _ in found.values()]
+        for text, of_device in blocks.items():
+            noted = _with_sizes(noted, self._devices[text], of_device.sizes)
+        self._rows += noted
+        cpu = self._devices.get("cpu")
+        for row, storage in [
+            entry for entry in found.values() if entry[0][5] == cpu and (is_walk or entry[0][3] in BATCH)
+        ]:
+            self._watch(storage, row[1], row[5])
+        for text, (at, end) in [(text, piece) for text, of in blocks.items() for piece in of.idle]:
+            self._rows.append((now, at, end - at, int(Role.IDLE), self._names[""], self._devices[text]))
+        for text, at, size in [(text, *block) for text, of in blocks.items() for block in of.workspaces]:
+            if (at, device := self._devices[text]) not in found:
+                self._rows.append((now, at, size, int(Role.WORKSPACE), self._names["cuBLAS"], device))
+
+    def _is_idle(self, address: int, device: int) -> bool:
+        idle = self._idle.get(device, ())
+        place = bisect_right(idle, address, key=itemgetter(0)) - 1
+        return place >= 0 and address < idle[place][1]
+
+    def _parts(self, tensors: list[Observed]) -> list[_Part]:
+        """Role, name, storage and device of each; a tensor that is not plain has as many as it has parts."""
+        parts = _plain_parts(tensors)
+        if parts is not None:
+            return parts
+        found: list[_Part] = []
+        for _, run in groupby(tensors, lambda entry: type(entry[2])):
+            alike = list(run)
+            parts = _plain_parts(alike)
+            found += (
+                [(role, name, *part) for role, name, tensor in alike for part in self._storages(tensor)]
+                if parts is None
+                else parts
+            )
+        return found
+
+    def _watch(self, storage: torch.UntypedStorage, address: int, device: int) -> None:
+        """Note when a storage is let go, which the CPU's allocator does not report of what it did not see being made.
+
+        The reference is weak and keeps nothing alive. The storage's Python object lives as long as its memory.
+        """
+        watched = self._watched.get((address, device))
+        if watched is None or watched() is None:
+            watched = _WatchedStorage(storage, self._ended_ns.__getitem__)
+            watched.address, watched.device = address, device
+            self._watched[address, device] = watched
+
+    def stop(self) -> None:
+        """Watch no storage any longer."""
+        self._watched.clear()
+
+    def _storages(self, tensor: Tensor | torch.UntypedStorage) -> list[tuple[torch.UntypedStorage, torch.device]]:
+        """A tensor's storages that have an address, and their devices."""
+        if isinstance(tensor, Tensor):
+            self.sees_transforms |= torch_tensors.is_wrapped_by_transform(tensor)
+        try:
+            return [(storage, storage.device) for storage in storages_with_memory(tensor)]
+        # Tensors of other people's making raise what they like; that they were not observed is said in a note.
+        except Exception:
+            self.unobserved[type(tensor).__name__] += 1
+            return []
+
+    def observations(self) -> KnownStorages:
+        """Everything observed so far."""
+        table = np.array(self._rows, np.int64).reshape(-1, 6)
+        time_ns, address, size_bytes, role, name, device = (np.ascontiguousarray(column) for column in table.T)
+        used, name = np.unique(name, return_inverse=True)  # what came twice has the name of the first time alone
+        names = tuple(self._names)
+        ends = [(time_ns, ended.address, ended.device) for ended, time_ns in self._ended_ns.items()]
+        ends_ns, ends_address, ends_device = np.array(ends, np.int64).reshape(-1, 3).T
+        return KnownStorages(
+            time_ns=time_ns,
+            address=address,
+            size_bytes=size_bytes,
+            role=role,
+            name=name,
+            device=device,
+            names=tuple(names[number] for number in used.tolist()),
+            devices=tuple(self._devices),
+            ends_ns=np.ascontiguousarray(ends_ns),
+            ends_address=np.ascontiguousarray(ends_address),
+            ends_device=np.ascontiguousarray(ends_device),
+            walks_ns=np.array(self._walks_ns, np.int64),
+            threads=tuple(self.threads),
+        )
+
+
+def _with_sizes(rows: list[_Row], device: int, sizes: Mapping[int, int]) -> list[_Row]:
+    """The rows, those of a device as large as the allocator's blocks at their addresses."""
+    return [
+        (now, at, sizes.get(at, size) if where == device else size, role, name, where)
+        for now, at, size, role, name, where in rows
+    ]
+
+
+def _plain_parts(tensors: list[Observed]) -> list[_Part] | None:
+    looked_at = [tensor for _, _, tensor in tensors]
+    storages = plain_storages(looked_at)
+    if storages is None:
+        return None
+    pairs = zip(tensors, storages, map(device_of, looked_at), strict=True)
+    return [(role, name, storage, device) for (role, name, _), storage, device in pairs]
+
+
+def model_tensors(model: nn.Module) -> Iterator[tuple[Role, str, Tensor]]:
+    """A model's parameters, their gradients where there are some, and its buffers, by dotted name."""
+    for name, parameter in model.named_parameters():
+        yield Role.PARAMETER, name, parameter
+    for name, parameter in model.named_parameters():
+        if (gradient := torch_graph.gradient_of(parameter)) is not None:
+            yield Role.GRADIENT, name, gradient
+    for name, buffer in model.named_buffers():
+        yield Role.BUFFER, name, buffer
+
+
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, names: dict[int, str] | None = None
+) -> Iterator[tuple[Role, str, Tensor]]:
+    """An optimizer's state tensors, named `parameter.state`, such as `fc1.weight.exp_avg`.
+
+    Args:
+        optimizer: Any; state that is not a tensor is passed over.
+        names: Names of parameters by `id()`.
+    """
+    for parameter, state in getattr(optimizer, "state", {}).items():
+        owner = (names or {}).get(id(parameter), "parameter")
+        for key, value in state.items() if isinstance(state, Mapping) else ():
+            # LBFGS keeps lists of tensors.
+            for _, tensor in leaves(value, Tensor):
+                yield Role.OPTIMIZER_STATE, f"{owner}.{key}", tensor
+
+
+def input_tensors(batch: object, name: str = "batch", *, role: Role = Role.INPUT) -> Iterator[tuple[Role, str, Tensor]]:
+    """The tensors in a batch, however it is nested, named by their path in it."""
+    return ((role, path, tensor) for path, tensor in leaves(batch, Tensor, name))
