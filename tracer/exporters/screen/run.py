@@ -78,4 +78,4 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS)
     if results.unused_parameters is not None:
         say(console, parameters_sentence(results.unused_parameters))
     if results.computed and len(results.losses) > 1:
-        say(console, f"Loss: {results.losses[0]:.5g} in the first step, {results.losses[-1]:.5g} in the last.")
+        say(console, f"Loss: {results.losses[0]:#.5g} in the first step, {results.losses[-1]:#.5g} in the last.")
