@@ -81,8 +81,11 @@ def test_out_of_memory_is_explained_with_the_allocators_numbers(elsewhere: Elsew
     assert "parameter" in kinds
     if step == 2:  # recorded: what each block is, is known from the recording
         assert "not known" not in kinds
-        assert ("gradient" in kinds) == (where == "optimizer")
         assert "optimizer state" in kinds
+    else:  # not recorded: by what the program holds when it fails
+        assert "not known" not in kinds
+        assert ("activation" in kinds) == ("input" in kinds) == (where != "optimizer")
+    assert ("gradient" in kinds) == (where == "optimizer")
 
 
 def test_out_of_memory_on_the_second_device_is_about_that_one(elsewhere: Elsewhere) -> None:

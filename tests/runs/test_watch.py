@@ -15,19 +15,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.histories import known_of
 from tests.watched import report_of
 from tracer import watch_training
 from tracer.analysis.steps.step_findings import Comparison, Fragmenting, GrowthOverSteps, StepFindings
 from tracer.analysis.steps.trend import Trend
 from tracer.capture.device.device_ledger import DeviceLedger
-from tracer.capture.objects.known_storages import Role
 from tracer.capture.step_columns import StepColumns
 from tracer.errors import OutputError, Terminated
 from tracer.exporters.json_documents.watch import watch_values
 from tracer.exporters.screen.watch import ledger_lines, short_watch_lines, watch_lines
 from tracer.runs.watch import TrainingWatch
-from tracer.runs.watch_report import held_now
 
 MIB = 1 << 20
 
@@ -49,13 +46,6 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
 def watched(folder: Path, **options: Any) -> tuple[TrainingWatch, nn.Module, torch.optim.Optimizer]:
     model, optimizer = model_and_optimizer()
     return watch_training(model, optimizer, save_dir=folder, screen="none", **options), model, optimizer
-
-
-@pytest.mark.parametrize("role", Role)
-def test_each_role_that_was_observed_is_told(role: Role) -> None:
-    """What a walk finds is named by its role, or is at least known to be held; idle memory is neither."""
-    now = held_now(known_of((0, 64, 8, role, "x")), "cpu")
-    assert (64 in now.named or 64 in now.kept_by_graphs or 64 in now.reached) == (role != Role.IDLE)
 
 
 def saved(folder: Path) -> dict[str, Any]:

@@ -155,25 +155,27 @@ class ScriptProfile:
             self._is_inference
             or (torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()))
         ):
-            self._begin(module)
+            self._begin(module, args)
 
-    def _begin(self, module: nn.Module | None) -> None:
+    def _begin(self, module: nn.Module | None, args: tuple[Any, ...] = ()) -> None:
         """Begin a session; a user's mistake ends the script, and a fault of ours does not."""
         try:
-            self._begin_session(module)
+            self._begin_session(module, args)
         except TracerError:
             raise
         except Exception as fault:
             self._fault, self._is_over = fault, True
             self._look_no_longer()
 
-    def _begin_session(self, module: nn.Module | None) -> None:
+    def _begin_session(self, module: nn.Module | None, args: tuple[Any, ...]) -> None:
         if self._is_inference and module is not None:
             self._begin_inference(module)
             return
         optimizers, trained, models = trained_alive(module)
         self.session = self._make_session(named(models or ([] if module is None else [module])), optimizers)
         self.session.__enter__()
+        if module in models:  # whose hooks of this call were read before ours were among them
+            self.session.observe_call(module, args)
         if module is not None and not any(
             id(parameter) in trained for model in models for parameter in model.parameters()
         ):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import threading
 import warnings
-from collections.abc import Callable, Collection, Mapping
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -27,13 +27,14 @@ from tracer.capture.objects.gradients_seen import GradientsSeen
 from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.objects.live_tensors import live_tensors
 from tracer.capture.objects.moved_parameters import MovedParameters
-from tracer.capture.objects.storage_observer import StorageObserver, input_tensors
+from tracer.capture.objects.storage_observer import Observed, StorageObserver, input_tensors
 from tracer.capture.objects.training_objects import Models, Optimizers, TrainingObjects
 from tracer.capture.profiler.profiler_trace import ProfilerTrace
 from tracer.capture.profiler.quiet_profiler import quiet_profiler
 from tracer.capture.torch_private import torch_graph, torch_profiler, torch_tensors
 from tracer.collector import paused_gc
 from tracer.errors import RecordingError, UsageError
+from tracer.results.failure import is_out_of_memory
 from tracer.results.null_run import caveat_of
 from tracer.results.run_history import RunHistory
 from tracer.runs.loop_session import LoopSession
@@ -167,7 +168,7 @@ class ProfileSession(LoopSession):
             compiled=self._compile_watch.code,
         )
         self._profiler: Any = None
-        self._others: WeakSet[Any] = WeakSet()
+        self._others: weakref.WeakSet[Any] = weakref.WeakSet()
         self._stop_hearing: Callable[[], None] = lambda: None
         self._num_steps_waited = 0
         self._of_parent: Any = None
@@ -187,6 +188,7 @@ class ProfileSession(LoopSession):
         self._asking: torch.optim.Optimizer | None = None
         self._num_evaluations = 0
         self._looked_for_waste = False
+        self._arguments: list[weakref.ref[Tensor]] = []
 
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
         """What tells of optimizers' steps."""
@@ -255,10 +257,13 @@ class ProfileSession(LoopSession):
 
     def _switch_off(self, error: BaseException | None) -> None:
         """Switch all off, whatever each of them raises; the first such thing is the session's fault."""
+        is_recorded = self._is_recording
         profiler, self._profiler = self._profiler, None
         if error is not None:
             self._ours(self.history.dump)
             self._ours(lambda: self._look_where_memory_ran_out(error))
+            if is_out_of_memory(error) and not is_recorded:
+                self._ours(lambda: self._observe_everything(is_walk=True, batch=self._called_with()))
         if profiler is not None:
             kind, trace = (type(error), error.__traceback__) if error is not None else (None, None)
             self._ours(lambda: profiler.__exit__(kind, error, trace))
@@ -377,8 +382,11 @@ class ProfileSession(LoopSession):
             self.history.stop()
 
     # ---------------------------------------------------------------------------------------------------- observations
-    def _observe_everything(self, *, is_walk: bool) -> None:
-        """Look at model and optimizer; in a walk, which is at the beginning of a cycle, at all that Python holds."""
+    def _observe_everything(self, *, is_walk: bool, batch: Iterable[Observed] = ()) -> None:
+        """Look at model and optimizer; in a walk, at all that Python holds.
+
+        There is a walk at the beginning of a cycle, and one where memory ran out in a step that was not recorded.
+        """
         if self._objects is None:
             return
         with paused_gc():
@@ -386,10 +394,15 @@ class ProfileSession(LoopSession):
             self._walks_were_cut |= held is not None and not held.is_complete
             rest = held.tensors if held is not None else ()
             self._observer.observe(
-                itertools.chain(self._objects.tensors(), rest),
+                itertools.chain(self._objects.tensors(), batch, rest),
                 is_walk=is_walk,
                 blocks={str(self.device): device_blocks(self.device)},
             )
+
+    def _called_with(self) -> Iterator[Observed]:
+        """What a model was called with last, in a step that is not recorded, as far as it is still there."""
+        there = ((reference(), "batch") for reference in self._arguments)
+        return ((Role.ARGUMENT, name, tensor) for tensor, name in there if tensor is not None)
 
     @property
     def _is_recording(self) -> bool:

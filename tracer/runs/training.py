@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -201,7 +202,7 @@ class TrainingProfile(ProfileSession):
     def _call_hooks(self, objects: TrainingObjects) -> CallHooks:
         return CallHooks(
             models=objects.models.values(),
-            on_call=self._before_forward,
+            on_call=self.observe_call,
             optimizers=objects.optimizers,
             before_step=self._before_optimizer_step,
             after_step=self._after_optimizer_step,
@@ -225,7 +226,7 @@ class TrainingProfile(ProfileSession):
         with suppress(OutputError):
             announce(rank, self.results, self._folder.save_dir, self._folder.store)
 
-    def _before_forward(
+    def observe_call(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
         """Note the tensors that the model is called with; one that was computed by another model is not an input.
@@ -236,12 +237,13 @@ class TrainingProfile(ProfileSession):
             return
         with self._never_the_loops_fault():
             self._note_transforms()
+            given = [value for _, value in leaves([args, kwargs], torch.Tensor) if not value.requires_grad]
             if not self._is_recording:
+                self._arguments = [weakref.ref(value) for value in given]
                 return
             self._note_thread()
             self._observe_moved_parameters()
             self._observe_state_between_evaluations()
-            given = [value for _, value in leaves([args, kwargs], torch.Tensor) if not value.requires_grad]
             self._observer.observe(input_tensors(given, role=Role.ARGUMENT))
 
     def _finish(self, error: BaseException | None) -> None:

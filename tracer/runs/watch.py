@@ -125,7 +125,7 @@ class TrainingWatch(LoopSession):
         self._ends: deque[tuple[int, int]] = deque(maxlen=max_entries)
         self._hooks = CallHooks(
             models=objects.models.values(),
-            on_call=self._before_call,
+            on_call=self.observe_call,
             after_call=self._after_call,
             optimizers=objects.optimizers,
             before_step=self._before_optimizer_step,
@@ -258,7 +258,8 @@ class TrainingWatch(LoopSession):
         """Say that these tensors are the step's inputs; what the model is called with is known without."""
         self._batch = [(name, weakref.ref(tensor)) for name, tensor in leaves(batch, Tensor, "batch")]
 
-    def _before_call(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
+    def observe_call(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
+        """Say that a model is being called with these; of those that were named it is known without."""
         if self._is_on and not torch.compiler.is_compiling():
             values = (*args, *kwargs.values()) if kwargs else args
             tensors: list[Tensor] = []

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tracer.analysis.kinds import Kind
+from tracer.analysis.profiles.held_now import held_now
 from tracer.analysis.snapshots.findings import ReplayedDevice, explain_replayed, replay_snapshot
 from tracer.analysis.snapshots.groups import Group, group_rows
-from tracer.analysis.snapshots.kind_finder import HeldNow
 from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory
 from tracer.analysis.snapshots.outlived_steps import OutlivedGroup, StepEnds, first_whole_step, outlived_groups
 from tracer.analysis.snapshots.sites import Sites
@@ -24,7 +23,7 @@ from tracer.capture.device.devices import device_memory, is_accelerator
 from tracer.capture.device.host_memory import host_total_bytes
 from tracer.capture.device.memory_counters import read_counters
 from tracer.capture.objects.holders import Holder, find_holders
-from tracer.capture.objects.known_storages import BATCH, KnownStorages, Role
+from tracer.capture.objects.known_storages import KnownStorages, Role
 from tracer.capture.objects.live_tensors import live_tensors
 from tracer.capture.objects.reached_tensors import Alike, unnamed_tensors
 from tracer.capture.objects.storage_observer import StorageObserver
@@ -37,9 +36,6 @@ from tracer.results.watch_report import Event, HolderName, OutlivedMemory, Watch
 from tracer.runs.null_values import values_read
 from tracer.snapshot.load import snapshot_in_memory
 
-_WORDS = {role: Kind[role.name].words for role in (Role.PARAMETER, Role.BUFFER, Role.GRADIENT, Role.OPTIMIZER_STATE)}
-_WORDS |= {Role.WORKSPACE: Kind.WORKSPACE.words}
-_WORDS |= dict.fromkeys(BATCH, Kind.INPUT.words)
 _LEAST_KEPT_BYTES, _LEAST_KEPT_SHARE = 1 << 20, 0.005
 _MAX_NAMED = 8
 _Answer = TypeVar("_Answer")
@@ -279,29 +275,6 @@ def _holding(holders: Iterable[Holder], addresses: Collection[int]) -> list[Hold
     wanted = set(addresses)
     counted = [(len(wanted.intersection(holder.addresses)), holder) for holder in holders]
     return [holder for count, holder in sorted(counted, key=lambda pair: -pair[0]) if count]
-
-
-def held_now(known: KnownStorages, device: str) -> HeldNow:
-    """What a walk says of the memory of a device, by address.
-
-    Args:
-        known: One look at all that Python can reach.
-        device: As `str(torch.device)` writes it.
-    """
-    named: dict[int, str] = {}
-    saved: set[int] = set()
-    reached: set[int] = set()
-    unnamed = {Role.SAVED: saved, Role.HELD: reached, Role.LEAF: reached}
-    at = known.devices.index(device) if device in known.devices else -1
-    columns = (known.address.tolist(), known.role.tolist(), known.device.tolist())
-    for address, role, where in zip(*columns, strict=True):
-        if where != at or role == Role.IDLE:
-            continue
-        if role in unnamed:
-            unnamed[Role(role)].add(address)
-        else:
-            named.setdefault(address, _WORDS[Role(role)])
-    return HeldNow(named, frozenset(saved), frozenset(reached))
 
 
 def _words_of(error: BaseException | None) -> str:

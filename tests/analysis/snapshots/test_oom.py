@@ -76,6 +76,16 @@ class TestOutOfMemory:
         assert "86 % of what was in use is activation" in found.advice
         assert "torch.utils.checkpoint" in found.advice
 
+    @pytest.mark.parametrize(("small", "is_named"), [(19 * MIB // 20, False), (MIB, True)])
+    def test_a_line_with_less_than_a_twentieth_is_not_where_to_look_first(
+        self, tmp_path: Path, small: int, is_named: bool
+    ) -> None:
+        """19 MiB in use without a stack, beside a line with 1/20 of 20 MiB or a little less."""
+        before = [segment(BASE, 32 * MIB, [block(BASE, 19 * MIB), block(BASE + 20 * MIB, small, frames=FORWARD)])]
+        seen = entry("alloc", BASE + 20 * MIB, small, frames=FORWARD)
+        (found,) = explain(tmp_path / "s", [seen, self.event(99 * MIB, 0)], before).oom
+        assert ("Look first at" in found.advice) == is_named
+
     def test_memory_without_a_stack_is_no_line_to_look_at(self, tmp_path: Path) -> None:
         (found,) = explain(
             tmp_path / "s", [self.event(99 * MIB, 0)], [segment(BASE, 4 * MIB, [block(BASE, 3 * MIB)])]

@@ -13,6 +13,7 @@ import numpy as np
 from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.allocator_join import JoinedHistory, join_history
 from tracer.analysis.profiles.findings import CycleFindings, Findings
+from tracer.analysis.profiles.held_now import held_at_failure
 from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory, last_failed_allocation
 from tracer.arrays import Bool, PerBlock
 from tracer.capture.objects.known_storages import KnownStorages
@@ -45,7 +46,7 @@ def failed_allocation(
     held = known.words_at(device)
     if findings is not None and findings.device == device:
         snapshot, held = with_recorded_kinds(snapshot, findings.cycles[-1], held)
-    return last_failed_allocation(snapshot, index, held=held)
+    return last_failed_allocation(snapshot, index, held=held, now=held_at_failure(known, device, findings))
 
 
 def with_recorded_kinds(

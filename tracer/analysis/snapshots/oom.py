@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tracer.allocator.sizes import SMALL_BYTES, round_size
 from tracer.analysis.snapshots.fragmentation import fragmentation_after, usable_after
 from tracer.analysis.snapshots.groups import Group, group_rows
-from tracer.analysis.snapshots.kind_finder import KindFinder
+from tracer.analysis.snapshots.kind_finder import NOTHING_HELD, HeldNow, KindFinder
 from tracer.analysis.snapshots.oom_cause import Cause, Failure, advice_on, cause_of, fits_without_fragmentation
 from tracer.analysis.snapshots.sites import Site, Sites
 from tracer.analysis.snapshots.trials import Trials
@@ -83,7 +83,7 @@ def explain_ooms(
 
 
 def last_failed_allocation(
-    snapshot: Snapshot, device: int, *, held: Mapping[int, str] | None = None
+    snapshot: Snapshot, device: int, *, held: Mapping[int, str] | None = None, now: HeldNow = NOTHING_HELD
 ) -> OutOfMemory | None:
     """Explain the last out-of-memory event of one device.
 
@@ -91,6 +91,7 @@ def last_failed_allocation(
         snapshot: With the device's history.
         device: Its index.
         held: Kinds by address of what the program held when the history began.
+        now: What it held at the snapshot's end.
 
     Returns:
         None if there was no such event.
@@ -103,7 +104,7 @@ def last_failed_allocation(
         return None
     sites = Sites(snapshot.stacks)
     replayed = replay(state, snapshot.settings)
-    kinds = KindFinder(snapshot, state, replayed.lives, sites, held=held)
+    kinds = KindFinder(snapshot, state, replayed.lives, sites, held=held, held_now=now)
     return _explain(int(entries[-1]), snapshot, state, replayed, kinds, sites, Trials(snapshot, state, replayed))
 
 

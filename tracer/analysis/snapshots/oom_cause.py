@@ -17,6 +17,8 @@ from tracer.units import format_bytes
 Cause = Literal["limit", "pending frees", "fragmentation", "other pools", "kept whole", "too little", "not known"]
 
 _NUM_LINES: Final = 3
+_LEAST_SHARE: Final = 0.05
+"""Of what was in use: a line with less is not where to look first."""
 _LASTING = "which no smaller batch shrinks: shard it (FSDP), or keep it in fewer bits."
 _REMEDIES = {
     "activation": "activation: a smaller batch, torch.utils.checkpoint or bfloat16 shrinks it.",
@@ -197,7 +199,9 @@ def _where_to_look(groups: Sequence[Group]) -> str:
     places: dict[str, int] = {}  # one line may have made blocks of several kinds, and some before the recording
     for group in named:
         places[_place(group)] = places.get(_place(group), 0) + group.bytes
-    most_first = sorted(places.items(), key=lambda item: -item[1])[:_NUM_LINES]
+    in_use = sum(group.bytes for group in groups)
+    large = [(where, size) for where, size in places.items() if size >= _LEAST_SHARE * in_use]
+    most_first = sorted(large, key=lambda item: -item[1])[:_NUM_LINES]
     lines = "; ".join(f"{where} with {format_bytes(size)}" for where, size in most_first)
     sums: dict[str, int] = {}
     for group in groups:
@@ -208,7 +212,7 @@ def _where_to_look(groups: Sequence[Group]) -> str:
     remedy = _REMEDIES.get(kind)
     parts = [
         f"Look first at {lines}." if lines else "",
-        f"{100 * most / sum(sums.values()):.0f} % of what was in use is {remedy}" if remedy and most else "",
+        f"{100 * most / in_use:.0f} % of what was in use is {remedy}" if remedy and most else "",
     ]
     return " ".join(part for part in parts if part)
 
