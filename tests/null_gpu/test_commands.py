@@ -201,6 +201,7 @@ def test_out_of_memory_is_torchs_own_and_explained(tmp_path: Path) -> None:
     assert "ran out of memory: CUDA out of memory. Tried to allocate" in run.stderr
     assert "GPU 0 has a total capacity of 1024.00 MiB" in run.stderr
     assert run.stdout.strip().startswith(CAVEAT) and "Out of memory at" in run.stdout
+    assert "not known" not in run.stdout and "What to try first" in run.stdout
     assert CAVEAT in (tmp_path / "out" / "memory_timeline.html").read_text("utf-8")
 
 

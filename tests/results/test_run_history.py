@@ -46,7 +46,8 @@ def test_a_history_becomes_columns_once(calls: Counter[str]) -> None:
     assert history.joined(results.findings, results.known).cycles[-1].history_entry is not None
     failed = history.failed_allocation(results.findings, results.known, "cuda:0")
     assert failed is not None
-    assert failed.asked_bytes == 1 << 40
+    assert failed.event.asked_bytes == 1 << 40
+    assert failed.first is not None and failed.first.num_failed == 1
     assert history.columns is not None
     assert calls == {"snapshot_in_memory": 1, "with_allocator_history": 1}
 

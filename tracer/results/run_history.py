@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, TypeVar
 
-from tracer.analysis.profiles.failed_allocation import failed_allocation
+from tracer.analysis.profiles.failed_allocation import FailedAllocation, failed_allocation
 from tracer.analysis.profiles.findings import Findings, with_allocator_history
-from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory
+from tracer.analysis.snapshots.oom import device_out_of_memory
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.errors import SnapshotError
 from tracer.snapshot.columns import Snapshot
@@ -51,7 +51,9 @@ class RunHistory:
         """The index of the device whose memory ran out last; None if the history tells of none."""
         return device_out_of_memory(self.columns) if self.columns is not None else None
 
-    def failed_allocation(self, findings: Findings | None, known: KnownStorages, device: str) -> OutOfMemory | None:
+    def failed_allocation(
+        self, findings: Findings | None, known: KnownStorages, device: str
+    ) -> FailedAllocation | None:
         """The last allocation that a device of this one's type had no memory for, explained.
 
         Args:

@@ -70,7 +70,7 @@ def results_of(run: KeptRun) -> RunResults:
     is_same = findings is not None and run.trace is not None and findings.cycles[run.trace.cycle] is findings.worst
     if run.trace is not None and not is_same:
         notes.append("The trace that was kept is of another cycle than the one with the largest peak.")
-    failed_allocation = history.failed_allocation(findings, run.known, run.device) if run.ran_out_of_memory else None
+    failed = history.failed_allocation(findings, run.known, run.device) if run.ran_out_of_memory else None
     return RunResults(
         findings=findings,
         timings=run.timings,
@@ -83,7 +83,8 @@ def results_of(run: KeptRun) -> RunResults:
         settings=run.settings,
         notes=(*notes, *history.notes),
         parameters=run.parameters,
-        failed_allocation=failed_allocation,
+        failed_allocation=failed.event if failed is not None else None,
+        first_changes=failed.first if failed is not None else None,
         trace=run.trace.trace if run.trace is not None and is_same else None,
         module_names=run.module_names,
         origin=run.origin,

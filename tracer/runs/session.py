@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerAction
 
+from tracer.analysis.profiles.failed_allocation import FailedAllocation
 from tracer.analysis.profiles.findings import Findings, without_wrapped
 from tracer.analysis.profiles.waste import Waste
-from tracer.analysis.snapshots.oom import OutOfMemory
 from tracer.capture.compile_watch import CompileWatch, compiled_wrapper_names
 from tracer.capture.device import devices
 from tracer.capture.device.allocator_history import AllocatorHistory
@@ -545,7 +545,7 @@ class ProfileSession(LoopSession):
         return self._findings
 
     @property
-    def failed_allocation(self) -> OutOfMemory | None:
+    def failed_allocation(self) -> FailedAllocation | None:
         """The last allocation that a device had no memory for, explained from the allocator's history."""
         findings = self._found()
         return self.run_history.failed_allocation(findings, self.known, str(self.device_of(findings)))

@@ -31,11 +31,11 @@ def test_the_recording_says_what_the_history_does_not_know() -> None:
     with_recording = failed_allocation(columns, results.findings, results.known, device_type="cuda")
     alone = failed_allocation(columns, None, results.known, device_type="cuda")
     assert with_recording is not None and alone is not None
-    known, before = bytes_by_kind(with_recording), bytes_by_kind(alone)
-    assert sum(known.values()) == sum(before.values()) == with_recording.requested_bytes
+    known, before = bytes_by_kind(with_recording.event), bytes_by_kind(alone.event)
+    assert sum(known.values()) == sum(before.values()) == with_recording.event.requested_bytes
     assert before["not known"] > 0
     assert "not known" not in known
-    assert with_recording.asked_bytes == alone.asked_bytes == 1 << 40
+    assert with_recording.event.asked_bytes == alone.event.asked_bytes == 1 << 40
 
 
 def test_without_a_failure_there_is_nothing_to_explain() -> None:

@@ -71,6 +71,7 @@ def test_fused_makes_no_temporaries() -> None:
     found = program.changes()
     assert allocated(found["give the"]) == (300, 100)
     assert "10 blocks" in found["give the"].words
+    assert "look at" not in found  # the line of the same blocks: the first one says what to do about them
     assert weights
 
 

@@ -6,7 +6,7 @@ The history alone has the moment of the failure; what each block is, the recordi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,10 @@ from tracer.analysis.kinds import Kind
 from tracer.analysis.profiles.allocator_join import JoinedHistory, join_history
 from tracer.analysis.profiles.findings import CycleFindings, Findings
 from tracer.analysis.profiles.held_now import held_at_failure
-from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory, last_failed_allocation
+from tracer.analysis.snapshots.findings import replay_snapshot
+from tracer.analysis.snapshots.first_changes import FirstChanges, first_changes
+from tracer.analysis.snapshots.modelled import model_device
+from tracer.analysis.snapshots.oom import OutOfMemory, device_out_of_memory, last_out_of_memory
 from tracer.arrays import Bool, PerBlock
 from tracer.capture.objects.known_storages import KnownStorages
 from tracer.snapshot.columns import Snapshot
@@ -22,9 +25,22 @@ from tracer.snapshot.columns import Snapshot
 _UNSAID = (Kind.BEFORE_RECORDING, Kind.UNKNOWN)
 
 
+@dataclass(frozen=True, slots=True)
+class FailedAllocation:
+    """An allocation that a device had no memory for.
+
+    Attributes:
+        event: Why, and what was in use.
+        first: What to try first, replayed on the recorded requests; None where they cannot be replayed.
+    """
+
+    event: OutOfMemory
+    first: FirstChanges | None
+
+
 def failed_allocation(
     snapshot: Snapshot, findings: Findings | None, known: KnownStorages, *, device_type: str
-) -> OutOfMemory | None:
+) -> FailedAllocation | None:
     """Explain the last allocation that a device had no memory for.
 
     Args:
@@ -46,7 +62,14 @@ def failed_allocation(
     held = known.words_at(device)
     if findings is not None and findings.device == device:
         snapshot, held = with_recorded_kinds(snapshot, findings.cycles[-1], held)
-    return last_failed_allocation(snapshot, index, held=held, now=held_at_failure(known, device, findings))
+    now = held_at_failure(known, device, findings)
+    replayed = replay_snapshot(snapshot, device=index, held=held, held_now={index: now})
+    (one,) = replayed.devices
+    event = last_out_of_memory(snapshot, one.state, one.replay, kinds=one.kinds, sites=replayed.sites)
+    modelled = model_device(snapshot, one.state, one.replay)
+    if modelled is None or not modelled.history.num_allocations:
+        return FailedAllocation(event, None)
+    return FailedAllocation(event, first_changes(one, replayed.sites, snapshot.stacks, modelled))
 
 
 def with_recorded_kinds(

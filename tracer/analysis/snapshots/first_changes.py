@@ -106,8 +106,19 @@ def first_changes(device: ReplayedDevice, sites: Sites, stacks: Stacks, modelled
     tried = [(candidate, _tried(candidate, modelled)) for candidate in candidates]
     helping = [(candidate, change) for candidate, change in tried if change is not None and _helps(change, modelled)]
     helping.sort(key=lambda pair: (pair[0].is_whole_line, -pair[1].num_served, -pair[1].saved_bytes))
-    changes = tuple(change for _, change in helping[:MAX_CHANGES])
-    return FirstChanges(changes, len(modelled.baseline.unserved))
+    changes = tuple(
+        change for candidate, change in helping if not (candidate.is_whole_line and _is_said(change, helping))
+    )
+    return FirstChanges(changes[:MAX_CHANGES], len(modelled.baseline.unserved))
+
+
+def _is_said(change: FirstChange, helping: list[tuple[_Candidate, FirstChange]]) -> bool:
+    """Whether a change that says how to do it comes to the same as one that only names a line."""
+    return any(
+        (other.allocated_bytes, other.reserved_bytes) == (change.allocated_bytes, change.reserved_bytes)
+        for candidate, other in helping
+        if not candidate.is_whole_line
+    )
 
 
 def _tried(candidate: _Candidate, modelled: Modelled) -> FirstChange | None:

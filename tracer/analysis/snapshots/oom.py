@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tracer.allocator.sizes import SMALL_BYTES, round_size
 from tracer.analysis.snapshots.fragmentation import fragmentation_after, usable_after
 from tracer.analysis.snapshots.groups import Group, group_rows
-from tracer.analysis.snapshots.kind_finder import NOTHING_HELD, HeldNow, KindFinder
+from tracer.analysis.snapshots.kind_finder import KindFinder
 from tracer.analysis.snapshots.oom_cause import Cause, Failure, advice_on, cause_of, fits_without_fragmentation
 from tracer.analysis.snapshots.sites import Site, Sites
 from tracer.analysis.snapshots.trials import Trials
 from tracer.snapshot.actions import Action
 from tracer.snapshot.columns import DeviceState, Snapshot
-from tracer.snapshot.replay import Replay, replay
+from tracer.snapshot.replay import Replay
 
 # A program that catches the error may try again forever; its first failures say it all.
 MAX_EXPLAINED = 50
@@ -82,30 +81,20 @@ def explain_ooms(
     return tuple(_explain(entry, snapshot, state, replay, kinds, sites, trials) for entry in entries)
 
 
-def last_failed_allocation(
-    snapshot: Snapshot, device: int, *, held: Mapping[int, str] | None = None, now: HeldNow = NOTHING_HELD
-) -> OutOfMemory | None:
-    """Explain the last out-of-memory event of one device.
+def last_out_of_memory(
+    snapshot: Snapshot, state: DeviceState, replay: Replay, *, kinds: KindFinder, sites: Sites
+) -> OutOfMemory:
+    """Explain the last out-of-memory event of one device, which has one.
 
     Args:
-        snapshot: With the device's history.
-        device: Its index.
-        held: Kinds by address of what the program held when the history began.
-        now: What it held at the snapshot's end.
-
-    Returns:
-        None if there was no such event.
-
-    Raises:
-        SnapshotError: The snapshot contradicts itself.
+        snapshot: The whole one.
+        state: The device.
+        replay: What was in use when.
+        kinds: Decides the kinds of its blocks.
+        sites: The deciding frame of every stack.
     """
-    state = next((state for state in snapshot.devices if state.device == device), None)
-    if state is None or not len(entries := state.trace.where(Action.OOM)):
-        return None
-    sites = Sites(snapshot.stacks)
-    replayed = replay(state, snapshot.settings)
-    kinds = KindFinder(snapshot, state, replayed.lives, sites, held=held, held_now=now)
-    return _explain(int(entries[-1]), snapshot, state, replayed, kinds, sites, Trials(snapshot, state, replayed))
+    entry = int(state.trace.where(Action.OOM)[-1])
+    return _explain(entry, snapshot, state, replay, kinds, sites, Trials(snapshot, state, replay))
 
 
 def device_out_of_memory(snapshot: Snapshot) -> int | None:

@@ -36,7 +36,7 @@ def print_allocator(findings: Sequence[AllocatorFinding], console: Console, *, t
         if finding.what_if is not None and finding.modelled is not None:
             _print_what_if(finding.what_if, finding.modelled, console)
         if finding.first is not None:
-            _print_first(finding.first, console)
+            print_first_changes(finding.first, console)
 
 
 def _print_reserved(finding: AllocatorFinding, console: Console) -> None:
@@ -79,8 +79,8 @@ def _print_holders(holders: Sequence[Holder], console: Console, top: int) -> Non
     print_table("What keeps free memory in its segments", grid, console)
 
 
-def _print_first(first: FirstChanges, console: Console) -> None:
-    """What to try first, or that nothing helps."""
+def print_first_changes(first: FirstChanges, console: Console) -> None:
+    """Print what to try first, or that nothing helps."""
     if not first.changes:
         say(console)
         most = "serves a failed request" if first.num_failed else f"lowers the peak by {LEAST_PERCENT} %"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from tracer.analysis.profiles.peak import PeakReport
+from tracer.exporters.screen.allocator import print_first_changes
 from tracer.exporters.screen.paths import source_place
 from tracer.exporters.screen.profile import NUM_ROWS, print_categories, print_lines
 from tracer.exporters.screen.snapshot import print_failed_allocation
@@ -86,6 +87,8 @@ def print_prediction(prediction: Prediction, console: Console, *, top: int = NUM
     failed = prediction.results.failed_allocation
     if failed is not None and not prediction.is_whole:
         print_failed_allocation(failed, console, top=top)
+        if prediction.results.first_changes is not None:
+            print_first_changes(prediction.results.first_changes, console)
     elif findings is not None:
         _print_rows(findings.worst.peak, console, top)
     say(console)

@@ -11,6 +11,7 @@ from tracer.advice.recommendation import UnneededMemory
 from tracer.advice.unneeded import large, unneeded_memory, unneeded_sentence
 from tracer.analysis.profiles.eager_comparison import eager_sentences
 from tracer.exporters.screen.advice import print_advice, print_unneeded
+from tracer.exporters.screen.allocator import print_first_changes
 from tracer.exporters.screen.diff import print_against_eager
 from tracer.exporters.screen.next_commands import after_run
 from tracer.exporters.screen.paths import short_path
@@ -63,6 +64,8 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS)
         say(console, results.origin.caveat, style="bold")
     if results.failed_allocation is not None:
         print_failed_allocation(results.failed_allocation, console, top=top)
+    if results.first_changes is not None:
+        print_first_changes(results.first_changes, console)
     if results.findings is not None:
         print_peak(results.findings, console, num_steps=results.num_steps, top=top)
     if (diff := results.against_eager) is not None:
