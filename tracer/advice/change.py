@@ -105,6 +105,6 @@ def peak_bytes(rehearsal: Rehearsal) -> int:
 
 
 def optimizer_options(optimizer: Any) -> Mapping[str, Any]:
-    """Those of its first group of parameters."""
+    """Options of the optimizer's first parameter group; empty where it has none."""
     groups = getattr(optimizer, "param_groups", [])
     return groups[0] if groups else {}

@@ -97,7 +97,7 @@ class Outcome:
 
     @property
     def name(self) -> str:
-        """Of all changes."""
+        """Names of all changes, joined by " + "."""
         return " + ".join(change.name for change in self.changes)
 
     @property

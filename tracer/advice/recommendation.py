@@ -18,7 +18,7 @@ class Keeps(IntEnum):
 
     @property
     def words(self) -> str:
-        """For people."""
+        """Words for screens: what becomes of the results."""
         return ("same results", "results up to rounding", "other training")[self]
 
 
@@ -36,7 +36,7 @@ class Group(IntEnum):
 
     @property
     def key(self) -> str:
-        """For programs."""
+        """Name of the group in JSON."""
         return self.name.lower()
 
     @property

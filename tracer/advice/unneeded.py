@@ -71,7 +71,7 @@ def _found(waste: Waste, device: str, rehearsed: Sequence[Recommendation]) -> Un
 
 
 def _lines(waste: Waste, device: str) -> tuple[str, ...]:
-    """To paste; names are the program's own where they are known."""
+    """Lines to paste; variables have the program's own names where those are known."""
     name = _assignable(waste.path)
     if waste.kind == WasteKind.WEIGHTS:
         if device == "cpu":
@@ -129,5 +129,5 @@ def _way(unneeded: UnneededMemory) -> str:
 
 
 def large(found: Sequence[UnneededMemory], peak_bytes: int) -> tuple[UnneededMemory, ...]:
-    """Those that are told without being asked for."""
+    """Unneeded memory that is reported automatically: at least `LARGE_SHARE` of the peak."""
     return tuple(unneeded for unneeded in found if unneeded.bytes >= LARGE_SHARE * peak_bytes)

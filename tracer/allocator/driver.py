@@ -13,11 +13,11 @@ _TOP = 1 << 62  # above the addresses of all devices, with room for every range 
 
 
 class Driver(Protocol):
-    """Where segments come from. A size that is refused leaves everything as it was."""
+    """The source of segments. A refused request changes nothing."""
 
     @property
     def free_bytes(self) -> int | None:
-        """What could still be reserved; None for no limit."""
+        """Bytes that can still be reserved; None for no limit."""
 
     def reserve(self, size: int, stream: int, pool: PoolId) -> int | None:
         """The address of a new segment; None if there is no memory left (`cudaMalloc`).

@@ -47,7 +47,7 @@ class RecordedDriver:
         return event.address
 
     def reserve_range(self, size: int, stream: int, pool: PoolId) -> int:
-        """Where the recording maps next, if only after it has released something."""
+        """Address that the recording maps next, even if it first releases something."""
         mapped = next((event.address for event in self.events if event.action == "segment_map"), None)
         return self._elsewhere.reserve_range(size, stream, pool) if mapped is None else mapped
 

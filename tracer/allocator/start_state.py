@@ -196,7 +196,7 @@ def _distance(address: int, start: int, size: int) -> int:
 
 
 class _Placements:
-    """Where the recording's allocations were placed, by address."""
+    """Addresses at which the recording's allocations were placed, in ascending order."""
 
     def __init__(self, history: History) -> None:
         lives = history.lives

@@ -229,7 +229,7 @@ class AllocatorState:
 
 
 def _choose(home: FreeBlocks, at: int) -> int | None:
-    """Which block to take where the best fit lies in an expandable segment.
+    """Choose the block to take where the best fit lies in an expandable segment.
 
     What can grow counts with what it can grow to, so that a block in the middle goes before the end of the segment.
     With the setting off, such blocks are passed over.

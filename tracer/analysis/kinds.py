@@ -39,7 +39,7 @@ class Kind(IntEnum):
 
     @property
     def words(self) -> str:
-        """In plain words, as in a sentence or a column."""
+        """The kind in plain words, for a sentence or a column."""
         return "not known" if self is Kind.UNKNOWN else self.name.lower().replace("_", " ")
 
     @property

@@ -58,7 +58,7 @@ class Change:
 
     @property
     def bytes(self) -> int:
-        """The change."""
+        """Bytes after minus bytes before."""
         return self.after_bytes - self.before_bytes
 
     @property

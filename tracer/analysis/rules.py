@@ -26,7 +26,7 @@ class HasLength(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row of a table, about facts of B blocks.
+    """A row of a table of rules, decided for B blocks at a time.
 
     Attributes:
         evidence: How the kind is known.

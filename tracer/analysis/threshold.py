@@ -19,7 +19,7 @@ class Grown(Protocol):
 
     @property
     def bytes(self) -> int:
-        """The change."""
+        """Bytes by which the peak grew; negative where it shrank."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ def part_of(batch: Any, size: int, num_parts: int, number: int) -> Any:
 
 
 def candidates(situation: Situation) -> Iterator[Change]:
-    """In 2 and 4 parts, as far as the batch can be divided."""
+    """Gradient accumulation over 2 and 4 parts, where the batch can be divided by that."""
     workload = inmost(situation.workload)
     if isinstance(workload, StepWorkload) or workload.optimizer is None or getattr(workload, "inference", False):
         return

@@ -27,7 +27,7 @@ _VIEWS = {
 
 @dataclass(frozen=True, slots=True)
 class _Statement:
-    """One statement: the name that it assigns, and what it is."""
+    """A statement: the name that it assigns, and what that name is."""
 
     first_line: int
     last_line: int

@@ -174,7 +174,7 @@ class _Finder:
         self.found: dict[Origin, int] = {}
 
     def origins(self) -> CompiledOrigins:
-        """The answer."""
+        """Origin of every allocation in compiled code."""
         recording, calls = self.recording, self.recording.calls
         inner = self._generated_calls()
         allocations = recording.allocations
@@ -297,7 +297,7 @@ class _Finder:
 
 
 def _freed_ns(recording: Recording) -> dict[int, int]:
-    """When each allocation was freed, by its number."""
+    """Time of each allocation's free, by the allocation's number."""
     allocations = recording.allocations
     freed = allocations.size_bytes < 0
     return dict(zip(allocations.allocation_id[freed].tolist(), allocations.time_ns[freed].tolist(), strict=True))

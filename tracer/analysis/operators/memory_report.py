@@ -73,12 +73,12 @@ class MemoryReport:
 
     @property
     def weight_bytes(self) -> int:
-        """All weights."""
+        """Bytes of all weights."""
         return sum(weight.size_bytes for weight in self.weights)
 
     @property
     def grad_bytes(self) -> int:
-        """All gradients."""
+        """Bytes of all gradients."""
         return sum(weight.grad_size_bytes for weight in self.weights)
 
     @property
@@ -136,7 +136,7 @@ def _step_to_show(cycle: CycleFindings, instances: OpInstances, saved: SavedActi
 def activation_entries(
     cycle: CycleFindings, instances: OpInstances, saved: SavedActivations, step: int
 ) -> tuple[ActivationEntry, ...]:
-    """One entry per invocation in a step that saves something, in program order.
+    """An entry per invocation in a step that saves something, in program order.
 
     Args:
         cycle: One cycle.

@@ -17,12 +17,12 @@ from tracer.capture.torch_names import is_accumulate_grad
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One parameter.
+    """A parameter of the model.
 
     Attributes:
-        name: Dotted.
-        size_bytes: Of its elements.
-        grad_size_bytes: Of its gradient as seen during the steps, 0 if it had none.
+        name: Dotted name.
+        size_bytes: Bytes of its elements.
+        grad_size_bytes: Bytes of its gradient as seen during the steps, 0 if it had none.
         module: Dotted name of its module, "" for the model itself.
         frames: Lines that constructed it, innermost first.
     """

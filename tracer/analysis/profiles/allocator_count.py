@@ -58,7 +58,7 @@ class AllocatorCount:
 
 @dataclass(frozen=True, slots=True)
 class CountedParts:
-    """One row of `AllocatorCount`."""
+    """A row of `AllocatorCount`."""
 
     counter_bytes: int
     mapped_bytes: int

@@ -22,12 +22,12 @@ TAGGED = tuple(category for category in Category if category != Category.UNTAGGE
 
 @dataclass(frozen=True, slots=True)
 class CycleBreakdown:
-    """One cycle's peak by category.
+    """A cycle's peak by torch's categories.
 
     Attributes:
         true_peak_bytes: The most bytes in use at one instant, as the allocator counted them.
         at_tagged_peak_bytes: [7] Bytes by category, without UNTAGGED, when the categories together held most.
-        tagged_peak_ns: When.
+        tagged_peak_ns: Time of that moment.
     """
 
     true_peak_bytes: int

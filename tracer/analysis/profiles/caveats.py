@@ -56,7 +56,7 @@ def counted(peak: PeakReport) -> str:
 
 
 def not_recorded(peak: PeakReport) -> str | None:
-    """Which threads the profiler missed and what of theirs is in the peak; None where everything was recorded."""
+    """A sentence on threads the profiler missed and their bytes in the peak; None if everything was recorded."""
     unseen = peak.unseen_bytes
     if not peak.threads and not unseen:
         return None

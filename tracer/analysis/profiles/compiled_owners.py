@@ -72,7 +72,7 @@ class _Owners:
         self._frames = {SourceLine(*line): row for row, line in reversed(list(enumerate(lines)))}
 
     def columns(self, origins: tuple[Origin, ...]) -> tuple[list[int], list[int], list[int]]:
-        """Of each origin the rows of its line, of the user's line that led there, and of its module; -1 for none."""
+        """Rows of each origin's line, of the user's line that led there, and of its module; -1 for none."""
         frames, callers, modules = [], [], []
         for origin in origins:
             rows = [self._frames[line] for line in origin.node.lines] if origin.node is not None else []

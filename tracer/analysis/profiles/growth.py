@@ -93,7 +93,7 @@ def _growth(cycles: Sequence[Survivors]) -> Growth:
 
 
 def _take_off(blocks: dict[Site, dict[int, int]], ended: dict[int, int]) -> None:
-    """Of blocks of one size that ended, as many were replaced by new ones: first at the site that made most of them."""
+    """Subtract replaced blocks: for each one that ended, a new one of its size, from the largest group first."""
     for size, count in ended.items():
         for sizes in sorted((sizes for sizes in blocks.values() if size in sizes), key=lambda sizes: -sizes[size]):
             num_freed = min(count, sizes[size])

@@ -24,7 +24,7 @@ _NOT_KNOWN = (Kind.UNKNOWN, Kind.BEFORE_RECORDING)
 
 @dataclass(frozen=True, slots=True)
 class LostTrack:
-    """One line where torch's categories stopped.
+    """A line at which torch's categories stopped.
 
     Attributes:
         op: Operator that made the tensor without a category, or None where it was there before the recording.
@@ -76,7 +76,7 @@ def find_lost_track(
 
 
 def _origins(recording: Recording, categories: Categories) -> dict[int, int]:
-    """For each key that was written without a category, the key that it inherited this from; itself if from nothing.
+    """For each key written without a category, the key that it inherited this from, or itself.
 
     A tensor from nothing may have been given a wrong category, mostly PARAMETER, which stops activations just the same;
     so where every input has a category, an input that was made from nothing is to blame.

@@ -85,7 +85,7 @@ class PeakReport:
 
     @property
     def unseen_bytes(self) -> int:
-        """Of the rows, what was made where the profiler does not record."""
+        """Bytes of the peak that were allocated where the profiler does not record."""
         is_unseen = np.isin(self.blocks.evidence, (Evidence.UNSEEN, Evidence.UNSEEN_SAVED))
         return int(self.blocks.size_bytes[is_unseen].sum())
 
@@ -98,7 +98,7 @@ class PeakReport:
 
 
 def worst_of(peaks: Sequence[PeakReport]) -> int:
-    """Which of several peaks is the largest: of equals the one that the allocator's history covers, else the first."""
+    """Index of the largest peak; of equal ones the one with allocator history, else the first."""
     return max(range(len(peaks)), key=lambda index: (peaks[index].peak_bytes, peaks[index].allocator is not None))
 
 

@@ -27,7 +27,7 @@ _MAX_NODES_FOLLOWED = 1000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StorageUses:
-    """Columns [K].
+    """Uses of each storage, as columns [K].
 
     Attributes:
         used_by_backward: An autograd node, or Python code that it called, used it or let go of it.

@@ -194,7 +194,7 @@ class BackwardLines:
 
 
 class _Matching:
-    """One stretch of forward and its backward, the latter read backwards."""
+    """A stretch of forward and its backward, whose operations are read from last to first."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class _Matching:
         self._made, self._done = _runs(forward, certain), _runs(backward, certain)
 
     def run(self, *, is_open: bool) -> Matched:
-        """Match them.
+        """Match operations of backward with operations of forward.
 
         Args:
             is_open: What was run before this stretch may belong to it; then its first run may have to do with that.
@@ -227,7 +227,7 @@ class _Matching:
         return Matched(matches if trusted else {}, contradicted, num_found)
 
     def _bounds(self) -> list[tuple[int, int]]:
-        """For each run of backward the first and the last run of forward that it may be of; none if it cannot be."""
+        """First and last run of forward that each run of backward may belong to; empty if they cannot match."""
         first = _embedded([run.name for run in self._done], [run.name for run in self._made])
         last = _embedded([run.name for run in self._done[::-1]], [run.name for run in self._made[::-1]])
         if first is None or last is None:

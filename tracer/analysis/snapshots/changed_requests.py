@@ -44,7 +44,7 @@ def splitting_all(modelled: Modelled) -> Changed:
 
 
 def on_one_stream(modelled: Modelled) -> Changed:
-    """One stream and one pool."""
+    """The program with all requests on one stream and in one pool."""
     history = modelled.program.history
     together = replace(
         history,

@@ -102,7 +102,7 @@ def _is_left_by_backward(facts: BlockFacts, size: Ints, of_parameters: Ints) -> 
 
 
 def _is_kept_by_forward(facts: BlockFacts, lives: Lives) -> Bools:
-    """Which blocks of modules, since the last backward, are earlier than the latest, where forward keeps enough.
+    """Which blocks of modules forward has kept since the last backward: not the latest ones.
 
     Where none of several was freed, forward keeps the latest too.
     """
@@ -199,7 +199,7 @@ def _is_replacing(facts: BlockFacts, lives: Lives) -> Bools:
 
 
 def _is_of_first_maker(chosen: Bools, size: Ints, maker: Ints, begin: Ints) -> Bools:
-    """Which blocks have the maker that made the first of their size: a model is made before its optimizer."""
+    """Which blocks have the maker of the first block of their size: a model is made before its optimizer."""
     rows = np.flatnonzero(chosen)
     rows = rows[np.argsort(begin[rows], kind="stable")]
     sizes, first, rank = np.unique(size[rows], return_index=True, return_inverse=True)
@@ -209,7 +209,7 @@ def _is_of_first_maker(chosen: Bools, size: Ints, maker: Ints, begin: Ints) -> B
 
 
 def _last_made_before(lives: Lives, rows: Ints) -> Ints:
-    """For each row the block of its size that was made last before the row was freed, or -1."""
+    """The last block of each row's size that was made before the row was freed, or -1."""
     if not len(rows):
         return np.zeros(0, dtype=np.int64)
     _, rank = np.unique(lives.requested_bytes, return_inverse=True)

@@ -41,7 +41,7 @@ def diff_snapshots(before: Snapshot, after: Snapshot) -> tuple[PeakDiff, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PeakSide:
-    """One device's peak.
+    """A device's peak, as one of the two sides that are compared.
 
     Attributes:
         by_key: Bytes and number of its blocks, by kind and stack without lines.
@@ -158,7 +158,7 @@ def _by_kind(changes: Iterable[Change]) -> Iterator[Change]:
 
 
 def _with_own_peaks(change: Change, before: PeakSide, after: PeakSide) -> Change:
-    """That of a whole kind."""
+    """A whole kind's change with the kind's own peaks on both sides."""
     if not before.own_peaks or not after.own_peaks:
         return change
     key = (change.name[0], ())

@@ -27,7 +27,7 @@ _STATES_AND_PARAMETERS = 2
 
 @dataclass(frozen=True, slots=True)
 class DeviceFinding:
-    """One device of a snapshot, explained.
+    """A device of a snapshot, explained.
 
     Attributes:
         device: Its index.
@@ -165,7 +165,7 @@ def _explain_device(snapshot: Snapshot, device: ReplayedDevice, sites: Sites) ->
 
 
 def imbalance(devices: Sequence[DeviceFinding]) -> tuple[str, ...]:
-    """That one device has far more to hold than the others of its process, in a sentence."""
+    """A sentence if one device of the process uses far more memory than the others."""
     ranked = sorted(devices, key=lambda device: (-device.peak.requested_bytes, device.device))
     if len(ranked) < 2 or ranked[1].peak.requested_bytes * _UNEVEN >= ranked[0].peak.requested_bytes:
         return ()
@@ -191,7 +191,7 @@ def _snapshot_notes(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def _copies(kinds: KindFinder) -> list[str]:
-    """That parameters and state from before the recording stand in the ratio of an optimizer's."""
+    """A sentence if blocks from before the recording look like parameters and optimizer state by number."""
     times, size = kinds.copies_per_gradient
     if times < _STATES_AND_PARAMETERS:
         return []

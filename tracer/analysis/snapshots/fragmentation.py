@@ -15,7 +15,7 @@ from tracer.snapshot.replay import BEFORE, Replay
 
 @dataclass(frozen=True, slots=True)
 class Fragmentation:
-    """One moment of a device's reserved memory.
+    """A device's reserved memory at one moment.
 
     Attributes:
         reserved_bytes: Reserved from the driver.
@@ -78,7 +78,7 @@ def usable_after(state: DeviceState, replay: Replay, entry: int, *, is_small: bo
 
 
 def _is_pending_at_end(state: DeviceState, replay: Replay, rows: Ints) -> Bools:
-    """Whose free was requested before the recording began: the end state tells."""
+    """Whether each block's free was requested before the recording began, by the state at the end."""
     blocks, lives = state.blocks, replay.lives
     pending = blocks.address[blocks.state == BlockState.ACTIVE_PENDING_FREE]
     is_live = (lives.end[rows] == len(state.trace)) & (lives.free_entry[rows] < 0) & (lives.begin[rows] == BEFORE)

@@ -219,7 +219,7 @@ def kind_finders(
     held: Mapping[int, str] | None = None,
     held_now: Mapping[int, HeldNow] | None = None,
 ) -> tuple[KindFinder, ...]:
-    """One for each device; what a stack makes on one of them counts on all.
+    """A finder for each device; what a stack allocates on one of them counts on all.
 
     `held_now` is by the device's index.
 

@@ -29,7 +29,7 @@ OLDER_TORCH = (FIRST_TORCH_WITH_COUNTERS[0], FIRST_TORCH_WITH_COUNTERS[1] - 1)
 
 @dataclass(frozen=True, eq=False)
 class Modelled:
-    """One device's recording, and what the model makes of it.
+    """A device's recording, and what the allocator model makes of it.
 
     Attributes:
         device: Its index.

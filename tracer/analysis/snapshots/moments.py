@@ -87,7 +87,7 @@ class LastBefore:
 
 @dataclass(frozen=True, slots=True)
 class StepLevel:
-    """One step of the optimizer.
+    """Memory at the end of one step of the optimizer.
 
     Attributes:
         entry: The entry at which it was over.

@@ -22,7 +22,7 @@ MAX_EXPLAINED = 50
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """One failed allocation.
+    """A failed allocation.
 
     Attributes:
         entry: Its position in the trace.

@@ -25,7 +25,7 @@ _NUM_SAMPLES = 6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepEnds:
-    """When steps ended, by what the allocator had served until then.
+    """Ends of steps, as the number of allocations that the allocator had served by then.
 
     Attributes:
         step: Numbers of the steps, rising [steps].

@@ -129,7 +129,7 @@ def _by_annotation(snapshot: Snapshot, state: DeviceState, replay: Replay, rows:
 def _by_stream(
     snapshot: Snapshot, state: DeviceState, replay: Replay, rows: Ints, of_graphs: frozenset[int]
 ) -> tuple[Share, ...]:
-    """Of a block that no entry made or freed, the segment that it lies in tells."""
+    """Bytes by stream and pool; a block without an entry counts for the segment that it lies in."""
     lives, trace, segments = replay.lives, state.trace, state.segments
     entries = np.where(lives.alloc_entry[rows] >= 0, lives.alloc_entry[rows], lives.free_entry[rows])
     stream, pool = np.full(len(rows), _NOT_TOLD), np.full(len(rows), -1, dtype=np.int64)

@@ -139,7 +139,7 @@ def _releases(modelled: Modelled) -> Mapping[int, list[int]]:
 
 
 class _LaterUses:
-    """Which free memory is used again after a moment."""
+    """Later uses of memory that is free at one moment."""
 
     def __init__(self, lives: Lives, entry: int, releases: Mapping[int, list[int]]) -> None:
         rows = np.flatnonzero(lives.begin > entry)
@@ -156,7 +156,7 @@ class _LaterUses:
         return bool(len(begins)) if until is None else bool((begins < until).any())
 
     def of_pages(self, block: BlockInfo, low: int, page: int, num_pages: int) -> int:
-        """Of some whole free pages inside a block, how many are used again."""
+        """Number of whole free pages inside a block that are used again."""
         first, last = np.searchsorted(self._address, (block.address, block.address + block.size))
         if first == last:
             return 0

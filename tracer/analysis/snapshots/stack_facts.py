@@ -99,7 +99,7 @@ def _is_in_closure(frame_ids: Sequence[int], of_frame: Ints, frames: Sequence[Fr
 
 
 def constructors_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
-    """For every stack the number of its outermost constructor of the program's, -1 where there is none [stacks].
+    """Number of each stack's outermost constructor in user code, -1 where there is none [stacks].
 
     Modules are made in constructors that call each other; the outermost is the model's, or an optimizer's.
 

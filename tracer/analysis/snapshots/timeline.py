@@ -46,7 +46,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceTimeline:
-    """One device's recording of E entries; row 0 is its start, row i + 1 the state after entry i.
+    """A device's recording of E entries; row 0 is its start, row i + 1 the state after entry i.
 
     Attributes:
         axis: "time", or "entry" where the entries have no usable times.

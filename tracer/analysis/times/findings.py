@@ -25,15 +25,15 @@ _WORTH_SAYING_PCT = 5
 
 @dataclass(frozen=True, slots=True)
 class TraceTimes:
-    """Where the time of one device went.
+    """Time of one device, by step, launcher and kernel.
 
     Attributes:
-        device: Index.
-        steps: In order.
-        rows: By who launched the work, the longest first; they sum to `work_ns`.
-        kernels: By name and who launched it, the longest first; they sum to `work_ns`.
-        work_ns: Of all kernels, copies and fills.
-        streams: On which they ran, by number.
+        device: Index of the device.
+        steps: Times of each step, in order.
+        rows: Times by who launched the work, the longest first; they sum to `work_ns`.
+        kernels: Times by kernel name and who launched it, the longest first; they sum to `work_ns`.
+        work_ns: Time of all kernels, copies and fills.
+        streams: The streams they ran on, by number.
         other_devices: Indices of further devices with work.
         collectives: Kernels of collectives, to be compared with other ranks'.
         lanes: What ran when, by stream.
@@ -94,7 +94,7 @@ def _steps(recording: Recording) -> list[tuple[str, int, int]]:
 
 
 def _loading(recording: Recording) -> TimeSpans:
-    """When the program asked a DataLoader for its next batch."""
+    """Spans in which the program asked a DataLoader for its next batch."""
     spans = recording.spans
     asks = np.array([*(text.startswith(LOADER_PREFIX) for text in recording.strings), False], np.bool_)
     rows = np.flatnonzero(asks[spans.name])

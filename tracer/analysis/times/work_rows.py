@@ -18,13 +18,13 @@ from tracer.trace.launches import operators_at
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """Who launched some work.
+    """The operator, module and line that launched some work.
 
     Attributes:
         op: Name of the operator that Python or autograd called; None where none did.
         module: Path, or None outside modules.
-        file: Of the line that called it; None where no line is known.
-        line: In that file.
+        file: Source file of the line that called it; None where no line is known.
+        line: Line number in that file.
     """
 
     op: str | None
