@@ -120,7 +120,7 @@ class TimelineTracer:
 
     @property
     def _recordings(self) -> list[Recording]:
-        """Of the cycles that were read."""
+        """Recordings of the cycles that were read."""
         return [cycle.recording for cycle in self._kept if cycle.recording is not None]
 
     def _read_counter(self) -> CounterReading | None:

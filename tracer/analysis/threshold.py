@@ -15,7 +15,7 @@ class Grown(Protocol):
 
     @property
     def before_bytes(self) -> int:
-        """On the first one."""
+        """The peak on the first side."""
 
     @property
     def bytes(self) -> int:

@@ -38,7 +38,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptCycle:
-    """One cycle's recording, and whether all of its steps were recorded to their end."""
+    """A cycle's recording, and whether all of its steps were recorded to their end."""
 
     recording: Recording
     is_whole: bool
@@ -127,7 +127,7 @@ class KeptRun:
 
     @property
     def num_events(self) -> int:
-        """Of all cycles."""
+        """Number of profiler events in all cycles."""
         return sum(cycle.recording.num_events for cycle in self.cycles)
 
 

@@ -92,10 +92,10 @@ class StepTable:
     """
 
     def __init__(self, max_rows: int = MAX_ROWS) -> None:
-        """Prepare.
+        """An empty table.
 
         Args:
-            max_rows: An even number.
+            max_rows: The most rows that are kept; an even number.
         """
         self.steps_per_row = 1
         self._rows: Ints = np.zeros((max_rows, len(_NAMES)), np.int64)

@@ -111,7 +111,7 @@ def _table(path: Path) -> dict[str, Any] | None:
 
 
 def _as_given(parameter: Any, value: Any) -> Any:
-    """As the command line gives it: text but for switches, a list for what may be repeated."""
+    """The value as the command line would give it: text unless a switch, a list for repeatable options."""
     if isinstance(value, list):
         return [str(part) for part in value]
     if isinstance(value, bool):

@@ -106,17 +106,17 @@ def _numbers(text: str) -> tuple[int, ...]:
 def run_ranks(
     on: OnOptions, save_dir: Path | None, *, quiet: bool, as_json: bool = False, status_if_full: int = 0
 ) -> None:
-    """Where `--on` names a job, run the command as its ranks and end with their status; nothing in a rank itself.
+    """Run the command as the ranks of the job that `--on` names, if it names one, and exit with their status.
 
     Args:
-        on: Where it may name one.
-        save_dir: Where ranks write.
+        on: The option `--on` with what belongs to it.
+        save_dir: Folder that ranks write to.
         quiet: Whether nothing is printed.
         as_json: Whether the job is printed as a document.
-        status_if_full: Where all ended well, and what NCCL takes has no room beside it.
+        status_if_full: Exit status if all ranks ended well, but NCCL's buffers do not fit beside them.
 
     Raises:
-        TracerError: What is said of the job makes no sense.
+        TracerError: The job's description makes no sense.
         NullGpuError: The null GPU cannot be had here.
         Exit: The job has ended.
     """

@@ -102,7 +102,7 @@ def _varied(options: Options) -> _Varied:
 
 
 def _most_tokens(workload: PredictedWorkload) -> int:
-    """As many as the configuration has positions."""
+    """The number of positions in the model's configuration: the most tokens to try."""
     from tracer.workloads.factory import parse_arguments
     from tracer.workloads.hf_config import most_tokens
 

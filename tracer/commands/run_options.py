@@ -26,7 +26,7 @@ Quiet = Annotated[bool, option("Print nothing but errors.", SCREEN, "--quiet", "
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleOptions:
-    """Which steps are recorded."""
+    """Options that say which steps are recorded."""
 
     n_wait_steps: _WaitSteps = 1
     n_warmup_steps: Annotated[int, number("Steps in which the profiler then warms up.", SCHEDULE)] = 1
@@ -34,7 +34,7 @@ class ScheduleOptions:
     n_repeats: Annotated[int, number("How often all of that is done.", SCHEDULE)] = 2
 
     def schedule(self) -> Schedule:
-        """The same for a session.
+        """The session's schedule with these numbers of steps.
 
         Raises:
             TracerError: They make no sense together.
@@ -51,7 +51,7 @@ class ScriptSchedule(ScheduleOptions):
     n_wait_steps: _WaitSteps = 0
 
     def of_calls(self) -> ScriptSchedule:
-        """For inference: without a warmup, unless more than one step of it was asked for.
+        """The schedule for inference: without warmup, unless more than one warmup step was asked for.
 
         A first call takes most where it is the one that reads a prompt.
         """
@@ -60,7 +60,7 @@ class ScriptSchedule(ScheduleOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
-    """Which of the usual files are left out, by name, and how they name the user's files."""
+    """Options that say which of the usual files are left out, and how they name the user's files."""
 
     project_root: Annotated[
         Path | None,

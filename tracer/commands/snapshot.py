@@ -433,7 +433,7 @@ def _checked_size(text: str | None, hint: str) -> int | None:
 
 
 def _checked_settings(settings: Sequence[str]) -> Sequence[str]:
-    """Those asked for, each once; checked before a large file is read."""
+    """The settings asked for, without duplicates; checked before a large file is read."""
     from tracer.allocator.settings import parse_settings
 
     wanted = dict.fromkeys(settings)

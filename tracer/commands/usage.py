@@ -79,7 +79,7 @@ class _Explained:
 
 
 class Command(_Explained, TyperCommand):
-    """One command."""
+    """A command of the program."""
 
 
 class Program(_Explained, TyperGroup):
@@ -102,7 +102,7 @@ class Program(_Explained, TyperGroup):
 
 
 def _defaults_of(ctx: Any) -> dict[str, Any]:
-    """Of this command's options, from pyproject.toml, which is read once and must name nothing that there is not."""
+    """Defaults of this command's options from pyproject.toml, which is read once and checked."""
     root = ctx.find_root()
     if ctx is root:
         try:

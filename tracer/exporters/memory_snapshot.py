@@ -29,7 +29,7 @@ PICKLE_PROTOCOL = 4
 
 
 def write_memory_snapshot(snapshot: dict[str, Any], path: Path) -> None:
-    """Write memory_snapshot.pkl."""
+    """Write memory_snapshot.pkl, which pytorch.org/memory_viz opens."""
     write_atomically(path, pickle.dumps(snapshot, protocol=PICKLE_PROTOCOL))
 
 

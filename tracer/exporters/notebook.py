@@ -79,7 +79,7 @@ class Paragraph:
 
 
 def _bar(sizes: dict[str, int], peak_bytes: int) -> str:
-    """One bar as wide as the cell, a part for each kind."""
+    """A bar as wide as the cell, with a part for each kind."""
     parts = (
         f'<span style="width:{100 * size / peak_bytes:.2f}%;background:{CATEGORY_COLORS.get(name, _OTHER)[_LIGHT]}"'
         f' title="{escape(f"{words_of(name)} {format_bytes(size)}")}"></span>'

@@ -52,13 +52,13 @@ class Card:
     """A GPU.
 
     Attributes:
-        label: As people write it, such as `RTX-4090`; of a size alone, empty.
-        name: As torch says it, such as `NVIDIA GeForce RTX 4090`; of a size alone, empty.
+        label: Short name, such as `RTX-4090`; empty if only a size is given.
+        name: torch's name, such as `NVIDIA GeForce RTX 4090`; empty if only a size is given.
         memory_bytes: All of its memory, as `torch.cuda.get_device_properties` and out-of-memory messages say it: less
             than is printed on the box by what ECC and the driver keep for themselves.
         capability: Compute capability, such as (8, 6).
         num_sms: Multiprocessors, by which some kernels divide their work.
-        l2_bytes: Cache.
+        l2_bytes: Size of the L2 cache.
     """
 
     label: str
@@ -213,7 +213,7 @@ class Devices:
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The devices in words, for screens."""
         size = format_bytes(self.card.memory_bytes)
         return f"{self.count} x {self.card.label}, {size} each" if self.count > 1 else f"{self.card.label}, {size}"
 

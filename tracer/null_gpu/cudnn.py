@@ -58,7 +58,7 @@ def device_properties(card: Card) -> dict[str, Any]:
 
 
 def library_folders() -> list[Path]:
-    """Where the packages that torch loads CUDA from keep their libraries; none in a build for the CPU."""
+    """Folders with the CUDA libraries that torch loads; none in a build for the CPU."""
     package = importlib.util.find_spec("nvidia")
     roots = package.submodule_search_locations if package is not None else None
     return sorted({path.parent for root in roots or () for path in Path(root).glob("*/lib/*.so*")})
@@ -73,7 +73,7 @@ def answers_command() -> list[str]:
 
 
 def answered_version() -> int:
-    """Of the cuDNN that has said what convolutions of this process take on the null GPU, such as 92600; 0 for none."""
+    """Version, such as 92600, of the cuDNN that gave convolutions' workspaces in this process; 0 for none."""
     answered = getattr(ctypes.CDLL(None), "null_gpu_cudnn_version", None)
     return int(answered()) if answered is not None else 0
 

@@ -44,11 +44,11 @@ _MOST_GRAPHS = 8
 
 
 class CudnnError(Exception):
-    """cuDNN refused."""
+    """A call that cuDNN refused."""
 
 
 class Cudnn:
-    """The library."""
+    """The loaded cuDNN library."""
 
     def __init__(self, folders: Sequence[str]) -> None:
         for pattern in _LIBRARIES:
@@ -60,7 +60,7 @@ class Cudnn:
         self.version = int(self.library.cudnnGetVersion())
 
     def call(self, name: str, *arguments: Any) -> None:
-        """One of its functions."""
+        """Call a function of the library, with its status checked."""
         status = getattr(self.library, name)(*arguments)
         if status:
             words = ctypes.create_string_buffer(2048)
@@ -69,7 +69,7 @@ class Cudnn:
 
 
 class Descriptor:
-    """One of cuDNN's objects; what it refers to lives as long as it."""
+    """A descriptor of cuDNN's, which keeps alive what it refers to."""
 
     def __init__(self, cudnn: Cudnn, kind: int) -> None:
         self._cudnn = cudnn

@@ -38,7 +38,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def rms_norm(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
-    """One kernel, where weight and input are of one type."""
+    """A replacement of RMS norm: one kernel, if weight and input have the same type."""
 
     def normalized(
         input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None

@@ -19,10 +19,10 @@ class OpenCalls:
     """
 
     def __init__(self, log: StorageLog, outermost: FrameType) -> None:
-        """Begin.
+        """Begin with no open call.
 
         Args:
-            log: Gets the rows.
+            log: The log that gets the rows.
             outermost: The frame at which looking for lines ends.
         """
         self._log = log

@@ -135,10 +135,10 @@ class Recorder:
         kernels: Mapping[Any, Callable[..., Any]] | None = None,
         watch: Watch | None = None,
     ) -> None:
-        """Prepare.
+        """Set up an empty log; operators are recorded while the recorder is entered.
 
         Args:
-            mode: Of `torch_fake.fake_tensors`.
+            mode: The mode from `torch_fake.fake_tensors`.
             scratch_of: From an operator to what tells what its calls take beside their results; asked once for each.
             result_of: From an operator to what tells what its calls really return, where its fake kernel does not know.
             kernels: What stands in for operators that are made of others. Under `torch.inference_mode` these come here
@@ -212,7 +212,7 @@ class Recorder:
 
     @property
     def value_reads(self) -> tuple[ValueRead, ...]:
-        """Where the program read numbers, the most often read first."""
+        """Lines at which the program read numbers, the most frequent first."""
         frames = [*self.log.frames, ("", 0, "", False)]
         return tuple(
             ValueRead(str(frames[frame][0]), int(frames[frame][1]), answer, count)

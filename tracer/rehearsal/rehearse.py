@@ -222,7 +222,7 @@ class _Run:
             raise rehearsal_error(error, number, known_bytes) from error
 
     def _step(self) -> None:
-        """One step, with what is alive in it as in a run under the profiler."""
+        """Run a step and observe the same tensors as in a run under the profiler."""
         workload = self.workload
         for _ in range(num_micro_batches(workload)):
             batch = workload.next_batch()

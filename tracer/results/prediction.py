@@ -16,15 +16,15 @@ Engine = Literal["null GPU", "rehearsal"]
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemoryAt:
-    """Where an allocation fails for want of memory.
+    """The allocation that fails because memory runs out.
 
     Attributes:
-        size_bytes: That could not be allocated; None where nobody said it.
-        step: From 0; -1 before the first.
+        size_bytes: Bytes that could not be allocated; None where that is not known.
+        step: Number of the step, from 0; -1 before the first.
         phase: `forward` and so on; empty where it is not known.
         module: Dotted name, or empty.
         op: torch's name of the operator, or empty.
-        line: Of the user or a library, or None.
+        line: Line of the user's code or a library's, or None.
     """
 
     size_bytes: int | None

@@ -99,7 +99,7 @@ class RunResults:
 
     @property
     def against_eager(self) -> PeakDiff | None:
-        """From the peak of the same run without compilation to this one's; None where one of them is missing."""
+        """Difference to the same run without compilation; None if one of the two is missing."""
         if self.eager is None or self.findings is None:
             return None
         return compared_with_eager(self.findings, self.eager)

@@ -157,7 +157,7 @@ def _bytes_of(path: Path) -> Callable[[], Iterator[bytes]]:
 
 
 def _rank(header: Mapping[str, Any]) -> int | None:
-    """Of torch.distributed, as `distributedInfo` has it."""
+    """Rank of torch.distributed in the trace's `distributedInfo`, or None."""
     info = header.get("distributedInfo")
     rank = info.get("rank") if type(info) is dict else None
     return rank if type(rank) is int and rank >= 0 else None

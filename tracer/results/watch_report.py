@@ -19,7 +19,7 @@ from tracer.capture.values_read import ValuesRead
 
 @dataclass(frozen=True, slots=True)
 class HolderName:
-    """Who holds something, in words.
+    """A variable that keeps memory alive, in words.
 
     Attributes:
         holder: The way to it.

@@ -20,10 +20,10 @@ class SavedOnHost(torch.autograd.graph.saved_tensors_hooks):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Prepare.
+        """Set up the hooks that move saved tensors.
 
         Args:
-            model: Whose parameters stay.
+            model: The model; its parameters stay on the device.
         """
         resident = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
@@ -47,7 +47,7 @@ class StateOnHost:
     """
 
     def __init__(self) -> None:
-        """Prepare."""
+        """Begin with nothing moved."""
         self.num_tensors = 0
         self._places: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[tuple[int, str], Tensor]]
         self._places = weakref.WeakKeyDictionary()

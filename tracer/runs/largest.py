@@ -107,7 +107,7 @@ def fitting_micro_batches(
 
 
 def _guess(peaks: Mapping[int, int], usable_bytes: int) -> int:
-    """Where a line through the smallest and the largest size tried reaches the capacity."""
+    """Size at which a line through the smallest and the largest tried size reaches the capacity."""
     first, last = min(peaks), max(peaks)
     slope = (peaks[last] - peaks[first]) / (last - first)
     return int(first + (usable_bytes - peaks[first]) / slope) if slope > 0 else 2 * last

@@ -88,7 +88,7 @@ class LoopSession:
 
     # ------------------------------------------------------------------------------------------------- the life cycle
     def __enter__(self) -> Self:
-        """Switch on."""
+        """Switch the recording on."""
         self._has_begun = True
         try:
             if self._folder is not None:
@@ -145,7 +145,7 @@ class LoopSession:
             self._folder.let_go()
 
     def _leave_to_parent(self) -> None:
-        """In a forked child: the session is its parent's."""
+        """Let go of the session in a forked child: it is the parent's."""
         self.is_in_child = True
         if self._folder is not None:
             self._folder.leave_to_parent()

@@ -32,7 +32,7 @@ class LossInChunks:
     """
 
     def __init__(self) -> None:
-        """Prepare."""
+        """Begin with no call changed."""
         self.num_calls = 0
         self._calls: list[_Call] = []
 
@@ -134,7 +134,7 @@ class _Call:
         shift_labels: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """In the place of transformers' `ForCausalLMLoss`: its arguments, and its shift of labels."""
+        """A replacement of transformers' `ForCausalLMLoss`, with its arguments and its shift of labels."""
         self.has_loss = True
         if shift_labels is None:
             assert labels is not None

@@ -135,7 +135,7 @@ def _listed(ranks: Sequence[int]) -> str:
 def _side_by_side(
     job: Job, ranks: Sequence[int], folder: Path, save_dir: Path | None, tell: Callable[[str], None]
 ) -> list[RankRun]:
-    """In the order of their numbers, as many at a time as there are processors and memory for."""
+    """Run ranks in order of their numbers, as many at a time as processors and memory allow."""
     if not ranks:
         return []
 

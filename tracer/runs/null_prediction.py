@@ -149,7 +149,7 @@ def _error(failure: Failure) -> WorkloadError:
 
 
 def _place(results: RunResults) -> OutOfMemoryAt | None:
-    """Where memory ran out.
+    """The allocation that ran out of memory, or None.
 
     Raises:
         WorkloadError: The run failed otherwise.

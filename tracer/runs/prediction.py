@@ -156,7 +156,7 @@ def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None, cu
 
 
 def on_card(card: Card | None) -> list[str]:
-    """For which GPU it is, and what of it is nobody's."""
+    """Sentences on the GPU that was assumed, and the memory set aside on it."""
     if card is None:
         return ["No GPU is named: kernels are chosen as on an A100."]
     sentences = [] if card.label else [f"{format_bytes(card.memory_bytes)} is taken as an A100 with that memory."]

@@ -24,11 +24,11 @@ class RankStore:
     """
 
     def __init__(self, connect: Callable[[], Any], run: str) -> None:
-        """Connect.
+        """Connect to the store, within a time limit.
 
         Args:
             connect: Returns a store as of torch.distributed, or None.
-            run: Names this start of the program, see `Rank.run`.
+            run: Name of this start of the program, see `Rank.run`.
         """
         self._prefix = f"torch-timeline/{run}"
         self.is_alive = True

@@ -28,10 +28,10 @@ WAIT_S, WAIT_AFTER_FAILURE_S = 20.0, 5.0
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One process of several, as torchrun's environment tells it.
+    """A process of several, as torchrun's environment describes it.
 
     Attributes:
-        index: From 0, over all machines.
+        index: Number from 0, over all machines.
         world_size: How many there are.
         local_index: From 0, on this machine; the number of its device.
         run: Names this start of the program, so that an earlier one's files are not taken for this one's.
@@ -58,7 +58,7 @@ class Rank:
         return range(first, min(first + self.local_world_size, self.world_size))
 
     def folder(self, save_dir: Path) -> Path:
-        """Where this rank writes."""
+        """The folder that this rank writes to."""
         return rank_folder(save_dir, self.index)
 
 
@@ -135,7 +135,7 @@ class RanksSummary:
 
     @property
     def with_peak(self) -> tuple[RankPeak, ...]:
-        """Those that recorded something."""
+        """Ranks that recorded something."""
         return tuple(rank for rank in self.ranks if rank.peak_bytes is not None)
 
     @property

@@ -15,13 +15,13 @@ ALLOCATOR_SETTINGS = "PYTORCH_CUDA_ALLOC_CONF"
 
 @dataclass(frozen=True, slots=True)
 class ScriptChange:
-    """One of them.
+    """A change that can be made to an unchanged script.
 
     Attributes:
-        name: As `--apply` has it.
+        name: Name in `--apply`.
         group: What it gives up.
         words: What it does, for people.
-        settings: Of the allocator, where it is these and nothing else.
+        settings: Allocator settings, if the change is these and nothing else.
     """
 
     name: str
@@ -74,13 +74,13 @@ SCRIPT_CHANGES = (
 
 
 def script_changes(text: str) -> tuple[ScriptChange, ...]:
-    """Those that a list names, in the order of what they give up.
+    """Changes by name, ordered by what they give up.
 
     Args:
-        text: Names with commas between them, none for an empty text; or the path of a fit.json.
+        text: Names separated by commas, none for an empty text; or the path of a fit.json.
 
     Raises:
-        UsageError: There is none of such a name, or no such file.
+        UsageError: A name is not known, or there is no such file.
     """
     if text.endswith(".json"):
         from tracer.exporters.json_documents.fit import read_fit_json

@@ -120,7 +120,7 @@ class TrainingProfile(ProfileSession):
 
     @property
     def folder(self) -> Path:
-        """Where the files are: `save_dir`, or the rank's own folder below it.
+        """Folder of the files: `save_dir`, or the rank's own folder below it.
 
         In that, a folder of its own where another session that is still running, as a parent process may have, writes.
         """
@@ -414,7 +414,7 @@ def print_screen(results: RunResults, written: Collection[Written] = (), *, top:
 
 
 def names_of(written: Collection[Written]) -> list[str]:
-    """Of the files that could be written."""
+    """Names of the files that could be written."""
     return [file.path.name for file in written if file.error is None]
 
 

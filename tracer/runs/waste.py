@@ -95,7 +95,7 @@ def _is_data(waste: Waste) -> bool:
 
 
 class _Search:
-    """Who holds the blocks of some findings."""
+    """A search for what holds the blocks of some findings."""
 
     def __init__(self, findings: Findings, wastes: Sequence[Waste], error: BaseException | None) -> None:
         self._lines = users_lines(findings)

@@ -143,7 +143,7 @@ class TrainingWatch(LoopSession):
 
     @property
     def folder(self) -> Path:
-        """Where the files are: `save_dir`, or the rank's own folder below it.
+        """Folder of the files: `save_dir`, or the rank's own folder below it.
 
         In that, a folder of its own where another session that is still running writes.
         """
@@ -341,7 +341,7 @@ class TrainingWatch(LoopSession):
             self._is_writing = False
 
     def _leave(self, report: WatchReport) -> None:
-        """For the summary of all ranks, so far."""
+        """Leave the rank's figures so far for the summary of all ranks."""
         if (rank := self._folder.rank) is not None:
             self._folder.leave(peak_of_watched(rank, report, has_ended=False))
 

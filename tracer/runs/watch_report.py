@@ -178,7 +178,7 @@ class _Explanation:
         )
 
     def _known(self) -> KnownStorages:
-        """Where everything lies now: models, optimizers and batches by name, what graphs keep, and all the rest."""
+        """Storages that exist now: of models, optimizers and batches by name, of graphs, and all others."""
         observer = StorageObserver()
         walk = live_tensors()
         if not walk.is_complete:
@@ -275,7 +275,7 @@ class _History:
 
 
 def _holding(holders: Iterable[Holder], addresses: Collection[int]) -> list[Holder]:
-    """Those that hold some of the addresses, who holds most of them first."""
+    """Holders of some of these addresses, the one with most of them first."""
     wanted = set(addresses)
     counted = [(len(wanted.intersection(holder.addresses)), holder) for holder in holders]
     return [holder for count, holder in sorted(counted, key=lambda pair: -pair[0]) if count]

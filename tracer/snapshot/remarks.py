@@ -15,12 +15,12 @@ class Remarks:
     _found: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def add(self, what: str, place: str, value: object) -> None:
-        """Note one.
+        """Note something odd.
 
         Args:
             what: What is odd and how it is read, a sentence without its full stop.
-            place: Where.
-            value: What is there instead.
+            place: Place in the file.
+            value: The odd value.
         """
         self.add_many(what, 1, f"{place}: {spelled(value)[:_MAX_VALUE]}")
 
@@ -30,7 +30,7 @@ class Remarks:
         self._found[what] = (before + count, description)
 
     def sentences(self) -> list[str]:
-        """One for each kind, in the order of their first appearance."""
+        """A sentence for each kind of oddity, in the order of first appearance."""
         return [
             f"{oddity}: {count:,} {'time' if count == 1 else 'times'}, first {description}."
             for oddity, (count, description) in self._found.items()

@@ -33,7 +33,7 @@ class DataOnlyUnpickler(pickle.Unpickler):
         return stand_in
 
     def persistent_load(self, pid: object) -> Any:
-        """Nothing.
+        """Refuse a reference to an object outside of the file.
 
         Raises:
             SnapshotError: Always.

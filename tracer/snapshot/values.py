@@ -75,7 +75,7 @@ def as_rows(value: object, what: str, remarks: Remarks) -> list[Row]:
 def ints(
     rows: list[Row], key: str, where: Where, *, default: Callable[[int], object] = lambda _: MISSING
 ) -> array[int]:
-    """One column of integers that must be right; the arrays refuse what is no 64 bit integer.
+    """A column of integers that must be right; values beyond 64 bits are refused.
 
     Args:
         rows: The rows.
@@ -103,7 +103,7 @@ def _strict(value: object, key: str, index: int, where: Where, default: Callable
 
 
 def lenient_ints(rows: list[Row], key: str, where: Where, what: str, *, unknown: int) -> array[int]:
-    """One column of integers from 0 on that may be odd in single rows, and may be missing.
+    """A column of integers from 0 on that may be odd in single rows, and may be missing.
 
     Args:
         rows: The rows.

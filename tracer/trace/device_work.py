@@ -71,7 +71,7 @@ class DeviceWork:
         return Kernels(self.operator_ns[linked], self.thread[linked], self.duration_ns[linked])
 
     def take(self, rows: Column[Any]) -> DeviceWork:
-        """Some rows."""
+        """The work in some rows."""
         columns = {name: getattr(self, name)[rows] for name in self.__dataclass_fields__ if name not in _OF_ALL}
         return DeviceWork(**columns, names=self.names, default_stream=self.default_stream)
 

@@ -71,7 +71,7 @@ def _frames(tables: EventTables) -> Frames:
 
 
 class _Reader(EventTables):
-    """One walk over the rows of each thread, which fills the tables."""
+    """A walk over the rows of each thread that fills the tables."""
 
     def __init__(self, tables: TraceTables) -> None:
         super().__init__()

@@ -190,7 +190,7 @@ def mean_square(output: Any) -> Tensor:
 
 
 def cross_entropy(output: Any) -> Tensor:
-    """Of the first tensor through which a gradient can flow, against classes counted off."""
+    """Cross entropy of the first output that needs a gradient, with class 0, 1, 2, ... as targets in turn."""
     logits = _with_gradient(output)[0]
     if logits.ndim < 2:
         raise UserModelError(

@@ -25,11 +25,11 @@ VARIES = re.compile(r"(\d+)\.\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """One input of a model.
+    """A specification of one model input.
 
     Attributes:
         name: The keyword by which the model takes it; None for the next positional argument.
-        shape: Of one sample, without the batch; where it varies, the largest.
+        shape: Shape of one sample, without the batch; the largest if it varies.
         dtype: Floating: normal noise. Integer: uniform in `low <= n < high`. Boolean: either.
         low: Smallest integer.
         high: One more than the largest integer.

@@ -33,16 +33,16 @@ class Processes:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLedger:
-    """One moment of a device, in bytes; the parts sum to `used_bytes`.
+    """Use of a device's memory at one moment, in bytes; the parts sum to `used_bytes`.
 
     Attributes:
-        total_bytes: Of the device.
+        total_bytes: Memory of the device.
         used_bytes: In use by everybody, as the driver says.
         pools: Reserved by torch in this process, by pool.
         context_bytes: Of this process, and not torch's allocator's: the context, libraries and their code; None where
             other processes cannot be told apart from it.
-        other_bytes: Of other processes; None likewise.
-        num_others: How many these are.
+        other_bytes: In use by other processes; None likewise.
+        num_others: Number of these processes.
         rest_bytes: What is in use and is none of these: context, libraries and other processes where they cannot be
             told apart, or what the driver keeps for itself.
         pinned_bytes: Host memory that is pinned for devices, and what of it torch's cache holds; None where unknown.

@@ -75,7 +75,7 @@ class CallHooks:
         return (*self._refused_calls, *(() if self._has_seen_steps else self._refused_steps))
 
     def start(self) -> None:
-        """Register."""
+        """Register the hooks, now and again after each compilation."""
         self._is_on = True
         self._stop_watching = torch_compile.on_compile_start(self._compilation_begins)
         self._register()

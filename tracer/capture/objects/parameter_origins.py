@@ -54,7 +54,7 @@ class ParameterOrigins:
         self._original: Any = None
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Start noting where parameters are registered."""
         original = self._original = nn.Module.register_parameter
         stacks = self._stacks
 
@@ -70,7 +70,7 @@ class ParameterOrigins:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End."""
+        """Restore `nn.Module.register_parameter`."""
         nn.Module.register_parameter = self._original  # type: ignore[method-assign]
 
     def take(self, model: nn.Module) -> dict[str, tuple[SourceLine, ...]]:

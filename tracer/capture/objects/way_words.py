@@ -36,7 +36,7 @@ _IN_GRAPH: Final = _Step(f"{ARROW}graph of the tensor", None)
 
 
 def _steps(way: Way, graph: ReferenceGraph) -> list[_Step]:
-    """One for each object on the way and what it holds."""
+    """Steps in words, for each object on the way and what it holds."""
     steps: list[_Step] = []
     objects = [graph.objects.get(vertex) for vertex in way.chain]
     for at, (vertex, held) in enumerate(pairwise(way.chain)):
@@ -92,7 +92,7 @@ def name_of(way: Way, cut: Cut, graph: ReferenceGraph) -> str:
 
 
 def place_of(way: Way, graph: ReferenceGraph) -> str:
-    """Where the variable is."""
+    """Words for the place of the variable."""
     assert way.root is not None
     if way.root.name != "self":
         return way.root.place

@@ -29,10 +29,10 @@ def without_wrappers(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CompiledNode:
-    """One operator of a compiled graph.
+    """An operator of a compiled graph.
 
     Attributes:
-        name: In the graph.
+        name: Name in the graph.
         lines: The lines of the user's or a library's code that led to it, outermost first; none where torch has none.
         module_id: `id()` of the innermost module around it, or -1.
         module: That module's name as torch.compile found it, such as `blocks.0.fc`, or "".
@@ -51,11 +51,11 @@ class CompiledNode:
 
 @dataclass(frozen=True, slots=True)
 class CompiledGraph:
-    """One generated file.
+    """A generated file and the graph that it was made from.
 
     Attributes:
-        path: Of the file, as the profiler's frames name it.
-        text: Its source.
+        path: Path of the file, as the profiler's frames name it.
+        text: Source of the file.
         compile_id: torch's number of it: function and version, such as `0/0`.
         is_backward: Whether it is the backward of a graph.
         num_outputs: How many of the outputs are the caller's; those behind them go to backward. -1 where all are.
@@ -76,7 +76,7 @@ class CompiledGraph:
 
 @dataclass(frozen=True, slots=True)
 class GraphBreak:
-    """Where torch.compile had to leave the user's code to Python: its own reason, and the user's line."""
+    """A graph break: the user's line and torch.compile's own reason."""
 
     reason: str
     line: SourceLine | None

@@ -135,7 +135,7 @@ class FunctionSource:
         return enclosing and at > start and site.is_single
 
     def _starts(self, after: int | None) -> list[int]:
-        """Where the flow may have been when the call before was made."""
+        """Positions in the source that the previous call may have been made from."""
         if after is None:
             return [-1]
         calls = [at for at, site in enumerate(self._sites) if not site.is_operator and after in site.lines]

@@ -26,7 +26,7 @@ def written_arguments(operator: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
 
 
 def operator(name: str, overload: str = "default") -> Any:
-    """One of torch's operators by name, such as `_flash_attention_forward`; None where this torch has none."""
+    """An operator of torch's by name, such as `_flash_attention_forward`; None if this torch has none."""
     packet = getattr(torch.ops.aten, name, None)
     return getattr(packet, overload, None)
 
@@ -82,7 +82,7 @@ def device_kernel(name: str, dispatch_key: str) -> Callable[..., Any]:
 
 
 def kernel_library(namespace: str) -> torch.library.Library:
-    """Where kernels of operators are registered; they are in use as long as it is not given to `remove_library`."""
+    """A library to register operators' kernels in; they are used until it is given to `remove_library`."""
     return torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
 
 
@@ -104,7 +104,7 @@ class BelowOperators:
     __slots__ = ("_guards",)
 
     def __enter__(self) -> None:
-        """Begin."""
+        """Switch off autograd, autocast and the profiler's record of operators."""
         self._guards = (
             torch._C._AutoDispatchBelowAutograd(),
             below_autocast(),
@@ -114,7 +114,7 @@ class BelowOperators:
         torch._C._autograd._enable_record_function(False)
 
     def __exit__(self, *error: object) -> None:
-        """End."""
+        """Switch them on again."""
         torch._C._autograd._enable_record_function(True)
         for guard in reversed(self._guards):
             guard.__exit__(*error)

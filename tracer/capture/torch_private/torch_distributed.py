@@ -64,7 +64,7 @@ def gloo_alone() -> Iterator[None]:
             return isinstance(instance, FakeProcessGroup)
 
     class AloneGroup(metaclass=AnyFake):
-        """In the place of ProcessGroupGloo."""
+        """A stand-in for ProcessGroupGloo with one live rank."""
 
         def __new__(cls, store: Store, rank: int, size: int, **options: Any) -> Any:
             how: Any = FakeProcessGroup.Options()

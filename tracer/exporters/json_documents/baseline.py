@@ -32,7 +32,7 @@ def write_baseline(peaks: Mapping[str, SavedPeak], path: Path) -> None:
 
 
 def read_baseline(path: Path) -> dict[str, SavedPeak]:
-    """Read it.
+    """Read a baseline file.
 
     Returns:
         Peaks by name.

@@ -53,7 +53,7 @@ def _memory(report: TraceReport) -> dict[str, Any] | None:
 
 
 def times_values(times: TraceTimes) -> dict[str, Any]:
-    """Where the time went."""
+    """Times of a device as JSON values."""
     return {
         "device": times.device,
         "cause": cause(times),

@@ -151,7 +151,7 @@ def _own_script() -> str:
 
 
 def _plain_newlines(script: str) -> str:
-    """As an HTML parser hands it to the browser, which takes the hash of that."""
+    """The script with plain newlines, as an HTML parser gives it to the browser, which hashes that text."""
     return script.replace("\r\n", "\n").replace("\r", "\n")
 
 

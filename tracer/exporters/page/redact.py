@@ -150,7 +150,7 @@ class _Names:
         return changed
 
     def page(self, page: Mapping[str, Any]) -> dict[str, Any]:
-        """One device or rank."""
+        """The JSON value of one device or rank, with its names numbered."""
         peak, blocks = page["peak"], page["blocks"]
         own = {
             "peak": peak and {**peak, "rows": [*map(self.row, peak["rows"])], "stacks": self.stacks(peak["stacks"])},

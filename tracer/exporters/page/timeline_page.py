@@ -257,7 +257,7 @@ def _with_history(cycle: CycleFindings) -> tuple[ClassifiedBlocks, PerBlock[Int]
 
 
 def _lost_track(cycle: CycleFindings) -> tuple[PageLostTrack, ...]:
-    """Where torch lost track of what counts; what is less than a thousandth of the peak together is one row."""
+    """Lines at which torch's categories stopped; those below a thousandth of the peak share one row."""
     losses = [
         PageLostTrack(lost.op or "a tensor from before the recording", lost.bytes, lost.module, lost.file, lost.line)
         for lost in cycle.lost_track

@@ -77,7 +77,7 @@ class Columns:
         return column
 
     def ends(self, name: str, *, total: int, length: int | None = None) -> Ints:
-        """Where each of several pieces ends, of which the last ends at `total`.
+        """End of each of several pieces; the last one ends at `total`.
 
         Args:
             name: Of the column.
@@ -101,7 +101,7 @@ class Columns:
         return np.ascontiguousarray(self._take(name, "f", length), np.float64)
 
     def blob(self, name: str) -> bytes:
-        """Plain bytes."""
+        """Bytes stored under a name."""
         return self._take(name, "u", None).tobytes()
 
     def texts(self, name: str, *, length: int | None = None, as_is: bool = False) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ def print_advice(report: AdviceReport, console: Console, *, context_bytes: int =
 
 
 def _print_none(report: AdviceReport, console: Console) -> None:
-    """That nothing helps; where nothing was tried, what was found stands alone."""
+    """Say that no tried change helps; print nothing where nothing was tried but something was found."""
     if not report.num_tried and report.found:
         return
     say(console)

@@ -142,7 +142,7 @@ def _sizes(changes: Sequence[Change]) -> tuple[str, str, str]:
 
 
 def _moved(change: Change) -> str:
-    """Which frame differs between two stacks that are the same code."""
+    """The frame that differs between two stacks of the same code."""
     if not change.was and not change.became:
         return ""
     return f"\n(a frame differs: {change.was or 'none'} -> {change.became or 'none'})"

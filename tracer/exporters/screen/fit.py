@@ -32,7 +32,7 @@ def trial_words(trial: FitTrial, usable_bytes: int, base: FitTrial | None = None
 
 
 def _difference(trial: FitTrial, base: FitTrial | None) -> str:
-    """Of the peaks, where both have one: what ran out of memory has none."""
+    """The change of the peak in words; empty where one of the two ran out of memory."""
     if base is None or not base.fits:
         return ""
     saved_bytes = base.allocated_bytes - trial.allocated_bytes

@@ -23,7 +23,7 @@ _ON_CPU = "Rehearsed on tensors without memory, as the CPU runs it."
 
 
 def engine_words(prediction: Prediction) -> str:
-    """Which engine answered."""
+    """A sentence on which engine answered."""
     return _ON_CPU if prediction.results.device == "cpu" else _ENGINE[prediction.engine]
 
 

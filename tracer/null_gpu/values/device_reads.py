@@ -59,10 +59,10 @@ class DeviceRead:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """When a program that goes on reading is ended.
+    """Limit at which a program that only reads values is ended.
 
     Attributes:
-        max_reads: Of one line with one operator. A step that does nothing else takes 0.1 ms, one of a model some ms.
+        max_reads: The most reads by one line with one operator. A step that only reads takes 0.1 ms, one of a model some ms.
     """
 
     max_reads: int = 100_000

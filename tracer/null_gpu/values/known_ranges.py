@@ -21,7 +21,7 @@ class KnownRanges:
     """Disjoint ranges of addresses that hold values, in order; all else is `Known.UNKNOWN`."""
 
     def __init__(self) -> None:
-        """Know nothing."""
+        """Begin with no known bytes."""
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._known: list[Known] = []
