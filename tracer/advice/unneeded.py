@@ -42,8 +42,8 @@ def unneeded_memory(
     """Rows of advice.
 
     Args:
-        wastes: Of a run.
-        device: That it was on: on the CPU there is no host to keep something on instead.
+        wastes: Unneeded memory that a run's findings show.
+        device: The device that it was on; on the CPU there is no host to move something to.
         rehearsed: Changes that were tried: what one of them mends has its saving.
     """
     return tuple(_found(waste, device, rehearsed) for waste in wastes)
@@ -108,7 +108,7 @@ def unneeded_sentence(unneeded: UnneededMemory, peak_bytes: int, *, file_name: C
 
     Args:
         unneeded: The finding.
-        peak_bytes: Of which it is a part.
+        peak_bytes: Bytes of the whole peak.
         file_name: How to write a file's name.
     """
     share = f", {100 * unneeded.bytes / peak_bytes:.0f} %" if peak_bytes else ""

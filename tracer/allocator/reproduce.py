@@ -50,7 +50,7 @@ def reproduce(
         state: The device, for its end state.
         history: Its recording.
         start: What was there before.
-        settings: Those of the recording.
+        settings: Settings of the recording.
         torch_version: The torch whose rules hold.
         moments: Trace entries, ascending, after which to keep what all blocks are.
         device_bytes: The device's memory, where it is known. It sets how far an expandable segment could still grow,

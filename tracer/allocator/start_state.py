@@ -277,7 +277,7 @@ def load(allocator: CachingAllocator, start: StartState, history: History) -> di
     Args:
         allocator: A new one.
         start: What `find_start` found.
-        history: That it was found for.
+        history: The history that it was found for.
 
     Returns:
         The blocks in use, by life.

@@ -34,8 +34,8 @@ class AllocatorState:
         torch_version: The torch whose rules hold.
 
     Attributes:
-        allocated_bytes: In use, rounded.
-        requested_bytes: In use or pending, as asked for.
+        allocated_bytes: Bytes in use, rounded.
+        requested_bytes: Bytes in use or pending, as asked for.
         reserved_bytes: Taken from the driver.
         peak_allocated_bytes: The most of it.
         peak_requested_bytes: The most of it.

@@ -36,9 +36,9 @@ def each_alone(card: Card, base: FitTrial | None = None, job: Job | None = None)
     """What each change alone comes to, printed in the order of what they give up; the script as it is first.
 
     Args:
-        card: That the trials are on.
+        card: The card that the trials are on.
         base: The script as it is, where that is known and said already.
-        job: That the script is, if it is one.
+        job: The job that the script is, if it is one.
 
     Raises:
         TracerError: The script ended otherwise than for want of memory, and without any change.
@@ -58,7 +58,7 @@ def told_alone(devices: Devices, own: tuple[str, ...], base: FitTrial | None = N
     """`--advise` of a script: what each change alone saves, with a command that trains with the first that fits.
 
     Args:
-        devices: That the trials are on.
+        devices: The devices that the trials are on.
         own: The script's own command, a word each.
         base: The script as it is, where that is known and said already.
 
@@ -80,7 +80,7 @@ def make_trial(changes: Sequence[ScriptChange], *, job: Job | None = None, argum
 
     Args:
         changes: Made from outside.
-        job: That the script is, if it is one.
+        job: The job that the script is, if it is one.
         arguments: Put behind the script's own.
 
     Raises:
@@ -181,7 +181,7 @@ def answer_trial(
         script: Its path, or a module's name.
         arguments: Its own.
         is_module: Whether it is a module.
-        num_steps: That are run; 0 for as many as it takes until memory repeats.
+        num_steps: Number of steps that are run; 0 for as many as it takes until memory repeats.
 
     Raises:
         TracerError: There is no such script, or nothing was found in it.

@@ -71,8 +71,8 @@ class Rehearsed:
     """Tensors without memory.
 
     Attributes:
-        card: That it is about; None where none was named.
-        settings: Of its allocator.
+        card: The card that it is about; None where none was named.
+        settings: Settings of its allocator.
         device: `cuda` or `cpu`.
     """
 

@@ -33,7 +33,7 @@ class _Varied:
         name: For people.
         start: The size to begin with.
         step: Sizes are multiples of it.
-        most: That can be asked for.
+        most: The largest size that can be asked for.
         sized: The workload of a size.
     """
 

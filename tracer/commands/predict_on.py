@@ -128,7 +128,7 @@ def predict_script(
         arguments: Its own.
         devices: What this process runs on.
         is_module: Whether it is a module.
-        num_steps: That are run; 0 for as many as it takes until memory repeats.
+        num_steps: Number of steps that are run; 0 for as many as it takes until memory repeats.
         quiet: Whether notes are left out.
 
     Raises:

@@ -260,8 +260,8 @@ class Explained:
     Attributes:
         replayed: The snapshot.
         finding: What filled its devices.
-        allocator: Of each device.
-        moments: Of each device, what was asked beside the peak.
+        allocator: Allocator findings of each device.
+        moments: Answers about moments other than the peak, for each device.
     """
 
     replayed: ReplayedSnapshot

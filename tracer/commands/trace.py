@@ -74,9 +74,9 @@ def show_traces(
     """Explain one trace on a console, and in files, or several ranks' traces beside each other.
 
     Args:
-        paths: Of the trace, or of several ranks' traces, or their folder.
+        paths: Paths of one trace or of several ranks' traces, or their folder.
         console: Where to print.
-        device: Whose memory is meant.
+        device: The device whose memory is meant.
         save_dir: Where to write all files of a run.
         files: Single files by the names of the outputs, where they are wanted.
         as_json: Print JSON instead of text.

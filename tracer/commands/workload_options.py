@@ -294,7 +294,7 @@ def chosen_device(text: str, *, named: bool, say: Callable[[str], None] = say) -
     """The device asked for; the default one falls back to the CPU, visibly.
 
     Args:
-        text: Its name.
+        text: Name of the device.
         named: Whether the user wrote it.
         say: Takes the line that says so.
 

@@ -31,7 +31,7 @@ def notebook_html(
     """HTML that brings no style sheet or script of its own; every text of the recording is escaped.
 
     Args:
-        findings: Of a run; None where nothing was recorded.
+        findings: Findings of a run; None where nothing was recorded.
         num_steps: How many steps it had, if that is known.
         notes: Sentences below the headline.
         page: The page that was written, to be shown in a frame; None for none.

@@ -41,7 +41,7 @@ class Limits:
     """What a test's mark and the options ask.
 
     Attributes:
-        limit_bytes: That may be allocated; None for any number.
+        limit_bytes: Bytes that may be allocated; None for any number.
         on: The card, as `--on` takes it; None for the GPU at hand.
         fail_above: How much more than in the baseline, such as `2%`.
     """

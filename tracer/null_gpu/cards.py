@@ -204,8 +204,8 @@ class Devices:
     """What a process is to run on: one or more cards of a kind.
 
     Attributes:
-        card: Of which kind, with the memory that was asked for.
-        count: How many.
+        card: Kind of the devices, with the memory that was asked for.
+        count: Number of devices.
     """
 
     card: Card

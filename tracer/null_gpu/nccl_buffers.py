@@ -39,7 +39,7 @@ class NcclBuffers:
     """What one process has that NCCL takes memory for.
 
     Attributes:
-        communicators: In which a collective of several ranks has run, the most at once.
+        communicators: Number of communicators in which a collective of several ranks has run, the most at once.
         partners: Ranks of theirs that this one sent to or received from, the most at once.
     """
 

@@ -42,7 +42,7 @@ class _Taken:
     """What a call took.
 
     Attributes:
-        shapes: Of each result, in order.
+        shapes: Shapes of each result, in order.
         more_bytes: How much more than the results was in use at once.
     """
 

@@ -98,7 +98,7 @@ def radix_sort(num_items: int, key_bytes: int) -> int:
 
     Args:
         num_items: Keys to sort.
-        key_bytes: Of one key.
+        key_bytes: Bytes of one key.
     """
     return num_items * (key_bytes + INDEX_BYTES)
 

@@ -39,7 +39,7 @@ class OpenCalls:
         """The innermost call, a line's, a module's or a backward pass's.
 
         Args:
-            frame: Of whoever asks.
+            frame: Frame of the caller.
             node: Row of the autograd node at work, or -1.
         """
         log = self._log

@@ -51,9 +51,9 @@ class Scratch:
     """Memory that an operator takes and that is no tensor of the program's.
 
     Attributes:
-        size_bytes: How much.
+        size_bytes: Bytes taken.
         kept: Whether it stays for good; else it is freed when the operator ends.
-        name: Of what is kept, for people.
+        name: Name of memory that is kept, for screens.
         with_tensor: It lives as long as the storage of this one.
         at_most_bytes: What it may be instead, where a library decides; only the range of a prediction knows of it.
     """
@@ -106,8 +106,8 @@ class ValueRead:
     """A place where the program read a number out of a tensor, which a rehearsal does not have.
 
     Attributes:
-        file: Of the user's or a library's innermost line; empty where there is none.
-        line: In it.
+        file: File of the user's or a library's innermost line; empty where there is none.
+        line: Line number in that file.
         answer: What it was given.
         count: How often.
     """

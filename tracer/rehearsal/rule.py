@@ -27,7 +27,7 @@ class Gpu:
     """The device that is imitated, and what has been taken of it for good.
 
     Attributes:
-        card: Whose rules are followed.
+        card: The card whose rules are followed.
         cudnn: What its convolutions are asked of; None for no workspaces.
         memory: For rules that have to remember something during a rehearsal, by the rule's name.
     """

@@ -26,8 +26,8 @@ class StorageLog:
     """Tables of a rehearsal, one list a table.
 
     Attributes:
-        strings: Of all names.
-        shapes: Of all sets of input shapes.
+        strings: All names, interned.
+        shapes: All sets of input shapes, interned.
         frames: (file, line, function, whether it is the user's) of every line named.
         modules: `id()` of every module called; the value is its row.
         module_names: Index in `strings` of torch's kind of name, by row.

@@ -50,7 +50,7 @@ def notes_of(findings: Findings | None) -> tuple[str, ...]:
     """Sentences for a run that computed nothing: which files it lacks, what is set aside and what is not counted.
 
     Args:
-        findings: Of the run; None if nothing was recorded.
+        findings: Findings of the run; None if nothing was recorded.
     """
     return (NO_TIMES, SET_ASIDE, *_unknown(findings))
 

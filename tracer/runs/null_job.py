@@ -39,7 +39,7 @@ class Job:
     Attributes:
         devices: One for each rank.
         per_node: How many ranks a node has.
-        ranks: Those to run; None for those that can differ.
+        ranks: Ranks to run; None for those that can differ.
     """
 
     devices: Devices

@@ -380,7 +380,7 @@ def write_outputs(
     """Write every output that the results allow; one that fails does not keep the others from being written.
 
     Args:
-        results: Of a run.
+        results: Results of a run.
         save_dir: Folder; made if it is missing.
         leave_out: Names of outputs that are not wanted.
         tell: Called with each, as soon as it is written or has failed.
@@ -426,8 +426,8 @@ def write_output(results: RunResults, name: str, path: Path) -> None:
     """Write one output, wherever it is wanted.
 
     Args:
-        results: Of a run.
-        name: Of the output, as the option `--no-<name>` spells it.
+        results: Results of a run.
+        name: Name of the output, as the option `--no-<name>` spells it.
         path: Where to.
 
     Raises:

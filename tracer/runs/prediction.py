@@ -46,7 +46,7 @@ def predict(
     Args:
         build: Its workload holds no numbers any more afterwards.
         card: The device it is to fit on.
-        settings: Of its allocator.
+        settings: Settings of its allocator.
         device: `cuda`, or `cpu` for the CPU's own behaviour.
         num_steps: More where the shapes of batches vary.
         remember: Options, for the files.
@@ -83,7 +83,7 @@ def trial(workload: Workload, card: Card, settings: AllocatorSettings | None = N
     Args:
         workload: On the CPU; it holds no numbers any more afterwards.
         card: The device.
-        settings: Of its allocator.
+        settings: Settings of its allocator.
     """
     rehearsal, _ = _rehearsed(workload, card, "cuda", NUM_STEPS)
     unlimited = rehearsal.memory if settings is None else rehearsal.on_device(settings)
@@ -184,7 +184,7 @@ def shape_need(build: Build, inputs: tuple[str, ...], *, card: Card | None, devi
     """What a workload of one shape needs.
 
     Args:
-        build: Of that shape.
+        build: Makes the workload with that shape.
         inputs: As `--input` has them.
         card: The device it is to fit on.
         device: As in `predict`.

@@ -84,10 +84,10 @@ def run_results(
     """Put the results of a session together, of the command line's run as of anybody's own loop.
 
     Args:
-        session: That has ended, or has recorded all that it will.
-        findings: Of it; None if not one step was recorded.
+        session: A session that has ended, or has recorded all that it will.
+        findings: Findings of the session; None if not one step was recorded.
         failure: See `RunResults`, as all others.
-        notes: Those that are not the session's.
+        notes: Further notes, beside the session's.
         parameters: See there.
         project_root: See there.
         settings: See there.

@@ -99,7 +99,7 @@ def set_allocator(changes: Sequence[ScriptChange], environment: MutableMapping[s
 
     Args:
         changes: All of them; most have none.
-        environment: Of the process that they are for, changed in place.
+        environment: Environment of the process that the changes are for; changed in place.
     """
     there = [setting for setting in environment.get(ALLOCATOR_SETTINGS, "").split(",") if setting]
     wanted = [change.settings for change in changes if change.settings and change.settings not in there]

@@ -116,7 +116,7 @@ class ProfileSession(LoopSession):
     switched off when the block ends, also by an exception, and model and optimizer are let go.
 
     Attributes:
-        device: That the run is about; where nobody named one, the likeliest, and `findings.device` is the right one.
+        device: The run's device; where none was named, the likeliest, and `findings.device` is the right one.
         device_of_failure: The device that had no memory left, if one had none.
         module_names: Dotted names of the model's modules by `id()`.
         waste: What the peak held that nobody needs; there when all is recorded, or the block has ended.

@@ -75,7 +75,7 @@ class TrainingWatch(LoopSession):
     Observing changes nothing: losses, parameters and random states are those of a run without it.
 
     Attributes:
-        device: That is watched.
+        device: The device that is watched.
         report: What was written last; None so far.
     """
 
@@ -101,7 +101,7 @@ class TrainingWatch(LoopSession):
             optimizer: One, several or none; one that is not named is found when it steps.
             save_dir: Folder for the files.
             device: What is watched; by default the accelerator that holds most of the model, else the CPU.
-            max_entries: Of the allocator's history.
+            max_entries: Most entries of the allocator's history that are kept.
             on_signal: Asks for the files while the run goes on, if nobody else handles it; None for no signal. They are
                 written when the model is next called, an optimizer steps, or the step ends.
             screen: Whether to say on stderr what was found, on rank 0 only: `"short"` or True, `"none"` or False.

@@ -50,13 +50,13 @@ class Moment:
     """What a watched run knows of itself when it is to be explained.
 
     Attributes:
-        device: That is watched.
+        device: The device that is watched.
         event: Why.
         events: All so far.
-        error: That ends the run, or None.
+        error: The error that ends the run, or None.
         columns: The counters so far.
         ends: When steps ended, by what the allocator had served; None where it does not count.
-        snapshot: Of the allocator, with its history; None where there is none.
+        snapshot: Snapshot of the allocator, with its history; None where there is none.
         tensors: Role, name and tensor of what is known of models, optimizers and batches.
         earlier: What was reached and in no module at the beginning, where there is no history.
         earlier_step: The step at whose end that was.

@@ -85,7 +85,7 @@ class Replay:
 
     Attributes:
         lives: The blocks and their lives.
-        requested_bytes: As asked for: at index 0 before the first entry, at i + 1 after entry i [entries + 1].
+        requested_bytes: Bytes as requested: at index 0 before the first entry, at i + 1 after entry i [entries + 1].
         reserved_bytes: Bytes reserved from the driver, likewise [entries + 1].
         oddities: What did not fit together.
     """
@@ -106,7 +106,7 @@ def replay(state: DeviceState, settings: Mapping[str, Any]) -> Replay:
 
     Args:
         state: End state and trace.
-        settings: Of the allocator as the snapshot has them, by which requests are rounded.
+        settings: Settings of the allocator as the snapshot has them, by which requests are rounded.
 
     Raises:
         SnapshotError: The end state puts two live blocks at one address.

@@ -80,7 +80,7 @@ def ints(
     Args:
         rows: The rows.
         key: The column's key.
-        where: Of the rows.
+        where: Place of the rows in the file.
         default: The value of a row without the key, by its index; `MISSING` where that is an error.
     """
     try:
@@ -108,7 +108,7 @@ def lenient_ints(rows: list[Row], key: str, where: Where, what: str, *, unknown:
     Args:
         rows: The rows.
         key: The column's key.
-        where: Of the rows.
+        where: Place of the rows in the file.
         what: What is odd and how it is read, for the remark.
         unknown: What stands for a value that is missing or odd.
     """

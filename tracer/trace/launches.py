@@ -13,7 +13,7 @@ def operators_at(ops: Ops, thread: Ints, moment_ns: Ints) -> Ints:
     """The row of the innermost listed operator that was running on a thread at each moment, or -1.
 
     Args:
-        ops: Of a recording.
+        ops: Operators of a recording.
         thread: Numbered as in the recording; -1 for none.
         moment_ns: As many.
     """

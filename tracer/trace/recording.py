@@ -47,8 +47,8 @@ def recording_of(tables: TraceTables, rows: HostRows, base_ns: int, text_of: Tex
     """The recording that a trace has, and what ran on devices.
 
     Args:
-        tables: Of the trace.
-        rows: Of the same, in order.
+        tables: Tables of the trace.
+        rows: Rows of these tables, in order.
         base_ns: What its times count from.
         text_of: The source of a file by its name in the trace, where lines of operators may be read from it.
     """

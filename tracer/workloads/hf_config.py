@@ -37,7 +37,7 @@ def build_hf_workload(
         device: Where batches are made.
         model_args: Values that replace those of the configuration, as `key=value`; `dtype=bfloat16` is the weights'.
         options: How it is trained.
-        tokens: Of a sample. In inference, text of so many tokens is generated: its keys and values are kept.
+        tokens: Tokens in a sample. In inference, text of that many tokens is generated: its keys and values are kept.
 
     Raises:
         UserModelError: transformers is missing, or there is no such model.

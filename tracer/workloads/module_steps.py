@@ -38,7 +38,7 @@ class ModuleWorkload:
         amp: The dtype of mixed precision.
         num_micro_batches: Forward and backward passes before each step of the optimizer.
         inference: No loss, no backward, no optimizer: the forward pass under `torch.inference_mode`.
-        scaler: Of the gradients; in float16 on CUDA.
+        scaler: Scaler of gradients, in float16 on CUDA.
     """
 
     model: nn.Module
@@ -109,8 +109,8 @@ class StepWorkload:
 
     Attributes:
         step: Called without arguments; returns the loss or anything else.
-        model: Whose parameters are named; an empty module if nobody said.
-        optimizer: That updates them, if somebody said.
+        model: The model whose parameters are named; an empty module if there is none.
+        optimizer: The optimizer that updates them, if there is one.
         device: Where it works.
     """
 

@@ -25,7 +25,7 @@ class Accumulated(Wrapped):
     """Each batch in parts of equal size.
 
     Attributes:
-        num_parts: How many.
+        num_parts: Number of parts.
         divides: Whether each part's loss is divided by their number, as a mean over the batch has it.
     """
 

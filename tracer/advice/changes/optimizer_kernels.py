@@ -83,7 +83,7 @@ class _StepInBackward(Wrapped):
     """Every parameter is updated as soon as its gradient is there, which then goes.
 
     Attributes:
-        steppers: That update; nobody else holds them.
+        steppers: The optimizers that update; nobody else holds them.
     """
 
     steppers: _Steppers

@@ -29,8 +29,8 @@ class Origin:
 
     Attributes:
         op: The kernel and the buffer, or the region where no more is known.
-        node: That the buffer stands for, or None.
-        line: Of the node, innermost, or None.
+        node: The node that the buffer stands for, or None.
+        line: Innermost line of the node, or None.
         fused: Lines of the other nodes in it, without repetition.
         graph: Row in the graphs, or -1.
         is_saved: Whether the compiled forward hands it to backward.

@@ -83,8 +83,8 @@ class StepTime:
         backward_ns: Time in nodes of the autograd engine.
         backward_rows_ns: Backward time of reported operators.
         backward_bookkeeping_ns: Backward time of bookkeeping operators.
-        backward_unclaimed_ns: Of operators that ran outside forward or before the recording.
-        optimizer_ns: In an optimizer's `step` and `zero_grad`, without forward and backward that run in it.
+        backward_unclaimed_ns: Time of operators that ran outside forward or before the recording.
+        optimizer_ns: Time in an optimizer's `step` and `zero_grad`, without forward and backward that run in it.
         rest_ns: What is left of the step: data, metrics, and Python around all of the above.
     """
 

@@ -45,7 +45,7 @@ def weights(
     own size if a step accumulated as many gradients as there are such parameters; fewer cannot be told apart.
 
     Args:
-        parameters: Of the model, in its order.
+        parameters: Parameters of the model, in its order.
         cycles: Recordings with their owners.
         known: What was observed.
     """

@@ -111,8 +111,8 @@ def join_entries(entry: Ints, address: Ints, size_bytes: Ints, lifetimes: BlockL
 
     Args:
         entry: Numbers of the history's allocations, ascending.
-        address: Of the same.
-        size_bytes: Of the same, as requested.
+        address: Addresses of the same blocks.
+        size_bytes: Bytes of the same blocks, as requested.
         lifetimes: The device's blocks.
 
     Returns:
@@ -162,7 +162,7 @@ def in_use_at(history: JoinedHistory, lifetimes: BlockLifetimes, position: int) 
     Args:
         history: Joined with these storages.
         lifetimes: The device's blocks.
-        position: Of an allocation in `BlockLifetimes.events`.
+        position: Position of an allocation in `BlockLifetimes.events`.
 
     Returns:
         None if the history does not reach back to that event.

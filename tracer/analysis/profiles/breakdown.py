@@ -78,8 +78,8 @@ def cycle_breakdown(
 
     Args:
         recording: One cycle.
-        categories: Of the same recording.
-        timeline: Of the same recording, on the device of `lifetimes`.
+        categories: Categories of the same recording.
+        timeline: Timeline of the same recording, on the device of `lifetimes`.
         lifetimes: The device's blocks, which know what the allocator counted.
     """
     sizes = _without_the_dead(recording, categories, timeline, lifetimes)
@@ -118,8 +118,8 @@ def breakdown(device: str, cycles: Sequence[CycleBreakdown], *, num_left_out: in
     """Put cycles together.
 
     Args:
-        device: Its name.
-        cycles: Of the whole cycles, in order.
+        device: Name of the device.
+        cycles: The whole cycles, in order.
         num_left_out: Cycles that were cut short, and are not among them.
 
     Raises:

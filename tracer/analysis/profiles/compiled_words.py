@@ -19,7 +19,7 @@ def compiled_sentences(findings: Findings, *, file_name: _FileName = str) -> tup
     """Sentences on compiled code; none where nothing compiled ran.
 
     Args:
-        findings: Of a run.
+        findings: Findings of a run.
         file_name: Shortens the names of files.
     """
     code = findings.compiled

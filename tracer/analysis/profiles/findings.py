@@ -171,7 +171,7 @@ def find_on_other_device(findings: Findings, device: str, *, known: KnownStorage
     """What the same cycles say about another device of the run; what its operators are is not found out again.
 
     Args:
-        findings: Of the run, about one device.
+        findings: Findings of the run, about one device.
         device: Name of another.
         known: Live tensors observed during the run.
 
@@ -245,7 +245,7 @@ def with_allocator_history(findings: Findings, snapshot: Snapshot, *, known: Kno
     """The same findings, with the peak of the last cycle by the allocator's own books.
 
     Args:
-        findings: Of a run.
+        findings: Findings of a run.
         snapshot: Dumped when its last cycle ended.
         known: Live tensors observed during the run.
 

@@ -45,7 +45,7 @@ def find_growth(cycles: Sequence[Survivors]) -> Growth | None:
     that still there: something is kept in every second step. Of what only the first step makes, neither holds.
 
     Args:
-        cycles: Of one device, in order.
+        cycles: Cycles of one device, in order.
 
     Returns:
         None where it does not grow.

@@ -33,7 +33,7 @@ class LostTrack:
         line: Its number, or None.
         bytes: Bytes at the peak that have no category of torch's because of it.
         count: Blocks.
-        known_bytes: Those of them whose kind is known all the same.
+        known_bytes: The part of these bytes whose kind is known all the same.
     """
 
     op: str | None
@@ -52,8 +52,8 @@ def find_lost_track(
 
     Args:
         recording: One cycle.
-        categories: Of the same recording.
-        attribution: Of the same recording.
+        categories: Categories of the same recording.
+        attribution: Attribution of the same recording.
         blocks: Live blocks at its peak.
 
     Returns:

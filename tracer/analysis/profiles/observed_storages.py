@@ -144,7 +144,7 @@ def let_go_at(
         known: Observations of live tensors; None where nobody looked.
         device: Index into `recording.devices`.
         events: The device's rows of `recording.allocations`, in allocator order [D].
-        address: [U] Of the storages whose allocation was not recorded.
+        address: [U] Addresses of the storages whose allocation was not recorded.
     """
     end, name = len(events), recording.devices[device]
     position = np.full(len(address), end, np.int64)

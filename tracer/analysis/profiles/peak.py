@@ -29,7 +29,7 @@ class AllocatorPeak:
         requested_bytes: Sum of what was requested; the peak is the same, rounded up block by block.
         pending_bytes: Freed by the program and still used by another stream: neither allocated nor free.
         reserved_bytes: Reserved from the driver.
-        free_bytes: Of it, what was in no block in use.
+        free_bytes: Bytes of it that were in no block in use.
         largest_free_bytes: The largest piece of that in one segment.
         num_joined: Blocks of the recording that the history has too, whether alive at the peak or not.
         num_blocks: Blocks that the recording saw being made.
@@ -120,7 +120,7 @@ def peak_report(
 
     Args:
         recording: One cycle.
-        attribution: Of the same recording.
+        attribution: Attribution of the same recording.
         lifetimes: The device's blocks; there is at least one event.
         blocks: The same, classified.
         known: Live tensors observed during the run, the strongest evidence.

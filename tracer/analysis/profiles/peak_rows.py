@@ -34,7 +34,7 @@ def origin_of(attribution: Attribution, allocation: int) -> Origin | None:
     """Origin of a block of a compiled region; None for any other block.
 
     Args:
-        attribution: Of the recording.
+        attribution: Attribution of the recording.
         allocation: Row of `Recording.allocations`; -1 for a block that none recorded.
     """
     origins = attribution.origins
@@ -59,9 +59,9 @@ def group_rows(
 
     Args:
         recording: One cycle.
-        attribution: Of the same recording.
+        attribution: Attribution of the same recording.
         known: Observations of live tensors; None where nobody looked.
-        blocks: Of the same recording, classified.
+        blocks: Blocks of the same recording, classified.
         history: The allocator's own, joined with these blocks.
 
     Returns:
@@ -87,9 +87,9 @@ def group_blocks(
 
     Args:
         recording: One cycle.
-        attribution: Of the same recording.
+        attribution: Attribution of the same recording.
         known: Observations of live tensors.
-        blocks: Of the same recording, classified.
+        blocks: Blocks of the same recording, classified.
         history: The allocator's own, joined.
         by_step: Whether what was made in different steps is different.
 

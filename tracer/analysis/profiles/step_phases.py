@@ -51,8 +51,8 @@ def step_phases(recording: Recording, attribution: Attribution, lifetimes: Block
 
     Args:
         recording: One cycle.
-        attribution: Of the same recording.
-        lifetimes: Of one device's blocks in it; its allocator's bytes give the peak of each phase.
+        attribution: Attribution of the same recording.
+        lifetimes: Lifetimes of one device's blocks in it; its allocator's bytes give the peak of each phase.
     """
     event_step = attribution.allocation_step[lifetimes.events]
     event_phase = attribution.allocation_phase[lifetimes.events]

@@ -57,7 +57,7 @@ def storage_uses(recording: Recording, categories: Categories, attribution: Attr
     Args:
         recording: One cycle.
         categories: torch's categories, of the same recording.
-        attribution: Of the same recording.
+        attribution: Attribution of the same recording.
     """
     return _Uses(recording, categories, attribution).run()
 

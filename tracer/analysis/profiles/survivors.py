@@ -91,7 +91,7 @@ def find_survivors(
 
     Args:
         recording: One cycle.
-        attribution: Of the same recording.
+        attribution: Attribution of the same recording.
         lifetimes: One device's blocks.
         blocks: What each of them is, one row per row of `lifetimes`.
         is_whole: Whether the last step was recorded to its end.

@@ -310,7 +310,7 @@ def reused_at(
         recording: One cycle.
         events: The device's rows of `recording.allocations`, in allocator order [D].
         address: [U] Where each storage begins.
-        size_bytes: [U] Of the same.
+        size_bytes: [U] Bytes of the same storages.
     """
     allocated = np.flatnonzero(recording.allocations.size_bytes[events] > 0)
     address_again = recording.allocations.address[events][allocated]

@@ -60,12 +60,12 @@ class Waste:
 
     Attributes:
         kind: The cause.
-        bytes: Of blocks at the peak.
+        bytes: Bytes of its blocks at the peak.
         count: How many blocks.
-        line: Of the user's: where the model or function was called, or gradients were let go of; None where what is
+        line: The user's line where the model or function was called, or gradients were let go of; None where what is
             kept is from before the recording.
-        addresses: Of such blocks that are alive at the end of the last cycle, the oldest first.
-        sizes_bytes: Of these.
+        addresses: Addresses of such blocks that are alive at the end of the last cycle, the oldest first.
+        sizes_bytes: Bytes of these.
         path: How it is held, as `losses[...] -> graph of the tensor`; empty where nobody looked, or nothing holds it.
         variable: Where that path begins.
         held_at: The line that puts it there; None where that is not known.

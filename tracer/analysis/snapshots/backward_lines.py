@@ -99,7 +99,7 @@ class _Operations:
     Attributes:
         rows: The first block of each, in their order.
         places: The runs of forward that they are in.
-        starts: Of each run its first operation.
+        starts: First operation of each run.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -138,8 +138,8 @@ class BackwardLines:
     """Finds the forward of backward's blocks, one backward pass at a time and only those asked for.
 
     Args:
-        lives: Of one device.
-        frames: Of every stack.
+        lives: Lives of one device.
+        frames: Frames of every stack.
         backwards: The device's backward passes.
         steps: The optimizer's steps, which forward does not reach across.
         skipped: Whether a stack makes what does not count, such as a library's workspace [stacks].

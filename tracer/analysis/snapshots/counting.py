@@ -28,7 +28,7 @@ def kinds_of_stacks(stack: Int32s, kind: Ints, num_stacks: int) -> Ints:
     """The kind of all blocks of each stack that have one; `NONE`, or `SEVERAL` where they differ [stacks].
 
     Args:
-        stack: Of each block [lives].
+        stack: Stack of each block [lives].
         kind: What it is proved to be, or `Kind.UNKNOWN` [lives].
         num_stacks: S.
     """
@@ -53,10 +53,10 @@ def with_counts(facts: BlockFacts, lives: Lives, kind: Ints, stack_kind: Ints) -
     """The facts, and what counting adds to them.
 
     Args:
-        facts: Of every block.
+        facts: Facts of every block.
         lives: The blocks.
         kind: What each is proved to be without counting, or `Kind.UNKNOWN`.
-        stack_kind: Of each stack, see `kinds_of_stacks`.
+        stack_kind: Kind of each stack, see `kinds_of_stacks`.
     """
     size = lives.requested_bytes
     staying = _is_staying(facts, kind == Kind.UNKNOWN)
@@ -151,10 +151,10 @@ def copies_per_gradient(facts: BlockFacts, lives: Lives, kind: Ints, is_not_know
     numbers are not the same for every size.
 
     Args:
-        facts: Of every block.
+        facts: Facts of every block.
         lives: The blocks.
         kind: What each is proved to be without counting, or `Kind.UNKNOWN`.
-        is_not_known: Of each block, that its row says so: neither a rule nor the recording nor the program names it.
+        is_not_known: Whether nothing names each block: no rule, not the recording, not the program.
     """
     staying = _is_staying(facts, is_not_known)
     return copies_of(lives.requested_bytes[staying], *_gradients_at_once(facts, lives, kind))
@@ -173,7 +173,7 @@ def with_parameters(facts: BlockFacts, lives: Lives, kind: Ints) -> BlockFacts:
     last one made before the old one went is the new one. Arguments as of `with_counts`.
 
     Args:
-        facts: Of every block.
+        facts: Facts of every block.
         lives: The blocks.
         kind: What the rules say so far [lives].
     """

@@ -115,7 +115,7 @@ def diff_sides(device: int, before_side: PeakSide, after_side: PeakSide) -> Peak
     Args:
         device: Index of the device.
         before_side: What it held in the first snapshot.
-        after_side: In the second one.
+        after_side: The device's peak in the second one.
     """
     before, after = before_side.by_key, after_side.by_key
     pairs = match_stacks(before, after)

@@ -33,10 +33,10 @@ class DeviceFinding:
         device: Its index.
         entries: Number of trace entries.
         peak: The worst moment.
-        start_requested_bytes: In use before the first entry.
-        end_requested_bytes: In use when the snapshot was taken.
+        start_requested_bytes: Bytes in use before the first entry.
+        end_requested_bytes: Bytes in use when the snapshot was taken.
         reserved_end_bytes: Reserved when the snapshot was taken.
-        end_fragmentation: Of the latter.
+        end_fragmentation: Fragmentation at that moment.
         never_freed: Allocated in the recording and in use at its end; groups of blocks.
         oom: Out-of-memory events.
         notes: What does not fit together or is not known, one sentence each.

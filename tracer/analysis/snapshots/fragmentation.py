@@ -19,7 +19,7 @@ class Fragmentation:
 
     Attributes:
         reserved_bytes: Reserved from the driver.
-        allocated_bytes: In use, rounded as the allocator does.
+        allocated_bytes: Bytes in use, rounded as the allocator does.
         free_bytes: Reserved and not in use.
         largest_free_bytes: The largest piece of it within one segment, whatever its stream or pool; a block whose real
             size is not known counts with its rounded request.
@@ -53,7 +53,7 @@ def usable_after(state: DeviceState, replay: Replay, entry: int, *, is_small: bo
 
     Args:
         state: The device.
-        replay: Of the device.
+        replay: Replay of the device.
         entry: The entry of the failure.
         is_small: The request belongs to the pool of small segments.
     """
@@ -92,7 +92,7 @@ def fragmentation_after(state: DeviceState, replay: Replay, entry: int) -> Fragm
     Args:
         state: The device.
         replay: Its replay.
-        entry: Of the history.
+        entry: Entry of the history; -1 for its start.
     """
     rows = replay.lives.alive_after(entry)
     reserved = int(replay.reserved_bytes[entry + 1])

@@ -64,8 +64,8 @@ class KindFinder:
     Args:
         snapshot: All of it.
         state: The device's part.
-        lives: Of the same device.
-        sites: Of the same snapshot.
+        lives: Lives of the same device.
+        sites: Sites of the same snapshot.
         held: Kinds by address of what the program held when the history began.
         held_now: What it held when the snapshot was taken.
     """
@@ -226,7 +226,7 @@ def kind_finders(
     Args:
         snapshot: The whole snapshot.
         devices: Each device and its blocks.
-        sites: Of the same snapshot.
+        sites: Sites of the same snapshot.
         held: Kinds by address of what the program held when the history began.
         held_now: By index of the device, what the program held when the snapshot was taken.
     """

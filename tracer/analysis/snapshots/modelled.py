@@ -33,7 +33,7 @@ class Modelled:
 
     Attributes:
         device: Its index.
-        settings: Those it was recorded under, as far as the snapshot says.
+        settings: Settings that it was recorded under, as far as the snapshot says.
         history: What was asked of the allocator.
         reproduction: What came of replaying it at these settings.
         peak_entry: The entry with the most in use while the most was reserved; -1 for the start.

@@ -119,7 +119,7 @@ def reserved_at_end(
         state: The device.
         lives: Its blocks.
         sites: The deciding frame of every stack.
-        settings: Of the allocator.
+        settings: Settings of the allocator.
     """
     rows = np.flatnonzero(lives.end == len(state.trace))
     life_at = dict(zip(lives.addr[rows].tolist(), rows.tolist(), strict=True))

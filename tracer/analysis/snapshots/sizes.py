@@ -56,7 +56,7 @@ def as_many_as(
 
     Args:
         candidates: Which blocks are asked about [blocks].
-        size: Of each block [blocks].
+        size: Size of each block [blocks].
         of_sizes: Sizes, ascending [sizes].
         numbers: How many there are of each [sizes].
         others: Sizes of blocks that count with the candidates.
@@ -103,7 +103,7 @@ def is_one_set(size: Ints, staying: Ints, num_layers: float) -> Bools:
     say it: copies make every size occur a multiple of times, and sizes that occur once say nothing.
 
     Args:
-        size: Of each block [blocks].
+        size: Size of each block [blocks].
         staying: Sizes of those that were there before and are never freed.
         num_layers: Number of layers that a forward calls, 0 where that is not known.
     """

@@ -53,7 +53,7 @@ class DeviceTimeline:
         times: Nanoseconds since the first entry, or the number of the entry, -1 for the start [entries + 1].
         curves: By kind; together they are the requested bytes. Memory from before the recording of which nothing is
             known has a curve of its own.
-        allocated_bytes: In use, rounded as far as known [entries + 1].
+        allocated_bytes: Bytes in use, rounded as far as known [entries + 1].
         reserved_bytes: Reserved from the driver [entries + 1].
         stretches: Annotated regions, what stacks or annotations show of backward and optimizer, and forward, from the
             first activation that was made to the backward that follows.

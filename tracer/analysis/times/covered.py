@@ -12,8 +12,8 @@ def covered(start: Ints, end: Ints, edges: Ints) -> Ints:
     """Nanoseconds between each edge and the next that some span covers [edges - 1].
 
     Args:
-        start: Of the spans, in any order.
-        end: Of the same.
+        start: Start of the spans, in any order.
+        end: End of the spans.
         edges: Moments in order.
     """
     starts, ends = merged(start, end)

@@ -59,9 +59,9 @@ def find_times(recording: Recording, attribution: Attribution, work: DeviceWork)
     """Ask all questions of time; of several devices, of the one that worked most.
 
     Args:
-        recording: Of the trace.
-        attribution: Of the same.
-        work: Of the same.
+        recording: Recording of the trace.
+        attribution: Attribution of the same recording.
+        work: Device work of the same recording.
 
     Returns:
         None where nothing ran on a device.
@@ -111,7 +111,7 @@ def cause(times: TraceTimes, *, file_name: Callable[[str], str] = str) -> str:
     """What most of the time goes to, in one sentence.
 
     Args:
-        times: Of a trace.
+        times: Times of a trace.
         file_name: Shortens the names of files.
     """
     total = times.total

@@ -46,8 +46,8 @@ def work_lanes(work: DeviceWork, *, most_spans: int = MOST_SPANS) -> tuple[WorkL
     """The streams that worked most, by number.
 
     Args:
-        work: Of one device, in order of its starts.
-        most_spans: Of each lane.
+        work: Work of one device, in order of its starts.
+        most_spans: The most spans that a lane may have.
     """
     streams, index = np.unique(work.stream, return_inverse=True)
     busy = np.bincount(index.reshape(-1), weights=work.duration_ns, minlength=len(streams))

@@ -65,7 +65,7 @@ class RankRow:
     """What a rank waits, and is waited for, in collectives that could be compared.
 
     Attributes:
-        times: Of the rank.
+        times: Times of this rank.
         waited_ns: By how much its kernels ran longer than those of whoever came last.
         waited_for_ns: What all others waited where this one came last.
         num_last: Collectives in which it came last.
@@ -104,7 +104,7 @@ def compare_ranks(ranks: Sequence[RankTimes], problems: Sequence[tuple[str, str]
     """Put the ranks of a job beside each other.
 
     Args:
-        ranks: That could be read.
+        ranks: The ranks that could be read.
         problems: Files that could not be read, and why.
     """
     ordered = sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.file))

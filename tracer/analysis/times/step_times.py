@@ -85,7 +85,7 @@ def step_times(
     """Divide the time of each step.
 
     Args:
-        work: Of one device.
+        work: Work of one device.
         steps: Name, start and end of each, in order; none where they are not marked.
         window: From when to when there is something in the trace.
         loading: When the program asked a DataLoader for a batch.

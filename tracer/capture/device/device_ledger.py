@@ -21,8 +21,8 @@ class Processes:
     """What the driver says of the processes on a device.
 
     Attributes:
-        own_bytes: Of this one.
-        other_bytes: Of all others.
+        own_bytes: Bytes of this process.
+        other_bytes: Bytes of all other processes.
         num_others: How many they are.
     """
 
@@ -37,11 +37,11 @@ class DeviceLedger:
 
     Attributes:
         total_bytes: Memory of the device.
-        used_bytes: In use by everybody, as the driver says.
+        used_bytes: Bytes in use by everybody, as the driver says.
         pools: Reserved by torch in this process, by pool.
-        context_bytes: Of this process, and not torch's allocator's: the context, libraries and their code; None where
+        context_bytes: Bytes of this process outside its allocator: the context, libraries and their code; None where
             other processes cannot be told apart from it.
-        other_bytes: In use by other processes; None likewise.
+        other_bytes: Bytes in use by other processes; None likewise.
         num_others: Number of these processes.
         rest_bytes: What is in use and is none of these: context, libraries and other processes where they cannot be
             told apart, or what the driver keeps for itself.
@@ -72,7 +72,7 @@ def device_ledger(
 
     Args:
         device: An accelerator.
-        segments: Of the allocator's snapshot, which tell pools apart.
+        segments: Segments of the allocator's snapshot, which tell pools apart.
         nvml: The module `pynvml`; by default the installed one, if there is one.
 
     Returns:

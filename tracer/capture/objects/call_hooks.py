@@ -40,10 +40,10 @@ class CallHooks:
         """Prepare; nothing is registered.
 
         Args:
-            models: Whose calls are told.
+            models: The models whose calls are observed.
             on_call: Called before each of them.
             after_call: Called after each of them; it returns nothing, so that the output stays what it is.
-            optimizers: That are expected to step. Every optimizer of torch's kind is told of, also one that is not
+            optimizers: Optimizers expected to step. Every optimizer of torch's kind is told of, also one that is not
                 among them; of another kind, only these.
             before_step: Called before any optimizer's step.
             after_step: Called after it.

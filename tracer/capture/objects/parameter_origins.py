@@ -30,10 +30,10 @@ class Parameter:
 
     Attributes:
         name: Dotted, the first of its names if it is shared.
-        size_bytes: Of its elements.
+        size_bytes: Bytes of its elements.
         wants_gradient: Whether autograd computes one.
         module: Dotted name of the module that owns it, "" for the model itself.
-        lines: That constructed it, innermost first; empty where that is not known.
+        lines: The lines that constructed it, innermost first; empty where that is not known.
     """
 
     name: str
@@ -107,7 +107,7 @@ def describe_parameters(
     """A model's parameters in its own order, a shared one once.
 
     Args:
-        model: Any.
+        model: The model; any kind.
         lines: By dotted name, from `ParameterOrigins.take`; others are searched for in the source.
         prefix: The model's own name, where there are several.
     """

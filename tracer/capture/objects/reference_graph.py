@@ -28,7 +28,7 @@ class ReferenceGraph:
     Attributes:
         objects: By vertex: what the collector knows, and nodes of graphs.
         memory: By address the vertex of its memory.
-        size_bytes: Of each memory, by vertex.
+        size_bytes: Bytes of each memory, by vertex.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:

@@ -24,8 +24,8 @@ def trace_json(report: TraceReport, *, command: str | None = None) -> str:
     """All of it as a JSON text.
 
     Args:
-        report: Of a trace.
-        command: That made the document.
+        report: Report on a trace.
+        command: The command that made the document.
     """
     return json.dumps(trace_document(report, command=command), indent=2)
 
@@ -90,7 +90,7 @@ def trace_job_json(job: JobTimes, *, command: str | None = None) -> str:
 
     Args:
         job: What `compare_ranks` returned.
-        command: That made the document.
+        command: The command that made the document.
     """
     slowest = job.slowest
     values = {

@@ -113,7 +113,7 @@ class PagePeak:
         breakdown: Bytes by category, in the order in which to show them.
         rows: Groups of equal blocks, largest first.
         stacks: What led to each row, innermost frame first; as many as rows, or none.
-        row: Of `Page.times`; the page then says what was in use by `Page.blocks`.
+        row: Row of `Page.times`; the page then says what was in use by `Page.blocks`.
     """
 
     bytes: int
@@ -192,7 +192,7 @@ class PageAdvice:
 
     Attributes:
         change: What to do, in a sentence.
-        saves_bytes: Of the peak.
+        saves_bytes: Bytes of the peak that it saves.
         cost: What it costs, in words; empty for nothing.
         how_found: "rehearsed", "replayed", "measured", as a sentence ends: `found by ...`.
     """
@@ -373,7 +373,7 @@ class Page:
         headline_notes: Sentences that belong to the answer itself.
         notes: Sentences on what could not be measured.
         sections: Further findings, in their order.
-        ranks: Of a job, in their order.
+        ranks: Ranks of a job, in their order.
     """
 
     title: str

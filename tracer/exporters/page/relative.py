@@ -32,7 +32,7 @@ def relative_paths(data: Any, names: Names = lambda path: None) -> Any:
 
     Args:
         data: What `page_data` returned.
-        names: Of files of the project, where more is known of it than that it lies below the working directory.
+        names: Names of files of the project, where more is known of it than that it lies below the working directory.
     """
     read = cache(partial(readable_text, names=names))
     return mapped(data, read)

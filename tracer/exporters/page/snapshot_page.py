@@ -63,7 +63,7 @@ def write_snapshot_page(
         path: Where to; a file that is there is replaced.
         run: What to say of the recording, by name.
         caveat: What has to be said before anything else.
-        timelines: Those that are there already, by position of the device.
+        timelines: Timelines that are there already, by position of the device.
 
     Raises:
         OutputError: The file cannot be written.
@@ -92,7 +92,7 @@ def snapshot_page(
         replayed: The snapshot.
         finding: What `explain_replayed` returned for it.
         shown: Position of the device in both.
-        timeline: Of that device.
+        timeline: Timeline of that device.
         run: What to say of the recording, by name.
     """
     device = finding.devices[shown]

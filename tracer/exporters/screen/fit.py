@@ -13,7 +13,7 @@ def trial_words(trial: FitTrial, usable_bytes: int, base: FitTrial | None = None
 
     Args:
         trial: It.
-        usable_bytes: Of the card that it ran on.
+        usable_bytes: Bytes of the card that a program can use.
         base: The script as it is, to compare with; None to leave that out.
     """
     what = ", ".join((*((shlex.join(trial.arguments),) if trial.arguments else ()), *trial.apply)) or "as it is"
@@ -45,9 +45,9 @@ def command_words(report: FitReport, program: str, num_ranks: int = 0) -> str:
     """A command to paste: the script with what makes it fit.
 
     Args:
-        report: In which something fits.
+        report: A report in which something fits.
         program: This program, as it was called.
-        num_ranks: Of a job, on each node; 0 for one process.
+        num_ranks: Number of ranks of a job on each node; 0 for one process.
     """
     own = shlex.join((*report.script, *report.arguments))
     if not report.apply:

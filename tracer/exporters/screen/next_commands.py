@@ -36,7 +36,7 @@ def after_run(folder: Path, written: Collection[str], *, is_advice_open: bool = 
     """After a run, or a report on one.
 
     Args:
-        folder: Of its files.
+        folder: Folder of its files.
         written: Names of those that are there.
         is_advice_open: Whether the same command could be asked for advice, and was not.
     """
@@ -57,7 +57,7 @@ def after_snapshot(
 
     Args:
         path: The snapshot.
-        devices: Those that were explained, the worst first.
+        devices: Devices that were explained, the worst first.
         has_failed: Whether one of them ran out of memory.
         has_page: Whether its page was written.
         has_settings: Whether other settings of the allocator were tried, or cannot be.
@@ -107,7 +107,7 @@ def after_prediction(
 
     Args:
         fits: Whether it fits; None where no device was named.
-        folder: Of its files, if there are any.
+        folder: Folder of its files, if there are any.
         written: Names of those that are there.
         has_advice: Whether advice was asked for.
         has_largest_batch: Whether the largest batch was.

@@ -28,7 +28,7 @@ def lone_rank(place: Place) -> Iterator[None]:
     What ranks after this one read is left in the job's folder in the end, and so are the groups that it was in.
 
     Args:
-        place: Of this process.
+        place: Place of this process.
     """
     store = LoneStore(_left_by_others(place.folder))
     groups: set[tuple[int, ...]] = set()

@@ -37,7 +37,7 @@ class Compute:
         """Leave values in an operator's outputs.
 
         Args:
-            operator: Which.
+            operator: The operator.
             args: What it was called with.
             kwargs: And by name.
             outputs: The tensors that it returned or wrote to.
