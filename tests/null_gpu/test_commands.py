@@ -301,7 +301,7 @@ def test_workspaces_that_cublas_keeps_are_workspaces(script: Path, tmp_path: Pat
         run = called(tmp_path, "run", "--on", "h100", *arguments, str(script), TORCH_CUBLAS_WORKSPACE_CACHE="1")
         assert run.returncode == 0, run.stderr
         rows = peak_of(folder)["rows"]
-        kept = sum(row["bytes"] for row in rows if row["evidence"] == "a library keeps it for its own work")
+        kept = sum(row["bytes"] for row in rows if row["evidence"] == "workspace that a library keeps between calls")
         assert kept == 2 * (32 << 20)  # for the threads of forward and of backward, on Hopper
         assert "BEFORE_RECORDING" not in {row["category"] for row in rows}
 
