@@ -218,7 +218,7 @@ class TimelineTracer:
                     graphs=code.graphs,
                 )
             except RecordingError as error:
-                # A cycle that was cut at its very beginning says nothing, and takes nothing from the others.
+                # A cycle that was cut at its very beginning has no results; the others keep theirs.
                 empty = empty or error
                 continue
             cycles.append(cycle)

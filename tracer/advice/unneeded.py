@@ -10,15 +10,15 @@ from tracer.capture.sources.storing_lines import names_on_the_way
 from tracer.units import format_bytes, some
 
 LARGE_SHARE = 0.05
-"""Of the peak: from here on a finding is told without being asked for."""
+"""Of the peak: from here on a finding is reported automatically."""
 _WHAT = {
     WasteKind.WEIGHTS: "a second copy of the weights, which no recorded step has used",
-    WasteKind.GRAPH: "what graphs save for a backward pass, kept over the end of their step",
+    WasteKind.GRAPH: "what graphs save for a backward pass, kept beyond the end of their step",
     WasteKind.EVALUATION: "what a call of the model saves for a backward pass that never comes",
-    WasteKind.RETAINED: "a graph that its backward pass has not let go of",
+    WasteKind.RETAINED: "a graph that its backward pass did not free",
     WasteKind.GRADIENTS: "gradients that the optimizer has used already",
     WasteKind.WIDENED: "a float32 copy of 16-bit logits, kept for backward",
-    WasteKind.TENSORS: "results that are kept over the end of their step, and that nothing uses",
+    WasteKind.TENSORS: "results that are kept beyond the end of their step, and that nothing uses",
 }
 _CHANGE = {
     WasteKind.WEIGHTS: "keep the copy in a file, or on the host",
@@ -26,7 +26,7 @@ _CHANGE = {
     WasteKind.EVALUATION: "call the model under no_grad or inference_mode",
     WasteKind.RETAINED: "backward without retain_graph",
     WasteKind.GRADIENTS: "zero_grad(set_to_none=True) right after optimizer.step()",
-    WasteKind.WIDENED: "give the loss the logits as they are",
+    WasteKind.WIDENED: "pass the logits to the loss without converting them",
     WasteKind.TENSORS: "keep what is needed of them, or keep them on the host",
 }
 _CHANGE_ON_CPU = {

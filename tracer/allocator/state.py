@@ -94,7 +94,7 @@ class AllocatorState:
     # Counters.
 
     def adjust_reserved(self, change: int, action: str, address: int, home: FreeBlocks) -> None:
-        """Count bytes that the driver gave, or, if negative, that it was given back.
+        """Count bytes reserved from the driver, or, if negative, released to it.
 
         Args:
             change: Bytes.

@@ -62,9 +62,7 @@ class Defaults:
     def _check(self, name: str, known: Collection[str], table: str) -> None:
         if name not in known:
             hint = did_you_mean(name, known) or "Options are named as on the command line, without the dashes."
-            raise UsageError(
-                f"{self.path}: [tool.{TABLE}{table}] names an option {name}, and there is none.", hint=hint
-            )
+            raise UsageError(f"{self.path}: [tool.{TABLE}{table}] names an unknown option, {name}.", hint=hint)
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:

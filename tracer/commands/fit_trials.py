@@ -65,7 +65,7 @@ def told_alone(devices: Devices, own: tuple[str, ...], base: FitTrial | None = N
     Raises:
         TracerError: The script ended otherwise than for want of memory, and without any change.
     """
-    print("\nWhat changes made from outside would save, each alone:", flush=True)
+    print("\nWhat each change would save alone, made without editing the script:", flush=True)
     trials = each_alone(devices.card, base)
     return FitReport(devices.words, devices.card.usable_bytes, own, tuple(trials), first_that_fits(trials))
 
@@ -100,7 +100,7 @@ def make_trial(changes: Sequence[ScriptChange], *, job: Job | None = None, argum
         if changes or more:
             return FitTrial(names, fits=False, notes=(_reason(said),), has_ended_before=True, arguments=more)
         say("\n".join(said))
-        raise TracerError("The script did not get to a step.", hint="What it said is above.")
+        raise TracerError("The script ended before its first step.", hint="Its output is above.")
     # One that ran out of memory is worse than all that did not.
     worst = max(ranks, key=lambda rank: (not ranks[rank]["fits"], ranks[rank]["allocated"], -rank))
     values = ranks[worst]
@@ -146,7 +146,7 @@ def _run_ranks(job: Job, variables: Mapping[str, str]) -> tuple[tuple[str, ...],
 def _said(lines: Sequence[str]) -> tuple[str, ...]:
     """A script's own traceback, without our words behind it."""
     own = tuple(line for line in lines if line.strip() and not line.startswith(_OURS))
-    return own or ("It said nothing.",)
+    return own or ("It printed nothing.",)
 
 
 def _reason(said: Sequence[str]) -> str:

@@ -41,7 +41,7 @@ class OnOptions:
     answer: Annotated[
         list[str],
         option(
-            "With --on: what this line reads of the device, such as train.py:12=0.5. Repeatable.",
+            "With --on: the value that this line reads from the GPU, as in train.py:12=0.5. Repeatable.",
             DEVICE,
             "--answer",
             metavar="<file:line=value>",
@@ -58,7 +58,7 @@ class OnOptions:
         ),
     ] = None
     one_process: Annotated[
-        bool, option("With --on 8xh100: one process with eight GPUs, in the place of eight ranks.", DEVICE)
+        bool, option("With --on 8xh100: one process with eight GPUs, instead of eight ranks.", DEVICE)
     ] = False
 
     @property
@@ -73,7 +73,7 @@ class OnOptions:
             raise UsageError(f"{self.on}: a process sees 1 to {MAX_DEVICES} GPUs.", hint="Leave out --one-process.")
         if devices is None or devices.count == 1 or self.one_process:
             if self.rank is not None:
-                raise UsageError("--rank has a meaning only for a job.", hint="Add --on 128xh100, say.")
+                raise UsageError("--rank works only for a job.", hint="Add --on with a job, such as --on 128xh100.")
             return None
         from tracer.runs.null_job import Job
 
@@ -89,7 +89,7 @@ class OnOptions:
             TracerError: It is not of the form that it must have, or there is no `--on`.
         """
         if self.answer and self.on is None:
-            raise UsageError("--answer has a meaning only with --on.", hint="Add --on h100, say.")
+            raise UsageError("--answer works only with --on.", hint="Add --on with a GPU, such as --on h100.")
         return dict(map(parse_answer, self.answer))
 
 

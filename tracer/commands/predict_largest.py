@@ -85,14 +85,16 @@ def _varied(options: Options) -> _Varied:
         )
     if asked == "--largest-tokens":
         if workload.hf_config is None:
-            raise UsageError("--largest-tokens has a meaning only with --hf-config.", hint="Leave it out.")
+            raise UsageError("--largest-tokens works only with --hf-config.", hint="Leave it out.")
         return _Varied(
             "--tokens", "Tokens", workload.tokens or 512, 64, _most_tokens(workload),
             lambda size: replace(workload, tokens=size),
         )  # fmt: skip
     found = [match for text in workload.model_input if (match := _IMAGE.match(text))]
     if not found:
-        raise UsageError("--largest-image needs an image to vary.", hint="Add --input 3x224x224, say.")
+        raise UsageError(
+            "--largest-image needs an image to vary.", hint="Add --input with an image, such as --input 3x224x224."
+        )
 
     def of_size(size: int) -> PredictedWorkload:
         inputs = [_IMAGE.sub(rf"\g<1>x{size}x{size}", text) for text in workload.model_input]

@@ -17,7 +17,7 @@ NUM_ROWS = 8
 """Rows of each table of a run's screen, where --top says nothing."""
 SAVE_DIR = Path("profiler_outputs")
 
-_WaitSteps = Annotated[int, number("Steps before each cycle that are not looked at.", SCHEDULE)]
+_WaitSteps = Annotated[int, number("Steps to skip before each cycle.", SCHEDULE)]
 SaveDir = Annotated[Path, option("Folder for the results.", OUTPUTS, metavar="<path>")]
 AsJson = Annotated[bool, option("Print the answer as JSON instead.", SCREEN, "--json")]
 Top = Annotated[int, number("Rows of each table; 0 prints none.", SCREEN, least=0, metavar="<rows>")]
@@ -31,7 +31,7 @@ class ScheduleOptions:
     n_wait_steps: _WaitSteps = 1
     n_warmup_steps: Annotated[int, number("Steps in which the profiler then warms up.", SCHEDULE)] = 1
     n_active_steps: Annotated[int, number("Steps that are then recorded.", SCHEDULE)] = 3
-    n_repeats: Annotated[int, number("How often all of that is done.", SCHEDULE)] = 2
+    n_repeats: Annotated[int, number("Number of such cycles.", SCHEDULE)] = 2
 
     def schedule(self) -> Schedule:
         """The session's schedule with these numbers of steps.

@@ -34,8 +34,8 @@ _OURS = re.compile(r"(?:torch-timeline|python main\.py)(?= )")
 """The program in examples of help texts, which name it as it was called."""
 
 
-class _Explained:
-    """What commands and the program itself have in common."""
+class _HelpFormatting:
+    """How help is written, for commands and the program itself."""
 
     def format_usage(self: Any, ctx: Any, formatter: Any) -> None:
         """Write the command as it is called."""
@@ -78,11 +78,11 @@ class _Explained:
             _refuse(ctx, _in_words(error, ctx), _hint(error, ctx))
 
 
-class Command(_Explained, TyperCommand):
+class Command(_HelpFormatting, TyperCommand):
     """A command of the program."""
 
 
-class Program(_Explained, TyperGroup):
+class Program(_HelpFormatting, TyperGroup):
     """The program, which has commands, and profiles without one."""
 
     def format_options(self: Any, ctx: Any, formatter: Any) -> None:

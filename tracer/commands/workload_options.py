@@ -67,7 +67,7 @@ class WorkloadOptions:
         ),
     ] = field(default_factory=list)
     optimizer: Annotated[
-        str, option("Of torch.optim: adamw, sgd:lr=0.1,momentum=0.9, none.", STEP, metavar="<text>")
+        str, option("Optimizer of torch.optim: adamw, sgd:lr=0.1,momentum=0.9, none.", STEP, metavar="<text>")
     ] = "adamw"
     loss: Annotated[
         Literal["auto", "mean-square", "cross-entropy"],
@@ -197,13 +197,11 @@ class PredictedWorkload(WorkloadOptions):
     ] = None
     tokens: Annotated[
         int | None,
-        number(
-            "Of a sample of --hf-config; with --inference, text of that length is generated, its cache kept.", MODEL
-        ),
+        number("Tokens in a sample of --hf-config; with --inference, text of that length is generated.", MODEL),
     ] = None
     lora: Annotated[
         str,
-        option("Train adapters of peft in the place of the weights: 16, or 16:q_proj,v_proj.", MODEL, metavar="<rank>"),
+        option("Train adapters of peft instead of the weights: 16, or 16:q_proj,v_proj.", MODEL, metavar="<rank>"),
     ] = ""
 
     @property

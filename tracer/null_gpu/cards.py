@@ -228,7 +228,7 @@ def devices_of(text: str) -> Devices:
     assert match is not None  # every text has this form
     count, name, size = int(match[1] or 1), match[2], match[3]
     if not 1 <= count <= _MAX_RANKS:
-        raise UsageError(f"{text}: a job has 1 to {_MAX_RANKS:,} devices.", hint="Write 8xh100, say.")
+        raise UsageError(f"{text}: a job has 1 to {_MAX_RANKS:,} devices.", hint="Write, for example, 8xh100.")
     card = named_card(name)
     if card is None and size is None:
         card = _sized(name)

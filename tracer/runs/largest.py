@@ -63,7 +63,7 @@ def largest_fitting(
         tell(number * step, trial)
         if len(set(peaks.values())) == 1 and len(peaks) > 1:
             raise TracerError(
-                "The size that is looked for changes nothing of what this needs.",
+                "The size does not change how much memory this needs.",
                 hint="Give the factory a parameter batch_size, or --input with the shape of one sample.",
             )
         return trial.fits

@@ -160,7 +160,9 @@ def on_card(card: Card | None) -> list[str]:
     if card is None:
         return ["No GPU is named: kernels are chosen as on an A100."]
     sentences = [] if card.label else [f"{format_bytes(card.memory_bytes)} is taken as an A100 with that memory."]
-    aside = f"{format_bytes(CONTEXT_BYTES)} of the GPU are set aside for CUDA's context and kernels; no peak has them."
+    aside = (
+        f"{format_bytes(CONTEXT_BYTES)} of the GPU are set aside for CUDA's context and kernels; they are in no peak."
+    )
     return [*sentences, aside]
 
 

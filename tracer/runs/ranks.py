@@ -179,7 +179,7 @@ def begin(rank: Rank, save_dir: Path) -> None:
 def announce(rank: Rank, results: RunResults, save_dir: Path, store: RankStore | None = None) -> None:
     """Leave what there is to say so far, without waiting for anybody; whoever comes last puts all together.
 
-    A rank that dies later, and be it rank 0, then takes nothing along.
+    If a rank dies later, even rank 0, its results so far survive.
 
     Args:
         rank: This process's.

@@ -40,7 +40,7 @@ FUSED = ScriptChange("fused-optimizer", Group.MEMORY, "the optimizer's step make
 FREE_GRADIENTS = ScriptChange(
     "free-gradients",
     Group.MEMORY,
-    "gradients are let go of right behind the optimizer's step; nothing may read them later",
+    "gradients are freed right after the optimizer's step; nothing may read them later",
 )
 CHUNKED_LOSS = ScriptChange(
     "chunked-loss",
@@ -49,7 +49,7 @@ CHUNKED_LOSS = ScriptChange(
 )
 CHECKPOINT = ScriptChange("checkpoint", Group.COMPUTE, "repeated blocks compute their activations again in backward")
 STATE_ON_HOST = ScriptChange(
-    "state-on-host", Group.COMPUTE, "optimizer state is on the device during the optimizer's steps alone"
+    "state-on-host", Group.COMPUTE, "optimizer state is on the device only during the optimizer's steps"
 )
 SAVED_ON_HOST = ScriptChange(
     "saved-on-host", Group.COMPUTE, "what forward saves for backward is copied to the host and back"

@@ -98,15 +98,15 @@ def larger_elsewhere(recorded_bytes: int, before_bytes: int, until_then_bytes: i
         return ""
     if at_end_bytes > until_then_bytes:
         return (
-            f"The script has held more than the peak below: {format_bytes(at_end_bytes)}, after the recorded steps. "
-            "--n-wait-steps records later ones."
+            f"The script used more than the peak below: {format_bytes(at_end_bytes)}, after the recorded steps. "
+            "Use --n-wait-steps to record later ones."
         )
     if until_then_bytes > before_bytes:
         return (
-            f"The script has held more than the peak below: {format_bytes(until_then_bytes)}, in a step that was not "
-            "recorded. With --n-wait-steps 0 --n-warmup-steps 0 the first one is."
+            f"The script used more than the peak below: {format_bytes(until_then_bytes)}, in a step that was not "
+            "recorded. Use --n-wait-steps 0 --n-warmup-steps 0 to record the first one."
         )
-    return f"The script has held more than the peak below: {format_bytes(before_bytes)}, before its first step."
+    return f"The script used more than the peak below: {format_bytes(before_bytes)}, before its first step."
 
 
 class ScriptWatch(TrainingWatch):

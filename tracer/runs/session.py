@@ -488,7 +488,8 @@ class ProfileSession(LoopSession):
         sentences = [*self.run_history.notes, *self._hooks.refused]
         if (fault := self._compile_watch.fault) is not None:
             sentences.append(
-                f"What torch.compile made could not be read and goes by its region: {type(fault).__name__}: {fault}"
+                "What torch.compile generated could not be read, so its memory has the name of its region: "
+                f"{type(fault).__name__}: {fault}"
             )
         if kinds := self._observer.unobserved:
             sentences.append(
@@ -503,7 +504,7 @@ class ProfileSession(LoopSession):
         if findings is not None and findings.other_devices:
             sentences.append(_other_devices(findings.device, findings.other_devices, named=self.device_is_named))
         if self._walks_were_cut:
-            sentences.append("More graphs are alive than were followed: some of what they keep may be missing.")
+            sentences.append("More graphs are alive than were examined: part of what they keep may be missing.")
         return tuple(sentences)
 
     def _lacking(self, findings: Findings | None) -> str | None:

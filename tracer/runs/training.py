@@ -168,7 +168,7 @@ class TrainingProfile(ProfileSession):
     @property
     def _ended_results(self) -> ShownResults:
         if self.results is None:
-            raise TracerError("The results are there when the block has ended.", hint="Ask for them behind it.")
+            raise TracerError("The results are available after the block has ended.", hint="Read them after it.")
         return self.results
 
     def __repr__(self) -> str:
@@ -312,11 +312,11 @@ class TrainingProfile(ProfileSession):
             self._complain(self._what_is_missing())
             if self._num_steps_waited:
                 self._complain(
-                    f"For {some(self._num_steps_waited, 'step')} a torch.profiler of the program's own was waited for, "
-                    "since torch has room for one."
+                    f"{some(self._num_steps_waited, 'step', 'was/were')} not recorded, since a torch.profiler of the "
+                    "program's own was running, and only one can run at a time."
                 )
         if self._folder.is_another:
-            self._complain(f"A session that is still running has {self.folder.parent}: the files are in {self.folder}.")
+            self._complain(f"Another session is still using {self.folder.parent}: the files are in {self.folder}.")
         if left := left_from_earlier(self.folder, self.written):
             self._complain(left_sentence(left))
         if self._screen == "full" and self._folder.is_of_first_rank:

@@ -182,7 +182,7 @@ class _Explanation:
         observer = StorageObserver()
         walk = live_tensors()
         if not walk.is_complete:
-            self._notes.append("More graphs are alive than were followed: some of what they keep may be missing.")
+            self._notes.append("More graphs are alive than were examined: part of what they keep may be missing.")
         blocks = {str(self._device): device_blocks(self._device)}
         observer.observe((*self._moment.tensors(), *walk.tensors), blocks=blocks)
         return observer.observations()

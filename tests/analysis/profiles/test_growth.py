@@ -260,7 +260,7 @@ def test_the_sentence_names_three_places_and_the_sum_of_the_rest() -> None:
     places = tuple(GrowingPlace(site, 1024 * (5 - at)) for at, site in enumerate(sites))
     (sentence,) = growth_sentences(Growth(15 * 1024, 4, places), file_name=lambda path: path.rpartition("/")[2])
     assert sentence == (
-        "Memory grows by 15.00 KiB a step, which outlives the step after it: "
+        "Memory grows by 15.00 KiB a step, still in use after the next step: "
         "5.00 KiB (activation) by aten::mul at train.py:0; 4.00 KiB (activation) by aten::mul at train.py:1; "
         "3.00 KiB (activation) by aten::mul at train.py:2; 3.00 KiB from 2 more places."
     )

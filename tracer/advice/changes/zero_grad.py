@@ -26,7 +26,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
         keeps=Keeps.BITS,
         lines=("optimizer.step()", "optimizer.zero_grad(set_to_none=True)"),
         apply=_applied,
-        needs="Nothing reads the gradients behind the optimizer's step.",
+        needs="Nothing reads the gradients after the optimizer's step.",
     )
 
 

@@ -243,7 +243,7 @@ def _device_notes(state: DeviceState, replayed: Replay) -> list[str]:
         )
     if odd.num_unknown_actions:
         entries = some(odd.num_unknown_actions, "entry", "has/have")
-        notes.append(f"{entries} an action that this version does not know, and nothing is made of it.")
+        notes.append(f"{entries} an action that this version does not know, and are ignored.")
     if (num_ooms := len(state.trace.where(Action.OOM))) > MAX_EXPLAINED:
         notes.append(f"Of {num_ooms} out-of-memory events the first {MAX_EXPLAINED} are explained.")
     if (replayed.reserved_bytes < replayed.requested_bytes).any():

@@ -84,9 +84,9 @@ class KindFinder:
         self._snapshot, self._state, self._lives, self._sites = snapshot, state, lives, sites
         self._held = dict(held or {})
         self._phases = DevicePhases(snapshot, state, sites.facts)
-        self._together = _Together([self], sites)
+        self._together = _SharedStackKinds([self], sites)
 
-    def learn_from(self, together: _Together) -> None:
+    def learn_from(self, together: _SharedStackKinds) -> None:
         """Let all devices of the snapshot say what stacks make; before anything is asked."""
         self._together = together
 
@@ -235,13 +235,13 @@ def kind_finders(
         KindFinder(snapshot, state, lives, sites, held=held, held_now=now.get(state.device, NOTHING_HELD))
         for state, lives in devices
     )
-    together = _Together(finders, sites)
+    together = _SharedStackKinds(finders, sites)
     for finder in finders:
         finder.learn_from(together)
     return finders
 
 
-class _Together:
+class _SharedStackKinds:
     """What the devices of a snapshot know in common, worked out once for all of them."""
 
     def __init__(self, finders: Sequence[KindFinder], sites: Sites) -> None:

@@ -226,7 +226,7 @@ def oom_section(events: tuple[OutOfMemory, ...]) -> Section:
     """What failed and why; there is at least one event."""
     failures = Table(
         "Each failure" if len(events) > 1 else "The failure",
-        ("entry", "who asked", "asked for", "device free", "in use", "reserved", "unallocated", "largest free"),
+        ("entry", "allocation site", "requested", "device free", "in use", "reserved", "unallocated", "largest free"),
         tuple(_oom_row(event) for event in events),
     )
     in_use = tuple(_groups_table(f"In use at entry {event.entry:,}", event.groups) for event in _distinct(events))

@@ -19,7 +19,7 @@ def trial_words(trial: FitTrial, usable_bytes: int, base: FitTrial | None = None
     what = ", ".join((*((shlex.join(trial.arguments),) if trial.arguments else ()), *trial.apply)) or "as it is"
     if trial.fits:
         left = usable_bytes - trial.reserved_bytes
-        came = f"fits with {format_bytes(left)} left" if left >= 0 else "fits, after the cache was given back"
+        came = f"fits with {format_bytes(left)} left" if left >= 0 else "fits, after the allocator released its cache"
         sizes = f"{format_bytes(trial.allocated_bytes)} allocated, {format_bytes(trial.reserved_bytes)} reserved"
         sizes += "" if trial.worst_rank is None else f" by rank {trial.worst_rank:,}, the worst"
         line = f"{what}: {sizes}{_difference(trial, base)}; {came}."

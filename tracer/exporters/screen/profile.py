@@ -102,7 +102,7 @@ def _print_modules(peak: PeakReport, console: Console, top: int) -> None:
     shown = lines[: top + MORE_MODULES]
     if len(lines) > len(shown):
         shown.append((f"and {len(lines) - len(shown)} more of at least 2 %", 0, 0))
-    _print_bytes("By module, with all that is inside it", "module", shown, peak.peak_bytes, console)
+    _print_bytes("By module, with the modules inside it", "module", shown, peak.peak_bytes, console)
 
 
 def _print_phases(cycle: CycleFindings, console: Console) -> None:
@@ -184,7 +184,7 @@ def _three_sizes(peak: PeakReport, allocator: AllocatorPeak) -> str:
     largest, pending = format_bytes(allocator.largest_free_bytes), allocator.pending_bytes
     return (
         f"Requested: {format_bytes(allocator.requested_bytes)}. "
-        f"Allocated, which is that rounded up block by block: {format_bytes(peak.peak_bytes)}.\n"
+        f"Allocated, after rounding up each block: {format_bytes(peak.peak_bytes)}.\n"
         f"Reserved from the driver: {format_bytes(allocator.reserved_bytes)}, "
         f"of which {format_bytes(allocator.free_bytes)} free, in pieces of {largest} at most"
         + (f", and {format_bytes(pending)} freed but still used by another stream." if pending else ".")

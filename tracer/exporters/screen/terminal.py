@@ -23,7 +23,7 @@ from tracer.errors import OutputError
 def screen(*, is_shown: bool = True) -> Iterator[Console]:
     r"""A console on stdout; all of it is printed when the block ends well.
 
-    A letter that stdout's encoding does not have is written as its number, `\xe9`. A reader who has seen enough, as
+    A letter that stdout's encoding does not have is written as its number, `\xe9`. A closed pipe, as after
     `| head` has, is no error.
 
     Args:

@@ -227,7 +227,7 @@ def _table_of_steps(report: WatchReport) -> Iterator[str]:
 def _list_of_events(report: WatchReport) -> Iterator[str]:
     if len(report.events) > 1:
         yield ""
-        yield "What this run was stopped or asked for:"
+        yield "When this run was explained:"
         for event in report.events:
             yield f"  after step {event.step:,}: {event.what}"
 
