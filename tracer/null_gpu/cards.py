@@ -237,25 +237,6 @@ def devices_of(text: str) -> Devices:
     return Devices(card if size is None else replace(card, memory_bytes=_memory(size)), count)
 
 
-def card_of(text: str) -> Card:
-    """A card by name, or a size such as `24GiB` as a card without a name.
-
-    Raises:
-        TracerError: It is neither.
-    """
-    card = named_card(text)
-    if card is not None:
-        return card
-    try:
-        return Card("", parse_memory(text))
-    except ValueError as error:
-        if "unit" in str(error):
-            raise UsageError(str(error), hint=f"Write {text}GiB, {text}MiB or {text}B.") from None
-        raise UsageError(
-            f"{text} is neither a size nor a card that is known here.", hint=f"Write 24GiB, or a card. {_which(text)}"
-        ) from None
-
-
 def _sized(text: str) -> Card | None:
     """A card of which only the memory is named; None for what is no size."""
     try:

@@ -31,8 +31,8 @@ def unseen(recording: Recording, lifetimes: BlockLifetimes) -> tuple[str, ...]:
     # Of what a walk has found, weak references tell when it went.
     if not lifetimes.count.is_walked and (num_dead := int(lifetimes.died_unseen.sum())):
         sentences.append(
-            f"{some(num_dead, 'block')} from before the recording, freed without a record: each counts until its address "
-            "was handed out again. profile_training records when they are freed."
+            f"{some(num_dead, 'block')} from before the recording, freed without a record: each counts until its "
+            "address was handed out again. profile_training records when they are freed."
         )
     return tuple(sentences)
 

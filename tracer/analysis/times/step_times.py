@@ -46,11 +46,6 @@ class StepTimes:
     loading_ns: int = 0
     loading_wait_ns: int = 0
 
-    @property
-    def idle_ns(self) -> int:
-        """Time in which nothing runs on the device."""
-        return self.host_wait_ns + self.launched_wait_ns
-
     def __add__(self, other: StepTimes) -> StepTimes:
         sums = {name: getattr(self, name) + getattr(other, name) for name in _NUMBERS}
         return StepTimes(name=self.name if self.name == other.name else "all", **sums)
