@@ -29,7 +29,7 @@ class Driver(Protocol):
         """
 
     def release(self, address: int, size: int) -> None:
-        """Take a segment back (`cudaFree`)."""
+        """Release a segment (`cudaFree`)."""
 
     def reserve_range(self, size: int, stream: int, pool: PoolId) -> int:
         """Addresses for an expandable segment, without memory behind them (`cuMemAddressReserve`).
@@ -41,10 +41,10 @@ class Driver(Protocol):
         """
 
     def map(self, address: int, size: int) -> bool:
-        """Put memory behind addresses; False if there is none left (`cuMemCreate`, `cuMemMap`)."""
+        """Map memory at addresses; False if there is none left (`cuMemCreate`, `cuMemMap`)."""
 
     def unmap(self, address: int, size: int) -> None:
-        """Take the memory behind addresses back."""
+        """Unmap the memory at addresses."""
 
 
 class PackingDriver:

@@ -61,12 +61,12 @@ class RecordedDriver:
         return True
 
     def release(self, address: int, size: int) -> None:
-        """Go on in the recording."""
+        """Release a segment, and go on in the recording."""
         self.taken.remove(address, size)
         self.unmap(address, size)
 
     def unmap(self, address: int, size: int) -> None:
-        """Go on in the recording."""
+        """Unmap memory, and go on in the recording."""
         self.reserved_bytes -= size
         if self.events and self.events[0].is_release:
             self.events.popleft()

@@ -66,7 +66,7 @@ class Defaults:
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """`Did you mean snapshot?`, or the empty string where nothing is spelled alike."""
+    """`Did you mean snapshot?`, or the empty string if no known name is similar."""
     alike = get_close_matches(name, known, n=2, cutoff=0.7)
     return f"Did you mean {' or '.join(alike)}?" if alike else ""
 

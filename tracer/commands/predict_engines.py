@@ -110,7 +110,7 @@ class Rehearsed:
 
 
 def build(workload: PredictedWorkload, device: str = "cpu") -> Workload:
-    """The workload, its random weights unwritten: nobody asks for them."""
+    """The workload, with random weights left unwritten, since nothing reads them."""
     import torch
 
     from tracer.rehearsal.unfilled import unfilled_weights

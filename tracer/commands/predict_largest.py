@@ -46,7 +46,7 @@ class _Varied:
 
 
 def find_largest(options: Options, engine: Engine, card: Card) -> LargestSize:
-    """The largest that fits; of a batch smaller than what was asked for, as many samples in micro-batches.
+    """The largest size that fits; for a smaller batch than asked for, also the micro-batches to use.
 
     Raises:
         TracerError: There is nothing of that kind to vary.

@@ -86,7 +86,7 @@ def _check_fno(options: Options) -> None:
 
 
 def starts_on_null_gpu(options: Options, devices: Devices | None) -> bool:
-    """Go on in a process on the null GPU; False where a rehearsal has to answer, after a line that says why.
+    """Continue in a process on the null GPU; False, after a line that says why, if a rehearsal has to answer.
 
     Raises:
         NullGpuError: The null GPU cannot be had here, and nothing else will do.

@@ -64,7 +64,7 @@ class _HelpFormatting:
                 _write_records(groups[heading], formatter)
 
     def parse_args(self: Any, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments; what is wrong with them is said in words.
+        """Read the arguments; errors are reported as a sentence and a hint.
 
         Raises:
             typer.Exit: With status 2.

@@ -79,7 +79,12 @@ def answered_version() -> int:
 
 
 def said_of_workspaces(version: int, card: str) -> str:
-    """A sentence for people: whose answer stands for convolutions' workspaces."""
+    """A sentence on which cuDNN gave convolutions' workspaces.
+
+    Args:
+        version: Version of cuDNN, such as 92600.
+        card: Name of the card it was asked for.
+    """
     major, minor = divmod(version // 100, 100)
     return (
         f"Convolutions' workspaces are what cuDNN {major}.{minor} said that it would take on {card}; another version "

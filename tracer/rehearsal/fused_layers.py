@@ -69,7 +69,7 @@ class _LogSigmoid(torch.autograd.Function):
 
 
 def log_sigmoid(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
-    """Without the CPU's buffer."""
+    """A replacement of log-sigmoid without the CPU's buffer."""
 
     def applied(self: Tensor) -> Tensor:
         result: Tensor = _LogSigmoid.apply(self) if torch_fake.is_fake(self) else on_cpu(self)

@@ -255,7 +255,7 @@ class Recorder:
         return self.log.tick()
 
     def span(self, name: str, start_ns: int) -> None:
-        """Note a stretch of time that ends now."""
+        """Note a named stretch of time that ends now."""
         log = self.log
         log.spans.append((log.strings[name], start_ns, log.tick()))
 

@@ -65,7 +65,12 @@ class StorageLog:
         return self.now_ns
 
     def add_node(self, time_ns: int, *, backward: bool) -> dict[int, int]:
-        """Begin a node of the data flow; the bits of the storages that it touches."""
+        """Begin a node of the data flow; returns the bits of the storages that it touches.
+
+        Args:
+            time_ns: Time of its operator.
+            backward: Whether it runs in backward.
+        """
         bits: dict[int, int] = {}
         self.nodes.append((time_ns, backward, bits))
         return bits

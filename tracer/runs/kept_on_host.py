@@ -53,7 +53,7 @@ class StateOnHost:
         self._places = weakref.WeakKeyDictionary()
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Bring the state to its parameters."""
+        """Move the state to the device of its parameters."""
         places = self._places.get(optimizer, {})
         for parameter, values in _states(optimizer):
             for name, value in values.items():
@@ -62,7 +62,7 @@ class StateOnHost:
                     values[name] = kept.to(parameter.device, non_blocking=True)
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Take it to the host, to the same memory each time."""
+        """Move the state to the host, to the same memory each time."""
         places = self._places.setdefault(optimizer, {})
         for parameter, values in _states(optimizer):
             for name, value in values.items():

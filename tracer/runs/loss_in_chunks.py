@@ -182,7 +182,7 @@ class _SumInChunks(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        """The logits' gradient, filled chunk by chunk."""
+        """Gradient of the logits, filled chunk by chunk."""
         logits, target, weight = ctx.saved_tensors
         filled = torch.empty_like(logits)
         chunks = zip(*(tensor.chunk(NUM_CHUNKS) for tensor in (logits, target, filled)), strict=True)

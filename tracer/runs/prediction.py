@@ -167,7 +167,12 @@ def on_card(card: Card | None) -> list[str]:
 
 
 def of_model(model: torch.nn.Module, *, is_rehearsed: bool) -> list[str]:
-    """What is known of a model without its steps."""
+    """Sentences on what is known of a model without running its steps.
+
+    Args:
+        model: The model.
+        is_rehearsed: Whether a rehearsal answers; else the null GPU.
+    """
     sentences = []
     kinds = {type(module).__name__ for module in model.modules()}
     if "OptimizedModule" in kinds and is_rehearsed:

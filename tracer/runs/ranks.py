@@ -165,7 +165,7 @@ class RanksSummary:
 
 
 def begin(rank: Rank, save_dir: Path) -> None:
-    """Forget what an earlier run of the same rank has left.
+    """Remove what an earlier run of the same rank left.
 
     Raises:
         OutputError: It cannot be removed, so that it could not be replaced either.
@@ -249,7 +249,7 @@ def finish(rank: Rank, peak: RankPeak, save_dir: Path, store: RankStore | None =
 
 
 def peak_of(rank: Rank, results: RunResults) -> RankPeak:
-    """What a profiled rank has to say."""
+    """A profiled rank's figures for the summary."""
     error = results.failure.error if results.failure is not None else None
     failure = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0] if error is not None else ""
     out_of_memory = results.failure is not None and results.failure.out_of_memory

@@ -32,7 +32,7 @@ class ShownResults(RunResults):
         return self.html()
 
     def html(self, *, notes: Sequence[str] = (), page: Path | None = None) -> str:
-        """The same, with further sentences, and with the page if it was written."""
+        """The results as HTML for a notebook, with further sentences, and with the page if it was written."""
         first = [self.origin.caveat] if self.origin.caveat else []
         return notebook_html(self.findings, self.num_steps, notes=[*first, *notes], page=page)
 
@@ -63,7 +63,13 @@ class ShownResults(RunResults):
 
 
 def failure_of(error: BaseException, session: ProfileSession, *, in_timing_pass: bool = False) -> Failure:
-    """What an exception says, without the traceback, which keeps the tensors of the step alive."""
+    """The failure without its traceback, which would keep the step's tensors alive.
+
+    Args:
+        error: What ended the steps.
+        session: The session that was running.
+        in_timing_pass: Whether it arose in the timing pass.
+    """
     line, state = error_line(error), allocator_counters(session.device_of_failure)
     return Failure(without_tracebacks(error), session.num_steps_done, state, line, in_timing_pass)
 

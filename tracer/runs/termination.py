@@ -41,7 +41,7 @@ class Termination:
             _listen(self)
 
     def arrived(self, number: int, frame: FrameType | None) -> None:
-        """A signal has come."""
+        """Handle a signal that has arrived."""
         must_wait = self._must_wait or _is_ending(frame)
         if number == signal.SIGINT:
             self.num_interrupts += must_wait

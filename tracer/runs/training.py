@@ -393,7 +393,7 @@ def _without_traceback(error: BaseException) -> BaseException:
 
 
 def print_screen(results: RunResults, written: Collection[Written] = (), *, top: int = NUM_ROWS) -> None:
-    """The files on stderr, then the answer on stdout.
+    """Print the files on stderr, then the answer on stdout.
 
     Raises:
         OutputError: stdout does not take it.
@@ -419,7 +419,7 @@ def names_of(written: Collection[Written]) -> list[str]:
 
 
 def say_in_short(results: RunResults, folder: Path, written: Collection[Written]) -> None:
-    """A few lines on stderr: what filled the device, and where the files are."""
+    """Print a few lines on stderr: what filled the device, and where the files are."""
     from tracer.exporters.screen.run import short_lines
     from tracer.exporters.screen.terminal import say
 

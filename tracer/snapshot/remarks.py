@@ -25,7 +25,13 @@ class Remarks:
         self.add_many(what, 1, f"{place}: {spelled(value)[:_MAX_VALUE]}")
 
     def add_many(self, what: str, count: int, first: str) -> None:
-        """Note several at once, the first of which is described."""
+        """Note something odd that occurs several times.
+
+        Args:
+            what: What is odd and how it is read, a sentence without its full stop.
+            count: How often it occurs.
+            first: Place and value of the first one.
+        """
         before, description = self._found.get(what, (0, first))
         self._found[what] = (before + count, description)
 

@@ -19,7 +19,7 @@ class DataOnlyUnpickler(pickle.Unpickler):
     """
 
     def find_class(self, module: str, name: str) -> Any:
-        """What stands for a global.
+        """The plain stand-in for a global of the pickle.
 
         Raises:
             SnapshotError: It is not on the list.

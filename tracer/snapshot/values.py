@@ -38,7 +38,11 @@ class Where:
         return self._pattern.format(self._start + index)
 
     def refuse(self, index: int, complaint: str) -> NoReturn:
-        """Give the file up.
+        """Refuse the file because of one row.
+
+        Args:
+            index: The row.
+            complaint: What is wrong with it, behind the row's name.
 
         Raises:
             SnapshotError: Always.
@@ -46,7 +50,13 @@ class Where:
         raise SnapshotError(f"{self.place(index)} {complaint}", hint=DAMAGED)
 
     def remark(self, index: int, what: str, value: object) -> None:
-        """Note an oddity of a row."""
+        """Note an oddity of a row.
+
+        Args:
+            index: The row.
+            what: What is odd and how it is read.
+            value: The odd value.
+        """
         place = self.place(index)
         self._remarks.add(what, place[:1].lower() + place[1:], value)
 

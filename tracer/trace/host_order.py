@@ -25,7 +25,12 @@ class Source(IntEnum):
 
 
 def in_ns(microseconds: Ints, base_ns: int) -> Ints:
-    """Nanoseconds of the profiler's clock; a time that is no number is 0."""
+    """Times in nanoseconds of the profiler's clock; what is no number becomes 0.
+
+    Args:
+        microseconds: Times of the trace.
+        base_ns: What they count from.
+    """
     values = np.nan_to_num(np.asarray(microseconds, np.float64), nan=0.0, posinf=0.0, neginf=0.0)
     return np.rint(np.clip(values, -9e15, 9e15) * NS_PER_US).astype(Int) + base_ns
 

@@ -94,7 +94,12 @@ class _Reader(EventTables):
         ]
 
     def read(self, thread_id: int, rows: Iterable[tuple[int, int, int, int]]) -> None:
-        """Read one thread: the cost of a trace beside that of its JSON."""
+        """Read the rows of one thread; with the JSON, this is where the time goes.
+
+        Args:
+            thread_id: Number of the thread in the trace.
+            rows: Table, row, start and end of each, in order.
+        """
         thread = self.thread_of.setdefault(thread_id, len(self.thread_of))
         names, called_names, called_from = self._names, *self._python
         op_names, sequence_numbers, is_region, op_shapes = self._operators

@@ -72,7 +72,12 @@ _ONLY_LAST = ("logits_to_keep", "num_logits_to_keep")  # transformers from 4.50 
 
 
 def most_tokens(path: Path, model_args: Mapping[str, Any]) -> int | None:
-    """The positions that a configuration has; None where it does not say."""
+    """Number of positions in a configuration; None where it does not say.
+
+    Args:
+        path: The config.json.
+        model_args: Values that replace those of the file.
+    """
     file = path / "config.json" if path.is_dir() else path
     values = json.loads(file.read_text(encoding="utf-8")) | dict(model_args)
     length = values.get("max_position_embeddings") or values.get("text_config", {}).get("max_position_embeddings")

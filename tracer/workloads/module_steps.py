@@ -99,7 +99,7 @@ class ModuleWorkload:
 
 
 def gradient_scaler(amp: Amp, device: torch.device) -> torch.amp.GradScaler | None:
-    """Float16 gradients underflow without one; bfloat16 has the range of float32."""
+    """A scaler for float16 on a GPU, whose gradients would underflow; None otherwise, as for bfloat16."""
     return torch.amp.GradScaler(device.type) if amp == "float16" and device.type != "cpu" else None
 
 

@@ -73,7 +73,12 @@ def not_recorded(peak: PeakReport) -> str | None:
 
 
 def growth_sentences(growth: Growth | None, *, file_name: Callable[[str], str] = str) -> tuple[str, ...]:
-    """By how much memory grows, and the lines that make what stays; files as `file_name` shortens them."""
+    """Sentences on how much memory grows, and the lines that make what stays.
+
+    Args:
+        growth: What was found; None where memory does not grow.
+        file_name: Shortens a path.
+    """
     if growth is None:
         return ()
     shown, rest = growth.places[:_NUM_PLACES], growth.places[_NUM_PLACES:]

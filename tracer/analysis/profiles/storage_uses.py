@@ -213,7 +213,12 @@ class _Followed:
         self.reader_keys = edges.edge_key[self.readers]
 
     def leads_to(self, node: int, wanted: PerNode[Bool]) -> bool:
-        """Whether what a node has made reaches one of some nodes; if that is not found out soon, it does."""
+        """Whether a node's results reach a wanted node; also true if that is not found out within a limit.
+
+        Args:
+            node: Row of the node to begin with.
+            wanted: Whether each node is one to be reached.
+        """
         work, seen = [node], {node}
         while work:
             if len(seen) > _MAX_NODES_FOLLOWED:

@@ -115,7 +115,7 @@ GRAPH_OF = " -> graph of the tensor"
 
 
 def kinds_of(blocks: IdleBlocks, rules: Sequence[WasteRule] = RULES) -> Rows:
-    """[I] `WasteKind` of each block by the first rule that holds, -1 for what is no waste."""
+    """[I] `WasteKind` of each block by the first rule that holds, -1 for a block that is needed."""
     kinds = np.full(len(blocks), NO_KIND, np.int64)
     for rule in rules:
         kinds[(kinds == NO_KIND) & all_hold(rule.when, blocks)] = rule.kind

@@ -107,13 +107,23 @@ class _Operations:
     starts: list[int] = field(default_factory=list)
 
     def append(self, place: int, rows: Sequence[int]) -> None:
-        """Add a run."""
+        """Add a run of operations.
+
+        Args:
+            place: The run's position in forward.
+            rows: First block of each of its operations.
+        """
         self.places.append(place)
         self.starts.append(len(self.rows))
         self.rows += rows
 
     def range(self, low: int, high: int) -> tuple[int, int]:
-        """The first operation of these runs, and the one past their last."""
+        """Numbers of the first operation of some runs, and of the one past their last.
+
+        Args:
+            low: Position of the first run.
+            high: Position of the last run.
+        """
         past = bisect_right(self.places, high)
         end = self.starts[past] if past < len(self.starts) else len(self.rows)
         return self.starts[bisect_left(self.places, low)], end

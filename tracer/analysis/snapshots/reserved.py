@@ -149,14 +149,21 @@ class _LaterUses:
         self._entry, self._releases = entry, releases
 
     def of_segment(self, address: int, size: int) -> bool:
-        """Whether anything is put into a free segment before it is given back."""
+        """Whether any block is placed in a free segment before it is released."""
         low, high = np.searchsorted(self._address, (address, address + size))
         until = next((entry for entry in self._releases.get(address, ()) if entry > self._entry), None)
         begins = self._begin[low:high]
         return bool(len(begins)) if until is None else bool((begins < until).any())
 
     def of_pages(self, block: BlockInfo, low: int, page: int, num_pages: int) -> int:
-        """Number of whole free pages inside a block that are used again."""
+        """Number of whole free pages inside a block that are used again.
+
+        Args:
+            block: The free block.
+            low: Address of its first whole page.
+            page: Bytes of a page.
+            num_pages: Number of whole pages in it.
+        """
         first, last = np.searchsorted(self._address, (block.address, block.address + block.size))
         if first == last:
             return 0

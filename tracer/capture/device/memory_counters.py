@@ -102,7 +102,12 @@ class StepReader:
             self._highest[name] = max(in_use, self._highest.get(name, 0))
 
     def end_of_step(self, step: int, time_ns: int) -> dict[str, int]:
-        """The row of the step that ends now, for `StepTable.add`."""
+        """The row of the step that ends now, for `StepTable.add`.
+
+        Args:
+            step: Number of the step.
+            time_ns: Time of its end.
+        """
         row = {"step": step, "time_ns": time_ns, **self._highest}
         self._highest.clear()
         self._times.clear()

@@ -69,7 +69,7 @@ def _step(holder: Any, inner: Any, before: str) -> _Step:
 
 
 def cuts_of(way: Way, graph: ReferenceGraph) -> Iterator[Cut]:
-    """What on a way can be let go of, next to the memory first."""
+    """References on a path that can be cut, the one next to the memory first."""
     for step in reversed(_steps(way, graph)):
         if step.cut is not None:
             yield step.cut
@@ -78,13 +78,13 @@ def cuts_of(way: Way, graph: ReferenceGraph) -> Iterator[Cut]:
 
 
 def spelled(way: Way, cuts: frozenset[Cut], graph: ReferenceGraph) -> str:
-    """The path, with `[...]` for the key of a dictionary of which all is to be let go of."""
+    """The path in words, with `[...]` for a dictionary's key if the whole dictionary is to be cleared."""
     assert way.root is not None
     return joined([way.root.name, *(step.words(cuts) for step in _steps(way, graph))])
 
 
 def name_of(way: Way, cut: Cut, graph: ReferenceGraph) -> str:
-    """The path as far as what is let go of."""
+    """The part of the path down to the reference that is cut, in words."""
     assert way.root is not None
     steps = _steps(way, graph)
     at = next((at for at, step in enumerate(steps) if step.cut == cut), -1)

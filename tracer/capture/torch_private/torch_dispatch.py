@@ -26,7 +26,12 @@ def written_arguments(operator: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
 
 
 def operator(name: str, overload: str = "default") -> Any:
-    """An operator of torch's by name, such as `_flash_attention_forward`; None if this torch has none."""
+    """An operator of torch's by name, such as `_flash_attention_forward`; None if this torch has none.
+
+    Args:
+        name: Name without its namespace.
+        overload: Overload, such as `out`.
+    """
     packet = getattr(torch.ops.aten, name, None)
     return getattr(packet, overload, None)
 
@@ -75,7 +80,12 @@ def written_by_name_alone(operator: Any) -> bool:
 
 
 def device_kernel(name: str, dispatch_key: str) -> Callable[..., Any]:
-    """What an operator, by its full name, calls for a key such as `CUDA` now, also when that is replaced later."""
+    """The function that an operator now calls for a dispatch key; it stays that one if replaced later.
+
+    Args:
+        name: Full name of the operator.
+        dispatch_key: Such as `CUDA`.
+    """
     kernel = torch.library.get_kernel(name, dispatch_key)
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, dispatch_key))
     return partial(kernel.call_boxed, keys)
@@ -87,7 +97,14 @@ def kernel_library(namespace: str) -> torch.library.Library:
 
 
 def add_kernel(library: torch.library.Library, name: str, kernel: Callable[..., Any], dispatch_key: str) -> None:
-    """Register a kernel in place of torch's own, by the operator's name without its namespace."""
+    """Register a kernel in place of torch's own, by the operator's name without its namespace.
+
+    Args:
+        library: A library from `kernel_library`.
+        name: Name of the operator.
+        kernel: The function that replaces torch's.
+        dispatch_key: Such as `CUDA`.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators")
         library.impl(name, kernel, dispatch_key)  # type: ignore[no-untyped-call]

@@ -83,7 +83,7 @@ def allocator_snapshot(device: torch.device) -> dict[str, Any]:
 
 
 def on_out_of_memory(device: torch.device, callback: Callable[[], None]) -> bool:
-    """Have something called right before an allocator raises that there is no memory left; False where that is not.
+    """Register a callback for the moment before an allocator raises out of memory; False if it cannot.
 
     torch has no way to take it back: register once in a process.
     """

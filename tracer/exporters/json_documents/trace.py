@@ -31,7 +31,7 @@ def trace_json(report: TraceReport, *, command: str | None = None) -> str:
 
 
 def trace_document(report: TraceReport, *, command: str | None = None) -> dict[str, Any]:
-    """The same as plain objects."""
+    """The document as plain objects."""
     return {
         **json_header("trace", VERSION, torch=None, command=command),
         "file": report.file,

@@ -39,7 +39,7 @@ def write_job_page(
 
 
 def worth_a_page(finding: JobFinding, most: int) -> tuple[RankPeak, ...]:
-    """The ranks that a reader wants to look into: the worst, a typical one, and the odd ones, group after group."""
+    """Ranks that get a page of their own: the worst, a typical one, and the odd ones, group after group."""
     odd = [group.ranks for group in finding.groups if group.is_odd]
     in_turn = [ranks[turn] for turn in range(max(map(len, odd), default=0)) for ranks in odd if turn < len(ranks)]
     first = [rank for rank in (finding.worst, finding.typical) if rank is not None]

@@ -39,7 +39,7 @@ def relative_paths(data: Any, names: Names = lambda path: None) -> Any:
 
 
 def mapped(data: Any, change: Callable[[str], str]) -> Any:
-    """JSON values with every text changed but for keys and packed columns."""
+    """JSON values with every text changed, except keys and packed columns."""
     if isinstance(data, str):
         return change(data)
     if isinstance(data, dict):

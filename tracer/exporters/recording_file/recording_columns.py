@@ -183,7 +183,13 @@ class _Reader:
         return kind(**columns)
 
     def column(self, name: str, length: int | None, *, is_bool: bool = False) -> Any:
-        """A column, with what its name says of it."""
+        """A column, checked by what its name says of its values.
+
+        Args:
+            name: Name of the column.
+            length: Rows that it has to have; None for any.
+            is_bool: Whether it has truth values.
+        """
         at = f"{self._prefix}.{name}"
         if is_bool:
             return self._columns.bools(at, length=length)

@@ -58,7 +58,7 @@ def _print_none(report: AdviceReport, console: Console) -> None:
 
 
 def print_unneeded(places: Sequence[UnneededMemory], peak_bytes: int, console: Console) -> None:
-    """What the recording shows that nobody needs: a sentence for each, and the lines to paste."""
+    """Print memory at the peak that is not needed: a sentence for each finding, and the lines to paste."""
     if not places:
         return
     say(console)

@@ -192,13 +192,13 @@ def _three_sizes(peak: PeakReport, allocator: AllocatorPeak) -> str:
 
 
 def print_categories(peak: PeakReport, console: Console) -> None:
-    """The peak by category."""
+    """Print the peak by category."""
     by_category = [(name, *total) for name, total in _totals(peak, lambda row: words_of(row.category))]
     _print_bytes("What filled it", "category", by_category, peak.peak_bytes, console, meaning=meaning_of)
 
 
 def print_lines(peak: PeakReport, console: Console, top: int) -> None:
-    """By line; below a library's line the user's that led there, which stands in the title if it is always the same."""
+    """Print the peak by line; below a library's line, the user's line that led to it."""
     callers = {_caller(row) for row in peak.rows if row.caller_file}
     is_one = len(callers) == 1
 
@@ -264,7 +264,7 @@ def _print_bytes(
 
 
 def print_timings(timings: PhaseTimings, console: Console) -> None:
-    """Mean and spread of each phase."""
+    """Print mean and spread of each phase."""
     num_steps = len(timings.durations_ms[PHASES[0]])
     made = Table(box=None, padding=(0, 1), pad_edge=False)
     made.add_column("phase")

@@ -97,7 +97,7 @@ def _when(peak: Peak, device: DeviceFinding) -> str:
 
 
 def since_start(time_us: int, first_time_us: int) -> str:
-    """When, in seconds since the first entry; nothing where entries have no times."""
+    """The time in seconds since the first entry, in words; empty where entries have no times."""
     if time_us < 0 or first_time_us < 0:
         return ""
     return f", {(time_us - first_time_us) / 1e6:,.3f} s after the first"

@@ -111,7 +111,7 @@ def _functions(place: Place, see_groups: Callable[[], None]) -> dict[str, Callab
         return source
 
     def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """All have come."""
+        """Return at once: no other rank is waited for."""
 
     own = (
         init_process_group, destroy_process_group, split_group, broadcast_object_list, scatter_object_list,

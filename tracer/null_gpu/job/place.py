@@ -65,7 +65,7 @@ class Place:
 
 
 def left_by(folder: Path, rank: int) -> Path:
-    """What a rank leaves in the job's folder: its groups, what it has put into the store, and what NCCL would have."""
+    """Path of the file that a rank leaves: its groups, its keys of the store, and its use of NCCL."""
     return folder / f"rank{rank}.json"
 
 
@@ -76,7 +76,7 @@ def groups_left(folder: Path, rank: int) -> list[list[int]]:
 
 
 def nccl_left(folder: Path, rank: int) -> NcclBuffers:
-    """What NCCL would have taken memory for in a rank that ran."""
+    """What NCCL would have been used for in a rank that ran."""
     return NcclBuffers(**_left(folder, rank).get("nccl", {}))
 
 

@@ -54,7 +54,7 @@ class Draws:
 
 
 def host_generator(device: torch.device, generator: torch.Generator | None) -> torch.Generator:
-    """A generator of the host's own for one random operator, by where the device's stands before it.
+    """A generator of the host for one random operator, seeded by the state of the device's.
 
     So the same seed draws the same again, as checkpointing expects, and the program's own generators stay untouched.
     """
