@@ -27,7 +27,7 @@ class TracerError(Exception):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """As the command line prints it."""
+        """Lines that the command line prints for this error."""
         return (f"Error: {self}", f"Hint: {self.hint}") if self.hint else (f"Error: {self}",)
 
 

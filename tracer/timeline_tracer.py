@@ -120,7 +120,7 @@ class TimelineTracer:
 
     @property
     def _recordings(self) -> list[Recording]:
-        """Of the cycles that were read."""
+        """Recordings of the cycles that were read."""
         return [cycle.recording for cycle in self._kept if cycle.recording is not None]
 
     def _read_counter(self) -> CounterReading | None:
@@ -218,7 +218,7 @@ class TimelineTracer:
                     graphs=code.graphs,
                 )
             except RecordingError as error:
-                # A cycle that was cut at its very beginning says nothing, and takes nothing from the others.
+                # A cycle that was cut at its very beginning has no results; the others keep theirs.
                 empty = empty or error
                 continue
             cycles.append(cycle)

@@ -127,7 +127,10 @@ def test_it_is_said_in_a_note() -> None:
     assert not [note for note in session.notes if "torch.compile" in note]
     session._compile_watch.fault = AttributeError("no nodes")
     (note,) = (note for note in session.notes if "torch.compile" in note)
-    assert note == "What torch.compile made could not be read and goes by its region: AttributeError: no nodes"
+    assert note == (
+        "What torch.compile generated could not be read, so its memory has the name of its region: "
+        "AttributeError: no nodes"
+    )
 
 
 def told_apart() -> list[bool]:

@@ -46,7 +46,7 @@ def test_a_run_is_followed_by_advice_on_screen_and_in_a_file(tmp_path: Path) -> 
 def test_what_is_about_advice_has_a_meaning_only_with_it(option: list[str], tmp_path: Path) -> None:
     ended = CliRunner().invoke(app, [*_FACTORY, *_SHORT, *option, "--save-dir", str(tmp_path)])
     assert ended.exit_code == 2
-    assert f"{option[0]} has a meaning only with --advise." in ended.stderr
+    assert f"{option[0]} works only with --advise." in ended.stderr
 
 
 def test_a_size_that_is_none_is_said(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_each_change_is_told_beside_the_script_as_it_is(
     assert asked == (alone if is_known else [(), *alone])
     assert [trial.apply for trial in report.trials] == [(), *alone] and report.apply == ()
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1] == "What changes made from outside would save, each alone:"
+    assert lines[1] == "What each change would save alone, made without editing the script:"
     assert ("as it is: 1.00 GiB allocated, 2.00 GiB reserved; fits with 5.51 GiB left." in lines) is not is_known
     row = "checkpoint: 960.00 MiB allocated, 1.00 GiB reserved, 64.00 MiB less at the peak; fits with 6.51 GiB left."
     assert row in lines
@@ -81,7 +81,7 @@ workaround examples.
     [
         (LONG, "torch.utils.checkpoint.CheckpointError: A different number of tensors was saved."),
         ("loading\nno data here\n", "no data here"),
-        ("", "It said nothing."),
+        ("", "It printed nothing."),
     ],
 )
 def test_why_a_trial_ended_is_the_line_with_the_exception(

@@ -580,7 +580,7 @@ def test_data_that_end_are_said_to_have_ended(tmp_path: Path, monkeypatch: pytes
         number for number, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "next(batches)" in text
     )
     assert first == f"Error: The data iterator was exhausted in step 3 (tests/commands/test_profile.py:{line})."
-    assert hint.startswith("Hint: Let the data begin again, or ask for fewer steps")
+    assert hint.startswith("Hint: Restart the data iterator, or ask for fewer steps")
     assert (tmp_path / "peak.json").exists()
 
 

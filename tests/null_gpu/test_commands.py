@@ -160,7 +160,7 @@ def test_more_memory_after_the_recorded_steps_is_told_and_its_end_explained(
     (tmp_path / "train.py").write_text(FORGETS, "utf-8")
     run = called(tmp_path, "run", "--on", "rtx4090:8GiB", "--save-dir", "out", "train.py", str(num_calls))
     assert run.returncode == is_full, run.stderr
-    assert "Note: The script has held more than the peak below: " in run.stderr
+    assert "Note: The script used more than the peak below: " in run.stderr
     assert peak_of(tmp_path / "out")["unexplained_bytes"] == 0
     watch = tmp_path / "out" / "later" / "watch.txt"
     assert watch.exists() == is_full == ("See out/later/watch.txt" in run.stderr)
@@ -242,11 +242,11 @@ def test_a_script_that_trains_on_the_cpu_is_a_sentence(tmp_path: Path) -> None:
     )
     done = called(tmp_path, "predict", "train.py", "--on", "h100")
     assert done.returncode == 1
-    assert "Error: The script trained on cpu, so that nothing was asked of the GPU." in done.stderr
+    assert "Error: The script trained on cpu, so nothing was allocated on the GPU." in done.stderr
     assert "Traceback" not in done.stderr
     run = called(tmp_path, "run", "--on", "h100", "train.py")
     assert run.returncode == 0
-    assert "The script trained on cpu, so that nothing was asked of the GPU. Have it use cuda" in run.stderr
+    assert "The script trained on cpu, so nothing was allocated on the GPU. Have it use cuda" in run.stderr
 
 
 def test_what_a_script_reads_decides_sizes_and_is_listed(tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_workspaces_that_cublas_keeps_are_workspaces(script: Path, tmp_path: Pat
         run = called(tmp_path, "run", "--on", "h100", *arguments, str(script), TORCH_CUBLAS_WORKSPACE_CACHE="1")
         assert run.returncode == 0, run.stderr
         rows = peak_of(folder)["rows"]
-        kept = sum(row["bytes"] for row in rows if row["evidence"] == "a library keeps it for its own work")
+        kept = sum(row["bytes"] for row in rows if row["evidence"] == "workspace that a library keeps between calls")
         assert kept == 2 * (32 << 20)  # for the threads of forward and of backward, on Hopper
         assert "BEFORE_RECORDING" not in {row["category"] for row in rows}
 

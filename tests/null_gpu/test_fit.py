@@ -41,7 +41,7 @@ for _ in range(12):
     [
         ("h100:8GiB", 0, "GiB left.", ""),
         ("h100:1700MiB", 0, "as it is: out of memory", "run --apply checkpoint train.py --epochs 1"),
-        ("h100:300MiB", 3, "Nothing that can be made from outside", ""),
+        ("h100:300MiB", 3, "No change that needs no edit", ""),
     ],
 )
 def test_the_least_that_has_to_change_is_found(tmp_path: Path, card: str, status: int, said: str, answer: str) -> None:

@@ -31,7 +31,7 @@ GIB = 1 << 30
 )
 def test_what_was_larger_at_another_time_is_said(before: int, until_then: int, at_end: int, words: str) -> None:
     said = larger_elsewhere(GIB, before, until_then, at_end)
-    assert said.removeprefix("The script has held more than the peak below: ").startswith(words) and bool(said) == bool(
+    assert said.removeprefix("The script used more than the peak below: ").startswith(words) and bool(said) == bool(
         words
     )
 

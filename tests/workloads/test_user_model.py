@@ -512,7 +512,7 @@ MISTAKES = [
     (["{nets}:on_meta", "--input", "8"], "meta device", "Build it outside"),
     (["{nets}:Net", "--input", "8", "--optimizer", "adamx"], "torch.optim has no adamx", "adamw"),
     (["{nets}:Net", "--input", "8", "--accumulate", "0"], "number of micro-batches must be at least 1", ""),
-    (["{nets}:Net", "--input", "8", "--n-modes", "3"], "--n-modes has a meaning only without --model", "Leave it out"),
+    (["{nets}:Net", "--input", "8", "--n-modes", "3"], "--n-modes works only without --model", "Leave it out"),
     (["nowhere/at_all.py:Net"], "There is no file nowhere/at_all.py", "path/to/file.py:factory"),
     (["no_such_package_here:Net"], "There is no module no_such_package_here", "Install it"),
     (["models.nothing:Net"], "There is no module models.nothing", "Give the file instead"),
@@ -572,7 +572,7 @@ def test_a_mistake_is_one_sentence_with_the_users_own_line(
 def test_options_of_a_model_have_no_meaning_without_one(tmp_path: Path) -> None:
     result = command("--input", "3x4", save_dir=tmp_path)
     assert result.exit_code == 2
-    assert "--input has a meaning only with --model" in result.output
+    assert "--input works only with --model" in result.output
 
 
 def test_our_own_faults_keep_their_traceback(nets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,14 +20,14 @@ class Change:
     """Something to change in a program.
 
     Attributes:
-        name: In a few words, such as `checkpoint blocks.0 to blocks.2`.
-        family: Of one family only one change is made.
+        name: Name in a few words, such as `checkpoint blocks.0 to blocks.2`.
+        family: Only one change is made of each family.
         excludes: Families that make no sense together with it.
         group: What it gives up.
         keeps: What it leaves as it was.
         lines: To paste; `model`, `optimizer`, `loss_fn` and `batch` are the program's own.
         apply: From a freshly built workload the changed one; it may be the same object.
-        settings: Of the allocator, where the change is these and nothing else.
+        settings: Settings of the allocator, where the change is these and nothing else.
         needs: What has to hold that a rehearsal cannot see, a sentence; or nothing.
         cost: What it costs besides the operations that are counted; or nothing.
     """
@@ -51,7 +51,7 @@ class Part:
     Attributes:
         name: Dotted, as in `model.get_submodule`.
         saved_bytes: Activations that it made and that are alive at the peak.
-        flops: Of one forward pass of it.
+        flops: FLOPs of one forward pass of it.
         order: Its place among the parts in the order of their first calls.
     """
 
@@ -67,11 +67,11 @@ class Situation:
 
     Attributes:
         workload: Rehearsed: its tensors hold no numbers any more.
-        rehearsal: Of it.
+        rehearsal: What the rehearsal of it showed.
         device: "cpu" or "cuda": whose rules were followed.
-        flops: Of one step.
+        flops: FLOPs of one step.
         parts: Modules that could compute again, in the order of their calls.
-        bytes_by_operator: Of the rows at the peak, by operator.
+        bytes_by_operator: Bytes of the rows at the peak, by operator.
         bytes_by_place: The same, by operator and module.
         batch_size: Size of the first axis of the batch's first tensor; 1 where there is none.
         evaluates_with_gradients: The model was called in evaluation mode with gradients on, and no backward went back.
@@ -105,6 +105,6 @@ def peak_bytes(rehearsal: Rehearsal) -> int:
 
 
 def optimizer_options(optimizer: Any) -> Mapping[str, Any]:
-    """Those of its first group of parameters."""
+    """Options of the optimizer's first parameter group; empty where it has none."""
     groups = getattr(optimizer, "param_groups", [])
     return groups[0] if groups else {}

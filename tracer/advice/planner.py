@@ -97,7 +97,7 @@ class Outcome:
 
     @property
     def name(self) -> str:
-        """Of all changes."""
+        """Names of all changes, joined by " + "."""
         return " + ".join(change.name for change in self.changes)
 
     @property
@@ -158,8 +158,8 @@ class Advice:
     Attributes:
         device: "cpu" or "cuda": whose rules were followed.
         base: The program as it is: an outcome without changes.
-        outcomes: Of changes alone that save something: by what they give up, and of one group the most first.
-        together: Of the best ones together; None where no two of them save more than one alone.
+        outcomes: Outcomes of changes alone that save something, by what they give up; within a group the most first.
+        together: Outcome of the best ones together; None where no two of them save more than one alone.
         fit: What makes it fit; None where nobody asked.
         num_tried: How many rehearsals and replays.
         not_tried: What could not be rehearsed.
@@ -195,9 +195,9 @@ def advise(
 
     Args:
         build: Makes the workload on the CPU; what it makes is used up.
-        device: Whose rules are followed.
+        device: The device whose rules are followed.
         target_bytes: What the program should fit into; None if nobody asks.
-        settings: Of the device's allocator, as in PYTORCH_CUDA_ALLOC_CONF; by default torch's.
+        settings: Settings of the device's allocator, as in PYTORCH_CUDA_ALLOC_CONF; by default torch's.
         progress: Called with how many changes have been tried, of how many.
         options: Further ones of `rehearse`.
 
@@ -336,7 +336,7 @@ class _FirstBatch:
     """While entered, notes the size of a workload's batches, and which calls of its model are evaluation.
 
     Attributes:
-        size: Of the last batch.
+        size: Size of the last batch.
     """
 
     size = 1

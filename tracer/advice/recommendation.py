@@ -18,7 +18,7 @@ class Keeps(IntEnum):
 
     @property
     def words(self) -> str:
-        """For people."""
+        """Words for screens: what becomes of the results."""
         return ("same results", "results up to rounding", "other training")[self]
 
 
@@ -36,7 +36,7 @@ class Group(IntEnum):
 
     @property
     def key(self) -> str:
-        """For programs."""
+        """Name of the group in JSON."""
         return self.name.lower()
 
     @property
@@ -55,11 +55,11 @@ class Measured:
     """A change made for real, on copies: before and after.
 
     Attributes:
-        saves_bytes: Of the measured peak.
+        saves_bytes: Bytes saved of the measured peak.
         peak_bytes: The measured peak with it.
         step_ms: Time of a step without the change; None where nothing was computed, which has no losses either.
         changed_step_ms: And with it.
-        losses: Of the first steps without the change.
+        losses: Losses of the first steps without the change.
         changed_losses: And with it.
     """
 
@@ -82,10 +82,10 @@ class Recommendation:
     """A change, or several together, that would lower the peak.
 
     Attributes:
-        change: In a few words.
+        change: The change in a few words.
         lines: To paste.
-        saves_bytes: Of what is allocated at the peak.
-        saves_reserved_bytes: Of what is reserved; None where nothing is, as on the CPU.
+        saves_bytes: Bytes saved of what is allocated at the peak.
+        saves_reserved_bytes: Bytes saved of what is reserved; None where nothing is, as on the CPU.
         peak_bytes: Allocated at the peak with it.
         reserved_bytes: Reserved with it, or None.
         results: What becomes of the training's results.
@@ -129,8 +129,8 @@ class UnneededMemory:
         change: What to do.
         lines: To paste.
         bytes: Held at the peak.
-        count: In how many blocks.
-        file: Of the line to look at, or None.
+        count: Number of blocks.
+        file: File of the line to look at, or None.
         line: Its number, or None.
         held_by: The way to it from a variable; empty where none holds it.
         variable: Where that begins.
@@ -158,7 +158,7 @@ class AdviceReport:
     """Everything to tell.
 
     Attributes:
-        device: That it is about.
+        device: The device that it is about.
         peak_bytes: Allocated at the peak, as it is.
         reserved_bytes: The most reserved, or None.
         rows: What saves something, the best of each family, by group, and in a group the most first.

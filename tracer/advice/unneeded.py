@@ -10,15 +10,15 @@ from tracer.capture.sources.storing_lines import names_on_the_way
 from tracer.units import format_bytes, some
 
 LARGE_SHARE = 0.05
-"""Of the peak: from here on a finding is told without being asked for."""
+"""Of the peak: from here on a finding is reported automatically."""
 _WHAT = {
     WasteKind.WEIGHTS: "a second copy of the weights, which no recorded step has used",
-    WasteKind.GRAPH: "what graphs save for a backward pass, kept over the end of their step",
+    WasteKind.GRAPH: "what graphs save for a backward pass, kept beyond the end of their step",
     WasteKind.EVALUATION: "what a call of the model saves for a backward pass that never comes",
-    WasteKind.RETAINED: "a graph that its backward pass has not let go of",
+    WasteKind.RETAINED: "a graph that its backward pass did not free",
     WasteKind.GRADIENTS: "gradients that the optimizer has used already",
     WasteKind.WIDENED: "a float32 copy of 16-bit logits, kept for backward",
-    WasteKind.TENSORS: "results that are kept over the end of their step, and that nothing uses",
+    WasteKind.TENSORS: "results that are kept beyond the end of their step, and that nothing uses",
 }
 _CHANGE = {
     WasteKind.WEIGHTS: "keep the copy in a file, or on the host",
@@ -26,7 +26,7 @@ _CHANGE = {
     WasteKind.EVALUATION: "call the model under no_grad or inference_mode",
     WasteKind.RETAINED: "backward without retain_graph",
     WasteKind.GRADIENTS: "zero_grad(set_to_none=True) right after optimizer.step()",
-    WasteKind.WIDENED: "give the loss the logits as they are",
+    WasteKind.WIDENED: "pass the logits to the loss without converting them",
     WasteKind.TENSORS: "keep what is needed of them, or keep them on the host",
 }
 _CHANGE_ON_CPU = {
@@ -42,8 +42,8 @@ def unneeded_memory(
     """Rows of advice.
 
     Args:
-        wastes: Of a run.
-        device: That it was on: on the CPU there is no host to keep something on instead.
+        wastes: Unneeded memory that a run's findings show.
+        device: The device that it was on; on the CPU there is no host to move something to.
         rehearsed: Changes that were tried: what one of them mends has its saving.
     """
     return tuple(_found(waste, device, rehearsed) for waste in wastes)
@@ -71,7 +71,7 @@ def _found(waste: Waste, device: str, rehearsed: Sequence[Recommendation]) -> Un
 
 
 def _lines(waste: Waste, device: str) -> tuple[str, ...]:
-    """To paste; names are the program's own where they are known."""
+    """Lines to paste; variables have the program's own names where those are known."""
     name = _assignable(waste.path)
     if waste.kind == WasteKind.WEIGHTS:
         if device == "cpu":
@@ -108,7 +108,7 @@ def unneeded_sentence(unneeded: UnneededMemory, peak_bytes: int, *, file_name: C
 
     Args:
         unneeded: The finding.
-        peak_bytes: Of which it is a part.
+        peak_bytes: Bytes of the whole peak.
         file_name: How to write a file's name.
     """
     share = f", {100 * unneeded.bytes / peak_bytes:.0f} %" if peak_bytes else ""
@@ -129,5 +129,5 @@ def _way(unneeded: UnneededMemory) -> str:
 
 
 def large(found: Sequence[UnneededMemory], peak_bytes: int) -> tuple[UnneededMemory, ...]:
-    """Those that are told without being asked for."""
+    """Unneeded memory that is reported automatically: at least `LARGE_SHARE` of the peak."""
     return tuple(unneeded for unneeded in found if unneeded.bytes >= LARGE_SHARE * peak_bytes)

@@ -33,7 +33,7 @@ class Wrapped:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The model's device."""
         return self.inner.device
 
     @property

@@ -79,7 +79,7 @@ class Block:
 
     @property
     def address(self) -> int:
-        """Where it begins."""
+        """Address of the block's first byte."""
         return self.rank & ADDRESS_MASK
 
     @property

@@ -13,11 +13,11 @@ _TOP = 1 << 62  # above the addresses of all devices, with room for every range 
 
 
 class Driver(Protocol):
-    """Where segments come from. A size that is refused leaves everything as it was."""
+    """The source of segments. A refused request changes nothing."""
 
     @property
     def free_bytes(self) -> int | None:
-        """What could still be reserved; None for no limit."""
+        """Bytes that can still be reserved; None for no limit."""
 
     def reserve(self, size: int, stream: int, pool: PoolId) -> int | None:
         """The address of a new segment; None if there is no memory left (`cudaMalloc`).
@@ -29,7 +29,7 @@ class Driver(Protocol):
         """
 
     def release(self, address: int, size: int) -> None:
-        """Take a segment back (`cudaFree`)."""
+        """Release a segment (`cudaFree`)."""
 
     def reserve_range(self, size: int, stream: int, pool: PoolId) -> int:
         """Addresses for an expandable segment, without memory behind them (`cuMemAddressReserve`).
@@ -41,10 +41,10 @@ class Driver(Protocol):
         """
 
     def map(self, address: int, size: int) -> bool:
-        """Put memory behind addresses; False if there is none left (`cuMemCreate`, `cuMemMap`)."""
+        """Map memory at addresses; False if there is none left (`cuMemCreate`, `cuMemMap`)."""
 
     def unmap(self, address: int, size: int) -> None:
-        """Take the memory behind addresses back."""
+        """Unmap the memory at addresses."""
 
 
 class PackingDriver:

@@ -55,7 +55,7 @@ def new_range(allocator: AllocatorState, range_: VirtualRange, home: FreeBlocks)
     """Begin an expandable segment that has no memory yet.
 
     Args:
-        allocator: That gets the range.
+        allocator: The allocator that gets the range.
         range_: Its addresses and page size.
         home: The list of its stream and pool.
     """

@@ -51,7 +51,7 @@ class SegmentEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class History:
-    """One device's recording as operations on lives of blocks.
+    """One device's recording, as operations on blocks' lives.
 
     Attributes:
         lives: The lives; requested sizes, addresses and times.

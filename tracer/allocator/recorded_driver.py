@@ -47,7 +47,7 @@ class RecordedDriver:
         return event.address
 
     def reserve_range(self, size: int, stream: int, pool: PoolId) -> int:
-        """Where the recording maps next, if only after it has released something."""
+        """Address that the recording maps next, even if it first releases something."""
         mapped = next((event.address for event in self.events if event.action == "segment_map"), None)
         return self._elsewhere.reserve_range(size, stream, pool) if mapped is None else mapped
 
@@ -61,12 +61,12 @@ class RecordedDriver:
         return True
 
     def release(self, address: int, size: int) -> None:
-        """Go on in the recording."""
+        """Release a segment, and go on in the recording."""
         self.taken.remove(address, size)
         self.unmap(address, size)
 
     def unmap(self, address: int, size: int) -> None:
-        """Go on in the recording."""
+        """Unmap memory, and go on in the recording."""
         self.reserved_bytes -= size
         if self.events and self.events[0].is_release:
             self.events.popleft()

@@ -13,7 +13,7 @@ def release_cached(allocator: AllocatorState, *, default_pool: bool = True) -> N
     What other streams work with is waited for first.
 
     Args:
-        allocator: That releases.
+        allocator: The allocator that releases.
         default_pool: Whether the default pools' blocks go too, and not only those of unused private pools.
 
     Source:
@@ -52,7 +52,7 @@ def release_available(allocator: AllocatorState, size: int, home: FreeBlocks) ->
     """Under `max_split_size`, release oversize blocks, as few as make room for a request.
 
     Args:
-        allocator: That releases.
+        allocator: The allocator that releases.
         size: Rounded bytes of the request.
         home: The list that the request is for.
 

@@ -141,7 +141,7 @@ def replay(
 
 
 class _Run:
-    """One replay."""
+    """State of one replay while it runs."""
 
     def __init__(
         self, program: Program, settings: AllocatorSettings, allocator: CachingAllocator, *, goes_on: bool

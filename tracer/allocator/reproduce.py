@@ -50,7 +50,7 @@ def reproduce(
         state: The device, for its end state.
         history: Its recording.
         start: What was there before.
-        settings: Those of the recording.
+        settings: Settings of the recording.
         torch_version: The torch whose rules hold.
         moments: Trace entries, ascending, after which to keep what all blocks are.
         device_bytes: The device's memory, where it is known. It sets how far an expandable segment could still grow,
@@ -121,7 +121,12 @@ class _Run:
         self._given_up_at: int | None = None
 
     def operations(self, begin: int, end: int) -> None:
-        """Replay a stretch of the history."""
+        """Replay a stretch of the history.
+
+        Args:
+            begin: First operation.
+            end: One past the last operation.
+        """
         allocator, live, group, log = self.allocator, self._live, self._group, self._log
         requests, address = self._requests, self._requests.address
         serve, give_back = allocator.serve, allocator.give_back
@@ -165,7 +170,7 @@ class _Run:
             self._empty_cache(len(self._history.code))
 
     def result(self, state: DeviceState, moments: tuple[Moment, ...]) -> Reproduction:
-        """What came out, with the end state compared."""
+        """The comparison of the replay with the recording, with the end state compared."""
         history, events, equal = self._history, self._history.segment_events, self._equal
         num_releases = sum(event.is_release for event in events)
         end = moment(self.allocator)

@@ -170,7 +170,7 @@ def _is_division(number: int) -> bool:
 
 
 def _divisions(key: str, value: str, before: Values) -> dict[str, Any]:
-    """One number for all sizes, or a list such as `[256:1,512:2,>:4]` by the size in MiB."""
+    """Parse one number for all sizes, or a list such as `[256:1,512:2,>:4]` by the size in MiB."""
     if not value.startswith("["):
         number = _whole(key, value)
         if not number or not _is_division(number):

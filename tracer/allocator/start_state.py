@@ -109,7 +109,12 @@ class _Undo:
                 self._plain[address] = Span(address, size, stream, pool, is_small)
 
     def event(self, event: SegmentEvent, entry: int) -> None:
-        """Undo what one entry says."""
+        """Undo what one entry says.
+
+        Args:
+            event: A segment operation of the recording.
+            entry: Its trace entry.
+        """
         if event.action == "segment_alloc":
             block = self._plain.pop(event.address, None)
             self.num_contradictions += block is None or block.size != event.size
@@ -178,7 +183,12 @@ class _Halves:
         self._is_small = round_sizes(lives.requested_bytes[order], settings.roundup_power2_divisions) <= SMALL_BYTES
 
     def is_small(self, event: SegmentEvent, entry: int) -> bool:
-        """The half of the pool that a map or unmap belongs to."""
+        """Whether a map or unmap belongs to the half of the pool for small blocks.
+
+        Args:
+            event: The operation.
+            entry: Its trace entry.
+        """
         if event.action == "segment_map" or event.size % self._page:
             return event.size % self._page != 0
         first, last = np.searchsorted(self._address, (event.address, event.address + event.size))
@@ -196,7 +206,7 @@ def _distance(address: int, start: int, size: int) -> int:
 
 
 class _Placements:
-    """Where the recording's allocations were placed, by address."""
+    """Addresses at which the recording's allocations were placed, in ascending order."""
 
     def __init__(self, history: History) -> None:
         lives = history.lives
@@ -205,7 +215,13 @@ class _Placements:
         self._address, self._entry, self._requested = lives.addr[rows], lives.begin[rows], lives.requested_bytes[rows]
 
     def first_between(self, low: int, high: int, before: int) -> tuple[int, int] | None:
-        """Address and request of the first allocation that begins between two addresses, before some entry."""
+        """Address and request of the first allocation that begins between two addresses, before some entry.
+
+        Args:
+            low: First address of the range.
+            high: End of the range.
+            before: Entry before which the allocation was made.
+        """
         begin, end = np.searchsorted(self._address, (low, high))
         if begin == end:
             return None
@@ -277,7 +293,7 @@ def load(allocator: CachingAllocator, start: StartState, history: History) -> di
     Args:
         allocator: A new one.
         start: What `find_start` found.
-        history: That it was found for.
+        history: The history that it was found for.
 
     Returns:
         The blocks in use, by life.

@@ -34,8 +34,8 @@ class AllocatorState:
         torch_version: The torch whose rules hold.
 
     Attributes:
-        allocated_bytes: In use, rounded.
-        requested_bytes: In use or pending, as asked for.
+        allocated_bytes: Bytes in use, rounded.
+        requested_bytes: Bytes in use or pending, as asked for.
         reserved_bytes: Taken from the driver.
         peak_allocated_bytes: The most of it.
         peak_requested_bytes: The most of it.
@@ -94,7 +94,7 @@ class AllocatorState:
     # Counters.
 
     def adjust_reserved(self, change: int, action: str, address: int, home: FreeBlocks) -> None:
-        """Count bytes that the driver gave, or, if negative, that it was given back.
+        """Count bytes reserved from the driver, or, if negative, released to it.
 
         Args:
             change: Bytes.
@@ -229,7 +229,7 @@ class AllocatorState:
 
 
 def _choose(home: FreeBlocks, at: int) -> int | None:
-    """Which block to take where the best fit lies in an expandable segment.
+    """Choose the block to take where the best fit lies in an expandable segment.
 
     What can grow counts with what it can grow to, so that a block in the middle goes before the end of the segment.
     With the setting off, such blocks are passed over.

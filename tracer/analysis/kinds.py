@@ -39,7 +39,7 @@ class Kind(IntEnum):
 
     @property
     def words(self) -> str:
-        """In plain words, as in a sentence or a column."""
+        """The kind in plain words, for a sentence or a column."""
         return "not known" if self is Kind.UNKNOWN else self.name.lower().replace("_", " ")
 
     @property
@@ -167,13 +167,13 @@ class Evidence(IntEnum):
 
 EVIDENCE_TEXT = {
     Evidence.HELD_OBJECT: "address of a live, named tensor",
-    Evidence.ACCUMULATED: "AccumulateGrad made or took it",
+    Evidence.ACCUMULATED: "allocated or taken over by AccumulateGrad",
     Evidence.DATA_FLOW: "torch's data flow",
-    Evidence.SAVED: "made before backward, which used it or let go of it",
-    Evidence.HELD_AFTER_BACKWARD: "made in forward, not used by backward, and alive after it",
-    Evidence.WITHIN_FORWARD: "made in forward, and freed before backward had ended, which did not use it",
+    Evidence.SAVED: "made before backward, used or freed by backward",
+    Evidence.HELD_AFTER_BACKWARD: "made in forward, not used by backward, alive after it",
+    Evidence.WITHIN_FORWARD: "made in forward, not used by backward, freed before its end",
     Evidence.MADE_IN_BACKWARD: "made in backward",
-    Evidence.RECOMPUTED: "made again in backward by its module",
+    Evidence.RECOMPUTED: "recomputed in backward by its module",
     Evidence.OPTIMIZER_KEPT: "made by the optimizer and kept",
     Evidence.WITHIN_OPTIMIZER: "made and freed by the optimizer",
     Evidence.NO_TENSOR: "never seen as a tensor, freed by its own operator",
@@ -181,84 +181,74 @@ EVIDENCE_TEXT = {
     Evidence.SEEN_BEFORE: "allocated before the recording, role unknown",
     Evidence.OUTSIDE: "made outside forward, backward and optimizer, and kept",
     Evidence.LISTED: "a module or an optimizer listed it",
-    Evidence.HELD_BY_GRAPH: "a graph from before the recording keeps it for backward",
-    Evidence.LIBRARYS: "a library keeps it for its own work",
+    Evidence.HELD_BY_GRAPH: "saved for backward by a graph from before the recording",
+    Evidence.LIBRARYS: "workspace that a library keeps between calls",
     Evidence.LIBRARYS_STATE: "cuDNN's random state for the dropout of recurrent layers",
-    Evidence.OF_COLLECTIVE: "made where FSDP, DDP or a pipeline makes the buffers of what is sent",
-    Evidence.GIVEN_TO_REDUCER: "from before the recording, and DDP's reducer fills it and reads it",
-    Evidence.GIVEN_TO_COLLECTIVE: "from before the recording, in no tensor of Python's, and given to a collective",
-    Evidence.UNSEEN_SAVED: "made by another thread or outside torch, and used by backward",
-    Evidence.LATER_BACKWARD: "made in backward with gradients on, and used by a later backward",
-    Evidence.FROM_OUTSIDE: "the loop made it out of nothing or of what was there, and training used it",
+    Evidence.OF_COLLECTIVE: "made in code of FSDP, DDP or a pipeline that creates communication buffers",
+    Evidence.GIVEN_TO_REDUCER: "from before the recording, written and read by DDP's reducer",
+    Evidence.GIVEN_TO_COLLECTIVE: "from before the recording, no tensor of Python's, passed to a collective",
+    Evidence.UNSEEN_SAVED: "made by another thread or outside torch, used by backward",
+    Evidence.LATER_BACKWARD: "made in backward with gradients on, used by a later backward",
+    Evidence.FROM_OUTSIDE: "made by the training loop outside of modules, used in training",
     Evidence.WITHOUT_GRAD: "made in forward with gradients off",
-    Evidence.FREED_IN_FORWARD: "made and freed in forward, and no backward went back to it",
-    Evidence.FREED_BEHIND_BACKWARD: "made in forward, freed behind backward in the same step; uses not recorded",
-    Evidence.KEPT_BEHIND_BACKWARD: (
-        "made in forward, and the program keeps it behind a backward that let go of the rest; uses not recorded"
-    ),
+    Evidence.FREED_IN_FORWARD: "made and freed in forward, without a backward",
+    Evidence.FREED_BEHIND_BACKWARD: "made in forward, freed after backward in the same step; uses not recorded",
+    Evidence.KEPT_BEHIND_BACKWARD: "made in forward, alive after a backward that freed the rest; uses not recorded",
     Evidence.UNTIL_NEXT_BATCH: (
-        "made by the loop before backward, freed in the next step before a model was called; uses not recorded"
+        "made by the loop before backward, freed in the next step before its forward; uses not recorded"
     ),
-    Evidence.AROUND_BACKWARD: "made by the loop before backward, freed behind it in the same step; uses not recorded",
-    Evidence.NO_BACKWARD_YET: "made in forward with gradients on, and no backward has come",
+    Evidence.AROUND_BACKWARD: "made by the loop before backward, freed after it in the same step; uses not recorded",
+    Evidence.NO_BACKWARD_YET: "made in forward with gradients on, no backward since",
     Evidence.WITHIN_LOOP: "made and freed outside forward, backward and optimizer",
-    Evidence.COMPILED_SAVED: "the compiled forward hands it to backward",
-    Evidence.COMPILED_TAKEN_OVER: "the compiled backward took over memory that forward had saved something in",
-    Evidence.COMPILED_RECOMPUTED: "the compiled backward computes again what its forward let go of",
+    Evidence.COMPILED_SAVED: "saved for backward by a compiled forward",
+    Evidence.COMPILED_TAKEN_OVER: "memory saved by a compiled forward, reused by its backward",
+    Evidence.COMPILED_RECOMPUTED: "recomputed by a compiled backward",
     Evidence.COMPILED_INSIDE: "made and freed inside a compiled graph",
-    Evidence.REACHED: "Python reaches it as a tensor, in no module and no optimizer",
-    Evidence.KEPT_BY_GRAPH: "a graph that is still there keeps it for backward",
+    Evidence.REACHED: "a live tensor in Python, in no module and no optimizer",
+    Evidence.KEPT_BY_GRAPH: "saved for backward by a graph that is still alive",
     Evidence.HISTORY: "allocated before the recording, in the allocator's history",
     Evidence.UNSEEN: "made by another thread or outside torch, where the profiler does not record",
-    Evidence.SAID_BY_RECORDING: "the recording says so",
+    Evidence.SAID_BY_RECORDING: "its kind is stored in the snapshot",
     Evidence.HELD_BY_PROGRAM: "address of a live, named tensor when the recording began",
     Evidence.UNPROVED: "nothing in the recording proves what it is",
-    Evidence.WORKSPACE_STACK: "its stack is in a library's workspace",
+    Evidence.WORKSPACE_STACK: "its stack is in code for a library's workspace",
     Evidence.OPTIMIZER_STATE_STACK: "its stack is where torch's optimizers create their state",
-    Evidence.COLLECTIVE_STACK: "its stack is where FSDP, DDP or a pipeline makes the buffers of what is sent",
+    Evidence.COLLECTIVE_STACK: "its stack is in code of FSDP, DDP or a pipeline that creates communication buffers",
     Evidence.ACCUMULATE_GRAD_STACK: "its stack is in the node that writes .grad",
-    Evidence.FREED_BY_ZERO_GRAD: "zero_grad freed it",
-    Evidence.BACKWARD_TO_STEP: "backward made it, and the optimizer's step found it alive",
-    Evidence.OUTLIVED_STEP: "an optimizer's step made it, and it outlived the step",
-    Evidence.WITHIN_STEP: "an optimizer's step made and freed it",
-    Evidence.RELEASED_BY_AUTOGRAD: "it was made outside of backward, and autograd let go of it",
-    Evidence.WITHIN_BACKWARD: "backward made and freed it",
-    Evidence.MODULE_SETUP_STACK: (
-        "its stack is where modules create or move parameters and buffers, and it was never freed"
-    ),
-    Evidence.BEFORE_ANY_BACKWARD: "it was freed before any backward ran",
-    Evidence.FREED_BY_GRAD_ASSIGNMENT: "an assignment to .grad freed it",
-    Evidence.FREED_BY_DATA_ASSIGNMENT: "an assignment to .data freed it",
-    Evidence.REPLACES_PARAMETER: "made where an optimizer's step makes what takes a parameter's place",
-    Evidence.FREED_IN_STEP: "likely: there before the recording, and an optimizer's step let go of it",
-    Evidence.STEP_STACK_BEFORE: "there before the recording, and its stack is in an optimizer's step",
-    Evidence.BACKWARD_STACK_BEFORE: "likely: there before the recording, never freed, and its stack is in backward",
-    Evidence.RECOMPUTED_STACK: "a module made it again in backward, and autograd let go of it",
-    Evidence.RELEASED_IN_SILENCE: "likely: made under Python, and freed where no Python runs, as on autograd's threads",
+    Evidence.FREED_BY_ZERO_GRAD: "freed by zero_grad",
+    Evidence.BACKWARD_TO_STEP: "made in backward, alive when the optimizer's step ran",
+    Evidence.OUTLIVED_STEP: "made in an optimizer's step, alive after it",
+    Evidence.WITHIN_STEP: "made and freed in an optimizer's step",
+    Evidence.RELEASED_BY_AUTOGRAD: "saved for backward: made outside of backward, freed by autograd",
+    Evidence.WITHIN_BACKWARD: "made and freed in backward",
+    Evidence.MODULE_SETUP_STACK: "its stack is in code that creates or moves parameters and buffers; never freed",
+    Evidence.BEFORE_ANY_BACKWARD: "freed before any backward ran",
+    Evidence.FREED_BY_GRAD_ASSIGNMENT: "freed by an assignment to .grad",
+    Evidence.FREED_BY_DATA_ASSIGNMENT: "freed by an assignment to .data",
+    Evidence.REPLACES_PARAMETER: "made in an optimizer's step as the new memory of a parameter",
+    Evidence.FREED_IN_STEP: "likely: allocated before the recording, freed in an optimizer's step",
+    Evidence.STEP_STACK_BEFORE: "allocated before the recording, with a stack in an optimizer's step",
+    Evidence.BACKWARD_STACK_BEFORE: "likely: allocated before the recording, never freed, with a stack in backward",
+    Evidence.RECOMPUTED_STACK: "recomputed in backward by a module, freed by autograd",
+    Evidence.RELEASED_IN_SILENCE: "likely: allocated with a Python stack, freed without one, as by autograd's threads",
     Evidence.SILENCE_TO_STEP: (
-        "likely: made where no Python runs, of a parameter's size, and the optimizer's step found it alive"
+        "likely: allocated without a Python stack, of a parameter's size, alive when the optimizer's step ran"
     ),
-    Evidence.WITHIN_SILENCE: "likely: made and freed where no Python runs, as on autograd's threads",
-    Evidence.SAME_STACK: "likely: what else the same stack made is of this kind",
-    Evidence.GRADIENTS_SIZES: (
-        "likely: there before the recording, never freed, and there are as many gradients of its size"
-    ),
-    Evidence.AUTOCAST_COPY: "likely: autocast's copy of a weight in fewer bits",
-    Evidence.MODULE_CALL_STACK: "likely: made in the call of a module, and in use while backward ran",
-    Evidence.ALIVE_AT_END: (
-        "likely, or an output: made in the call of a module, never freed, and no backward has run since"
-    ),
-    Evidence.CONSTRUCTED: (
-        "likely: a constructor of the program made it, and nothing but an optimizer's step ever freed it"
-    ),
-    Evidence.LEFT_BY_BACKWARD: "likely: backward made it, of a parameter's size, and nothing ever freed it",
-    Evidence.WORKSPACE_BRIEF: "likely: of the size of cuBLAS's workspace, and nothing happened while it was in use",
-    Evidence.WORKSPACE_KEPT: "likely: of the size of cuBLAS's workspace, without a stack, and never freed",
-    Evidence.HELD_OVER_STEP: "likely: made outside of backward, and in use until after the step of an optimizer",
+    Evidence.WITHIN_SILENCE: "likely: allocated and freed without a Python stack, as by autograd's threads",
+    Evidence.SAME_STACK: "likely: other blocks of the same stack are of this kind",
+    Evidence.GRADIENTS_SIZES: "likely: allocated before the recording, never freed, as many as gradients of its size",
+    Evidence.AUTOCAST_COPY: "likely: a weight cast by autocast",
+    Evidence.MODULE_CALL_STACK: "likely: made in a module's call, alive while backward ran",
+    Evidence.ALIVE_AT_END: "likely, or an output: made in a module's call, never freed, no backward since",
+    Evidence.CONSTRUCTED: "likely: made in a constructor, never freed, except by an optimizer's step",
+    Evidence.LEFT_BY_BACKWARD: "likely: made in backward, of a parameter's size, never freed",
+    Evidence.WORKSPACE_BRIEF: "likely: of the size of cuBLAS's workspace, no other event while it was in use",
+    Evidence.WORKSPACE_KEPT: "likely: of the size of cuBLAS's workspace, no stack, never freed",
+    Evidence.HELD_OVER_STEP: "likely: made outside of backward, alive until after an optimizer's step",
     Evidence.FROZEN_SET: (
-        "likely: there before the recording and never freed, one for each layer called, and no gradient has its size"
+        "likely: allocated before the recording, never freed, one per layer called, no gradient of its size"
     ),
     Evidence.ONE_SET_OF_SIZES: (
-        "likely: there before the recording and never freed, only forward ran, and its sizes are no copies of others"
+        "likely: allocated before the recording, never freed; only forward ran, sizes as of a single model"
     ),
 }

@@ -12,7 +12,7 @@ NO_MODULE = "(no module)"
 
 @dataclass(slots=True)
 class ModuleNode:
-    """One module.
+    """A module of the tree and the modules below it.
 
     Attributes:
         path: Dotted path; empty for the root, which stands for everything.

@@ -44,7 +44,7 @@ class Change:
         after_count: Blocks at the second one.
         was: The innermost frame that the first stack has instead of `became`, where the stacks are not the same.
         became: The frame of the second stack.
-        own_peaks: Of snapshots, the most bytes that were in use at once in either recording, whichever the moment.
+        own_peaks: For snapshots, the most bytes in use at once in either recording, at any moment.
     """
 
     name: tuple[str, ...]
@@ -58,7 +58,7 @@ class Change:
 
     @property
     def bytes(self) -> int:
-        """The change."""
+        """Bytes after minus bytes before."""
         return self.after_bytes - self.before_bytes
 
     @property

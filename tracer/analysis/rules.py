@@ -26,7 +26,7 @@ class HasLength(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row of a table, about facts of B blocks.
+    """A row of a table of rules, decided for B blocks at a time.
 
     Attributes:
         evidence: How the kind is known.
@@ -66,8 +66,8 @@ def first_that_holds(
     """[B] `Kind` and [B] `Evidence` of each block, by the first rule that holds.
 
     Args:
-        rules: In their order.
-        facts: Of the blocks.
+        rules: Rules in their order.
+        facts: Facts of the blocks.
         otherwise: The evidence of a block that no rule knows; its kind is `Kind.UNKNOWN`.
     """
     kind = np.full(len(facts), Kind.UNKNOWN, np.int64)

@@ -15,11 +15,11 @@ class Grown(Protocol):
 
     @property
     def before_bytes(self) -> int:
-        """On the first one."""
+        """The peak on the first side."""
 
     @property
     def bytes(self) -> int:
-        """The change."""
+        """Bytes by which the peak grew; negative where it shrank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,12 @@ class Threshold:
         return diff.bytes > self.bytes
 
     def sentence(self, device: str, diff: Grown) -> str:
-        """Why it is exceeded: `cpu: peak grew 50.7 %, the limit is 5 %`."""
+        """The reason why the limit is exceeded: `cpu: peak grew 50.7 %, the limit is 5 %`.
+
+        Args:
+            device: Name of the device.
+            diff: Its peak on both sides.
+        """
         if self.percent is None:
             assert self.bytes is not None
             grown, limit = format_bytes(diff.bytes), format_bytes(self.bytes)

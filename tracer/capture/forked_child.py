@@ -41,7 +41,7 @@ def _begins() -> None:
 
 
 def _leave_profiler() -> None:
-    """Where the parent had no torch, as it reads a snapshot, there is nothing to leave."""
+    """Stop the parent's profiler in the child; without torch, as when a snapshot is read, there is none."""
     if "torch" in sys.modules:
         from tracer.capture.torch_private import torch_profiler
 

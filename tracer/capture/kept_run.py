@@ -38,7 +38,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptCycle:
-    """One cycle's recording, and whether all of its steps were recorded to their end."""
+    """A cycle's recording, and whether all of its steps were recorded to their end."""
 
     recording: Recording
     is_whole: bool
@@ -59,8 +59,8 @@ class KeptWaste:
     Attributes:
         kind: Name of a `WasteKind`.
         bytes: At the peak.
-        count: In how many blocks.
-        line: Of the user's; None where it was not known.
+        count: Number of blocks.
+        line: Line of the user's code; None where it was not known.
         path: How it was held; empty where nothing was found.
         variable: Where that began.
         held_at: The line that put it there; None where it was not known.
@@ -80,13 +80,13 @@ class KeptRun:
     """What was observed of a run, and nothing that was concluded from it.
 
     Attributes:
-        cycles: Those with memory on the device, in order; none if not one step was recorded.
-        device: That is explained, as `str(torch.device)` writes it.
+        cycles: Cycles with memory on the device, in order; none if not one step was recorded.
+        device: The device that is explained, as `str(torch.device)` writes it.
         known: Objects that were observed.
         module_names: Dotted names of the model's modules by `id()`.
         snapshot: The allocator's own, on CUDA; elsewhere None.
         parameters: The model's, with the lines that constructed them.
-        timings: Of the timing pass; None if there was none.
+        timings: Timings of the timing pass; None if there was none.
         unused_parameters: Names of parameters without gradient; None where it was not looked at.
         losses: One per step.
         num_steps: Steps that ended.
@@ -127,7 +127,7 @@ class KeptRun:
 
     @property
     def num_events(self) -> int:
-        """Of all cycles."""
+        """Number of profiler events in all cycles."""
         return sum(cycle.recording.num_events for cycle in self.cycles)
 
 

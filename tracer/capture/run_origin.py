@@ -19,7 +19,7 @@ class RunOrigin:
         date: When the results were put together, with the zone's name.
         torch: Its version.
         python: Its version.
-        device_name: Of the accelerator; empty on the CPU.
+        device_name: Name of the accelerator; empty on the CPU.
         caveat: What has to be said first of all that comes from the run, as where the device computed nothing; empty
             for a run like any other.
     """

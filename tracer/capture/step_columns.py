@@ -28,14 +28,14 @@ class StepColumns:
     Attributes:
         step: The number of steps that had ended, from 1.
         time_ns: When the step ended.
-        end_bytes: In use when it ended: by the allocator, or on the CPU resident memory of the process.
+        end_bytes: Bytes in use when it ended: by the allocator, or on the CPU resident memory of the process.
         forward_bytes: Most that was in use right after a call of a model in training.
-        backward_bytes: In use when an optimizer began its step.
+        backward_bytes: Bytes in use when an optimizer began its step.
         evaluation_bytes: Most that was in use right after a call of a model in evaluation, or with gradients off.
         reserved_bytes: Held from the driver when the step ended.
         peak_bytes: The allocator's own peak, since the program began or set it back.
         num_retries: Requests so far for which the cache was emptied.
-        device_used_bytes: In use on the device by everybody, as its driver says.
+        device_used_bytes: Bytes in use on the device by everybody, as its driver says.
         resident_bytes: Resident memory of the process.
         num_allocations: Requests so far that the allocator has served.
     """
@@ -92,10 +92,10 @@ class StepTable:
     """
 
     def __init__(self, max_rows: int = MAX_ROWS) -> None:
-        """Prepare.
+        """An empty table.
 
         Args:
-            max_rows: An even number.
+            max_rows: The most rows that are kept; an even number.
         """
         self.steps_per_row = 1
         self._rows: Ints = np.zeros((max_rows, len(_NAMES)), np.int64)

@@ -10,13 +10,13 @@ class ValueRead:
     """What one line read with one operator.
 
     Attributes:
-        file: Of the innermost line outside torch; empty where no Python called.
+        file: File of the innermost line outside torch; empty where no Python called.
         line: Its number; 0 likewise.
         function: It is in.
         operator: Such as `aten::nonzero`.
         count: How often.
         value: The last one, as text; where it decides a size, that size.
-        known: Of the worst known of them: `exact`, `drawn` or `unknown`.
+        known: How well the worst known of them is known: `exact`, `drawn` or `unknown`.
         answered: Whether it was given by `--answer`.
         decides_size: Whether it was the size of a result.
         num_empty: How many of those results were empty.
@@ -52,7 +52,7 @@ class ValuesRead:
     """All that was read until the results were put together.
 
     Attributes:
-        reads: In the order in which they were first read.
+        reads: The reads, in the order in which they first happened.
         left_out: What could not be computed.
         num_compiled_buffers: Buffers of compiled code: what its kernels left there is unknown.
         unused_answers: Such as `train.py:12`, where nothing was read.

@@ -36,12 +36,12 @@ _HANDED_TO = "TORCH_TIMELINE_PEAKS"
 @with_options
 def check(
     script: Annotated[str, typer.Argument(help="An unchanged script; with --module, a module's name.")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="The script's own, behind --.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments for the script, after --.")] = None,
     *,
     module: Annotated[bool, option("SCRIPT names a module, as in `python -m`.", None, "--module", "-m")] = False,
     on: OnOptions,
     steps: Annotated[
-        int, number("That are run; 0 for as many as it takes until memory repeats.", SCHEDULE, least=0)
+        int, number("Steps to run; 0 for as many as it takes until memory repeats.", SCHEDULE, least=0)
     ] = 0,
     baseline: Annotated[
         Path, option("Peaks to compare with, by script, arguments and card.", QUESTIONS, metavar="<path>")
@@ -51,10 +51,10 @@ def check(
         option("Exit with 3 if the peak grew by more than 2%, or by more than 64MiB.", QUESTIONS, metavar="<limit>"),
     ] = "1%",
     update: Annotated[
-        bool, option("Write the peak to the baseline, and compare nothing.", QUESTIONS, "--update")
+        bool, option("Write the peak to the baseline instead of comparing it.", QUESTIONS, "--update")
     ] = False,
     markdown: Annotated[
-        Path | None, option("Also write what changed, to be put under a pull request.", OUTPUTS, metavar="<path>")
+        Path | None, option("Also write what changed as Markdown, for a pull request.", OUTPUTS, metavar="<path>")
     ] = None,
     as_json: AsJson = False,
     screen: ScreenOptions,
@@ -74,7 +74,9 @@ def check(
     with errors_for_people(), kept_import_path():
         threshold = parse_threshold(fail_above)
         if on.on is None:
-            raise UsageError("On which GPU is the script to run? --on is missing.", hint="Add --on h100, say.")
+            raise UsageError(
+                "On which GPU is the script to run? --on is missing.", hint="Add --on with a GPU, such as --on h100."
+            )
         name = f"{shlex.join([*(['-m'] if module else []), script, *(arguments or [])])} on {on.on}"
         known = _known(baseline, name, update=update)
         job = on.job if Place.here() is None else None

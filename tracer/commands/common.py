@@ -70,7 +70,7 @@ def refuse(context: typer.Context, parameters: Iterable[str], where: str) -> Non
     Args:
         context: Knows what was given on the command line.
         parameters: Names of options, with underscores.
-        where: Ends the sentence "has a meaning only ...".
+        where: Ends the sentence "works only ...".
 
     Raises:
         UsageError: One of them was given.
@@ -78,7 +78,7 @@ def refuse(context: typer.Context, parameters: Iterable[str], where: str) -> Non
     for parameter in parameters:
         if _source(context, parameter) == "COMMANDLINE":
             name = parameter.removeprefix("model_") if parameter == "model_input" else parameter.replace("_", "-")
-            raise UsageError(f"--{name} has a meaning only {where}.", hint="Leave it out.")
+            raise UsageError(f"--{name} works only {where}.", hint="Leave it out.")
 
 
 def snapshot_path(path: Path) -> Path:

@@ -62,13 +62,11 @@ class Defaults:
     def _check(self, name: str, known: Collection[str], table: str) -> None:
         if name not in known:
             hint = did_you_mean(name, known) or "Options are named as on the command line, without the dashes."
-            raise UsageError(
-                f"{self.path}: [tool.{TABLE}{table}] names an option {name}, and there is none.", hint=hint
-            )
+            raise UsageError(f"{self.path}: [tool.{TABLE}{table}] names an unknown option, {name}.", hint=hint)
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """`Did you mean snapshot?`, or the empty string where nothing is spelled alike."""
+    """`Did you mean snapshot?`, or the empty string if no known name is similar."""
     alike = get_close_matches(name, known, n=2, cutoff=0.7)
     return f"Did you mean {' or '.join(alike)}?" if alike else ""
 
@@ -111,7 +109,7 @@ def _table(path: Path) -> dict[str, Any] | None:
 
 
 def _as_given(parameter: Any, value: Any) -> Any:
-    """As the command line gives it: text but for switches, a list for what may be repeated."""
+    """The value as the command line would give it: text unless a switch, a list for repeatable options."""
     if isinstance(value, list):
         return [str(part) for part in value]
     if isinstance(value, bool):

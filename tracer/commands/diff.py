@@ -33,7 +33,7 @@ def diff(
         str | None,
         option("Exit with 3 if a peak grew by more than 5%, or by more than 100MiB.", metavar="<limit>"),
     ] = None,
-    html: Annotated[Path | None, option("Also write the page.", metavar="<path>")] = None,
+    html: Annotated[Path | None, option("Also write an HTML page.", metavar="<path>")] = None,
     as_json: Annotated[bool, option("Print JSON instead.", None, "--json")] = False,
     top: Top = 10,
     quiet: Quiet = False,

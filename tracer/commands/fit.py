@@ -32,7 +32,7 @@ _DOES_NOT_FIT = 3
 @with_options
 def fit(
     script: Annotated[str, typer.Argument(help="An unchanged script; with --module, a module's name.")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="What follows is the script's own.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments for the script.")] = None,
     module: Annotated[bool, option("SCRIPT names a module, as in `python -m`.", None, "--module", "-m")] = False,
     each: Annotated[bool, option("Try each change alone, and say what it saves, fit or not.", None, "--each")] = False,
     values: Annotated[
@@ -47,7 +47,7 @@ def fit(
     *,
     on: OnOptions,
     steps: Annotated[
-        int, number("That are run; 0 for as many as it takes until memory repeats.", SCHEDULE, least=0)
+        int, number("Steps to run; 0 for as many as it takes until memory repeats.", SCHEDULE, least=0)
     ] = 0,
     save_dir: Annotated[
         Path | None,
@@ -68,10 +68,15 @@ def fit(
     """
     with errors_for_people(), kept_import_path():
         if on.on is None:
-            raise UsageError("On which GPU is the script to run? --on is missing.", hint="Add --on rtx-4090, say.")
+            raise UsageError(
+                "On which GPU is the script to run? --on is missing.",
+                hint="Add --on with a GPU, such as --on rtx-4090.",
+            )
         devices, job = devices_of(on.on), on.job
         if each and values:
-            raise UsageError("--each tries changes, --try values of the script's options.", hint="Ask one by one.")
+            raise UsageError(
+                "--each tries changes, --try values of the script's options.", hint="Use one of them at a time."
+            )
         tried = combinations(values)
         check_script(script, is_module=module)
         if (asked := asked_trial()) is not None:
@@ -133,8 +138,8 @@ def _of_values(devices: Devices, own: tuple[str, ...], job: Job | None, tried: l
 
 def _nothing_fits(devices: Devices, *, is_of_values: bool) -> str:
     if is_of_values:
-        return f"With none of these values it fits on {devices.words}; fit without --try tries changes from outside."
+        return f"The script fits on {devices.words} with none of these values. `fit` without --try tries other changes."
     return (
-        f"Nothing that can be made from outside fits it on {devices.words}: a smaller batch, sharding over several "
-        "GPUs or a larger one is left."
+        f"No change that needs no edit makes the script fit on {devices.words}. What is left is a smaller batch, "
+        "sharding over several GPUs, or a larger GPU."
     )

@@ -36,9 +36,9 @@ def each_alone(card: Card, base: FitTrial | None = None, job: Job | None = None)
     """What each change alone comes to, printed in the order of what they give up; the script as it is first.
 
     Args:
-        card: That the trials are on.
+        card: The card that the trials are on.
         base: The script as it is, where that is known and said already.
-        job: That the script is, if it is one.
+        job: The job that the script is, if it is one.
 
     Raises:
         TracerError: The script ended otherwise than for want of memory, and without any change.
@@ -58,14 +58,14 @@ def told_alone(devices: Devices, own: tuple[str, ...], base: FitTrial | None = N
     """`--advise` of a script: what each change alone saves, with a command that trains with the first that fits.
 
     Args:
-        devices: That the trials are on.
+        devices: The devices that the trials are on.
         own: The script's own command, a word each.
         base: The script as it is, where that is known and said already.
 
     Raises:
         TracerError: The script ended otherwise than for want of memory, and without any change.
     """
-    print("\nWhat changes made from outside would save, each alone:", flush=True)
+    print("\nWhat each change would save alone, made without editing the script:", flush=True)
     trials = each_alone(devices.card, base)
     return FitReport(devices.words, devices.card.usable_bytes, own, tuple(trials), first_that_fits(trials))
 
@@ -80,7 +80,7 @@ def make_trial(changes: Sequence[ScriptChange], *, job: Job | None = None, argum
 
     Args:
         changes: Made from outside.
-        job: That the script is, if it is one.
+        job: The job that the script is, if it is one.
         arguments: Put behind the script's own.
 
     Raises:
@@ -100,7 +100,7 @@ def make_trial(changes: Sequence[ScriptChange], *, job: Job | None = None, argum
         if changes or more:
             return FitTrial(names, fits=False, notes=(_reason(said),), has_ended_before=True, arguments=more)
         say("\n".join(said))
-        raise TracerError("The script did not get to a step.", hint="What it said is above.")
+        raise TracerError("The script ended before its first step.", hint="Its output is above.")
     # One that ran out of memory is worse than all that did not.
     worst = max(ranks, key=lambda rank: (not ranks[rank]["fits"], ranks[rank]["allocated"], -rank))
     values = ranks[worst]
@@ -146,7 +146,7 @@ def _run_ranks(job: Job, variables: Mapping[str, str]) -> tuple[tuple[str, ...],
 def _said(lines: Sequence[str]) -> tuple[str, ...]:
     """A script's own traceback, without our words behind it."""
     own = tuple(line for line in lines if line.strip() and not line.startswith(_OURS))
-    return own or ("It said nothing.",)
+    return own or ("It printed nothing.",)
 
 
 def _reason(said: Sequence[str]) -> str:
@@ -181,7 +181,7 @@ def answer_trial(
         script: Its path, or a module's name.
         arguments: Its own.
         is_module: Whether it is a module.
-        num_steps: That are run; 0 for as many as it takes until memory repeats.
+        num_steps: Number of steps that are run; 0 for as many as it takes until memory repeats.
 
     Raises:
         TracerError: There is no such script, or nothing was found in it.

@@ -41,7 +41,7 @@ class OnOptions:
     answer: Annotated[
         list[str],
         option(
-            "With --on: what this line reads of the device, such as train.py:12=0.5. Repeatable.",
+            "With --on: the value that this line reads from the GPU, as in train.py:12=0.5. Repeatable.",
             DEVICE,
             "--answer",
             metavar="<file:line=value>",
@@ -58,7 +58,7 @@ class OnOptions:
         ),
     ] = None
     one_process: Annotated[
-        bool, option("With --on 8xh100: one process with eight GPUs, in the place of eight ranks.", DEVICE)
+        bool, option("With --on 8xh100: one process with eight GPUs, instead of eight ranks.", DEVICE)
     ] = False
 
     @property
@@ -73,7 +73,7 @@ class OnOptions:
             raise UsageError(f"{self.on}: a process sees 1 to {MAX_DEVICES} GPUs.", hint="Leave out --one-process.")
         if devices is None or devices.count == 1 or self.one_process:
             if self.rank is not None:
-                raise UsageError("--rank has a meaning only for a job.", hint="Add --on 128xh100, say.")
+                raise UsageError("--rank works only for a job.", hint="Add --on with a job, such as --on 128xh100.")
             return None
         from tracer.runs.null_job import Job
 
@@ -89,7 +89,7 @@ class OnOptions:
             TracerError: It is not of the form that it must have, or there is no `--on`.
         """
         if self.answer and self.on is None:
-            raise UsageError("--answer has a meaning only with --on.", hint="Add --on h100, say.")
+            raise UsageError("--answer works only with --on.", hint="Add --on with a GPU, such as --on h100.")
         return dict(map(parse_answer, self.answer))
 
 
@@ -106,17 +106,17 @@ def _numbers(text: str) -> tuple[int, ...]:
 def run_ranks(
     on: OnOptions, save_dir: Path | None, *, quiet: bool, as_json: bool = False, status_if_full: int = 0
 ) -> None:
-    """Where `--on` names a job, run the command as its ranks and end with their status; nothing in a rank itself.
+    """Run the command as the ranks of the job that `--on` names, if it names one, and exit with their status.
 
     Args:
-        on: Where it may name one.
-        save_dir: Where ranks write.
+        on: The option `--on` with what belongs to it.
+        save_dir: Folder that ranks write to.
         quiet: Whether nothing is printed.
         as_json: Whether the job is printed as a document.
-        status_if_full: Where all ended well, and what NCCL takes has no room beside it.
+        status_if_full: Exit status if all ranks ended well, but NCCL's buffers do not fit beside them.
 
     Raises:
-        TracerError: What is said of the job makes no sense.
+        TracerError: The job's description makes no sense.
         NullGpuError: The null GPU cannot be had here.
         Exit: The job has ended.
     """

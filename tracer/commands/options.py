@@ -52,7 +52,7 @@ def switched_off(helps: Mapping[str, str], *, panel: str) -> frozenset[str]:
     """A field that holds the names of switches that are off: each is an option of its own, which is on by default.
 
     Args:
-        helps: Of each switch, by its name without dashes before it.
+        helps: Help of each switch, by its name without dashes before it.
         panel: Heading of --help.
     """
     switches = {name: Annotated[bool, option(text, panel)] for name, text in helps.items()}

@@ -36,24 +36,22 @@ _DOES_NOT_FIT = 3
 def predict(
     context: typer.Context,
     script: Annotated[
-        str | None, typer.Argument(help="An unchanged script in the place of a model; with --module, a module's name.")
+        str | None, typer.Argument(help="An unchanged script instead of a model; with --module, a module's name.")
     ] = None,
-    arguments: Annotated[list[str] | None, typer.Argument(help="The script's own, behind --.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments for the script, after --.")] = None,
     *,
     module: Annotated[bool, option("SCRIPT names a module, as in `python -m`.", None, "--module", "-m")] = False,
     workload: PredictedWorkload,
     place: Place,
-    steps: Annotated[
-        int, number("Of a script; 0 for as many as it takes until memory repeats.", SCHEDULE, least=0)
-    ] = 0,
+    steps: Annotated[int, number("Steps of a script to run; 0 until memory repeats.", SCHEDULE, least=0)] = 0,
     largest: Sizes,
     advise: Annotated[
         bool,
-        option("Rehearse changes too, and say which would lower the peak, or make it fit.", QUESTIONS, "--advise"),
+        option("Also try changes, and say which would lower the peak, or make it fit.", QUESTIONS, "--advise"),
     ] = False,
     save_dir: Annotated[
         Path | None,
-        option("Also write the files of a run there: peak.json, the page, ...", OUTPUTS, metavar="<path>"),
+        option("Also write the files of a run to this folder: peak.json, the page, ...", OUTPUTS, metavar="<path>"),
     ] = None,
     as_json: AsJson = False,
     screen: ScreenOptions,

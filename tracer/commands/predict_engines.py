@@ -19,13 +19,13 @@ _NUM_STEPS, _NUM_STEPS_THAT_VARY = 3, 8
 
 
 class Engine(Protocol):
-    """What answers."""
+    """An engine of `predict`: the null GPU or a rehearsal."""
 
     def predict(self, workload: PredictedWorkload) -> Prediction:
-        """What a workload needs, explained."""
+        """The memory that a workload needs, explained."""
 
     def trial(self, workload: PredictedWorkload) -> Trial:
-        """Whether it fits, not explained."""
+        """Whether a workload fits, without an explanation."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class OnNullGpu:
     devices: Devices | None
 
     def predict(self, workload: PredictedWorkload) -> Prediction:
-        """See `Engine`."""
+        """The memory that a workload needs, by a run on the null GPU."""
         from tracer.null_gpu.cards import A100, Devices
         from tracer.runs.null_prediction import predict_workload, shape_need
 
@@ -56,7 +56,7 @@ class OnNullGpu:
         return replace(answer, by_shape=tuple(needs))
 
     def trial(self, workload: PredictedWorkload) -> Trial:
-        """See `Engine`."""
+        """Whether a workload fits, by a run on the null GPU."""
         from tracer.runs.null_prediction import trial
 
         assert self.devices is not None  # checked with the options
@@ -71,8 +71,8 @@ class Rehearsed:
     """Tensors without memory.
 
     Attributes:
-        card: That it is about; None where none was named.
-        settings: Of its allocator.
+        card: The card that it is about; None where none was named.
+        settings: Settings of its allocator.
         device: `cuda` or `cpu`.
     """
 
@@ -81,7 +81,7 @@ class Rehearsed:
     device: str
 
     def predict(self, workload: PredictedWorkload) -> Prediction:
-        """See `Engine`."""
+        """The memory that a workload needs, by a rehearsal."""
         from tracer.runs.prediction import predict
 
         shapes = shapes_alone(workload)
@@ -97,7 +97,7 @@ class Rehearsed:
         return replace(answer, by_shape=tuple(needs))
 
     def trial(self, workload: PredictedWorkload) -> Trial:
-        """See `Engine`."""
+        """Whether a workload fits, by a rehearsal."""
         from tracer.runs.prediction import trial
 
         assert self.card is not None  # checked with the options
@@ -110,7 +110,7 @@ class Rehearsed:
 
 
 def build(workload: PredictedWorkload, device: str = "cpu") -> Workload:
-    """The workload, its random weights unwritten: nobody asks for them."""
+    """The workload, with random weights left unwritten, since nothing reads them."""
     import torch
 
     from tracer.rehearsal.unfilled import unfilled_weights

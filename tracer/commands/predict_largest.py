@@ -33,7 +33,7 @@ class _Varied:
         name: For people.
         start: The size to begin with.
         step: Sizes are multiples of it.
-        most: That can be asked for.
+        most: The largest size that can be asked for.
         sized: The workload of a size.
     """
 
@@ -46,7 +46,7 @@ class _Varied:
 
 
 def find_largest(options: Options, engine: Engine, card: Card) -> LargestSize:
-    """The largest that fits; of a batch smaller than what was asked for, as many samples in micro-batches.
+    """The largest size that fits; for a smaller batch than asked for, also the micro-batches to use.
 
     Raises:
         TracerError: There is nothing of that kind to vary.
@@ -85,14 +85,16 @@ def _varied(options: Options) -> _Varied:
         )
     if asked == "--largest-tokens":
         if workload.hf_config is None:
-            raise UsageError("--largest-tokens has a meaning only with --hf-config.", hint="Leave it out.")
+            raise UsageError("--largest-tokens works only with --hf-config.", hint="Leave it out.")
         return _Varied(
             "--tokens", "Tokens", workload.tokens or 512, 64, _most_tokens(workload),
             lambda size: replace(workload, tokens=size),
         )  # fmt: skip
     found = [match for text in workload.model_input if (match := _IMAGE.match(text))]
     if not found:
-        raise UsageError("--largest-image needs an image to vary.", hint="Add --input 3x224x224, say.")
+        raise UsageError(
+            "--largest-image needs an image to vary.", hint="Add --input with an image, such as --input 3x224x224."
+        )
 
     def of_size(size: int) -> PredictedWorkload:
         inputs = [_IMAGE.sub(rf"\g<1>x{size}x{size}", text) for text in workload.model_input]
@@ -102,7 +104,7 @@ def _varied(options: Options) -> _Varied:
 
 
 def _most_tokens(workload: PredictedWorkload) -> int:
-    """As many as the configuration has positions."""
+    """The number of positions in the model's configuration: the most tokens to try."""
     from tracer.workloads.factory import parse_arguments
     from tracer.workloads.hf_config import most_tokens
 

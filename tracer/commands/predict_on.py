@@ -36,26 +36,26 @@ def check(options: Options) -> Devices | None:
     """
     place, is_script = options.place, options.script is not None
     if place.on and place.gpu_memory:
-        raise UsageError(
-            "--on and --gpu-memory are the same question in two forms.", hint="Write --on h100:40GiB for another size."
-        )
+        raise UsageError("--on and --gpu-memory mean the same.", hint="Write --on h100:40GiB for another size.")
     if place.device == "cpu":
         _check_cpu(options)
     if is_script:
         refuse(options.context, (*_OF_MODELS, *_OF_SEARCHES), "without a script")
         if options.advise and options.as_json:
-            raise UsageError("--advise of a script is printed.", hint="fit --each --save-dir writes it as JSON.")
+            raise UsageError(
+                "--advise of a script cannot be printed as JSON.", hint="fit --each --save-dir writes it as JSON."
+            )
         if place.card_text is None:
-            raise UsageError("On which GPU is the script to run? --on is missing.", hint="Add --on h100, say.")
+            raise UsageError(
+                "On which GPU is the script to run? --on is missing.", hint="Add --on with a GPU, such as --on h100."
+            )
         if place.engine == "rehearsal":
             raise UsageError("A script cannot be rehearsed: it runs on the null GPU.", hint="Leave out --engine.")
     else:
         refuse(options.context, _OF_SCRIPTS, "with a script")
         options.workload.check(options.context)
         if options.largest.asked and place.card_text is None:
-            raise UsageError(
-                f"{options.largest.asked} has a meaning only with --on or --gpu-memory.", hint="Add --on 24GiB."
-            )
+            raise UsageError(f"{options.largest.asked} works only with --on or --gpu-memory.", hint="Add --on 24GiB.")
     devices = devices_of(place.card_text) if place.card_text is not None else None
     if place.settings:
         from tracer.allocator.settings import parse_settings
@@ -69,11 +69,11 @@ def check(options: Options) -> Devices | None:
 def _check_cpu(options: Options) -> None:
     place = options.place
     if place.on:
-        raise UsageError("--on names a GPU, and --device cpu is none.", hint="Leave one of them out.")
+        raise UsageError("--on names a GPU, but --device cpu is not one.", hint="Leave one of them out.")
     if place.gpu_memory or place.settings:
-        raise UsageError("--gpu-memory and --settings have a meaning only for a GPU.", hint="Leave out --device cpu.")
+        raise UsageError("--gpu-memory and --settings work only for a GPU.", hint="Leave out --device cpu.")
     if place.engine == "null-gpu" or options.script is not None:
-        raise UsageError("The CPU's own behaviour is rehearsed, of a model.", hint="Leave out --device cpu.")
+        raise UsageError("For the CPU, only a model can be predicted, by rehearsal.", hint="Leave out --device cpu.")
 
 
 def _check_fno(options: Options) -> None:
@@ -86,7 +86,7 @@ def _check_fno(options: Options) -> None:
 
 
 def starts_on_null_gpu(options: Options, devices: Devices | None) -> bool:
-    """Go on in a process on the null GPU; False where a rehearsal has to answer, after a line that says why.
+    """Continue in a process on the null GPU; False, after a line that says why, if a rehearsal has to answer.
 
     Raises:
         NullGpuError: The null GPU cannot be had here, and nothing else will do.
@@ -111,7 +111,7 @@ def _start(options: Options, devices: Devices) -> None:
     place = options.place
     is_insisted = place.on is not None or place.engine is not None
     if not is_insisted and "torch" in sys.modules and not process.is_active():
-        raise NullGpuError("torch is loaded in this process already, and the null GPU must come before it.")
+        raise NullGpuError("torch is already loaded in this process; the null GPU must be loaded before it.")
     if place.settings:
         os.environ[_SETTINGS_VARIABLE] = place.settings
     card = devices.card
@@ -128,7 +128,7 @@ def predict_script(
         arguments: Its own.
         devices: What this process runs on.
         is_module: Whether it is a module.
-        num_steps: That are run; 0 for as many as it takes until memory repeats.
+        num_steps: Number of steps that are run; 0 for as many as it takes until memory repeats.
         quiet: Whether notes are left out.
 
     Raises:

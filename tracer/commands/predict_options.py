@@ -22,7 +22,7 @@ from tracer.exporters.screen.terminal import say
 class _Device:
     device: Annotated[
         Literal["cuda", "cpu"],
-        option("What the step is to run on; it need not be there.", DEVICE),
+        option("Kind of device that the step would run on; none is needed here.", DEVICE),
     ] = "cuda"
 
 
@@ -40,12 +40,14 @@ class Place(OnOptions, _Device):
     ] = None
     engine: Annotated[
         Literal["null-gpu", "rehearsal"] | None,
-        option("Who answers: torch's own CUDA code where that can be had, or rules on tensors without memory.", DEVICE),
+        option(
+            "Engine: torch's own CUDA code (the default where it can run), or rules on tensors without memory.", DEVICE
+        ),
     ] = None
     settings: Annotated[
         str | None,
         option(
-            "Of the allocator, as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True.", DEVICE, metavar="<settings>"
+            "Allocator settings, as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True.", DEVICE, metavar="<settings>"
         ),
     ] = None
 

@@ -56,11 +56,15 @@ class AdviceOptions:
     ] = False
     verify: Annotated[
         bool,
-        option("With --advise: also make the best changes for real, before and after.", QUESTIONS, "--verify"),
+        option("With --advise: also run the best changes, and measure before and after.", QUESTIONS, "--verify"),
     ] = False
     gpu_memory: Annotated[
         str | None,
-        option("With --advise: also find the cheapest changes to fit in 16GiB, say.", QUESTIONS, metavar="<size>"),
+        option(
+            "With --advise: also find the cheapest changes to fit in this size, such as 16GiB.",
+            QUESTIONS,
+            metavar="<size>",
+        ),
     ] = None
 
 
@@ -156,7 +160,7 @@ def profile(
     watch: Annotated[
         int,
         number(
-            "No profiler: train so many steps, and explain memory when something happens.",
+            "Train this many steps without a profiler, and explain memory when something happens.",
             SCHEDULE,
             least=0,
             metavar="STEPS",
@@ -197,7 +201,7 @@ def _profile(options: Options) -> bool:
     """The command, on the null GPU if it is named; False if the run or a file failed."""
     answers = options.on.answers
     if options.on.on is not None and not options.device.startswith("cuda"):
-        raise UsageError(f"--on names a GPU, and --device {options.device} is none.", hint="Leave one out.")
+        raise UsageError(f"--on names a GPU, and --device {options.device} is not one.", hint="Leave one out.")
     run_ranks(options.on, options.save_dir, quiet=options.screen.quiet)
     if options.on.on is not None:
         devices = start_on(options.on.on)

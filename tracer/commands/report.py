@@ -30,7 +30,7 @@ def report(
     ] = None,
     only: Annotated[
         list[str],
-        option("Write only this one: peak-json, memory-report, ... Repeatable.", OUTPUTS, metavar="<name>"),
+        option("Write only this output: peak-json, memory-report, ... Repeatable.", OUTPUTS, metavar="<name>"),
     ] = [],  # noqa: B006
     top: Top = NUM_ROWS,
     quiet: Quiet = False,

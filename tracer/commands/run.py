@@ -34,7 +34,7 @@ CONTEXT = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 @with_options
 def run(
     script: Annotated[str, typer.Argument(help="The script; with --module, a module's name.")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="What follows is the script's own.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments for the script.")] = None,
     module: Annotated[bool, option("SCRIPT names a module, as in `python -m`.", None, "--module", "-m")] = False,
     device: Annotated[
         str | None, option("Device to explain; by default the model's.", DEVICE, metavar="<text>")
@@ -46,7 +46,9 @@ def run(
     requested: RequestedFiles,
     watch: Annotated[
         bool,
-        option("Watch all of it without a profiler, and explain its memory when something happens.", None, "--watch"),
+        option(
+            "Watch the whole script without a profiler, and explain memory when something happens.", None, "--watch"
+        ),
     ] = False,
     inference: Annotated[
         bool,
@@ -54,11 +56,16 @@ def run(
     ] = False,
     apply: Annotated[
         str,
-        option("Changes made from outside, as `fit` names them: checkpoint,bf16", None, "--apply", metavar="<names>"),
+        option(
+            "Changes to make without editing the script, as `fit` names them: checkpoint,bf16",
+            None,
+            "--apply",
+            metavar="<names>",
+        ),
     ] = "",
     advise: Annotated[
         bool,
-        option("With --on: then try changes made from outside, and say what each saves.", None, "--advise"),
+        option("With --on: afterwards also try changes, and say what each saves.", None, "--advise"),
     ] = False,
     screen: ScreenOptions,
 ) -> None:
@@ -162,7 +169,7 @@ def _check_advise(on: OnOptions, apply: str) -> None:
     """
     if on.on is None:
         raise UsageError(
-            "--advise tries changes on the null GPU.", hint="Add --on with your GPU's name, --on h100 say."
+            "--advise tries changes on the null GPU.", hint="Add --on with your GPU's name, such as --on h100."
         )
     if on.job is not None:
         raise UsageError("--advise asks about one GPU.", hint="fit --each with the same --on tries changes on a job.")

@@ -17,7 +17,7 @@ NUM_ROWS = 8
 """Rows of each table of a run's screen, where --top says nothing."""
 SAVE_DIR = Path("profiler_outputs")
 
-_WaitSteps = Annotated[int, number("Steps before each cycle that are not looked at.", SCHEDULE)]
+_WaitSteps = Annotated[int, number("Steps to skip before each cycle.", SCHEDULE)]
 SaveDir = Annotated[Path, option("Folder for the results.", OUTPUTS, metavar="<path>")]
 AsJson = Annotated[bool, option("Print the answer as JSON instead.", SCREEN, "--json")]
 Top = Annotated[int, number("Rows of each table; 0 prints none.", SCREEN, least=0, metavar="<rows>")]
@@ -26,15 +26,15 @@ Quiet = Annotated[bool, option("Print nothing but errors.", SCREEN, "--quiet", "
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleOptions:
-    """Which steps are recorded."""
+    """Options that say which steps are recorded."""
 
     n_wait_steps: _WaitSteps = 1
     n_warmup_steps: Annotated[int, number("Steps in which the profiler then warms up.", SCHEDULE)] = 1
     n_active_steps: Annotated[int, number("Steps that are then recorded.", SCHEDULE)] = 3
-    n_repeats: Annotated[int, number("How often all of that is done.", SCHEDULE)] = 2
+    n_repeats: Annotated[int, number("Number of such cycles.", SCHEDULE)] = 2
 
     def schedule(self) -> Schedule:
-        """The same for a session.
+        """The session's schedule with these numbers of steps.
 
         Raises:
             TracerError: They make no sense together.
@@ -51,7 +51,7 @@ class ScriptSchedule(ScheduleOptions):
     n_wait_steps: _WaitSteps = 0
 
     def of_calls(self) -> ScriptSchedule:
-        """For inference: without a warmup, unless more than one step of it was asked for.
+        """The schedule for inference: without warmup, unless more than one warmup step was asked for.
 
         A first call takes most where it is the one that reads a prompt.
         """
@@ -60,7 +60,7 @@ class ScriptSchedule(ScheduleOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
-    """Which of the usual files are left out, by name, and how they name the user's files."""
+    """Options that say which of the usual files are left out, and how they name the user's files."""
 
     project_root: Annotated[
         Path | None,

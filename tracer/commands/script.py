@@ -23,7 +23,7 @@ __tracebackhide__ = True  # a line of this file explains nothing about the scrip
 
 
 def check_script(script: str, *, is_module: bool) -> None:
-    """Before anything of it runs.
+    """Check that the script or module exists, before anything of it runs.
 
     Raises:
         TracerError: There is no such script or module.

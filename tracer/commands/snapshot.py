@@ -45,7 +45,7 @@ def snapshot(
     at: Annotated[
         list[str],
         option(
-            "Also what was in use at a moment: an entry's number, a time since the start (2.5s), start, peak, "
+            "Also show what was in use at a moment: an entry's number, a time since the start (2.5s), start, peak, "
             "oom or end. Repeatable.",
             QUESTIONS,
             metavar="<moment>",
@@ -53,30 +53,40 @@ def snapshot(
     ] = [],  # noqa: B006
     between: Annotated[
         tuple[str, str] | None,
-        option("Also what came and what went between two moments.", QUESTIONS, metavar="<moment> <moment>"),
+        option("Also show what came and went between two moments.", QUESTIONS, metavar="<moment> <moment>"),
     ] = None,
     before_oom: Annotated[
         str | None,
-        option("Also the last allocations of 5GiB, say, before it ran out of memory.", QUESTIONS, metavar="<size>"),
+        option(
+            "Also show the last allocations before memory ran out, up to this size, such as 5GiB.",
+            QUESTIONS,
+            metavar="<size>",
+        ),
     ] = None,
     settings: Annotated[
         list[str],
         option(
-            "Replay it under other settings of PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True. Repeatable.",
+            "Replay the recording under other PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True. Repeatable.",
             ALLOCATOR,
             metavar="<settings>",
         ),
     ] = [],  # noqa: B006
     search_settings: Annotated[
         bool,
-        option("Replay it under the settings that are worth trying.", ALLOCATOR, "--search-settings", "--advise"),
+        option(
+            "Replay the recording under the settings that are worth trying.", ALLOCATOR, "--search-settings", "--advise"
+        ),
     ] = False,
     gpu_memory: Annotated[
         str | None,
-        option("Replay it on a GPU of 16GiB, say; exit with 3 if it does not run there.", ALLOCATOR, metavar="<size>"),
+        option(
+            "Replay the recording on a GPU of this size, such as 16GiB; exit with 3 if it does not run there.",
+            ALLOCATOR,
+            metavar="<size>",
+        ),
     ] = None,
     html: Annotated[
-        Path | None, option("Also write the page: of all devices, or of all ranks.", OUTPUTS, metavar="<path>")
+        Path | None, option("Also write an HTML page of all devices, or of all ranks.", OUTPUTS, metavar="<path>")
     ] = None,
     sqlite: Annotated[
         Path | None, option("Also write the memory report of that device.", OUTPUTS, metavar="<path>")
@@ -260,8 +270,8 @@ class Explained:
     Attributes:
         replayed: The snapshot.
         finding: What filled its devices.
-        allocator: Of each device.
-        moments: Of each device, what was asked beside the peak.
+        allocator: Allocator findings of each device.
+        moments: Answers about moments other than the peak, for each device.
     """
 
     replayed: ReplayedSnapshot
@@ -433,7 +443,7 @@ def _checked_size(text: str | None, hint: str) -> int | None:
 
 
 def _checked_settings(settings: Sequence[str]) -> Sequence[str]:
-    """Those asked for, each once; checked before a large file is read."""
+    """The settings asked for, without duplicates; checked before a large file is read."""
     from tracer.allocator.settings import parse_settings
 
     wanted = dict.fromkeys(settings)

@@ -29,13 +29,14 @@ def trace(
         list[Path], typer.Argument(help="trace.json, .json.gz or .json.zst; of a whole job several, or their folder.")
     ],
     device: Annotated[
-        str | None, option("Whose memory: cuda:1. By default that which held most.", DEVICE, metavar="<device>")
+        str | None,
+        option("Device to explain: cuda:1. By default the one that used most memory.", DEVICE, metavar="<device>"),
     ] = None,
     save_dir: Annotated[
         Path | None,
-        option("Also write the files of a run, trace.json.gz with memory in it among them.", OUTPUTS, metavar="<path>"),
+        option("Also write the files of a run, such as trace.json.gz with memory in it.", OUTPUTS, metavar="<path>"),
     ] = None,
-    html: Annotated[Path | None, option("Also write the page.", OUTPUTS, metavar="<path>")] = None,
+    html: Annotated[Path | None, option("Also write an HTML page.", OUTPUTS, metavar="<path>")] = None,
     sqlite: Annotated[Path | None, option("Also write the memory report.", OUTPUTS, metavar="<path>")] = None,
     as_json: AsJson = False,
     top: Top = NUM_ROWS,
@@ -74,9 +75,9 @@ def show_traces(
     """Explain one trace on a console, and in files, or several ranks' traces beside each other.
 
     Args:
-        paths: Of the trace, or of several ranks' traces, or their folder.
+        paths: Paths of one trace or of several ranks' traces, or their folder.
         console: Where to print.
-        device: Whose memory is meant.
+        device: The device whose memory is meant.
         save_dir: Where to write all files of a run.
         files: Single files by the names of the outputs, where they are wanted.
         as_json: Print JSON instead of text.

@@ -34,8 +34,8 @@ _OURS = re.compile(r"(?:torch-timeline|python main\.py)(?= )")
 """The program in examples of help texts, which name it as it was called."""
 
 
-class _Explained:
-    """What commands and the program itself have in common."""
+class _HelpFormatting:
+    """How help is written, for commands and the program itself."""
 
     def format_usage(self: Any, ctx: Any, formatter: Any) -> None:
         """Write the command as it is called."""
@@ -64,7 +64,7 @@ class _Explained:
                 _write_records(groups[heading], formatter)
 
     def parse_args(self: Any, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments; what is wrong with them is said in words.
+        """Read the arguments; errors are reported as a sentence and a hint.
 
         Raises:
             typer.Exit: With status 2.
@@ -78,11 +78,11 @@ class _Explained:
             _refuse(ctx, _in_words(error, ctx), _hint(error, ctx))
 
 
-class Command(_Explained, TyperCommand):
-    """One command."""
+class Command(_HelpFormatting, TyperCommand):
+    """A command of the program."""
 
 
-class Program(_Explained, TyperGroup):
+class Program(_HelpFormatting, TyperGroup):
     """The program, which has commands, and profiles without one."""
 
     def format_options(self: Any, ctx: Any, formatter: Any) -> None:
@@ -102,7 +102,7 @@ class Program(_Explained, TyperGroup):
 
 
 def _defaults_of(ctx: Any) -> dict[str, Any]:
-    """Of this command's options, from pyproject.toml, which is read once and must name nothing that there is not."""
+    """Defaults of this command's options from pyproject.toml, which is read once and checked."""
     root = ctx.find_root()
     if ctx is root:
         try:

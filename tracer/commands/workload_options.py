@@ -67,7 +67,7 @@ class WorkloadOptions:
         ),
     ] = field(default_factory=list)
     optimizer: Annotated[
-        str, option("Of torch.optim: adamw, sgd:lr=0.1,momentum=0.9, none.", STEP, metavar="<text>")
+        str, option("Optimizer of torch.optim: adamw, sgd:lr=0.1,momentum=0.9, none.", STEP, metavar="<text>")
     ] = "adamw"
     loss: Annotated[
         Literal["auto", "mean-square", "cross-entropy"],
@@ -197,13 +197,11 @@ class PredictedWorkload(WorkloadOptions):
     ] = None
     tokens: Annotated[
         int | None,
-        number(
-            "Of a sample of --hf-config; with --inference, text of that length is generated, its cache kept.", MODEL
-        ),
+        number("Tokens in a sample of --hf-config; with --inference, text of that length is generated.", MODEL),
     ] = None
     lora: Annotated[
         str,
-        option("Train adapters of peft in the place of the weights: 16, or 16:q_proj,v_proj.", MODEL, metavar="<rank>"),
+        option("Train adapters of peft instead of the weights: 16, or 16:q_proj,v_proj.", MODEL, metavar="<rank>"),
     ] = ""
 
     @property
@@ -294,7 +292,7 @@ def chosen_device(text: str, *, named: bool, say: Callable[[str], None] = say) -
     """The device asked for; the default one falls back to the CPU, visibly.
 
     Args:
-        text: Its name.
+        text: Name of the device.
         named: Whether the user wrote it.
         say: Takes the line that says so.
 

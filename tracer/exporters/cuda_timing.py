@@ -22,5 +22,5 @@ def cuda_timing_text(timings: PhaseTimings) -> str:
 
 
 def write_cuda_timing(timings: PhaseTimings, path: Path) -> None:
-    """Write cuda_timing.txt."""
+    """Write cuda_timing.txt, times of the phases of a step."""
     write_atomically(path, cuda_timing_text(timings))

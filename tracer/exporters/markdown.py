@@ -16,16 +16,16 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#&@])")
 
 
 def write_markdown(name: str, diff: PeakDiff, sentences: Sequence[str], path: Path) -> None:
-    """Write it.
+    """Write the difference of two peaks as Markdown.
 
     Args:
-        name: Of what was compared.
-        diff: Of two runs.
-        sentences: What has to be said of it.
-        path: Of the file.
+        name: Name of the compared program or test.
+        diff: Difference of two runs' peaks.
+        sentences: Sentences to print with it.
+        path: Path of the file.
 
     Raises:
-        OutputError: It cannot be written.
+        OutputError: The file cannot be written.
     """
     write_atomically(path, "\n".join(_lines(name, diff, sentences)) + "\n")
 

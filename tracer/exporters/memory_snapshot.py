@@ -29,7 +29,7 @@ PICKLE_PROTOCOL = 4
 
 
 def write_memory_snapshot(snapshot: dict[str, Any], path: Path) -> None:
-    """Write memory_snapshot.pkl."""
+    """Write memory_snapshot.pkl, which pytorch.org/memory_viz opens."""
     write_atomically(path, pickle.dumps(snapshot, protocol=PICKLE_PROTOCOL))
 
 
@@ -54,7 +54,7 @@ def labels_of(
 
     Args:
         recording: One cycle.
-        attribution: Of the same recording.
+        attribution: Attribution of the same recording.
         blocks: One row per block.
         known: The objects that the blocks' names are of.
     """
@@ -93,7 +93,7 @@ def label_snapshot(
     Args:
         snapshot: What `torch.cuda.memory._snapshot()` returned; it is not changed.
         lifetimes: The device's blocks.
-        labels: Of those blocks.
+        labels: Labels of those blocks.
         entry_of: [B] Entry that made each of them, or -1; see `allocator_join`. None where none did.
         device_index: Which of the snapshot's traces is the device's.
 

@@ -31,7 +31,7 @@ def notebook_html(
     """HTML that brings no style sheet or script of its own; every text of the recording is escaped.
 
     Args:
-        findings: Of a run; None where nothing was recorded.
+        findings: Findings of a run; None where nothing was recorded.
         num_steps: How many steps it had, if that is known.
         notes: Sentences below the headline.
         page: The page that was written, to be shown in a frame; None for none.
@@ -79,7 +79,7 @@ class Paragraph:
 
 
 def _bar(sizes: dict[str, int], peak_bytes: int) -> str:
-    """One bar as wide as the cell, a part for each kind."""
+    """A bar as wide as the cell, with a part for each kind."""
     parts = (
         f'<span style="width:{100 * size / peak_bytes:.2f}%;background:{CATEGORY_COLORS.get(name, _OTHER)[_LIGHT]}"'
         f' title="{escape(f"{words_of(name)} {format_bytes(size)}")}"></span>'

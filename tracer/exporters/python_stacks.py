@@ -65,13 +65,13 @@ class PythonStacks:
 
 
 def stacks_of_rows(recording: Recording, peak: PeakReport, *, num_rows: int, num_frames: int) -> list[list[str] | None]:
-    """Of each of the largest rows of a peak the stack of most of its bytes.
+    """The stack of most bytes, for each of a peak's largest rows.
 
     Args:
         recording: The cycle that the peak is of.
-        peak: Whose rows.
+        peak: The peak with the rows.
         num_rows: How many rows get a stack; the others have None.
-        num_frames: Of each stack, the innermost.
+        num_frames: How many innermost frames of each stack are returned.
 
     Returns:
         Frames as text, innermost first; None where no Python frame led to any block of the row.

@@ -161,7 +161,7 @@ def memory_events(cycle: CycleFindings, *, process_id: int = 0, base_ns: int = 0
 
 
 def _start_ns(cycle: CycleFindings) -> int:
-    """When the recording began: the first of all that was recorded."""
+    """Time of the first thing that was recorded."""
     recording = cycle.recording
     columns = (recording.ops.start_ns, recording.spans.start_ns, recording.allocations.time_ns)
     return min(int(column.min()) for column in columns if len(column))

@@ -23,7 +23,7 @@ class TimelineCallback(Callback):  # type: ignore[misc, unused-ignore]  # untype
     _observe: type[TrainingProfile] | type[TrainingWatch] = TrainingProfile
 
     def __init__(self, save_dir: str | Path = "profiler_outputs", **options: Any) -> None:
-        """Prepare.
+        """Set up the callback; the session begins with the training.
 
         Args:
             save_dir: Folder for the files.
@@ -35,7 +35,7 @@ class TimelineCallback(Callback):  # type: ignore[misc, unused-ignore]  # untype
         self._num_optimizer_steps = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Switch on."""
+        """Begin the session."""
         self.session = self._observe(pl_module, trainer.optimizers, save_dir=self._save_dir, **self._options)
         self._num_optimizer_steps = trainer.global_step
         self.session.__enter__()

@@ -41,7 +41,7 @@ class Limits:
     """What a test's mark and the options ask.
 
     Attributes:
-        limit_bytes: That may be allocated; None for any number.
+        limit_bytes: Bytes that may be allocated; None for any number.
         on: The card, as `--on` takes it; None for the GPU at hand.
         fail_above: How much more than in the baseline, such as `2%`.
     """
@@ -52,7 +52,7 @@ class Limits:
 
     @classmethod
     def of(cls, item: pytest.Item) -> Limits | None:
-        """Of a test; None for one without the mark."""
+        """The limits that a test is marked with; None without the mark."""
         marker = item.get_closest_marker(MARK)
         if marker is None:
             return None
@@ -147,7 +147,7 @@ class _Elsewhere(pytest.Item):
 
     @classmethod
     def in_place_of(cls, item: pytest.Item) -> _Elsewhere:
-        """Of the same name, place and marks."""
+        """A stand-in with the same name, place and marks as a test."""
         assert item.parent is not None  # a test is in a file
         stand_in: _Elsewhere = cls.from_parent(item.parent, name=item.name)
         stand_in._place = item.path, item.nodeid.partition("::")[2]
@@ -225,7 +225,7 @@ class _Elsewhere(pytest.Item):
 
 
 def _variables(on: str | None) -> dict[str, str]:
-    """Of the test's own process.
+    """Environment variables of the test's own process.
 
     Raises:
         TracerError: There is no such card, or the null GPU cannot be had here.

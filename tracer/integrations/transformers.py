@@ -25,7 +25,7 @@ class TimelineCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  #
     _observe: type[TrainingProfile] | type[TrainingWatch] = TrainingProfile
 
     def __init__(self, save_dir: str | Path = "profiler_outputs", **options: Any) -> None:
-        """Prepare.
+        """Set up the callback; the session begins with the training.
 
         Args:
             save_dir: Folder for the files.
@@ -36,7 +36,7 @@ class TimelineCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]  #
         self._is_open = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Switch on."""
+        """Begin the session."""
         self.close()
         model, optimizer = kwargs["model"], kwargs.get("optimizer")
         # accelerate wraps the optimizer in one that has no hooks.

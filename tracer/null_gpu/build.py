@@ -64,7 +64,7 @@ def libraries(path: Path) -> list[Path]:
 
 
 def cache_folder(torch: Torch) -> Path:
-    """Where what was built for a torch lies: in the user's cache, under versions and the state of the sources."""
+    """Folder of a torch's built libraries in the user's cache, named after versions and sources."""
     digest = hashlib.sha256(" ".join([*_FLAGS, str(torch.folder)]).encode())
     files = [path for path in SOURCES.rglob("*") if path.is_file()]
     for path in sorted(

@@ -52,13 +52,13 @@ class Card:
     """A GPU.
 
     Attributes:
-        label: As people write it, such as `RTX-4090`; of a size alone, empty.
-        name: As torch says it, such as `NVIDIA GeForce RTX 4090`; of a size alone, empty.
+        label: Short name, such as `RTX-4090`; empty if only a size is given.
+        name: torch's name, such as `NVIDIA GeForce RTX 4090`; empty if only a size is given.
         memory_bytes: All of its memory, as `torch.cuda.get_device_properties` and out-of-memory messages say it: less
             than is printed on the box by what ECC and the driver keep for themselves.
         capability: Compute capability, such as (8, 6).
         num_sms: Multiprocessors, by which some kernels divide their work.
-        l2_bytes: Cache.
+        l2_bytes: Size of the L2 cache.
     """
 
     label: str
@@ -204,8 +204,8 @@ class Devices:
     """What a process is to run on: one or more cards of a kind.
 
     Attributes:
-        card: Of which kind, with the memory that was asked for.
-        count: How many.
+        card: Kind of the devices, with the memory that was asked for.
+        count: Number of devices.
     """
 
     card: Card
@@ -213,7 +213,7 @@ class Devices:
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The devices in words, for screens."""
         size = format_bytes(self.card.memory_bytes)
         return f"{self.count} x {self.card.label}, {size} each" if self.count > 1 else f"{self.card.label}, {size}"
 
@@ -228,32 +228,13 @@ def devices_of(text: str) -> Devices:
     assert match is not None  # every text has this form
     count, name, size = int(match[1] or 1), match[2], match[3]
     if not 1 <= count <= _MAX_RANKS:
-        raise UsageError(f"{text}: a job has 1 to {_MAX_RANKS:,} devices.", hint="Write 8xh100, say.")
+        raise UsageError(f"{text}: a job has 1 to {_MAX_RANKS:,} devices.", hint="Write, for example, 8xh100.")
     card = named_card(name)
     if card is None and size is None:
         card = _sized(name)
     if card is None:
         raise UsageError(f"There is no card {name or text} in the table of GPUs.{_no_cuda(name)}", hint=_which(name))
     return Devices(card if size is None else replace(card, memory_bytes=_memory(size)), count)
-
-
-def card_of(text: str) -> Card:
-    """A card by name, or a size such as `24GiB` as a card without a name.
-
-    Raises:
-        TracerError: It is neither.
-    """
-    card = named_card(text)
-    if card is not None:
-        return card
-    try:
-        return Card("", parse_memory(text))
-    except ValueError as error:
-        if "unit" in str(error):
-            raise UsageError(str(error), hint=f"Write {text}GiB, {text}MiB or {text}B.") from None
-        raise UsageError(
-            f"{text} is neither a size nor a card that is known here.", hint=f"Write 24GiB, or a card. {_which(text)}"
-        ) from None
 
 
 def _sized(text: str) -> Card | None:

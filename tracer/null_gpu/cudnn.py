@@ -58,7 +58,7 @@ def device_properties(card: Card) -> dict[str, Any]:
 
 
 def library_folders() -> list[Path]:
-    """Where the packages that torch loads CUDA from keep their libraries; none in a build for the CPU."""
+    """Folders with the CUDA libraries that torch loads; none in a build for the CPU."""
     package = importlib.util.find_spec("nvidia")
     roots = package.submodule_search_locations if package is not None else None
     return sorted({path.parent for root in roots or () for path in Path(root).glob("*/lib/*.so*")})
@@ -73,13 +73,18 @@ def answers_command() -> list[str]:
 
 
 def answered_version() -> int:
-    """Of the cuDNN that has said what convolutions of this process take on the null GPU, such as 92600; 0 for none."""
+    """Version, such as 92600, of the cuDNN that gave convolutions' workspaces in this process; 0 for none."""
     answered = getattr(ctypes.CDLL(None), "null_gpu_cudnn_version", None)
     return int(answered()) if answered is not None else 0
 
 
 def said_of_workspaces(version: int, card: str) -> str:
-    """A sentence for people: whose answer stands for convolutions' workspaces."""
+    """A sentence on which cuDNN gave convolutions' workspaces.
+
+    Args:
+        version: Version of cuDNN, such as 92600.
+        card: Name of the card it was asked for.
+    """
     major, minor = divmod(version // 100, 100)
     return (
         f"Convolutions' workspaces are what cuDNN {major}.{minor} said that it would take on {card}; another version "

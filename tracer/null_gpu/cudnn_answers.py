@@ -44,11 +44,11 @@ _MOST_GRAPHS = 8
 
 
 class CudnnError(Exception):
-    """cuDNN refused."""
+    """A call that cuDNN refused."""
 
 
 class Cudnn:
-    """The library."""
+    """The loaded cuDNN library."""
 
     def __init__(self, folders: Sequence[str]) -> None:
         for pattern in _LIBRARIES:
@@ -60,7 +60,7 @@ class Cudnn:
         self.version = int(self.library.cudnnGetVersion())
 
     def call(self, name: str, *arguments: Any) -> None:
-        """One of its functions."""
+        """Call a function of the library, with its status checked."""
         status = getattr(self.library, name)(*arguments)
         if status:
             words = ctypes.create_string_buffer(2048)
@@ -69,7 +69,7 @@ class Cudnn:
 
 
 class Descriptor:
-    """One of cuDNN's objects; what it refers to lives as long as it."""
+    """A descriptor of cuDNN's, which keeps alive what it refers to."""
 
     def __init__(self, cudnn: Cudnn, kind: int) -> None:
         self._cudnn = cudnn
@@ -78,7 +78,13 @@ class Descriptor:
         cudnn.call("cudnnBackendCreateDescriptor", ctypes.c_int(kind), ctypes.byref(self.pointer))
 
     def set(self, attribute: int, kind: int, values: Sequence[Any]) -> Descriptor:
-        """Set an attribute."""
+        """Set an attribute.
+
+        Args:
+            attribute: Number of cuDNN's attribute.
+            kind: Number of the values' type.
+            values: The values; descriptors are kept alive.
+        """
         number = len(values)
         array: Any
         if kind == _DESCRIPTOR:
@@ -92,7 +98,14 @@ class Descriptor:
         return self._set(attribute, kind, number, array)
 
     def set_bytes(self, attribute: int, kind: int, number: int, values: bytes) -> Descriptor:
-        """Set an attribute that is no descriptor, as it lies in memory."""
+        """Set an attribute from its bytes in memory; it is no descriptor.
+
+        Args:
+            attribute: Number of cuDNN's attribute.
+            kind: Number of the values' type.
+            number: How many values there are.
+            values: Their bytes.
+        """
         return self._set(attribute, kind, number, ctypes.create_string_buffer(values, len(values) or 1))
 
     def _set(self, attribute: int, kind: int, number: int, array: Any) -> Descriptor:
@@ -108,12 +121,12 @@ class Descriptor:
         return self
 
     def finish(self) -> Descriptor:
-        """No attribute is set any more."""
+        """Finalize the descriptor: no attribute can be set any more."""
         self._cudnn.call("cudnnBackendFinalize", self.pointer)
         return self
 
     def get(self, attribute: int, kind: int, array: Any) -> int:
-        """Read an attribute into an array; how many there are."""
+        """Read an attribute into an array; returns how many values there are."""
         number = ctypes.c_int64()
         self._cudnn.call(
             "cudnnBackendGetAttribute",

@@ -39,7 +39,7 @@ class NcclBuffers:
     """What one process has that NCCL takes memory for.
 
     Attributes:
-        communicators: In which a collective of several ranks has run, the most at once.
+        communicators: Number of communicators in which a collective of several ranks has run, the most at once.
         partners: Ranks of theirs that this one sent to or received from, the most at once.
     """
 
@@ -48,23 +48,23 @@ class NcclBuffers:
 
     @classmethod
     def of_this_process(cls) -> Self:
-        """Of a process on the null GPU."""
+        """What NCCL would have been used for in this process, which runs on the null GPU."""
         library = ctypes.CDLL(None)
         return cls(library.null_gpu_nccl_communicators(), library.null_gpu_nccl_partners())
 
     @property
     def least_bytes(self) -> int:
-        """Where GPUs are joined by little: two channels each."""
+        """The least that NCCL takes: two channels each, as between GPUs without NVLink."""
         return (self.communicators + self.partners) * LEAST_CHANNELS * CHANNEL_BYTES
 
     @property
     def most_bytes(self) -> int:
-        """As much as was seen of others that have as many, in a node with NVLink."""
+        """The most that was observed for as many communicators and ranks, in a node with NVLink."""
         return self.communicators * MOST_BYTES + self.partners * MOST_CHANNELS * CHANNEL_BYTES
 
     @property
     def words(self) -> str:
-        """As in `28.00 to 688.00 MiB for 1 communicator`; empty where there are none."""
+        """The range in words, as in `28.00 to 688.00 MiB for 1 communicator`; empty where there is none."""
         if not self.most_bytes:
             return ""
         parts = [_counted(self.communicators, "communicator")] if self.communicators else []

@@ -28,7 +28,7 @@ _SIZE = re.compile(r"size|bytes|lwork|nnz|buffersize", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Prototype:
-    """One function of a header.
+    """The declaration of a function in a header.
 
     Attributes:
         name: Its name.
@@ -93,7 +93,7 @@ def _undeclared(name: str) -> str:
 
 
 def _declared(prototype: Prototype, is_called: bool) -> str:
-    """One stub. Arguments come in registers of integers one after the other, whatever their types: 64 bits each."""
+    """The C code of a stub. Each argument is taken as one 64 bit integer register, whatever its type."""
     name = prototype.name
     if any(_NOT_A_PARAMETER_TYPE.search(parameter) for parameter in prototype.parameters):
         return _undeclared(name) if is_called or not _KEEPS_BOOKS.match(name) else _unwritten(name)

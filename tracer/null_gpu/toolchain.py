@@ -56,7 +56,7 @@ class Toolchain:
 
 
 def torch_folder() -> Path:
-    """Where the torch that this Python would import lies; it is not imported.
+    """Folder of the torch that this Python would import; it is not imported.
 
     Raises:
         NullGpuError: There is none.
@@ -70,7 +70,7 @@ def torch_folder() -> Path:
 
 
 def read_torch(folder: Path) -> Torch:
-    """Which torch lies in a folder.
+    """Version and CUDA version of the torch in a folder.
 
     Raises:
         NullGpuError: Another system than Linux, or a torch that was not built for CUDA.

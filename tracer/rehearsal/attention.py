@@ -42,7 +42,7 @@ class _Question:
 
 
 def attention(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
-    """In the place of `scaled_dot_product_attention`."""
+    """A replacement of `scaled_dot_product_attention`."""
 
     def scaled_dot_product_attention(
         query: Tensor,
@@ -145,7 +145,7 @@ def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _aligned(mask: Tensor) -> Tensor:
-    """In a buffer whose rows are multiples of 16 values, where they are not; source: pad_bias in attention.cpp."""
+    """The mask in a buffer whose rows are multiples of 16 values; source: pad_bias in attention.cpp."""
     length = mask.shape[-1]
     if length % 16 == 0 or length == 1:
         return mask

@@ -39,8 +39,8 @@ class Columns:
         """Make arrays of lists.
 
         Args:
-            log: That has ended.
-            device: Of all that is not on the host.
+            log: A log that has ended.
+            device: The device of everything that is not on the host.
             memory: What a device's allocator makes of the events that are on it, one row for each; None on the CPU,
                 which hands out what it is asked for.
         """
@@ -89,7 +89,7 @@ class Columns:
         Args:
             start_ns: The moment.
             parameters: Storages that modules and optimizers list as parameters.
-            optimizer_state: Those that optimizers list as their state.
+            optimizer_state: Tensors that optimizers list as their state.
         """
         log = self._log
         events = np.flatnonzero(self._time >= start_ns)

@@ -14,7 +14,7 @@ from tracer.rehearsal.rule import Gpu
 
 
 def forward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
-    """One workspace, after the result."""
+    """The workspace of forward, which is allocated after the result."""
     x, weight, _, stride, padding, dilation, is_transposed, _, groups = call.args[:9]
     if not isinstance(call.out, Tensor):
         return
@@ -27,7 +27,7 @@ def forward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
 
 
 def backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
-    """One for the input's gradient and then one for the weight's; the larger stands for both, which never coexist."""
+    """The larger workspace of the gradients of input and weight, which never coexist."""
     grad, x, weight, _, stride, padding, dilation, is_transposed, _, groups, wanted = call.args[:11]
     large, small = (grad, x) if is_transposed else (x, grad)
     of_input = "forward" if is_transposed else "backward_data"
@@ -59,7 +59,7 @@ def _problem(
     dilation: list[int],
     groups: int,
 ) -> dict[str, Any] | None:
-    """As cuDNN has it put; None for what torch's own kernels do: depthwise convolutions that are not channels last."""
+    """Description of a convolution for cuDNN; None where torch uses its own depthwise kernels."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     last = formats.get(x.dim())
     is_last = last is not None and any(

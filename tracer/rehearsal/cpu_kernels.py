@@ -42,7 +42,7 @@ class _Taken:
     """What a call took.
 
     Attributes:
-        shapes: Of each result, in order.
+        shapes: Shapes of each result, in order.
         more_bytes: How much more than the results was in use at once.
     """
 
@@ -57,11 +57,11 @@ class CpuKernels:
         self._taken: dict[Any, _Taken] = {}
 
     def scratch_of(self, operator: Any) -> tuple[ScratchOf, ...]:
-        """For a recorder: what an operator takes beside its results."""
+        """Functions that tell a recorder what an operator allocates beside its results."""
         return (self._scratch_of(operator),) if _is_asked(operator) or _is_by_element(operator) else ()
 
     def result_of(self, operator: Any) -> ResultOf | None:
-        """For a recorder: what an operator returns. A fake kernel does not know how large a workspace is."""
+        """A function that tells an operator's real results, workspaces included, which fake kernels do not know."""
         return self._result_of(operator) if _is_asked(operator) else None
 
     def _scratch_of(self, operator: Any) -> ScratchOf:

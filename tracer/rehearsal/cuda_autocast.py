@@ -218,7 +218,7 @@ def softmax_of_half(fused: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 
 def entered(on_cpu: Kernel, gpu: Gpu) -> Kernel:
-    """`torch.autocast("cuda")` is that of the CPU, with CUDA's type unless one is said."""
+    """A replacement of `torch.autocast("cuda")`: the CPU's, with CUDA's type by default."""
 
     def init(self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any) -> None:
         if device_type == "cuda":
@@ -229,7 +229,7 @@ def entered(on_cpu: Kernel, gpu: Gpu) -> Kernel:
 
 
 def is_enabled(on_cpu: Kernel, gpu: Gpu) -> Kernel:
-    """Without a device it is CUDA that is asked about."""
+    """A replacement that answers for CUDA where no device is named."""
 
     def is_autocast_enabled(device_type: str = "cuda") -> bool:
         return bool(on_cpu("cpu" if device_type == "cuda" else device_type))
@@ -238,7 +238,7 @@ def is_enabled(on_cpu: Kernel, gpu: Gpu) -> Kernel:
 
 
 def type_of(on_cpu: Kernel, gpu: Gpu) -> Kernel:
-    """The type of what is entered, or CUDA's own."""
+    """A replacement that gives the type of the entered autocast, or CUDA's default."""
 
     def get_autocast_dtype(device_type: str) -> torch.dtype:
         is_entered = device_type == "cuda" and torch.is_autocast_enabled("cpu")

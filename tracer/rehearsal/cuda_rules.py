@@ -112,7 +112,7 @@ _TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def _cublas_workspace(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
-    """Of each call since torch 2.15; before, one for each thread that multiplies: that of forward, and autograd's."""
+    """The workspace of cuBLAS: in each call since torch 2.15, before that one for forward and one for backward."""
     size_bytes = torch_cublas.workspace_bytes(gpu.card.capability)
     if not size_bytes:
         return

@@ -20,7 +20,7 @@ class Requests:
 
     Attributes:
         storage: A number for each storage; the free carries the same.
-        size_bytes: As asked for; negative for a free.
+        size_bytes: Bytes as requested; negative for a free.
         op: Row in `Rehearsal.whole.ops` of the operator that asked, or -1.
         step: The step in which it was, from 0; -1 before the first.
         undecided_bytes: What a library may take behind this row and give back at once, such as a convolution's
@@ -63,9 +63,9 @@ class DeviceMemory:
         peak_reserved_bytes: The most taken from the driver: `max_memory_reserved`.
         num_segments: Segments at the end.
         num_retries: How often the cache was emptied for a request.
-        address: Of every request.
+        address: Address of every request.
         size_bytes: The block's, negative for a free.
-        allocated_bytes: In use after each request.
+        allocated_bytes: Bytes in use after each request.
         reserved_bytes: Reserved after each request.
         failure: The first request that could not be served; None if all could.
     """
@@ -88,7 +88,7 @@ def serve(
     """Ask an allocator with nothing cached for all of it.
 
     Args:
-        requests: In order.
+        requests: Requests in order.
         settings: The allocator's; by default torch's.
         capacity_bytes: What it can reserve; None for no limit.
     """

@@ -20,9 +20,9 @@ def turn_all_fake(
     What cannot be turned, since something else holds on to it, is replaced in the modules and optimizers.
 
     Args:
-        mode: Of `torch_fake.fake_tensors`.
+        mode: The mode of `torch_fake.fake_tensors`.
         modules: With all that are in them.
-        optimizers: That update them.
+        optimizers: The optimizers that update them.
         others: Tensors of no module.
     """
     modules, optimizers = list(modules), list(optimizers)

@@ -38,7 +38,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def rms_norm(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
-    """One kernel, where weight and input are of one type."""
+    """A replacement of RMS norm: one kernel, if weight and input have the same type."""
 
     def normalized(
         input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
@@ -69,7 +69,7 @@ class _LogSigmoid(torch.autograd.Function):
 
 
 def log_sigmoid(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
-    """Without the CPU's buffer."""
+    """A replacement of log-sigmoid without the CPU's buffer."""
 
     def applied(self: Tensor) -> Tensor:
         result: Tensor = _LogSigmoid.apply(self) if torch_fake.is_fake(self) else on_cpu(self)

@@ -12,7 +12,7 @@ _NO_REDUCTION = 0
 
 
 def _elements_of_both(args: tuple[Any, ...]) -> int:
-    """One number for each element of both arguments together, before they are reduced in place."""
+    """Bytes of a value for each element of both arguments broadcast together."""
     first, second = args[:2]
     shape = torch.broadcast_shapes(first.shape, second.shape)  # type: ignore[no-untyped-call]
     return int(shape.numel() * torch.promote_types(first.dtype, second.dtype).itemsize)

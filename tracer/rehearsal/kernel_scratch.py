@@ -26,17 +26,17 @@ def scratch(*sizes_bytes: int) -> Iterator[Scratch]:
 
 
 def size_bytes(tensor: Tensor) -> int:
-    """Of a tensor without gaps."""
+    """Bytes of a tensor without gaps."""
     return tensor.numel() * tensor.element_size()
 
 
 def accumulator_bytes(tensor: Tensor) -> int:
-    """Of an element in the type that CUDA adds up in: 16 bits become float."""
+    """Bytes of an element in the type that CUDA adds up in: float for 16 bit types."""
     return FLOAT_BYTES if tensor.dtype in _SIXTEEN_BITS else tensor.element_size()
 
 
 def copy_bytes(*tensors: Tensor | None) -> list[int]:
-    """Of the copies that `contiguous()` makes inside a kernel: none of what is contiguous already."""
+    """Sizes of the copies that `contiguous()` makes in a kernel; contiguous tensors are not copied."""
     return [size_bytes(tensor) for tensor in tensors if tensor is not None and not tensor.is_contiguous()]
 
 
@@ -98,7 +98,7 @@ def radix_sort(num_items: int, key_bytes: int) -> int:
 
     Args:
         num_items: Keys to sort.
-        key_bytes: Of one key.
+        key_bytes: Bytes of one key.
     """
     return num_items * (key_bytes + INDEX_BYTES)
 
@@ -118,7 +118,7 @@ def embedding_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
 
 
 def index_put(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
-    """Where values are added up, indices become offsets that are sorted, and values are written out in full."""
+    """Sorted offsets and expanded values, if values are accumulated."""
     self, indices, values, *rest = call.args
     if not (rest[0] if rest else call.kwargs.get("accumulate", False)):
         return
@@ -207,7 +207,7 @@ _ROWS_OF_A_TILE = 64
 
 
 def efficient_backward(call: OperatorCall, gpu: Gpu) -> Iterable[Scratch]:
-    """In float the product of output and its gradient, and its sums; in 16 bits a query gradient in float.
+    """Sums in float, with the product of output and gradient, or with a 16 bit query's gradient.
 
     Where queries share keys and values, gradients of these are made for each query's head, and summed then.
     """

@@ -19,10 +19,10 @@ class OpenCalls:
     """
 
     def __init__(self, log: StorageLog, outermost: FrameType) -> None:
-        """Begin.
+        """Begin with no open call.
 
         Args:
-            log: Gets the rows.
+            log: The log that gets the rows.
             outermost: The frame at which looking for lines ends.
         """
         self._log = log
@@ -39,7 +39,7 @@ class OpenCalls:
         """The innermost call, a line's, a module's or a backward pass's.
 
         Args:
-            frame: Of whoever asks.
+            frame: Frame of the caller.
             node: Row of the autograd node at work, or -1.
         """
         log = self._log

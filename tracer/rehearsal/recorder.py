@@ -51,9 +51,9 @@ class Scratch:
     """Memory that an operator takes and that is no tensor of the program's.
 
     Attributes:
-        size_bytes: How much.
+        size_bytes: Bytes taken.
         kept: Whether it stays for good; else it is freed when the operator ends.
-        name: Of what is kept, for people.
+        name: Name of memory that is kept, for screens.
         with_tensor: It lives as long as the storage of this one.
         at_most_bytes: What it may be instead, where a library decides; only the range of a prediction knows of it.
     """
@@ -106,8 +106,8 @@ class ValueRead:
     """A place where the program read a number out of a tensor, which a rehearsal does not have.
 
     Attributes:
-        file: Of the user's or a library's innermost line; empty where there is none.
-        line: In it.
+        file: File of the user's or a library's innermost line; empty where there is none.
+        line: Line number in that file.
         answer: What it was given.
         count: How often.
     """
@@ -135,10 +135,10 @@ class Recorder:
         kernels: Mapping[Any, Callable[..., Any]] | None = None,
         watch: Watch | None = None,
     ) -> None:
-        """Prepare.
+        """Set up an empty log; operators are recorded while the recorder is entered.
 
         Args:
-            mode: Of `torch_fake.fake_tensors`.
+            mode: The mode from `torch_fake.fake_tensors`.
             scratch_of: From an operator to what tells what its calls take beside their results; asked once for each.
             result_of: From an operator to what tells what its calls really return, where its fake kernel does not know.
             kernels: What stands in for operators that are made of others. Under `torch.inference_mode` these come here
@@ -212,7 +212,7 @@ class Recorder:
 
     @property
     def value_reads(self) -> tuple[ValueRead, ...]:
-        """Where the program read numbers, the most often read first."""
+        """Lines at which the program read numbers, the most frequent first."""
         frames = [*self.log.frames, ("", 0, "", False)]
         return tuple(
             ValueRead(str(frames[frame][0]), int(frames[frame][1]), answer, count)
@@ -255,7 +255,7 @@ class Recorder:
         return self.log.tick()
 
     def span(self, name: str, start_ns: int) -> None:
-        """Note a stretch of time that ends now."""
+        """Note a named stretch of time that ends now."""
         log = self.log
         log.spans.append((log.strings[name], start_ns, log.tick()))
 

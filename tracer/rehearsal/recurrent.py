@@ -39,7 +39,7 @@ class _Layers:
         return x.transpose(0, 1) if self.batch_first else x
 
     def weight_values(self, weights: Sequence[Tensor]) -> int:
-        """Of cuDNN's buffer of all weights, which has places for biases too where there are none."""
+        """Values in cuDNN's buffer of all weights, which has places for biases even without biases."""
         biases = (
             0 if self.has_bias else 2 * self.num_layers * self.num_directions * _GATES[self.kind] * self.hidden_size
         )
@@ -81,7 +81,7 @@ class _Recurrence(torch.autograd.Function):
 
 
 def recurrence(kind: str) -> Callable[[Callable[..., Any], Gpu], Callable[..., Any]]:
-    """In the place of `torch._VF.lstm` and its like.
+    """A replacement of `torch._VF.lstm` and its like.
 
     Args:
         kind: `lstm`, `gru`, `rnn_tanh` or `rnn_relu`.
@@ -120,7 +120,7 @@ def recurrence(kind: str) -> Callable[[Callable[..., Any], Gpu], Callable[..., A
 
 
 def _keep_random_state(gpu: Gpu, x: Tensor) -> None:
-    """Of dropout between layers: one for each device, made by the first call and kept for good."""
+    """Allocate the state of dropout between layers: once per device, by the first call, for good."""
     if _RANDOM_STATE not in gpu.memory:
         num_bytes = gpu.card.num_sms * _THREADS_OF_RANDOM_STATE * _BYTES_OF_A_GENERATOR
         gpu.memory[_RANDOM_STATE] = torch.empty(num_bytes, dtype=torch.uint8, device=x.device)
@@ -160,7 +160,7 @@ class _CastWeights(torch.autograd.Function):
 
 
 def _in_16_bits(layers: _Layers, x: Tensor, hidden: Tensor, cell: Tensor | None, weights: list[Tensor]) -> Any:
-    """In mixed precision all of it is cast, anew each time; the weights together."""
+    """Arguments cast for mixed precision, in every call again; the weights together."""
     if not torch.is_autocast_enabled("cpu"):
         return x, hidden, cell, weights
     to = torch.get_autocast_dtype("cpu")

@@ -48,7 +48,7 @@ class Rehearsal:
     """What a rehearsal brought to light.
 
     Attributes:
-        device: That it is about: `cpu`, or `cuda:0`.
+        device: The device that it is about: `cpu`, or `cuda:0`.
         recording: The steps behind the first one, as a profiler would have recorded them: any analysis of recordings
             reads it. It is of the first step too where that has the largest peak.
         whole: All of it, from the first parameter on.
@@ -100,7 +100,7 @@ def rehearse(
     Args:
         workload: Built on the CPU, or on the meta device. Its model and optimizer are turned into fake tensors and
             hold no numbers any more.
-        device: Whose operators, optimizers and libraries are imitated.
+        device: The device whose operators, optimizers and libraries are imitated.
         rules: Names of the rows of `cuda_rules.RULES` to follow; None for all. On the CPU none is followed.
         card: The GPU.
         cudnn: Whom to ask for the workspaces of convolutions; None to leave them out.
@@ -222,7 +222,7 @@ class _Run:
             raise rehearsal_error(error, number, known_bytes) from error
 
     def _step(self) -> None:
-        """One step, with what is alive in it as in a run under the profiler."""
+        """Run a step and observe the same tensors as in a run under the profiler."""
         workload = self.workload
         for _ in range(num_micro_batches(workload)):
             batch = workload.next_batch()

@@ -19,7 +19,7 @@ class Cudnn(Protocol):
     """Somebody who can be asked what cuDNN would take."""
 
     def workspace_bytes(self, problem: dict[str, Any]) -> int:
-        """For a convolution, as `cudnn_answers.workspace_bytes` has it put."""
+        """Workspace of a convolution that is described as for `cudnn_answers.workspace_bytes`."""
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class Gpu:
     """The device that is imitated, and what has been taken of it for good.
 
     Attributes:
-        card: Whose rules are followed.
+        card: The card whose rules are followed.
         cudnn: What its convolutions are asked of; None for no workspaces.
         memory: For rules that have to remember something during a rehearsal, by the rule's name.
     """
@@ -44,10 +44,10 @@ Replacement = Callable[[Callable[..., Any], Gpu], Callable[..., Any]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One difference. A row may have any of the parts behind the first three.
+    """A difference between a CUDA device and the CPU. The parts after the first three are optional.
 
     Attributes:
-        name: By which it can be left out.
+        name: Name by which the rule can be left out.
         source: torch's file and function, or a library's manual.
         does: What a CUDA device does, in a sentence.
         optimizer: Called with every optimizer before the first step.

@@ -16,7 +16,7 @@ ON_HOST = "on host"
 
 
 def save_on_host(on_cpu: Callable[..., Any], gpu: Gpu) -> Callable[..., Any]:
-    """In the place of `save_on_cpu.__init__`, which on the CPU would keep every tensor as it is.
+    """A replacement of `save_on_cpu.__init__`, which on the CPU would keep every tensor as it is.
 
     A view is copied without the storage around it, to the host and back, as `Tensor.cpu()` and `Tensor.to()` do.
     """

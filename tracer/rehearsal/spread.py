@@ -19,8 +19,8 @@ class Spread:
     """Lowest and highest of several answers.
 
     Attributes:
-        low_bytes: Of what is reserved.
-        high_bytes: Of what is reserved.
+        low_bytes: Least bytes that are reserved.
+        high_bytes: Most bytes that are reserved.
     """
 
     low_bytes: int
@@ -42,9 +42,9 @@ def reserved_spread(
     without gaps, or with the gaps that expandable segments leave.
 
     Args:
-        requests: In order.
+        requests: Requests in order.
         memory: What the allocator makes of them.
-        settings: Of the allocator.
+        settings: Settings of the allocator.
         capacity_bytes: What it can reserve; None for no limit.
     """
     more = [_with_scratch(requests)]

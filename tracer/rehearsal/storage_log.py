@@ -26,8 +26,8 @@ class StorageLog:
     """Tables of a rehearsal, one list a table.
 
     Attributes:
-        strings: Of all names.
-        shapes: Of all sets of input shapes.
+        strings: All names, interned.
+        shapes: All sets of input shapes, interned.
         frames: (file, line, function, whether it is the user's) of every line named.
         modules: `id()` of every module called; the value is its row.
         module_names: Index in `strings` of torch's kind of name, by row.
@@ -65,7 +65,12 @@ class StorageLog:
         return self.now_ns
 
     def add_node(self, time_ns: int, *, backward: bool) -> dict[int, int]:
-        """Begin a node of the data flow; the bits of the storages that it touches."""
+        """Begin a node of the data flow; returns the bits of the storages that it touches.
+
+        Args:
+            time_ns: Time of its operator.
+            backward: Whether it runs in backward.
+        """
         bits: dict[int, int] = {}
         self.nodes.append((time_ns, backward, bits))
         return bits

@@ -16,7 +16,7 @@ class Failure:
         error: The exception.
         step: Number of the step in which it happened, from 0.
         allocator: The allocator's state right after, by name, in bytes.
-        line: Of the user's own code where it arose, if there is one.
+        line: Line of the user's own code where the error arose, if there is one.
         in_timing_pass: Whether all steps had ended, and their phases were being timed.
     """
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class OutputFile:
-    """One file.
+    """A file that a run can write.
 
     Attributes:
-        name: As the option `--no-<name>` spells it.
+        name: Name in the option `--no-<name>`.
         file_name: Its name in the folder.
         read_with: What to open it with.
         switch_help: Help of the option that leaves it out; empty for a file that is written only where it is asked for.

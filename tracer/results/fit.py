@@ -17,8 +17,8 @@ class FitTrial:
         notes: What could not be made, a sentence each.
         has_ended_before: Whether the script ended before a step, otherwise than for want of memory: it does not bear
             the changes.
-        arguments: That were put behind the script's own.
-        worst_rank: Of a job the rank that these bytes are of; None of one process.
+        arguments: Arguments that were put behind the script's own.
+        worst_rank: The rank that these bytes are of, in a job; None for one process.
     """
 
     apply: tuple[str, ...]
@@ -42,9 +42,9 @@ class FitReport:
 
     Attributes:
         device: The card, in words.
-        usable_bytes: Of it, for the allocator.
+        usable_bytes: Bytes of it that the allocator can use.
         script: The script's own command, a word each.
-        trials: In the order in which they were made.
+        trials: The trials, in the order in which they were made.
         apply: Names of the changes with which it fits, none where it does as it is; None where nothing fits.
         arguments: With which it fits, behind the script's own.
     """

@@ -11,7 +11,7 @@ from tracer.null_gpu.nccl_buffers import NcclBuffers
 
 @dataclass(frozen=True, slots=True)
 class RankRun:
-    """One rank that ran.
+    """A rank that ran.
 
     Attributes:
         rank: Its number.

@@ -22,7 +22,7 @@ SET_ASIDE = (
 )
 
 
-USE_CUDA = "Have it use cuda, by its own options or by torch.set_default_device."
+USE_CUDA = "Make it use cuda, by its own options or by torch.set_default_device."
 
 
 def elsewhere(device: str) -> str:
@@ -32,7 +32,7 @@ def elsewhere(device: str) -> str:
         device: The script's.
     """
     is_asked = torch.device(device).type == "cuda"
-    return "" if is_asked else f"The script trained on {device}, so that nothing was asked of the GPU."
+    return "" if is_asked else f"The script trained on {device}, so nothing was allocated on the GPU."
 
 
 def caveat_of(device: torch.device) -> str:
@@ -50,7 +50,7 @@ def notes_of(findings: Findings | None) -> tuple[str, ...]:
     """Sentences for a run that computed nothing: which files it lacks, what is set aside and what is not counted.
 
     Args:
-        findings: Of the run; None if nothing was recorded.
+        findings: Findings of the run; None if nothing was recorded.
     """
     return (NO_TIMES, SET_ASIDE, *_unknown(findings))
 

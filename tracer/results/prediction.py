@@ -16,15 +16,15 @@ Engine = Literal["null GPU", "rehearsal"]
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemoryAt:
-    """Where an allocation fails for want of memory.
+    """The allocation that fails because memory runs out.
 
     Attributes:
-        size_bytes: That could not be allocated; None where nobody said it.
-        step: From 0; -1 before the first.
+        size_bytes: Bytes that could not be allocated; None where that is not known.
+        step: Number of the step, from 0; -1 before the first.
         phase: `forward` and so on; empty where it is not known.
         module: Dotted name, or empty.
         op: torch's name of the operator, or empty.
-        line: Of the user or a library, or None.
+        line: Line of the user's code or a library's, or None.
     """
 
     size_bytes: int | None
@@ -55,7 +55,7 @@ class LargestSize:
     """How much of something, such as a batch, fits on a device.
 
     Attributes:
-        option: That was varied, such as `--batch-size`.
+        option: The option that was varied, such as `--batch-size`.
         size: The largest that fits; 0 where not even the smallest does.
         accumulated: Size and number of micro-batches that together are what was asked for, where that does not fit at
             once; None where it does, or where no number of them fits.
@@ -89,14 +89,14 @@ class Prediction:
 
     Attributes:
         engine: Which of them answered.
-        results: Of the steps, as of a run: what fills the device, with its files.
+        results: Results of the steps, as of a run: what fills the device, with its files.
         card: The device; None where only the need is asked for.
         num_cards: How many of them the program sees.
         need: What the steps take where memory does not end; of a script that runs out of memory, what it took until
             then.
         memory: What they take on the card.
         is_whole: Whether `need` is that of whole steps.
-        spread: Of what is reserved.
+        spread: Range of the reserved bytes.
         spread_is_about: What the range comes from, in a word or two; empty where there is none.
         failed_at: Where the card runs out of memory; None where it does not.
         assumptions: Sentences on what was assumed of this program.

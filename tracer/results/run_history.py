@@ -57,7 +57,7 @@ class RunHistory:
         """The last allocation that a device of this one's type had no memory for, explained.
 
         Args:
-            findings: Of the run, to name what filled the device; None where there are none.
+            findings: Findings of the run, to name what filled the device; None where there are none.
             known: Live tensors observed during the run.
             device: Name of a device, of which the type counts.
         """

@@ -37,8 +37,8 @@ class RunResults:
     """Everything that a run brought to light.
 
     Attributes:
-        findings: Of the recorded cycles; None if not one step was recorded.
-        timings: Of the timing pass; None if there was none.
+        findings: Findings of the recorded cycles; None if not one step was recorded.
+        timings: Timings of the timing pass; None if there was none.
         history: The allocator's own, on CUDA; elsewhere one without a snapshot.
         known: Objects that were observed.
         unused_parameters: Names of parameters without gradient; None where it was not looked at.
@@ -57,7 +57,7 @@ class RunResults:
         project_names: What the user's project calls each file, None for those that are not of it; None where that is
             to be asked of the disk.
         times: Where the time of the device went; None where nothing that was read tells.
-        device: That the run is about, as `str(torch.device)` writes it.
+        device: The device that the run is about, as `str(torch.device)` writes it.
         keep_recording: Whether recording.npz is wanted.
         eager: The peak of the same run without compilation; None where it was not made.
         advice: What would lower the peak; None where nobody asked.
@@ -102,7 +102,7 @@ class RunResults:
 
     @property
     def against_eager(self) -> PeakDiff | None:
-        """From the peak of the same run without compilation to this one's; None where one of them is missing."""
+        """Difference to the same run without compilation; None if one of the two is missing."""
         if self.eager is None or self.findings is None:
             return None
         return compared_with_eager(self.findings, self.eager)

@@ -35,7 +35,7 @@ class TraceReport:
         file: Its name, as the person gave it.
         results: What it says of memory, as the results of a run; None where it has no allocations.
         times: Where the time of the device went; None where nothing ran on one.
-        rank: That wrote it, in a job; None where the trace does not say.
+        rank: The rank that wrote it, in a job; None where the trace does not say.
         notes: What was odd in the file, in sentences.
         missing: What the file does not have, in sentences.
     """
@@ -52,9 +52,9 @@ def explain_trace(path: Path, *, device: str | None = None, command: str = "") -
     """Read a trace and ask all questions of it.
 
     Args:
-        path: Of the file.
-        device: Whose memory is meant, as `str(torch.device)` writes it; by default the accelerator that held most.
-        command: That asks.
+        path: Path of the file.
+        device: The device whose memory is meant, as in `str(torch.device)`; by default the one that used most.
+        command: The command that asks for the report.
 
     Raises:
         RecordingError: It cannot be read, or has nothing of that device.
@@ -77,8 +77,8 @@ def explain_traces(paths: Iterable[Path], *, device: str | None = None) -> JobTi
     """Read the traces of several ranks, one after the other, and put them beside each other.
 
     Args:
-        paths: Of the files. One that cannot be read costs itself.
-        device: Whose memory is meant.
+        paths: Paths of the files. One that cannot be read does not stop the others.
+        device: The device whose memory is meant.
     """
     ranks, problems = [], []
     for path in paths:
@@ -157,7 +157,7 @@ def _bytes_of(path: Path) -> Callable[[], Iterator[bytes]]:
 
 
 def _rank(header: Mapping[str, Any]) -> int | None:
-    """Of torch.distributed, as `distributedInfo` has it."""
+    """Rank of torch.distributed in the trace's `distributedInfo`, or None."""
     info = header.get("distributedInfo")
     rank = info.get("rank") if type(info) is dict else None
     return rank if type(rank) is int and rank >= 0 else None

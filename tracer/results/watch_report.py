@@ -19,7 +19,7 @@ from tracer.capture.values_read import ValuesRead
 
 @dataclass(frozen=True, slots=True)
 class HolderName:
-    """Who holds something, in words.
+    """A variable that keeps memory alive, in words.
 
     Attributes:
         holder: The way to it.
@@ -39,9 +39,9 @@ class OutlivedMemory:
         frame: The function that made it; empty where nobody knows.
         line: The line; None where nobody knows.
         bytes: What there is of it.
-        count: In how many blocks or tensors.
+        count: Number of blocks or tensors.
         bytes_per_step: How much more each step leaves, as far as was recorded.
-        holders: Who holds those that were looked at.
+        holders: Holders of those that were looked at.
     """
 
     what: str
@@ -73,15 +73,15 @@ class WatchReport:
     """A watched run at one moment.
 
     Attributes:
-        device: That is watched, as `str(torch.device)` writes it.
+        device: The device that is watched, as `str(torch.device)` writes it.
         event: Why this was written.
         events: All of the run so far, this one last.
         error: What ended the run, in its own words; empty if nothing did.
-        error_line: Of the user's own code where that arose.
+        error_line: Line of the user's own code where the error arose.
         columns: The counters, step by step.
         steps: What these say.
         limit_bytes: What there is for this process; None where nobody says.
-        allocated_bytes: In use by the allocator at that moment; None where there is none.
+        allocated_bytes: Bytes in use by the allocator at that moment; None without a caching allocator.
         reserved_bytes: Held from the driver at that moment; likewise.
         out_of_memory: The last allocation that failed, explained; None if none did, or there is no history.
         groups: What was in use then, by line and kind; of the allocator's history.

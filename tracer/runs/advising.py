@@ -151,7 +151,7 @@ def loss_is_sum(build: Build, changes: Sequence[Change], before: _Run) -> bool:
 
     Args:
         build: Makes the workload on the device at hand.
-        changes: Those that accumulate.
+        changes: Changes that accumulate gradients.
         before: The run without them.
     """
     if not before.losses:

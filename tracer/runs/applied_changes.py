@@ -39,7 +39,7 @@ class AppliedChanges:
     """Makes changes for as long as it is entered; what they have changed in models and optimizers stays."""
 
     def __init__(self, changes: Sequence[ScriptChange]) -> None:
-        """Prepare."""
+        """Set up; the changes are in effect while this is entered."""
         self._changes = frozenset(changes)
         self._hooks = ExitStack()
         self._depth = 0
@@ -65,7 +65,7 @@ class AppliedChanges:
         return tuple(f"{change.name}: {why}" for change, holds, why in in_vain if holds and change in self._changes)
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Register the hooks that make the changes."""
         on_modules = torch.nn.modules.module
         if self._changes & _ON_MODELS:
             handles = [
@@ -146,9 +146,9 @@ def _switch_on(module: nn.Module) -> int:
 
 
 def _convert(module: nn.Module) -> None:
-    """To bfloat16, what is real: `module.to` would drop the imaginary part of complex weights.
+    """Convert real tensors to bfloat16: `module.to` would drop the imaginary part of complex weights.
 
-    The parameters stay the same, of which the optimizer knows.
+    The parameter objects stay the same, so that the optimizer still knows them.
     """
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.is_floating_point():

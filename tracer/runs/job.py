@@ -69,7 +69,7 @@ def _inside(path: Path) -> Iterator[Path]:
 
 
 def read_rank(file: str, device: int | None) -> RankPeak:
-    """One rank's recording; one that cannot be read says why, and costs only itself."""
+    """A rank's peak, read from its recording; if that cannot be read, the rank says why."""
     try:
         return rank_peak(load_snapshot(Path(file)), file, device=device)
     except SnapshotError as error:
@@ -150,7 +150,7 @@ def _sharing(peak: RankPeak, seen: dict[object, Any]) -> RankPeak:
 
 
 def num_processes_for(files: Sequence[Path]) -> int:
-    """As many as there are cores, files, and memory for the largest of them."""
+    """Number of processes: limited by cores, files, and memory for the largest file."""
     largest = max((_needed_bytes(path) for path in files), default=0)
     process_bytes = _PROCESS_BYTES + largest
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -172,7 +172,7 @@ def _free_bytes() -> int:
 
 @contextmanager
 def executor_for(dask: str | None, num_processes: int) -> Iterator[Executor]:
-    """Where recordings are read: processes of this machine, or a Dask cluster's workers; errors as of `read_job`.
+    """An executor that reads recordings: processes of this machine, or a Dask cluster's workers.
 
     Args:
         dask: Address of a Dask scheduler; None for processes of this machine.
@@ -208,10 +208,10 @@ def answer_of() -> tuple[str, ...]:
 
 
 def _check_cluster(executor: Executor, address: str) -> None:
-    """That a worker has this program, and the same of it: else each rank would fail by itself, and nobody say why.
+    """Check that the workers have the same version of this program: else each rank would fail by itself.
 
     Raises:
-        TracerError: It has not.
+        TracerError: A worker lacks this program, or has another version of it.
     """
     hint = "Install this version of it where the cluster's scheduler and workers run."
     try:

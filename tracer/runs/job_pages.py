@@ -71,11 +71,11 @@ def _page_or_none(future: Future[dict[str, Any] | None]) -> dict[str, Any] | Non
 
 
 def read_page(rank: RankPeak, num_pages: int) -> dict[str, Any] | None:
-    """One rank's page; None if its file can no longer be read.
+    """A rank's page; None if its file can no longer be read.
 
     Args:
-        rank: With its worst device.
-        num_pages: How many share the room that there is.
+        rank: The rank, with its worst device.
+        num_pages: Number of pages that share the size limit.
     """
     try:
         replayed = replay_snapshot(load_snapshot(Path(rank.file)), device=rank.device)

@@ -20,10 +20,10 @@ class SavedOnHost(torch.autograd.graph.saved_tensors_hooks):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Prepare.
+        """Set up the hooks that move saved tensors.
 
         Args:
-            model: Whose parameters stay.
+            model: The model; its parameters stay on the device.
         """
         resident = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
@@ -47,13 +47,13 @@ class StateOnHost:
     """
 
     def __init__(self) -> None:
-        """Prepare."""
+        """Begin with nothing moved."""
         self.num_tensors = 0
         self._places: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[tuple[int, str], Tensor]]
         self._places = weakref.WeakKeyDictionary()
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Bring the state to its parameters."""
+        """Move the state to the device of its parameters."""
         places = self._places.get(optimizer, {})
         for parameter, values in _states(optimizer):
             for name, value in values.items():
@@ -62,7 +62,7 @@ class StateOnHost:
                     values[name] = kept.to(parameter.device, non_blocking=True)
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Take it to the host, to the same memory each time."""
+        """Move the state to the host, to the same memory each time."""
         places = self._places.setdefault(optimizer, {})
         for parameter, values in _states(optimizer):
             for name, value in values.items():

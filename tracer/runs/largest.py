@@ -18,8 +18,8 @@ class Trial:
 
     Attributes:
         fits: Whether every allocation was served.
-        allocated_bytes: The peak where memory does not end.
-        reserved_bytes: Likewise.
+        allocated_bytes: Peak of the allocated bytes, on a device without a limit.
+        reserved_bytes: Peak of the reserved bytes, likewise.
     """
 
     fits: bool
@@ -46,7 +46,7 @@ def largest_fitting(
         usable_bytes: What the card's allocator can reserve.
         start: The size to begin with.
         step: Sizes that are tried are multiples of it.
-        most: That can be tried.
+        most: The largest size to try.
         tell: Called with every size that was tried.
 
     Returns:
@@ -63,7 +63,7 @@ def largest_fitting(
         tell(number * step, trial)
         if len(set(peaks.values())) == 1 and len(peaks) > 1:
             raise TracerError(
-                "The size that is looked for changes nothing of what this needs.",
+                "The size does not change how much memory this needs.",
                 hint="Give the factory a parameter batch_size, or --input with the shape of one sample.",
             )
         return trial.fits
@@ -94,7 +94,7 @@ def fitting_micro_batches(
 
     Args:
         attempt: Tries a micro-batch's size and a number of them.
-        num_samples: Of all micro-batches of a step together.
+        num_samples: Samples in all micro-batches of a step together.
         largest: Batch that fits.
     """
     for size in range(min(largest, num_samples - 1), 0, -1):
@@ -107,7 +107,7 @@ def fitting_micro_batches(
 
 
 def _guess(peaks: Mapping[int, int], usable_bytes: int) -> int:
-    """Where a line through the smallest and the largest size tried reaches the capacity."""
+    """Size at which a line through the smallest and the largest tried size reaches the capacity."""
     first, last = min(peaks), max(peaks)
     slope = (peaks[last] - peaks[first]) / (last - first)
     return int(first + (usable_bytes - peaks[first]) / slope) if slope > 0 else 2 * last

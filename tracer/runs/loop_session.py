@@ -33,7 +33,7 @@ class LoopSession:
     recording, with one warning, and is kept. In a forked child it does nothing.
 
     Attributes:
-        device: That the session is about.
+        device: The device that the session is about.
         num_steps_done: Steps that have ended.
         fault: What went wrong in the session itself, or None.
         is_in_child: Whether this process was forked by the one whose session it is; nothing is done then.
@@ -71,7 +71,7 @@ class LoopSession:
         """Switch all off that is on, whatever each of them raises.
 
         Args:
-            error: That has ended the block, if one has.
+            error: The error that has ended the block, if one has.
         """
         raise NotImplementedError
 
@@ -88,7 +88,7 @@ class LoopSession:
 
     # ------------------------------------------------------------------------------------------------- the life cycle
     def __enter__(self) -> Self:
-        """Switch on."""
+        """Switch the recording on."""
         self._has_begun = True
         try:
             if self._folder is not None:
@@ -145,7 +145,7 @@ class LoopSession:
             self._folder.let_go()
 
     def _leave_to_parent(self) -> None:
-        """In a forked child: the session is its parent's."""
+        """Let go of the session in a forked child: it is the parent's."""
         self.is_in_child = True
         if self._folder is not None:
             self._folder.leave_to_parent()

@@ -32,7 +32,7 @@ class LossInChunks:
     """
 
     def __init__(self) -> None:
-        """Prepare."""
+        """Begin with no call changed."""
         self.num_calls = 0
         self._calls: list[_Call] = []
 
@@ -134,7 +134,7 @@ class _Call:
         shift_labels: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """In the place of transformers' `ForCausalLMLoss`: its arguments, and its shift of labels."""
+        """A replacement of transformers' `ForCausalLMLoss`, with its arguments and its shift of labels."""
         self.has_loss = True
         if shift_labels is None:
             assert labels is not None
@@ -182,7 +182,7 @@ class _SumInChunks(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        """The logits' gradient, filled chunk by chunk."""
+        """Gradient of the logits, filled chunk by chunk."""
         logits, target, weight = ctx.saved_tensors
         filled = torch.empty_like(logits)
         chunks = zip(*(tensor.chunk(NUM_CHUNKS) for tensor in (logits, target, filled)), strict=True)

@@ -39,7 +39,7 @@ class Job:
     Attributes:
         devices: One for each rank.
         per_node: How many ranks a node has.
-        ranks: Those to run; None for those that can differ.
+        ranks: Ranks to run; None for those that can differ.
     """
 
     devices: Devices
@@ -135,7 +135,7 @@ def _listed(ranks: Sequence[int]) -> str:
 def _side_by_side(
     job: Job, ranks: Sequence[int], folder: Path, save_dir: Path | None, tell: Callable[[str], None]
 ) -> list[RankRun]:
-    """In the order of their numbers, as many at a time as there are processors and memory for."""
+    """Run ranks in order of their numbers, as many at a time as processors and memory allow."""
     if not ranks:
         return []
 

@@ -17,7 +17,7 @@ def write_ranks_page(runs: Sequence[RankRun], save_dir: Path, *, tell: Callable[
     """Write `ranks.html`, where two ranks at least have recorded and have pages themselves; else there is none.
 
     Args:
-        runs: Those that ran; what others have left in the folder is not read.
+        runs: Ranks that ran; other ranks' files in the folder are not read.
         save_dir: Where their folders are.
         tell: Takes a line on what was written, or why it was not.
     """

@@ -76,7 +76,7 @@ def trial(build: Build, card: Card, *, num_steps: int = NUM_STEPS) -> Trial:
     Args:
         build: Makes it.
         card: What this process runs on.
-        num_steps: That are made.
+        num_steps: Number of steps that are made.
     """
     need = steps_need(build, num_steps=num_steps)
     fits = need.peak_reserved_bytes <= card.usable_bytes
@@ -96,7 +96,7 @@ def steps_need(build: Build, *, num_steps: int = NUM_STEPS) -> Sizes:
 
     Args:
         build: Makes the workload.
-        num_steps: That are made.
+        num_steps: Number of steps that are made.
     """
     with _without_limit(1):
         _train(build, num_steps)
@@ -149,7 +149,7 @@ def _error(failure: Failure) -> WorkloadError:
 
 
 def _place(results: RunResults) -> OutOfMemoryAt | None:
-    """Where memory ran out.
+    """The allocation that ran out of memory, or None.
 
     Raises:
         WorkloadError: The run failed otherwise.
@@ -171,7 +171,7 @@ def predict_script(
     Args:
         run: Runs it under the profile that it is given.
         devices: What this process runs on.
-        num_steps: That are run; 0 for as many as it takes until two take the same.
+        num_steps: Number of steps that are run; 0 for as many as it takes until two take the same.
         settings: What to remember of the run.
 
     Returns:
@@ -211,7 +211,7 @@ def predict_script(
     ran = f"{results.num_steps} {'step' if results.num_steps == 1 else 'steps'} ran"
     assumption = f"{ran}; what comes later, such as an evaluation, is not in it."
     if not (num_steps or failed_at or steps.have_repeated):
-        assumption += f" No two of them asked for the same memory: --steps {2 * _MOST_STEPS} looks further."
+        assumption += f" No two of them needed the same memory: use --steps {2 * _MOST_STEPS} to run more."
     return _prediction(results, devices.card, devices.count, sizes, sizes, failed_at, of_script=assumption)
 
 

@@ -49,7 +49,7 @@ def _has_findings(results: RunResults) -> bool:
 
 
 def _has_times(results: RunResults) -> bool:
-    """Where nothing was computed there are none."""
+    """Whether the run has times: not if nothing was computed."""
     return results.findings is not None and results.computed and not results.is_predicted
 
 
@@ -90,10 +90,10 @@ class Material:
 
     @property
     def findings(self) -> Findings:
-        """Those of the results.
+        """Findings of the results.
 
         Raises:
-            ValueError: There are none.
+            ValueError: The results have no findings.
         """
         if self.results.findings is None:
             raise ValueError("this output needs findings")
@@ -110,12 +110,12 @@ class Material:
 
     @cached_property
     def instances(self) -> tuple[OpInstances, ...]:
-        """Of each cycle."""
+        """Operator invocations of each cycle."""
         return tuple(op_instances(cycle.recording, cycle.attribution) for cycle in self.findings.cycles)
 
     @property
     def worst_instances(self) -> OpInstances:
-        """Of the cycle with the largest peak."""
+        """Operator invocations of the cycle with the largest peak."""
         return next(
             mine
             for cycle, mine in zip(self.findings.cycles, self.instances, strict=True)
@@ -124,14 +124,14 @@ class Material:
 
     @cached_property
     def run_times(self) -> RunTimes:
-        """Of all cycles."""
+        """Run times, averaged over all cycles."""
         cycles = [(cycle.recording, cycle.attribution) for cycle in self.findings.cycles]
         return run_times(cycles, instances=self.instances)
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One file and how it is written.
+    """A file and how it is written.
 
     Attributes:
         file: Its names.
@@ -147,12 +147,12 @@ class Output:
 
     @property
     def name(self) -> str:
-        """As the option `--no-<name>` spells it."""
+        """Name in the option `--no-<name>`."""
         return self.file.name
 
     @property
     def file_name(self) -> str:
-        """In the folder."""
+        """Name of the file in the folder."""
         return self.file.file_name
 
     @property
@@ -322,7 +322,7 @@ def _write_recording(material: Material, path: Path) -> None:
 
 
 def _recording_size(results: RunResults, path: Path) -> str:
-    """Of the file, and for each event of the profiler's."""
+    """Size of the file, in total and per profiler event."""
     size_bytes, findings = path.stat().st_size, results.findings
     num_events = sum(cycle.recording.num_events for cycle in findings.cycles) if findings is not None else 0
     return format_bytes(size_bytes) + (f", {size_bytes / num_events:.1f} bytes an event" if num_events else "")
@@ -380,7 +380,7 @@ def write_outputs(
     """Write every output that the results allow; one that fails does not keep the others from being written.
 
     Args:
-        results: Of a run.
+        results: Results of a run.
         save_dir: Folder; made if it is missing.
         leave_out: Names of outputs that are not wanted.
         tell: Called with each, as soon as it is written or has failed.
@@ -426,8 +426,8 @@ def write_output(results: RunResults, name: str, path: Path) -> None:
     """Write one output, wherever it is wanted.
 
     Args:
-        results: Of a run.
-        name: Of the output, as the option `--no-<name>` spells it.
+        results: Results of a run.
+        name: Name of the output, as the option `--no-<name>` spells it.
         path: Where to.
 
     Raises:

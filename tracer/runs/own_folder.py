@@ -31,7 +31,7 @@ class OwnFolder:
         self._made = False
 
     def take(self) -> Path:
-        """From now on it is nobody else's."""
+        """Lock the folder, or one of its own below it if another session has it; returns the one locked."""
         if not self._has_locked(self.path):
             self.is_another = True
             self.path /= f"process{os.getpid()}"
@@ -61,7 +61,7 @@ class OwnFolder:
         return True
 
     def let_go(self) -> None:
-        """It is free again; where nothing was written it is gone."""
+        """Unlock the folder, and remove it if nothing was written."""
         if self._lock is not None and fcntl is not None:
             with suppress(OSError):
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
@@ -71,7 +71,7 @@ class OwnFolder:
                 self.path.rmdir()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: the lock stays the parent's."""
+        """Close the lock in a forked child; the parent keeps it."""
         opened, self._lock = self._lock, None
         if opened is not None:
             os.close(opened)

@@ -46,7 +46,7 @@ def predict(
     Args:
         build: Its workload holds no numbers any more afterwards.
         card: The device it is to fit on.
-        settings: Of its allocator.
+        settings: Settings of its allocator.
         device: `cuda`, or `cpu` for the CPU's own behaviour.
         num_steps: More where the shapes of batches vary.
         remember: Options, for the files.
@@ -83,7 +83,7 @@ def trial(workload: Workload, card: Card, settings: AllocatorSettings | None = N
     Args:
         workload: On the CPU; it holds no numbers any more afterwards.
         card: The device.
-        settings: Of its allocator.
+        settings: Settings of its allocator.
     """
     rehearsal, _ = _rehearsed(workload, card, "cuda", NUM_STEPS)
     unlimited = rehearsal.memory if settings is None else rehearsal.on_device(settings)
@@ -156,16 +156,23 @@ def _assumptions(workload: Workload, rehearsal: Rehearsal, card: Card | None, cu
 
 
 def on_card(card: Card | None) -> list[str]:
-    """For which GPU it is, and what of it is nobody's."""
+    """Sentences on the GPU that was assumed, and the memory set aside on it."""
     if card is None:
         return ["No GPU is named: kernels are chosen as on an A100."]
     sentences = [] if card.label else [f"{format_bytes(card.memory_bytes)} is taken as an A100 with that memory."]
-    aside = f"{format_bytes(CONTEXT_BYTES)} of the GPU are set aside for CUDA's context and kernels; no peak has them."
+    aside = (
+        f"{format_bytes(CONTEXT_BYTES)} of the GPU are set aside for CUDA's context and kernels; they are in no peak."
+    )
     return [*sentences, aside]
 
 
 def of_model(model: torch.nn.Module, *, is_rehearsed: bool) -> list[str]:
-    """What is known of a model without its steps."""
+    """Sentences on what is known of a model without running its steps.
+
+    Args:
+        model: The model.
+        is_rehearsed: Whether a rehearsal answers; else the null GPU.
+    """
     sentences = []
     kinds = {type(module).__name__ for module in model.modules()}
     if "OptimizedModule" in kinds and is_rehearsed:
@@ -184,7 +191,7 @@ def shape_need(build: Build, inputs: tuple[str, ...], *, card: Card | None, devi
     """What a workload of one shape needs.
 
     Args:
-        build: Of that shape.
+        build: Makes the workload with that shape.
         inputs: As `--input` has them.
         card: The device it is to fit on.
         device: As in `predict`.

@@ -24,11 +24,11 @@ class RankStore:
     """
 
     def __init__(self, connect: Callable[[], Any], run: str) -> None:
-        """Connect.
+        """Connect to the store, within a time limit.
 
         Args:
             connect: Returns a store as of torch.distributed, or None.
-            run: Names this start of the program, see `Rank.run`.
+            run: Name of this start of the program, see `Rank.run`.
         """
         self._prefix = f"torch-timeline/{run}"
         self.is_alive = True
@@ -42,7 +42,12 @@ class RankStore:
         return store if store.is_alive else None
 
     def leave(self, index: int, text: str) -> None:
-        """Put one rank's words where all ranks find them, in the place of its earlier ones."""
+        """Store one rank's text where all ranks find it; it replaces an earlier one.
+
+        Args:
+            index: The rank.
+            text: What to store.
+        """
         self._in_time(lambda: self._store.set(self._key(index), text), None)
 
     def read(self, indices: Iterable[int]) -> dict[int, str]:

@@ -28,14 +28,14 @@ WAIT_S, WAIT_AFTER_FAILURE_S = 20.0, 5.0
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One process of several, as torchrun's environment tells it.
+    """A process of several, as torchrun's environment describes it.
 
     Attributes:
-        index: From 0, over all machines.
-        world_size: How many there are.
-        local_index: From 0, on this machine; the number of its device.
-        run: Names this start of the program, so that an earlier one's files are not taken for this one's.
-        local_world_size: How many there are on this machine.
+        index: Number from 0, over all machines.
+        world_size: Number of ranks.
+        local_index: Number from 0, on this machine; also that of its device.
+        run: Name of this start of the program, so that an earlier one's files are not taken for this one's.
+        local_world_size: Number of ranks on this machine.
         job_folder: Where it leaves what it has to say if the others do not run beside it; None where they do.
     """
 
@@ -58,7 +58,7 @@ class Rank:
         return range(first, min(first + self.local_world_size, self.world_size))
 
     def folder(self, save_dir: Path) -> Path:
-        """Where this rank writes."""
+        """The folder that this rank writes to."""
         return rank_folder(save_dir, self.index)
 
 
@@ -88,7 +88,7 @@ class RankPeak:
     """What one rank has to say.
 
     Attributes:
-        index: Of the rank.
+        index: Index of the rank.
         run: See `Rank.run`.
         device: Name of its device.
         peak_bytes: Its largest peak; None if nothing was recorded.
@@ -119,7 +119,7 @@ class RanksSummary:
     """All ranks beside each other.
 
     Attributes:
-        ranks: Those that have left results, by index.
+        ranks: Ranks that have left results, by index.
         missing: Indices of those that have not.
         num_not_run: How many ranks of the job were not meant to run.
     """
@@ -135,7 +135,7 @@ class RanksSummary:
 
     @property
     def with_peak(self) -> tuple[RankPeak, ...]:
-        """Those that recorded something."""
+        """Ranks that recorded something."""
         return tuple(rank for rank in self.ranks if rank.peak_bytes is not None)
 
     @property
@@ -165,7 +165,7 @@ class RanksSummary:
 
 
 def begin(rank: Rank, save_dir: Path) -> None:
-    """Forget what an earlier run of the same rank has left.
+    """Remove what an earlier run of the same rank left.
 
     Raises:
         OutputError: It cannot be removed, so that it could not be replaced either.
@@ -179,13 +179,13 @@ def begin(rank: Rank, save_dir: Path) -> None:
 def announce(rank: Rank, results: RunResults, save_dir: Path, store: RankStore | None = None) -> None:
     """Leave what there is to say so far, without waiting for anybody; whoever comes last puts all together.
 
-    A rank that dies later, and be it rank 0, then takes nothing along.
+    If a rank dies later, even rank 0, its results so far survive.
 
     Args:
         rank: This process's.
         results: So far.
         save_dir: With a folder for each rank.
-        store: Of the process group; None where there is none.
+        store: Store of the process group; None where there is none.
 
     Raises:
         OutputError: A file cannot be written.
@@ -228,7 +228,7 @@ def finish(rank: Rank, peak: RankPeak, save_dir: Path, store: RankStore | None =
         rank: This process's.
         peak: What it has to say.
         save_dir: With a folder for each rank.
-        store: Of the process group; None where there is none.
+        store: Store of the process group; None where there is none.
 
     Returns:
         The summary, where this rank has written it.
@@ -249,7 +249,7 @@ def finish(rank: Rank, peak: RankPeak, save_dir: Path, store: RankStore | None =
 
 
 def peak_of(rank: Rank, results: RunResults) -> RankPeak:
-    """What a profiled rank has to say."""
+    """A profiled rank's figures for the summary."""
     error = results.failure.error if results.failure is not None else None
     failure = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0] if error is not None else ""
     out_of_memory = results.failure is not None and results.failure.out_of_memory
@@ -304,9 +304,9 @@ def write_summary(
     Args:
         save_dir: With a folder for each rank.
         world_size: How many ranks there are.
-        run: Of which start; files of others are passed over.
+        run: Name of this start of the program; files of other starts are ignored.
         wait_s: For how long, in seconds, to wait for ranks that have not ended.
-        store: Of the process group; None where there is none.
+        store: Store of the process group; None where there is none.
         waits_for: Ranks whose end is waited for; None means all.
         clock: Seconds.
         pause: Waits for so many seconds.
@@ -332,7 +332,7 @@ def read_some(job_folder: Path, ranks: Collection[int], world_size: int) -> Rank
 
     Args:
         job_folder: The folder of the job.
-        ranks: Those that were run.
+        ranks: Ranks that were run.
         world_size: All ranks of the job.
     """
     texts = {index: _text_of(job_folder, index) for index in sorted(ranks)}
@@ -357,7 +357,7 @@ def read_ranks(save_dir: Path, world_size: int, *, run: str, store: RankStore | 
     Args:
         save_dir: The folder of the run, which holds those of the ranks.
         world_size: All ranks of the job.
-        run: Of which start; files of others are passed over.
+        run: Name of this start of the program; files of other starts are ignored.
         store: The process group's; None where there is none.
     """
     left = {index: _in_file(save_dir, index, run) for index in range(world_size)}

@@ -32,7 +32,7 @@ class ShownResults(RunResults):
         return self.html()
 
     def html(self, *, notes: Sequence[str] = (), page: Path | None = None) -> str:
-        """The same, with further sentences, and with the page if it was written."""
+        """The results as HTML for a notebook, with further sentences, and with the page if it was written."""
         first = [self.origin.caveat] if self.origin.caveat else []
         return notebook_html(self.findings, self.num_steps, notes=[*first, *notes], page=page)
 
@@ -63,7 +63,13 @@ class ShownResults(RunResults):
 
 
 def failure_of(error: BaseException, session: ProfileSession, *, in_timing_pass: bool = False) -> Failure:
-    """What an exception says, without the traceback, which keeps the tensors of the step alive."""
+    """The failure without its traceback, which would keep the step's tensors alive.
+
+    Args:
+        error: What ended the steps.
+        session: The session that was running.
+        in_timing_pass: Whether it arose in the timing pass.
+    """
     line, state = error_line(error), allocator_counters(session.device_of_failure)
     return Failure(without_tracebacks(error), session.num_steps_done, state, line, in_timing_pass)
 
@@ -84,10 +90,10 @@ def run_results(
     """Put the results of a session together, of the command line's run as of anybody's own loop.
 
     Args:
-        session: That has ended, or has recorded all that it will.
-        findings: Of it; None if not one step was recorded.
+        session: A session that has ended, or has recorded all that it will.
+        findings: Findings of the session; None if not one step was recorded.
         failure: See `RunResults`, as all others.
-        notes: Those that are not the session's.
+        notes: Further notes, beside the session's.
         parameters: See there.
         project_root: See there.
         settings: See there.

@@ -15,13 +15,13 @@ ALLOCATOR_SETTINGS = "PYTORCH_CUDA_ALLOC_CONF"
 
 @dataclass(frozen=True, slots=True)
 class ScriptChange:
-    """One of them.
+    """A change that can be made to an unchanged script.
 
     Attributes:
-        name: As `--apply` has it.
+        name: Name in `--apply`.
         group: What it gives up.
         words: What it does, for people.
-        settings: Of the allocator, where it is these and nothing else.
+        settings: Allocator settings, if the change is these and nothing else.
     """
 
     name: str
@@ -40,7 +40,7 @@ FUSED = ScriptChange("fused-optimizer", Group.MEMORY, "the optimizer's step make
 FREE_GRADIENTS = ScriptChange(
     "free-gradients",
     Group.MEMORY,
-    "gradients are let go of right behind the optimizer's step; nothing may read them later",
+    "gradients are freed right after the optimizer's step; nothing may read them later",
 )
 CHUNKED_LOSS = ScriptChange(
     "chunked-loss",
@@ -49,7 +49,7 @@ CHUNKED_LOSS = ScriptChange(
 )
 CHECKPOINT = ScriptChange("checkpoint", Group.COMPUTE, "repeated blocks compute their activations again in backward")
 STATE_ON_HOST = ScriptChange(
-    "state-on-host", Group.COMPUTE, "optimizer state is on the device during the optimizer's steps alone"
+    "state-on-host", Group.COMPUTE, "optimizer state is on the device only during the optimizer's steps"
 )
 SAVED_ON_HOST = ScriptChange(
     "saved-on-host", Group.COMPUTE, "what forward saves for backward is copied to the host and back"
@@ -74,13 +74,13 @@ SCRIPT_CHANGES = (
 
 
 def script_changes(text: str) -> tuple[ScriptChange, ...]:
-    """Those that a list names, in the order of what they give up.
+    """Changes by name, ordered by what they give up.
 
     Args:
-        text: Names with commas between them, none for an empty text; or the path of a fit.json.
+        text: Names separated by commas, none for an empty text; or the path of a fit.json.
 
     Raises:
-        UsageError: There is none of such a name, or no such file.
+        UsageError: A name is not known, or there is no such file.
     """
     if text.endswith(".json"):
         from tracer.exporters.json_documents.fit import read_fit_json
@@ -99,7 +99,7 @@ def set_allocator(changes: Sequence[ScriptChange], environment: MutableMapping[s
 
     Args:
         changes: All of them; most have none.
-        environment: Of the process that they are for, changed in place.
+        environment: Environment of the process that the changes are for; changed in place.
     """
     there = [setting for setting in environment.get(ALLOCATOR_SETTINGS, "").split(",") if setting]
     wanted = [change.settings for change in changes if change.settings and change.settings not in there]

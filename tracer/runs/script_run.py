@@ -71,7 +71,7 @@ class ScriptProfile:
         is_enough: Callable[[], bool] | None = None,
         is_inference: bool = False,
     ) -> None:
-        """Prepare.
+        """Set up; the session begins when the script's model is found.
 
         Args:
             make_session: Makes the profile of some models by name and some optimizers.

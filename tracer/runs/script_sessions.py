@@ -19,7 +19,7 @@ _MUCH_MORE = 1.01
 
 
 class ScriptTraining(TrainingProfile):
-    """As `run` profiles: its steps are found, and what it has to say is one block behind the script's last line."""
+    """The session of `run`: steps are found, and the answer is printed after the script's last line."""
 
     _steps_end_in_operators = True
     _has_failed: bool | None = None
@@ -28,7 +28,7 @@ class ScriptTraining(TrainingProfile):
     """The allocator's own peak when the session began, and when it ended."""
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Begin the session, and remember the allocator's peak until now."""
         self._peak_before_bytes = peak_allocated_bytes(self.device) or 0
         return super().__enter__()
 
@@ -45,7 +45,7 @@ class ScriptTraining(TrainingProfile):
             super()._tell(has_failed=has_failed)
 
     def _of_another_time(self) -> str:
-        """Where the script has held more than at any time that was recorded; "" where it has not."""
+        """A sentence if the script used more memory than in any recorded step; else empty."""
         findings = self.results.findings if self.results is not None else None
         if findings is None or findings.worst.peak.device != str(self.device):
             return ""
@@ -55,7 +55,7 @@ class ScriptTraining(TrainingProfile):
         )
 
     def tell_meanwhile(self) -> None:
-        """One line, while the script goes on: files are there, and the answer comes when it ends."""
+        """Say, while the script goes on, that files are written and the answer comes at the end."""
         if self._screen == "full" and self._folder.is_of_first_rank and self.results is not None:
             written = some(sum(file.error is None for file in self.written), "file")
             say_beside_bars(f"Recorded: {written} in {self.folder}. The answer follows when the script ends.")
@@ -98,26 +98,26 @@ def larger_elsewhere(recorded_bytes: int, before_bytes: int, until_then_bytes: i
         return ""
     if at_end_bytes > until_then_bytes:
         return (
-            f"The script has held more than the peak below: {format_bytes(at_end_bytes)}, after the recorded steps. "
-            "--n-wait-steps records later ones."
+            f"The script used more than the peak below: {format_bytes(at_end_bytes)}, after the recorded steps. "
+            "Use --n-wait-steps to record later ones."
         )
     if until_then_bytes > before_bytes:
         return (
-            f"The script has held more than the peak below: {format_bytes(until_then_bytes)}, in a step that was not "
-            "recorded. With --n-wait-steps 0 --n-warmup-steps 0 the first one is."
+            f"The script used more than the peak below: {format_bytes(until_then_bytes)}, in a step that was not "
+            "recorded. Use --n-wait-steps 0 --n-warmup-steps 0 to record the first one."
         )
-    return f"The script has held more than the peak below: {format_bytes(before_bytes)}, before its first step."
+    return f"The script used more than the peak below: {format_bytes(before_bytes)}, before its first step."
 
 
 class ScriptWatch(TrainingWatch):
-    """As `run --watch` watches."""
+    """The session of `run --watch`."""
 
     def _tell_of_optimizers(self, objects: TrainingObjects) -> None:
         """Nothing, as in `ScriptTraining`."""
 
 
 class LaterWatch(ScriptWatch):
-    """As `run` watches what comes after the recorded steps: it has something to say where memory ends or grows."""
+    """The watch of `run` after the recorded steps: reports only if memory runs out or grows."""
 
     @property
     def explained_in(self) -> Path | None:

@@ -64,7 +64,7 @@ _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Which steps are profiled: `repeats` cycles of wait, warmup and active steps.
+    """Numbers of steps: `repeats` cycles of wait, warmup and active steps.
 
     Attributes:
         is_apart: Whether a step that is not recorded separates cycles even without wait and warmup. It has to where
@@ -96,7 +96,7 @@ class Schedule:
         return int(self.is_apart and self.num_wait_steps == self.num_warmup_steps == 0)
 
     def for_torch(self) -> Any:
-        """As `torch.profiler.profile` takes it."""
+        """The same schedule for `torch.profiler.profile`."""
         with warnings.catch_warnings():
             # Without a warmup the first step is slower, which no size depends on.
             warnings.filterwarnings("ignore", message="Profiler won't be using warmup")
@@ -117,7 +117,7 @@ class ProfileSession(LoopSession):
     switched off when the block ends, also by an exception, and model and optimizer are let go.
 
     Attributes:
-        device: That the run is about; where nobody named one, the likeliest, and `findings.device` is the right one.
+        device: The run's device; where none was named, the likeliest, and `findings.device` is the right one.
         device_of_failure: The device that had no memory left, if one had none.
         module_names: Dotted names of the model's modules by `id()`.
         waste: What the peak held that nobody needs; there when all is recorded, or the block has ended.
@@ -289,7 +289,7 @@ class ProfileSession(LoopSession):
         self._look_for_meta()
 
     def _look_where_memory_ran_out(self, error: BaseException) -> None:
-        """Where nobody named a device, a run that found no memory on one is about that one."""
+        """Make the device that ran out of memory the run's device, unless one was named."""
         index = self.run_history.device_out_of_memory if isinstance(error, torch.OutOfMemoryError) else None
         if index is None:
             return
@@ -334,7 +334,7 @@ class ProfileSession(LoopSession):
                 self._look_for_waste()
 
     def _look_for_waste(self, error: BaseException | None = None) -> None:
-        """Who holds what, as long as the loop's variables are what they were when the last cycle ended."""
+        """Find what holds unneeded memory, while the loop's variables are those of the last cycle's end."""
         if self._looked_for_waste or self._peak_alone or self._keeps_wrapped or not self.has_recording:
             return
         self._looked_for_waste = True
@@ -501,7 +501,8 @@ class ProfileSession(LoopSession):
         sentences = [*self.run_history.notes, *self._hooks.refused]
         if (fault := self._compile_watch.fault) is not None:
             sentences.append(
-                f"What torch.compile made could not be read and goes by its region: {type(fault).__name__}: {fault}"
+                "What torch.compile generated could not be read, so its memory has the name of its region: "
+                f"{type(fault).__name__}: {fault}"
             )
         if kinds := self._observer.unobserved:
             sentences.append(
@@ -516,7 +517,7 @@ class ProfileSession(LoopSession):
         if findings is not None and findings.other_devices:
             sentences.append(_other_devices(findings.device, findings.other_devices, named=self.device_is_named))
         if self._walks_were_cut:
-            sentences.append("More graphs are alive than were followed: some of what they keep may be missing.")
+            sentences.append("More graphs are alive than were examined: part of what they keep may be missing.")
         return tuple(sentences)
 
     def _lacking(self, findings: Findings | None) -> str | None:
@@ -583,7 +584,7 @@ def _has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _other_devices(device: str, others: Mapping[str, int], *, named: bool) -> str:
-    """That the run used more devices than the one that it is about."""
+    """A sentence on the other devices that the run used."""
     listed = ", ".join(f"{name} up to {format_bytes(most)}" for name, most in others.items())
     why = "which was named" if named else "which held most or ran out of memory"
     return (

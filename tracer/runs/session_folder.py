@@ -53,7 +53,7 @@ class SessionFolder:
         return self._store
 
     def take(self) -> None:
-        """From now on the folder is nobody else's, and what an earlier run of the same rank has left is gone.
+        """Lock the folder for this session, and remove what an earlier run of the same rank left.
 
         Raises:
             OutputError: What was left cannot be removed.
@@ -79,5 +79,5 @@ class SessionFolder:
         self._own.let_go()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: the folder stays the parent's."""
+        """Let go of the folder in a forked child: it is the parent's."""
         self._own.leave_to_parent()

@@ -21,7 +21,7 @@ class StepsByHand:
         """Listen for gradients.
 
         Args:
-            models: That are trained; nothing keeps them alive.
+            models: The models that are trained; nothing keeps them alive.
             ended: Called between two steps.
         """
         models = list(models)

@@ -20,7 +20,7 @@ class StepsOfCalls:
         """Listen for calls.
 
         Args:
-            models: That no other contains; nothing keeps them alive.
+            models: The models that no other contains; nothing keeps them alive.
             first: Which of them is being called now.
             ended: Called between two steps.
         """

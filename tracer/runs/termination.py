@@ -36,12 +36,12 @@ class Termination:
         self._due: int | None = None
 
     def watch(self) -> None:
-        """From now on they raise KeyboardInterrupt and Terminated in the main thread."""
+        """Turn these signals into KeyboardInterrupt and Terminated in the main thread from now on."""
         if self not in _listeners and threading.current_thread() is threading.main_thread():
             _listen(self)
 
     def arrived(self, number: int, frame: FrameType | None) -> None:
-        """A signal has come."""
+        """Handle a signal that has arrived."""
         must_wait = self._must_wait or _is_ending(frame)
         if number == signal.SIGINT:
             self.num_interrupts += must_wait
@@ -56,10 +56,10 @@ class Termination:
             raise Terminated
 
     def hold(self, error: BaseException | None = None) -> None:
-        """From now on they wait until `resume` or `close`; a second Ctrl-C does not.
+        """Defer signals until `resume` or `close`; a second Ctrl-C is not deferred.
 
         Args:
-            error: That has ended the program's work; a Ctrl-C is the first one.
+            error: The exception that ended the program's work; a KeyboardInterrupt counts as the first Ctrl-C.
         """
         if not self._must_wait:
             self.num_interrupts += isinstance(error, KeyboardInterrupt)

@@ -121,7 +121,7 @@ class TrainingProfile(ProfileSession):
 
     @property
     def folder(self) -> Path:
-        """Where the files are: `save_dir`, or the rank's own folder below it.
+        """Folder of the files: `save_dir`, or the rank's own folder below it.
 
         In that, a folder of its own where another session that is still running, as a parent process may have, writes.
         """
@@ -169,7 +169,7 @@ class TrainingProfile(ProfileSession):
     @property
     def _ended_results(self) -> ShownResults:
         if self.results is None:
-            raise TracerError("The results are there when the block has ended.", hint="Ask for them behind it.")
+            raise TracerError("The results are available after the block has ended.", hint="Read them after it.")
         return self.results
 
     def __repr__(self) -> str:
@@ -314,11 +314,11 @@ class TrainingProfile(ProfileSession):
             self._complain(self._what_is_missing())
             if self._num_steps_waited:
                 self._complain(
-                    f"For {some(self._num_steps_waited, 'step')} a torch.profiler of the program's own was waited for, "
-                    "since torch has room for one."
+                    f"{some(self._num_steps_waited, 'step', 'was/were')} not recorded, since a torch.profiler of the "
+                    "program's own was running, and only one can run at a time."
                 )
         if self._folder.is_another:
-            self._complain(f"A session that is still running has {self.folder.parent}: the files are in {self.folder}.")
+            self._complain(f"Another session is still using {self.folder.parent}: the files are in {self.folder}.")
         if left := left_from_earlier(self.folder, self.written):
             self._complain(left_sentence(left))
         if self._screen == "full" and self._folder.is_of_first_rank:
@@ -395,7 +395,7 @@ def _without_traceback(error: BaseException) -> BaseException:
 
 
 def print_screen(results: RunResults, written: Collection[Written] = (), *, top: int = NUM_ROWS) -> None:
-    """The files on stderr, then the answer on stdout.
+    """Print the files on stderr, then the answer on stdout.
 
     Raises:
         OutputError: stdout does not take it.
@@ -416,12 +416,12 @@ def print_screen(results: RunResults, written: Collection[Written] = (), *, top:
 
 
 def names_of(written: Collection[Written]) -> list[str]:
-    """Of the files that could be written."""
+    """Names of the files that could be written."""
     return [file.path.name for file in written if file.error is None]
 
 
 def say_in_short(results: RunResults, folder: Path, written: Collection[Written]) -> None:
-    """A few lines on stderr: what filled the device, and where the files are."""
+    """Print a few lines on stderr: what filled the device, and where the files are."""
     from tracer.exporters.screen.run import short_lines
     from tracer.exporters.screen.terminal import say
 

@@ -55,7 +55,7 @@ def find_held_waste(findings: Findings, *, error: BaseException | None = None) -
     something else lies by now says nothing. Nothing is kept alive by it.
 
     Args:
-        findings: Of all cycles.
+        findings: Findings of all cycles.
         error: On its way through the program: the functions that it has left count as running.
     """
     least = max(LEAST_SHARE * findings.worst.peak.peak_bytes, _LEAST_BYTES)
@@ -95,7 +95,7 @@ def _is_data(waste: Waste) -> bool:
 
 
 class _Search:
-    """Who holds the blocks of some findings."""
+    """A search for what holds the blocks of some findings."""
 
     def __init__(self, findings: Findings, wastes: Sequence[Waste], error: BaseException | None) -> None:
         self._lines = users_lines(findings)

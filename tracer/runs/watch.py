@@ -75,7 +75,7 @@ class TrainingWatch(LoopSession):
     Observing changes nothing: losses, parameters and random states are those of a run without it.
 
     Attributes:
-        device: That is watched.
+        device: The device that is watched.
         report: What was written last; None so far.
     """
 
@@ -101,7 +101,7 @@ class TrainingWatch(LoopSession):
             optimizer: One, several or none; one that is not named is found when it steps.
             save_dir: Folder for the files.
             device: What is watched; by default the accelerator that holds most of the model, else the CPU.
-            max_entries: Of the allocator's history.
+            max_entries: Most entries of the allocator's history that are kept.
             on_signal: Asks for the files while the run goes on, if nobody else handles it; None for no signal. They are
                 written when the model is next called, an optimizer steps, or the step ends.
             screen: Whether to say on stderr what was found, on rank 0 only: `"short"` or True, `"none"` or False.
@@ -143,7 +143,7 @@ class TrainingWatch(LoopSession):
 
     @property
     def folder(self) -> Path:
-        """Where the files are: `save_dir`, or the rank's own folder below it.
+        """Folder of the files: `save_dir`, or the rank's own folder below it.
 
         In that, a folder of its own where another session that is still running writes.
         """
@@ -342,7 +342,7 @@ class TrainingWatch(LoopSession):
             self._is_writing = False
 
     def _leave(self, report: WatchReport) -> None:
-        """For the summary of all ranks, so far."""
+        """Leave the rank's figures so far for the summary of all ranks."""
         if (rank := self._folder.rank) is not None:
             self._folder.leave(peak_of_watched(rank, report, has_ended=False))
 

@@ -46,13 +46,13 @@ class Moment:
     """What a watched run knows of itself when it is to be explained.
 
     Attributes:
-        device: That is watched.
+        device: The device that is watched.
         event: Why.
         events: All so far.
-        error: That ends the run, or None.
+        error: The error that ends the run, or None.
         columns: The counters so far.
         ends: When steps ended, by what the allocator had served; None where it does not count.
-        snapshot: Of the allocator, with its history; None where there is none.
+        snapshot: Snapshot of the allocator, with its history; None where there is none.
         tensors: Role, name and tensor of what is known of models, optimizers and batches.
         earlier: What was reached and in no module at the beginning, where there is no history.
         earlier_step: The step at whose end that was.
@@ -174,11 +174,11 @@ class _Explanation:
         )
 
     def _known(self) -> KnownStorages:
-        """Where everything lies now: models, optimizers and batches by name, what graphs keep, and all the rest."""
+        """Storages that exist now: of models, optimizers and batches by name, of graphs, and all others."""
         observer = StorageObserver()
         walk = live_tensors()
         if not walk.is_complete:
-            self._notes.append("More graphs are alive than were followed: some of what they keep may be missing.")
+            self._notes.append("More graphs are alive than were examined: part of what they keep may be missing.")
         blocks = {str(self._device): device_blocks(self._device)}
         observer.observe((*self._moment.tensors(), *walk.tensors), blocks=blocks)
         return observer.observations()
@@ -271,7 +271,7 @@ class _History:
 
 
 def _holding(holders: Iterable[Holder], addresses: Collection[int]) -> list[Holder]:
-    """Those that hold some of the addresses, who holds most of them first."""
+    """Holders of some of these addresses, the one with most of them first."""
     wanted = set(addresses)
     counted = [(len(wanted.intersection(holder.addresses)), holder) for holder in holders]
     return [holder for count, holder in sorted(counted, key=lambda pair: -pair[0]) if count]

@@ -16,7 +16,7 @@ def watch_workload(
 
     Args:
         workload: What a step does.
-        num_steps: How many.
+        num_steps: Number of steps.
         save_dir: Folder for the files.
         settings: What to remember of the run.
         screen: Whether to say on stderr what was found.

@@ -149,7 +149,7 @@ def _findings(session: ProfileSession, failure: Failure | None, notes: list[str]
 
 
 def run_step(workload: Workload, session: ProfileSession) -> list[float]:
-    """One step; its loss, or nothing where there is none."""
+    """Run a step; returns its loss in a list, or an empty list where there is none."""
     value = 0.0
     for _ in range(num_micro_batches(workload)):
         batch = workload.next_batch()

@@ -42,7 +42,7 @@ def assemble(raw: RawSnapshot, path: Path) -> Snapshot:
 
     Args:
         raw: As the child process wrote them.
-        path: Of the file, for messages.
+        path: Path of the file, for messages.
 
     Raises:
         SnapshotError: A number is negative or larger than any allocator writes.

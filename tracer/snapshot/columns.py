@@ -136,7 +136,7 @@ class Annotations:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One line of a stack; C++ frames have the file `??`, a source file of torch, or none."""
+    """A line of a stack; C++ frames have the file `??`, a source file of torch, or none."""
 
     name: str
     file: str

@@ -48,7 +48,7 @@ def snapshot_in_memory(objects: dict[str, Any]) -> Snapshot:
 
 
 def to_snapshot(raw: RawSnapshot, path: Path) -> Snapshot:
-    """Put the raw columns in order; here alone numpy comes in, so that the child never pays for it."""
+    """Turn raw columns into a snapshot of numpy columns; the child process never imports numpy."""
     from tracer.snapshot.assemble import assemble
 
     return assemble(raw, path)

@@ -15,22 +15,28 @@ class Remarks:
     _found: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def add(self, what: str, place: str, value: object) -> None:
-        """Note one.
+        """Note something odd.
 
         Args:
             what: What is odd and how it is read, a sentence without its full stop.
-            place: Where.
-            value: What is there instead.
+            place: Place in the file.
+            value: The odd value.
         """
         self.add_many(what, 1, f"{place}: {spelled(value)[:_MAX_VALUE]}")
 
     def add_many(self, what: str, count: int, first: str) -> None:
-        """Note several at once, the first of which is described."""
+        """Note something odd that occurs several times.
+
+        Args:
+            what: What is odd and how it is read, a sentence without its full stop.
+            count: How often it occurs.
+            first: Place and value of the first one.
+        """
         before, description = self._found.get(what, (0, first))
         self._found[what] = (before + count, description)
 
     def sentences(self) -> list[str]:
-        """One for each kind, in the order of their first appearance."""
+        """A sentence for each kind of oddity, in the order of first appearance."""
         return [
             f"{oddity}: {count:,} {'time' if count == 1 else 'times'}, first {description}."
             for oddity, (count, description) in self._found.items()

@@ -85,7 +85,7 @@ class Replay:
 
     Attributes:
         lives: The blocks and their lives.
-        requested_bytes: As asked for: at index 0 before the first entry, at i + 1 after entry i [entries + 1].
+        requested_bytes: Bytes as requested: at index 0 before the first entry, at i + 1 after entry i [entries + 1].
         reserved_bytes: Bytes reserved from the driver, likewise [entries + 1].
         oddities: What did not fit together.
     """
@@ -106,7 +106,7 @@ def replay(state: DeviceState, settings: Mapping[str, Any]) -> Replay:
 
     Args:
         state: End state and trace.
-        settings: Of the allocator as the snapshot has them, by which requests are rounded.
+        settings: Settings of the allocator as the snapshot has them, by which requests are rounded.
 
     Raises:
         SnapshotError: The end state puts two live blocks at one address.
@@ -157,7 +157,7 @@ class _Matching:
         self.has_previous = np.append(False, same)[: len(self.addr)]
 
     def _preceding_requests(self, entry: Ints, freeing: Action) -> Ints:
-        """For each row the `free_requested` right before it at its address, or itself where it stands for the free."""
+        """The `free_requested` entry of each row, right before it at its address, or the row itself."""
         if freeing == Action.FREE_REQUESTED:
             return entry
         trace = self._trace
@@ -191,7 +191,7 @@ class _Matching:
         return Lives(**table), self._oddities(lost, unborn, reborn, freed, surviving, live_row)
 
     def _in_end_state(self) -> tuple[Bools, Ints]:
-        """For each row whether its address is in use at the end, and by which block."""
+        """Whether each row's address is in use at the end, and the block that uses it."""
         live_addr = self._blocks.address[self._live]
         if not len(live_addr):
             return np.zeros(len(self.addr), dtype=np.bool_), np.full(len(self.addr), -1)
@@ -248,14 +248,14 @@ class _Matching:
         return self._rows(self.addr[rows], size=size, begin=begin, end=freed, free=free)
 
     def _reborn(self, rows: Ints, block: Ints) -> dict[str, Any]:
-        """In use at the end although the last entry of the address is a free: the allocation is not recorded."""
+        """Lives whose allocation is not recorded: in use at the end, although the last entry is a free."""
         size, stack = self._blocks.requested_size[block], self._blocks.stack[block]
         return self._rows(
             self.addr[rows], size=size, begin=self.entry[rows], end=len(self._trace), stack=stack, block=block
         )
 
     def _always_live(self, block: Ints) -> dict[str, Any]:
-        """In use at the end and never mentioned: there before the recording."""
+        """Lives without any entry: in use at the end and allocated before the recording."""
         blocks = self._blocks
         size, stack = blocks.requested_size[block], blocks.stack[block]
         addr = blocks.address[block]

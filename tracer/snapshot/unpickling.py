@@ -19,7 +19,7 @@ class DataOnlyUnpickler(pickle.Unpickler):
     """
 
     def find_class(self, module: str, name: str) -> Any:
-        """What stands for a global.
+        """The plain stand-in for a global of the pickle.
 
         Raises:
             SnapshotError: It is not on the list.
@@ -33,7 +33,7 @@ class DataOnlyUnpickler(pickle.Unpickler):
         return stand_in
 
     def persistent_load(self, pid: object) -> Any:
-        """Nothing.
+        """Refuse a reference to an object outside of the file.
 
         Raises:
             SnapshotError: Always.

@@ -38,7 +38,11 @@ class Where:
         return self._pattern.format(self._start + index)
 
     def refuse(self, index: int, complaint: str) -> NoReturn:
-        """Give the file up.
+        """Refuse the file because of one row.
+
+        Args:
+            index: The row.
+            complaint: What is wrong with it, behind the row's name.
 
         Raises:
             SnapshotError: Always.
@@ -46,7 +50,13 @@ class Where:
         raise SnapshotError(f"{self.place(index)} {complaint}", hint=DAMAGED)
 
     def remark(self, index: int, what: str, value: object) -> None:
-        """Note an oddity of a row."""
+        """Note an oddity of a row.
+
+        Args:
+            index: The row.
+            what: What is odd and how it is read.
+            value: The odd value.
+        """
         place = self.place(index)
         self._remarks.add(what, place[:1].lower() + place[1:], value)
 
@@ -75,12 +85,12 @@ def as_rows(value: object, what: str, remarks: Remarks) -> list[Row]:
 def ints(
     rows: list[Row], key: str, where: Where, *, default: Callable[[int], object] = lambda _: MISSING
 ) -> array[int]:
-    """One column of integers that must be right; the arrays refuse what is no 64 bit integer.
+    """A column of integers that must be right; values beyond 64 bits are refused.
 
     Args:
         rows: The rows.
         key: The column's key.
-        where: Of the rows.
+        where: Place of the rows in the file.
         default: The value of a row without the key, by its index; `MISSING` where that is an error.
     """
     try:
@@ -103,12 +113,12 @@ def _strict(value: object, key: str, index: int, where: Where, default: Callable
 
 
 def lenient_ints(rows: list[Row], key: str, where: Where, what: str, *, unknown: int) -> array[int]:
-    """One column of integers from 0 on that may be odd in single rows, and may be missing.
+    """A column of integers from 0 on that may be odd in single rows, and may be missing.
 
     Args:
         rows: The rows.
         key: The column's key.
-        where: Of the rows.
+        where: Place of the rows in the file.
         what: What is odd and how it is read, for the remark.
         unknown: What stands for a value that is missing or odd.
     """

@@ -26,8 +26,8 @@ class DeviceWork:
     """Columns [W], in order of their starts.
 
     Attributes:
-        start_ns: On the clock of the host.
-        end_ns: Likewise.
+        start_ns: Start on the host's clock.
+        end_ns: End on the same clock.
         is_copy: Copies and fills.
         is_communication: Kernels of a library of collectives.
         device: Index.
@@ -35,9 +35,9 @@ class DeviceWork:
         name: Index in `names`.
         launched_ns: End of the driver's call that launched it; -1 where the trace has none.
         operator_ns: Start of the innermost operator that launched it; -1 where none did.
-        thread: That operator's thread, numbered as in the recording; -1 for none.
+        thread: Thread of that operator, numbered as in the recording; -1 for none.
         group: Index in `names`: the ranks that a collective is of, as the trace has them; -1 where it does not say.
-        names: Of kernels and groups.
+        names: Names of kernels and groups.
         default_stream: The number of CUDA's default stream; -1 where that is not known.
     """
 
@@ -71,7 +71,7 @@ class DeviceWork:
         return Kernels(self.operator_ns[linked], self.thread[linked], self.duration_ns[linked])
 
     def take(self, rows: Column[Any]) -> DeviceWork:
-        """Some rows."""
+        """The work in some rows."""
         columns = {name: getattr(self, name)[rows] for name in self.__dataclass_fields__ if name not in _OF_ALL}
         return DeviceWork(**columns, names=self.names, default_stream=self.default_stream)
 
@@ -80,10 +80,10 @@ def device_work(tables: TraceTables, thread_of: dict[int, int], base_ns: int, op
     """The work of all devices in a trace.
 
     Args:
-        tables: Of the trace.
+        tables: Tables of the trace.
         thread_of: Numbers of threads in the recording, by those of the tables.
         base_ns: What times count from.
-        ops: Of the recording, of which one launched what says no operator itself.
+        ops: Operators of the recording; the one around a launch stands for work that names no operator.
     """
     work, operators, calls = tables.work, tables.operators, tables.calls
     start = in_ns(work["start_us"], base_ns)

@@ -40,11 +40,11 @@ class EventReader:
     """
 
     def __init__(self, pieces: Iterator[str], remarks: Remarks) -> None:
-        """Begin.
+        """Set up; nothing is read yet.
 
         Args:
-            pieces: The text.
-            remarks: Takes what could not be read.
+            pieces: The trace's text, in pieces.
+            remarks: Gets what could not be read.
         """
         self.header: dict[str, Any] = {}
         self._pieces, self._remarks = pieces, remarks

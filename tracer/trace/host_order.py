@@ -25,7 +25,12 @@ class Source(IntEnum):
 
 
 def in_ns(microseconds: Ints, base_ns: int) -> Ints:
-    """Nanoseconds of the profiler's clock; a time that is no number is 0."""
+    """Times in nanoseconds of the profiler's clock; what is no number becomes 0.
+
+    Args:
+        microseconds: Times of the trace.
+        base_ns: What they count from.
+    """
     values = np.nan_to_num(np.asarray(microseconds, np.float64), nan=0.0, posinf=0.0, neginf=0.0)
     return np.rint(np.clip(values, -9e15, 9e15) * NS_PER_US).astype(Int) + base_ns
 
@@ -38,12 +43,12 @@ class HostRows:
     """
 
     def __init__(self, tables: TraceTables, base_ns: int, remarks: Remarks) -> None:
-        """Sort them.
+        """Sort the rows of all tables by thread and time.
 
         Args:
-            tables: Of the trace.
+            tables: Tables of the trace.
             base_ns: What its times count from.
-            remarks: Takes what had to be assumed.
+            remarks: Gets what had to be assumed.
         """
         python, operators, memory = tables.python, tables.operators, tables.memory
         thread = _python_threads(python, operators, base_ns, remarks)
@@ -96,7 +101,7 @@ def _python_threads(python: Table, operators: Table, base_ns: int, remarks: Rema
 
 
 def _main_thread(operators: Table) -> int:
-    """That of most named regions, which programs mark, and the engine's threads do not; or else of most operators."""
+    """The thread of most named regions, which programs mark in the main thread, else of most operators."""
     regions = operators["thread"][operators["is_region"] != 0]
     return int(np.bincount(regions if len(regions) else operators["thread"]).argmax())
 

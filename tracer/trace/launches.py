@@ -13,7 +13,7 @@ def operators_at(ops: Ops, thread: Ints, moment_ns: Ints) -> Ints:
     """The row of the innermost listed operator that was running on a thread at each moment, or -1.
 
     Args:
-        ops: Of a recording.
+        ops: Operators of a recording.
         thread: Numbered as in the recording; -1 for none.
         moment_ns: As many.
     """
@@ -32,10 +32,16 @@ def operators_at(ops: Ops, thread: Ints, moment_ns: Ints) -> Ints:
 
 
 def operators_of_calls(ops: Ops, thread: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
-    """The row of the operator that each call of the driver was made in, or -1.
+    """Row of the operator around each call of the driver, or -1.
 
     Old traces have whole microseconds, so that an operator may begin where the call of the one before it ends: an
     operator is named only if it is the innermost one at both ends of the call.
+
+    Args:
+        ops: Operators of the recording.
+        thread: Thread of each call.
+        start_ns: Start of each call.
+        end_ns: End of each call.
     """
     at_start, at_end = operators_at(ops, thread, start_ns), operators_at(ops, thread, end_ns)
     return np.where(at_start == at_end, at_start, -1)

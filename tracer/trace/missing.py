@@ -8,11 +8,11 @@ from tracer.trace.tables import TraceTables
 
 
 def missing_sentences(tables: TraceTables, recording: Recording) -> tuple[str, ...]:
-    """One for each thing that is missing.
+    """A sentence for each thing that is missing.
 
     Args:
-        tables: Of the trace.
-        recording: Of the same.
+        tables: Tables of the trace.
+        recording: Recording made of the trace.
     """
     steps = any(recording.strings[name].startswith(STEP_PREFIX) for name in recording.spans.name.tolist())
     is_missing = {

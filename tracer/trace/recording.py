@@ -47,8 +47,8 @@ def recording_of(tables: TraceTables, rows: HostRows, base_ns: int, text_of: Tex
     """The recording that a trace has, and what ran on devices.
 
     Args:
-        tables: Of the trace.
-        rows: Of the same, in order.
+        tables: Tables of the trace.
+        rows: Rows of these tables, in order.
         base_ns: What its times count from.
         text_of: The source of a file by its name in the trace, where lines of operators may be read from it.
     """
@@ -71,7 +71,7 @@ def _frames(tables: EventTables) -> Frames:
 
 
 class _Reader(EventTables):
-    """One walk over the rows of each thread, which fills the tables."""
+    """A walk over the rows of each thread that fills the tables."""
 
     def __init__(self, tables: TraceTables) -> None:
         super().__init__()
@@ -94,7 +94,12 @@ class _Reader(EventTables):
         ]
 
     def read(self, thread_id: int, rows: Iterable[tuple[int, int, int, int]]) -> None:
-        """Read one thread: the cost of a trace beside that of its JSON."""
+        """Read the rows of one thread; with the JSON, this is where the time goes.
+
+        Args:
+            thread_id: Number of the thread in the trace.
+            rows: Table, row, start and end of each, in order.
+        """
         thread = self.thread_of.setdefault(thread_id, len(self.thread_of))
         names, called_names, called_from = self._names, *self._python
         op_names, sequence_numbers, is_region, op_shapes = self._operators

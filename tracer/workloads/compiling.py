@@ -22,7 +22,7 @@ def compiled(workload: Any, arguments: Sequence[str]) -> ModuleWorkload | Superv
 
     Args:
         workload: Whatever a factory may have become.
-        arguments: Of `torch.compile`, as `key=value`: `mode=reduce-overhead`, `dynamic=True`.
+        arguments: Arguments of `torch.compile`, as `key=value`: `mode=reduce-overhead`, `dynamic=True`.
 
     Raises:
         UserModelError: The workload makes its own step, or torch does not take the arguments.

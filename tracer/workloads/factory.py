@@ -132,7 +132,12 @@ def _words(error: BaseException) -> str:
 
 
 def parse_arguments(option: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """`key=value` each; a value is a Python literal such as `256`, `(3, 4)` or `None`, or else a string."""
+    """Parse arguments such as `width=256`; a value is a Python literal such as `(3, 4)` or `None`, or else a string.
+
+    Args:
+        option: Name of the option, for messages.
+        arguments: Texts of the form `key=value`.
+    """
     values: dict[str, Any] = {}
     for argument in arguments:
         key, equals, text = argument.partition("=")

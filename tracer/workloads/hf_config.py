@@ -37,7 +37,7 @@ def build_hf_workload(
         device: Where batches are made.
         model_args: Values that replace those of the configuration, as `key=value`; `dtype=bfloat16` is the weights'.
         options: How it is trained.
-        tokens: Of a sample. In inference, text of so many tokens is generated: its keys and values are kept.
+        tokens: Tokens in a sample. In inference, text of that many tokens is generated: its keys and values are kept.
 
     Raises:
         UserModelError: transformers is missing, or there is no such model.
@@ -72,7 +72,12 @@ _ONLY_LAST = ("logits_to_keep", "num_logits_to_keep")  # transformers from 4.50 
 
 
 def most_tokens(path: Path, model_args: Mapping[str, Any]) -> int | None:
-    """The positions that a configuration has; None where it does not say."""
+    """Number of positions in a configuration; None where it does not say.
+
+    Args:
+        path: The config.json.
+        model_args: Values that replace those of the file.
+    """
     file = path / "config.json" if path.is_dir() else path
     values = json.loads(file.read_text(encoding="utf-8")) | dict(model_args)
     length = values.get("max_position_embeddings") or values.get("text_config", {}).get("max_position_embeddings")

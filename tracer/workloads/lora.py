@@ -51,7 +51,7 @@ def _layers(peft: Any, model: nn.Module, names: list[str]) -> Any:
 
 
 def _linear_ones(model: nn.Module) -> list[str]:
-    """For any module; `all-linear` of peft is for models of transformers only."""
+    """Names of all linear layers but the last; peft's `all-linear` is for transformers models only."""
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     return names[:-1] or names
 

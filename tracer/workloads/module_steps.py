@@ -38,7 +38,7 @@ class ModuleWorkload:
         amp: The dtype of mixed precision.
         num_micro_batches: Forward and backward passes before each step of the optimizer.
         inference: No loss, no backward, no optimizer: the forward pass under `torch.inference_mode`.
-        scaler: Of the gradients; in float16 on CUDA.
+        scaler: Scaler of gradients, in float16 on CUDA.
     """
 
     model: nn.Module
@@ -99,7 +99,7 @@ class ModuleWorkload:
 
 
 def gradient_scaler(amp: Amp, device: torch.device) -> torch.amp.GradScaler | None:
-    """Float16 gradients underflow without one; bfloat16 has the range of float32."""
+    """A scaler for float16 on a GPU, whose gradients would underflow; None otherwise, as for bfloat16."""
     return torch.amp.GradScaler(device.type) if amp == "float16" and device.type != "cpu" else None
 
 
@@ -109,8 +109,8 @@ class StepWorkload:
 
     Attributes:
         step: Called without arguments; returns the loss or anything else.
-        model: Whose parameters are named; an empty module if nobody said.
-        optimizer: That updates them, if somebody said.
+        model: The model whose parameters are named; an empty module if there is none.
+        optimizer: The optimizer that updates them, if there is one.
         device: Where it works.
     """
 
@@ -190,7 +190,7 @@ def mean_square(output: Any) -> Tensor:
 
 
 def cross_entropy(output: Any) -> Tensor:
-    """Of the first tensor through which a gradient can flow, against classes counted off."""
+    """Cross entropy of the first output that needs a gradient, with class 0, 1, 2, ... as targets in turn."""
     logits = _with_gradient(output)[0]
     if logits.ndim < 2:
         raise UserModelError(

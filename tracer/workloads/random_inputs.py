@@ -25,11 +25,11 @@ VARIES = re.compile(r"(\d+)\.\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """One input of a model.
+    """A specification of one model input.
 
     Attributes:
         name: The keyword by which the model takes it; None for the next positional argument.
-        shape: Of one sample, without the batch; where it varies, the largest.
+        shape: Shape of one sample, without the batch; the largest if it varies.
         dtype: Floating: normal noise. Integer: uniform in `low <= n < high`. Boolean: either.
         low: Smallest integer.
         high: One more than the largest integer.
@@ -48,8 +48,8 @@ class InputSpec:
 
         Args:
             batch_size: Samples.
-            generator: Of the noise.
-            part: Of the way from the smallest shape to the largest, where it varies.
+            generator: Random generator of the noise.
+            part: Part of the way from the smallest shape to the largest, if the shape varies.
         """
         smallest = self.smallest or self.shape
         sizes = (low + round(part * (high - low)) for low, high in zip(smallest, self.shape, strict=True))
@@ -132,9 +132,9 @@ def random_batches(
 
     Args:
         specs: One for each input.
-        batch_size: Of every batch.
+        batch_size: Samples in every batch.
         device: Where batches go.
-        seed: Of the noise, and of the sizes that vary.
+        seed: Seed of the noise, and of sizes that vary.
     """
     generator, of_sizes = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
     number = itertools.count()

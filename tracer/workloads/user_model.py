@@ -46,13 +46,13 @@ class StepOptions:
     Attributes:
         inputs: What it is called with, as `--input` has it.
         batch_size: Samples of a batch, or of a micro-batch.
-        optimizer: Of `torch.optim`, by name, with arguments: `sgd:lr=0.1,momentum=0.9`; or `none`.
+        optimizer: Optimizer of `torch.optim`, by name, with arguments: `sgd:lr=0.1,momentum=0.9`; or `none`.
         loss: From the output to a number.
         amp: The dtype of mixed precision.
         accumulate: Micro-batches of a step.
         checkpoint: Whether repeated blocks compute their activations again in backward.
         inference: Whether there is only a forward pass.
-        seed: Of the inputs.
+        seed: Seed of the inputs.
         lora: Rank, and perhaps the layers, of adapters that are trained in the place of the weights; empty for none.
     """
 

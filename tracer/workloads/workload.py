@@ -21,7 +21,7 @@ class Workload(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The model's device."""
 
     def next_batch(self) -> Any:
         """A new batch on the device."""

@@ -234,7 +234,7 @@ def test_the_page_and_the_screen_have_the_three_sizes() -> None:
     assert section.tables[0].rows == (("at the peak", 65536, 1024, 64512, 64512),)
     words = Console(width=200, record=True, file=io.StringIO())
     print_peak(findings, words)
-    assert "Requested: 1000 B. Allocated, which is that rounded up block by block: 1.00 KiB." in words.export_text()
+    assert "Requested: 1000 B. Allocated, after rounding up each block: 1.00 KiB." in words.export_text()
 
 
 # ---- drawn -----------------------------------------------------------------------------------------------------------

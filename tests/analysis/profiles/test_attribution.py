@@ -148,7 +148,7 @@ def test_recomputation_is_work_of_backward_in_the_modules_own_lines(use_reentran
     assert tanh, findings.peak.rows
     for row in tanh:
         assert (row.phase, row.category) == ("backward", "ACTIVATION")
-        assert row.evidence == "made again in backward by its module"
+        assert row.evidence == "recomputed in backward by its module"
         assert row.line == line_of(Recomputing.block, "torch.tanh")
         assert row.module == "Recomputing"
     # What backward itself makes below tanh goes to tanh's line as well, and to the same module.

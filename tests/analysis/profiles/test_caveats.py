@@ -32,7 +32,7 @@ def test_assumed_frees_and_reused_addresses_are_said_with_their_number() -> None
     lifetimes = explained(recording).lifetimes
     freed, before = unseen(recording, lifetimes)
     assert freed.startswith("1 block was freed by a thread that the profiler does not record")
-    assert before.startswith("1 block from before the recording went without a record; each counts until its address")
+    assert before.startswith("1 block from before the recording, freed without a record: each counts until its address")
     # Behind a walk it is known when each of them went: there is nothing to say, and nothing that anybody could do.
     walked = replace(lifetimes, count=replace(lifetimes.count, is_walked=True))
     assert unseen(recording, walked) == (freed,)

@@ -65,7 +65,7 @@ def test_what_is_computed_again_is_counted() -> None:
     again, other = (CompiledNode("gelu", (), -1, "", is_recomputed=one) for one in (True, False))
     graphs = (CompiledGraph("a", "", nodes=(other,)), CompiledGraph("b", "", is_backward=True, nodes=(again, other)))
     (_, said, _) = compiled_sentences(found(CompiledCode(graphs)))
-    assert said == "Compiled backward computes 1 operator of forward again; 0 B of the peak hold what came of that."
+    assert said == "Compiled backward computes 1 operator of forward again; 0 B of the peak hold the results."
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_a_memory_budget_is_told_against_the_default() -> None:
     said = compiled_sentences(found(CompiledCode(GRAPHS, budgets=budgets)))[1]
     assert said == (
         "With an activation_memory_budget of 0.5 forward keeps 1.00 KiB for backward; by default it would keep "
-        "12.00 KiB. Not kept but computed again is what these lines make: net.py:2 (4.00 KiB), net.py:4 (4.00 KiB), "
-        "net.py:3 (3.00 KiB), 2 more lines."
+        "12.00 KiB. The results of these lines are recomputed instead of kept: net.py:2 (4.00 KiB), net.py:4 "
+        "(4.00 KiB), net.py:3 (3.00 KiB), 2 more lines."
     )
 
 

@@ -65,7 +65,6 @@ def test_a_leak_of_one_tensor_a_step_is_found_with_its_line() -> None:
     findings = watched(lambda _: kept.append(torch.ones(2 * KIB // 4)))  # the leak
     assert findings.growth is not None
     assert findings.growth.bytes_per_step == 2 * KIB
-    assert findings.growth.num_judged_steps == 4
     (place,) = findings.growth.places
     assert (place.bytes_per_step, place.site.op) == (2 * KIB, "aten::ones")
     assert (place.site.file, place.site.line) == (__file__, line_with("# the leak"))
@@ -148,7 +147,7 @@ def test_a_run_that_fails_while_it_grows_says_so() -> None:
     kept: list[Tensor] = []
     growth = watched(lambda _: kept.append(kib(2)), Schedule(0, 0, 5, 1), fails_in=4).growth
     assert growth is not None
-    assert (growth.bytes_per_step, growth.num_judged_steps) == (2 * KIB, 3)
+    assert growth.bytes_per_step == 2 * KIB
 
 
 # ---- what does not ---------------------------------------------------------------------------------------------------
@@ -237,7 +236,6 @@ def test_what_ended_is_taken_off_where_most_blocks_of_its_size_were_made() -> No
     rows = [(0, 8, 0)] * 3 + [(1, 8, 0)] + [(0, 8, 1), (1, 8, 1), (1, 5, 1)] + [(0, -8, -1), (0, -8, -1), (1, -8, -1)]
     assert find_growth([cycle(*rows)]) == Growth(
         bytes_per_step=(6 * 8 + 5 - 3 * 8) // 2,
-        num_judged_steps=2,
         places=(GrowingPlace(B, (2 * 8 + 5) // 2), GrowingPlace(A, 8 // 2)),
     )
 
@@ -258,9 +256,9 @@ def test_every_rule_of_growing_in_every_cycle_is_needed() -> None:
 def test_the_sentence_names_three_places_and_the_sum_of_the_rest() -> None:
     sites = [Site(Kind.ACTIVATION, "aten::mul", "net", "/code/train.py", line) for line in range(5)]
     places = tuple(GrowingPlace(site, 1024 * (5 - at)) for at, site in enumerate(sites))
-    (sentence,) = growth_sentences(Growth(15 * 1024, 4, places), file_name=lambda path: path.rpartition("/")[2])
+    (sentence,) = growth_sentences(Growth(15 * 1024, places), file_name=lambda path: path.rpartition("/")[2])
     assert sentence == (
-        "Memory grows by 15.00 KiB a step, which outlives the step after it: "
+        "Memory grows by 15.00 KiB a step, still in use after the next step: "
         "5.00 KiB (activation) by aten::mul at train.py:0; 4.00 KiB (activation) by aten::mul at train.py:1; "
         "3.00 KiB (activation) by aten::mul at train.py:2; 3.00 KiB from 2 more places."
     )

@@ -43,7 +43,7 @@ class TestDiff:
         ]
         (diff,) = diff_snapshots(*sides)
         assert (diff.before.phase, diff.after.phase) == (None, "backward")
-        assert "was in no phase that the recording shows and is in backward now" in printed_diff((diff,))
+        assert "was in no phase that the recording shows and is now in backward" in printed_diff((diff,))
         assert "The peak was" not in printed_diff(diff_snapshots(sides[0], sides[0]))
 
     def test_a_device_on_one_side_only(self, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_the_start_is_a_phase_with_a_name(tmp_path: Path) -> None:
     held = load(tmp_path / "a", snapshot(freed(BASE, 9), []))
     in_backward = load(tmp_path / "b", snapshot([entry("alloc", BASE, 10, frames=BACKWARD), *freed(BASE, 10)]))
     (diff,) = diff_snapshots(held, in_backward)
-    assert "was at the start of the recording and is in backward now" in printed_diff((diff,))
+    assert "was at the start of the recording and is now in backward" in printed_diff((diff,))
 
 
 class TestGrowth:
@@ -140,7 +140,7 @@ class TestGrowth:
             assert ((softmax.before_bytes, softmax.after_bytes), softmax.growth) == (sizes, growth)
             assert sum(change.bytes for change in diff.changes["stack"]) == diff.bytes
         text = printed_diff(diff_snapshots(before, after))
-        assert "8.00 MiB      x4  " in text and "Growth is that of the most that was in use at once" in text
+        assert "8.00 MiB      x4  " in text and "Growth compares the most that each row had in use at once" in text
 
     def test_of_a_kind_and_not_the_sum_of_its_stacks(self, tmp_path: Path) -> None:
         """Two stacks of one kind, one after the other, and then both at once."""

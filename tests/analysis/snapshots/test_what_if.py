@@ -28,8 +28,8 @@ def test_what_expandable_segments_save() -> None:
     assert expandable.saved_bytes == saved > 500 * MIB
     assert found.best is expandable
     said = screen(explain(program.snapshot(), settings=("expandable_segments:True",)))
-    assert "The least is reserved with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in said
-    assert "These are the needs of a clean allocator for just these requests; a program" in said
+    assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True reserves the least" in said
+    assert "These figures are for a clean allocator and exactly these requests; a program" in said
 
 
 def test_a_cache_from_before_is_said_to_be_missing() -> None:
@@ -102,7 +102,7 @@ def test_other_settings_have_what_the_recording_had() -> None:
     said = " ".join(screen(explain(program.snapshot(), settings=("expandable_segments:True",))).split())
     assert "0 of 1 served as recorded" in said and "1 of 1 served expandable_segments:True" in said
     assert "With PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, 1 of 1 failed request would" in said
-    assert "The recording reached what the device had for it" in said
+    assert "The recording used all that the device had for it" in said
 
 
 def test_a_search_names_what_saves_a_hundredth_and_what_the_recordings_torch_knew() -> None:

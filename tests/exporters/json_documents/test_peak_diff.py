@@ -138,7 +138,7 @@ def test_the_screen_says_the_change_the_phases_and_the_rest() -> None:
     text = printed(diff_peaks(saved(peak_row(7), phase="forward"), saved(*rows, device="cpu")), top=2)
     assert "a[red] -> b" in text
     assert "cuda:0 -> cpu: peak 7 B -> 60 B, +53 B (+53 B, +757.1 %)" in text
-    assert "The peak was in forward and is in backward now" in text
+    assert "The peak was in forward and is now in backward" in text
     assert "[bold]net.4" in text and "[bold]net.1" not in text
     assert "4 more" in text  # net.0 to net.2, and what was there before
 

@@ -39,7 +39,7 @@ def test_by_hand() -> None:
 
 
 def test_what_growth_is_of_is_said_where_the_sizes_do_not_say_it() -> None:
-    names = {False: (), True: ("Growth is that of the most that was in use at once",)}
+    names = {False: (), True: ("Growth compares the most that each row had in use at once",)}
     for own in (False, True):
         change = Change(("activation",), 1 << 20, 4 << 20, 1, 1, own_peaks=(1 << 20, 2 << 20) if own else None)
         diff = replace(diff_peaks(BEFORE, AFTER), changes={"kind": (change,)})

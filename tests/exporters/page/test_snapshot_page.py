@@ -115,8 +115,8 @@ def test_out_of_memory_comes_first(tmp_path: Path) -> None:
     cells = dict(zip(failures.columns, failures.rows[1], strict=True))
     assert cells == {
         "entry": "4",
-        "who asked": FileCell("forward", "/home/me/model.py", 7),
-        "asked for": 48 * MIB,
+        "allocation site": FileCell("forward", "/home/me/model.py", 7),
+        "requested": 48 * MIB,
         "device free": MIB,
         "in use": 5 * MIB,
         "reserved": 8 * MIB,

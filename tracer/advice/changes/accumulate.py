@@ -25,7 +25,7 @@ class Accumulated(Wrapped):
     """Each batch in parts of equal size.
 
     Attributes:
-        num_parts: How many.
+        num_parts: Number of parts.
         divides: Whether each part's loss is divided by their number, as a mean over the batch has it.
     """
 
@@ -58,7 +58,14 @@ def batch_size(batch: Any) -> int:
 
 
 def part_of(batch: Any, size: int, num_parts: int, number: int) -> Any:
-    """A batch with the numbered part of every tensor whose first axis has the batch's size."""
+    """A batch with one part of every tensor whose first axis has the batch's size.
+
+    Args:
+        batch: Tensors, however nested.
+        size: Samples in the whole batch.
+        num_parts: Number of parts.
+        number: Number of the wanted part, from 0.
+    """
     if isinstance(batch, Tensor):
         return batch.chunk(num_parts)[number] if batch.ndim and batch.shape[0] == size else batch
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -71,7 +78,7 @@ def part_of(batch: Any, size: int, num_parts: int, number: int) -> Any:
 
 
 def candidates(situation: Situation) -> Iterator[Change]:
-    """In 2 and 4 parts, as far as the batch can be divided."""
+    """Gradient accumulation over 2 and 4 parts, where the batch can be divided by that."""
     workload = inmost(situation.workload)
     if isinstance(workload, StepWorkload) or workload.optimizer is None or getattr(workload, "inference", False):
         return

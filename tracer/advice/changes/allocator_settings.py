@@ -10,7 +10,7 @@ from tracer.analysis.snapshots.what_if import WORTH_TRYING
 
 
 def candidates(situation: Situation) -> Iterator[Change]:
-    """Those that are worth trying, on a device that has this allocator."""
+    """Allocator settings that are worth trying, on CUDA devices."""
     if situation.device != "cuda":
         return
     for settings in WORTH_TRYING:

@@ -134,7 +134,13 @@ class _Scores:
         return func(*values, **kwargs)
 
     def after(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """One step further to attention; None for any other use."""
+        """The pattern after one more operator; None where the operator does not lead to attention.
+
+        Args:
+            func: The function that was called on the scores.
+            args: Its arguments without the scores.
+            kwargs: Its keyword arguments.
+        """
         name = func.__name__.strip("_")
         noted = replace(self, done=(*self.done, (func, args, kwargs)))
         if name in _SKIPPED:
@@ -156,7 +162,7 @@ class _Scores:
         return None
 
     def times(self, value: Tensor) -> Tensor:
-        """Attention."""
+        """Fused attention with these scores and the given values."""
         key = self.key.transpose(-2, -1)
         mask = self.mask
         if mask is not None and mask.dtype != torch.bool:

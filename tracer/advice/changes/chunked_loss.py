@@ -21,7 +21,7 @@ _CHUNKS = (4, 16)
 
 
 def candidates(situation: Situation) -> Iterator[Change]:
-    """In 4 and 16 chunks, where a softmax over classes is a good part of the peak."""
+    """The loss in 4 and in 16 chunks, where a softmax over classes is a good part of the peak."""
     workload = inmost(situation.workload)
     of_loss = sum(situation.bytes_by_operator.get(name, 0) for name in _OF_LOSSES)
     if not isinstance(workload, SupervisedWorkload) or of_loss < _WORTHWHILE * situation.peak_bytes:

@@ -32,7 +32,7 @@ _SHIFT = (
 
 
 def candidates(situation: Situation) -> Iterator[Change]:
-    """In chunks that are computed again, and by torch's own operator where the installed torch has it."""
+    """The loss in recomputed chunks, and torch's own operator for it where the installed torch has one."""
     of_loss = sum(situation.bytes_by_operator.get(name, 0) for name in _OF_LOSSES)
     if of_loss < _WORTHWHILE * situation.peak_bytes or plain_head(situation.model) is None:
         return

@@ -31,7 +31,7 @@ class _SavedOnHost(Wrapped):
 
 
 def candidates(situation: Situation) -> Iterator[Change]:
-    """One on a GPU, for a forward pass that backward follows."""
+    """Saved tensors on the host, of all layers or of the first half: on a GPU, where backward follows forward."""
     workload = situation.workload
     is_whole_step = isinstance(inmost(workload), StepWorkload)
     if situation.device != "cuda" or is_whole_step or getattr(workload, "inference", False):

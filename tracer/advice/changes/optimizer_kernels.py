@@ -20,7 +20,7 @@ FAMILY = "optimizer kernels"
 
 
 def candidates(situation: Situation) -> Iterator[Change]:
-    """Those that the optimizer has and does not use."""
+    """Options and kernels that the optimizer has and does not use."""
     optimizer = situation.workload.optimizer
     if optimizer is None:
         return
@@ -49,7 +49,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
 
 
 def _set(options: str) -> tuple[str, ...]:
-    """To paste behind the line that makes the optimizer; the same as its arguments."""
+    """Lines that set these options of an optimizer that exists already."""
     return (
         f"for group in optimizer.param_groups:  # or where it is made: {options}",
         f"    group.update({options})",
@@ -83,7 +83,7 @@ class _StepInBackward(Wrapped):
     """Every parameter is updated as soon as its gradient is there, which then goes.
 
     Attributes:
-        steppers: That update; nobody else holds them.
+        steppers: The optimizers that update; nobody else holds them.
     """
 
     steppers: _Steppers
@@ -93,7 +93,7 @@ class _StepInBackward(Wrapped):
 
 
 def _can_step_in_backward(situation: Situation) -> bool:
-    """One backward pass a step, an optimizer of torch's own, and every parameter of it used."""
+    """Whether each step has one backward pass, no gradient scaler, and an optimizer of torch's own."""
     workload = situation.workload
     return (
         not isinstance(inmost(workload), StepWorkload)

@@ -16,7 +16,7 @@ FAMILY = "gradients let go of"
 
 
 def candidates(situation: Situation) -> Iterator[Change]:
-    """One for any program with an optimizer: that it does so already shows in that nothing is saved."""
+    """Gradients set to None right after the step; if the program does so already, the rehearsal shows no gain."""
     if situation.workload.optimizer is None:
         return
     yield Change(
@@ -26,7 +26,7 @@ def candidates(situation: Situation) -> Iterator[Change]:
         keeps=Keeps.BITS,
         lines=("optimizer.step()", "optimizer.zero_grad(set_to_none=True)"),
         apply=_applied,
-        needs="Nothing reads the gradients behind the optimizer's step.",
+        needs="Nothing reads the gradients after the optimizer's step.",
     )
 
 

@@ -27,7 +27,7 @@ _VIEWS = {
 
 @dataclass(frozen=True, slots=True)
 class _Statement:
-    """One statement: the name that it assigns, and what it is."""
+    """A statement: the name that it assigns, and what that name is."""
 
     first_line: int
     last_line: int
@@ -54,9 +54,9 @@ class Function:
     """A generated function.
 
     Attributes:
-        first_line: Of its `def`.
-        last_line: Of its last statement.
-        statements: In order, those inside of `with` blocks too.
+        first_line: Line of its `def`.
+        last_line: Line of its last statement.
+        statements: Statements in order, those inside of `with` blocks too.
         returned: The name behind each thing that it returns, in order; "" for a constant.
         parameters: Names that it takes its arguments apart into.
     """
@@ -91,8 +91,8 @@ class Function:
         A name that nothing was written to is only a stop on the way to the next one; what is given is written already.
 
         Args:
-            name: Of a buffer.
-            line: In the generated file.
+            name: Name of a buffer.
+            line: Line in the generated file.
             is_written: Whether something has been written to the name already, as to an argument.
         """
         for statement in self.statements:

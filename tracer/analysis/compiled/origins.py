@@ -29,8 +29,8 @@ class Origin:
 
     Attributes:
         op: The kernel and the buffer, or the region where no more is known.
-        node: That the buffer stands for, or None.
-        line: Of the node, innermost, or None.
+        node: The node that the buffer stands for, or None.
+        line: Innermost line of the node, or None.
         fused: Lines of the other nodes in it, without repetition.
         graph: Row in the graphs, or -1.
         is_saved: Whether the compiled forward hands it to backward.
@@ -174,7 +174,7 @@ class _Finder:
         self.found: dict[Origin, int] = {}
 
     def origins(self) -> CompiledOrigins:
-        """The answer."""
+        """Origin of every allocation in compiled code."""
         recording, calls = self.recording, self.recording.calls
         inner = self._generated_calls()
         allocations = recording.allocations
@@ -297,7 +297,7 @@ class _Finder:
 
 
 def _freed_ns(recording: Recording) -> dict[int, int]:
-    """When each allocation was freed, by its number."""
+    """Time of each allocation's free, by the allocation's number."""
     allocations = recording.allocations
     freed = allocations.size_bytes < 0
     return dict(zip(allocations.allocation_id[freed].tolist(), allocations.time_ns[freed].tolist(), strict=True))

@@ -100,10 +100,10 @@ def op_instances(recording: Recording, attribution: Attribution) -> OpInstances:
 
 
 def rows_starting_at(start_ns: Ints, times_ns: Ints) -> Rows:
-    """For each time the row that starts then, to the nanosecond, or -1: how a data-flow node finds its operator.
+    """Rows that start exactly at the given times, -1 for none; finds the operators of data-flow nodes.
 
     Args:
-        start_ns: Of each row, in any order.
+        start_ns: Start of each row, in any order.
         times_ns: Times to look up, in any order.
     """
     order = np.argsort(start_ns, kind="stable")

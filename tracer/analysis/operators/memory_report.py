@@ -23,11 +23,11 @@ class ActivationEntry:
     """What one operator invocation saves.
 
     Attributes:
-        name: As a person calls it.
+        name: Name of the operator as users write it.
         size_bytes: Saved storages that it keeps alive and that no earlier invocation had saved.
         input_bytes: The part of them that is the step's batch.
         unread_bytes: The part that no backward operator read, known only because the graph let go of it.
-        num_storages: How many.
+        num_storages: Number of storages.
         module: Path, or None outside modules.
         frames: Lines of user code that called it, innermost first.
         invocation: How many times the same line of the same module had called an operator of this name before, in this
@@ -58,7 +58,7 @@ class MemoryReport:
         step: The step whose activations these are: the last complete one of the cycle with that peak; None if no
             operator ran in forward.
         weights: Parameters in the model's order.
-        activations: In program order.
+        activations: Activations in program order.
         categories: Bytes at the peak by category; they sum to it.
         settings: What the run was made with.
     """
@@ -73,12 +73,12 @@ class MemoryReport:
 
     @property
     def weight_bytes(self) -> int:
-        """All weights."""
+        """Bytes of all weights."""
         return sum(weight.size_bytes for weight in self.weights)
 
     @property
     def grad_bytes(self) -> int:
-        """All gradients."""
+        """Bytes of all gradients."""
         return sum(weight.grad_size_bytes for weight in self.weights)
 
     @property
@@ -98,9 +98,9 @@ def memory_report(
     """Put the report together.
 
     Args:
-        findings: Of a run.
+        findings: Findings of a run.
         instances: Invocations in forward of the cycle with the largest peak, where they are known already.
-        parameters: Of its model; none where there is no model, then there are no weights.
+        parameters: Parameters of its model; none where there is no model, then there are no weights.
         known: What was observed, the same as the findings were made with.
         settings: What the run was made with.
     """
@@ -136,7 +136,7 @@ def _step_to_show(cycle: CycleFindings, instances: OpInstances, saved: SavedActi
 def activation_entries(
     cycle: CycleFindings, instances: OpInstances, saved: SavedActivations, step: int
 ) -> tuple[ActivationEntry, ...]:
-    """One entry per invocation in a step that saves something, in program order.
+    """An entry per invocation in a step that saves something, in program order.
 
     Args:
         cycle: One cycle.

@@ -26,14 +26,14 @@ from tracer.capture.torch_names import OPTIMIZER_PREFIXES
 
 @dataclass(frozen=True, slots=True)
 class RunTimeRow:
-    """One invocation, averaged over the steps that have it.
+    """Times of an operator invocation, averaged over the steps that have it.
 
     Attributes:
-        name: As a person calls it.
-        forward_ns: Mean.
-        backward_ns: Mean; None if it had no backward in any step.
-        host_forward_ns: Mean on the host, whatever clock `forward_ns` is by.
-        host_backward_ns: As above.
+        name: Name of the operator as users write it.
+        forward_ns: Mean time of forward.
+        backward_ns: Mean time of backward; None if it had no backward in any step.
+        host_forward_ns: Mean time of forward on the host, also where `forward_ns` is by the device's clock.
+        host_backward_ns: Mean time of backward on the host.
         recompute_ns: Mean part of the backward on the host in which forward ran again.
         module: Path, or None outside modules.
         frames: Lines of user code that called it, innermost first.
@@ -70,21 +70,21 @@ class BookkeepingRow:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """One profiled step on the host. The parts of forward sum to it, and so do those of backward.
+    """Host time of a profiled step. The parts of forward sum to it, and so do those of backward.
 
     Attributes:
         cycle: Index of the recording.
         name: `ProfilerStep#2` and so on.
         step_ns: From the step's begin to its end; 0 where steps were not marked.
         forward_ns: Stretches of forward, end minus start.
-        forward_rows_ns: In rows.
-        forward_bookkeeping_ns: In bookkeeping operators.
-        forward_python_ns: Between operators.
-        backward_ns: Nodes of the autograd engine.
-        backward_rows_ns: Of rows.
-        backward_bookkeeping_ns: Of bookkeeping operators.
-        backward_unclaimed_ns: Of operators that ran outside forward or before the recording.
-        optimizer_ns: In an optimizer's `step` and `zero_grad`, without forward and backward that run in it.
+        forward_rows_ns: Forward time in reported operators.
+        forward_bookkeeping_ns: Forward time in bookkeeping operators.
+        forward_python_ns: Forward time between operators.
+        backward_ns: Time in nodes of the autograd engine.
+        backward_rows_ns: Backward time of reported operators.
+        backward_bookkeeping_ns: Backward time of bookkeeping operators.
+        backward_unclaimed_ns: Time of operators that ran outside forward or before the recording.
+        optimizer_ns: Time in an optimizer's `step` and `zero_grad`, without forward and backward that run in it.
         rest_ns: What is left of the step: data, metrics, and Python around all of the above.
     """
 
@@ -105,13 +105,13 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTime:
-    """Where the time of all kernels went, over all steps; the parts sum to it.
+    """Time of all kernels over all steps, by what launched them; the parts sum to it.
 
     Attributes:
-        total_ns: Of every kernel, copy and fill.
-        forward_rows_ns: Launched in rows.
-        backward_rows_ns: Launched in the autograd nodes of rows.
-        bookkeeping_ns: Launched in bookkeeping operators and their nodes.
+        total_ns: Time of every kernel, copy and fill.
+        forward_rows_ns: Launched by reported operators.
+        backward_rows_ns: Launched by their autograd nodes.
+        bookkeeping_ns: Launched by bookkeeping operators and their nodes.
         elsewhere_ns: Launched by the optimizer, by nodes without a row, and outside of forward and backward.
     """
 
@@ -242,7 +242,7 @@ class _Merged:
         return (*chosen, bool(times.has_backward[row]), *host, float(times.recompute_ns[row]))
 
     def rows(self) -> tuple[RunTimeRow, ...]:
-        """The means."""
+        """Rows with mean times, in program order."""
         return tuple(self._row(key) for key in self.order)
 
     def _row(self, key: Hashable) -> RunTimeRow:

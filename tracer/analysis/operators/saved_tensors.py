@@ -56,7 +56,7 @@ class SavedActivations:
     evidence: PerSavedTensor[Int]
 
     def of_step(self, step: int) -> SavedActivations:
-        """Those of one step."""
+        """The activations that one step saved."""
         mine = self.step == step
         return SavedActivations(
             block=self.block[mine],

@@ -17,12 +17,12 @@ from tracer.capture.torch_names import is_accumulate_grad
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One parameter.
+    """A parameter of the model.
 
     Attributes:
-        name: Dotted.
-        size_bytes: Of its elements.
-        grad_size_bytes: Of its gradient as seen during the steps, 0 if it had none.
+        name: Dotted name.
+        size_bytes: Bytes of its elements.
+        grad_size_bytes: Bytes of its gradient as seen during the steps, 0 if it had none.
         module: Dotted name of its module, "" for the model itself.
         frames: Lines that constructed it, innermost first.
     """
@@ -45,7 +45,7 @@ def weights(
     own size if a step accumulated as many gradients as there are such parameters; fewer cannot be told apart.
 
     Args:
-        parameters: Of the model, in its order.
+        parameters: Parameters of the model, in its order.
         cycles: Recordings with their owners.
         known: What was observed.
     """

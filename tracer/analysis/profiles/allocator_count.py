@@ -28,9 +28,9 @@ class AllocatorCount:
     Attributes:
         counter_bytes: By torch's allocator: its running total; the CPU's, of what it gave out since the recording
             began.
-        mapped_bytes: In files and shared memory that torch mapped since then; the CPU only.
-        before_bytes: In storages that were there before the recording, until they must be gone; the CPU only.
-        unseen_bytes: In storages that were made where the profiler does not record; the CPU only.
+        mapped_bytes: Bytes of files and shared memory that torch mapped since then; the CPU only.
+        before_bytes: Bytes of storages that were there before the recording, until they must be gone; the CPU only.
+        unseen_bytes: Bytes of storages that were made where the profiler does not record; the CPU only.
         is_walked: Whether all that Python could reach was looked at right before the recording.
     """
 
@@ -58,7 +58,7 @@ class AllocatorCount:
 
 @dataclass(frozen=True, slots=True)
 class CountedParts:
-    """One row of `AllocatorCount`."""
+    """A row of `AllocatorCount`."""
 
     counter_bytes: int
     mapped_bytes: int
@@ -81,7 +81,7 @@ def allocator_count(
         known: Observations.
         device: Index in `Recording.devices`.
         events: [D] The device's events in allocator order.
-        unrecorded: Of the same device; of what was made unseen only operators tell.
+        unrecorded: Unrecorded storages of the same device; what was made unseen is known by its operators only.
 
     Source:
         `total_allocated` of the profiler's allocation events; c10/core/CPUAllocator.cpp (ProfiledCPUMemoryReporter),

@@ -25,7 +25,7 @@ from tracer.snapshot.replay import replay as replay_device
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JoinedHistory:
-    """One device's history, with its entries found in the recording.
+    """A device's allocator history, with its entries found in the recording.
 
     Attributes:
         state: The device's part of the snapshot.
@@ -111,8 +111,8 @@ def join_entries(entry: Ints, address: Ints, size_bytes: Ints, lifetimes: BlockL
 
     Args:
         entry: Numbers of the history's allocations, ascending.
-        address: Of the same.
-        size_bytes: Of the same, as requested.
+        address: Addresses of the same blocks.
+        size_bytes: Bytes of the same blocks, as requested.
         lifetimes: The device's blocks.
 
     Returns:
@@ -128,7 +128,7 @@ def join_entries(entry: Ints, address: Ints, size_bytes: Ints, lifetimes: BlockL
 
 
 def pairs_from_end(address: Ints, other: Ints) -> tuple[Rows, Rows]:
-    """Where two lists of addresses that end together are one: the last of each address, the one before it, and so on.
+    """Pair equal addresses of two lists that end at the same moment: the last of each, the one before it, ...
 
     Args:
         address: The first list, oldest first.
@@ -162,7 +162,7 @@ def in_use_at(history: JoinedHistory, lifetimes: BlockLifetimes, position: int) 
     Args:
         history: Joined with these storages.
         lifetimes: The device's blocks.
-        position: Of an allocation in `BlockLifetimes.events`.
+        position: Position of an allocation in `BlockLifetimes.events`.
 
     Returns:
         None if the history does not reach back to that event.
@@ -198,7 +198,7 @@ def in_use_at(history: JoinedHistory, lifetimes: BlockLifetimes, position: int) 
 
 
 def _pending(history: JoinedHistory, rows: Rows, entry: int) -> Bools:
-    """Which blocks the program had freed by then, although their memory was still in use by another stream.
+    """Which blocks the program had freed by then, although another stream still used their memory.
 
     The allocator's counter of allocated bytes, which the profiler reports, drops when the program frees.
     """

@@ -22,10 +22,10 @@ def alive_bytes(size_bytes: Ints, made_at: Ints, freed_at: Ints, num_events: int
     """[D] bytes alive after each event.
 
     Args:
-        size_bytes: Of each block.
+        size_bytes: Bytes of each block.
         made_at: Position of the event that made it; -1 for what was there before.
         freed_at: Position of the event that freed it; `num_events` where it lives on.
-        num_events: Of the device.
+        num_events: Number of events on the device.
     """
     change = np.zeros(num_events + 2, np.int64)
     np.add.at(change, made_at + 1, size_bytes)

@@ -412,7 +412,12 @@ class _Lines:
         self._base = num_frames + 1
 
     def of(self, frame: Ints, user: Ints) -> Ints:
-        """Numbers for rows of frames: the line itself, and the user's, which may be the same, or -1."""
+        """One number for each pair of a line and the user's line that led to it.
+
+        Args:
+            frame: Rows of the lines, -1 for none.
+            user: Rows of the user's lines, which may be the same, or -1.
+        """
         return np.where(frame >= 0, frame * self._base + user + 1, -1)
 
     def frame(self, line: Ints) -> Ints:
@@ -441,7 +446,13 @@ class _Makers:
         rows.append(row)
 
     def find(self, thread: int, number: int, *, own_first: bool) -> int:
-        """The operator that made the node of this number, or -1."""
+        """The forward operator that made an autograd node, or -1.
+
+        Args:
+            thread: Thread that the node runs on.
+            number: Sequence number of the node.
+            own_first: Whether operators of that thread come first; else those of others.
+        """
         for candidate in sorted(self.threads, key=lambda other: (other == thread) != own_first):
             numbers, rows = self.threads[candidate]
             # Ascending: recomputation goes on above all former numbers of its thread.

@@ -32,7 +32,7 @@ class OutermostCalls:
 
 
 def backward_passes(recording: Recording, attribution: Attribution) -> TimeSpans:
-    """When backward passes ran: from the call that asked for one to its end, nested ones within."""
+    """Spans of backward passes, from the call that asked for one to its end, nested ones merged."""
     calls, rows = recording.calls, backward_calls(recording)
     if len(rows):
         return merged(calls.start_ns[rows], calls.end_ns[rows])
@@ -74,7 +74,7 @@ def records_grad(recording: Recording) -> PerOp[Bool]:
 
 
 def loader_calls(recording: Recording) -> TimeSpans:
-    """When a DataLoader was asked for the next batch."""
+    """Spans of the calls that asked a DataLoader for its next batch."""
     frames, strings, calls = recording.frames, recording.strings, recording.calls
     places = zip(frames.file.tolist(), frames.function.tolist(), strict=True)
     entries = [row for row, (file, name) in enumerate(places) if is_asking_a_loader(strings[file], strings[name])]

@@ -130,8 +130,8 @@ def facts_of(
 
     Args:
         recording: One cycle.
-        categories: Of the same recording.
-        attribution: Of the same recording.
+        categories: Categories of the same recording.
+        attribution: Attribution of the same recording.
         lifetimes: The device's blocks.
         category: torch's category of each at the moment of the peak.
         known: Observations of live tensors.

@@ -22,12 +22,12 @@ TAGGED = tuple(category for category in Category if category != Category.UNTAGGE
 
 @dataclass(frozen=True, slots=True)
 class CycleBreakdown:
-    """One cycle's peak by category.
+    """A cycle's peak by torch's categories.
 
     Attributes:
         true_peak_bytes: The most bytes in use at one instant, as the allocator counted them.
         at_tagged_peak_bytes: [7] Bytes by category, without UNTAGGED, when the categories together held most.
-        tagged_peak_ns: When.
+        tagged_peak_ns: Time of that moment.
     """
 
     true_peak_bytes: int
@@ -78,8 +78,8 @@ def cycle_breakdown(
 
     Args:
         recording: One cycle.
-        categories: Of the same recording.
-        timeline: Of the same recording, on the device of `lifetimes`.
+        categories: Categories of the same recording.
+        timeline: Timeline of the same recording, on the device of `lifetimes`.
         lifetimes: The device's blocks, which know what the allocator counted.
     """
     sizes = _without_the_dead(recording, categories, timeline, lifetimes)
@@ -118,8 +118,8 @@ def breakdown(device: str, cycles: Sequence[CycleBreakdown], *, num_left_out: in
     """Put cycles together.
 
     Args:
-        device: Its name.
-        cycles: Of the whole cycles, in order.
+        device: Name of the device.
+        cycles: The whole cycles, in order.
         num_left_out: Cycles that were cut short, and are not among them.
 
     Raises:

@@ -20,19 +20,19 @@ def unseen(recording: Recording, lifetimes: BlockLifetimes) -> tuple[str, ...]:
     if recording.num_assumed_frees:
         sentences.append(
             f"{some(recording.num_assumed_frees, 'block', 'was/were')} freed by a thread that the profiler does not "
-            "record, and taken to be free from when the address was handed out again."
+            "record, and counts as freed when its address was handed out again."
         )
     if num_unseen := len(set(lifetimes.address[lifetimes.made_unseen].tolist())):
         sentences.append(
             f"{some(num_unseen, 'storage', 'was/were')} made where the profiler does not record, by another thread or "
             "a library outside torch, such as numpy: each counts from the beginning of a step until its last use "
-            "there, or until an input was seen to be let go."
+            "there, or until an input was seen to be freed."
         )
     # Of what a walk has found, weak references tell when it went.
     if not lifetimes.count.is_walked and (num_dead := int(lifetimes.died_unseen.sum())):
         sentences.append(
-            f"{some(num_dead, 'block')} from before the recording went without a record; each counts until its address "
-            "was handed out again. profile_training tells when they went."
+            f"{some(num_dead, 'block')} from before the recording, freed without a record: each counts until its "
+            "address was handed out again. profile_training records when they are freed."
         )
     return tuple(sentences)
 
@@ -56,7 +56,7 @@ def counted(peak: PeakReport) -> str:
 
 
 def not_recorded(peak: PeakReport) -> str | None:
-    """Which threads the profiler missed and what of theirs is in the peak; None where everything was recorded."""
+    """A sentence on threads the profiler missed and their bytes in the peak; None if everything was recorded."""
     unseen = peak.unseen_bytes
     if not peak.threads and not unseen:
         return None
@@ -73,7 +73,12 @@ def not_recorded(peak: PeakReport) -> str | None:
 
 
 def growth_sentences(growth: Growth | None, *, file_name: Callable[[str], str] = str) -> tuple[str, ...]:
-    """By how much memory grows, and the lines that make what stays; files as `file_name` shortens them."""
+    """Sentences on how much memory grows, and the lines that make what stays.
+
+    Args:
+        growth: What was found; None where memory does not grow.
+        file_name: Shortens a path.
+    """
     if growth is None:
         return ()
     shown, rest = growth.places[:_NUM_PLACES], growth.places[_NUM_PLACES:]
@@ -83,7 +88,7 @@ def growth_sentences(growth: Growth | None, *, file_name: Callable[[str], str] =
         parts.append(f"{format_bytes(rest_bytes)} from {some(len(rest), 'more place')}")
     origins = f" {'; '.join(parts)}." if parts else " it is not known from where."
     return (
-        f"Memory grows by {format_bytes(growth.bytes_per_step)} a step, which outlives the step after it:{origins}",
+        f"Memory grows by {format_bytes(growth.bytes_per_step)} a step, still in use after the next step:{origins}",
     )
 
 

@@ -173,8 +173,8 @@ def classify_blocks(
 
     Args:
         recording: One cycle.
-        categories: Of the same recording.
-        attribution: Of the same recording.
+        categories: Categories of the same recording.
+        attribution: Attribution of the same recording.
         lifetimes: The device's blocks.
         known: Observations of live tensors.
         time_ns: The moment of which torch's categories are taken, that of the peak: they change where a tensor is

@@ -128,7 +128,7 @@ def _are_used_in(recording: Recording, prefixes: tuple[str, ...]) -> PerKey[Bool
 
 
 def _edges_inside(recording: Recording, prefixes: tuple[str, ...]) -> tuple[Rows, Ints]:
-    """Of each use of a storage by an operator whose name begins so: the storage's key and the operator's row."""
+    """Keys of storages that operators with these name prefixes use, and the operators' rows, pairwise."""
     ops, edges = recording.ops, recording.flow
     is_meant = np.array([*(text.startswith(prefixes) for text in recording.strings), False], np.bool_)
     rows = np.flatnonzero(is_meant[ops.name])

@@ -22,9 +22,9 @@ def with_compiled_owners(
     Where no more than the region is known there is no line: the one where it was entered made nothing.
 
     Args:
-        attribution: Of the recording.
+        attribution: Attribution of the recording.
         recording: With a frame for every line of the origins' nodes.
-        origins: Of the same recording; None where nothing compiled ran.
+        origins: Origins of the same recording; None where nothing compiled ran.
         module_names: Dotted names of live modules by `id()`.
     """
     if origins is None:
@@ -72,7 +72,7 @@ class _Owners:
         self._frames = {SourceLine(*line): row for row, line in reversed(list(enumerate(lines)))}
 
     def columns(self, origins: tuple[Origin, ...]) -> tuple[list[int], list[int], list[int]]:
-        """Of each origin the rows of its line, of the user's line that led there, and of its module; -1 for none."""
+        """Rows of each origin's line, of the user's line that led there, and of its module; -1 for none."""
         frames, callers, modules = [], [], []
         for origin in origins:
             rows = [self._frames[line] for line in origin.node.lines] if origin.node is not None else []

@@ -19,7 +19,7 @@ def compiled_sentences(findings: Findings, *, file_name: _FileName = str) -> tup
     """Sentences on compiled code; none where nothing compiled ran.
 
     Args:
-        findings: Of a run.
+        findings: Findings of a run.
         file_name: Shortens the names of files.
     """
     code = findings.compiled
@@ -102,7 +102,7 @@ def _recomputed(findings: Findings) -> list[str]:
     recomputed_bytes = sum(size_bytes for origin, size_bytes in origins if origin is not None and origin.is_recomputed)
     return [
         f"Compiled backward computes {_count(again, 'operator')} of forward again; "
-        f"{format_bytes(recomputed_bytes)} of the peak hold what came of that."
+        f"{format_bytes(recomputed_bytes)} of the peak hold the results."
     ]
 
 
@@ -126,7 +126,7 @@ def _computed_again(budgets: list[MemoryBudget], file_name: _FileName) -> str:
         return ""
     shown = [f"{place} ({format_bytes(size_bytes)})" for place, size_bytes in totals.most_common(_NUM_SHOWN)]
     more = [f"{_count(len(totals) - _NUM_SHOWN, 'more line')}"] if len(totals) > _NUM_SHOWN else []
-    return f" Not kept but computed again is what these lines make: {', '.join([*shown, *more])}."
+    return f" The results of these lines are recomputed instead of kept: {', '.join([*shown, *more])}."
 
 
 def _rest(count: int, noun: str) -> list[str]:

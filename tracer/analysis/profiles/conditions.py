@@ -92,17 +92,17 @@ class Conditions:
 
     @property
     def is_lent(self) -> PerBlock[Bool]:
-        """As a parameter or an argument, which are known by who has them at a moment."""
+        """Known as a parameter or an argument, thus only while the program holds it as such."""
         return _truths(np.isin(self.role, (Role.PARAMETER, Role.ARGUMENT)))
 
     @property
     def not_seen_made(self) -> PerBlock[Bool]:
-        """It was there before the recording, or was made where the profiler does not record."""
+        """Allocated before the recording, or where the profiler does not record."""
         return _truths(self.made == NONE)
 
     @property
     def made_in_forward(self) -> PerBlock[Bool]:
-        """In a call of a model."""
+        """Allocated during a call of a model."""
         return _truths(self.made == Phase.FORWARD)
 
     @property
@@ -112,7 +112,7 @@ class Conditions:
 
     @property
     def made_in_optimizer(self) -> PerBlock[Bool]:
-        """In an optimizer's step."""
+        """Allocated during an optimizer's step."""
         return _truths(self.made == Phase.OPTIMIZER)
 
     @property
@@ -122,7 +122,7 @@ class Conditions:
 
     @property
     def freed_in_forward(self) -> PerBlock[Bool]:
-        """In a call of a model."""
+        """Freed during a call of a model."""
         return _truths(self.freed == Phase.FORWARD)
 
     @property

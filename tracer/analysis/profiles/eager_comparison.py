@@ -14,10 +14,10 @@ def saved_peak(findings: Findings) -> SavedPeak:
 
 
 def compared_with_eager(findings: Findings, eager: SavedPeak) -> PeakDiff:
-    """From the peak without compilation to the peak with it.
+    """Changes from the peak without compilation to the peak with it.
 
     Args:
-        findings: Of the compiled run.
+        findings: Findings of the compiled run.
         eager: The peak of the same run without compilation.
     """
     return diff_peaks(eager, saved_peak(findings))

@@ -45,9 +45,9 @@ def failed_allocation(
 
     Args:
         snapshot: The allocator's history, dumped at the failure.
-        findings: Of the recording that the failure ended; None if nothing was recorded.
+        findings: Findings of the recording that the failure ended; None if nothing was recorded.
         known: Objects that somebody held during the run.
-        device_type: Of the devices in the history, such as `cuda`.
+        device_type: Type of the devices in the history, such as `cuda`.
 
     Returns:
         None if no device ran out of memory.

@@ -78,12 +78,12 @@ class Findings:
 
     @property
     def worst(self) -> CycleFindings:
-        """Of the cycles with the largest peak, the one that the allocator's history covers, or else the first."""
+        """The cycle with the largest peak; of equal ones the one with allocator history, else the first."""
         return self.cycles[worst_of(self.peaks)]
 
     @property
     def averaged(self) -> tuple[CycleFindings, ...]:
-        """Those of which means are taken: the whole cycles, or all of them where none is whole."""
+        """Cycles that means are taken over: the whole ones, or all if none is whole."""
         return _averaged(self.cycles)
 
     @property
@@ -171,7 +171,7 @@ def find_on_other_device(findings: Findings, device: str, *, known: KnownStorage
     """What the same cycles say about another device of the run; what its operators are is not found out again.
 
     Args:
-        findings: Of the run, about one device.
+        findings: Findings of the run, about one device.
         device: Name of another.
         known: Live tensors observed during the run.
 
@@ -202,7 +202,7 @@ def find_on_other_device(findings: Findings, device: str, *, known: KnownStorage
 
 
 def _averaged(cycles: Sequence[CycleFindings]) -> tuple[CycleFindings, ...]:
-    """Of whole cycles: a truncated cycle may have missed its peak."""
+    """Whole cycles, or all if none is whole: a truncated cycle may have missed its peak."""
     return tuple(cycle for cycle in cycles if cycle.is_whole) or tuple(cycles)
 
 
@@ -245,7 +245,7 @@ def with_allocator_history(findings: Findings, snapshot: Snapshot, *, known: Kno
     """The same findings, with the peak of the last cycle by the allocator's own books.
 
     Args:
-        findings: Of a run.
+        findings: Findings of a run.
         snapshot: Dumped when its last cycle ended.
         known: Live tensors observed during the run.
 

@@ -17,10 +17,10 @@ from tracer.capture.sources.compiled_code import is_generated
 
 
 class Whose(IntEnum):
-    """Who wrote the code that a frame runs."""
+    """The owner of the code that a frame runs."""
 
     OURS = -1
-    """This program's. What called it explains nothing, unless the user's code did."""
+    """This program's own; the search for a line stops here, unless the user's code called it."""
     TORCHS = 0
     """Or Python's own, or what torch.compile generated."""
     LIBRARYS = 1

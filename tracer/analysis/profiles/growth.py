@@ -26,14 +26,12 @@ class Growth:
     """Blocks that outlive the step after their own, more in every step or in every cycle.
 
     Attributes:
-        bytes_per_step: By which they become more: the mean over judged steps.
-        num_judged_steps: All recorded steps but each cycle's last.
+        bytes_per_step: By which they become more: the mean over judged steps, which are all but each cycle's last.
         places: Which sites' blocks these are, largest first. What was let go of in exchange is taken off sites that
             made blocks of the same size.
     """
 
     bytes_per_step: int
-    num_judged_steps: int
     places: tuple[GrowingPlace, ...]
 
 
@@ -45,7 +43,7 @@ def find_growth(cycles: Sequence[Survivors]) -> Growth | None:
     that still there: something is kept in every second step. Of what only the first step makes, neither holds.
 
     Args:
-        cycles: Of one device, in order.
+        cycles: Cycles of one device, in order.
 
     Returns:
         None where it does not grow.
@@ -89,11 +87,11 @@ def _growth(cycles: Sequence[Survivors]) -> Growth:
     _take_off(blocks, ended)
     totals = {site: sum(size * count for size, count in sizes.items()) for site, sizes in blocks.items()}
     places = [GrowingPlace(site, total // num_judged) for site, total in totals.items() if total]
-    return Growth(net // num_judged, num_judged, tuple(sorted(places, key=lambda place: -place.bytes_per_step)))
+    return Growth(net // num_judged, tuple(sorted(places, key=lambda place: -place.bytes_per_step)))
 
 
 def _take_off(blocks: dict[Site, dict[int, int]], ended: dict[int, int]) -> None:
-    """Of blocks of one size that ended, as many were replaced by new ones: first at the site that made most of them."""
+    """Subtract replaced blocks: for each one that ended, a new one of its size, from the largest group first."""
     for size, count in ended.items():
         for sizes in sorted((sizes for sizes in blocks.values() if size in sizes), key=lambda sizes: -sizes[size]):
             num_freed = min(count, sizes[size])

@@ -163,7 +163,7 @@ class _Finder:
         return _at(self.cycle.recording.allocations.time_ns, allocation, none)
 
     def _start_of_operator(self, op: int) -> int:
-        """When the outermost operator around the peak began; what it is given it may use until it ends."""
+        """Start of the outermost operator around the peak, which may use its inputs until it ends."""
         ops = self.cycle.recording.ops
         if op < 0:
             return self.peak_ns
@@ -172,12 +172,12 @@ class _Finder:
         return int(ops.start_ns[op])
 
     def _step_start(self) -> int:
-        """When the step of the peak began."""
+        """Start of the step that contains the peak."""
         starts = self._step_starts()
         return int(starts[starts <= self.peak_ns].max(initial=_NEVER))
 
     def _step_starts(self) -> Ints:
-        """When each step began, in order."""
+        """Start of each step, in order."""
         spans, strings = self.cycle.recording.spans, self.cycle.recording.strings
         rows = [row for row, name in enumerate(spans.name.tolist()) if strings[name].startswith(STEP_PREFIX)]
         return np.sort(spans.start_ns[np.array(rows, np.int64)])
@@ -306,7 +306,7 @@ class _Finder:
         return after[0] or was_zeroed
 
     def _spans_of(self, names: tuple[str, ...]) -> TimeSpans:
-        """When operators with these names ran."""
+        """Spans of the operators with these names."""
         ops, strings = self.cycle.recording.ops, self.cycle.recording.strings
         wanted = [number for number, text in enumerate(strings) if text in names]
         rows = np.flatnonzero(np.isin(ops.name, np.array(wanted, np.int64)))

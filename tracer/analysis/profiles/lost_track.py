@@ -24,7 +24,7 @@ _NOT_KNOWN = (Kind.UNKNOWN, Kind.BEFORE_RECORDING)
 
 @dataclass(frozen=True, slots=True)
 class LostTrack:
-    """One line where torch's categories stopped.
+    """A line at which torch's categories stopped.
 
     Attributes:
         op: Operator that made the tensor without a category, or None where it was there before the recording.
@@ -33,7 +33,7 @@ class LostTrack:
         line: Its number, or None.
         bytes: Bytes at the peak that have no category of torch's because of it.
         count: Blocks.
-        known_bytes: Those of them whose kind is known all the same.
+        known_bytes: The part of these bytes whose kind is known all the same.
     """
 
     op: str | None
@@ -52,8 +52,8 @@ def find_lost_track(
 
     Args:
         recording: One cycle.
-        categories: Of the same recording.
-        attribution: Of the same recording.
+        categories: Categories of the same recording.
+        attribution: Attribution of the same recording.
         blocks: Live blocks at its peak.
 
     Returns:
@@ -76,7 +76,7 @@ def find_lost_track(
 
 
 def _origins(recording: Recording, categories: Categories) -> dict[int, int]:
-    """For each key that was written without a category, the key that it inherited this from; itself if from nothing.
+    """For each key written without a category, the key that it inherited this from, or itself.
 
     A tensor from nothing may have been given a wrong category, mostly PARAMETER, which stops activations just the same;
     so where every input has a category, an input that was made from nothing is to blame.

@@ -31,12 +31,12 @@ _ORDER = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KindLevel:
-    """One kind over a recording.
+    """Bytes of one kind over a recording.
 
     Attributes:
-        kind: Which.
-        before_bytes: Alive before the first event.
-        values_bytes: [D] Alive after each of `BlockLifetimes.events`.
+        kind: The kind.
+        before_bytes: Bytes alive before the first event.
+        values_bytes: [D] Bytes alive after each of `BlockLifetimes.events`.
     """
 
     kind: Kind

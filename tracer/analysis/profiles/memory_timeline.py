@@ -100,7 +100,7 @@ def memory_timeline(recording: Recording, categories: Categories, *, device: str
 
     Args:
         recording: One cycle.
-        categories: Of the same recording.
+        categories: Categories of the same recording.
         device: Name; by default `default_device`.
 
     Returns:

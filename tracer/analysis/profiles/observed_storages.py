@@ -33,7 +33,7 @@ def observations_of(recording: Recording, known: KnownStorages | None, device: i
 def is_idle(
     recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int], address: Ints
 ) -> Bools:
-    """Of each address whether it lay in memory of a private pool that was not in use at the last look before a cycle.
+    """Whether each address lay in unused memory of a private pool when last looked at before the cycle.
 
     Tensors that CUDA graphs leave behind lie there, and operators use them, while the allocator counts it as free.
 
@@ -42,7 +42,7 @@ def is_idle(
         known: Observations of live tensors; None where nobody looked.
         device: Index into `recording.devices`.
         events: The device's rows of `recording.allocations`, in allocator order [D].
-        address: Of the storages to ask about.
+        address: Addresses of the storages to ask about.
 
     Returns:
         As long as `address`.
@@ -109,7 +109,7 @@ def observed_before(
 
 
 def rows_before(recording: Recording, known: KnownStorages | None, device: int, events: PerEvent[Int]) -> Rows:
-    """Of a cycle's observations those from before its first event: rows of `KnownStorages`.
+    """Rows of `KnownStorages` observed before a cycle's first event.
 
     Args:
         recording: One cycle.
@@ -122,7 +122,7 @@ def rows_before(recording: Recording, known: KnownStorages | None, device: int, 
 
 
 def last_walk_ns(recording: Recording, known: KnownStorages | None, events: PerEvent[Int]) -> int | None:
-    """When all that Python can reach was last looked at before a device's first event; None without a walk.
+    """Time of the last walk over all reachable objects before a device's first event; None without a walk.
 
     Args:
         recording: One cycle.
@@ -144,7 +144,7 @@ def let_go_at(
         known: Observations of live tensors; None where nobody looked.
         device: Index into `recording.devices`.
         events: The device's rows of `recording.allocations`, in allocator order [D].
-        address: [U] Of the storages whose allocation was not recorded.
+        address: [U] Addresses of the storages whose allocation was not recorded.
     """
     end, name = len(events), recording.devices[device]
     position = np.full(len(address), end, np.int64)
@@ -221,7 +221,7 @@ def _first_ns(recording: Recording, events: PerEvent[Int]) -> int:
 
 
 def _last_ns(recording: Recording) -> int:
-    """When the last step of the recording ended, or the last event where none did."""
+    """End of the recording's last step, or of its last event where no step ended."""
     spans = recording.spans
     is_step = np.array([*(name.startswith(STEP_PREFIX) for name in recording.strings), False], np.bool_)
     ends = spans.end_ns[is_step[spans.name]]

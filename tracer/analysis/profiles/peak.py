@@ -29,7 +29,7 @@ class AllocatorPeak:
         requested_bytes: Sum of what was requested; the peak is the same, rounded up block by block.
         pending_bytes: Freed by the program and still used by another stream: neither allocated nor free.
         reserved_bytes: Reserved from the driver.
-        free_bytes: Of it, what was in no block in use.
+        free_bytes: Bytes of it that were in no block in use.
         largest_free_bytes: The largest piece of that in one segment.
         num_joined: Blocks of the recording that the history has too, whether alive at the peak or not.
         num_blocks: Blocks that the recording saw being made.
@@ -85,7 +85,7 @@ class PeakReport:
 
     @property
     def unseen_bytes(self) -> int:
-        """Of the rows, what was made where the profiler does not record."""
+        """Bytes of the peak that were allocated where the profiler does not record."""
         is_unseen = np.isin(self.blocks.evidence, (Evidence.UNSEEN, Evidence.UNSEEN_SAVED))
         return int(self.blocks.size_bytes[is_unseen].sum())
 
@@ -98,7 +98,7 @@ class PeakReport:
 
 
 def worst_of(peaks: Sequence[PeakReport]) -> int:
-    """Which of several peaks is the largest: of equals the one that the allocator's history covers, else the first."""
+    """Index of the largest peak; of equal ones the one with allocator history, else the first."""
     return max(range(len(peaks)), key=lambda index: (peaks[index].peak_bytes, peaks[index].allocator is not None))
 
 
@@ -120,7 +120,7 @@ def peak_report(
 
     Args:
         recording: One cycle.
-        attribution: Of the same recording.
+        attribution: Attribution of the same recording.
         lifetimes: The device's blocks; there is at least one event.
         blocks: The same, classified.
         known: Live tensors observed during the run, the strongest evidence.

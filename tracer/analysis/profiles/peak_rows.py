@@ -31,10 +31,10 @@ def recorded_op_name(recording: Recording, op: int) -> str | None:
 
 
 def origin_of(attribution: Attribution, allocation: int) -> Origin | None:
-    """Where a block of a compiled region comes from; None for any other.
+    """Origin of a block of a compiled region; None for any other block.
 
     Args:
-        attribution: Of the recording.
+        attribution: Attribution of the recording.
         allocation: Row of `Recording.allocations`; -1 for a block that none recorded.
     """
     origins = attribution.origins
@@ -59,9 +59,9 @@ def group_rows(
 
     Args:
         recording: One cycle.
-        attribution: Of the same recording.
+        attribution: Attribution of the same recording.
         known: Observations of live tensors; None where nobody looked.
-        blocks: Of the same recording, classified.
+        blocks: Blocks of the same recording, classified.
         history: The allocator's own, joined with these blocks.
 
     Returns:
@@ -87,9 +87,9 @@ def group_blocks(
 
     Args:
         recording: One cycle.
-        attribution: Of the same recording.
+        attribution: Attribution of the same recording.
         known: Observations of live tensors.
-        blocks: Of the same recording, classified.
+        blocks: Blocks of the same recording, classified.
         history: The allocator's own, joined.
         by_step: Whether what was made in different steps is different.
 
@@ -199,7 +199,7 @@ def _line_in_history(history: JoinedHistory | None, stack: int) -> tuple[str | N
 
 
 def _unrecorded_phase(step: int) -> str:
-    """In place of the phase of what was not seen being made."""
+    """Text in the phase column for a block whose allocation was not recorded."""
     return "before recording" if step == -1 else "not recorded"
 
 
@@ -215,7 +215,7 @@ def _owner(label: str | None, kind: int) -> str | None:
 
 
 def _outside(phase: int, frame: int) -> str | None:
-    """Whose work it is where no module called it."""
+    """Text in the module column for a block that no module allocated."""
     if phase == Phase.OPTIMIZER:
         return OPTIMIZER_OWNER
     return LOOP_OWNER if frame >= 0 else None

@@ -40,7 +40,7 @@ def reserved_ranges(history: JoinedHistory, lifetimes: BlockLifetimes) -> Reserv
 
     Args:
         history: The allocator's own, joined with these blocks.
-        lifetimes: Of the recording's blocks on this device.
+        lifetimes: Lifetimes of the recording's blocks on this device.
 
     Returns:
         None if the history has none of the events.

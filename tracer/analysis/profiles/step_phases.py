@@ -15,7 +15,7 @@ SHOWN = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 @dataclass(frozen=True, slots=True)
 class StepPhase:
-    """One phase of one step.
+    """Time and peak of one phase of one step.
 
     Attributes:
         step: Name of the step.
@@ -42,7 +42,7 @@ class StepPhase:
 
     @property
     def duration_ns(self) -> int:
-        """Of all stretches, on the host."""
+        """Time of all stretches, on the host."""
         return sum(end - start for start, end in self.stretches_ns)
 
 
@@ -51,8 +51,8 @@ def step_phases(recording: Recording, attribution: Attribution, lifetimes: Block
 
     Args:
         recording: One cycle.
-        attribution: Of the same recording.
-        lifetimes: Of one device's blocks in it; its allocator's bytes give the peak of each phase.
+        attribution: Attribution of the same recording.
+        lifetimes: Lifetimes of one device's blocks in it; its allocator's bytes give the peak of each phase.
     """
     event_step = attribution.allocation_step[lifetimes.events]
     event_phase = attribution.allocation_phase[lifetimes.events]

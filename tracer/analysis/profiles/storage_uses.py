@@ -27,7 +27,7 @@ _MAX_NODES_FOLLOWED = 1000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StorageUses:
-    """Columns [K].
+    """Uses of each storage, as columns [K].
 
     Attributes:
         used_by_backward: An autograd node, or Python code that it called, used it or let go of it.
@@ -57,7 +57,7 @@ def storage_uses(recording: Recording, categories: Categories, attribution: Attr
     Args:
         recording: One cycle.
         categories: torch's categories, of the same recording.
-        attribution: Of the same recording.
+        attribution: Attribution of the same recording.
     """
     return _Uses(recording, categories, attribution).run()
 
@@ -213,7 +213,12 @@ class _Followed:
         self.reader_keys = edges.edge_key[self.readers]
 
     def leads_to(self, node: int, wanted: PerNode[Bool]) -> bool:
-        """Whether what a node has made reaches one of some nodes; if that is not found out soon, it does."""
+        """Whether a node's results reach a wanted node; also true if that is not found out within a limit.
+
+        Args:
+            node: Row of the node to begin with.
+            wanted: Whether each node is one to be reached.
+        """
         work, seen = [node], {node}
         while work:
             if len(seen) > _MAX_NODES_FOLLOWED:

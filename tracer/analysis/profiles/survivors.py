@@ -27,10 +27,10 @@ _LASTING = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER_STATE)
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where blocks were made, and what they are.
+    """An operator, module and line that made blocks, and the blocks' kind.
 
     Attributes:
-        kind: What they are.
+        kind: Kind of the blocks.
         op: Operator.
         module: Path of the module, or None.
         file: Source file of the user's line, or None.
@@ -91,7 +91,7 @@ def find_survivors(
 
     Args:
         recording: One cycle.
-        attribution: Of the same recording.
+        attribution: Attribution of the same recording.
         lifetimes: One device's blocks.
         blocks: What each of them is, one row per row of `lifetimes`.
         is_whole: Whether the last step was recorded to its end.

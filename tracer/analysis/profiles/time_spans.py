@@ -14,8 +14,8 @@ def merged(start: Ints, end: Ints) -> TimeSpans:
     """Spans in order, those that overlap made one.
 
     Args:
-        start: Of each span, in ns, in any order.
-        end: Of each span, in ns.
+        start: Start of each span, in ns, in any order.
+        end: End of each span, in ns.
     """
     order = np.argsort(start, kind="stable")
     start, end = start[order], np.maximum.accumulate(end[order]) if len(end) else end
@@ -30,8 +30,8 @@ def enclosing(start: Ints, end: Ints, times_ns: Ints) -> Ints:
     """Index of the span that encloses each time, -1 where none does; spans are in order and do not overlap.
 
     Args:
-        start: Of each span, in ns.
-        end: Of each span, in ns; it is no longer inside.
+        start: Start of each span, in ns.
+        end: End of each span, in ns; it is no longer inside.
         times_ns: Times to place, in any order.
     """
     if not len(start):

@@ -31,7 +31,7 @@ MAX_ROUNDING_BYTES = 512
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnrecordedStorages:
-    """Columns [U].
+    """Storages without a recorded allocation, as columns [U].
 
     Attributes:
         address: [U]
@@ -258,7 +258,7 @@ def _made_unseen(
 
 
 def _inputs_let_go(recording: Recording, known: KnownStorages | None, device: int) -> dict[int, list[int]]:
-    """When the inputs at each address were let go, in order; an address without an input is not in it."""
+    """Times at which inputs were let go, in order, by address; other addresses are left out."""
     rows = observations_of(recording, known, device)
     if known is None or not len(rows):
         return {}
@@ -310,7 +310,7 @@ def reused_at(
         recording: One cycle.
         events: The device's rows of `recording.allocations`, in allocator order [D].
         address: [U] Where each storage begins.
-        size_bytes: [U] Of the same.
+        size_bytes: [U] Bytes of the same storages.
     """
     allocated = np.flatnonzero(recording.allocations.size_bytes[events] > 0)
     address_again = recording.allocations.address[events][allocated]

@@ -47,7 +47,7 @@ class WasteKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where blocks were made, comparable from cycle to cycle."""
+    """An operator, module and line that made blocks, comparable from cycle to cycle."""
 
     op: str | None
     module: str | None
@@ -60,12 +60,12 @@ class Waste:
 
     Attributes:
         kind: The cause.
-        bytes: Of blocks at the peak.
+        bytes: Bytes of its blocks at the peak.
         count: How many blocks.
-        line: Of the user's: where the model or function was called, or gradients were let go of; None where what is
+        line: The user's line where the model or function was called, or gradients were let go of; None where what is
             kept is from before the recording.
-        addresses: Of such blocks that are alive at the end of the last cycle, the oldest first.
-        sizes_bytes: Of these.
+        addresses: Addresses of such blocks that are alive at the end of the last cycle, the oldest first.
+        sizes_bytes: Bytes of these.
         path: How it is held, as `losses[...] -> graph of the tensor`; empty where nobody looked, or nothing holds it.
         variable: Where that path begins.
         held_at: The line that puts it there; None where that is not known.
@@ -115,7 +115,7 @@ GRAPH_OF = " -> graph of the tensor"
 
 
 def kinds_of(blocks: IdleBlocks, rules: Sequence[WasteRule] = RULES) -> Rows:
-    """[I] `WasteKind` of each block by the first rule that holds, -1 for what is no waste."""
+    """[I] `WasteKind` of each block by the first rule that holds, -1 for a block that is needed."""
     kinds = np.full(len(blocks), NO_KIND, np.int64)
     for rule in rules:
         kinds[(kinds == NO_KIND) & all_hold(rule.when, blocks)] = rule.kind
@@ -206,7 +206,7 @@ class _Groups:
 
 
 def _sites(cycle: CycleFindings, rows: Rows) -> list[Site]:
-    """Of some blocks."""
+    """Site of each of these blocks."""
     blocks = cycle.blocks
     known: dict[tuple[int, int, int, int], Site] = {}
     columns = (blocks.op[rows], blocks.module[rows], blocks.frame[rows], blocks.caller[rows])
@@ -230,10 +230,10 @@ class _Lines:
         self.recording, self.whose = cycle.recording, cycle.attribution.frame_whose
 
     def of_function(self, name: str, near_ns: int, *, torchs: bool = False) -> SourceLine | None:
-        """From where a function of this name was called, at the call next to a moment.
+        """The user's line that called a function of this name, at the call nearest to a moment.
 
         Args:
-            name: Of the function.
+            name: Name of the function.
             near_ns: The moment.
             torchs: Whether it is one of torch's, and none of the user's own.
         """
@@ -253,7 +253,7 @@ class _Lines:
         return np.flatnonzero(np.isin(recording.calls.function, np.array(wanted, np.int64)))
 
     def of_call_at(self, start_ns: int) -> SourceLine | None:
-        """From where a model was called at this moment."""
+        """The user's line that called a model at this moment."""
         calls = self.recording.calls
         rows = np.flatnonzero((calls.kind == CallKind.MODULE) & (calls.start_ns == start_ns))
         return self._users(int(rows[0])) if len(rows) else None
@@ -288,7 +288,7 @@ def merge_waste(wastes: Iterable[Waste]) -> tuple[Waste, ...]:
 
 
 def _weight(waste: Waste) -> tuple[bool, bool, int]:
-    """Of two findings the first gives its words: one about a graph, one with a line, the larger."""
+    """Sort key: the finding that names a merged group. Graphs first, then those with a line, then the larger."""
     return waste.kind == WasteKind.TENSORS, waste.line is None, -waste.bytes
 
 

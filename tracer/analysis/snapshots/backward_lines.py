@@ -99,7 +99,7 @@ class _Operations:
     Attributes:
         rows: The first block of each, in their order.
         places: The runs of forward that they are in.
-        starts: Of each run its first operation.
+        starts: First operation of each run.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -107,13 +107,23 @@ class _Operations:
     starts: list[int] = field(default_factory=list)
 
     def append(self, place: int, rows: Sequence[int]) -> None:
-        """Add a run."""
+        """Add a run of operations.
+
+        Args:
+            place: The run's position in forward.
+            rows: First block of each of its operations.
+        """
         self.places.append(place)
         self.starts.append(len(self.rows))
         self.rows += rows
 
     def range(self, low: int, high: int) -> tuple[int, int]:
-        """The first operation of these runs, and the one past their last."""
+        """Numbers of the first operation of some runs, and of the one past their last.
+
+        Args:
+            low: Position of the first run.
+            high: Position of the last run.
+        """
         past = bisect_right(self.places, high)
         end = self.starts[past] if past < len(self.starts) else len(self.rows)
         return self.starts[bisect_left(self.places, low)], end
@@ -138,8 +148,8 @@ class BackwardLines:
     """Finds the forward of backward's blocks, one backward pass at a time and only those asked for.
 
     Args:
-        lives: Of one device.
-        frames: Of every stack.
+        lives: Lives of one device.
+        frames: Frames of every stack.
         backwards: The device's backward passes.
         steps: The optimizer's steps, which forward does not reach across.
         skipped: Whether a stack makes what does not count, such as a library's workspace [stacks].
@@ -194,7 +204,7 @@ class BackwardLines:
 
 
 class _Matching:
-    """One stretch of forward and its backward, the latter read backwards."""
+    """A stretch of forward and its backward, whose operations are read from last to first."""
 
     def __init__(
         self,
@@ -210,7 +220,7 @@ class _Matching:
         self._made, self._done = _runs(forward, certain), _runs(backward, certain)
 
     def run(self, *, is_open: bool) -> Matched:
-        """Match them.
+        """Match operations of backward with operations of forward.
 
         Args:
             is_open: What was run before this stretch may belong to it; then its first run may have to do with that.
@@ -227,7 +237,7 @@ class _Matching:
         return Matched(matches if trusted else {}, contradicted, num_found)
 
     def _bounds(self) -> list[tuple[int, int]]:
-        """For each run of backward the first and the last run of forward that it may be of; none if it cannot be."""
+        """First and last run of forward that each run of backward may belong to; empty if they cannot match."""
         first = _embedded([run.name for run in self._done], [run.name for run in self._made])
         last = _embedded([run.name for run in self._done[::-1]], [run.name for run in self._made[::-1]])
         if first is None or last is None:

@@ -27,7 +27,7 @@ class BlockFacts:
         is_before: It was there before the first entry.
         is_at_end: It is in use at the end of the recording.
         has_stack: The stack that made it is known.
-        in_workspace: That stack is in a library's workspace.
+        in_workspace: Its stack is in a library's workspace.
         is_brief_workspace: It has the size of cuBLAS's workspace, and nothing else happened while it was in use. Where
             other blocks of a common size stay, a layer made it, or it has no stack and there are such blocks of layers.
         is_workspace_kept: It has the uncommon one of these sizes, no stack, and is never freed.
@@ -42,10 +42,10 @@ class BlockFacts:
         in_backward: It is in a node that autograd evaluates.
         in_step: It was made in an optimizer's step.
         in_silence: It has none, in a recording of a training's Python frames alone: autograd's threads have none.
-        freed_by_autograd: In a node that autograd evaluates, or as autograd let go of what it had saved.
-        freed_by_zero_grad: In a call of zero_grad.
-        freed_in_step: In an optimizer's step.
-        freed_in_open_step: In one that was not over when the recording ended.
+        freed_by_autograd: Freed in a node that autograd evaluates, or as autograd let go of what it had saved.
+        freed_by_zero_grad: Freed in a call of zero_grad.
+        freed_in_step: Freed in an optimizer's step.
+        freed_in_open_step: Freed in a step that was not over when the recording ended.
         freed_in_silence: Without a stack, likewise.
         data_was_set: By an assignment to .data.
         grad_was_set: By an assignment to .grad.
@@ -60,7 +60,7 @@ class BlockFacts:
             where it cannot be that, since what nobody frees is not temporary.
         is_kept_by_forward: In use where modules have made several blocks since, and at least a third of those made as
             early are in use: inference keeps the latest alone.
-        stack_made_temporaries: Of the same stack's blocks some were freed again before any backward ran.
+        stack_made_temporaries: Some of the same stack's blocks were freed again before any backward ran.
         is_constructed: Made by constructors, kept or freed by a step, and there are as many gradients of its size.
         is_replacing: Made by the stack that made what took the place of a known parameter.
         has_size_of_staying: A block of its size was there before and is never freed.
@@ -147,7 +147,7 @@ class DevicePhases:
     Args:
         snapshot: All of it.
         state: The device's part.
-        facts: Of every stack [stacks].
+        facts: Facts of every stack [stacks].
     """
 
     def __init__(self, snapshot: Snapshot, state: DeviceState, facts: Ints) -> None:
@@ -182,7 +182,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         state: The device.
         lives: Its blocks.
         phases: Its phases.
-        sites: Of the same snapshot.
+        sites: Sites of the same snapshot.
     """
     born, freed = sites.facts[lives.stack], _facts_of_frees(state, lives, sites.facts)
     has_stack, begin, end = has(born, Fact.STACK), lives.begin, lives.end

@@ -28,7 +28,7 @@ def callers_of(stacks: Sequence[tuple[int, int, int]], sites: Sites) -> tuple[Ca
 
     Args:
         stacks: Stack, bytes and number of blocks.
-        sites: Of the same snapshot.
+        sites: Sites of the same snapshot.
 
     Returns:
         Shares that sum to the blocks; none where nothing differs.

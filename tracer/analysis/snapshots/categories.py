@@ -34,7 +34,7 @@ def category_of(group: Group, device: DeviceFinding) -> str:
 
     Args:
         group: Blocks of one kind and line.
-        device: Whose peak they are of.
+        device: The device whose peak they are of.
     """
     return CATEGORY_OF_KIND[kind_of_group(group, has_history=device.entries > 0)]
 

@@ -44,7 +44,7 @@ def splitting_all(modelled: Modelled) -> Changed:
 
 
 def on_one_stream(modelled: Modelled) -> Changed:
-    """One stream and one pool."""
+    """The program with all requests on one stream and in one pool."""
     history = modelled.program.history
     together = replace(
         history,
@@ -116,7 +116,7 @@ def with_earlier_frees(modelled: Modelled, rows: Ints, entry: Ints) -> Changed:
     Args:
         modelled: The recording as it was replayed.
         rows: Blocks, as rows of its lives.
-        entry: Of each, the entry of the history right before which it is freed.
+        entry: For each block, the entry of the history before which it is freed.
     """
     return _with_operations(modelled, Op.FREE, rows, entry)
 

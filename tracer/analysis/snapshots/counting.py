@@ -28,7 +28,7 @@ def kinds_of_stacks(stack: Int32s, kind: Ints, num_stacks: int) -> Ints:
     """The kind of all blocks of each stack that have one; `NONE`, or `SEVERAL` where they differ [stacks].
 
     Args:
-        stack: Of each block [lives].
+        stack: Stack of each block [lives].
         kind: What it is proved to be, or `Kind.UNKNOWN` [lives].
         num_stacks: S.
     """
@@ -53,10 +53,10 @@ def with_counts(facts: BlockFacts, lives: Lives, kind: Ints, stack_kind: Ints) -
     """The facts, and what counting adds to them.
 
     Args:
-        facts: Of every block.
+        facts: Facts of every block.
         lives: The blocks.
         kind: What each is proved to be without counting, or `Kind.UNKNOWN`.
-        stack_kind: Of each stack, see `kinds_of_stacks`.
+        stack_kind: Kind of each stack, see `kinds_of_stacks`.
     """
     size = lives.requested_bytes
     staying = _is_staying(facts, kind == Kind.UNKNOWN)
@@ -102,7 +102,7 @@ def _is_left_by_backward(facts: BlockFacts, size: Ints, of_parameters: Ints) -> 
 
 
 def _is_kept_by_forward(facts: BlockFacts, lives: Lives) -> Bools:
-    """Which blocks of modules, since the last backward, are earlier than the latest, where forward keeps enough.
+    """Which blocks of modules forward has kept since the last backward: not the latest ones.
 
     Where none of several was freed, forward keeps the latest too.
     """
@@ -151,10 +151,10 @@ def copies_per_gradient(facts: BlockFacts, lives: Lives, kind: Ints, is_not_know
     numbers are not the same for every size.
 
     Args:
-        facts: Of every block.
+        facts: Facts of every block.
         lives: The blocks.
         kind: What each is proved to be without counting, or `Kind.UNKNOWN`.
-        is_not_known: Of each block, that its row says so: neither a rule nor the recording nor the program names it.
+        is_not_known: Whether nothing names each block: no rule, not the recording, not the program.
     """
     staying = _is_staying(facts, is_not_known)
     return copies_of(lives.requested_bytes[staying], *_gradients_at_once(facts, lives, kind))
@@ -173,7 +173,7 @@ def with_parameters(facts: BlockFacts, lives: Lives, kind: Ints) -> BlockFacts:
     last one made before the old one went is the new one. Arguments as of `with_counts`.
 
     Args:
-        facts: Of every block.
+        facts: Facts of every block.
         lives: The blocks.
         kind: What the rules say so far [lives].
     """
@@ -199,7 +199,7 @@ def _is_replacing(facts: BlockFacts, lives: Lives) -> Bools:
 
 
 def _is_of_first_maker(chosen: Bools, size: Ints, maker: Ints, begin: Ints) -> Bools:
-    """Which blocks have the maker that made the first of their size: a model is made before its optimizer."""
+    """Which blocks have the maker of the first block of their size: a model is made before its optimizer."""
     rows = np.flatnonzero(chosen)
     rows = rows[np.argsort(begin[rows], kind="stable")]
     sizes, first, rank = np.unique(size[rows], return_index=True, return_inverse=True)
@@ -209,7 +209,7 @@ def _is_of_first_maker(chosen: Bools, size: Ints, maker: Ints, begin: Ints) -> B
 
 
 def _last_made_before(lives: Lives, rows: Ints) -> Ints:
-    """For each row the block of its size that was made last before the row was freed, or -1."""
+    """The last block of each row's size that was made before the row was freed, or -1."""
     if not len(rows):
         return np.zeros(0, dtype=np.int64)
     _, rank = np.unique(lives.requested_bytes, return_inverse=True)

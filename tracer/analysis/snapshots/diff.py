@@ -41,7 +41,7 @@ def diff_snapshots(before: Snapshot, after: Snapshot) -> tuple[PeakDiff, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PeakSide:
-    """One device's peak.
+    """A device's peak, as one of the two sides that are compared.
 
     Attributes:
         by_key: Bytes and number of its blocks, by kind and stack without lines.
@@ -115,7 +115,7 @@ def diff_sides(device: int, before_side: PeakSide, after_side: PeakSide) -> Peak
     Args:
         device: Index of the device.
         before_side: What it held in the first snapshot.
-        after_side: In the second one.
+        after_side: The device's peak in the second one.
     """
     before, after = before_side.by_key, after_side.by_key
     pairs = match_stacks(before, after)
@@ -158,7 +158,7 @@ def _by_kind(changes: Iterable[Change]) -> Iterator[Change]:
 
 
 def _with_own_peaks(change: Change, before: PeakSide, after: PeakSide) -> Change:
-    """That of a whole kind."""
+    """A whole kind's change with the kind's own peaks on both sides."""
     if not before.own_peaks or not after.own_peaks:
         return change
     key = (change.name[0], ())

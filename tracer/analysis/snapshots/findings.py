@@ -27,16 +27,16 @@ _STATES_AND_PARAMETERS = 2
 
 @dataclass(frozen=True, slots=True)
 class DeviceFinding:
-    """One device of a snapshot, explained.
+    """A device of a snapshot, explained.
 
     Attributes:
         device: Its index.
         entries: Number of trace entries.
         peak: The worst moment.
-        start_requested_bytes: In use before the first entry.
-        end_requested_bytes: In use when the snapshot was taken.
+        start_requested_bytes: Bytes in use before the first entry.
+        end_requested_bytes: Bytes in use when the snapshot was taken.
         reserved_end_bytes: Reserved when the snapshot was taken.
-        end_fragmentation: Of the latter.
+        end_fragmentation: Fragmentation at that moment.
         never_freed: Allocated in the recording and in use at its end; groups of blocks.
         oom: Out-of-memory events.
         notes: What does not fit together or is not known, one sentence each.
@@ -165,7 +165,7 @@ def _explain_device(snapshot: Snapshot, device: ReplayedDevice, sites: Sites) ->
 
 
 def imbalance(devices: Sequence[DeviceFinding]) -> tuple[str, ...]:
-    """That one device has far more to hold than the others of its process, in a sentence."""
+    """A sentence if one device of the process uses far more memory than the others."""
     ranked = sorted(devices, key=lambda device: (-device.peak.requested_bytes, device.device))
     if len(ranked) < 2 or ranked[1].peak.requested_bytes * _UNEVEN >= ranked[0].peak.requested_bytes:
         return ()
@@ -191,7 +191,7 @@ def _snapshot_notes(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def _copies(kinds: KindFinder) -> list[str]:
-    """That parameters and state from before the recording stand in the ratio of an optimizer's."""
+    """A sentence if blocks from before the recording look like parameters and optimizer state by number."""
     times, size = kinds.copies_per_gradient
     if times < _STATES_AND_PARAMETERS:
         return []
@@ -243,7 +243,7 @@ def _device_notes(state: DeviceState, replayed: Replay) -> list[str]:
         )
     if odd.num_unknown_actions:
         entries = some(odd.num_unknown_actions, "entry", "has/have")
-        notes.append(f"{entries} an action that this version does not know, and nothing is made of it.")
+        notes.append(f"{entries} an action that this version does not know, and are ignored.")
     if (num_ooms := len(state.trace.where(Action.OOM))) > MAX_EXPLAINED:
         notes.append(f"Of {num_ooms} out-of-memory events the first {MAX_EXPLAINED} are explained.")
     if (replayed.reserved_bytes < replayed.requested_bytes).any():

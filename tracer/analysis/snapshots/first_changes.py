@@ -98,7 +98,7 @@ def first_changes(device: ReplayedDevice, sites: Sites, stacks: Stacks, modelled
 
     Args:
         device: The recording.
-        sites: Of the same snapshot.
+        sites: Sites of the same snapshot.
         stacks: Likewise.
         modelled: The same on the model of the allocator.
     """

@@ -15,11 +15,11 @@ from tracer.snapshot.replay import BEFORE, Replay
 
 @dataclass(frozen=True, slots=True)
 class Fragmentation:
-    """One moment of a device's reserved memory.
+    """A device's reserved memory at one moment.
 
     Attributes:
         reserved_bytes: Reserved from the driver.
-        allocated_bytes: In use, rounded as the allocator does.
+        allocated_bytes: Bytes in use, rounded as the allocator does.
         free_bytes: Reserved and not in use.
         largest_free_bytes: The largest piece of it within one segment, whatever its stream or pool; a block whose real
             size is not known counts with its rounded request.
@@ -53,7 +53,7 @@ def usable_after(state: DeviceState, replay: Replay, entry: int, *, is_small: bo
 
     Args:
         state: The device.
-        replay: Of the device.
+        replay: Replay of the device.
         entry: The entry of the failure.
         is_small: The request belongs to the pool of small segments.
     """
@@ -78,7 +78,7 @@ def usable_after(state: DeviceState, replay: Replay, entry: int, *, is_small: bo
 
 
 def _is_pending_at_end(state: DeviceState, replay: Replay, rows: Ints) -> Bools:
-    """Whose free was requested before the recording began: the end state tells."""
+    """Whether each block's free was requested before the recording began, by the state at the end."""
     blocks, lives = state.blocks, replay.lives
     pending = blocks.address[blocks.state == BlockState.ACTIVE_PENDING_FREE]
     is_live = (lives.end[rows] == len(state.trace)) & (lives.free_entry[rows] < 0) & (lives.begin[rows] == BEFORE)
@@ -92,7 +92,7 @@ def fragmentation_after(state: DeviceState, replay: Replay, entry: int) -> Fragm
     Args:
         state: The device.
         replay: Its replay.
-        entry: Of the history.
+        entry: Entry of the history; -1 for its start.
     """
     rows = replay.lives.alive_after(entry)
     reserved = int(replay.reserved_bytes[entry + 1])

@@ -52,7 +52,7 @@ def group_rows(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) -> 
 
     Args:
         lives: All blocks.
-        rows: Those to gather.
+        rows: Rows to gather.
         kinds: Decides their kinds.
         sites: The deciding frame of every stack.
 
@@ -72,7 +72,7 @@ def group_lives(lives: Lives, rows: Ints, *, kinds: KindFinder, sites: Sites) ->
 
     Args:
         lives: All blocks.
-        rows: Those to gather.
+        rows: Rows to gather.
         kinds: Decides their kinds.
         sites: The deciding frame of every stack.
     """

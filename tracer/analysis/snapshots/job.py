@@ -28,8 +28,8 @@ class RankPeak:
         file: As the person named it.
         rank: Its number, where the name tells; None where it does not.
         device: Index of the device that is worst there; None where the recording has none.
-        entries: Of its trace.
-        peak_bytes: As asked for.
+        entries: Number of entries in its trace.
+        peak_bytes: Bytes as requested.
         reserved_bytes: Reserved at the peak.
         kinds: Bytes at the peak by kind, largest first.
         side: The peak by kind and stack.
@@ -65,7 +65,7 @@ class RankGroup:
     """Ranks of one stage that hold the same, nearly to the byte.
 
     Attributes:
-        ranks: In their order; the first is what the others were compared with.
+        ranks: Ranks in their order; the first is what the others were compared with.
         is_odd: They are few beside the other ranks of their stage, or of the job where no stage is named.
     """
 
@@ -86,10 +86,10 @@ class JobFinding:
     """All ranks of a job.
 
     Attributes:
-        ranks: Those that can be read, by number, then by name.
-        unreadable: Those that cannot.
+        ranks: Ranks that can be read, by number, then by name.
+        unreadable: Ranks that cannot be read.
         missing: Numbers between the first and the last of which there is no recording.
-        groups: Of equal ranks, the largest first.
+        groups: Groups of equal ranks, the largest first.
         worst: The rank that ran out of memory, or else has the largest peak; None if none can be read.
         typical: The first rank of the largest group of the worst's stage, or of all where the worst is alone in its
             stage; None likewise.
@@ -119,7 +119,7 @@ def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> Ra
 
     Args:
         snapshot: Loaded.
-        file: Its name.
+        file: Name of the file.
         device: Index of the only device to look at; None means all.
 
     Raises:

@@ -64,8 +64,8 @@ class KindFinder:
     Args:
         snapshot: All of it.
         state: The device's part.
-        lives: Of the same device.
-        sites: Of the same snapshot.
+        lives: Lives of the same device.
+        sites: Sites of the same snapshot.
         held: Kinds by address of what the program held when the history began.
         held_now: What it held when the snapshot was taken.
     """
@@ -84,9 +84,9 @@ class KindFinder:
         self._snapshot, self._state, self._lives, self._sites = snapshot, state, lives, sites
         self._held = dict(held or {})
         self._phases = DevicePhases(snapshot, state, sites.facts)
-        self._together = _Together([self], sites)
+        self._together = _SharedStackKinds([self], sites)
 
-    def learn_from(self, together: _Together) -> None:
+    def learn_from(self, together: _SharedStackKinds) -> None:
         """Let all devices of the snapshot say what stacks make; before anything is asked."""
         self._together = together
 
@@ -219,14 +219,14 @@ def kind_finders(
     held: Mapping[int, str] | None = None,
     held_now: Mapping[int, HeldNow] | None = None,
 ) -> tuple[KindFinder, ...]:
-    """One for each device; what a stack makes on one of them counts on all.
+    """A finder for each device; what a stack allocates on one of them counts on all.
 
     `held_now` is by the device's index.
 
     Args:
         snapshot: The whole snapshot.
         devices: Each device and its blocks.
-        sites: Of the same snapshot.
+        sites: Sites of the same snapshot.
         held: Kinds by address of what the program held when the history began.
         held_now: By index of the device, what the program held when the snapshot was taken.
     """
@@ -235,13 +235,13 @@ def kind_finders(
         KindFinder(snapshot, state, lives, sites, held=held, held_now=now.get(state.device, NOTHING_HELD))
         for state, lives in devices
     )
-    together = _Together(finders, sites)
+    together = _SharedStackKinds(finders, sites)
     for finder in finders:
         finder.learn_from(together)
     return finders
 
 
-class _Together:
+class _SharedStackKinds:
     """What the devices of a snapshot know in common, worked out once for all of them."""
 
     def __init__(self, finders: Sequence[KindFinder], sites: Sites) -> None:

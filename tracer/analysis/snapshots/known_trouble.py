@@ -30,7 +30,7 @@ def known_trouble(settings: AllocatorSettings, *, is_worse: bool) -> list[str]:
             )
     if is_worse and settings.max_split_size is not None and not settings.expandable_segments:
         sentences.append(
-            "max_split_size_mb leaves large free blocks to requests of nearly their size, and reserves anew."
+            "max_split_size_mb leaves large free blocks to requests of nearly their size, and reserves more."
         )
     if is_worse and any(parts > 1 for parts in settings.roundup_power2_divisions):
         sentences.append(

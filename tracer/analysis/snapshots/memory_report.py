@@ -23,7 +23,7 @@ class Entry:
 
     Attributes:
         name: The operation or autograd node that made it; the function, where the stack names neither.
-        bytes: As asked for.
+        bytes: Bytes as requested.
         count: Blocks.
         frames: File and line of the user's frames, innermost first.
     """
@@ -41,8 +41,8 @@ class Levels:
     Attributes:
         entry: -1 for the start.
         time_us: -1 where the recording has no times; of the start that of the first entry.
-        requested_bytes: In use, as asked for.
-        allocated_bytes: In use, rounded.
+        requested_bytes: Bytes in use, as asked for.
+        allocated_bytes: Bytes in use, rounded.
         reserved_bytes: From the driver.
     """
 
@@ -91,9 +91,9 @@ def snapshot_report(
 
     Args:
         replayed: The snapshot.
-        finding: Of the same.
+        finding: Finding of the same snapshot.
         shown: Position of the device in both.
-        timeline: Of that device.
+        timeline: Timeline of that device.
         settings: What to say of the recording.
     """
     device, sites = replayed.devices[shown], replayed.sites

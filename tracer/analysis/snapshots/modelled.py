@@ -29,11 +29,11 @@ OLDER_TORCH = (FIRST_TORCH_WITH_COUNTERS[0], FIRST_TORCH_WITH_COUNTERS[1] - 1)
 
 @dataclass(frozen=True, eq=False)
 class Modelled:
-    """One device's recording, and what the model makes of it.
+    """A device's recording, and what the allocator model makes of it.
 
     Attributes:
         device: Its index.
-        settings: Those it was recorded under, as far as the snapshot says.
+        settings: Settings that it was recorded under, as far as the snapshot says.
         history: What was asked of the allocator.
         reproduction: What came of replaying it at these settings.
         peak_entry: The entry with the most in use while the most was reserved; -1 for the start.

@@ -29,7 +29,7 @@ class Held:
         entry: The entry; -1 for the start of the recording.
         time_us: Its time, or -1.
         phase: `backward` or `optimizer` where the recording shows it, else empty.
-        requested_bytes: In use, as asked for.
+        requested_bytes: Bytes in use, as asked for.
         reserved_bytes: Reserved from the driver.
         groups: By line and kind; they sum to the requested bytes.
     """
@@ -51,10 +51,10 @@ class Between:
         device: Its index.
         first: The earlier entry.
         last: The later one.
-        first_bytes: In use at the earlier moment, as asked for.
+        first_bytes: Bytes in use at the earlier moment, as asked for.
         last_bytes: At the later one.
         came: Made in between and in use at its end.
-        went: In use at its begin and freed in between. Bytes that came less bytes that went are the change.
+        went: Blocks in use at its begin and freed in between. Bytes that came less bytes that went are the change.
     """
 
     device: int
@@ -87,11 +87,11 @@ class LastBefore:
 
 @dataclass(frozen=True, slots=True)
 class StepLevel:
-    """One step of the optimizer.
+    """Memory at the end of one step of the optimizer.
 
     Attributes:
         entry: The entry at which it was over.
-        end_bytes: In use then.
+        end_bytes: Bytes in use then.
         peak_bytes: The most in use since the step before was over.
     """
 

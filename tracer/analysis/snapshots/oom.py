@@ -21,15 +21,15 @@ MAX_EXPLAINED = 50
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """One failed allocation.
+    """A failed allocation.
 
     Attributes:
         entry: Its position in the trace.
         time_us: Its time, or -1 where the recording has none.
         asked_bytes: What the allocator wanted to reserve or serve.
         device_free_bytes: What the driver said was free on the device, for all processes; None if not recorded.
-        requested_bytes: In use at that moment, as asked for.
-        allocated_bytes: In use, rounded.
+        requested_bytes: Bytes in use at that moment, as asked for.
+        allocated_bytes: Bytes in use, rounded.
         reserved_bytes: Reserved from the driver.
         unallocated_bytes: Reserved and not in use.
         largest_free_bytes: The largest piece of that within one segment.
@@ -40,7 +40,7 @@ class OutOfMemory:
         site: The line that asked.
         stack: Its stack for people.
         groups: What was in use, by line and kind; sums to `requested_bytes`.
-        cause: In a word or two.
+        cause: Cause in a word or two.
         advice: The cause in a sentence, and what to do first.
     """
 

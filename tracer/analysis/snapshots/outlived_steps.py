@@ -25,7 +25,7 @@ _NUM_SAMPLES = 6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepEnds:
-    """When steps ended, by what the allocator had served until then.
+    """Ends of steps, as the number of allocations that the allocator had served by then.
 
     Attributes:
         step: Numbers of the steps, rising [steps].
@@ -44,12 +44,12 @@ class OutlivedGroup:
 
     Attributes:
         site: The line that made them.
-        kind: What they are.
-        bytes: Together, as asked for.
-        count: How many.
+        kind: Kind of the blocks.
+        bytes: Bytes of these blocks together, as requested.
+        count: Number of blocks.
         bytes_per_step: How much more of them each step leaves, over the steps that the recording has in full; 0 where
             it has none, or they have become no more.
-        addresses: Of some of them, from the oldest to the latest.
+        addresses: Addresses of some of them, from the oldest to the latest.
     """
 
     site: Site
@@ -66,9 +66,9 @@ def outlived_groups(
     """Gather what is in use at the end, was made before the last whole step, and is of no kind that stays.
 
     Args:
-        device: Of a snapshot.
-        sites: Of the same.
-        ends: Of the run's steps.
+        device: One device of a snapshot.
+        sites: Sites of the same snapshot.
+        ends: Ends of the run's steps.
         expected: Kinds that stay.
 
     Returns:
@@ -118,7 +118,7 @@ def steps_of_blocks(device: ReplayedDevice, ends: StepEnds) -> Ints:
 
     Args:
         device: A replayed device.
-        ends: Of the run's steps.
+        ends: Ends of the run's steps.
     """
     lives = device.replay.lives
     allocs = device.state.trace.where(Action.ALLOC)
@@ -135,7 +135,7 @@ def first_whole_step(device: ReplayedDevice, ends: StepEnds) -> int:
 
     Args:
         device: A replayed device.
-        ends: Of the run's steps.
+        ends: Ends of the run's steps.
     """
     first = ends.num_allocations_now - len(device.state.trace.where(Action.ALLOC))
     whole = np.flatnonzero(ends.num_allocations >= first)

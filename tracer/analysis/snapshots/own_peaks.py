@@ -12,9 +12,9 @@ def own_peaks(lives: Lives, group: Ints, num_groups: int) -> Ints:
     """Largest sum of requested bytes in use at one moment, of each group [num_groups].
 
     Args:
-        lives: Of one device.
+        lives: Lives of one device.
         group: The group of each block, from 0 [lives].
-        num_groups: How many there are.
+        num_groups: Number of groups.
     """
     groups = np.concatenate([group, group])
     entry = np.concatenate([lives.begin, lives.end])

@@ -37,15 +37,15 @@ class Peak:
         entry: The entry after which it was reached; -1 if at the start of the recording.
         time_us: Its time, or -1 where the recording has none.
         phase: `backward` or `optimizer` where the recording shows it, else empty.
-        requested_bytes: In use, as asked for.
-        allocated_bytes: In use, rounded as the allocator does, as far as known.
+        requested_bytes: Bytes in use, as asked for.
+        allocated_bytes: Bytes in use, rounded as the allocator does, as far as known.
         reserved_bytes: Reserved from the driver.
         before_recording_bytes: The part of the requested bytes that was there before the first entry.
         groups: By line and kind; they sum to the requested bytes, like the two below.
         by_kind: By kind alone; what is not known and was there before the recording is a kind of its own.
         by_annotation: By the innermost region that was open at the allocation.
         by_stream: By the stream and the pool that the memory belongs to, as far as entries and segments tell.
-        fragmentation: Of the reserved bytes.
+        fragmentation: Fragmentation of the reserved bytes.
     """
 
     entry: int
@@ -129,7 +129,7 @@ def _by_annotation(snapshot: Snapshot, state: DeviceState, replay: Replay, rows:
 def _by_stream(
     snapshot: Snapshot, state: DeviceState, replay: Replay, rows: Ints, of_graphs: frozenset[int]
 ) -> tuple[Share, ...]:
-    """Of a block that no entry made or freed, the segment that it lies in tells."""
+    """Bytes by stream and pool; a block without an entry counts for the segment that it lies in."""
     lives, trace, segments = replay.lives, state.trace, state.segments
     entries = np.where(lives.alloc_entry[rows] >= 0, lives.alloc_entry[rows], lives.free_entry[rows])
     stream, pool = np.full(len(rows), _NOT_TOLD), np.full(len(rows), -1, dtype=np.int64)

@@ -47,7 +47,7 @@ def runs_of(wanted: Bools, stacked: Bools) -> Stretches:
     """Maximal runs of wanted entries; those that are not stacked do not interrupt one.
 
     Args:
-        wanted: Of each entry [entries].
+        wanted: Whether each entry is wanted [entries].
         stacked: Whether it says anything [entries].
     """
     saying = np.flatnonzero(stacked)
@@ -64,7 +64,7 @@ def steps_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stretches:
     Args:
         snapshot: For the names of annotations.
         state: The device.
-        facts: Of the stack of each entry [entries].
+        facts: Facts of the stack of each entry [entries].
     """
     own, stacked = has(facts, Fact.OPTIMIZER_STEP), has(facts, Fact.STACK)
     annotated = _annotated(snapshot, state, "Optimizer.step#")
@@ -80,7 +80,7 @@ def whole_steps_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stret
     Args:
         snapshot: For the names of annotations.
         state: The device.
-        facts: Of the stack of each entry [entries].
+        facts: Facts of the stack of each entry [entries].
     """
     annotated = _annotated(snapshot, state, "Optimizer.step#")
     if annotated is not None:
@@ -119,7 +119,7 @@ def zero_grads_of(snapshot: Snapshot, state: DeviceState, facts: Ints) -> Stretc
     Args:
         snapshot: For the names of annotations.
         state: The device.
-        facts: Of the stack of each entry [entries].
+        facts: Facts of the stack of each entry [entries].
     """
     return _annotated(snapshot, state, "Optimizer.zero_grad#") or runs_of(
         has(facts, Fact.ZERO_GRAD), has(facts, Fact.STACK)

@@ -44,7 +44,7 @@ class RankRole:
     """What part of a job a rank has, as far as names tell.
 
     Attributes:
-        stage: Of a pipeline; None where no name says.
+        stage: Stage of a pipeline; None where no name says it.
         tensor: Its place among those that share each layer's tensors; likewise.
         data: Its place among those that have the same part of the model; likewise.
         strategies: How the model is spread, by the files that its stacks go through: `FSDP`, `pipeline`,

@@ -119,7 +119,7 @@ def reserved_at_end(
         state: The device.
         lives: Its blocks.
         sites: The deciding frame of every stack.
-        settings: Of the allocator.
+        settings: Settings of the allocator.
     """
     rows = np.flatnonzero(lives.end == len(state.trace))
     life_at = dict(zip(lives.addr[rows].tolist(), rows.tolist(), strict=True))
@@ -139,7 +139,7 @@ def _releases(modelled: Modelled) -> Mapping[int, list[int]]:
 
 
 class _LaterUses:
-    """Which free memory is used again after a moment."""
+    """Later uses of memory that is free at one moment."""
 
     def __init__(self, lives: Lives, entry: int, releases: Mapping[int, list[int]]) -> None:
         rows = np.flatnonzero(lives.begin > entry)
@@ -149,14 +149,21 @@ class _LaterUses:
         self._entry, self._releases = entry, releases
 
     def of_segment(self, address: int, size: int) -> bool:
-        """Whether anything is put into a free segment before it is given back."""
+        """Whether any block is placed in a free segment before it is released."""
         low, high = np.searchsorted(self._address, (address, address + size))
         until = next((entry for entry in self._releases.get(address, ()) if entry > self._entry), None)
         begins = self._begin[low:high]
         return bool(len(begins)) if until is None else bool((begins < until).any())
 
     def of_pages(self, block: BlockInfo, low: int, page: int, num_pages: int) -> int:
-        """Of some whole free pages inside a block, how many are used again."""
+        """Number of whole free pages inside a block that are used again.
+
+        Args:
+            block: The free block.
+            low: Address of its first whole page.
+            page: Bytes of a page.
+            num_pages: Number of whole pages in it.
+        """
         first, last = np.searchsorted(self._address, (block.address, block.address + block.size))
         if first == last:
             return 0

@@ -120,7 +120,7 @@ class Sites:
         return site
 
     def site_of_backward(self, stack: int, forward: int) -> Site:
-        """Of a block of backward: the line of its operation of forward where that stack is known (-1: it is not).
+        """Site of a block of backward: the line of its operation of forward, if that stack is known (not -1).
 
         Args:
             stack: Number of the block's own stack.

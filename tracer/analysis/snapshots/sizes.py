@@ -19,10 +19,10 @@ NOTHING: Final = np.zeros(0, dtype=np.int64)
 
 
 def most_at_once(size: Ints, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Of each size that occurs, how many blocks of it were in use at the same time at most.
+    """For each size that occurs, the largest number of blocks of it in use at the same time.
 
     Args:
-        size: Of each block [blocks].
+        size: Size of each block [blocks].
         begin: The entry from which on it is in use [blocks].
         end: The entry at which it is free again, which is not before the former [blocks].
 
@@ -56,7 +56,7 @@ def as_many_as(
 
     Args:
         candidates: Which blocks are asked about [blocks].
-        size: Of each block [blocks].
+        size: Size of each block [blocks].
         of_sizes: Sizes, ascending [sizes].
         numbers: How many there are of each [sizes].
         others: Sizes of blocks that count with the candidates.
@@ -97,15 +97,15 @@ def copies_of(candidates: Ints, of_sizes: Ints, numbers: Ints) -> tuple[int, int
 
 
 def is_one_set(size: Ints, staying: Ints, num_layers: float) -> Bools:
-    """Which blocks have a size of which there are one model's weights, and no copies as gradients and state are.
+    """Which blocks have a size that occurs as one model's weights do, without copies as gradients or state.
 
     A model has about as many large blocks as it calls layers of one weight. Where no such calls are seen, sizes have to
     say it: copies make every size occur a multiple of times, and sizes that occur once say nothing.
 
     Args:
-        size: Of each block [blocks].
+        size: Size of each block [blocks].
         staying: Sizes of those that were there before and are never freed.
-        num_layers: That a forward calls, 0 where that is not known.
+        num_layers: Number of layers that a forward calls, 0 where that is not known.
     """
     sizes, count = np.unique(staying, return_counts=True)
     repeats = count > 1

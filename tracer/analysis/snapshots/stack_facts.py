@@ -99,13 +99,13 @@ def _is_in_closure(frame_ids: Sequence[int], of_frame: Ints, frames: Sequence[Fr
 
 
 def constructors_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
-    """For every stack the number of its outermost constructor of the program's, -1 where there is none [stacks].
+    """Number of each stack's outermost constructor in user code, -1 where there is none [stacks].
 
     Modules are made in constructors that call each other; the outermost is the model's, or an optimizer's.
 
     Args:
-        stacks: Of a snapshot.
-        facts: Of every stack [stacks].
+        stacks: Stacks of a snapshot.
+        facts: Facts of every stack [stacks].
     """
     numbers: dict[tuple[str, str], int] = {}
     constructor = np.full(len(stacks), -1, dtype=np.int64)
@@ -119,8 +119,8 @@ def layers_of_stacks(stacks: Stacks, facts: Ints) -> Ints:
     """A number for every stack in the forward of a layer with one weight, by its Python frames; else -1 [stacks].
 
     Args:
-        stacks: Of a snapshot.
-        facts: Of every stack [stacks].
+        stacks: Stacks of a snapshot.
+        facts: Facts of every stack [stacks].
     """
     numbers: dict[tuple[int, ...], int] = {}
     layer = np.full(len(stacks), -1, dtype=np.int64)

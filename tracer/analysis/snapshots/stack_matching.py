@@ -9,7 +9,7 @@ Key = tuple[str, Stack]
 
 
 def match_stacks(before: Iterable[Key], after: Iterable[Key]) -> dict[Key, Key]:
-    """For each kind and stack of the first side the one of the second side that is the same code.
+    """For each kind and stack of the first side, the same code's stack on the second side.
 
     Equal ones first. Then those with the same functions in other files. Then those whose inner frames are the same, at
     least half of the shorter one, the longest such part first: an outer frame more or less is no change.
@@ -29,7 +29,7 @@ def match_stacks(before: Iterable[Key], after: Iterable[Key]) -> dict[Key, Key]:
 
 
 def match_functions(before: Iterable[Key], after: Iterable[Key]) -> dict[Key, Key]:
-    """Likewise, but equal ones and those with the same functions in other files alone."""
+    """Match stacks that are equal, or that have the same functions in other files; the first pass of `match_stacks`."""
     lefts, rights = dict.fromkeys(before), dict.fromkeys(after)
     matches = {key: key for key in lefts if key in rights}
     rest = [key for key in lefts if key not in matches], [key for key in rights if key not in matches]

@@ -46,14 +46,14 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceTimeline:
-    """One device's recording of E entries; row 0 is its start, row i + 1 the state after entry i.
+    """A device's recording of E entries; row 0 is its start, row i + 1 the state after entry i.
 
     Attributes:
         axis: "time", or "entry" where the entries have no usable times.
         times: Nanoseconds since the first entry, or the number of the entry, -1 for the start [entries + 1].
         curves: By kind; together they are the requested bytes. Memory from before the recording of which nothing is
             known has a curve of its own.
-        allocated_bytes: In use, rounded as far as known [entries + 1].
+        allocated_bytes: Bytes in use, rounded as far as known [entries + 1].
         reserved_bytes: Reserved from the driver [entries + 1].
         stretches: Annotated regions, what stacks or annotations show of backward and optimizer, and forward, from the
             first activation that was made to the backward that follows.

@@ -38,6 +38,10 @@ class Trials:
     def serves(self, trial: Trial, entry: int) -> bool | None:
         """Whether the request that failed at an entry is served under a change.
 
+        Args:
+            trial: The change to replay with.
+            entry: The entry of the failed request.
+
         Returns:
             None where a replay of the recording itself does not fail there, so that one with a change tells nothing.
         """

@@ -21,7 +21,7 @@ def brief_workspaces(state: DeviceState, lives: Lives, has_stack: Bools, in_laye
     """What one call of cuBLAS made and freed again; torch before 2.15 keeps it instead [lives].
 
     Args:
-        state: Of the device.
+        state: State of the device.
         lives: Its blocks.
         has_stack: The stack that made it is known [lives].
         in_layer: It was made in the forward of a layer with one weight [lives].

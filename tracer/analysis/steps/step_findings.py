@@ -53,7 +53,7 @@ class Fragmenting:
     """What is reserved grows, and what is in use does not.
 
     Attributes:
-        trend: Of what is reserved.
+        trend: Trend of the reserved bytes.
         in_use_bytes: The most that was seen in use at the end.
     """
 
@@ -67,7 +67,7 @@ class StepFindings:
 
     Attributes:
         num_steps: Steps that were seen.
-        growth: Of what is in use when steps end.
+        growth: Growth of the bytes in use at ends of steps.
         evaluation: Evaluation holds notably more than training does.
         first_steps: The first step held notably more than later ones, or later ones more than it.
         fragmenting: Reserved memory grows alone.

@@ -50,7 +50,7 @@ def find_trend(step: PerSteps[_Int], size_bytes: PerSteps[_Int], *, least_bytes:
 
     Args:
         step: Numbers of steps, rising [J].
-        size_bytes: Of each; rows with -1 are left out [J].
+        size_bytes: Bytes in each row; rows with -1 are left out [J].
         least_bytes: A smaller rise, over all that is looked at, is none.
 
     Returns:

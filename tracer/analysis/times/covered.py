@@ -12,8 +12,8 @@ def covered(start: Ints, end: Ints, edges: Ints) -> Ints:
     """Nanoseconds between each edge and the next that some span covers [edges - 1].
 
     Args:
-        start: Of the spans, in any order.
-        end: Of the same.
+        start: Start of the spans, in any order.
+        end: End of the spans.
         edges: Moments in order.
     """
     starts, ends = merged(start, end)
@@ -28,7 +28,14 @@ def covered(start: Ints, end: Ints, edges: Ints) -> Ints:
 
 
 def gaps(start: Ints, end: Ints, first_ns: int, last_ns: int) -> TimeSpans:
-    """The spans between two moments that no other covers."""
+    """Spans between two moments in which none of the given spans lies.
+
+    Args:
+        start: Start of the spans, in any order.
+        end: End of the spans.
+        first_ns: The first moment.
+        last_ns: The last moment.
+    """
     starts, ends = merged(start, end)
     inside = (ends > first_ns) & (starts < last_ns)
     begins = np.concatenate([[first_ns], ends[inside]])

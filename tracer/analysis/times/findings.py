@@ -25,15 +25,15 @@ _WORTH_SAYING_PCT = 5
 
 @dataclass(frozen=True, slots=True)
 class TraceTimes:
-    """Where the time of one device went.
+    """Time of one device, by step, launcher and kernel.
 
     Attributes:
-        device: Index.
-        steps: In order.
-        rows: By who launched the work, the longest first; they sum to `work_ns`.
-        kernels: By name and who launched it, the longest first; they sum to `work_ns`.
-        work_ns: Of all kernels, copies and fills.
-        streams: On which they ran, by number.
+        device: Index of the device.
+        steps: Times of each step, in order.
+        rows: Times by who launched the work, the longest first; they sum to `work_ns`.
+        kernels: Times by kernel name and who launched it, the longest first; they sum to `work_ns`.
+        work_ns: Time of all kernels, copies and fills.
+        streams: The streams they ran on, by number.
         other_devices: Indices of further devices with work.
         collectives: Kernels of collectives, to be compared with other ranks'.
         lanes: What ran when, by stream.
@@ -59,9 +59,9 @@ def find_times(recording: Recording, attribution: Attribution, work: DeviceWork)
     """Ask all questions of time; of several devices, of the one that worked most.
 
     Args:
-        recording: Of the trace.
-        attribution: Of the same.
-        work: Of the same.
+        recording: Recording of the trace.
+        attribution: Attribution of the same recording.
+        work: Device work of the same recording.
 
     Returns:
         None where nothing ran on a device.
@@ -94,7 +94,7 @@ def _steps(recording: Recording) -> list[tuple[str, int, int]]:
 
 
 def _loading(recording: Recording) -> TimeSpans:
-    """When the program asked a DataLoader for its next batch."""
+    """Spans in which the program asked a DataLoader for its next batch."""
     spans = recording.spans
     asks = np.array([*(text.startswith(LOADER_PREFIX) for text in recording.strings), False], np.bool_)
     rows = np.flatnonzero(asks[spans.name])
@@ -111,7 +111,7 @@ def cause(times: TraceTimes, *, file_name: Callable[[str], str] = str) -> str:
     """What most of the time goes to, in one sentence.
 
     Args:
-        times: Of a trace.
+        times: Times of a trace.
         file_name: Shortens the names of files.
     """
     total = times.total

@@ -19,17 +19,17 @@ MOST_LANES: Final = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkLane:
-    """One stream's work. S spans, ascending.
+    """Work of one stream, as S spans in ascending order.
 
     Attributes:
         stream: Its number.
-        start_ns: [S] On the clock of the recording.
-        end_ns: [S]
+        start_ns: [S] Start on the recording's clock.
+        end_ns: [S] End on the same clock.
         sort: [S] Index in `SORTS`.
         name: [S] Index in `names`, of the longest kernel in the span.
         count: [S] How many kernels, copies and fills it stands for.
-        busy_ns: [S] What these take together.
-        names: Of kernels.
+        busy_ns: [S] Time that these take together.
+        names: Names of kernels.
     """
 
     stream: int
@@ -46,8 +46,8 @@ def work_lanes(work: DeviceWork, *, most_spans: int = MOST_SPANS) -> tuple[WorkL
     """The streams that worked most, by number.
 
     Args:
-        work: Of one device, in order of its starts.
-        most_spans: Of each lane.
+        work: Work of one device, in order of its starts.
+        most_spans: The most spans that a lane may have.
     """
     streams, index = np.unique(work.stream, return_inverse=True)
     busy = np.bincount(index.reshape(-1), weights=work.duration_ns, minlength=len(streams))

@@ -34,16 +34,16 @@ def collectives_of(work: DeviceWork) -> Collectives:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankTimes:
-    """One rank's trace.
+    """Times of one rank's trace.
 
     Attributes:
-        file: Its name.
-        rank: Its number; None where it is not known.
-        peak_bytes: Of its memory; None where the trace has none.
-        device: Whose memory that is.
-        total: All steps; None where nothing ran on a device.
-        num_steps: How many.
-        collectives: To be compared.
+        file: Name of the trace file.
+        rank: The rank's number; None where it is not known.
+        peak_bytes: Peak of the rank's memory; None where the trace has no memory events.
+        device: The device that `peak_bytes` is about.
+        total: Times over all steps; None where nothing ran on a device.
+        num_steps: Number of steps.
+        collectives: Kernels of collectives, to be compared with other ranks'.
     """
 
     file: str
@@ -56,7 +56,7 @@ class RankTimes:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name of the rank on screens."""
         return f"rank {self.rank}" if self.rank is not None else self.file
 
 
@@ -65,7 +65,7 @@ class RankRow:
     """What a rank waits, and is waited for, in collectives that could be compared.
 
     Attributes:
-        times: Of the rank.
+        times: Times of this rank.
         waited_ns: By how much its kernels ran longer than those of whoever came last.
         waited_for_ns: What all others waited where this one came last.
         num_last: Collectives in which it came last.
@@ -95,7 +95,7 @@ class JobTimes:
 
     @property
     def slowest(self) -> RankRow | None:
-        """For which the others waited longest; None where nobody waited."""
+        """The rank that others waited longest for; None where nobody waited."""
         rows = [row for row in self.rows if row.waited_for_ns]
         return max(rows, key=lambda row: row.waited_for_ns, default=None)
 
@@ -104,7 +104,7 @@ def compare_ranks(ranks: Sequence[RankTimes], problems: Sequence[tuple[str, str]
     """Put the ranks of a job beside each other.
 
     Args:
-        ranks: That could be read.
+        ranks: The ranks that could be read.
         problems: Files that could not be read, and why.
     """
     ordered = sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.file))

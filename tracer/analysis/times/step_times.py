@@ -20,18 +20,18 @@ from tracer.trace.device_work import DeviceWork
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """One step on one device, in nanoseconds.
+    """Times of one step on one device, in nanoseconds.
 
     Attributes:
         name: `ProfilerStep#2` and so on; `all` where no steps are marked.
         wall_ns: From its beginning to the next one's; the five below sum to it.
-        compute_ns: Some kernel computes.
-        communication_ns: A collective's kernel runs, and no other.
-        copies_ns: A copy or a fill runs, and no kernel.
-        host_wait_ns: Nothing runs, and what comes next was not launched yet.
-        launched_wait_ns: Nothing runs, though what comes next was launched.
-        overlapped_ns: Collectives' kernels that run while others compute; a part of `compute_ns`.
-        loading_ns: The program waits for a DataLoader's next batch, whatever the device does.
+        compute_ns: Time in which some kernel computes.
+        communication_ns: Time in which a collective's kernel runs, and no other.
+        copies_ns: Time in which a copy or a fill runs, and no kernel.
+        host_wait_ns: Idle time in which the host had not launched the next work yet.
+        launched_wait_ns: Idle time although the next work was launched.
+        overlapped_ns: Time of collectives' kernels that run while others compute; a part of `compute_ns`.
+        loading_ns: Time in which the program waits for a DataLoader's next batch, whatever the device does.
         loading_wait_ns: Likewise, while the device waits for the host; a part of `host_wait_ns`.
     """
 
@@ -45,11 +45,6 @@ class StepTimes:
     overlapped_ns: int
     loading_ns: int = 0
     loading_wait_ns: int = 0
-
-    @property
-    def idle_ns(self) -> int:
-        """Nothing runs."""
-        return self.host_wait_ns + self.launched_wait_ns
 
     def __add__(self, other: StepTimes) -> StepTimes:
         sums = {name: getattr(self, name) + getattr(other, name) for name in _NUMBERS}
@@ -85,7 +80,7 @@ def step_times(
     """Divide the time of each step.
 
     Args:
-        work: Of one device.
+        work: Work of one device.
         steps: Name, start and end of each, in order; none where they are not marked.
         window: From when to when there is something in the trace.
         loading: When the program asked a DataLoader for a batch.
@@ -114,14 +109,14 @@ def step_times(
 
 
 def host_waits(work: DeviceWork, first_ns: int, last_ns: int) -> HostWaits:
-    """When a device had nothing to do because the host had launched nothing.
+    """Stretches in which a device had nothing to do because the host had launched nothing.
 
     Work without a known launch, as in a trace of the device alone, is taken to have been launched in time.
 
     Args:
-        work: Of one device, in order of its starts.
-        first_ns: From when.
-        last_ns: To when.
+        work: Work of one device, in order of its starts.
+        first_ns: Begin of the range to look at.
+        last_ns: End of it.
     """
     start, end = _idle(work, first_ns, last_ns)
     following = np.searchsorted(work.start_ns, end, side="left")

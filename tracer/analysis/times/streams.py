@@ -11,15 +11,15 @@ from tracer.trace.device_work import DeviceWork
 
 @dataclass(frozen=True, slots=True)
 class StreamTimes:
-    """One stream's work, in nanoseconds; what overlaps adds up.
+    """Time of one stream's work, in nanoseconds; work that overlaps is added up.
 
     Attributes:
         stream: Its number in the trace.
-        name: `default`, or what alone runs on it: `collectives`, `copies`; empty where nothing tells.
-        compute_ns: Of kernels.
-        communication_ns: Of kernels of collectives.
-        copies_ns: Of copies and fills.
-        count: Of all of them.
+        name: `default`, or the only sort of work on it: `collectives`, `copies`; else empty.
+        compute_ns: Time of kernels that compute.
+        communication_ns: Time of collectives' kernels.
+        copies_ns: Time of copies and fills.
+        count: Number of kernels, copies and fills.
     """
 
     stream: int

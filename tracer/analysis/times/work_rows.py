@@ -18,13 +18,13 @@ from tracer.trace.launches import operators_at
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """Who launched some work.
+    """The operator, module and line that launched some work.
 
     Attributes:
         op: Name of the operator that Python or autograd called; None where none did.
         module: Path, or None outside modules.
-        file: Of the line that called it; None where no line is known.
-        line: In that file.
+        file: Source file of the line that called it; None where no line is known.
+        line: Line number in that file.
     """
 
     op: str | None
@@ -38,12 +38,12 @@ class WorkRow:
     """Equal launches: nanoseconds on the device by phase, copies and collectives too; they add up where they overlap.
 
     Attributes:
-        launcher: Who launched it.
-        forward_ns: In forward.
-        backward_ns: In backward.
-        other_ns: In the optimizer, and outside of all of them.
+        launcher: The operator and line that launched it.
+        forward_ns: Time of work launched in forward.
+        backward_ns: Time of work launched in backward.
+        other_ns: Time of work launched in the optimizer, or outside of all of these.
         host_wait_ns: For which the device waited until this was launched.
-        count: Of kernels, copies and fills.
+        count: Number of kernels, copies and fills.
     """
 
     launcher: Launcher
@@ -65,10 +65,10 @@ class KernelRow:
 
     Attributes:
         name: As its library calls it.
-        launcher: Who launched it.
-        total_ns: Of all of them.
-        longest_ns: Of the longest.
-        count: How many.
+        launcher: The operator and line that launched it.
+        total_ns: Time of all its runs.
+        longest_ns: Time of the longest run.
+        count: Number of runs.
     """
 
     name: str
@@ -89,10 +89,10 @@ def work_rows(
     """Add up a device's work by who launched it, and by kernel.
 
     Args:
-        recording: Of the trace.
-        attribution: Of the same.
-        work: Of one device.
-        waits: Of the same.
+        recording: Recording of the trace.
+        attribution: Attribution of the same recording.
+        work: Work of one device.
+        waits: Waits of the same device.
 
     Returns:
         Both with the longest first. The times of either sum to that of all work.

@@ -28,11 +28,11 @@ class AllocatorHistory:
         stacks_of_frees: bool = True,
         is_timed: bool = True,
     ) -> None:
-        """Prepare.
+        """Set up the history of a device; nothing is recorded before `start`.
 
         Args:
-            device: Any.
-            max_entries: How many entries are kept; the oldest go first.
+            device: The device; any kind.
+            max_entries: How many entries are kept; the oldest are dropped first.
             stacks_of_frees: Whether to take the stack of a free too, which costs as much as that of an allocation.
             is_timed: Whether the times of its entries mean something.
         """

@@ -54,7 +54,7 @@ def device_blocks(device: torch.device) -> DeviceBlocks:
 
 
 def pool_bytes(device_index: int, pool: tuple[int, int]) -> int:
-    """Reserved for a private pool of a CUDA device."""
+    """Bytes reserved for a private pool of a CUDA device."""
     mine = (s for s in _segments() if s["device"] == device_index and tuple(s.get("segment_pool_id", ())) == pool)
     return sum(int(segment["total_size"]) for segment in mine)
 

@@ -21,8 +21,8 @@ class Processes:
     """What the driver says of the processes on a device.
 
     Attributes:
-        own_bytes: Of this one.
-        other_bytes: Of all others.
+        own_bytes: Bytes of this process.
+        other_bytes: Bytes of all other processes.
         num_others: How many they are.
     """
 
@@ -33,16 +33,16 @@ class Processes:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLedger:
-    """One moment of a device, in bytes; the parts sum to `used_bytes`.
+    """Use of a device's memory at one moment, in bytes; the parts sum to `used_bytes`.
 
     Attributes:
-        total_bytes: Of the device.
-        used_bytes: In use by everybody, as the driver says.
+        total_bytes: Memory of the device.
+        used_bytes: Bytes in use by everybody, as the driver says.
         pools: Reserved by torch in this process, by pool.
-        context_bytes: Of this process, and not torch's allocator's: the context, libraries and their code; None where
+        context_bytes: Bytes of this process outside its allocator: the context, libraries and their code; None where
             other processes cannot be told apart from it.
-        other_bytes: Of other processes; None likewise.
-        num_others: How many these are.
+        other_bytes: Bytes in use by other processes; None likewise.
+        num_others: Number of these processes.
         rest_bytes: What is in use and is none of these: context, libraries and other processes where they cannot be
             told apart, or what the driver keeps for itself.
         pinned_bytes: Host memory that is pinned for devices, and what of it torch's cache holds; None where unknown.
@@ -72,7 +72,7 @@ def device_ledger(
 
     Args:
         device: An accelerator.
-        segments: Of the allocator's snapshot, which tell pools apart.
+        segments: Segments of the allocator's snapshot, which tell pools apart.
         nvml: The module `pynvml`; by default the installed one, if there is one.
 
     Returns:

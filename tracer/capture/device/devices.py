@@ -195,10 +195,10 @@ def device_name(device: torch.device) -> str:
 
 
 def lacks(device: torch.device, *, has_history: bool, has_kernels: bool) -> str | None:
-    """One sentence on what is missing on this device that the program would have used; None if nothing is.
+    """A sentence on what this device lacks that the program would have used; None if it lacks nothing.
 
     Args:
-        device: Any.
+        device: The device; any kind.
         has_history: Whether its allocator has a history.
         has_kernels: Whether the profiler showed what ran on it.
     """

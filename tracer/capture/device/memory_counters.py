@@ -23,7 +23,7 @@ class Counters:
     """What an allocator has counted; see `torch.cuda.memory_stats`.
 
     Attributes:
-        allocated_bytes: In use.
+        allocated_bytes: Bytes in use.
         reserved_bytes: Held from the driver.
         peak_bytes: The most that was in use since the program began or set it back.
         num_retries: Requests for which the cache was emptied.
@@ -89,7 +89,7 @@ class StepReader:
         """Look what is in use now, if it is time to; the step's row has the highest of each name.
 
         Args:
-            name: Of the moment. Of many in one step, as the calls of an evaluation, one in sixteen is looked at.
+            name: Name of the moment. If a step has many, as the calls of an evaluation, one in sixteen is looked at.
             always: Whether to look in every step, for what comes seldom.
         """
         if not always and self._num_ends >= _ALL_OF_FIRST and self._num_ends % _LOOK_EACH:
@@ -102,7 +102,12 @@ class StepReader:
             self._highest[name] = max(in_use, self._highest.get(name, 0))
 
     def end_of_step(self, step: int, time_ns: int) -> dict[str, int]:
-        """The row of the step that ends now, for `StepTable.add`."""
+        """The row of the step that ends now, for `StepTable.add`.
+
+        Args:
+            step: Number of the step.
+            time_ns: Time of its end.
+        """
         row = {"step": step, "time_ns": time_ns, **self._highest}
         self._highest.clear()
         self._times.clear()

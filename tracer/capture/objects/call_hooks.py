@@ -40,10 +40,10 @@ class CallHooks:
         """Prepare; nothing is registered.
 
         Args:
-            models: Whose calls are told.
+            models: The models whose calls are observed.
             on_call: Called before each of them.
             after_call: Called after each of them; it returns nothing, so that the output stays what it is.
-            optimizers: That are expected to step. Every optimizer of torch's kind is told of, also one that is not
+            optimizers: Optimizers expected to step. Every optimizer of torch's kind is told of, also one that is not
                 among them; of another kind, only these.
             before_step: Called before any optimizer's step.
             after_step: Called after it.
@@ -75,7 +75,7 @@ class CallHooks:
         return (*self._refused_calls, *(() if self._has_seen_steps else self._refused_steps))
 
     def start(self) -> None:
-        """Register."""
+        """Register the hooks, now and again after each compilation."""
         self._is_on = True
         self._stop_watching = torch_compile.on_compile_start(self._compilation_begins)
         self._register()

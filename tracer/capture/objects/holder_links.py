@@ -27,7 +27,7 @@ _GENERATORS: Final = (types.GeneratorType, types.CoroutineType, types.AsyncGener
 
 
 def link(holder: Any, held: Any) -> str:
-    """What to write behind a holder's name to name what it holds: `.history`, `[3]`, ` -> closure variable x`."""
+    """Text that, written behind a holder's name, names what it holds: `.history`, `[3]`, ` -> closure variable x`."""
     kind = type(holder)
     if issubclass(kind, type):
         # A class shows its dictionary through a proxy alone.
@@ -72,7 +72,7 @@ def _key(key: object) -> str:
 
 
 def closure_variable(holder: types.FunctionType, cell: Any) -> str:
-    """How a function holds the value of one of its closure's cells."""
+    """Text for the variable of a function's closure that is stored in this cell."""
     cells = zip(holder.__code__.co_freevars, holder.__closure__ or (), strict=False)
     name = next((name for name, candidate in cells if candidate is cell), "")
     return f"{ARROW}closure variable {name} of {holder.__name__}()"

@@ -40,7 +40,7 @@ class Holder:
         path: As `trainer.history[...]`; a reference cycle where no variable leads to it; `SEVERAL` where so many hold
             it that no one of them is worth a name.
         variable: Where the path begins: `local variable of main(), train.py:88`; empty where it is no variable.
-        addresses: Of the memory asked about, what is held so.
+        addresses: Addresses of the part of the memory asked about that is held this way.
         graph_of: The address of the tensor whose graph keeps it; None where it is held itself.
         also: Further paths that have to be let go of as well.
         frees: Address and bytes of all memory, asked about or not, that letting go of path and `also` frees.
@@ -66,7 +66,7 @@ def find_holders(
 
     Args:
         addresses: Where storages begin.
-        device: Of the storages; None is any.
+        device: Device of the storages; None for any.
         error: On its way through the program: the functions that it has left count as running.
 
     Returns:
@@ -86,7 +86,7 @@ def find_common_holder(
 
     Args:
         addresses: Where storages begin.
-        device: Of the storages; None is any.
+        device: Device of the storages; None for any.
         error: On its way through the program: the functions that it has left count as running.
 
     Returns:

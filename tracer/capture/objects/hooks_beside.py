@@ -51,7 +51,7 @@ class HooksBeside(MutableMapping[Any, Any], OrderedDict[Any, Any]):  # type: ign
         return chain(self.below.values(), self.beside.values()) if self._loop_reads == "values" else self.below.values()
 
     def keys(self) -> KeysView[Any]:
-        """Theirs."""
+        """Keys of the dictionary below."""
         return self.below.keys()
 
     def __bool__(self) -> bool:
@@ -87,21 +87,21 @@ class HooksBeside(MutableMapping[Any, Any], OrderedDict[Any, Any]):  # type: ign
         return repr(self.below)
 
     def move_to_end(self, key: Any, last: bool = True) -> None:
-        """As the dictionary below."""
+        """Move an entry to one end of the dictionary below."""
         self.below.move_to_end(key, last)
 
     def popitem(self, last: bool = True) -> tuple[Any, Any]:
-        """As the dictionary below."""
+        """Remove and return an entry of the dictionary below."""
         return self.below.popitem(last)
 
     def copy(self) -> Any:
-        """Of the dictionary below."""
+        """A copy of the dictionary below, without the hooks beside it."""
         return self.below.copy()
 
     __copy__ = copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """For pickle and `copy.deepcopy`: the dictionary below.
+        """Let pickle and `copy.deepcopy` see the dictionary below only.
 
         Where something refers to that one weakly, as the handle of a hook does, and is pickled too, both have to stay
         one object: `typing.cast` returns what it is given.

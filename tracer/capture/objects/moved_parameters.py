@@ -23,7 +23,7 @@ class MovedParameters:
         self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def among(self, parameters: Collection[_Named]) -> list[tuple[Role, str, Tensor]]:
-        """Those that have got another storage since they were last looked at, or were not looked at so far."""
+        """Parameters with another storage than when last looked at, and those not looked at so far."""
         looked_at = list(parameters)
         storages = plain_storages([parameter for _, parameter in looked_at])
         if storages is None:  # some are not plain: one by one

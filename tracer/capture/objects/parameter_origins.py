@@ -30,10 +30,10 @@ class Parameter:
 
     Attributes:
         name: Dotted, the first of its names if it is shared.
-        size_bytes: Of its elements.
+        size_bytes: Bytes of its elements.
         wants_gradient: Whether autograd computes one.
         module: Dotted name of the module that owns it, "" for the model itself.
-        lines: That constructed it, innermost first; empty where that is not known.
+        lines: The lines that constructed it, innermost first; empty where that is not known.
     """
 
     name: str
@@ -54,7 +54,7 @@ class ParameterOrigins:
         self._original: Any = None
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Start noting where parameters are registered."""
         original = self._original = nn.Module.register_parameter
         stacks = self._stacks
 
@@ -70,7 +70,7 @@ class ParameterOrigins:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End."""
+        """Restore `nn.Module.register_parameter`."""
         nn.Module.register_parameter = self._original  # type: ignore[method-assign]
 
     def take(self, model: nn.Module) -> dict[str, tuple[SourceLine, ...]]:
@@ -107,7 +107,7 @@ def describe_parameters(
     """A model's parameters in its own order, a shared one once.
 
     Args:
-        model: Any.
+        model: The model; any kind.
         lines: By dotted name, from `ParameterOrigins.take`; others are searched for in the source.
         prefix: The model's own name, where there are several.
     """

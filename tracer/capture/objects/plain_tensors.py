@@ -14,7 +14,7 @@ _COMPRESSED_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
 
 
 def address_of(storage: torch.UntypedStorage) -> int | None:
-    """Where a storage's memory is; None where it has none: a meta or fake tensor's, or a wrapper subclass's own."""
+    """Address of a storage's memory; None if it has none, as a meta, fake or wrapped tensor's."""
     if storage.device.type == "meta":  # torch warns of asking a fake tensor's
         return None
     try:

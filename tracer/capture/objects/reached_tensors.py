@@ -22,8 +22,8 @@ class Alike:
 
     Attributes:
         bytes: Together.
-        count: How many.
-        addresses: Of some, spread over all.
+        count: Number of tensors.
+        addresses: Addresses of some of them, spread over all.
     """
 
     bytes: int

@@ -28,14 +28,14 @@ class ReferenceGraph:
     Attributes:
         objects: By vertex: what the collector knows, and nodes of graphs.
         memory: By address the vertex of its memory.
-        size_bytes: Of each memory, by vertex.
+        size_bytes: Bytes of each memory, by vertex.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
-        """Read them.
+        """Read the graph from the garbage collector and from autograd.
 
         Args:
-            device: Whose memory is of interest; None is any.
+            device: The device whose memory is of interest; None for any.
         """
         self._device = device
         self.memory: dict[int, int] = {}
@@ -138,7 +138,7 @@ class _Index:
         self._ends, self._others = ends[order], others[order]
 
     def pairs(self, vertices: Iterable[int]) -> Iterator[tuple[int, int]]:
-        """Of some vertices, with the other end of each of their edges."""
+        """Pairs of a vertex and the other end of one of its edges, for some vertices."""
         wanted = np.fromiter(vertices, np.int64)
         first = np.searchsorted(self._ends, wanted, side="left").tolist()
         last = np.searchsorted(self._ends, wanted, side="right").tolist()

@@ -86,7 +86,7 @@ class StorageObserver:
         Args:
             tensors: Role, name and tensor of each.
             is_walk: Whether these are all that Python can reach.
-            blocks: Of each device, its allocator's. What may be a library's workspace is one where no tensor lies;
+            blocks: Allocator blocks of each device. What may be a library's workspace is one where no tensor lies;
                 what is idle stays so until the next look that has blocks.
         """
         now = time.time_ns()

@@ -32,14 +32,14 @@ class TrainingObjects:
     """
 
     def __init__(self, models: Models, optimizers: Optimizers = None) -> None:
-        """Remember them.
+        """Keep weak references to models and optimizers.
 
         Args:
             models: One, or several by name; None where tensors in no module are trained.
             optimizers: One, several or none.
 
         Raises:
-            TracerError: A mapping holds what is no module, or there is neither a model nor an optimizer.
+            TracerError: A mapping has a value that is no module, or there is neither a model nor an optimizer.
         """
         given = dict(models) if isinstance(models, Mapping) else {} if models is None else {"": models}
         by_name: dict[str, nn.Module] = {name: torch_compile.unwrapped(model) for name, model in given.items()}
@@ -70,13 +70,13 @@ class TrainingObjects:
 
     @property
     def models(self) -> dict[str, nn.Module]:
-        """Those that are still there, by name; "" is the name of a single one."""
+        """Models that still exist, by name; "" is the name of a single one."""
         found = ((name, reference()) for name, reference in self._models.items())
         return {name: model for name, model in found if model is not None}
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those that were named, then those that were seen stepping, as far as they are still there."""
+        """Optimizers that still exist: first the named ones, then those that were seen stepping."""
         return alive(self._optimizers.values())
 
     def saw_stepping(self, optimizer: torch.optim.Optimizer) -> None:
@@ -112,7 +112,7 @@ class TrainingObjects:
         return [(name, parameter) for name, parameter in self.parameters_of_now() if parameter.requires_grad]
 
     def parameters_of_now(self) -> list[tuple[str, Tensor]]:
-        """As `parameters`, looked up anew; likewise without a call for each."""
+        """The same as `parameters`, with each parameter looked up again, without a Python call for each."""
         found = self._check_names()
         if found is None:
             return list(self.parameters())

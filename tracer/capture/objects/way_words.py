@@ -36,7 +36,7 @@ _IN_GRAPH: Final = _Step(f"{ARROW}graph of the tensor", None)
 
 
 def _steps(way: Way, graph: ReferenceGraph) -> list[_Step]:
-    """One for each object on the way and what it holds."""
+    """Steps in words, for each object on the way and what it holds."""
     steps: list[_Step] = []
     objects = [graph.objects.get(vertex) for vertex in way.chain]
     for at, (vertex, held) in enumerate(pairwise(way.chain)):
@@ -69,7 +69,7 @@ def _step(holder: Any, inner: Any, before: str) -> _Step:
 
 
 def cuts_of(way: Way, graph: ReferenceGraph) -> Iterator[Cut]:
-    """What on a way can be let go of, next to the memory first."""
+    """References on a path that can be cut, the one next to the memory first."""
     for step in reversed(_steps(way, graph)):
         if step.cut is not None:
             yield step.cut
@@ -78,13 +78,13 @@ def cuts_of(way: Way, graph: ReferenceGraph) -> Iterator[Cut]:
 
 
 def spelled(way: Way, cuts: frozenset[Cut], graph: ReferenceGraph) -> str:
-    """The path, with `[...]` for the key of a dictionary of which all is to be let go of."""
+    """The path in words, with `[...]` for a dictionary's key if the whole dictionary is to be cleared."""
     assert way.root is not None
     return joined([way.root.name, *(step.words(cuts) for step in _steps(way, graph))])
 
 
 def name_of(way: Way, cut: Cut, graph: ReferenceGraph) -> str:
-    """The path as far as what is let go of."""
+    """The part of the path down to the reference that is cut, in words."""
     assert way.root is not None
     steps = _steps(way, graph)
     at = next((at for at, step in enumerate(steps) if step.cut == cut), -1)
@@ -92,7 +92,7 @@ def name_of(way: Way, cut: Cut, graph: ReferenceGraph) -> str:
 
 
 def place_of(way: Way, graph: ReferenceGraph) -> str:
-    """Where the variable is."""
+    """Words for the place of the variable."""
     assert way.root is not None
     if way.root.name != "self":
         return way.root.place

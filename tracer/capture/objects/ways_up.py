@@ -19,7 +19,7 @@ _MAX_ABOVE: Final = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """From a variable down to some memory; the variable is None where something that is not Python's holds the first.
+    """A path from a variable down to some memory; without a variable if C++ code holds the first object.
 
     Attributes:
         root: The variable.
@@ -149,7 +149,7 @@ class WaysUp:
         return type(self._graph.objects[vertex]) is not types.ModuleType
 
     def still_held(self, memories: set[int], cuts: frozenset[Cut]) -> set[int]:
-        """Of some memory, what a variable or something else holds when some things are let go of.
+        """Vertices of the given memory that something still holds when some references are cut.
 
         Args:
             memories: Vertices of storages.

@@ -105,7 +105,7 @@ def to_columns(
 
 
 def _number_places(tables: EventTables) -> None:
-    """Where the profiler numbered no allocations, they have numbers from here on, and no longer places."""
+    """Number allocations in order of time, if the profiler did not: storages refer to these numbers then."""
     if tables.places:
         rows = np.frombuffer(tables.allocations, np.int64).reshape(-1, _ALLOCATION_WIDTH)
         numbered, places = number_in_time(rows)

@@ -109,7 +109,7 @@ class _DeviceTexts(dict[Any, str]):
 
 
 class _Reader(EventTables):
-    """One walk over the event tree, which fills the tables."""
+    """A walk over the event tree that fills the tables."""
 
     def __init__(self) -> None:
         super().__init__()

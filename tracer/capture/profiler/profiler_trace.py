@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProfilerTrace:
-    """One cycle's trace.
+    """The profiler's trace of one cycle, read on demand.
 
     Attributes:
-        process_id: Under which the trace has this process's threads.
+        process_id: Number that this process has in the trace.
         chunks: Gives the trace's JSON text from the beginning, in pieces of about a MiB.
             Raises RecordingError if the profiler did not give it, OutputError if it could not be kept.
     """

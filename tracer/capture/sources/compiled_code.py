@@ -29,13 +29,13 @@ def without_wrappers(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CompiledNode:
-    """One operator of a compiled graph.
+    """An operator of a compiled graph.
 
     Attributes:
-        name: In the graph.
+        name: Name in the graph.
         lines: The lines of the user's or a library's code that led to it, outermost first; none where torch has none.
         module_id: `id()` of the innermost module around it, or -1.
-        module: That module's name as torch.compile found it, such as `blocks.0.fc`, or "".
+        module: Name of that module as torch.compile found it, such as `blocks.0.fc`, or "".
         is_recomputed: Whether it is forward's, and backward computes it again.
         has_stack: Whether torch knows its stack, or at least its modules; without such lines it was made for the line
             that called the compiled code.
@@ -51,11 +51,11 @@ class CompiledNode:
 
 @dataclass(frozen=True, slots=True)
 class CompiledGraph:
-    """One generated file.
+    """A generated file and the graph that it was made from.
 
     Attributes:
-        path: Of the file, as the profiler's frames name it.
-        text: Its source.
+        path: Path of the file, as the profiler's frames name it.
+        text: Source of the file.
         compile_id: torch's number of it: function and version, such as `0/0`.
         is_backward: Whether it is the backward of a graph.
         num_outputs: How many of the outputs are the caller's; those behind them go to backward. -1 where all are.
@@ -76,7 +76,7 @@ class CompiledGraph:
 
 @dataclass(frozen=True, slots=True)
 class GraphBreak:
-    """Where torch.compile had to leave the user's code to Python: its own reason, and the user's line."""
+    """A graph break: the user's line and torch.compile's own reason."""
 
     reason: str
     line: SourceLine | None
@@ -108,7 +108,7 @@ class MemoryBudget:
 
     Attributes:
         budget: From 0, where all is computed again, to below 1, the default.
-        kept_bytes: Of what forward keeps for backward, parameters and inputs aside.
+        kept_bytes: Bytes of what forward keeps for backward, without parameters and inputs.
         default_bytes: The same, as it would be by default.
         recomputed: What the default keeps, and this does not.
     """
@@ -126,8 +126,8 @@ class CompiledCode:
     Attributes:
         graphs: The generated files that were run; one that was compiled before the run has no nodes.
         functions: What was compiled during the run.
-        breaks: Of its graphs.
-        budgets: Of the graphs that were given one.
+        breaks: Graph breaks.
+        budgets: Memory budgets of the graphs that were given one.
         cuda_graphs_left_out: Why CUDA graphs, which were asked for, were not made, each reason once; "" where torch
             does not say, as on a device that has none.
         cuda_graphs_bytes: Reserved at the end for the pools in which CUDA graphs work, of all devices.

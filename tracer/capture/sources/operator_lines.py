@@ -61,7 +61,7 @@ class _Site:
     """A call, an operator, or the end of the function.
 
     Attributes:
-        lines: Of a call those that its frame may show; of an operator the one on which it begins.
+        lines: For a call, the lines that its frame may show; for an operator, the line on which it begins.
         names: Operators that the expression can become; empty for a call.
         branches: The sides of the conditionals around it.
         loops: Numbers of the loops around it, outermost first.
@@ -135,7 +135,7 @@ class FunctionSource:
         return enclosing and at > start and site.is_single
 
     def _starts(self, after: int | None) -> list[int]:
-        """Where the flow may have been when the call before was made."""
+        """Positions in the source that the previous call may have been made from."""
         if after is None:
             return [-1]
         calls = [at for at, site in enumerate(self._sites) if not site.is_operator and after in site.lines]

@@ -19,7 +19,7 @@ from tracer.capture.sources.remembered import remembered
 
 
 def _folder_of_torch() -> Path:
-    """Where torch is; it is not imported for that."""
+    """Folder of the installed torch, which is not imported."""
     found = find_spec("torch")
     return Path(found.origin).resolve().parent if found is not None and found.origin else Path("torch").resolve()
 

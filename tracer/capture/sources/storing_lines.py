@@ -45,12 +45,12 @@ def is_bare_variable(path: str) -> bool:
 
 
 def lines_that_store(name: str, file: str, pattern: re.Pattern[str] | None = None) -> tuple[SourceLine, ...]:
-    """Where a file puts something into what has this name, whatever function it is in; constants do not count.
+    """Lines of a file that put something other than a constant into a variable or attribute of this name.
 
     Args:
-        name: Of a variable or an attribute.
+        name: Name of a variable or an attribute.
         file: Its source is read as tracebacks have it.
-        pattern: What has to be in the line; None for nothing.
+        pattern: What has to occur in the line; None for anything.
     """
     text = source_text(file)
     numbers = _stores(text).get(name, ())
@@ -75,7 +75,7 @@ def is_updated(name: str, file: str) -> bool:
     """Whether a file changes what has this name in place, as a moving average is: by a method such as `lerp_`.
 
     Args:
-        name: Of a variable or an attribute.
+        name: Name of a variable or an attribute.
         file: Its source is read as tracebacks have it.
     """
     return name in _updated(source_text(file))

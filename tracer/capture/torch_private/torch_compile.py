@@ -182,7 +182,7 @@ def compile_id() -> str:
 
 
 def compiled_functions() -> list[tuple[str, str, str, int, str]]:
-    """Of the last compilations: id, name, file and first line of the function, and why it was compiled again."""
+    """Recent compilations: id, name, file and first line of the function, and why it was compiled again."""
     utils = sys.modules.get("torch._dynamo.utils")
     metrics = utils.get_compilation_metrics() if utils is not None else []
     return [

@@ -26,7 +26,12 @@ def written_arguments(operator: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
 
 
 def operator(name: str, overload: str = "default") -> Any:
-    """One of torch's operators by name, such as `_flash_attention_forward`; None where this torch has none."""
+    """An operator of torch's by name, such as `_flash_attention_forward`; None if this torch has none.
+
+    Args:
+        name: Name without its namespace.
+        overload: Overload, such as `out`.
+    """
     packet = getattr(torch.ops.aten, name, None)
     return getattr(packet, overload, None)
 
@@ -75,19 +80,31 @@ def written_by_name_alone(operator: Any) -> bool:
 
 
 def device_kernel(name: str, dispatch_key: str) -> Callable[..., Any]:
-    """What an operator, by its full name, calls for a key such as `CUDA` now, also when that is replaced later."""
+    """The function that an operator now calls for a dispatch key; it stays that one if replaced later.
+
+    Args:
+        name: Full name of the operator.
+        dispatch_key: Such as `CUDA`.
+    """
     kernel = torch.library.get_kernel(name, dispatch_key)
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, dispatch_key))
     return partial(kernel.call_boxed, keys)
 
 
 def kernel_library(namespace: str) -> torch.library.Library:
-    """Where kernels of operators are registered; they are in use as long as it is not given to `remove_library`."""
+    """A library to register operators' kernels in; they are used until it is given to `remove_library`."""
     return torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
 
 
 def add_kernel(library: torch.library.Library, name: str, kernel: Callable[..., Any], dispatch_key: str) -> None:
-    """Register a kernel in place of torch's own, by the operator's name without its namespace."""
+    """Register a kernel in place of torch's own, by the operator's name without its namespace.
+
+    Args:
+        library: A library from `kernel_library`.
+        name: Name of the operator.
+        kernel: The function that replaces torch's.
+        dispatch_key: Such as `CUDA`.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators")
         library.impl(name, kernel, dispatch_key)  # type: ignore[no-untyped-call]
@@ -104,7 +121,7 @@ class BelowOperators:
     __slots__ = ("_guards",)
 
     def __enter__(self) -> None:
-        """Begin."""
+        """Switch off autograd, autocast and the profiler's record of operators."""
         self._guards = (
             torch._C._AutoDispatchBelowAutograd(),
             below_autocast(),
@@ -114,7 +131,7 @@ class BelowOperators:
         torch._C._autograd._enable_record_function(False)
 
     def __exit__(self, *error: object) -> None:
-        """End."""
+        """Switch them on again."""
         torch._C._autograd._enable_record_function(True)
         for guard in reversed(self._guards):
             guard.__exit__(*error)

@@ -37,7 +37,7 @@ def process_groups() -> list[list[int]]:
 
 @contextmanager
 def every_rendezvous(store: Store, rank: int, world_size: int) -> Iterator[None]:
-    """Meanwhile process groups start with this store and as this rank, whatever address they name."""
+    """Let all process groups that start meanwhile use this store and rank, whatever address they name."""
 
     def met(url: str, **options: Any) -> Iterator[tuple[Store, int, int]]:
         yield store, rank, world_size
@@ -64,7 +64,7 @@ def gloo_alone() -> Iterator[None]:
             return isinstance(instance, FakeProcessGroup)
 
     class AloneGroup(metaclass=AnyFake):
-        """In the place of ProcessGroupGloo."""
+        """A stand-in for ProcessGroupGloo with one live rank."""
 
         def __new__(cls, store: Store, rank: int, size: int, **options: Any) -> Any:
             how: Any = FakeProcessGroup.Options()

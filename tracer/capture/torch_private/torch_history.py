@@ -13,7 +13,7 @@ from tracer.errors import RecordingError
 
 
 def _history_module(device: torch.device) -> Any:
-    """Where a device's history is switched on and dumped, such as `torch.cuda.memory`; None where there is none."""
+    """Module that switches a device's history on and off, such as `torch.cuda.memory`; None for none."""
     try:
         memory = getattr(torch.get_device_module(device), "memory", None)
     except RuntimeError:
@@ -83,7 +83,7 @@ def allocator_snapshot(device: torch.device) -> dict[str, Any]:
 
 
 def on_out_of_memory(device: torch.device, callback: Callable[[], None]) -> bool:
-    """Have something called right before an allocator raises that there is no memory left; False where that is not.
+    """Register a callback for the moment before an allocator raises out of memory; False if it cannot.
 
     torch has no way to take it back: register once in a process.
     """
@@ -108,7 +108,7 @@ def allocator_statistics(device: torch.device) -> Mapping[str, Any]:
 
 @cache
 def _statistics_of(device: torch.device) -> Callable[[], Mapping[str, Any]] | None:
-    """Who is asked, found out once: a step of training asks several times."""
+    """The function that reads a device's counters, looked up once: a step calls it several times."""
     nested = getattr(torch.get_device_module(device), "memory_stats_as_nested_dict", None)
     if nested is not None:
         return partial(nested, device)

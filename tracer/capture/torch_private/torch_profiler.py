@@ -219,7 +219,7 @@ def let_go_of(profiler: Any) -> None:
 
 
 def leave_profiler_of_parent() -> None:
-    """In a forked child: record nothing more, without a word to the profiler, whose threads are not here."""
+    """Stop recording in a forked child, without calling the profiler, whose threads are not here."""
     if torch._C._autograd._profiler_enabled():
         sys.setprofile(None)
         torch._C._autograd._enable_record_function(False)

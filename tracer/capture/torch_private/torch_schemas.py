@@ -12,7 +12,6 @@ import torch
 
 # What a recorded argument was, as far as matching needs it. A scalar is its Python type.
 TENSOR, NONE, TENSOR_LIST, MIXED_LIST = "tensor", "none", "tensor list", "mixed list"
-_NOT_SCALARS = (TENSOR, NONE, TENSOR_LIST, MIXED_LIST)
 
 
 @cache

@@ -20,7 +20,7 @@ def advice_values(report: AdviceReport, *, computed: bool) -> dict[str, Any]:
     """All of it, as values for JSON; docs/files.md describes them.
 
     Args:
-        report: Of what was tried.
+        report: Report on the changes that were tried.
         computed: Whether the device of the run computed; a prediction has none.
     """
     return {

@@ -12,7 +12,7 @@ from tracer.analysis.snapshots.what_if import SettingsOutcome, WhatIf
 
 
 def allocator_values(finding: AllocatorFinding) -> dict[str, Any]:
-    """One device; the rows of each moment sum to its `reserved_bytes`."""
+    """A device's allocator findings as JSON values; each moment's rows sum to its `reserved_bytes`."""
     modelled = finding.modelled
     return {
         "settings": asdict(modelled.settings) if modelled is not None else None,

@@ -21,7 +21,7 @@ def write_baseline(peaks: Mapping[str, SavedPeak], path: Path) -> None:
 
     Args:
         peaks: By the name of what was measured.
-        path: Of the file; one that is there is replaced.
+        path: Path of the file; one that is there is replaced.
 
     Raises:
         OutputError: It cannot be written.
@@ -32,7 +32,7 @@ def write_baseline(peaks: Mapping[str, SavedPeak], path: Path) -> None:
 
 
 def read_baseline(path: Path) -> dict[str, SavedPeak]:
-    """Read it.
+    """Read a baseline file.
 
     Returns:
         Peaks by name.

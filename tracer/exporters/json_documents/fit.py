@@ -34,7 +34,7 @@ def fit_values(report: FitReport) -> dict[str, Any]:
 
 
 def write_fit_json(report: FitReport, path: Path) -> None:
-    """Write fit.json.
+    """Write fit.json, the trials of a script's changes.
 
     Raises:
         OutputError: It cannot be written.

@@ -44,10 +44,10 @@ def peak_document(
 
     Args:
         peaks: One report per cycle, at least one.
-        recordings: Of the same cycles; rows have no stacks without.
+        recordings: Recordings of the same cycles; without them rows have no stacks.
         origin: With what the run was made.
         against_eager: From the same run without compilation to this one.
-        values_read: Of a device that computes nothing.
+        values_read: Values that the program read from a device that computes nothing.
     """
     from tracer.analysis.profiles.peak import worst_of  # reading peak.json back does not wait for torch
 
@@ -143,7 +143,7 @@ def saved_peak_from(path: Path, document: dict[str, object]) -> SavedPeak:
     """The peak in a document that may be anybody's.
 
     Args:
-        path: Of the file that it is from.
+        path: Path of the file that it was read from.
         document: As JSON has it.
 
     Raises:

@@ -33,7 +33,7 @@ def snapshot_json(
         file: The snapshot's name, as the person gave it.
         allocator: What `explain_allocator` returned for the same devices.
         more: Other values of a device, by its index.
-        command: That made the document.
+        command: The command that made the document.
     """
     modelled = {
         allocator_finding.device: {"allocator": allocator_values(allocator_finding)} for allocator_finding in allocator

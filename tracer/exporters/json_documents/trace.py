@@ -24,14 +24,14 @@ def trace_json(report: TraceReport, *, command: str | None = None) -> str:
     """All of it as a JSON text.
 
     Args:
-        report: Of a trace.
-        command: That made the document.
+        report: Report on a trace.
+        command: The command that made the document.
     """
     return json.dumps(trace_document(report, command=command), indent=2)
 
 
 def trace_document(report: TraceReport, *, command: str | None = None) -> dict[str, Any]:
-    """The same as plain objects."""
+    """The document as plain objects."""
     return {
         **json_header("trace", VERSION, torch=None, command=command),
         "file": report.file,
@@ -53,7 +53,7 @@ def _memory(report: TraceReport) -> dict[str, Any] | None:
 
 
 def times_values(times: TraceTimes) -> dict[str, Any]:
-    """Where the time went."""
+    """Times of a device as JSON values."""
     return {
         "device": times.device,
         "cause": cause(times),
@@ -90,7 +90,7 @@ def trace_job_json(job: JobTimes, *, command: str | None = None) -> str:
 
     Args:
         job: What `compare_ranks` returned.
-        command: That made the document.
+        command: The command that made the document.
     """
     slowest = job.slowest
     values = {

@@ -19,10 +19,10 @@ VERSION = 1
 
 
 def write_watch_json(report: WatchReport, path: Path) -> None:
-    """Write it.
+    """Write watch.json.
 
     Raises:
-        OutputError: The file cannot be written.
+        OutputError: watch.json cannot be written.
     """
     write_atomically(path, json.dumps(watch_values(report), indent=1) + "\n")
 

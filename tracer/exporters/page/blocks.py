@@ -114,7 +114,7 @@ def _groups(groups: Sequence[PeakRow]) -> tuple[list[str], list[Ints]]:
     number: dict[str, int] = {}
 
     def numbers(values: Iterable[str | None]) -> Ints:
-        """One more than the number of each text, 0 for none."""
+        """Number of each text, counted from 1; 0 for none."""
         return np.array([0 if text is None else number.setdefault(text, len(number)) + 1 for text in values], np.int64)
 
     columns = [numbers(_text(getattr(group, name)) for group in groups) for name in TEXT_FIELDS]

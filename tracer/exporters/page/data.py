@@ -109,7 +109,7 @@ def _position(row: int | None, rows: Rows) -> int | None:
 
 
 def _peak(peak: PagePeak, origin: int, rows: Rows, *, has_blocks: bool) -> dict[str, Any]:
-    """Where blocks are known, and the row of the peak, the rows come from these."""
+    """The peak as JSON values; its rows are left out where the page derives them from blocks."""
     row = _position(peak.row, rows) if has_blocks else None
     shown = peak.rows if row is None else ()
     return {

@@ -27,7 +27,7 @@ def write_diff_page(diffs: Sequence[PeakDiff], path: Path, *, before: str, after
         diffs: One for each device.
         path: Where to; a file that is there is replaced.
         before: Name of the first run or snapshot, for people.
-        after: Of the second one.
+        after: Name of the second one.
 
     Raises:
         OutputError: The file cannot be written.
@@ -40,9 +40,9 @@ def diff_pages(diffs: Sequence[PeakDiff], *, before: str, after: str) -> list[Pa
     """The content, device by device; a page of its own says that there is none.
 
     Args:
-        diffs: Of each device.
+        diffs: Difference for each device.
         before: Name of the first side.
-        after: Of the second one.
+        after: Name of the second side.
     """
     pages = [
         _page(diff.after.device, _answer(diff), growth_sentences(diff), changes_tables(diff), before, after)
@@ -55,9 +55,9 @@ def changes_tables(diff: PeakDiff, *, before: str = "before", after: str = "afte
     """What came and went, by everything that it is gathered by, under the names of both sides.
 
     Args:
-        diff: Of one device.
+        diff: Difference for one device.
         before: Name of the first side.
-        after: Of the second one.
+        after: Name of the second side.
     """
     return tuple(
         Table(

@@ -69,7 +69,7 @@ def write_pages(
 
     Args:
         pages: One for each device, at least one.
-        path: Of the HTML file; one that is there is replaced.
+        path: Path of the HTML file; one that is there is replaced.
         shown: Position of the device that is shown first.
         names: What files of the project are called; by default as below the working directory.
         root: From where they are named; by default the working directory.
@@ -94,7 +94,7 @@ def write_prepared(
 
     Args:
         pages: What `page_data` returned, at least one.
-        path: Of the HTML file; one that is there is replaced.
+        path: Path of the HTML file; one that is there is replaced.
         shown: Position of the one that is shown first.
         selector: What they are chosen by.
         names: See `write_pages`.
@@ -151,7 +151,7 @@ def _own_script() -> str:
 
 
 def _plain_newlines(script: str) -> str:
-    """As an HTML parser hands it to the browser, which takes the hash of that."""
+    """The script with plain newlines, as an HTML parser gives it to the browser, which hashes that text."""
     return script.replace("\r\n", "\n").replace("\r", "\n")
 
 

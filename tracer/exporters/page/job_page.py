@@ -39,7 +39,7 @@ def write_job_page(
 
 
 def worth_a_page(finding: JobFinding, most: int) -> tuple[RankPeak, ...]:
-    """The ranks that a reader wants to look into: the worst, a typical one, and the odd ones, group after group."""
+    """Ranks that get a page of their own: the worst, a typical one, and the odd ones, group after group."""
     odd = [group.ranks for group in finding.groups if group.is_odd]
     in_turn = [ranks[turn] for turn in range(max(map(len, odd), default=0)) for ranks in odd if turn < len(ranks)]
     first = [rank for rank in (finding.worst, finding.typical) if rank is not None]
@@ -75,7 +75,7 @@ def job_page(finding: JobFinding, single: Collection[str], *, run: Mapping[str, 
 
 # --------------------------------------------------------------------------------------------------------------- words
 def _alarm(finding: JobFinding) -> tuple[str, ...]:
-    """Which ranks ran out of memory, and why the worst of them did."""
+    """A sentence on the ranks that ran out of memory, and one on why the worst of them did."""
     ran_out = [rank for rank in finding.ranks if rank.out_of_memory]
     if not ran_out or finding.worst is None:
         return ()
@@ -162,7 +162,7 @@ def _ranks(finding: JobFinding, single: Collection[str]) -> tuple[PageRank, ...]
 
 
 def _layers(rank: RankPeak) -> tuple[KindBytes, ...]:
-    """In the order of the drawing's layers, so that the same lies at the same place in every bar."""
+    """Bytes by category in the drawing's order, so that each category lies at the same place in every bar."""
     bytes_of = dict(rank.kinds)
     return tuple(KindBytes(name, bytes_of[kind]) for kind, name in CATEGORY_OF_KIND.items() if kind in bytes_of)
 

@@ -32,10 +32,10 @@ _COLOR = re.compile(r"#[0-9a-fA-F]{6}|[a-z]+")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Series:
-    """One layer of the stack.
+    """A layer of the stacked drawing.
 
     Attributes:
-        name: Of the category. Those of torch and of `Kind` have colours and words of their own.
+        name: Name of the category. Those of torch and of `Kind` have colours and words of their own.
         values_bytes: [Y] Bytes held after each row of `Page.times`.
         color: `#rrggbb` or a CSS name; by default the category's.
     """
@@ -95,7 +95,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class KindBytes:
-    """One row of the breakdown."""
+    """A row of the breakdown."""
 
     name: str
     bytes: int
@@ -113,7 +113,7 @@ class PagePeak:
         breakdown: Bytes by category, in the order in which to show them.
         rows: Groups of equal blocks, largest first.
         stacks: What led to each row, innermost frame first; as many as rows, or none.
-        row: Of `Page.times`; the page then says what was in use by `Page.blocks`.
+        row: Row of `Page.times`; the page then says what was in use by `Page.blocks`.
     """
 
     bytes: int
@@ -192,7 +192,7 @@ class PageAdvice:
 
     Attributes:
         change: What to do, in a sentence.
-        saves_bytes: Of the peak.
+        saves_bytes: Bytes of the peak that it saves.
         cost: What it costs, in words; empty for nothing.
         how_found: "rehearsed", "replayed", "measured", as a sentence ends: `found by ...`.
     """
@@ -273,14 +273,14 @@ class PageLane:
 
 @dataclass(frozen=True, slots=True)
 class PageRank:
-    """One rank of a job, drawn as a bar.
+    """A rank of a job, drawn as a bar.
 
     Attributes:
         name: "rank 3", or its file.
         rank: Its number; None where that is not known.
         state: "readable"; "unreadable", and `words` say why; or "missing".
         bytes: Its peak.
-        kinds: Of what that is made, by category.
+        kinds: Bytes of the peak by category.
         is_odd: Whether few are like it.
         is_worst: Whether it is the one that matters most.
         is_typical: Whether it is the one that the worst is compared with.
@@ -373,7 +373,7 @@ class Page:
         headline_notes: Sentences that belong to the answer itself.
         notes: Sentences on what could not be measured.
         sections: Further findings, in their order.
-        ranks: Of a job, in their order.
+        ranks: Ranks of a job, in their order.
     """
 
     title: str

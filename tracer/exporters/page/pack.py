@@ -26,7 +26,12 @@ class Packed(TypedDict):
 
 
 def packed(columns: Sequence[Ints], *, total: int | None = None) -> Packed:
-    """A table; `total` is the number of rows that it was reduced from."""
+    """A table of columns in packed form.
+
+    Args:
+        columns: Columns of one length.
+        total: Number of rows that it was reduced from; None if it was not.
+    """
     rows = len(columns[0]) if columns else 0
     return {
         "total": rows if total is None else total,

@@ -77,7 +77,12 @@ class _Names:
         return self.files[path]
 
     def number(self, sort: str, name: str) -> str:
-        """A name of one sort that is not everybody's."""
+        """The number that stands for a name; names that every program has stay.
+
+        Args:
+            sort: Sort of the name, such as `function`.
+            name: The name.
+        """
         if name in _COMMON or name.isdigit():
             return name
         table = self.others[sort]
@@ -88,7 +93,12 @@ class _Names:
         return path if path.startswith("(") else _SEGMENT.sub(lambda match: self.number("name", match[0]), path)
 
     def operator(self, name: str, *, file: str | None) -> str:
-        """An operator, or the function of a file."""
+        """An operator's or function's name; the program's own are numbered.
+
+        Args:
+            name: The name.
+            file: File of the function; None for an operator.
+        """
         if " " in name:
             return self.words(name)
         if is_torchs_own(name):
@@ -150,7 +160,7 @@ class _Names:
         return changed
 
     def page(self, page: Mapping[str, Any]) -> dict[str, Any]:
-        """One device or rank."""
+        """The JSON value of one device or rank, with its names numbered."""
         peak, blocks = page["peak"], page["blocks"]
         own = {
             "peak": peak and {**peak, "rows": [*map(self.row, peak["rows"])], "stacks": self.stacks(peak["stacks"])},
@@ -187,7 +197,7 @@ class _Names:
         }
 
     def cell(self, column: str, value: Any) -> Any:
-        """A number, a line of a file, or words."""
+        """A cell of a table, redacted by its column."""
         if isinstance(value, dict):
             file = value["file"]
             words = self.operator(value["words"], file=file) if file else self.words(value["words"])

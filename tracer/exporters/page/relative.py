@@ -32,14 +32,14 @@ def relative_paths(data: Any, names: Names = lambda path: None) -> Any:
 
     Args:
         data: What `page_data` returned.
-        names: Of files of the project, where more is known of it than that it lies below the working directory.
+        names: Names of files of the project, where more is known of it than that it lies below the working directory.
     """
     read = cache(partial(readable_text, names=names))
     return mapped(data, read)
 
 
 def mapped(data: Any, change: Callable[[str], str]) -> Any:
-    """JSON values with every text changed but for keys and packed columns."""
+    """JSON values with every text changed, except keys and packed columns."""
     if isinstance(data, str):
         return change(data)
     if isinstance(data, dict):

@@ -63,7 +63,7 @@ def write_snapshot_page(
         path: Where to; a file that is there is replaced.
         run: What to say of the recording, by name.
         caveat: What has to be said before anything else.
-        timelines: Those that are there already, by position of the device.
+        timelines: Timelines that are there already, by position of the device.
 
     Raises:
         OutputError: The file cannot be written.
@@ -92,7 +92,7 @@ def snapshot_page(
         replayed: The snapshot.
         finding: What `explain_replayed` returned for it.
         shown: Position of the device in both.
-        timeline: Of that device.
+        timeline: Timeline of that device.
         run: What to say of the recording, by name.
     """
     device = finding.devices[shown]
@@ -226,7 +226,7 @@ def oom_section(events: tuple[OutOfMemory, ...]) -> Section:
     """What failed and why; there is at least one event."""
     failures = Table(
         "Each failure" if len(events) > 1 else "The failure",
-        ("entry", "who asked", "asked for", "device free", "in use", "reserved", "unallocated", "largest free"),
+        ("entry", "allocation site", "requested", "device free", "in use", "reserved", "unallocated", "largest free"),
         tuple(_oom_row(event) for event in events),
     )
     in_use = tuple(_groups_table(f"In use at entry {event.entry:,}", event.groups) for event in _distinct(events))

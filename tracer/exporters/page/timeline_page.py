@@ -77,7 +77,7 @@ def timeline_page(
     """The page of one device of a run, for the cycle with its largest peak.
 
     Args:
-        findings: Of the run, on the device.
+        findings: Findings of the run, on the device.
         run: What to say of the run, by name.
         caveat: What has to be said before anything else; empty for a run like any other.
         notes: Sentences on what could not be measured.
@@ -257,7 +257,7 @@ def _with_history(cycle: CycleFindings) -> tuple[ClassifiedBlocks, PerBlock[Int]
 
 
 def _lost_track(cycle: CycleFindings) -> tuple[PageLostTrack, ...]:
-    """Where torch lost track of what counts; what is less than a thousandth of the peak together is one row."""
+    """Lines at which torch's categories stopped; those below a thousandth of the peak share one row."""
     losses = [
         PageLostTrack(lost.op or "a tensor from before the recording", lost.bytes, lost.module, lost.file, lost.line)
         for lost in cycle.lost_track
@@ -357,7 +357,7 @@ def slow_modules(times: RunTimes, peak: PeakReport) -> tuple[SlowModule, ...]:
 
     Args:
         times: Run times of operators, over all steps.
-        peak: Whose rows say what a module held.
+        peak: The peak whose rows say what a module held.
     """
     num_steps = max((row.num_steps for row in times.rows), default=0)
     bytes_of: dict[str, int] = {}

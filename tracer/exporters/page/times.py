@@ -36,7 +36,7 @@ def time_sentence(times: TraceTimes) -> str:
 
 
 def time_section(times: TraceTimes) -> Section:
-    """Where the time went, by step, by who launched the work, and by kernel."""
+    """Tables of time by step, by launcher and by kernel."""
     return Section(f"Time on GPU {times.device}", (), (_steps(times), _launchers(times), _kernels(times)))
 
 

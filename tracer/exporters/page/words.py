@@ -54,7 +54,7 @@ CATEGORY_WORDS = {
 
 
 def headline(page: Page) -> tuple[str, ...]:
-    """When the peak was, what was in it, where its largest piece was made, and what is missing: a sentence each."""
+    """Sentences on the peak: when, of what, where its largest part was allocated, and what is missing."""
     if page.peak is None or page.peak.bytes == 0:
         return (f"Nothing was allocated on {page.device} while it was recorded.",)
     sentences = (_when(page.peak, page.device), _what(page.peak), _where(page.peak))

@@ -47,7 +47,7 @@ class Columns:
         """A column of integers, all of them from `low` to `high`.
 
         Args:
-            name: Of the column.
+            name: Name of the column.
             low: The smallest value allowed.
             high: The largest value allowed.
             length: How many rows there have to be; None for any.
@@ -64,7 +64,7 @@ class Columns:
         """A column of sizes, which can be summed in 64 bits.
 
         Args:
-            name: Of the column.
+            name: Name of the column.
             low: The smallest value allowed.
             length: How many rows there have to be; None for any.
 
@@ -77,10 +77,10 @@ class Columns:
         return column
 
     def ends(self, name: str, *, total: int, length: int | None = None) -> Ints:
-        """Where each of several pieces ends, of which the last ends at `total`.
+        """End of each of several pieces; the last one ends at `total`.
 
         Args:
-            name: Of the column.
+            name: Name of the column.
             total: Rows of all pieces together.
             length: How many pieces there have to be; None for any.
 
@@ -101,14 +101,14 @@ class Columns:
         return np.ascontiguousarray(self._take(name, "f", length), np.float64)
 
     def blob(self, name: str) -> bytes:
-        """Plain bytes."""
+        """Bytes stored under a name."""
         return self._take(name, "u", None).tobytes()
 
     def texts(self, name: str, *, length: int | None = None, as_is: bool = False) -> tuple[str, ...]:
         """A table of texts.
 
         Args:
-            name: Of the table.
+            name: Name of the table.
             length: How many there have to be.
             as_is: Texts that are never shown; others lose what a terminal obeys.
         """

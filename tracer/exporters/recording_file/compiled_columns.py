@@ -172,7 +172,7 @@ def _graph_from(document: Document) -> CompiledGraph:
 
 
 def _module_id(text: str) -> int:
-    """As text, since an `id()` may be larger than the numbers that JSON's readers keep exactly."""
+    """Parse an `id()`, stored as text since JSON readers lose digits of large numbers."""
     if not text.removeprefix("-").isdecimal() or len(text) > 20:
         raise RecordingError("The number of a module is none.", hint=DAMAGED)
     return int(text)

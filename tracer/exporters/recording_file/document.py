@@ -28,7 +28,7 @@ class Document:
         return dict(self._values)
 
     def check_format(self, name: str, version: int) -> None:
-        """Refuse what is of another program or of a later version.
+        """Refuse a file of another program or of a later version.
 
         Raises:
             RecordingError: It is.
@@ -72,7 +72,7 @@ class Document:
         return str(self._value(name, str))
 
     def numbers(self, name: str, *, below: int) -> tuple[int, ...]:
-        """A list of rows of a table that has so many."""
+        """A list of row numbers, each from 0 to `below` - 1."""
         values = self._value(name, list)
         if not all(type(value) is int and 0 <= value < below for value in values):
             raise RecordingError(f"{name} of the recording are not all rows of what they name.", hint=DAMAGED)
@@ -90,7 +90,12 @@ class Document:
         return None if self._values.get(name) is None else self.texts(name)
 
     def documents(self, name: str, *, at_most: int) -> list[Document]:
-        """A list of documents."""
+        """A list of documents.
+
+        Args:
+            name: Key of the list.
+            at_most: The most entries that are allowed.
+        """
         values = self._value(name, list)
         if len(values) > at_most or not all(type(value) is dict for value in values):
             raise RecordingError(f"{name} of the recording are not what they should be.", hint=DAMAGED)

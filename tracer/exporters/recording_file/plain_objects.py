@@ -124,7 +124,7 @@ def object_columns(name: str, root: Any) -> dict[str, npt.NDArray[Any]]:
 
 
 def object_from(columns: Columns, name: str) -> Any:
-    """The object of which these are the columns.
+    """The object that was stored in these columns.
 
     Raises:
         RecordingError: They are those of none.

@@ -46,7 +46,7 @@ def print_advice(report: AdviceReport, console: Console, *, context_bytes: int =
 
 
 def _print_none(report: AdviceReport, console: Console) -> None:
-    """That nothing helps; where nothing was tried, what was found stands alone."""
+    """Say that no tried change helps; print nothing where nothing was tried but something was found."""
     if not report.num_tried and report.found:
         return
     say(console)
@@ -58,11 +58,11 @@ def _print_none(report: AdviceReport, console: Console) -> None:
 
 
 def print_unneeded(places: Sequence[UnneededMemory], peak_bytes: int, console: Console) -> None:
-    """What the recording shows that nobody needs: a sentence for each, and the lines to paste."""
+    """Print memory at the peak that is not needed: a sentence for each finding, and the lines to paste."""
     if not places:
         return
     say(console)
-    say(console, "What nobody needs at the peak", style="bold")
+    say(console, "Not needed at the peak", style="bold")
     for unneeded in places[:NUM_FOUND]:
         say_wrapped(console, unneeded_sentence(unneeded, peak_bytes, file_name=short_path))
         for line in unneeded.lines:  # to be copied: whole, however long
@@ -106,7 +106,7 @@ _HOW = {"replayed": "replayed", "measured": "measured"}
 def _sentences(report: AdviceReport, context_bytes: int) -> Iterator[str]:
     if report.rows:
         changes = some(report.num_tried, "change")
-        yield f"Each of {changes} was rehearsed, alone and together; rows say where it was found otherwise."
+        yield f"Each of {changes} was rehearsed, alone and together; rows say so where one was replayed or measured."
     if report.unrehearsed_bytes >= _VISIBLE_SHARE * report.peak_bytes and report.rows:
         yield (
             f"{format_bytes(report.unrehearsed_bytes)} of the measured peak are not in the rehearsal of the same step: "

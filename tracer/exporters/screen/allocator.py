@@ -84,7 +84,7 @@ def print_first_changes(first: FirstChanges, console: Console) -> None:
     if not first.changes:
         say(console)
         most = "serves a failed request" if first.num_failed else f"lowers the peak by {LEAST_PERCENT} %"
-        say(console, f"Nothing that was tried on a replay {most}.", indent=2)
+        say(console, f"No change that was tried in a replay {most}.", indent=2)
         return
     grid = table("allocated", "with it", "reserved", "with it", *(["served"] if first.num_failed else []))
     grid.add_column("change", overflow="fold")
@@ -155,7 +155,7 @@ def _explanations(what_if: WhatIf, modelled: Modelled) -> list[str]:
         sentences += [f"{name}: {remark}" for remark in row.remarks]
     if what_if.not_worth:
         others = some(len(what_if.not_worth), "other setting", "saves/save")
-        sentences.append(f"{others} less than a hundredth: {'; '.join(what_if.not_worth)}.")
+        sentences.append(f"{others} less than 1 %: {'; '.join(what_if.not_worth)}.")
     if len(what_if.rows) > 1:
         sentences.append(_advice(what_if))
     sentences.append(what_it_is_not(what_if))
@@ -172,14 +172,13 @@ def _how_searched(what_if: WhatIf) -> str:
         if row.fits and what_if.gpu_memory is not None and what_if.gpu_memory < (row.smallest_gpu_bytes or 0)
     ]
     lucky = (
-        f" It runs on {format_bytes(what_if.gpu_memory or 0)} {' and '.join(below)}, but not on all between."
+        f" It runs on {format_bytes(what_if.gpu_memory or 0)} {' and '.join(below)}, but not on every size in between."
         if below
         else ""
     )
     return (
-        f"The smallest is the GPU from which on larger ones do, found by bisection in steps of "
-        f"{format_bytes(what_if.step_bytes)}; where the cache happens to be emptied at a better moment, a smaller one "
-        f"may do.{lucky}"
+        f"The smallest GPU was found by bisection in steps of {format_bytes(what_if.step_bytes)}: all larger ones work "
+        f"too. A smaller one may work if the cache happens to be emptied at a better moment.{lucky}"
     )
 
 
@@ -188,8 +187,8 @@ def _what_was_had(what_if: WhatIf) -> list[str]:
     sentences = []
     if what_if.capacity is not None:
         sentences.append(
-            "The recording reached what the device had for it: "
-            f"each replay has {format_bytes(what_if.capacity)} as well."
+            "The recording used all that the device had for it: "
+            f"each replay is limited to {format_bytes(what_if.capacity)} too."
         )
     off = what_if.rows[0].outcome.reserved_peak_bytes - what_if.recorded_peak_bytes
     if abs(off) * 100 >= what_if.recorded_peak_bytes and what_if.rows[0].outcome.failure is None:
@@ -210,11 +209,11 @@ def _advice(what_if: WhatIf) -> str:
             "would have been served."
         )
     if best.saved_bytes * 100 < recorded.reserved_peak_bytes:
-        return "None of these settings saves as much as a hundredth of the peak."
+        return "None of these settings saves 1 % of the peak."
     percent = 100 * best.saved_bytes / recorded.reserved_peak_bytes
     return (
-        f"The least is reserved with PYTORCH_CUDA_ALLOC_CONF={best.settings}: {format_bytes(best.saved_bytes)} less "
-        f"({percent:.1f} %), at {best.outcome.num_driver_calls:,} driver calls instead of "
+        f"PYTORCH_CUDA_ALLOC_CONF={best.settings} reserves the least: {format_bytes(best.saved_bytes)} less "
+        f"({percent:.1f} %), with {best.outcome.num_driver_calls:,} driver calls instead of "
         f"{recorded.num_driver_calls:,}."
     )
 
@@ -222,8 +221,8 @@ def _advice(what_if: WhatIf) -> str:
 def what_it_is_not(what_if: WhatIf) -> str:
     """What these answers leave out, in a sentence."""
     before = "" if what_if.starts_clean else ", without what was cached before the recording"
-    gpu = "" if what_if.gpu_memory is None else "; of a GPU's memory, the CUDA context and libraries need some besides"
+    gpu = "" if what_if.gpu_memory is None else "; the CUDA context and libraries need GPU memory in addition"
     return (
-        f"These are the needs of a clean allocator for just these requests{before}; a program that reacts to its "
+        f"These figures are for a clean allocator and exactly these requests{before}; a program that reacts to its "
         f"memory would make others{gpu}."
     )

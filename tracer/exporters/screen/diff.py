@@ -18,7 +18,7 @@ from tracer.exporters.screen.text import exact, print_table, say, say_wrapped, s
 from tracer.units import format_bytes, format_growth, some
 
 _STACK_LINES = 3
-_OWN_PEAKS = "Growth is that of the most that was in use at once, which may be at another moment than the peak."
+_OWN_PEAKS = "Growth compares the most that each row had in use at once, which may be at another moment than the peak."
 # Title, and columns of the names, where they are not that of the list alone.
 _TABLES = {
     "line": ("By line", ("category", "module, operator, line")),
@@ -58,7 +58,7 @@ def _print_peak_diff(diff: PeakDiff, console: Console, top: int) -> None:
     say(console, f"{device}: peak {sizes}, {signed(diff.bytes)} ({diff.bytes:+,} B{percent})", style="bold")
     if old.phase != new.phase:
         was, is_now = phase_words(old.phase), phase_words(new.phase)
-        say(console, f"The peak was {was} and is {is_now} now: other memory is alive then.")
+        say(console, f"The peak was {was} and is now {is_now}, where other memory is in use.")
     for gathered_by, changes in diff.changes.items():
         title, columns = _TABLES.get(gathered_by, (f"By {gathered_by}", (gathered_by,)))
         _print_changes(title, columns, changes, console, len(changes) if gathered_by in ("category", "kind") else top)
@@ -142,7 +142,7 @@ def _sizes(changes: Sequence[Change]) -> tuple[str, str, str]:
 
 
 def _moved(change: Change) -> str:
-    """Which frame differs between two stacks that are the same code."""
+    """The frame that differs between two stacks of the same code."""
     if not change.was and not change.became:
         return ""
     return f"\n(a frame differs: {change.was or 'none'} -> {change.became or 'none'})"

@@ -52,7 +52,7 @@ def _what(failure: Failure) -> str:
 def _hint(failure: Failure, results: RunResults) -> str:
     error, below = failure.error, _below(failure, results)
     if isinstance(error, StopIteration):
-        return f"Let the data begin again, or ask for fewer steps: --n-active-steps, --n-repeats. {below}"
+        return f"Restart the data iterator, or ask for fewer steps: --n-active-steps, --n-repeats. {below}"
     if getattr(error, "hint", ""):
         return str(error.hint)  # type: ignore[attr-defined]
     if failure.step == 0 and isinstance(error, Exception) and not failure.out_of_memory:
@@ -80,6 +80,6 @@ def _called_with(settings: Mapping[str, object]) -> str:
     if not isinstance(inputs, tuple):
         return ""
     if not inputs:
-        return "If it is a module that wants inputs, describe them with --input."
+        return "If it is a module that needs inputs, describe them with --input."
     options = " ".join(f"--input {text}" for text in inputs)
     return f"It was called with {options} and --batch-size {settings['batch_size']}: check shape, dtype and range."

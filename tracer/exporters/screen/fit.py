@@ -13,13 +13,13 @@ def trial_words(trial: FitTrial, usable_bytes: int, base: FitTrial | None = None
 
     Args:
         trial: It.
-        usable_bytes: Of the card that it ran on.
+        usable_bytes: Bytes of the card that a program can use.
         base: The script as it is, to compare with; None to leave that out.
     """
     what = ", ".join((*((shlex.join(trial.arguments),) if trial.arguments else ()), *trial.apply)) or "as it is"
     if trial.fits:
         left = usable_bytes - trial.reserved_bytes
-        came = f"fits with {format_bytes(left)} left" if left >= 0 else "fits, after the cache was given back"
+        came = f"fits with {format_bytes(left)} left" if left >= 0 else "fits, after the allocator released its cache"
         sizes = f"{format_bytes(trial.allocated_bytes)} allocated, {format_bytes(trial.reserved_bytes)} reserved"
         sizes += "" if trial.worst_rank is None else f" by rank {trial.worst_rank:,}, the worst"
         line = f"{what}: {sizes}{_difference(trial, base)}; {came}."
@@ -32,7 +32,7 @@ def trial_words(trial: FitTrial, usable_bytes: int, base: FitTrial | None = None
 
 
 def _difference(trial: FitTrial, base: FitTrial | None) -> str:
-    """Of the peaks, where both have one: what ran out of memory has none."""
+    """The change of the peak in words; empty where one of the two ran out of memory."""
     if base is None or not base.fits:
         return ""
     saved_bytes = base.allocated_bytes - trial.allocated_bytes
@@ -45,9 +45,9 @@ def command_words(report: FitReport, program: str, num_ranks: int = 0) -> str:
     """A command to paste: the script with what makes it fit.
 
     Args:
-        report: In which something fits.
+        report: A report in which something fits.
         program: This program, as it was called.
-        num_ranks: Of a job, on each node; 0 for one process.
+        num_ranks: Number of ranks of a job on each node; 0 for one process.
     """
     own = shlex.join((*report.script, *report.arguments))
     if not report.apply:

@@ -15,7 +15,7 @@ _MAX_NAMED = 12
 
 
 def print_job(finding: JobFinding, console: Console, *, top: int = 10) -> None:
-    """Print it.
+    """Print what was found out about a job.
 
     Args:
         finding: What `explain_job` returned.

@@ -36,7 +36,7 @@ def after_run(folder: Path, written: Collection[str], *, is_advice_open: bool = 
     """After a run, or a report on one.
 
     Args:
-        folder: Of its files.
+        folder: Folder of its files.
         written: Names of those that are there.
         is_advice_open: Whether the same command could be asked for advice, and was not.
     """
@@ -44,7 +44,7 @@ def after_run(folder: Path, written: Collection[str], *, is_advice_open: bool = 
     if "memory_timeline.html" in written:
         ideas.append(f"open {folder / 'memory_timeline.html'} in a browser")
     if is_advice_open:
-        ideas.append("add --advise to the same command to hear what would lower the peak")
+        ideas.append("add --advise to the same command to see what would lower the peak")
     elif "peak.json" in written:
         ideas.append(f"compare with another run by {command_line('diff', folder, 'OTHER')}")
     return _line(ideas)
@@ -57,7 +57,7 @@ def after_snapshot(
 
     Args:
         path: The snapshot.
-        devices: Those that were explained, the worst first.
+        devices: Devices that were explained, the worst first.
         has_failed: Whether one of them ran out of memory.
         has_page: Whether its page was written.
         has_settings: Whether other settings of the allocator were tried, or cannot be.
@@ -68,7 +68,11 @@ def after_snapshot(
     if not has_page:
         ideas.append(f"look at it in a browser by {command_line('snapshot', path, '--html', 'snapshot.html')}")
     if not has_settings:
-        words = "ask whether other allocator settings would have done" if has_failed else "try other allocator settings"
+        words = (
+            "ask whether other allocator settings would have been enough"
+            if has_failed
+            else "try other allocator settings"
+        )
         ideas.append(f"{words} by {command_line('snapshot', path, '--search-settings')}")
     ideas.append(f"compare with another one by {command_line('diff', path, 'OTHER')}")
     return _line(ideas)
@@ -107,7 +111,7 @@ def after_prediction(
 
     Args:
         fits: Whether it fits; None where no device was named.
-        folder: Of its files, if there are any.
+        folder: Folder of its files, if there are any.
         written: Names of those that are there.
         has_advice: Whether advice was asked for.
         has_largest_batch: Whether the largest batch was.
@@ -118,7 +122,7 @@ def after_prediction(
     elif fits and not has_largest_batch:
         ideas.append("add --largest-batch to ask how many samples would fit")
     if not has_advice and not fits:
-        ideas.append("add --advise to hear what would lower the peak")
+        ideas.append("add --advise to see what would lower the peak")
     if folder is None:
         ideas.append("add --save-dir DIR to get the page and the other files of a run")
     elif "memory_timeline.html" in written:

@@ -16,7 +16,7 @@ _NUM_DIFFERENCES = 3
 
 
 def print_null_job(job: NullJob, console: Console) -> None:
-    """Print the job below what its first rank has said of itself."""
+    """Print the job, below the answer of its first rank."""
     say(console)
     for line in job_words(job):
         say(console, line)

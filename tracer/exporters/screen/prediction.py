@@ -18,13 +18,13 @@ from tracer.units import format_bytes
 
 _ENGINE = {
     "null GPU": CAVEAT,
-    "rehearsal": "Rehearsed on tensors without memory, by rules for what a GPU does otherwise than the CPU.",
+    "rehearsal": "Rehearsed on tensors without memory, by rules for what a GPU does differently from the CPU.",
 }
 _ON_CPU = "Rehearsed on tensors without memory, as the CPU runs it."
 
 
 def engine_words(prediction: Prediction) -> str:
-    """Which engine answered."""
+    """A sentence on which engine answered."""
     return _ON_CPU if prediction.results.device == "cpu" else _ENGINE[prediction.engine]
 
 
@@ -45,10 +45,10 @@ def verdict(prediction: Prediction) -> str:
     room = card.usable_bytes - memory.peak_reserved_bytes
     if memory.num_retries:
         times = "once" if memory.num_retries == 1 else f"{memory.num_retries} times"
-        return f"Fits in {name}, but only because the allocator gives back its cache {times}."
+        return f"Fits in {name}, but only because the allocator releases its cache {times}."
     words = f"Fits in {name}: {format_bytes(room)} are left."
     if prediction.spread.high_bytes > card.usable_bytes:
-        return f"{words} This prediction may be off by as much."
+        return f"{words} This prediction may be wrong by as much."
     return words
 
 
@@ -65,7 +65,7 @@ def print_prediction(prediction: Prediction, console: Console, *, top: int = NUM
     """The answer, the sizes, what fills it and what was assumed or is not counted. Readable in 80 columns.
 
     Args:
-        prediction: Of a step.
+        prediction: Prediction of a step.
         console: Where to print.
         top: Rows of the table of lines; what the others hold together is said.
     """

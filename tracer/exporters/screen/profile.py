@@ -34,7 +34,7 @@ def print_peak(findings: Findings, console: Console, *, num_steps: int | None = 
     """Headline, and the peak by category, module and line, then what else there is to say. Readable in 80 columns.
 
     Args:
-        findings: Of a run.
+        findings: Findings of a run.
         console: Where to print.
         num_steps: How many steps the run had, if that is known.
         top: Rows of each table but the first; what the others hold together is said.
@@ -65,7 +65,7 @@ def short_screen(findings: Findings, num_steps: int | None = None) -> tuple[str,
     """The answer in a few lines: the headline, the largest lines of source, what grows.
 
     Args:
-        findings: Of a run.
+        findings: Findings of a run.
         num_steps: How many steps it had, if that is known.
     """
     peak = findings.worst.peak
@@ -102,7 +102,7 @@ def _print_modules(peak: PeakReport, console: Console, top: int) -> None:
     shown = lines[: top + MORE_MODULES]
     if len(lines) > len(shown):
         shown.append((f"and {len(lines) - len(shown)} more of at least 2 %", 0, 0))
-    _print_bytes("By module, with all that is inside it", "module", shown, peak.peak_bytes, console)
+    _print_bytes("By module, with the modules inside it", "module", shown, peak.peak_bytes, console)
 
 
 def _print_phases(cycle: CycleFindings, console: Console) -> None:
@@ -149,7 +149,7 @@ def headline(findings: Findings, num_steps: int | None = None) -> str:
     """The answer in one sentence.
 
     Args:
-        findings: Of a run.
+        findings: Findings of a run.
         num_steps: How many steps it had, if that is known.
     """
     peak = findings.worst.peak
@@ -184,7 +184,7 @@ def _three_sizes(peak: PeakReport, allocator: AllocatorPeak) -> str:
     largest, pending = format_bytes(allocator.largest_free_bytes), allocator.pending_bytes
     return (
         f"Requested: {format_bytes(allocator.requested_bytes)}. "
-        f"Allocated, which is that rounded up block by block: {format_bytes(peak.peak_bytes)}.\n"
+        f"Allocated, after rounding up each block: {format_bytes(peak.peak_bytes)}.\n"
         f"Reserved from the driver: {format_bytes(allocator.reserved_bytes)}, "
         f"of which {format_bytes(allocator.free_bytes)} free, in pieces of {largest} at most"
         + (f", and {format_bytes(pending)} freed but still used by another stream." if pending else ".")
@@ -192,13 +192,13 @@ def _three_sizes(peak: PeakReport, allocator: AllocatorPeak) -> str:
 
 
 def print_categories(peak: PeakReport, console: Console) -> None:
-    """The peak by category."""
+    """Print the peak by category."""
     by_category = [(name, *total) for name, total in _totals(peak, lambda row: words_of(row.category))]
     _print_bytes("What filled it", "category", by_category, peak.peak_bytes, console, meaning=meaning_of)
 
 
 def print_lines(peak: PeakReport, console: Console, top: int) -> None:
-    """By line; below a library's line the user's that led there, which stands in the title if it is always the same."""
+    """Print the peak by line; below a library's line, the user's line that led to it."""
     callers = {_caller(row) for row in peak.rows if row.caller_file}
     is_one = len(callers) == 1
 
@@ -264,7 +264,7 @@ def _print_bytes(
 
 
 def print_timings(timings: PhaseTimings, console: Console) -> None:
-    """Mean and spread of each phase."""
+    """Print mean and spread of each phase."""
     num_steps = len(timings.durations_ms[PHASES[0]])
     made = Table(box=None, padding=(0, 1), pad_edge=False)
     made.add_column("phase")

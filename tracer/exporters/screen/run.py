@@ -27,7 +27,7 @@ def short_lines(results: RunResults, folder: Path, written: Sequence[str]) -> tu
     """The answer in a few lines.
 
     Args:
-        results: Of a run.
+        results: Results of a run.
         folder: Where its files are.
         written: Names of those that could be written.
     """
@@ -55,7 +55,7 @@ def print_results(results: RunResults, console: Console, *, top: int = NUM_ROWS)
     """Print what the results have: what ran out of memory, the peak, the times, the gradients, the loss.
 
     Args:
-        results: Of a run.
+        results: Results of a run.
         console: Where to print.
         top: Rows of each table; what the others hold together is said.
     """

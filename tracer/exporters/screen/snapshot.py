@@ -62,7 +62,7 @@ def _print_device(device: DeviceFinding, console: Console, top: int) -> None:
     history = f"{some(device.entries, 'entry')} of history"
     say(console, f"Device {device.device}: {history}, peak {_when(peak, device)}", style="bold")
     say(console, f"requested  {exact(peak.requested_bytes)}", indent=2)
-    say(console, f"allocated  {exact(peak.allocated_bytes)}, the same as the allocator rounds it", indent=2)
+    say(console, f"allocated  {exact(peak.allocated_bytes)}, after the allocator's rounding", indent=2)
     say(console, f"reserved   {exact(peak.reserved_bytes)}, taken from the device", indent=2)
     if peak.before_recording_bytes:
         before = exact(peak.before_recording_bytes)
@@ -97,7 +97,7 @@ def _when(peak: Peak, device: DeviceFinding) -> str:
 
 
 def since_start(time_us: int, first_time_us: int) -> str:
-    """When, in seconds since the first entry; nothing where entries have no times."""
+    """The time in seconds since the first entry, in words; empty where entries have no times."""
     if time_us < 0 or first_time_us < 0:
         return ""
     return f", {(time_us - first_time_us) / 1e6:,.3f} s after the first"

@@ -28,7 +28,7 @@ def print_moments(moments: Moments, console: Console, *, top: int) -> None:
         origin = f"made from entry {last.first:,} on" if last.first >= 0 else "made before the recording or in it"
         sentence = f"the last {format_bytes(last.bytes)} in use at entry {last.entry:,} were {origin}"
         _say(console, f"Device {moments.device}: {sentence}")
-        print_groups("Made last before it ran out of memory", last.groups, console, top)
+        print_groups("Last allocations before it ran out of memory", last.groups, console, top)
     _print_steps(moments.device, moments.steps, console, top)
 
 

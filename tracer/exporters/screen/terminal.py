@@ -23,7 +23,7 @@ from tracer.errors import OutputError
 def screen(*, is_shown: bool = True) -> Iterator[Console]:
     r"""A console on stdout; all of it is printed when the block ends well.
 
-    A letter that stdout's encoding does not have is written as its number, `\xe9`. A reader who has seen enough, as
+    A letter that stdout's encoding does not have is written as its number, `\xe9`. A closed pipe, as after
     `| head` has, is no error.
 
     Args:
@@ -54,16 +54,16 @@ def _without_trailing_spaces(text: str) -> str:
 
 
 def say(line: str) -> None:
-    """One line on stderr, never wrapped: a path that is broken in two cannot be copied.
+    """Print a line on stderr, never wrapped: a path that is broken in two cannot be copied.
 
-    Who has closed stderr, or filled its disk, goes without: there is nowhere left to say so.
+    Where stderr is closed or its disk full, the line is dropped: there is nowhere left to say so.
     """
     with suppress(OSError):
         _put(f"{line}\n", sys.stderr)
 
 
 def say_beside_bars(line: str) -> None:
-    """One line on stderr in the middle of somebody's program, whose progress bars stay whole."""
+    """Print a line on stderr while somebody's program runs, without breaking its progress bars."""
     bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
     if bars is None:  # rich's bars stand in the place of stderr and let lines pass
         say(line)
@@ -81,7 +81,7 @@ class _Text(io.StringIO):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """The stream's."""
+        """The encoding of the wrapped stream."""
         return _encoding(self._stream)
 
     def isatty(self) -> bool:

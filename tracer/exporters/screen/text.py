@@ -69,7 +69,7 @@ def signed(size_bytes: float) -> str:
 
 
 def exact(size_bytes: int) -> str:
-    """For people, and to the byte."""
+    """Bytes with a unit, and in parentheses the exact number."""
     return f"{format_bytes(size_bytes)} ({size_bytes:,} B)"
 
 

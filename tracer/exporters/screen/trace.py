@@ -26,7 +26,7 @@ def print_trace(report: TraceReport, console: Console, *, top: int) -> None:
     """Print all of it.
 
     Args:
-        report: Of a trace.
+        report: Report on a trace.
         console: Where to print.
         top: Rows of each table.
     """
@@ -43,7 +43,7 @@ def print_times(times: TraceTimes, console: Console, *, top: int) -> None:
     """Print the cause, the steps, who launched what, and the kernels.
 
     Args:
-        times: Of a trace.
+        times: Times of a trace.
         console: Where to print.
         top: Rows of each table.
     """

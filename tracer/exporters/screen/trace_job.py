@@ -35,7 +35,7 @@ def print_trace_job(job: JobTimes, console: Console) -> None:
 
 
 def slowest_sentence(job: JobTimes) -> str:
-    """For whom the others wait, in a sentence or two."""
+    """A sentence or two on the rank that the others wait for."""
     ranks = some(len(job.rows), "rank")
     left = ""
     if job.num_left_out:

@@ -17,7 +17,7 @@ _ITEM = "aten::_local_scalar_dense"
 
 
 def print_values(values: ValuesRead | None, console: Console) -> None:
-    """What was read, and the first of it as a list; nothing where there is nothing to say."""
+    """Print what was read from the device, and the first reads as a list; nothing where nothing was read."""
     if values is None:
         return
     for sentence in values_sentences(values):

@@ -20,7 +20,7 @@ _MAX_GROUPS, _MAX_KEPT = 12, 5
 
 
 def write_watch_text(report: WatchReport, path: Path) -> None:
-    """Write all of it.
+    """Write watch.txt.
 
     Raises:
         OutputError: The file cannot be written.
@@ -167,7 +167,7 @@ def _other_sentences(report: WatchReport) -> Iterator[str]:
 
 
 def ledger_lines(ledger: DeviceLedger, device: str) -> Iterator[str]:
-    """The whole device; the rows sum to what nvidia-smi shows as used."""
+    """Lines on the whole device; the rows sum to what nvidia-smi shows as used."""
     yield ""
     yield f"The whole device ({device}): {format_bytes(ledger.used_bytes)} of {format_bytes(ledger.total_bytes)} used"
     rows = [(f"torch, {pool}", size) for pool, size in ledger.pools.items()]
@@ -227,7 +227,7 @@ def _table_of_steps(report: WatchReport) -> Iterator[str]:
 def _list_of_events(report: WatchReport) -> Iterator[str]:
     if len(report.events) > 1:
         yield ""
-        yield "What this run was stopped or asked for:"
+        yield "When this run was explained:"
         for event in report.events:
             yield f"  after step {event.step:,}: {event.what}"
 

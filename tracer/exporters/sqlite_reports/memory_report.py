@@ -175,7 +175,7 @@ def insert_entries(
         peak_bytes: The peak.
         weights: Name, bytes, bytes of the gradient.
         activations: Name of the operation, bytes.
-        frames: Of the weights, then of the activations: ordering, path and line of each frame.
+        frames: Frames of the weights, then of the activations: ordering, path and line of each frame.
     """
     insert(connection, "entry_types", ((WEIGHT, "Weight"), (ACTIVATION, "Activation")))
     insert(connection, "misc_sizes", ((_PEAK_KEY, peak_bytes),))
@@ -198,7 +198,7 @@ def project_frames(frames: Iterable[SourceLine], relative: RelativeName) -> Iter
     """Ordering, path and line of the frames of the project, numbered without gaps.
 
     Args:
-        frames: Of one entry, in order.
+        frames: Frames of one entry, in order.
         relative: Gives a file's name in the project; None for one that is not of it.
     """
     named = ((relative(frame.file), frame.line) for frame in frames)

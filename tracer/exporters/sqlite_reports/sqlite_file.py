@@ -58,7 +58,7 @@ FORMAT_TABLE = "CREATE TABLE format (name TEXT PRIMARY KEY, version INTEGER NOT 
 
 
 def insert_format(connection: sqlite3.Connection, name: str, version: int) -> None:
-    """What our own tables in the file are called and in which version."""
+    """Insert the format's name and version, which are of our own tables."""
     insert(connection, "format", [(name, version)])
 
 
@@ -66,7 +66,7 @@ SETTINGS_TABLE = "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT N
 
 
 def insert_settings(connection: sqlite3.Connection, settings: Mapping[str, object]) -> None:
-    """What the run was made with, as text."""
+    """Insert the run's settings, as text."""
     # Arguments of the command line are bytes; what is no text there would be refused.
     texts = ((name, str(value).encode(errors="replace").decode()) for name, value in settings.items())
     insert(connection, "settings", texts)

@@ -28,7 +28,7 @@ def lone_rank(place: Place) -> Iterator[None]:
     What ranks after this one read is left in the job's folder in the end, and so are the groups that it was in.
 
     Args:
-        place: Of this process.
+        place: Place of this process.
     """
     store = LoneStore(_left_by_others(place.folder))
     groups: set[tuple[int, ...]] = set()
@@ -111,7 +111,7 @@ def _functions(place: Place, see_groups: Callable[[], None]) -> dict[str, Callab
         return source
 
     def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """All have come."""
+        """Return at once: no other rank is waited for."""
 
     own = (
         init_process_group, destroy_process_group, split_group, broadcast_object_list, scatter_object_list,

@@ -22,7 +22,7 @@ class Objects:
         """Objects of a rank.
 
         Args:
-            folder: Of the job.
+            folder: Folder of the job.
             rank: This process's.
         """
         self._folder, self._rank = folder, rank
@@ -32,7 +32,7 @@ class Objects:
         """What the source has given all of a group at the same call; if it has not run, the list stays as it is.
 
         Args:
-            objects: Of this rank; those of the source take their place.
+            objects: Objects of this rank; those of the source replace them.
             source: A rank.
             group: The ranks that take part.
         """

@@ -16,13 +16,13 @@ _FOLDER: Final = "NULL_GPU_JOB"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which rank a process is.
+    """A process's rank in its job.
 
     Attributes:
-        rank: From 0, over all nodes.
-        world_size: How many there are.
-        per_node: How many a node has.
-        folder: Of the job, in which ranks leave what those after them read; private to the job.
+        rank: Number from 0, over all nodes.
+        world_size: Number of ranks.
+        per_node: Number of ranks on a node.
+        folder: The job's private folder, in which ranks leave what later ones read.
     """
 
     rank: int
@@ -41,7 +41,7 @@ class Place:
         return cls(rank, world_size, per_node, Path(folder))
 
     def variables(self) -> dict[str, str]:
-        """Those of torchrun, and the folder. Nobody listens at the address: the rendezvous is ours."""
+        """Environment variables of torchrun, and the folder's. Nobody listens at the address."""
         node, local_rank = divmod(self.rank, self.per_node)
         num_nodes = -(-self.world_size // self.per_node)
         return {
@@ -65,7 +65,7 @@ class Place:
 
 
 def left_by(folder: Path, rank: int) -> Path:
-    """What a rank leaves in the job's folder: its groups, what it has put into the store, and what NCCL would have."""
+    """Path of the file that a rank leaves: its groups, its keys of the store, and its use of NCCL."""
     return folder / f"rank{rank}.json"
 
 
@@ -76,7 +76,7 @@ def groups_left(folder: Path, rank: int) -> list[list[int]]:
 
 
 def nccl_left(folder: Path, rank: int) -> NcclBuffers:
-    """What NCCL would have taken memory for in a rank that ran."""
+    """What NCCL would have been used for in a rank that ran."""
     return NcclBuffers(**_left(folder, rank).get("nccl", {}))
 
 

@@ -39,28 +39,28 @@ class LoneStore(Store):
         return [self.get(key) for key in keys]
 
     def multi_set(self, keys: list[str], values: list[Any]) -> None:
-        """`set` of several."""
+        """Set several keys."""
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
     def append(self, key: str, value: Any) -> None:
-        """Put something behind what this rank has set."""
+        """Append to what this rank has set."""
         self.own[key] = self.own.get(key, b"") + _bytes(value)
 
     def add(self, key: str, amount: int) -> int:
-        """Count; others' counts are not known."""
+        """Add to a counter; counts of other ranks are not known."""
         count = int(self.own.get(key, b"0")) + amount
         self.own[key] = str(count).encode()
         return count
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
-        """Set a key that has the expected value, or none."""
+        """Set a key, if its value is the expected one or it has none."""
         if self.own.get(key, _bytes(expected)) == _bytes(expected):
             self.own[key] = _bytes(desired)
         return self.own[key]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Nothing is waited for."""
+        """Return at once: no other rank is waited for."""
 
     def check(self, keys: Iterable[str]) -> bool:
         """Whether this rank has set them: a signal of another rank's never comes."""

@@ -37,7 +37,7 @@ class Compute:
         """Leave values in an operator's outputs.
 
         Args:
-            operator: Which.
+            operator: The operator.
             args: What it was called with.
             kwargs: And by name.
             outputs: The tensors that it returned or wrote to.
@@ -125,7 +125,7 @@ class Compute:
     def _places_of_small(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]
     ) -> tuple[tuple[Any, ...], dict[str, Any], list[torch.Tensor]]:
-        """Of an operator on lists, the places at which all is small; what is at the others has no values then."""
+        """Arguments of a list operator, reduced to the places where all tensors are small; others lose values."""
         num_places = len(outputs)
         lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list | tuple)]
         lists = [value for value in lists if len(value) == num_places]

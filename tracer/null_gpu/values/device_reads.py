@@ -41,7 +41,7 @@ class DeviceRead:
         operator: Such as `aten::nonzero`.
         count: How often.
         value: The last one, as text; of an operator that decides a size, that size.
-        known: Of the worst known of them.
+        known: How well the worst known of them is known.
         answered: Whether the value was given from outside.
         decides_size: Whether the value was the size of a result.
         num_empty: How many of those results were empty.
@@ -59,10 +59,11 @@ class DeviceRead:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """When a program that goes on reading is ended.
+    """Limit at which a program that only reads values is ended.
 
     Attributes:
-        max_reads: Of one line with one operator. A step that does nothing else takes 0.1 ms, one of a model some ms.
+        max_reads: The most reads by one line with one operator. A step that only reads takes 0.1 ms,
+            one of a model some ms.
     """
 
     max_reads: int = 100_000

@@ -73,7 +73,7 @@ class DeviceValues:
         return is_dense(tensor) or end - start <= (MEDIUM_BYTES if is_number(tensor) else LARGE_BYTES)
 
     def write(self, tensor: torch.Tensor, values: torch.Tensor, known: Known) -> None:
-        """Leave values in a tensor's memory; they may be there already, where they were computed in place.
+        """Store values in a tensor's memory, unless they were computed there, and note how they are known.
 
         Those have called `fill` before, so that what lies between a tensor's elements has values as well.
         """
@@ -92,7 +92,12 @@ class DeviceValues:
         self.ranges.note(start, end, known)
 
     def draw(self, tensor: torch.Tensor, *, positive: bool = False) -> None:
-        """Leave drawn numbers in small floats, as a kernel would have left some; anything else has no values then."""
+        """Store drawn numbers in small float tensors, as a kernel would have; others have no values then.
+
+        Args:
+            tensor: The tensor.
+            positive: Whether the numbers are all above zero.
+        """
         if tensor.nbytes <= SMALL_BYTES and is_number(tensor) and tensor.numel():
             numbers = self.draws.fresh(tensor)
             self.write(tensor, numbers.abs() if positive and not tensor.is_complex() else numbers, Known.DRAWN)

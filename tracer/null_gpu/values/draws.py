@@ -22,7 +22,7 @@ class Draws:
         """What an unwritten tensor at an address shows: an element's number depends on its place in memory alone.
 
         Args:
-            address: Of its first element; slices of one tensor agree with it.
+            address: Address of its first element; slices of one tensor agree with it.
             tensor: Gives dtype, size and stride. Of the result nothing may be written.
         """
         num_elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
@@ -54,7 +54,7 @@ class Draws:
 
 
 def host_generator(device: torch.device, generator: torch.Generator | None) -> torch.Generator:
-    """A generator of the host's own for one random operator, by where the device's stands before it.
+    """A generator of the host for one random operator, seeded by the state of the device's.
 
     So the same seed draws the same again, as checkpointing expects, and the program's own generators stay untouched.
     """

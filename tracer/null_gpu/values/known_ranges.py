@@ -21,7 +21,7 @@ class KnownRanges:
     """Disjoint ranges of addresses that hold values, in order; all else is `Known.UNKNOWN`."""
 
     def __init__(self) -> None:
-        """Know nothing."""
+        """Begin with no known bytes."""
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._known: list[Known] = []
@@ -44,7 +44,7 @@ class KnownRanges:
         self._replace(first, last, rest)
 
     def note(self, start: int, end: int, known: Known) -> None:
-        """Say what is known of a range from now on; it joins neighbours of which the same is known."""
+        """Set what is known of a range; neighbours of which the same is known are merged."""
         self.forget(start, end)
         if known == Known.UNKNOWN or start >= end:
             return
@@ -58,7 +58,7 @@ class KnownRanges:
         self._replace(first, last, [(start, end, known)])
 
     def known(self, start: int, end: int) -> Known:
-        """What is known of all of a range; an empty one is exact."""
+        """What is known of the whole range, by its worst part; an empty one is exact."""
         lowest = Known.EXACT
         at = bisect_right(self._ends, start)
         while start < end:

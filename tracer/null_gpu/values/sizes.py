@@ -24,7 +24,7 @@ class SizedResults:
     def __init__(
         self, values: DeviceValues, log: ReadLog, compute: Compute, answer_reads: Callable[[int | None], None]
     ) -> None:
-        """See `Kernels`."""
+        """Set up, with the same arguments as `Kernels`."""
         self._values, self._log, self._compute, self._answer_reads = values, log, compute, answer_reads
         self._running = _Running()
 
@@ -41,14 +41,14 @@ class SizedResults:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run one.
+        """Run an operator whose result's size depends on values.
 
         Args:
-            operator: Which.
+            operator: The operator.
             outermost: Name of the operator that the program called, as `aten::index` for a `nonzero` inside it.
             original: Torch's own kernel.
-            args: What it was called with.
-            kwargs: And by name.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
         """
         if self._running.size is not None:  # inside another that was told its size
             return original(*args, **kwargs)

@@ -41,7 +41,7 @@ class HostValues:
     """Values on, from the time it is made until `close`."""
 
     def __init__(self, answers: Mapping[tuple[str, int], Answer] | None = None, guard: Guard | None = None) -> None:
-        """Begin.
+        """Switch values on: operators compute small tensors on the host from here on.
 
         Args:
             answers: Values to be read in lines, by file and number.

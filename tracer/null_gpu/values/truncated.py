@@ -13,8 +13,8 @@ def rounds(count: int, mean: float, std: float, low: float, high: float) -> int:
 
     Args:
         count: How many numbers.
-        mean: Of the normal distribution.
-        std: Of the normal distribution.
+        mean: Mean of the normal distribution.
+        std: Standard deviation of the normal distribution.
         low: Lower bound.
         high: Upper bound.
 
