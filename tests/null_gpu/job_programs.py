@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional_collectives
+import torch.distributed._symmetric_memory as symmetric_memory
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -117,6 +120,61 @@ def stages_of_a_pipeline() -> None:
     )
     schedule.step(*inputs, **wanted)
     assert all(parameter.grad is not None for part in parts for parameter in part.parameters())
+    dist.destroy_process_group()
+
+
+def tokens_of_experts() -> None:
+    """What is sent is known, so that what is received is, although counts differ."""
+    dist.init_process_group("nccl")
+    sent = [WORLD_SIZE + 1, *[1] * (WORLD_SIZE - 1)]
+    received = [3] * WORLD_SIZE
+    tokens = torch.arange(sum(sent), device=DEVICE)
+    exchanged = torch.full((sum(received),), -1, device=DEVICE)
+    dist.all_to_all_single(exchanged, tokens, received, sent)
+    others = [number for number in range(WORLD_SIZE + 1, sum(sent)) for _ in range(3)]
+    assert exchanged.tolist() == [0, 1, 2, *others]
+    counts = torch.bincount(torch.arange(64, device=DEVICE) % WORLD_SIZE, minlength=WORLD_SIZE)
+    theirs = torch.empty_like(counts)
+    dist.all_to_all_single(theirs, counts)
+    hidden = torch.randn(64, 8, device=DEVICE, requires_grad=True)
+    world: Any = dist.group.WORLD
+    moved = functional_collectives.all_to_all_single_autograd(hidden, theirs.tolist(), counts.tolist(), world)
+    moved.sum().backward()
+    assert moved.shape == (64, 8) and hidden.grad is not None
+    dist.destroy_process_group()
+
+
+def attention_over_all_ranks() -> None:
+    """Each rank has its part of the sequence, and sees keys and values of all."""
+    mesh = init_device_mesh("cuda", (WORLD_SIZE,))
+    whole = [torch.randn(1, 4, 1024, 64, device=DEVICE, dtype=torch.bfloat16) for _ in range(3)]
+    with (
+        torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION),
+        context_parallel(mesh, buffers=whole, buffer_seq_dims=[2, 2, 2]),
+    ):
+        query, key, value = (tensor.detach().requires_grad_() for tensor in whole)
+        assert query.shape[2] == 1024 // WORLD_SIZE
+        nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True).sum().backward()
+        assert key.grad is not None and key.grad.shape == key.shape
+    assert whole[0].shape[2] == 1024
+    dist.destroy_process_group()
+
+
+def symmetric_workspace() -> None:
+    """What ranks map from each other is outside of torch's allocator, and of this device once."""
+    dist.init_process_group("nccl", device_id=DEVICE)
+    free_bytes, allocated_bytes = torch.cuda.mem_get_info()[0], torch.cuda.memory_allocated()
+    workspace = symmetric_memory.empty(4 << 20, dtype=torch.uint8, device=DEVICE)
+    world: Any = dist.group.WORLD
+    shared = symmetric_memory.rendezvous(workspace, world)
+    assert (shared.world_size, shared.rank) == (WORLD_SIZE, RANK)
+    assert shared.get_buffer((RANK + 1) % WORLD_SIZE, (16,), torch.float32).shape == (16,)
+    shared.barrier()
+    assert torch.cuda.memory_allocated() - allocated_bytes < 1 << 20
+    assert free_bytes - torch.cuda.mem_get_info()[0] in range(4 << 20, 9 << 20)
+    part, weight = torch.randn(64, 32, device=DEVICE), torch.randn(32, 16, device=DEVICE)
+    _, products = torch.ops.symm_mem.fused_all_gather_matmul(part, [weight], 0, world.group_name)
+    assert products[0].shape == (64 * WORLD_SIZE, 16)
     dist.destroy_process_group()
 
 

@@ -15,8 +15,9 @@ import pytest
 from tests.null_gpu.started import ROOT, needs_null_gpu
 from tracer.errors import TracerError
 from tracer.null_gpu.cards import H100
+from tracer.null_gpu.job.earlier import earlier_ranks_by, run_earlier_ranks
 from tracer.null_gpu.job.objects import Objects
-from tracer.null_gpu.job.place import Place, groups_left, nccl_left
+from tracer.null_gpu.job.place import Place, groups_left, nccl_left, shared_bytes_left
 from tracer.null_gpu.job.ranks import ranks_that_differ
 from tracer.null_gpu.job.store import LoneStore
 from tracer.null_gpu.nccl_buffers import NcclBuffers
@@ -31,6 +32,9 @@ TOGETHER = (
     "flat_parameters",
     "a_mesh_without_a_group",
     "stages_of_a_pipeline",
+    "tokens_of_experts",
+    "attention_over_all_ranks",
+    "symmetric_workspace",
 )
 
 
@@ -85,7 +89,14 @@ def test_a_store_waits_for_nobody() -> None:
     assert [store.add("count", 2), store.add("count", 0)] == [2, 2]
     assert not store.check(["theirs"]) and store.check(["own", "count"])
     assert store.compare_set("new", "", "z") == b"z" and store.compare_set("new", "q", "w") == b"z"
-    assert store.delete_key("own") and not store.delete_key("own") and store.num_keys() == 2
+    store.set("round/3", "of this rank")
+    assert store.get("round/0") == b"of this rank" and store.get("other/0") == store.get("0") == bytes(128)
+    assert (
+        store.delete_key("round/3")
+        and store.delete_key("own")
+        and not store.delete_key("own")
+        and store.num_keys() == 2
+    )
 
 
 def test_objects_come_from_the_rank_that_gave_them_or_the_nearest_before(tmp_path: Path) -> None:
@@ -99,6 +110,30 @@ def test_objects_come_from_the_rank_that_gave_them_or_the_nearest_before(tmp_pat
     assert last == ["from 2"]
     with pytest.raises(TracerError, match="Rank 0 waits for objects of rank 5"):
         Objects(tmp_path / "empty", 0).receive([None], 5)
+
+
+def test_a_rank_that_runs_alone_asks_for_the_first_once(tmp_path: Path) -> None:
+    ran: list[int] = []
+
+    def run() -> None:
+        ran.append(0)
+        Objects(tmp_path, 0).send(["from 0"], 1)
+
+    with earlier_ranks_by(run, tmp_path):
+        for _ in range(2):
+            given: list[object] = [None]
+            Objects(tmp_path, 5).receive(given, 4)
+            assert given == ["from 0"]
+    assert ran == [0]
+    assert not run_earlier_ranks(tmp_path)
+
+
+def test_a_rank_for_which_the_first_has_nothing_does_not_wait(tmp_path: Path) -> None:
+    with (
+        earlier_ranks_by(lambda: None, tmp_path),
+        pytest.raises(TracerError, match="Rank 5 waits for objects of rank 4"),
+    ):
+        Objects(tmp_path, 5).receive([None], 4)
 
 
 def test_shared_objects_of_a_rank_that_did_not_run_are_ones_own(tmp_path: Path) -> None:
@@ -139,6 +174,9 @@ def test_each_rank_runs_without_the_others(tmp_path: Path) -> None:
     # Of all programs the most at once: the world's and another; all three others by an all-to-all.
     assert nccl_left(tmp_path, 0) == NcclBuffers(2, 3)
     assert nccl_left(tmp_path, 1) == NcclBuffers(0, 0)
+    # 4 MiB, torch's own workspace for what is gathered, and a pad for signals behind each.
+    assert shared_bytes_left(tmp_path, 0) in range(6 << 20, 10 << 20)
+    assert shared_bytes_left(tmp_path, 1) == 0
 
 
 # ---- commands

@@ -40,6 +40,16 @@ def is_active() -> bool:
     return sys.platform == "linux" and hasattr(ctypes.CDLL(None), "null_gpu_launches")
 
 
+def shared_bytes() -> int:
+    """The most memory that this process, on the null GPU, has given other processes handles for at once.
+
+    Symmetric memory is made so, which torch's allocator does not count.
+    """
+    count = ctypes.CDLL(None).null_gpu_shared_bytes
+    count.restype = ctypes.c_size_t
+    return int(count())
+
+
 def environment(cards: Sequence[Card], base: Mapping[str, str] | None = None) -> dict[str, str]:
     """Variables of a process that runs on the null GPU.
 

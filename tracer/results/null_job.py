@@ -23,6 +23,7 @@ class RankRun:
         failure: What ended its steps early, in words; empty if nothing did.
         out_of_memory: Whether that was the device's memory.
         nccl: What a real NCCL would have taken memory for.
+        shared_bytes: Symmetric memory, which ranks map from each other and torch's allocator does not count.
     """
 
     rank: int
@@ -34,11 +35,12 @@ class RankRun:
     failure: str = ""
     out_of_memory: bool = False
     nccl: NcclBuffers = field(default_factory=NcclBuffers)
+    shared_bytes: int = 0
 
     @property
     def of_card_bytes(self) -> tuple[int, int]:
-        """Least and most of the card at the peak: torch's, CUDA's context, and what NCCL takes beside them."""
-        known = (self.peak_bytes or 0) + CONTEXT_BYTES
+        """Least and most of the card at the peak: torch's, CUDA's context, symmetric memory, and what NCCL takes."""
+        known = (self.peak_bytes or 0) + CONTEXT_BYTES + self.shared_bytes
         return known + self.nccl.least_bytes, known + self.nccl.most_bytes
 
 

@@ -19,7 +19,8 @@ from tracer.errors import UsageError
 from tracer.exporters.files import write_atomically
 from tracer.null_gpu import process
 from tracer.null_gpu.cards import Devices
-from tracer.null_gpu.job.place import Place, groups_left, nccl_left
+from tracer.null_gpu.job.earlier import earlier_ranks_by
+from tracer.null_gpu.job.place import Place, groups_left, nccl_left, shared_bytes_left
 from tracer.null_gpu.job.ranks import ranks_that_differ
 from tracer.results.null_job import NullJob, RankRun
 from tracer.runs.null_job_page import write_ranks_page
@@ -90,18 +91,36 @@ def run_job(job: Job, save_dir: Path | None, *, tell: Callable[[str], None], is_
     with tempfile.TemporaryDirectory(prefix="null-gpu-job-") as name, closing(termination):
         folder = Path(name)
         first = min(job.ranks) if job.ranks else 0
-        runs = [_run(job, first, folder, None) if is_first_seen else _run_unseen(job, first, folder, save_dir, tell)]
+        runs = _first(job, first, folder, save_dir, tell, is_seen=is_first_seen)
         others = _others(job, folder, first)
         if others:
             tell(f"Rank {first} ran. So do {_listed(others)}, which can differ from it ({_why(job)}).")
         runs += _side_by_side(job, others, folder, save_dir, tell)
-        runs = [replace(run, nccl=nccl_left(folder, run.rank)) for run in runs]
+        runs = [
+            replace(run, nccl=nccl_left(folder, run.rank), shared_bytes=shared_bytes_left(folder, run.rank))
+            for run in runs
+        ]
         summary = read_some(folder, [run.rank for run in runs], job.world_size)
     runs = [_with_peak(run, summary) for run in runs]
     if save_dir is not None:
         write_ranks(summary, save_dir)
         write_ranks_page(runs, save_dir, tell=tell)
     return NullJob(job.devices, job.per_node, tuple(runs))
+
+
+def _first(
+    job: Job, rank: int, folder: Path, save_dir: Path | None, tell: Callable[[str], None], *, is_seen: bool
+) -> list[RankRun]:
+    """This command as a rank, and as rank 0 before it goes on, if it waits for what that says."""
+    earlier: list[RankRun] = []
+
+    def run_rank_0() -> None:
+        tell(f"Rank {rank} waits for what others tell it. So rank 0 runs before it goes on.")
+        earlier.append(_run_unseen(job, 0, folder, save_dir, tell))
+
+    with earlier_ranks_by(run_rank_0, folder) if rank else nullcontext():
+        ran = _run(job, rank, folder, None) if is_seen else _run_unseen(job, rank, folder, save_dir, tell)
+    return [*earlier, ran]
 
 
 def _with_peak(run: RankRun, summary: RanksSummary) -> RankRun:

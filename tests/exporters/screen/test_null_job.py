@@ -34,6 +34,17 @@ def test_what_is_outside_torchs_allocator_is_said_of_the_card() -> None:
         "communicators and 1 rank that it sends to or receives from. So rank 0 takes 3.57 GiB to 5.27 GiB of 79.10 GiB."
     )
     assert found.fits is True
+    shares = job(replace(FIRST, shared_bytes=64 << 20))
+    assert job_words(shares)[-1] == (
+        "Beside torch's memory: CUDA's context, 500.00 MiB, and symmetric memory, 64.00 MiB. "
+        "So rank 0 takes 3.55 GiB of 79.10 GiB."
+    )
+    assert (
+        "500.00 MiB, symmetric memory, 64.00 MiB, and NCCL's"
+        in job_words(job(replace(shares.runs[0], nccl=NcclBuffers(1))))[-1]
+    )
+    document = null_job_json(shares)
+    assert document["ranks"][0]["shared_bytes"] == 64 << 20
 
 
 def test_whether_it_fits_is_about_the_card() -> None:

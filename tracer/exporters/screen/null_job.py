@@ -51,15 +51,27 @@ def job_words(job: NullJob) -> list[str]:
 def _of_card(job: NullJob) -> Iterator[str]:
     """What the fullest rank takes of its card, with what no allocator of torch's hands out."""
     fullest = job.fullest
-    if fullest is None or not fullest.nccl.words:
+    if fullest is None or not (fullest.nccl.words or fullest.shared_bytes):
         return
     least_bytes, most_bytes = fullest.of_card_bytes
     card = job.devices.card.memory_bytes
     yield (
-        f"Beside torch's memory: CUDA's context, {format_bytes(CONTEXT_BYTES)}, and NCCL's buffers, "
-        f"{fullest.nccl.words}. So rank {fullest.rank:,} takes {format_bytes(least_bytes)} to "
-        f"{format_bytes(most_bytes)} of {format_bytes(card)}{_ends(least_bytes, most_bytes, card, fullest)}"
+        f"Beside torch's memory: {_beside_torch(fullest)}. So rank {fullest.rank:,} takes "
+        f"{_range(least_bytes, most_bytes)} of {format_bytes(card)}{_ends(least_bytes, most_bytes, card, fullest)}"
     )
+
+
+def _beside_torch(run: RankRun) -> str:
+    """As in `CUDA's context, 500.00 MiB, and NCCL's buffers, 28.00 MiB to 688.00 MiB for 1 communicator`."""
+    parts = [f"CUDA's context, {format_bytes(CONTEXT_BYTES)}"]
+    parts += [f"symmetric memory, {format_bytes(run.shared_bytes)}"] if run.shared_bytes else []
+    parts += [f"NCCL's buffers, {run.nccl.words}"] if run.nccl.words else []
+    return ", and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+
+
+def _range(least_bytes: int, most_bytes: int) -> str:
+    least, most = format_bytes(least_bytes), format_bytes(most_bytes)
+    return least if least == most else f"{least} to {most}"
 
 
 def _ends(least_bytes: int, most_bytes: int, card_bytes: int, fullest: RankRun) -> str:

@@ -123,7 +123,9 @@ def _functions(place: Place, see_groups: Callable[[], None]) -> dict[str, Callab
 def _leave(place: Place, store: LoneStore, groups: set[tuple[int, ...]]) -> None:
     keys = {key: base64.b64encode(value).decode() for key, value in store.own.items()}
     nccl = NcclBuffers.of_this_process() if process.is_active() else NcclBuffers()
-    text = json.dumps({"groups": sorted(map(list, groups)), "store": keys, "nccl": asdict(nccl)})
+    shared_bytes = process.shared_bytes() if process.is_active() else 0
+    document = {"groups": sorted(map(list, groups)), "store": keys, "nccl": asdict(nccl), "shared_bytes": shared_bytes}
+    text = json.dumps(document)
     unfinished = left_by(place.folder, place.rank).with_suffix(".part")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(left_by(place.folder, place.rank))

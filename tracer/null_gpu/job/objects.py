@@ -10,6 +10,7 @@ from typing import Any
 
 from tracer.capture.torch_private import torch_distributed
 from tracer.errors import TracerError
+from tracer.null_gpu.job.earlier import run_earlier_ranks
 
 
 class Objects:
@@ -49,6 +50,8 @@ class Objects:
     def receive(self, objects: list[Any], source: int) -> None:
         """Take objects that another rank has left for this one, or else what stands for them.
 
+        Where no rank has left any, the first rank runs meanwhile, if the job's command can start it.
+
         Stages of a pipeline tell the next one the shapes of what they will send, and the one before the shapes of the
         gradients that come back: those of what it has sent. The stages in between say mostly the same, so that the
         words of the nearest earlier rank do where the one before has not run.
@@ -62,19 +65,24 @@ class Objects:
         elif (gradients := torch_distributed.gradients_of_stage()) is not None:
             objects[:] = [gradients]
         else:
-            objects[:] = self._nearest(source)[: len(objects)]
+            found = self._nearest()
+            if not found and run_earlier_ranks(self._folder):
+                found = self._nearest()
+            if not found:
+                raise TracerError(
+                    f"Rank {self._rank} waits for objects of rank {source}, which has not run.",
+                    hint=f"Run it before: --rank {source},{self._rank}.",
+                )
+            objects[:] = found[: len(objects)]
 
-    def _nearest(self, source: int) -> list[Any]:
-        """What the nearest rank, up to this one, has sent to the next stage."""
+    def _nearest(self) -> list[Any]:
+        """What the nearest rank, up to this one, has sent to the next stage; empty if none has."""
         names = sorted(self._folder.glob("one-*.pickle"), key=lambda path: [-int(n) for n in path.stem.split("-")[1:]])
         for path in names:
             objects = self._read(path) if int(path.stem.split("-")[1]) <= self._rank else []
             if objects and not torch_distributed.is_of_gradients(objects[0]):
                 return objects
-        raise TracerError(
-            f"Rank {self._rank} waits for objects of rank {source}, which has not run.",
-            hint=f"Run it before: --rank {source},{self._rank}.",
-        )
+        return []
 
     def _path(self, kind: str, *ranks: int) -> Path:
         call = (kind, *ranks)

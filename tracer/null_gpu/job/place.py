@@ -60,6 +60,8 @@ class Place:
             "TORCHELASTIC_MAX_RESTARTS": "0",
             "TORCHELASTIC_RUN_ID": "null-gpu",
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+            # Every other rank says what this one does, so that symmetric memory of all seems to be on one device.
+            "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
             _FOLDER: str(self.folder),
         }
 
@@ -78,6 +80,11 @@ def groups_left(folder: Path, rank: int) -> list[list[int]]:
 def nccl_left(folder: Path, rank: int) -> NcclBuffers:
     """What NCCL would have been used for in a rank that ran."""
     return NcclBuffers(**_left(folder, rank).get("nccl", {}))
+
+
+def shared_bytes_left(folder: Path, rank: int) -> int:
+    """The most of its memory that a rank that ran has shared with others at once; see `process.shared_bytes`."""
+    return int(_left(folder, rank).get("shared_bytes", 0))
 
 
 def _left(folder: Path, rank: int) -> dict[str, Any]:

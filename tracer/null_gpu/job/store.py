@@ -23,16 +23,23 @@ class LoneStore(Store):
         """
         super().__init__()
         self._before = dict(before or {})
+        self._by_rank: dict[str, bytes] = {}
         self.own: dict[str, bytes] = {}
         self._timeout = timedelta(seconds=300)
 
     def set(self, key: str, value: Any) -> None:
         """Set a key."""
         self.own[key] = _bytes(value)
+        if (series := _series(key)) is not None:
+            self._by_rank[series] = self.own[key]
 
     def get(self, key: str) -> bytes:
-        """What was set; zeros where another rank would have set it."""
-        return self.own.get(key, self._before.get(key, _UNKNOWN))
+        """What was set; where another rank would have set it, what this one set under its own number, or zeros."""
+        if key in self.own:
+            return self.own[key]
+        if key in self._before:
+            return self._before[key]
+        return self._by_rank.get(_series(key) or "", _UNKNOWN)
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """`get` of several."""
@@ -86,6 +93,12 @@ class LoneStore(Store):
     def has_extended_api(self) -> bool:
         """`append`, `multi_get` and `multi_set` are there."""
         return True
+
+
+def _series(key: str) -> str | None:
+    """A key without the number of a rank that ends it; None where it ends in none."""
+    head, _, number = key.rpartition("/")
+    return f"{head}/" if head and number.isdigit() else None
 
 
 def _bytes(value: Any) -> bytes:

@@ -169,7 +169,17 @@ EXPORT CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *attr
 typedef struct {
   size_t size, offset;
   int device, uses;
+  bool is_shared; /* other processes may have a handle */
 } Physical;
+/* Symmetric memory is made so: it is no allocator's of torch's. The most at once. */
+static size_t shared_bytes, most_shared_bytes;
+EXPORT size_t null_gpu_shared_bytes(void) { return most_shared_bytes; }
+
+static void share(Physical *physical) {
+  if (__atomic_exchange_n(&physical->is_shared, true, __ATOMIC_RELAXED)) return;
+  size_t now = __atomic_add_fetch(&shared_bytes, physical->size, __ATOMIC_RELAXED);
+  if (now > __atomic_load_n(&most_shared_bytes, __ATOMIC_RELAXED)) __atomic_store_n(&most_shared_bytes, now, __ATOMIC_RELAXED);
+}
 
 EXPORT CUresult cuMemGetAllocationGranularity(size_t *size, const CUmemAllocationProp *properties,
                                               CUmemAllocationGranularity_flags flags) {
@@ -190,7 +200,7 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, c
   if (device >= 0 && !memory_take(device, size)) return CUDA_ERROR_OUT_OF_MEMORY;
   Physical *physical = malloc(sizeof *physical);
   if (!physical) return CUDA_ERROR_OUT_OF_MEMORY;
-  *physical = (Physical){size, physical_offset(size), device, 1};
+  *physical = (Physical){size, physical_offset(size), device, 1, false};
   *handle = (CUmemGenericAllocationHandle)(uintptr_t)physical;
   return CUDA_SUCCESS;
 }
@@ -199,6 +209,7 @@ static void let_go(Physical *physical) {
   if (physical->device >= 0) {
     physical_drop(physical->device, physical->offset, physical->size);
     memory_give(physical->device, physical->size);
+    if (physical->is_shared) __atomic_sub_fetch(&shared_bytes, physical->size, __ATOMIC_RELAXED);
   }
   free(physical);
 }
@@ -280,7 +291,8 @@ EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAlloca
   if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
   int file = memfd_create("null-gpu-handle", MFD_CLOEXEC);
   if (file < 0) return CUDA_ERROR_OPERATING_SYSTEM;
-  const Physical *physical = (const Physical *)(uintptr_t)handle;
+  Physical *physical = (Physical *)(uintptr_t)handle;
+  if (physical->device >= 0) share(physical);
   if (write(file, physical, sizeof *physical) != sizeof *physical) return close(file), CUDA_ERROR_OPERATING_SYSTEM;
   *(int *)shareable = file;
   return CUDA_SUCCESS;

@@ -114,23 +114,34 @@ static void remember(ncclComm_t comm, const void *from, void *to, size_t size, i
   }
   parts[num_parts++] = (Part){comm, from, to, size, peer};
 }
-/* What is given to the same peer, else to anyone; the search begins where the last one ended, as lists come in order. */
-static const void *given(const Part *received, size_t *hint) {
-  const void *other = NULL;
+/* Of the size that is received, what is given to the same peer, else to anyone; else what that peer is given, whatever its
+   size: counts of tokens for experts differ. The search begins where the last one ended, as lists come in order. */
+static const Part *given(const Part *received, size_t *hint) {
+  const Part *other = NULL, *uneven = NULL;
   for (size_t i = 0; i < num_parts; i++) {
     const Part *part = &parts[(*hint + i) % num_parts];
-    if (!part->from || part->comm != received->comm || part->size != received->size) continue;
-    if (part->peer == received->peer) return *hint = (size_t)(part - parts) + 1, part->from;
-    if (!other) other = part->from;
+    if (!part->from || part->comm != received->comm) continue;
+    if (part->size != received->size) {
+      if (!uneven && part->peer == received->peer && part->size) uneven = part;
+      continue;
+    }
+    if (part->peer == received->peer) return *hint = (size_t)(part - parts) + 1, part;
+    if (!other) other = part;
     if (part->peer == part->comm->rank) break; /* a broadcast of this rank's own: there is no better */
   }
-  return other;
+  return other ? other : uneven;
+}
+/* What is longer than what is given has it again and again. */
+static void fill(const Part *received, const Part *from) {
+  size_t size = received->size, done = from->size < size ? from->size : size;
+  move_bytes(received->to, from->from, done);
+  for (; done < size; done *= 2) move_bytes((char *)received->to + done, received->to, done < size - done ? done : size - done);
 }
 static void exchange(void) {
   size_t hint = 0;
   for (size_t i = 0; i < num_parts; i++) {
-    const void *from = parts[i].to ? given(&parts[i], &hint) : NULL;
-    if (from) move_bytes(parts[i].to, from, parts[i].size);
+    const Part *from = parts[i].to ? given(&parts[i], &hint) : NULL;
+    if (from) fill(&parts[i], from);
   }
   num_parts = 0;
 }

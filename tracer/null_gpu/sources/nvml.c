@@ -32,6 +32,14 @@ typedef struct {
 typedef struct {
   unsigned gpu, memory;
 } Utilization;
+typedef struct {
+  unsigned version;
+  unsigned char cluster[16];
+  int status;
+  unsigned clique;
+  unsigned char state; /* 0: not supported */
+  unsigned health;
+} Fabric;
 
 static const Card *card_behind(const void *handle) { return &config()->cards[((uintptr_t)handle - HANDLES) % MAX_DEVICES]; }
 /* What this process uses of a card: its devices are counted as the process sees them. */
@@ -135,7 +143,11 @@ EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, unsigned *coun
 EXPORT int nvmlDeviceGetUtilizationRates(void *handle, Utilization *rates) {
   return rates->gpu = rates->memory = 0, NVML_SUCCESS;
 }
-EXPORT int nvmlDeviceGetGpuFabricInfoV(void *handle, void *info) { return NVML_ERROR_NOT_SUPPORTED; }
+/* The card is in no fabric of several nodes. torch asks before memory of one device is mapped on another. */
+EXPORT int nvmlDeviceGetGpuFabricInfoV(void *handle, Fabric *fabric) {
+  *fabric = (Fabric){.version = fabric->version};
+  return NVML_SUCCESS;
+}
 EXPORT int nvmlDeviceGetNvLinkState(void *handle, unsigned link, unsigned *state) { return NVML_ERROR_NOT_SUPPORTED; }
 EXPORT int nvmlDeviceGetNvLinkRemoteDeviceType(void *handle, unsigned link, unsigned *type) { return NVML_ERROR_NOT_SUPPORTED; }
 EXPORT int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *handle, unsigned link, void *info) { return NVML_ERROR_NOT_SUPPORTED; }
