@@ -136,6 +136,9 @@ class Evidence(IntEnum):
     WORKSPACE_BRIEF = 49
     WORKSPACE_KEPT = 50
     FROZEN_SET = 51
+    FED_TO_FORWARD = 52
+    IN_FLIGHT = 53
+    HELD_OVER_BACKWARD = 54
     # Of recordings again.
     LISTED = 60
     HELD_BY_GRAPH = 61
@@ -255,6 +258,15 @@ EVIDENCE_TEXT = {
     Evidence.WORKSPACE_BRIEF: "likely: of the size of cuBLAS's workspace, and nothing happened while it was in use",
     Evidence.WORKSPACE_KEPT: "likely: of the size of cuBLAS's workspace, without a stack, and never freed",
     Evidence.HELD_OVER_STEP: "likely: made outside of backward, and in use until after the step of an optimizer",
+    Evidence.FED_TO_FORWARD: (
+        "likely: made outside of modules between a step and the next forward, and in use when that forward began"
+    ),
+    Evidence.HELD_OVER_BACKWARD: (
+        "a module or a function of torch.nn made it, it was in use over a backward, and the program's code freed it"
+    ),
+    Evidence.IN_FLIGHT: (
+        "likely: made in a backward that was not over, and no parameter can have its size, as a gradient's has"
+    ),
     Evidence.FROZEN_SET: (
         "likely: there before the recording and never freed, one for each layer called, and no gradient has its size"
     ),
