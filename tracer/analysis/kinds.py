@@ -136,6 +136,9 @@ class Evidence(IntEnum):
     WORKSPACE_BRIEF = 49
     WORKSPACE_KEPT = 50
     FROZEN_SET = 51
+    FED_TO_FORWARD = 52
+    IN_FLIGHT = 53
+    HELD_OVER_BACKWARD = 54
     # Of recordings again.
     LISTED = 60
     HELD_BY_GRAPH = 61
@@ -245,6 +248,13 @@ EVIDENCE_TEXT = {
     Evidence.WORKSPACE_BRIEF: "likely: of the size of cuBLAS's workspace, no other event while it was in use",
     Evidence.WORKSPACE_KEPT: "likely: of the size of cuBLAS's workspace, no stack, never freed",
     Evidence.HELD_OVER_STEP: "likely: made outside of backward, alive until after an optimizer's step",
+    Evidence.FED_TO_FORWARD: (
+        "likely: made outside of modules between a step and the next forward, alive when that forward began"
+    ),
+    Evidence.HELD_OVER_BACKWARD: (
+        "made in a module or a function of torch.nn, alive after a backward, freed by the program's own code"
+    ),
+    Evidence.IN_FLIGHT: "likely: made in a backward that was not over, of a size that no parameter has",
     Evidence.FROZEN_SET: (
         "likely: allocated before the recording, never freed, one per layer called, no gradient of its size"
     ),

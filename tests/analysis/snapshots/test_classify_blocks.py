@@ -34,6 +34,9 @@ RELEASED = {**GONE, "freed_by_autograd": True}
 UNCLEAR = {**GONE, "may_meet_backward": True}
 BRIEF = {**GONE, "is_brief_workspace": True, "has_cpp": False}
 HELD = {**UNCLEAR, "meets_backward": True, "meets_step": True}
+LET_GO = {**UNCLEAR, "meets_backward": True, "freed_by_program": True}
+HELD_OF_FEW = {"meets_backward": True, "meets_step": True, "is_held_of_few": True}
+FED = {**OUTSIDE, "is_fed": True}
 
 # One row per rule, in the table's order: blocks that this rule decides, and what they are. What a later rule knows too
 # is among them, so that the order is seen.
@@ -122,6 +125,15 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
         Evidence.RELEASED_BY_AUTOGRAD,
         Kind.ACTIVATION,
         [{**OUTSIDE, **RELEASED}, {**OUTSIDE, **RELEASED, "in_module_setup": True, "freed_in_step": True}],
+    ),
+    (
+        Evidence.HELD_OVER_BACKWARD,
+        Kind.HELD,
+        [
+            {**MODULE, **LET_GO},
+            {**LOSS, **LET_GO},
+            {**MODULE, **LET_GO, "in_module_setup": True, "freed_in_step": True},
+        ],
     ),
     (Evidence.RECOMPUTED_STACK, Kind.ACTIVATION, [{**BACKWARD, **RELEASED, "in_module": True}]),
     (
@@ -228,15 +240,17 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
         [
             {**MODULE, "meets_backward": True},
             {**MODULE, **UNCLEAR, "meets_backward": True},
-            {**MODULE, **HELD},
+            {**MODULE, **FED, "meets_backward": True},
         ],
     ),
+    (Evidence.FED_TO_FORWARD, Kind.INPUT, [FED, {**FED, **UNCLEAR, "meets_backward": True}, {**FED, **HELD}]),
     (
         Evidence.HELD_OVER_STEP,
         Kind.HELD,
-        [{**LOSS, **HELD}, {**MODULE, **HELD, "is_long_lived": True}],
+        [{**LOSS, **HELD}, {**MODULE, **HELD, "is_long_lived": True}, {**MODULE, **HELD_OF_FEW}],
     ),
     (Evidence.ALIVE_AT_END, Kind.ACTIVATION, [KEPT, {**KEPT, "is_long_lived": True}]),
+    (Evidence.IN_FLIGHT, Kind.TEMPORARY, [{**BACKWARD, "is_in_flight": True}]),
     (Evidence.FROZEN_SET, Kind.PARAMETER, [{**BEFORE, "is_frozen_set": True}]),
     (Evidence.ONE_SET_OF_SIZES, Kind.PARAMETER, [{**BEFORE, "has_only_forward": True, "is_one_set": True}]),
     (
@@ -250,7 +264,8 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
             BACKWARD,
             {**BEFORE, **GONE, "freed_in_step": True, "has_cpp": False},
             {**SILENT, "meets_step": True},
-            {**MODULE, "meets_backward": True, "is_long_lived": True},
+            {**MODULE, "meets_backward": True, "meets_step": True},
+            {**MODULE, "meets_backward": True, "is_last_layers": True},
             {**STEP, **GONE, **BEFORE, "has_stack": False, "in_step": False, "freed_by_autograd": True},
         ],
     ),
@@ -285,6 +300,17 @@ NEARLY: tuple[tuple[Block, Kind, Evidence], ...] = (
             {**KEPT, "stack_made_temporaries": True},
             MODULE,
             HELD,
+            {**OUTSIDE, **LET_GO},
+            {**BACKWARD, **LET_GO, "in_module": True},
+            {**MODULE, **LET_GO, "meets_backward": False},
+            {**FED, **UNCLEAR},
+            {**FED, **BEFORE},
+            {**FED, "in_module": True},
+            {**FED, "in_functional": True},
+            {**FED, "constructor": 3},
+            {**FED, **UNCLEAR, "meets_backward": True, "in_module_setup": True},
+            {**FED, "is_long_lived": True},
+            {**FED, "is_of_parameters_size": True},
             {**HELD, "in_functional": True},
             {**OUTSIDE, **HELD},  # a batch, which lives until the next is there
             {**LOSS, "meets_backward": True, "meets_step": True},
@@ -365,7 +391,7 @@ def possible(table: BlockFacts) -> Any:
     """What contradicts itself is no block: freed and in use, without a stack and in a place, silent and loud."""
     freed = (
         table.freed_by_autograd | table.freed_by_zero_grad | table.freed_in_step | table.freed_in_silence
-        | table.data_was_set | table.grad_was_set
+        | table.data_was_set | table.grad_was_set | table.freed_by_program
     )  # fmt: skip
     placed = table.in_backward | table.in_step | table.in_module | table.in_autocast | (table.constructor != NONE)
     no = (
@@ -382,6 +408,8 @@ def possible(table: BlockFacts) -> Any:
     no |= table.outlives_step & ~table.in_step
     no |= table.is_replacing & ~table.outlives_step
     no |= table.freed_by_autograd & table.freed_in_silence
+    no |= table.freed_by_program & (table.freed_by_autograd | table.freed_in_silence)
+    no |= table.is_in_flight & ~(table.in_backward & table.is_at_end & ~table.is_before)
     no |= table.has_only_forward & (table.in_backward | table.in_step | table.freed_in_step | table.meets_backward)
     no |= table.is_constructed & (table.is_before | (table.constructor == NONE))
     no |= (table.constructor != NONE) & (table.in_backward | table.in_step | table.in_module)

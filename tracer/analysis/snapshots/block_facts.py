@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.analysis.snapshots.phases import Stretches, runs_of, steps_of, whole_steps_of, zero_grads_of
+from tracer.analysis.snapshots.phases import FAR, Stretches, runs_of, steps_of, whole_steps_of, zero_grads_of
 from tracer.analysis.snapshots.sites import Sites
 from tracer.analysis.snapshots.stack_facts import Fact, has
 from tracer.analysis.snapshots.workspaces import WORKSPACE_BYTES, brief_workspaces
@@ -43,6 +43,7 @@ class BlockFacts:
         in_step: It was made in an optimizer's step.
         in_silence: It has none, in a recording of a training's Python frames alone: autograd's threads have none.
         freed_by_autograd: Freed in a node that autograd evaluates, or as autograd let go of what it had saved.
+        freed_by_program: By a known stack that is none of autograd's, of an optimizer's or of an assignment to .grad.
         freed_by_zero_grad: Freed in a call of zero_grad.
         freed_in_step: Freed in an optimizer's step.
         freed_in_open_step: Freed in a step that was not over when the recording ended.
@@ -53,6 +54,10 @@ class BlockFacts:
         meets_step: It was in use when the next step began.
         meets_backward: Backward ran while it was in use.
         is_long_lived: Two or more steps began while it was in use.
+        is_last_layers: The last layer with a weight before a backward made it: a program may hold it as its output.
+        is_held_of_few: In use at the end, past a backward and a step; and of what forward had made for that backward
+            at least eight times as many blocks were let go of by autograd.
+        is_fed: It was in use when a forward began, and made after the backward, step or zero_grad before that one.
         has_cpp: The recording has C++ frames, so that the absence of one means something.
         has_only_forward: Modules were called in the recording, and neither backward nor an optimizer's step ran.
         may_meet_backward: Backward may have run while it was in use: an entry of it, or one without a stack.
@@ -73,6 +78,8 @@ class BlockFacts:
             as the layers that forward calls.
         outlives_backward: It was in use when the run of backward that made it was over.
         is_left_by_backward: Backward made it and nothing freed it, and its size is a parameter's and no other's.
+        is_in_flight: Backward made it and was not over at the end, and nothing has its size then but backward's own
+            blocks and those of modules and functions of torch.nn.
     """
 
     is_before: Bools
@@ -93,6 +100,7 @@ class BlockFacts:
     in_step: Bools
     in_silence: Bools
     freed_by_autograd: Bools
+    freed_by_program: Bools
     freed_by_zero_grad: Bools
     freed_in_step: Bools
     freed_in_open_step: Bools
@@ -103,6 +111,9 @@ class BlockFacts:
     meets_step: Bools
     meets_backward: Bools
     is_long_lived: Bools
+    is_last_layers: Bools
+    is_held_of_few: Bools
+    is_fed: Bools
     has_cpp: Bools
     has_only_forward: Bools
     may_meet_backward: Bools
@@ -119,6 +130,7 @@ class BlockFacts:
     is_frozen_set: Bools
     outlives_backward: Bools
     is_left_by_backward: Bools
+    is_in_flight: Bools
 
     def __len__(self) -> int:
         return len(self.is_before)
@@ -139,6 +151,12 @@ class BlockFacts:
         """All that is proved of the other blocks of its stack is one kind."""
         has_kind: Bools = self.stack_kind != -1
         return has_kind
+
+
+_NOT_THE_PROGRAMS = (
+    Fact.ENGINE, Fact.RELEASE_SAVED, Fact.BACKWARD_CALL, Fact.OPTIMIZER_STEP, Fact.ZERO_GRAD, Fact.SET_GRAD,
+    Fact.SET_DATA,
+)  # fmt: skip
 
 
 class DevicePhases:
@@ -166,9 +184,23 @@ class DevicePhases:
         self.backwards = runs_of(engine, stacked)
         self.num_backward = _running_count(engine | (~stacked & self.is_silence_autograd))
         self.num_maybe_backward = _running_count(engine | ~stacked)
+        self.next_forward = _next_forward(
+            has(self.of_entry, Fact.MODULE_FORWARD) & ~engine,
+            engine | has(self.of_entry, Fact.OPTIMIZER_STEP, Fact.ZERO_GRAD) | (~stacked & self.is_silence_autograd),
+        )
         self.has_only_forward = bool(
             has(self.of_entry, Fact.MODULE_FORWARD).any() and not len(self.steps.start) and not self.num_backward[-1]
         )
+
+
+def _next_forward(is_forward: Bools, is_learning: Bools) -> Ints:
+    """Where the next forward begins after an entry that is between two; `FAR` after all others [entries + 1]."""
+    number = np.arange(len(is_forward) + 1)
+    rows, behind = np.append(is_forward, False), np.append(is_learning, False)
+    last = np.maximum.accumulate(np.where(rows, number, -1)), np.maximum.accumulate(np.where(behind, number, -1))
+    to_come = (np.append(np.flatnonzero(chosen), FAR)[_running_count(chosen)] for chosen in (is_forward, is_learning))
+    forward, learning = to_come
+    return np.where((last[0] <= last[1]) & (forward < learning), forward, FAR)
 
 
 def _running_count(wanted: Bools) -> Ints:
@@ -190,6 +222,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
     no = np.zeros(len(lives), dtype=np.bool_)
     is_silent = no | phases.is_silence_autograd
     runs_later = has(born, Fact.MODULE_FORWARD, Fact.ENGINE) | in_step
+    is_brief = brief_workspaces(state, lives, has_stack, has(born, Fact.LAYER))
     free_is_known = lives.free_entry >= 0
     in_a_step = phases.steps.containing(lives.free_entry) >= 0
     return BlockFacts(
@@ -197,7 +230,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         is_at_end=end == len(state.trace),
         has_stack=has_stack,
         in_workspace=has(born, Fact.WORKSPACE),
-        is_brief_workspace=brief_workspaces(state, lives, has_stack, has(born, Fact.LAYER)),
+        is_brief_workspace=is_brief,
         is_workspace_kept=~has_stack & (lives.requested_bytes == WORKSPACE_BYTES) & (end == len(state.trace)),
         in_state_setup=has(born, Fact.OPTIMIZER_STATE),
         in_collective=has(born, Fact.COLLECTIVE),
@@ -211,6 +244,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         in_step=in_step,
         in_silence=is_silent & ~has_stack & (begin > BEFORE),
         freed_by_autograd=has(freed, Fact.ENGINE, Fact.RELEASE_SAVED),
+        freed_by_program=has(freed, Fact.STACK) & ~has(freed, *_NOT_THE_PROGRAMS),
         freed_by_zero_grad=has(freed, Fact.ZERO_GRAD) | (phases.zero_grads.containing(lives.free_entry) >= 0),
         freed_in_step=has(freed, Fact.OPTIMIZER_STEP) | (free_is_known & in_a_step),
         freed_in_open_step=free_is_known & (phases.steps.end_after(lives.free_entry) > len(state.trace)) & in_a_step,
@@ -221,6 +255,11 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         meets_step=end > phases.steps.next_start(begin),
         meets_backward=_changes(phases.num_backward, begin, end),
         is_long_lived=_num_started(phases.steps, end) - _num_started(phases.steps, begin) >= 2,
+        is_last_layers=_last_before(
+            phases.backwards, begin, has(born, Fact.LAYER) & ~has(born, Fact.ENGINE, Fact.WORKSPACE) & ~is_brief
+        ),
+        is_held_of_few=no,
+        is_fed=end > phases.next_forward[np.maximum(begin, 0)],
         has_cpp=no | phases.has_cpp,
         has_only_forward=no | phases.has_only_forward,
         may_meet_backward=_changes(phases.num_maybe_backward, begin, end),
@@ -237,6 +276,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
         is_frozen_set=no,
         outlives_backward=has(born, Fact.ENGINE) & (end >= phases.backwards.end_after(begin)),
         is_left_by_backward=no,
+        is_in_flight=no,
     )
 
 
@@ -250,6 +290,16 @@ def _facts_of_frees(state: DeviceState, lives: Lives, facts: Ints) -> Ints:
     entry = lives.free_entry
     stack = np.where(entry >= 0, state.trace.stack[np.maximum(entry, 0)], NO_STACK)
     return np.where(stack == lives.stack, 0, facts[stack])
+
+
+def _last_before(stretches: Stretches, begin: Ints, chosen: Bools) -> Bools:
+    """Which of the chosen blocks were the last of them before a stretch."""
+    rows = np.flatnonzero(chosen)
+    rows = rows[np.argsort(begin[rows], kind="stable")]
+    place = np.searchsorted(begin[rows], stretches.start) - 1
+    is_last = np.zeros(len(begin), dtype=np.bool_)
+    is_last[rows[place[place >= 0]]] = True
+    return is_last
 
 
 def _is_stackless(state: DeviceState, entry: Ints) -> Bools:

@@ -22,6 +22,8 @@ _NUM_LATEST = 4
 """Blocks of a forward that may be temporary still: what a module has made and not handed on yet, and a residual."""
 _LEAST_KEPT = 3
 """One in so many of the earlier blocks is in use where a forward keeps them for backward."""
+_GONE_PER_HELD = 8
+"""Results that a program holds are few; of two models in a step, the second backward's activations are as many."""
 
 
 def kinds_of_stacks(stack: Int32s, kind: Ints, num_stacks: int) -> Ints:
@@ -77,6 +79,8 @@ def with_counts(facts: BlockFacts, lives: Lives, kind: Ints, stack_kind: Ints) -
         stack_made_temporaries=facts.has_stack
         & np.isin(lives.stack, lives.stack[_is_freed_before_backward(facts, kind)]),
         is_left_by_backward=is_left,
+        is_in_flight=_is_in_flight(facts, size),
+        is_held_of_few=_is_held_of_few(facts, lives),
         has_size_of_staying=has_size_of(size, np.append(size[staying], parameters)),
         is_as_many_as_gradients=as_many,
         is_of_parameters_size=has_size_of(size, parameters),
@@ -99,6 +103,30 @@ def _is_left_by_backward(facts: BlockFacts, size: Ints, of_parameters: Ints) -> 
     of_results = has_size_of(size, size[facts.outside & facts.in_module])
     is_left: Bools = candidates & has_size_of(size, of_parameters) & (facts.outlives_backward | ~of_results)
     return is_left
+
+
+def _is_in_flight(facts: BlockFacts, size: Ints) -> Bools:
+    """What backward was at work with when the recording ended; a gradient has its parameter's size, however made."""
+    of_forward = facts.outside & (facts.in_module | facts.in_functional)
+    others = facts.is_at_end & ~facts.in_backward & ~of_forward
+    made = facts.in_backward & facts.is_at_end & ~facts.is_before & ~facts.outlives_backward
+    is_in_flight: Bools = made & others.any() & ~has_size_of(size, size[others])
+    return is_in_flight
+
+
+def _is_held_of_few(facts: BlockFacts, lives: Lives) -> Bools:
+    """What of a forward outlived its backward and a step, where autograd let go of almost all else of it."""
+    made = facts.outside & (facts.in_module | facts.in_functional) & facts.meets_backward
+    # Forwards are told apart by how many blocks of backward came before.
+    of_backward = np.sort(lives.begin[facts.in_backward | facts.in_silence])
+    forward = np.searchsorted(of_backward, lives.begin)
+    kept = made & facts.meets_step & facts.is_at_end
+    gone = np.bincount(
+        forward[made & (facts.freed_by_autograd | facts.freed_in_silence)], minlength=len(of_backward) + 1
+    )
+    num_kept = np.bincount(forward[kept], minlength=len(of_backward) + 1)
+    is_held: Bools = kept & (num_kept * _GONE_PER_HELD <= gone)[forward]
+    return is_held
 
 
 def _is_kept_by_forward(facts: BlockFacts, lives: Lives) -> Bools:

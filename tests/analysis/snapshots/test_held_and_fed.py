@@ -1,0 +1,102 @@
+"""What a program feeds to a forward and holds of it, and what backward was at work with when a recording ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.snapshots.test_findings import (
+    BACKWARD,
+    BASE,
+    FREE_BACKWARD,
+    IN_STEP,
+    MAIN,
+    MALLOC,
+    MIB,
+    MODEL,
+    MUL,
+    TORCH,
+    UNWIND,
+    load,
+)
+from tests.snapshot.dumps import Row, block, entry, frame, freed, segment, snapshot
+from tracer.analysis.snapshots.findings import replay_snapshot
+
+CALL = frame("_call_impl", f"{TORCH}/nn/modules/module.py", 1500)
+LINEAR = frame("forward", f"{TORCH}/nn/modules/linear.py", 130)
+MADE_BY_MAIN = [UNWIND, MALLOC, MUL, MAIN]
+IN_MODULE = [UNWIND, MALLOC, MUL, MODEL, CALL, MAIN]
+IN_LAYER = [UNWIND, MALLOC, MUL, LINEAR, CALL, MODEL, CALL, MAIN]
+FREE_BY_MAIN = [UNWIND, MAIN]
+WEIGHT, BATCH, HIDDEN, LOGITS, OTHER = (BASE + 64 * MIB * number for number in range(5))
+SIZES = {WEIGHT: 3 * MIB, BATCH: 5 * MIB, HIDDEN: 7 * MIB, LOGITS: 9 * MIB, OTHER: 11 * MIB}
+
+
+def made(address: int, frames: list[Row]) -> Row:
+    return entry("alloc", address, SIZES[address], frames=frames)
+
+
+def gone(address: int, frames: list[Row]) -> list[Row]:
+    return freed(address, SIZES[address], frames=frames)
+
+
+def kinds(tmp_path: Path, trace: list[Row], *at_end: int, more: Sequence[Row] = ()) -> dict[int, list[str]]:
+    """Of every address the kinds of its blocks in their order; a weight was there before, and these are at the end."""
+    segments = [segment(one, SIZES[one], [block(one, SIZES[one])]) for one in (WEIGHT, *at_end)]
+    segments += more
+    (device,) = replay_snapshot(load(tmp_path / "s", snapshot(trace, segments))).devices
+    lives, found = device.replay.lives, dict[int, list[str]]()
+    rows = lives.begin.argsort(kind="stable")
+    for row, (kind, _) in zip(rows, device.kinds.kinds_and_evidence(rows), strict=True):
+        found.setdefault(int(lives.addr[row]), []).append(kind)
+    return found
+
+
+STEP = [entry("alloc", OTHER, 512, frames=IN_STEP), *freed(OTHER, 512, frames=IN_STEP)]
+FORWARD = [made(BATCH, MADE_BY_MAIN), made(HIDDEN, IN_MODULE)]
+RAN = [made(OTHER, BACKWARD), *gone(OTHER, FREE_BACKWARD), *gone(HIDDEN, FREE_BACKWARD)]
+
+
+def test_what_the_program_makes_before_a_forward_is_its_input(tmp_path: Path) -> None:
+    assert kinds(tmp_path, FORWARD, BATCH, HIDDEN)[BATCH] == ["input"]
+    assert kinds(tmp_path, [*FORWARD, *RAN, *STEP, *gone(BATCH, FREE_BY_MAIN)])[BATCH] == ["input"]
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        [made(HIDDEN, IN_MODULE), made(BATCH, MADE_BY_MAIN), made(OTHER, BACKWARD)],  # made of what forward returned
+        [made(BATCH, MADE_BY_MAIN), made(OTHER, BACKWARD), made(HIDDEN, IN_MODULE)],  # a backward came first
+    ],
+)
+def test_what_is_made_at_another_time_is_no_input(tmp_path: Path, trace: list[Row]) -> None:
+    assert kinds(tmp_path, trace, BATCH, HIDDEN, OTHER)[BATCH] == ["not known"]
+
+
+def test_logits_that_a_variable_holds_over_backward_are_held(tmp_path: Path) -> None:
+    """In the next forward, and in the one after that, in which the recording ends; nothing is known of the first."""
+    forward = [*FORWARD, made(LOGITS, IN_LAYER)]
+    assert kinds(tmp_path, [*forward, made(OTHER, BACKWARD)], BATCH, HIDDEN, LOGITS, OTHER)[LOGITS] == ["not known"]
+    whole = [*forward, *RAN, *STEP, *gone(BATCH, FREE_BY_MAIN)]
+    again = [*whole, *FORWARD, *gone(LOGITS, FREE_BY_MAIN), made(LOGITS, IN_LAYER)]
+    assert kinds(tmp_path, [*again, made(OTHER, BACKWARD)], BATCH, HIDDEN, LOGITS, OTHER)[LOGITS] == ["held", "held"]
+
+
+@pytest.mark.parametrize(("num_gone", "kind"), [(8, "held"), (7, "not known")])
+def test_one_of_few_that_outlive_their_backward_is_held(tmp_path: Path, num_gone: int, kind: str) -> None:
+    """Where as many outlive it, they may be another model's, whose backward is to come."""
+    others = [OTHER + number * MIB for number in range(num_gone)]
+    forward = [entry("alloc", other, MIB, frames=IN_MODULE) for other in others]
+    backward = [row for other in others for row in freed(other, MIB, frames=FREE_BACKWARD)]
+    ran = [entry("alloc", BATCH, 512, frames=BACKWARD), *freed(BATCH, 512, frames=FREE_BACKWARD)]
+    trace = [made(LOGITS, IN_LAYER), *forward, *ran, *backward, *STEP]
+    assert kinds(tmp_path, trace, LOGITS)[LOGITS] == [kind]
+
+
+@pytest.mark.parametrize(("size_bytes", "kind"), [(11 * MIB, "temporary"), (SIZES[WEIGHT], "gradient")])
+def test_what_backward_was_at_work_with_has_no_parameters_size(tmp_path: Path, size_bytes: int, kind: str) -> None:
+    trace = [*FORWARD, entry("alloc", LOGITS, size_bytes, frames=BACKWARD)]
+    segments = [segment(LOGITS, size_bytes, [block(LOGITS, size_bytes)])]
+    assert kinds(tmp_path, trace, BATCH, HIDDEN, more=segments)[LOGITS] == [kind]
