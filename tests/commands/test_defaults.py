@@ -68,12 +68,12 @@ def test_an_option_called_as_a_command_is_the_programs(project: Path) -> None:
     [
         (
             "[tool.torch-timeline]\nsave-dirs = 1\n",
-            "[tool.torch-timeline] names an option save-dirs, and there is none.",
+            "[tool.torch-timeline] names an unknown option, save-dirs.",
         ),
         ("[tool.torch-timeline]\nsave-dirs = 1\n", "Hint: Did you mean save-dir?"),
         (
             "[tool.torch-timeline.snapshot]\nbatch-size = 1\n",
-            "[tool.torch-timeline.snapshot] names an option batch-size",
+            "[tool.torch-timeline.snapshot] names an unknown option, batch-size",
         ),
         ("[tool.torch-timeline.snapshott]\ntop = 1\n", "[tool.torch-timeline.snapshott] names no command."),
         ("[tool.torch-timeline.snapshott]\ntop = 1\n", "Hint: Did you mean snapshot?"),

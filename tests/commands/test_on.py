@@ -98,9 +98,9 @@ def test_an_unknown_card_is_one_sentence_with_the_nearest_names(started: list[li
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("--on", "h100", "--device", "cpu"), "--device cpu is none"),
-        (("predict", *GPT, "--on", "h100", "--device", "cpu"), "--device cpu is none"),
-        (("predict", *GPT, "--on", "h100", "--gpu-memory", "24GiB"), "the same question in two forms"),
+        (("--on", "h100", "--device", "cpu"), "--device cpu is not one"),
+        (("predict", *GPT, "--on", "h100", "--device", "cpu"), "--device cpu is not one"),
+        (("predict", *GPT, "--on", "h100", "--gpu-memory", "24GiB"), "mean the same"),
         (("predict", "train.py"), "--on is missing"),
         (("--answer", "train.py:12=0.5"), "--answer works only with --on"),
         (("--rank", "1"), "--rank works only for a job"),

@@ -117,13 +117,13 @@ def test_a_batch_that_does_not_fit_is_offered_in_micro_batches(tmp_path: Path) -
         (("--gpu-memory", "MI300X"), "It is AMD's, and what answers here is torch's code for CUDA"),
         (("--on", "Radeon RX 7900"), "It is AMD's"),
         (("--on", "24"), "24 has no unit"),
-        (("--on", "h100", "--gpu-memory", "24GiB", *GPT), "the same question in two forms"),
+        (("--on", "h100", "--gpu-memory", "24GiB", *GPT), "mean the same"),
         (("--largest-batch", *GPT), "--largest-batch works only with --on or --gpu-memory"),
         (("--largest-tokens", "--on", "24GiB", *GPT), "--largest-tokens works only with --hf-config"),
         (("--largest-image", "--on", "24GiB", *GPT), "--largest-image needs an image to vary"),
         (("train.py", "--on", "h100"), "A script cannot be rehearsed"),
         (("--steps", "3", *GPT), "--steps works only with a script"),
-        (("--device", "cpu", "--gpu-memory", "1GiB"), "a meaning only for a GPU"),
+        (("--device", "cpu", "--gpu-memory", "1GiB"), "work only for a GPU"),
         (("--settings", "expandable:True"), "expandable"),
         (("--gpu-memory", "1GiB", "--n-modes", "x"), "is not a size"),
     ],
@@ -156,7 +156,7 @@ def test_on_and_gpu_memory_are_two_forms_of_one_option() -> None:
 
 def test_it_says_who_answered_and_what_was_assumed_of_this_program() -> None:
     said = " ".join(predict(*GPT, "--gpu-memory", "24GiB").stdout.split())
-    assert "Rehearsed on tensors without memory, by rules for what a GPU does otherwise" in said
+    assert "Rehearsed on tensors without memory, by rules for what a GPU does differently" in said
     assert "24.00 GiB is taken as an A100 with that memory." in said
     assert "rules from torch's sources" not in said
     assert "A100" not in predict(*GPT, "--gpu-memory", "RTX-4090").stdout
@@ -166,4 +166,4 @@ def test_it_says_who_answered_and_what_was_assumed_of_this_program() -> None:
 def test_in_a_process_with_torch_the_null_gpu_is_not_started_unasked() -> None:
     result = CliRunner().invoke(main.app, ["predict", *GPT, "--gpu-memory", "24GiB"])
     assert result.exit_code == 0 and "Rehearsed" in result.stdout
-    assert "torch is loaded in this process already" in result.stderr
+    assert "torch is already loaded in this process" in result.stderr

@@ -181,7 +181,7 @@ def test_stderr_names_each_file_and_what_opens_it(done: tuple[Ended, Path]) -> N
     starts = [f"Wrote {folder / output.file_name}  (open with {output.read_with}" for output in ASKED_FOR]
     *lines, after = ended.stderr.splitlines()
     assert after == (
-        f"Next: open {folder / 'memory_timeline.html'} in a browser, or add --advise to the same command to hear what "
+        f"Next: open {folder / 'memory_timeline.html'} in a browser, or add --advise to the same command to see what "
         "would lower the peak."
     )
     # The recording's line goes on with its size.

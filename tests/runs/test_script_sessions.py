@@ -23,9 +23,9 @@ GIB = 1 << 30
     [
         (0, GIB, GIB, ""),
         (GIB, GIB, int(1.009 * GIB), ""),
-        (GIB, GIB, 2 * GIB, "2.00 GiB, after the recorded steps. --n-wait-steps records later ones."),
-        (GIB, 2 * GIB, 3 * GIB, "3.00 GiB, after the recorded steps. --n-wait-steps records later ones."),
-        (0, 2 * GIB, 2 * GIB, "2.00 GiB, in a step that was not recorded. With --n-wait-steps 0"),
+        (GIB, GIB, 2 * GIB, "2.00 GiB, after the recorded steps. Use --n-wait-steps to record later ones."),
+        (GIB, 2 * GIB, 3 * GIB, "3.00 GiB, after the recorded steps. Use --n-wait-steps to record later ones."),
+        (0, 2 * GIB, 2 * GIB, "2.00 GiB, in a step that was not recorded. Use --n-wait-steps 0"),
         (2 * GIB, 2 * GIB, 2 * GIB, "2.00 GiB, before its first step."),
     ],
 )

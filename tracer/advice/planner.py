@@ -176,10 +176,10 @@ class Advice:
     @property
     def best(self) -> tuple[Outcome, ...]:
         """The best of each family in each group, in the order of `outcomes`."""
-        found: dict[tuple[str, Group], Outcome] = {}
+        best: dict[tuple[str, Group], Outcome] = {}
         for outcome in self.outcomes:
-            found.setdefault((outcome.changes[0].family, outcome.group), outcome)
-        return tuple(found.values())
+            best.setdefault((outcome.changes[0].family, outcome.group), outcome)
+        return tuple(best.values())
 
 
 def advise(
@@ -206,11 +206,11 @@ def advise(
     """
     trials = _Trials(build, device, options, settings)
     situation = trials.situation
-    found = [change for kind in KINDS for change in kind.candidates(situation)]
-    for number, change in enumerate(found):
+    changes = [change for kind in KINDS for change in kind.candidates(situation)]
+    for number, change in enumerate(changes):
         trials.outcome((change,))
-        progress(number + 1, len(found))
-    alone = [trials.outcome((change,)) for change in found]
+        progress(number + 1, len(changes))
+    alone = [trials.outcome((change,)) for change in changes]
     outcomes = _listed([outcome for outcome in alone if outcome is not None], trials.base)
     advice = Advice(device, trials.base, outcomes, None, None, 0, ())
     together = _together(trials, advice.best)

@@ -133,14 +133,14 @@ class KeptRun:
 
 def named_files(recordings: Iterable[Recording], parameters: Iterable[Parameter]) -> dict[str, bool]:
     """Every file that these name, and whether it is the user's, whose source was read."""
-    found: dict[str, bool] = {}
+    is_users_by_file: dict[str, bool] = {}
     for recording in recordings:
         frames, strings = recording.frames, recording.strings
         user = set(np.unique(frames.file[frames.user]).tolist())
-        found |= {strings[file]: file in user for file in np.unique(frames.file).tolist() if strings[file]}
+        is_users_by_file |= {strings[file]: file in user for file in np.unique(frames.file).tolist() if strings[file]}
     for line in (line for parameter in parameters for line in parameter.lines):
-        found.setdefault(line.file, is_user_code(line.file))
-    return found
+        is_users_by_file.setdefault(line.file, is_user_code(line.file))
+    return is_users_by_file
 
 
 def source_of(path: str, *, is_users: bool) -> str | None:

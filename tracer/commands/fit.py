@@ -115,11 +115,11 @@ def _least(devices: Devices, own: tuple[str, ...], job: Job | None) -> FitReport
         say("\n".join(trial_words(trials[-1], devices.card.usable_bytes)))
         return trials[-1]
 
-    found = least_that_fits(told)
-    changes = found[0] if found is not None else ()
+    fitting = least_that_fits(told)
+    changes = fitting[0] if fitting is not None else ()
     for change in changes:
         say(f"{change.name}: {change.words} ({change.group.words[0].lower()}{change.group.words[1:]}).")
-    names = None if found is None else tuple(change.name for change in changes)
+    names = None if fitting is None else tuple(change.name for change in changes)
     return FitReport(devices.words, devices.card.usable_bytes, own, tuple(trials), names)
 
 

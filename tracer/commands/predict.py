@@ -167,7 +167,7 @@ def _advice(options: Options, card: Card | None) -> AdviceReport:
     from tracer.null_gpu.cudnn import cudnn_of
 
     with cudnn_of(card) as cudnn:
-        found = advise(
+        advice = advise(
             lambda: build(options.workload),
             device=options.place.device,
             target_bytes=card.usable_bytes if card is not None else None,
@@ -175,7 +175,7 @@ def _advice(options: Options, card: Card | None) -> AdviceReport:
             card=card or UNNAMED,
             cudnn=cudnn,
         )
-    return report_of(found)
+    return report_of(advice)
 
 
 def _write(results: RunResults, folder: Path, options: Options) -> None:

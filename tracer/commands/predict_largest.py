@@ -90,8 +90,8 @@ def _varied(options: Options) -> _Varied:
             "--tokens", "Tokens", workload.tokens or 512, 64, _most_tokens(workload),
             lambda size: replace(workload, tokens=size),
         )  # fmt: skip
-    found = [match for text in workload.model_input if (match := _IMAGE.match(text))]
-    if not found:
+    images = [match for text in workload.model_input if (match := _IMAGE.match(text))]
+    if not images:
         raise UsageError(
             "--largest-image needs an image to vary.", hint="Add --input with an image, such as --input 3x224x224."
         )
@@ -100,7 +100,7 @@ def _varied(options: Options) -> _Varied:
         inputs = [_IMAGE.sub(rf"\g<1>x{size}x{size}", text) for text in workload.model_input]
         return replace(workload, model_input=inputs)
 
-    return _Varied("--input", "Image size", int(found[0][2]), 32, MOST, of_size)
+    return _Varied("--input", "Image size", int(images[0][2]), 32, MOST, of_size)
 
 
 def _most_tokens(workload: PredictedWorkload) -> int:

@@ -140,8 +140,8 @@ def run(
         succeeded = run_script(profile, script, arguments or [], is_module=module, quiet=screen.quiet)
         say_all(notes() if not screen.quiet else ())
         results = profile.session.results if isinstance(profile.session, ScriptTraining) else None
-        if devices is not None and results is not None and (said := elsewhere(results.device)):
-            say(f"{said} {USE_CUDA}")
+        if devices is not None and results is not None and (reason := elsewhere(results.device)):
+            say(f"{reason} {USE_CUDA}")
     if advise and devices is not None:
         with errors_for_people():
             _advise(devices, str(on.on), (*(["-m"] if module else []), script, *(arguments or [])), save_dir)

@@ -36,13 +36,13 @@ def notebook_html(
         notes: Sentences below the headline.
         page: The page that was written, to be shown in a frame; None for none.
     """
-    told = "".join(f"<p>{escape(note)}</p>" for note in notes)
+    paragraphs = "".join(f"<p>{escape(note)}</p>" for note in notes)
     if findings is None:
-        return f"<p>Nothing was recorded.</p>{told}"
+        return f"<p>Nothing was recorded.</p>{paragraphs}"
     peak = findings.worst.peak
     parts = (
         f"<p><strong>{escape(headline(findings, num_steps))}</strong></p>",
-        told,
+        paragraphs,
         _bar(peak.by_category(), peak.peak_bytes),
         _table("What filled it", peak.rows, lambda row: words_of(row.category), peak.peak_bytes),
         _table("By line", peak.rows, line_name, peak.peak_bytes),

@@ -134,7 +134,7 @@ def rehearse(
     modules, optimizers, others = held_by([workload, *objects.models.values(), *objects.optimizers])
     refuse_jobs(modules)
     turn_all_fake(mode, modules, optimizers, others)
-    for optimizer, rule in ((one, rule) for one in optimizers for rule in followed):
+    for optimizer, rule in ((updating, rule) for updating in optimizers for rule in followed):
         if rule.optimizer is not None:
             rule.optimizer(optimizer)
     module_names = objects.module_names()
@@ -144,11 +144,11 @@ def rehearse(
 
 
 def _scratch_of(rules: list[Rule], gpu: Gpu) -> Callable[[Any], tuple[ScratchOf, ...]]:
-    found: dict[str, tuple[ScratchOf, ...]] = {}
+    scratch: dict[str, tuple[ScratchOf, ...]] = {}
     for rule in rules:
         for name, of_rule in rule.scratch.items():
-            found[name] = (*found.get(name, ()), _of_gpu(of_rule, gpu))
-    return lambda operator: found.get(torch_dispatch.schema_name(operator), ())
+            scratch[name] = (*scratch.get(name, ()), _of_gpu(of_rule, gpu))
+    return lambda operator: scratch.get(torch_dispatch.schema_name(operator), ())
 
 
 def _of_gpu(of_rule: ScratchOfGpu, gpu: Gpu) -> ScratchOf:
@@ -174,12 +174,12 @@ def _standing_in(rules: list[Rule], kernels: Mapping[str, Callable[..., Any]], g
 
 def _kernels(rules: list[Rule], gpu: Gpu) -> dict[str, Callable[..., Any]]:
     """By operator and overload, as CUDA runs what is made of other operators."""
-    found: dict[str, Callable[..., Any]] = {}
+    kernels: dict[str, Callable[..., Any]] = {}
     for name, replacement in ((name, by) for rule in rules for name, by in rule.operators.items()):
         operator = torch_dispatch.operator_with_overload(name)
         if operator is not None:
-            found[name] = replacement(torch_dispatch.made_of_others(operator), gpu)
-    return found
+            kernels[name] = replacement(torch_dispatch.made_of_others(operator), gpu)
+    return kernels
 
 
 class _Run:
@@ -275,7 +275,9 @@ class _Run:
 
     def _observe_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         named = self.objects.parameters_of(optimizer)
-        self.recorder.observe((Role.GRADIENT, name, one.grad) for name, one in named if one.grad is not None)
+        self.recorder.observe(
+            (Role.GRADIENT, name, parameter.grad) for name, parameter in named if parameter.grad is not None
+        )
 
     def _optimizer_span(self, optimizer: torch.optim.Optimizer) -> None:
         self.recorder.span(f"{OPTIMIZER_PREFIXES[0]}{type(optimizer).__name__}.step", self._step_start_ns)

@@ -57,9 +57,9 @@ class StateOnHost:
         places = self._places.get(optimizer, {})
         for parameter, values in _states(optimizer):
             for name, value in values.items():
-                kept = places.get((id(parameter), name))
-                if kept is not None and value is kept:
-                    values[name] = kept.to(parameter.device, non_blocking=True)
+                on_host = places.get((id(parameter), name))
+                if on_host is not None and value is on_host:
+                    values[name] = on_host.to(parameter.device, non_blocking=True)
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Move the state to the host, to the same memory each time."""
@@ -68,14 +68,14 @@ class StateOnHost:
             for name, value in values.items():
                 if not isinstance(value, Tensor) or not _is_moved(value):
                     continue
-                kept = places.get((id(parameter), name))
-                if kept is None or (kept.shape, kept.dtype) != (value.shape, value.dtype):
-                    kept = _on_host(value)
-                    places[id(parameter), name] = kept
+                on_host = places.get((id(parameter), name))
+                if on_host is None or (on_host.shape, on_host.dtype) != (value.shape, value.dtype):
+                    on_host = _on_host(value)
+                    places[id(parameter), name] = on_host
                     self.num_tensors += 1
                 else:
-                    kept.copy_(value, non_blocking=True)
-                values[name] = kept
+                    on_host.copy_(value, non_blocking=True)
+                values[name] = on_host
 
 
 def _states(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, dict[str, Any]]]:

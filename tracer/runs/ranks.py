@@ -282,9 +282,9 @@ def ran_out_later(rank: Rank, failure: str, allocated_bytes: int) -> RankPeak:
     """
     assert rank.job_folder is not None, "only ranks of a job are told of from their own folder"
     text = _text_of(rank.job_folder, rank.index)
-    said = RankPeak(**json.loads(text)) if text is not None else RankPeak(rank.index, rank.run)
+    recorded = RankPeak(**json.loads(text)) if text is not None else RankPeak(rank.index, rank.run)
     return replace(
-        said, peak_bytes=allocated_bytes, reserved_bytes=0, categories={}, failure=failure, out_of_memory=True
+        recorded, peak_bytes=allocated_bytes, reserved_bytes=0, categories={}, failure=failure, out_of_memory=True
     )
 
 
@@ -360,14 +360,14 @@ def read_ranks(save_dir: Path, world_size: int, *, run: str, store: RankStore | 
         run: Name of this start of the program; files of other starts are ignored.
         store: The process group's; None where there is none.
     """
-    left = {index: _in_file(save_dir, index, run) for index in range(world_size)}
+    peaks = {index: _in_file(save_dir, index, run) for index in range(world_size)}
     if store is not None:
-        open_ones = [index for index, rank in left.items() if rank is None or not rank.has_ended]
+        open_ones = [index for index, rank in peaks.items() if rank is None or not rank.has_ended]
         for index, text in store.read(open_ones).items():
-            states = [rank for rank in (left[index], _parsed(text, run)) if rank is not None]
-            left[index] = max(states, key=lambda rank: (rank.has_ended, rank.num_steps), default=None)
-    ranks = tuple(rank for rank in left.values() if rank is not None)
-    return RanksSummary(ranks, tuple(index for index, rank in left.items() if rank is None))
+            states = [rank for rank in (peaks[index], _parsed(text, run)) if rank is not None]
+            peaks[index] = max(states, key=lambda rank: (rank.has_ended, rank.num_steps), default=None)
+    ranks = tuple(rank for rank in peaks.values() if rank is not None)
+    return RanksSummary(ranks, tuple(index for index, rank in peaks.items() if rank is None))
 
 
 def _in_file(save_dir: Path, index: int, run: str) -> RankPeak | None:
@@ -384,10 +384,10 @@ def _text_of(save_dir: Path, index: int) -> str | None:
 def _parsed(text: str | None, run: str) -> RankPeak | None:
     """What a rank of this start has left; None if it is another's, or none at all."""
     try:
-        left = RankPeak(**json.loads(text)) if text is not None else None
+        peak = RankPeak(**json.loads(text)) if text is not None else None
     except (ValueError, TypeError):
         return None
-    return left if left is not None and left.run == run else None
+    return peak if peak is not None and peak.run == run else None
 
 
 def _as_json(summary: RanksSummary) -> dict[str, Any]:

@@ -371,10 +371,10 @@ def _checked(screen: Screen | bool) -> Screen:
 def _describe(objects: TrainingObjects) -> tuple[Parameter, ...]:
     """The models' parameters, one that several share once."""
     names = {name for name, _ in objects.parameters()}
-    found = (
+    parameters = (
         parameter for prefix, model in objects.models.items() for parameter in describe_parameters(model, prefix=prefix)
     )
-    return tuple(parameter for parameter in found if parameter.name in names)
+    return tuple(parameter for parameter in parameters if parameter.name in names)
 
 
 def _merged(first: tuple[Parameter, ...], later: tuple[Parameter, ...]) -> tuple[Parameter, ...]:

@@ -157,18 +157,18 @@ class _Explanation:
         if not any(state.device == index for state in columns.devices):
             return None
         self._device = torch.device(self._device.type, index)
-        held = {index: held_now(self._known(), str(self._device))}
-        replayed = replay_snapshot(columns, device=index, held_now=held)
+        kinds_held = {index: held_now(self._known(), str(self._device))}
+        replayed = replay_snapshot(columns, device=index, held_now=kinds_held)
         finding = explain_replayed(replayed).devices[0]
-        one = replayed.devices[0]
-        alive = one.replay.lives.alive_after(len(one.state.trace) - 1)
+        explained = replayed.devices[0]
+        alive = explained.replay.lives.alive_after(len(explained.state.trace) - 1)
         ends = self._moment.ends
         return _History(
-            device=one,
+            device=explained,
             sites=replayed.sites,
-            groups=group_rows(one.replay.lives, alive, kinds=one.kinds, sites=replayed.sites),
+            groups=group_rows(explained.replay.lives, alive, kinds=explained.kinds, sites=replayed.sites),
             out_of_memory=finding.oom[-1] if finding.oom and self._moment.error is not None else None,
-            num_steps=max(0, int(ends.step[-1]) - first_whole_step(one, ends) + 1)
+            num_steps=max(0, int(ends.step[-1]) - first_whole_step(explained, ends) + 1)
             if ends is not None and len(ends.step)
             else None,
         )

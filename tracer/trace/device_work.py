@@ -101,9 +101,9 @@ def device_work(tables: TraceTables, thread_of: dict[int, int], base_ns: int, op
     operator_ns, thread = _of(operator_start, operator), _of(number_of[operators["thread"]], operator)
     lost = np.flatnonzero((operator < 0) & (call >= 0))
     by_call = call[lost]
-    found = operators_of_calls(ops, number_of[calls["thread"][by_call]], call_start[by_call], call_end[by_call])
-    lost, found = lost[found >= 0], found[found >= 0]
-    operator_ns[lost], thread[lost] = ops.start_ns[found], ops.thread[found]
+    launching = operators_of_calls(ops, number_of[calls["thread"][by_call]], call_start[by_call], call_end[by_call])
+    lost, launching = lost[launching >= 0], launching[launching >= 0]
+    operator_ns[lost], thread[lost] = ops.start_ns[launching], ops.thread[launching]
     return DeviceWork(
         start_ns=start,
         end_ns=start + np.maximum(in_ns(work["duration_us"], 0), 0),

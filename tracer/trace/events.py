@@ -175,5 +175,5 @@ def _skip_back(text: str, end: int) -> int:
 
 
 def _skip_between(text: str, at: int) -> int:
-    found = _BEFORE_EVENT.match(text, at)
-    return found.end() if found is not None else at
+    match = _BEFORE_EVENT.match(text, at)
+    return match.end() if match is not None else at

@@ -119,7 +119,7 @@ def _lanes(python: Table, base_ns: int) -> Ints:
         if above >= 0 and lane[above] >= 0:
             lane[row] = lane[above]
             continue
-        found = next((number for number, free in enumerate(free_from) if free <= start[row]), len(free_from))
-        free_from[found : found + 1] = [int(end[row])]
-        lane[row] = found
+        place = next((number for number, free in enumerate(free_from) if free <= start[row]), len(free_from))
+        free_from[place : place + 1] = [int(end[row])]
+        lane[row] = place
     return np.array(lane, Int)

@@ -17,7 +17,7 @@ def operators_at(ops: Ops, thread: Ints, moment_ns: Ints) -> Ints:
         thread: Numbered as in the recording; -1 for none.
         moment_ns: As many.
     """
-    found = np.full(len(moment_ns), -1, Int)
+    operators = np.full(len(moment_ns), -1, Int)
     for number in np.unique(thread[thread >= 0]).tolist():
         rows, mine = np.flatnonzero(ops.thread == number), np.flatnonzero(thread == number)
         if not len(rows):
@@ -27,8 +27,8 @@ def operators_at(ops: Ops, thread: Ints, moment_ns: Ints) -> Ints:
         op = np.where(at >= 0, rows[at], -1)
         while (over := (op >= 0) & (ops.end_ns[op] < moment_ns[mine])).any():
             op[over] = ops.parent[op[over]]
-        found[mine] = op
-    return found
+        operators[mine] = op
+    return operators
 
 
 def operators_of_calls(ops: Ops, thread: Ints, start_ns: Ints, end_ns: Ints) -> Ints:

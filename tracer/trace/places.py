@@ -41,10 +41,10 @@ def called(name: str) -> Called:
     """What the event of a call says that it runs."""
     if name.startswith(_MODULE_PREFIX):
         return Called(CallKind.MODULE, (MODULE_CALL[0], 0, MODULE_CALL[1]), name.removeprefix(_MODULE_PREFIX))
-    found = None if name.startswith("<built-in ") else _FUNCTION.match(name)
-    if found is None:
+    match = None if name.startswith("<built-in ") else _FUNCTION.match(name)
+    if match is None:
         return Called(CallKind.C_FUNCTION, None, None)
-    return Called(CallKind.PYTHON, (found[1], int(found[2]), found[3]), None)
+    return Called(CallKind.PYTHON, (match[1], int(match[2]), match[3]), None)
 
 
 def line_of(called_from: str) -> tuple[str, int] | None:

@@ -174,9 +174,9 @@ class _Reader(EventTables):
         key = called_from, function
         frame = self._frame_of.get(key)
         if frame is None:
-            found = line_of(self._names[called_from]) if called_from >= 0 else None
-            if found is None:
+            line = line_of(self._names[called_from]) if called_from >= 0 else None
+            if line is None:
                 return function
             name = self._places[function][2] if function >= 0 else ""
-            frame = self._frame_of[key] = self._frame((*found, name))
+            frame = self._frame_of[key] = self._frame((*line, name))
         return frame

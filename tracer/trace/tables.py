@@ -217,10 +217,10 @@ def _id(number: Any) -> int:
 
 def _flat(dims: list[Any]) -> list[Any]:
     """Shapes of tensors, and of those in lists of tensors."""
-    found: list[Any] = []
+    shapes: list[Any] = []
     for shape in dims:
         if type(shape) is list and shape and type(shape[0]) is list:
-            found.extend(shape)
+            shapes.extend(shape)
         else:
-            found.append(shape)
-    return found
+            shapes.append(shape)
+    return shapes

@@ -61,12 +61,12 @@ def _set_sdpa(workload: Workload) -> Workload:
 
 def _kinds(situation: Situation, names: list[str]) -> tuple[str, ...]:
     """The modules in whose own forward the products are: around a module that is a softmax, the one that calls it."""
-    found: dict[str, None] = {}
+    owners: dict[str, None] = {}
     for name in names:
         module = situation.model.get_submodule(name)
         owner = name.rpartition(".")[0] if isinstance(module, torch.nn.Softmax | torch.nn.Dropout) else name
-        found[owner] = None
-    return tuple(found)
+        owners[owner] = None
+    return tuple(owners)
 
 
 def _fused(names: tuple[str, ...], workload: Workload) -> Workload:

@@ -139,17 +139,17 @@ def _stepping_in_backward(workload: Workload) -> Workload:
                 steppers[parameter] = _one(of_kind, parameter, options)
 
     # The collector does not look through these hooks: one that held its optimizer would keep the model for ever.
-    kept = _Steppers(steppers)
-    found = weakref.ref(kept)
+    holder = _Steppers(steppers)
+    reference = weakref.ref(holder)
 
     def step(parameter: torch.Tensor) -> None:
-        if (there := found()) is not None:
+        if (there := reference()) is not None:
             there.of[parameter].step()
             parameter.grad = None
 
     for parameter in steppers:
         parameter.register_post_accumulate_grad_hook(step)  # type: ignore[no-untyped-call]
-    return _StepInBackward(with_inmost(workload, optimizer=None), kept)
+    return _StepInBackward(with_inmost(workload, optimizer=None), holder)
 
 
 class _Steppers:

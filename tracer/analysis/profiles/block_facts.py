@@ -233,14 +233,14 @@ class _Finder:
             Category.OPTIMIZER_STATE: recording.optimizer_state_keys,
             Category.GRADIENT: recording.gradient_keys,
         }
-        found: PerBlock[Bool] = np.zeros(len(key), bool)
+        is_listed: PerBlock[Bool] = np.zeros(len(key), bool)
         for which, keys in listed.items():
-            found |= (category == which) & np.isin(key, keys)
+            is_listed |= (category == which) & np.isin(key, keys)
         # A gradient from before may be freed without a record, and its number be another block's, of any size.
         of_parameters = self.lifetimes.size_bytes[np.isin(key, recording.parameter_keys)]
         if recording.devices[self.lifetimes.device] == "cpu" and len(of_parameters):
-            found &= (category != Category.GRADIENT) | np.isin(self.lifetimes.size_bytes, of_parameters)
-        return found
+            is_listed &= (category != Category.GRADIENT) | np.isin(self.lifetimes.size_bytes, of_parameters)
+        return is_listed
 
     def _was_accumulated(self) -> PerBlock[Bool]:
         """[B] whether AccumulateGrad was given it: that a module listed a gradient at its address says nothing.

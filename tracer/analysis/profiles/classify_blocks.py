@@ -230,11 +230,11 @@ def _modules(
 ) -> PerBlock[Int]:
     """[B] who made it; of DDP's buckets, whose gradients are in it."""
     allocation, key, column = lifetimes.allocation, lifetimes.key, attribution.allocation_module
-    found = np.where(allocation >= 0, column[allocation] if len(column) else NONE, NONE)
+    module = np.where(allocation >= 0, column[allocation] if len(column) else NONE, NONE)
     rows = np.flatnonzero(np.isin(evidence, (Evidence.GIVEN_TO_REDUCER, Evidence.GIVEN_TO_COLLECTIVE)))
     if len(rows):
-        found[rows] = common_modules(recording, attribution.op_module, attribution.modules)[key[rows]]
-    return found
+        module[rows] = common_modules(recording, attribution.op_module, attribution.modules)[key[rows]]
+    return module
 
 
 def _steps(attribution: Attribution, lifetimes: BlockLifetimes) -> PerBlock[Int]:

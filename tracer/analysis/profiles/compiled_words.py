@@ -80,9 +80,9 @@ def _cuda_graphs(code: CompiledCode) -> list[str]:
     ]
     if not left_out:
         return reserved if size_bytes else []
-    told = [reason.rstrip(".") for reason in left_out if reason] or ["this device has none"]
-    more = [f"{_count(len(told) - _NUM_SHOWN, 'more reason')}"] if len(told) > _NUM_SHOWN else []
-    why = "; ".join([*told[:_NUM_SHOWN], *more])
+    reasons = [reason.rstrip(".") for reason in left_out if reason] or ["this device has none"]
+    more = [f"{_count(len(reasons) - _NUM_SHOWN, 'more reason')}"] if len(reasons) > _NUM_SHOWN else []
+    why = "; ".join([*reasons[:_NUM_SHOWN], *more])
     missing = (
         f"CUDA graphs were asked for, as mode=reduce-overhead does, and not made: {why}. "
         "What is not in one allocates in every step, as it does without that mode."

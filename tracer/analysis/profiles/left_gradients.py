@@ -73,9 +73,9 @@ def of_gradients_sizes(
     """
     taken = _taken(recording, passes)
     of_pass = enclosing(*passes, made_ns)
-    found = np.zeros(len(made_ns), np.bool_)
+    is_left = np.zeros(len(made_ns), np.bool_)
     if not taken:
-        return found
+        return is_left
     stayed = np.flatnonzero((of_pass >= 0) & (freed_ns > passes[1][np.maximum(of_pass, 0)]))
     step = 1 if recording.devices[lifetimes.device] == "cpu" else _BLOCK_BYTES
     sizes = lifetimes.size_bytes[stayed].tolist()
@@ -90,8 +90,8 @@ def of_gradients_sizes(
             if any(-(-elements * width // step) * step == size for width in _ELEMENT_BYTES)
         )
         fits[key] = count <= num_taken
-    found[stayed] = [fits[key] for key in keys]
-    return found
+    is_left[stayed] = [fits[key] for key in keys]
+    return is_left
 
 
 def _spans(recording: Recording, prefix: str) -> TimeSpans:
@@ -112,8 +112,8 @@ def _taken(recording: Recording, passes: TimeSpans) -> dict[int, dict[int, int]]
     adds[ops.parent[is_add[ops.name]]] = True
     rows = np.flatnonzero(is_node[ops.name] & ~adds[:-1])
     number = enclosing(*passes, ops.start_ns[rows])
-    found: dict[int, dict[int, int]] = defaultdict(Counter)
+    sizes_by_pass: dict[int, dict[int, int]] = defaultdict(Counter)
     for of_pass, shapes in zip(number.tolist(), ops.input_shapes[rows].tolist(), strict=True):
         for shape in recording.shapes[shapes][:1]:
-            found[of_pass][prod(shape)] += 1
-    return found
+            sizes_by_pass[of_pass][prod(shape)] += 1
+    return sizes_by_pass

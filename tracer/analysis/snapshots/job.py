@@ -150,8 +150,8 @@ def rank_peak(snapshot: Snapshot, file: str, *, device: int | None = None) -> Ra
 def explain_job(peaks: Sequence[RankPeak]) -> JobFinding:
     """Put ranks beside each other, whatever order they come in."""
     times = Counter(rank.rank for rank in peaks if rank.rank is not None)
-    told = (replace(rank, is_repeated=rank.rank is not None and times[rank.rank] > 1) for rank in peaks)
-    ordered = sorted(told, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.file))
+    marked = (replace(rank, is_repeated=rank.rank is not None and times[rank.rank] > 1) for rank in peaks)
+    ordered = sorted(marked, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.file))
     readable = _told_apart([rank for rank in ordered if not rank.problem])
     groups = _groups(readable)
     worst = max(readable, key=lambda rank: (bool(rank.out_of_memory), rank.peak_bytes), default=None)

@@ -26,10 +26,10 @@ def collectives_of(work: DeviceWork) -> Collectives:
     """The kernels of collectives on one device."""
     rows = np.flatnonzero(work.is_communication)
     keys = list(zip(work.name[rows].tolist(), work.group[rows].tolist(), strict=True))
-    found: dict[tuple[str, str], list[int]] = defaultdict(list)
+    durations_ns: dict[tuple[str, str], list[int]] = defaultdict(list)
     for (name, group), duration_ns in zip(keys, work.duration_ns[rows].tolist(), strict=True):
-        found[work.names[name], work.names[group] if group >= 0 else ""].append(duration_ns)
-    return {key: np.array(durations, np.int64) for key, durations in found.items()}
+        durations_ns[work.names[name], work.names[group] if group >= 0 else ""].append(duration_ns)
+    return {key: np.array(durations, np.int64) for key, durations in durations_ns.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

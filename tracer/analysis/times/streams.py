@@ -43,13 +43,13 @@ def stream_times(work: DeviceWork) -> tuple[StreamTimes, ...]:
     sorts = (is_compute, work.is_communication, work.is_copy)
     times = [np.bincount(index, weights=work.duration_ns * rows, minlength=len(streams)) for rows in sorts]
     counts = [np.bincount(index[rows], minlength=len(streams)) for rows in sorts]
-    found = []
+    of_streams = []
     for row, stream in enumerate(streams.tolist()):
         compute_ns, communication_ns, copies_ns = (int(column[row]) for column in times)
         of_sort = [int(column[row]) for column in counts]
         name = _name(stream == work.default_stream, of_sort)
-        found.append(StreamTimes(stream, name, compute_ns, communication_ns, copies_ns, sum(of_sort)))
-    return tuple(found)
+        of_streams.append(StreamTimes(stream, name, compute_ns, communication_ns, copies_ns, sum(of_sort)))
+    return tuple(of_streams)
 
 
 def _name(is_default: bool, counts: list[int]) -> str:

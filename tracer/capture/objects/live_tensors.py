@@ -41,20 +41,20 @@ class LiveTensors:
 
 def live_tensors() -> LiveTensors:
     """Find every tensor and storage that Python can reach now, and what graphs of theirs keep for backward."""
-    found: list[Any] = objects_of((Tensor, torch.UntypedStorage, nn.Module, torch.optim.Optimizer))
-    tensors = [thing for thing in found if isinstance(thing, Tensor)]
-    storages = [thing for thing in found if isinstance(thing, torch.UntypedStorage)]
-    optimizers = [thing for thing in found if isinstance(thing, torch.optim.Optimizer)]
+    objects: list[Any] = objects_of((Tensor, torch.UntypedStorage, nn.Module, torch.optim.Optimizer))
+    tensors = [object_ for object_ in objects if isinstance(object_, Tensor)]
+    storages = [object_ for object_ in objects if isinstance(object_, torch.UntypedStorage)]
+    optimizers = [object_ for object_ in objects if isinstance(object_, torch.optim.Optimizer)]
     with torch_tensors.as_plain_tensors():
-        named = list(_of_modules([thing for thing in found if isinstance(thing, nn.Module)]))
+        named = list(_of_modules([object_ for object_ in objects if isinstance(object_, nn.Module)]))
         names = {id(tensor): name for _, name, tensor in named}
         trained = list(_trained(tensors, optimizers))
         state = [tensor for optimizer in optimizers for tensor in optimizer_tensors(optimizer, names)]
         saved, is_complete = _saved_for_backward(tensors)
     unnamed: list[Tensor | torch.UntypedStorage] = [*tensors, *storages]
     rest = [(Role.HELD, "", tensor) for tensor in unnamed]
-    kept = [(Role.SAVED, "", tensor) for tensor in saved]
-    return LiveTensors((*named, *trained, *state, *kept, *rest), is_complete)
+    of_graphs = [(Role.SAVED, "", tensor) for tensor in saved]
+    return LiveTensors((*named, *trained, *state, *of_graphs, *rest), is_complete)
 
 
 def objects_of(classes: tuple[type, ...]) -> list[Any]:

@@ -138,16 +138,16 @@ class StorageObserver:
         parts = _plain_parts(tensors)
         if parts is not None:
             return parts
-        found: list[_Part] = []
+        all_parts: list[_Part] = []
         for _, run in groupby(tensors, lambda entry: type(entry[2])):
             alike = list(run)
             parts = _plain_parts(alike)
-            found += (
+            all_parts += (
                 [(role, name, *part) for role, name, tensor in alike for part in self._storages(tensor)]
                 if parts is None
                 else parts
             )
-        return found
+        return all_parts
 
     def _watch(self, storage: torch.UntypedStorage, address: int, device: int) -> None:
         """Note when a storage is let go, which the CPU's allocator does not report of what it did not see being made.

@@ -71,8 +71,8 @@ class TrainingObjects:
     @property
     def models(self) -> dict[str, nn.Module]:
         """Models that still exist, by name; "" is the name of a single one."""
-        found = ((name, reference()) for name, reference in self._models.items())
-        return {name: model for name, model in found if model is not None}
+        references = ((name, reference()) for name, reference in self._models.items())
+        return {name: model for name, model in references if model is not None}
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -113,10 +113,10 @@ class TrainingObjects:
 
     def parameters_of_now(self) -> list[tuple[str, Tensor]]:
         """The same as `parameters`, with each parameter looked up again, without a Python call for each."""
-        found = self._check_names()
-        if found is None:
+        by_id = self._check_names()
+        if by_id is None:
             return list(self.parameters())
-        return [(name, found[number]) for number, name in self._names.items()]
+        return [(name, by_id[number]) for number, name in self._names.items()]
 
     def parameters_of(self, optimizer: torch.optim.Optimizer) -> list[tuple[str, Tensor]]:
         """An optimizer's parameters with their names; one of no model is named after optimizer and position.
@@ -159,13 +159,13 @@ class TrainingObjects:
     def _check_names(self) -> dict[int, nn.Parameter] | None:
         """Have the names be those of the models' parameters of now; returned by `id()`, if that can be had at once."""
         self._are_checked = True
-        found = torch_modules.parameters_by_id(self.models.values())
-        if found is None or self._ids != list(found):
+        by_id = torch_modules.parameters_by_id(self.models.values())
+        if by_id is None or self._ids != list(by_id):
             self._names = {id(parameter): name for name, parameter in self.parameters()}
             self._strangers.clear()
-            is_whole = found is not None and found.keys() == self._names.keys()
-            self._ids = list(found) if found is not None and is_whole else None
-        return found if self._ids is not None else None
+            is_whole = by_id is not None and by_id.keys() == self._names.keys()
+            self._ids = list(by_id) if by_id is not None and is_whole else None
+        return by_id if self._ids is not None else None
 
     def forget_names(self) -> None:
         """Look at names anew: a loop may have replaced its parameters, and another may have got the same `id()`."""

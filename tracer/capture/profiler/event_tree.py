@@ -144,8 +144,8 @@ class _Reader(EventTables):
         # torch hangs what a GPU's thread of the engine does below the first call that asked for backward, that of later
         # steps too, and so before the forward of those steps (`build_tree` in collection.cpp).
         while self.detached:
-            found, self.detached = self.detached, []
-            for event in sorted(found, key=lambda event: int(event.start_time_ns)):
+            detached, self.detached = self.detached, []
+            for event in sorted(detached, key=lambda event: int(event.start_time_ns)):
                 self._read_thread(event)
 
     def operator_names(self) -> set[str]:

@@ -20,8 +20,8 @@ from tracer.capture.sources.remembered import remembered
 
 def _folder_of_torch() -> Path:
     """Folder of the installed torch, which is not imported."""
-    found = find_spec("torch")
-    return Path(found.origin).resolve().parent if found is not None and found.origin else Path("torch").resolve()
+    spec = find_spec("torch")
+    return Path(spec.origin).resolve().parent if spec is not None and spec.origin else Path("torch").resolve()
 
 
 _TORCH = _folder_of_torch()

@@ -48,7 +48,7 @@ def compiled_wrappers(model: torch.nn.Module) -> list[torch.nn.Module]:
     wrapper = getattr(dynamo, "OptimizedModule", None)
     if wrapper is None:
         return []
-    return [thing for thing in gc.get_objects() if type(thing) is wrapper and thing._orig_mod is model]
+    return [object_ for object_ in gc.get_objects() if type(object_) is wrapper and object_._orig_mod is model]
 
 
 def is_graph_of_compiler(module: torch.nn.Module) -> bool:

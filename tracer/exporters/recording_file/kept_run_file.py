@@ -218,11 +218,11 @@ def _waste_from(document: Document) -> tuple[KeptWaste, ...]:
     """Recordings from before there was such a thing have none."""
     if "waste" not in document.unchecked():
         return ()
-    kept = tuple(entry.record(KeptWaste) for entry in document.documents("waste", at_most=MAX_CYCLES))
-    for waste in kept:
+    wastes = tuple(entry.record(KeptWaste) for entry in document.documents("waste", at_most=MAX_CYCLES))
+    for waste in wastes:
         if waste.kind not in WasteKind.__members__:
             raise RecordingError(f"{waste.kind[:80]!r} is not what memory can be wasted on.", hint=DAMAGED)
-    return kept
+    return wastes
 
 
 def _cycle_from(columns: Columns, number: int, document: Document) -> KeptCycle:
@@ -271,25 +271,25 @@ def _snapshot_from(columns: Columns, device: str) -> dict[str, Any] | None:
 
 
 def _timings_from(columns: Columns, document: Document) -> PhaseTimings | None:
-    found = document.document_or_none("timings")
-    if found is None:
+    timings = document.document_or_none("timings")
+    if timings is None:
         return None
     durations_ms = {name: tuple(columns.floats(f"timings.{name}").tolist()) for name in PHASES}
     if not np.isfinite([value for values in durations_ms.values() for value in values]).all():
         raise RecordingError("Times of phases are not all numbers.", hint=DAMAGED)
     if len({len(values) for values in durations_ms.values()}) > 1 or not durations_ms[PHASES[0]]:
         raise RecordingError("Phases were not timed equally often.", hint=DAMAGED)
-    return PhaseTimings(found.text("device"), found.text("clock"), durations_ms)
+    return PhaseTimings(timings.text("device"), timings.text("clock"), durations_ms)
 
 
 def _trace_from(columns: Columns, document: Document, num_cycles: int) -> KeptTrace | None:
-    found = document.document_or_none("trace")
-    if found is None:
+    trace = document.document_or_none("trace")
+    if trace is None:
         return None
-    cycle, packed = found.number("cycle"), columns.blob("trace.packed")
+    cycle, packed = trace.number("cycle"), columns.blob("trace.packed")
     if cycle >= num_cycles:
         raise RecordingError("The trace is of a cycle that is not there.", hint=DAMAGED)
-    return KeptTrace(cycle, ProfilerTrace(found.number("process_id"), partial(_unpacked, packed)))
+    return KeptTrace(cycle, ProfilerTrace(trace.number("process_id"), partial(_unpacked, packed)))
 
 
 def _unpacked(packed: bytes) -> Iterator[bytes]:

@@ -107,14 +107,14 @@ def _print_modules(peak: PeakReport, console: Console, top: int) -> None:
 
 def _print_phases(cycle: CycleFindings, console: Console) -> None:
     rows = [phase for phase in cycle.step_phases if phase.step == (cycle.peak.step or phase.step)]
-    made = Table(box=None, padding=(0, 1), pad_edge=False)
+    phases = Table(box=None, padding=(0, 1), pad_edge=False)
     for label in ("step", "phase", "most bytes", ""):
-        made.add_column(label, justify="right" if label == "most bytes" else "left")
+        phases.add_column(label, justify="right" if label == "most bytes" else "left")
     for phase in rows:
         most = format_bytes(phase.peak_bytes)
         mark = "<- peak" if phase.phase == cycle.peak.phase else ""
-        made.add_row(step_words(phase.step).removeprefix("step "), phase.phase, most, mark)
-    print_table("The step, phase by phase", made, console)
+        phases.add_row(step_words(phase.step).removeprefix("step "), phase.phase, most, mark)
+    print_table("The step, phase by phase", phases, console)
 
 
 def _lost_track(cycle: CycleFindings) -> Iterable[str]:
@@ -246,35 +246,35 @@ def _print_bytes(
     *,
     meaning: Callable[[str], str] | None = None,
 ) -> None:
-    made = Table(box=None, padding=(0, 1), pad_edge=False, show_footer=True)
-    made.add_column(label, footer="sum", overflow="fold")
-    made.add_column("bytes", footer=f"{total_bytes:,}", justify="right", no_wrap=True)
-    made.add_column("", footer=format_bytes(total_bytes), justify="right", no_wrap=True)
-    made.add_column("share", footer="100.0 %", justify="right", no_wrap=True)
+    sizes = Table(box=None, padding=(0, 1), pad_edge=False, show_footer=True)
+    sizes.add_column(label, footer="sum", overflow="fold")
+    sizes.add_column("bytes", footer=f"{total_bytes:,}", justify="right", no_wrap=True)
+    sizes.add_column("", footer=format_bytes(total_bytes), justify="right", no_wrap=True)
+    sizes.add_column("share", footer="100.0 %", justify="right", no_wrap=True)
     if meaning is not None:
-        made.add_column("")
+        sizes.add_column("")
     for name, size_bytes, _ in lines:
         if not size_bytes:
-            made.add_row(Text(name))
+            sizes.add_row(Text(name))
             continue
         share = f"{100 * size_bytes / total_bytes:.1f} %"
         words = () if meaning is None else (Text(meaning(name)),)
-        made.add_row(Text(name), f"{size_bytes:,}", format_bytes(size_bytes), share, *words)
-    print_table(title, made, console)
+        sizes.add_row(Text(name), f"{size_bytes:,}", format_bytes(size_bytes), share, *words)
+    print_table(title, sizes, console)
 
 
 def print_timings(timings: PhaseTimings, console: Console) -> None:
     """Print mean and spread of each phase."""
     num_steps = len(timings.durations_ms[PHASES[0]])
-    made = Table(box=None, padding=(0, 1), pad_edge=False)
-    made.add_column("phase")
-    made.add_column("ms", justify="right")
-    made.add_column("±", justify="right")
+    times = Table(box=None, padding=(0, 1), pad_edge=False)
+    times.add_column("phase")
+    times.add_column("ms", justify="right")
+    times.add_column("±", justify="right")
     words = {"model_fwd": "forward and loss", "loss_bk": "backward", "opt_step": "optimizer step", "total_time": "all"}
     for phase in ("model_fwd", "loss_bk", "opt_step", "total_time"):
-        made.add_row(words[phase], f"{timings.mean_ms(phase):.1f}", f"{timings.std_ms(phase):.1f}")
+        times.add_row(words[phase], f"{timings.mean_ms(phase):.1f}", f"{timings.std_ms(phase):.1f}")
     title = f"Time of a step on {timings.device}: mean and standard deviation (±) of {num_steps}, no profiler"
-    print_table(title, made, console)
+    print_table(title, times, console)
 
 
 def parameters_sentence(unused: tuple[str, ...]) -> str:

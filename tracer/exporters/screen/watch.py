@@ -175,8 +175,10 @@ def ledger_lines(ledger: DeviceLedger, device: str) -> Iterator[str]:
         rows.append(("this process: context and libraries", ledger.context_bytes))
     if ledger.other_bytes is not None:
         rows.append((some(ledger.num_others, "other process").replace("processs", "processes"), ledger.other_bytes))
-    told = ledger.other_bytes is not None
-    rest = "the driver" if told else "context, libraries and other processes (nvidia-ml-py would tell them apart)"
+    knows_others = ledger.other_bytes is not None
+    rest = (
+        "the driver" if knows_others else "context, libraries and other processes (nvidia-ml-py would tell them apart)"
+    )
     rows.append((rest, ledger.rest_bytes))
     for name, size in rows:
         yield f"  {format_bytes(size):>12}  {name}"
