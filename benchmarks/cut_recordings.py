@@ -185,6 +185,9 @@ def _true_kind(entry: Row, served: int, end: int, seen: set[str], recorded: Row)
     if seen:
         # A variable may hold what was saved for longer than autograd.
         extra = {Kind.HELD} if "activation" in seen else set[Kind]()
+        # A batch that no backward meets is temporary as well: inference frees it in the iteration that made it.
+        if "input" in seen and not any(served <= begin < end for begin, _ in recorded["backwards"]):
+            extra.add(Kind.TEMPORARY)
         return frozenset({Kind[kind.upper().replace(" ", "_")] for kind in seen} | extra)
     if any(begin <= served < past for begin, past in recorded["backwards"]):
         return frozenset({Kind.TEMPORARY, Kind.AUTOGRAD_DETAIL})

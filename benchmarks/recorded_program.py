@@ -116,6 +116,9 @@ def observe(notes: Notes, program: Program) -> None:
     optimizer_hooks.register_optimizer_step_pre_hook(before)
     optimizer_hooks.register_optimizer_step_post_hook(after)
     for model in (program.model, *program.others.values()):
+        if model is not None:
+            # Where no backward follows, nothing else sees a batch before it is freed.
+            model.register_forward_pre_hook(lambda *_: see_program(notes, program))
         for parameter in model.parameters() if model is not None else ():
             if parameter.requires_grad and parameter.is_leaf:
                 parameter.register_post_accumulate_grad_hook(lambda one: notes.see("gradient", one.grad))

@@ -232,15 +232,10 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
     (
         Evidence.AUTOCAST_COPY,
         Kind.ACTIVATION,
-        [{**OUTSIDE, "in_autocast": True}, {**MODULE, "in_autocast": True, "meets_backward": True}],
-    ),
-    (
-        Evidence.MODULE_CALL_STACK,
-        Kind.ACTIVATION,
         [
-            {**MODULE, "meets_backward": True},
-            {**MODULE, **UNCLEAR, "meets_backward": True},
-            {**MODULE, **FED, "meets_backward": True},
+            {**OUTSIDE, "in_autocast": True},
+            {**MODULE, "in_autocast": True, "meets_backward": True},
+            {**FED, "in_autocast": True},
         ],
     ),
     (Evidence.FED_TO_FORWARD, Kind.INPUT, [FED, {**FED, **UNCLEAR, "meets_backward": True}, {**FED, **HELD}]),
@@ -248,6 +243,15 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
         Evidence.HELD_OVER_STEP,
         Kind.HELD,
         [{**LOSS, **HELD}, {**MODULE, **HELD, "is_long_lived": True}, {**MODULE, **HELD_OF_FEW}],
+    ),
+    (
+        Evidence.MODULE_CALL_STACK,
+        Kind.ACTIVATION,
+        [
+            {**MODULE, "meets_backward": True},
+            {**MODULE, **UNCLEAR, "meets_backward": True},
+            {**MODULE, "meets_backward": True, "meets_step": True},
+        ],
     ),
     (Evidence.ALIVE_AT_END, Kind.ACTIVATION, [KEPT, {**KEPT, "is_long_lived": True}]),
     (Evidence.IN_FLIGHT, Kind.TEMPORARY, [{**BACKWARD, "is_in_flight": True}]),
@@ -264,7 +268,7 @@ EXAMPLES: tuple[tuple[Evidence, Kind, list[Block]], ...] = (
             BACKWARD,
             {**BEFORE, **GONE, "freed_in_step": True, "has_cpp": False},
             {**SILENT, "meets_step": True},
-            {**MODULE, "meets_backward": True, "meets_step": True},
+            {**MODULE, "meets_backward": True, "meets_step": True, "is_long_lived": True},
             {**MODULE, "meets_backward": True, "is_last_layers": True},
             {**STEP, **GONE, **BEFORE, "has_stack": False, "in_step": False, "freed_by_autograd": True},
         ],

@@ -9,7 +9,8 @@ import pytest
 
 from tests.trace import chrome
 from tracer.analysis.profiles.attribution import attribute
-from tracer.analysis.times.findings import TraceTimes, cause, find_times
+from tracer.analysis.times.cause import cause
+from tracer.analysis.times.findings import TraceTimes, find_times
 from tracer.trace.load import load_trace
 
 
@@ -24,12 +25,13 @@ def times_of(path: Path, events: list[chrome.Event]) -> TraceTimes | None:
         (
             [chrome.launch("cudaLaunchKernel", 80, 10, correlation=1),
              chrome.kernel("relu", 91, 9, launched_by=11, correlation=1)],
-            "90 % of the time the GPU waits for the host to launch work; most of that, 100 %, is for aten::relu of "
-            "Net_0 (net.py:5).",
+            "90 % of the time the GPU waits for the host to launch work. 100 % of the waiting is in forward of Net_0; "
+            "the largest part, 100 %, is for aten::relu (net.py:5).",
         ),
         (
             [chrome.kernel("relu", 10, 80, launched_by=11)],
-            "80 % of the time the GPU computes; most of that, 100 %, is for aten::relu of Net_0 (net.py:5).",
+            "80 % of the time the GPU computes. 100 % of the GPU's work is in forward of Net_0; the largest part, "
+            "100 %, is aten::relu (net.py:5).",
         ),
         (
             [chrome.kernel("ncclDevKernel_AllReduce", 10, 70), chrome.kernel("relu", 10, 20, launched_by=11)],
@@ -55,7 +57,7 @@ def test_loading_data_is_said_beside_the_wait_for_the_host(tmp_path: Path, write
     times = times_of(tmp_path, [loads, *launched])
     assert times is not None
     assert (times.total.loading_ns, times.total.loading_wait_ns) == (13_000, 13_000)
-    assert cause(times).endswith("; for 14 % of that the host is loading data.")
+    assert ", and in 14 % of that the host is loading data." in cause(times)
 
 
 def test_of_several_devices_it_is_the_one_that_worked_most(tmp_path: Path) -> None:

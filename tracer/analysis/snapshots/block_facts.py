@@ -57,7 +57,8 @@ class BlockFacts:
         is_last_layers: The last layer with a weight before a backward made it: a program may hold it as its output.
         is_held_of_few: In use at the end, past a backward and a step; and of what forward had made for that backward
             at least eight times as many blocks were let go of by autograd.
-        is_fed: It was in use when a forward began, and made after the backward, step or zero_grad before that one.
+        is_fed: It was in use when a forward began, and made after the backward, step or zero_grad before that one; if
+            it is the first forward, by the function that calls the model: data sets are there before that too.
         has_cpp: The recording has C++ frames, so that the absence of one means something.
         has_only_forward: Modules were called in the recording, and neither backward nor an optimizer's step ran.
         may_meet_backward: Backward may have run while it was in use: an entry of it, or one without a stack.
@@ -259,7 +260,7 @@ def facts_of(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Site
             phases.backwards, begin, has(born, Fact.LAYER) & ~has(born, Fact.ENGINE, Fact.WORKSPACE) & ~is_brief
         ),
         is_held_of_few=no,
-        is_fed=end > phases.next_forward[np.maximum(begin, 0)],
+        is_fed=_is_fed(state, lives, phases, sites),
         has_cpp=no | phases.has_cpp,
         has_only_forward=no | phases.has_only_forward,
         may_meet_backward=_changes(phases.num_maybe_backward, begin, end),
@@ -290,6 +291,15 @@ def _facts_of_frees(state: DeviceState, lives: Lives, facts: Ints) -> Ints:
     entry = lives.free_entry
     stack = np.where(entry >= 0, state.trace.stack[np.maximum(entry, 0)], NO_STACK)
     return np.where(stack == lives.stack, 0, facts[stack])
+
+
+def _is_fed(state: DeviceState, lives: Lives, phases: DevicePhases, sites: Sites) -> Bools:
+    forward = phases.next_forward[np.maximum(lives.begin, 0)]
+    is_fed: Bools = lives.end > forward
+    first = int(phases.next_forward[0])
+    for row in np.flatnonzero(is_fed & (forward == first) & (lives.begin > BEFORE)).tolist():
+        is_fed[row] = sites.is_in_models_caller(int(lives.stack[row]), int(state.trace.stack[first]))
+    return is_fed
 
 
 def _last_before(stretches: Stretches, begin: Ints, chosen: Bools) -> Bools:

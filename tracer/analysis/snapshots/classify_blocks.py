@@ -69,11 +69,6 @@ LIKELY: Final[tuple[Rule, ...]] = (
     Rule(Evidence.GRADIENTS_SIZES, Kind.PARAMETER, ("is_as_many_as_gradients",)),
     Rule(Evidence.AUTOCAST_COPY, Kind.ACTIVATION, ("outside", "in_autocast")),
     Rule(
-        Evidence.MODULE_CALL_STACK,
-        Kind.ACTIVATION,
-        ("outside", "in_module", "meets_backward", "not meets_step", "not is_last_layers"),
-    ),
-    Rule(
         Evidence.FED_TO_FORWARD,
         Kind.INPUT,
         (
@@ -100,6 +95,11 @@ LIKELY: Final[tuple[Rule, ...]] = (
             "not in_module_setup",
             "not in_constructor",
         ),
+    ),
+    Rule(
+        Evidence.MODULE_CALL_STACK,
+        Kind.ACTIVATION,
+        ("outside", "in_module", "meets_backward", "not is_long_lived", "not is_last_layers"),
     ),
     Rule(Evidence.ALIVE_AT_END, Kind.ACTIVATION, ("is_kept_by_forward", "not stack_made_temporaries")),
     Rule(Evidence.IN_FLIGHT, Kind.TEMPORARY, ("is_in_flight",)),

@@ -20,7 +20,12 @@ from tracer.analysis.snapshots.frames import (
     is_users,
     torch_file,
 )
-from tracer.analysis.snapshots.stack_facts import constructors_of_stacks, facts_of_stacks, layers_of_stacks
+from tracer.analysis.snapshots.stack_facts import (
+    constructors_of_stacks,
+    facts_of_stacks,
+    is_module_call,
+    layers_of_stacks,
+)
 from tracer.arrays import Bools, Ints
 from tracer.snapshot.columns import Frame, Stacks
 
@@ -130,6 +135,15 @@ class Sites:
         if site is None or site.file is None:
             return self.site(stack)
         return Site(f"backward of {site.frame}", site.file, site.line)
+
+    def is_in_models_caller(self, stack: int, forward: int) -> bool:
+        """Whether the function that calls the outermost module in a forward's stack is also in another stack."""
+        python = [frame for frame in self._stacks[forward] if is_python(frame)]
+        calls = [place for place, frame in enumerate(python) if is_module_call(frame)]
+        if not calls or calls[-1] + 1 == len(python):
+            return False
+        caller = python[calls[-1] + 1]
+        return any((frame.name, frame.file) == (caller.name, caller.file) for frame in self._stacks[stack])
 
     def readable(self, stack: int) -> tuple[str, ...]:
         """A stack for people, innermost first, without the plumbing."""

@@ -147,6 +147,11 @@ def _python_facts_of(frame: Frame) -> Fact:
     return _python_facts(frame) if is_python(frame) else Fact.NONE
 
 
+def is_module_call(frame: Frame) -> bool:
+    """Whether a frame of Python's is torch's own around the forward of a module."""
+    return frame.name in _MODULE_CALLS and torch_file(frame) == "nn/modules/module.py"
+
+
 def _is_called_by_engine(frame: Frame) -> bool:
     return is_python(frame) and torch_file(frame) in _CALLED_BY_ENGINE
 
@@ -188,7 +193,7 @@ def _python_facts(frame: Frame) -> Fact:
         facts |= Fact.LAYER
     if path == "nn/functional.py":
         facts |= Fact.FUNCTIONAL
-    if path == "nn/modules/module.py" and frame.name in _MODULE_CALLS:
+    if is_module_call(frame):
         facts |= Fact.MODULE_FORWARD
     return facts
 

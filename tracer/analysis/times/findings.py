@@ -1,8 +1,7 @@
-"""All that a trace says of time: steps, who launched what, and the cause in one sentence."""
+"""All that a trace says of time: steps, and who launched what."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -19,8 +18,6 @@ from tracer.analysis.times.work_rows import KernelRow, WorkRow, work_rows
 from tracer.capture.recording import Recording
 from tracer.capture.torch_names import LOADER_PREFIX, STEP_PREFIX
 from tracer.trace.device_work import DeviceWork
-
-_WORTH_SAYING_PCT = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,40 +102,3 @@ def _window(recording: Recording, work: DeviceWork) -> tuple[int, int]:
     starts = [column.min() for column in (recording.ops.start_ns, work.start_ns) if len(column)]
     ends = [column.max() for column in (recording.ops.end_ns, work.end_ns) if len(column)]
     return int(min(starts)), int(max(ends))
-
-
-def cause(times: TraceTimes, *, file_name: Callable[[str], str] = str) -> str:
-    """What most of the time goes to, in one sentence.
-
-    Args:
-        times: Times of a trace.
-        file_name: Shortens the names of files.
-    """
-    total = times.total
-    parts = {
-        "the GPU waits for the host to launch work": total.host_wait_ns,
-        "communication runs alone, with nothing computed beside it": total.communication_ns,
-        "copies and fills run alone": total.copies_ns,
-        "the GPU waits though work is launched: for a stream, another rank or the launch": total.launched_wait_ns,
-        "the GPU computes": total.compute_ns,
-    }
-    name, part_ns = max(parts.items(), key=lambda item: item[1])
-    is_wait = part_ns == total.host_wait_ns
-    where = _where(times.rows, (lambda row: row.host_wait_ns) if is_wait else (lambda row: row.total_ns), file_name)
-    share = 100 * part_ns / total.wall_ns if total.wall_ns else 0.0
-    loading = 100 * total.loading_wait_ns / part_ns if is_wait and part_ns else 0.0
-    loads = f"; for {loading:.0f} % of that the host is loading data" if loading >= _WORTH_SAYING_PCT else ""
-    return f"{share:.0f} % of the time {name}{where}{loads}."
-
-
-def _where(rows: Iterable[WorkRow], of: Callable[[WorkRow], int], file_name: Callable[[str], str]) -> str:
-    """The place that has most of something."""
-    rows = tuple(rows)
-    total = sum(map(of, rows))
-    if not total:
-        return ""
-    largest = max(rows, key=of)
-    launcher = largest.launcher
-    place = f" ({file_name(launcher.file)}:{launcher.line})" if launcher.file else ""
-    module = f" of {launcher.module}" if launcher.module else ""
-    return f"; most of that, {100 * of(largest) / total:.0f} %, is for {launcher.op or 'no operator'}{module}{place}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tracer.analysis.times.findings import TraceTimes, cause
+from tracer.analysis.times.cause import cause
+from tracer.analysis.times.findings import TraceTimes
 from tracer.analysis.times.step_times import StepTimes
 from tracer.analysis.times.work_rows import Launcher
 from tracer.capture.torch_names import step_words

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tracer.analysis.times.findings import TraceTimes, cause
+from tracer.analysis.times.cause import cause
+from tracer.analysis.times.findings import TraceTimes
 from tracer.analysis.times.step_times import StepTimes
 from tracer.analysis.times.work_rows import KernelRow, Launcher, WorkRow
 from tracer.capture.torch_names import step_words
