@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.null_gpu.started import ROOT, needs_null_gpu
-from tracer.null_gpu.cards import Card, card_of
+from tracer.null_gpu.cards import Card, devices_of
 from tracer.null_gpu.cudnn import CudnnAnswers, answers_command
 from tracer.null_gpu.process import environment
 
@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 def card(name: str) -> Card:
-    found = card_of(name)
+    found = devices_of(name).card
     assert found is not None
     return found
 

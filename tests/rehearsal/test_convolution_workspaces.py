@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tracer.null_gpu import cudnn as asked_cudnn
-from tracer.null_gpu.cards import card_of
+from tracer.null_gpu.cards import devices_of
 from tracer.null_gpu.cudnn import CudnnAnswers, library_folders
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
 from tracer.rehearsal.spread import reserved_spread
@@ -117,7 +117,7 @@ def test_what_a_workspace_may_be_is_in_the_range_and_not_in_the_answer() -> None
 
 def test_without_cudnn_there_is_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asked_cudnn, "library_folders", list)
-    with CudnnAnswers(card_of("RTX-3060")) as cudnn:
+    with CudnnAnswers(devices_of("RTX-3060").card) as cudnn:
         assert cudnn.version == 0
         assert cudnn.workspace_bytes({"operation": "forward"}) == 0
 
@@ -125,7 +125,7 @@ def test_without_cudnn_there_is_no_version(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_child_that_ends_is_no_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     (tmp_path / "libcudnn.so.9").write_bytes(b"no library")
     monkeypatch.setattr(asked_cudnn, "library_folders", lambda: [tmp_path])
-    with CudnnAnswers(card_of("RTX-3060")) as cudnn:
+    with CudnnAnswers(devices_of("RTX-3060").card) as cudnn:
         assert cudnn.version == 0
 
 
@@ -142,7 +142,7 @@ def test_cudnn_answers_for_cards_that_are_not_here() -> None:
 
     answers = {}
     for name in ("RTX-3060", "H100"):
-        with CudnnAnswers(card_of(name)) as cudnn:
+        with CudnnAnswers(devices_of(name).card) as cudnn:
             assert cudnn.version >= 90800
             answers[name] = [cudnn.workspace_bytes(problem(channels)) for channels in (3, 64, 128)]
             assert cudnn.workspace_bytes(problem(64)) == answers[name][1]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tracer.null_gpu.cards import card_of
+from tracer.null_gpu.cards import devices_of
 from tracer.rehearsal import recorder
 from tracer.rehearsal.cuda_rules import RULE_NAMES
 from tracer.rehearsal.rehearse import Rehearsal, rehearse
@@ -142,7 +142,7 @@ def recurring(layer: nn.LSTM, dtype: torch.dtype | None = None) -> list[int]:
         if layer.training:
             y.backward()
 
-    return rehearsed(step, layer, card=card_of("H100"), num_steps=2).requests.size_bytes.tolist()
+    return rehearsed(step, layer, card=devices_of("H100").card, num_steps=2).requests.size_bytes.tolist()
 
 
 @pytest.mark.parametrize(("dropout", "is_made"), [(0.0, 0), (0.5, 1)])

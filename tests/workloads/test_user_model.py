@@ -558,7 +558,7 @@ def test_a_mistake_is_one_sentence_with_the_users_own_line(
         Path(files[name]).write_text(text)
     place, *rest = (argument.format(**files) for argument in arguments)
     result = command("--model", place, *rest, save_dir=tmp_path / "out")
-    wrong_usage = ("torch.optim has", "number of micro", "--n-modes has", "LBFGS wants", "my_nets does not name")
+    wrong_usage = ("torch.optim has", "number of micro", "--n-modes works", "LBFGS wants", "my_nets does not name")
     assert result.exit_code == (2 if sentence.startswith(wrong_usage) else 1), result.output
     errors = [line for line in result.output.splitlines() if line.startswith("Error: ")]
     hints = [line for line in result.output.splitlines() if line.startswith("Hint: ")]
