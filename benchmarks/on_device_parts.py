@@ -234,9 +234,10 @@ def out_of_memory(options: Options) -> Facts:
                 session.step()
     except torch.OutOfMemoryError:
         allocated = devices.allocated_bytes(options.device)
-    failed = session.failed_allocation
-    if failed is None:
+    explained = session.failed_allocation
+    if explained is None:
         return {"explained": False, "notes": list(session.notes)}
+    failed = explained.event
     kinds = {group.kind: 0 for group in failed.groups}
     for group in failed.groups:
         kinds[group.kind] += group.bytes

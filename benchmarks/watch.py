@@ -174,7 +174,7 @@ def main() -> None:
 
     def called(watch: TrainingWatch, batch: Tensor) -> None:
         """What the hooks do in a step: before and after the model's call, and before the optimizer's step."""
-        watch._before_call(model, (batch,))
+        watch.observe_call(model, (batch,))
         watch._after_call(model, (batch,), batch)
         watch._before_optimizer_step(optimizer, (), {})
 

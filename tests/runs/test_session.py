@@ -689,8 +689,9 @@ def test_a_first_step_without_memory_is_explained_from_the_history(
     monkeypatch.setattr(KnownStorages, "words_at", lambda known, device: words_at(known, device and "cpu"))
     with pytest.raises(torch.OutOfMemoryError), session:
         raise torch.OutOfMemoryError
-    found = session.failed_allocation
-    assert found is not None
+    failed = session.failed_allocation
+    assert failed is not None
+    found = failed.event
     assert (found.asked_bytes, found.device_free_bytes, found.site.line) == (50_000, 100, 13)
     assert [(group.kind, group.bytes, group.site.line) for group in found.groups] == [
         ("not known", 9000, 12),
